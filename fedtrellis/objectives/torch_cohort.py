@@ -12,10 +12,16 @@ from torch import Tensor, nn
 
 from fedtrellis.objectives.checks import Array, IntArray
 from fedtrellis.objectives.points import FLOATS
-from fedtrellis.objectives.torch_data import CollatedExamples, TensorExamples
-from fedtrellis.objectives.torch_module import FlatModule, to_numpy
+from fedtrellis.objectives.torch_data import (
+    CollatedExamples,
+    Inputs,
+    TensorExamples,
+)
+from fedtrellis.objectives.torch_module import FlatModule, descend, to_numpy
 
-__all__ = ["TorchCohort", "is_softmax_regression", "minus_labels", "softmax_slopes"]
+__all__ = ["TorchCohort", "closed_form", "softmax_slopes"]
+
+Rows = Sequence[IntArray | None]
 
 
 class TorchCohort:
@@ -33,9 +39,8 @@ class TorchCohort:
         self._count = len(self._objectives)
         self._weights = self._column([f.weight for f in objectives], 1.0)
         self._l2 = self._column([f.weight * f.l2 for f in objectives], 0.0)
-        # then the labels stand where the targets do
         self._closed = all(f.closed is not None for f in objectives)
-        self._at_points = None if self._closed else torch.func.vmap(first.at)
+        self._at_points = torch.func.vmap(first.mean_loss)
         self._whole = list(self._groups([None] * self._count))
         self.entries = sum(
             part.numel()
@@ -43,9 +48,14 @@ class TorchCohort:
             for part in (targets, *inputs.values())
         )
 
-    def _groups(
-        self, rows: Sequence[IntArray | None]
-    ) -> Iterator[tuple[list[int], dict[str, Tensor], Tensor]]:
+    def _column(self, numbers: list[float], neutral: float) -> Tensor | None:
+        """Return every client's number, shape (n, 1); None where all are neutral."""
+        if all(number == neutral for number in numbers):
+            return None
+        column = torch.tensor(numbers, dtype=torch.float64, device=self._first.device)
+        return column[:, None]
+
+    def _groups(self, rows: Rows) -> Iterator[tuple[list[int], Inputs, Tensor]]:
         """Yield clients with equally many examples, and their examples stacked."""
         sizes: dict[int, list[int]] = defaultdict(list)
         for i, chosen in enumerate(rows):
@@ -67,55 +77,43 @@ class TorchCohort:
                 }
                 yield part, inputs, torch.stack([targets for _, targets in batches])
 
-    def _slopes(self, points: Tensor, rows: Sequence[IntArray | None] | None) -> Tensor:
-        """Return the mean losses' gradients at points (n, p), in the model's dtype."""
-        flat, slopes = self._first.flat, torch.empty_like(points)
+    def _slopes(self, points: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Return the mean losses' gradients at points (n, p), of their dtype."""
+        flat = self._first.flat
+        gradients: Sequence[Tensor]
+        if self._closed:
+            gradients = softmax_slopes(flat.views(points), inputs[""], targets)
+        else:
+            layers = {
+                name: layer.detach().requires_grad_()
+                for name, layer in flat.named(points).items()
+            }
+            with torch.enable_grad():
+                # each client's loss knows its own parameters alone, so the gradient of
+                # the sum is the stack of the gradients
+                total = self._at_points(layers, inputs, targets).sum()
+            gradients = torch.autograd.grad(
+                total, list(layers.values()), allow_unused=True, materialize_grads=True
+            )
+        return torch.cat([g.reshape(len(points), -1) for g in gradients], dim=1)
+
+    def _gradients(self, points: Tensor, rows: Rows | None) -> Tensor:
+        """Return the gradients at points (n, p), in the points' dtype."""
+        computed = points.to(self._first.flat.dtype)
+        g = torch.empty_like(computed)
         groups = self._whole if rows is None else self._groups(rows)
         for clients, inputs, targets in groups:
-            everybody = len(clients) == self._count
-            part = points if everybody else points[clients]
-            gradients: Sequence[Tensor]
-            if self._at_points is None:
-                gradients = softmax_slopes(flat.views(part), inputs[""], targets)
+            if len(clients) == self._count:
+                g = self._slopes(computed, inputs, targets)
             else:
-                layers = {
-                    name: layer.detach().requires_grad_()
-                    for name, layer in flat.named(part).items()
-                }
-                with torch.enable_grad():
-                    # each client's loss knows its own parameters alone, so the
-                    # gradient of the sum is the stack of the gradients
-                    total = self._at_points(layers, inputs, targets).sum()
-                gradients = torch.autograd.grad(
-                    total,
-                    list(layers.values()),
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-            joined = torch.cat([g.reshape(len(clients), -1) for g in gradients], dim=1)
-            if everybody:
-                return joined
-            slopes[clients] = joined
-        return slopes
-
-    def _gradients(
-        self, points: Tensor, rows: Sequence[IntArray | None] | None
-    ) -> Tensor:
-        """Return the gradients at points (n, p), in the points' dtype."""
-        g = self._slopes(points.to(self._first.flat.dtype), rows).to(points.dtype)
+                g[clients] = self._slopes(computed[clients], inputs, targets)
         # weight ((1/d) Σ ∇loss + l2 x)
+        g = g.to(points.dtype)
         if self._weights is not None:
             g = g * self._weights.to(g.dtype)
         if self._l2 is not None:
             g = g + points * self._l2.to(g.dtype)
         return g
-
-    def _column(self, numbers: list[float], neutral: float) -> Tensor | None:
-        """Return every client's number, shape (n, 1); None where all are neutral."""
-        if all(number == neutral for number in numbers):
-            return None
-        column = torch.tensor(numbers, dtype=torch.float64, device=self._first.device)
-        return column[:, None]
 
     def _tensor(self, points: Array) -> tuple[Tensor, np.dtype[Any]]:
         given = np.asarray(points)
@@ -128,9 +126,7 @@ class TorchCohort:
             )
         return torch.from_numpy(flat).to(self._first.device), dtype
 
-    def gradients(
-        self, points: Array, rows: Sequence[IntArray | None] | None = None
-    ) -> Array:
+    def gradients(self, points: Array, rows: Rows | None = None) -> Array:
         """Return ∇f_i(x_i) of each, in the dtype of the points; see ``Stacked``."""
         tensor, dtype = self._tensor(points)
         return to_numpy(self._gradients(tensor, rows), dtype).reshape(np.shape(points))
@@ -139,7 +135,7 @@ class TorchCohort:
         self,
         points: Array,
         sizes: Sequence[float],
-        rows: Sequence[Sequence[IntArray | None]] | None = None,
+        rows: Sequence[Rows | None] | None = None,
         *,
         pull: float = 0.0,
     ) -> Array:
@@ -148,13 +144,11 @@ class TorchCohort:
         ``rows`` has for every step every client's mini-batch.
         """
         point, dtype = self._tensor(points)
-        start = point.clone() if pull else point
-        for k, size in enumerate(sizes):
-            g = self._gradients(point, None if rows is None else rows[k])
-            if pull:
-                g = g + (point - start).mul_(pull)
-            # x_i ← x_i − γ_k (∇f_i(x_i) + pull (x_i − x)), for all i at once
-            point.sub_(g * size)
+
+        def gradient(k: int) -> list[Tensor]:
+            return [self._gradients(point, None if rows is None else rows[k])]
+
+        descend([point], sizes, gradient, pull)
         return to_numpy(point, dtype).reshape(np.shape(points))
 
 
@@ -162,40 +156,35 @@ class TorchCohort:
 # graph of a small one takes about five times as long to make as the gradient to compute
 
 
-def is_softmax_regression(
+def closed_form(
     flat: FlatModule, loss: Any, examples: TensorExamples | CollatedExamples
-) -> bool:
-    """Whether the mean loss is ln Σ_c exp(z_c) − z_y, with z = W a + b, and no more.
+) -> TensorExamples | None:
+    """The inputs and −e_y, for :func:`softmax_slopes`; None where it is not the loss.
 
-    That is ``nn.Linear`` itself, all of whose parameters are learnt, under
+    It is for ``nn.Linear`` itself, all of whose parameters are learnt, under
     ``nn.CrossEntropyLoss`` or ``cross_entropy`` as they are by default, for one label
     an example; nothing may be hooked to either. Everything else is autograd's.
     """
-    module = flat.module
-    if type(module) is not nn.Linear or not _is_plain(module):
-        return False
-    if len(flat.parameters) != 1 + (module.bias is not None):
-        return False
-    if loss is not nn.functional.cross_entropy:
-        if type(loss) is not nn.CrossEntropyLoss or not _is_plain(loss):
-            return False
-        usual = loss.reduction == "mean" and loss.label_smoothing == 0.0
-        if not usual or loss.weight is not None or loss.ignore_index >= 0:
-            return False
-    floats = (torch.float32, torch.float64)
-    if not isinstance(examples, TensorExamples) or flat.dtype not in floats:
-        return False
-    inputs, targets = examples.inputs.get(""), examples.targets
-    return (
-        inputs is not None
-        and inputs.ndim == 2
-        and inputs.shape[1] == module.in_features
-        and inputs.dtype == flat.dtype
-        and targets.ndim == 1
-        and targets.dtype == torch.int64
-        and int(targets.min()) >= 0
-        and int(targets.max()) < module.out_features
-    )
+    module, usual = flat.module, nn.functional.cross_entropy
+    plain = type(module) is nn.Linear and _is_plain(module)
+    if not plain or len(flat.parameters) != len(list(module.parameters())):
+        return None
+    if type(loss) is nn.CrossEntropyLoss and _is_plain(loss) and loss.weight is None:
+        default = loss.reduction == "mean" and loss.label_smoothing == 0.0
+        loss = usual if default and loss.ignore_index < 0 else loss
+    if loss is not usual or not isinstance(examples, TensorExamples):
+        return None
+    inputs, targets, W = examples.inputs.get(""), examples.targets, flat.layers[0]
+    if (
+        W.dtype not in (torch.float32, torch.float64)
+        or inputs is None
+        or (inputs.dtype, inputs.shape[1:]) != (W.dtype, W.shape[1:])
+        or (targets.dtype, targets.ndim) != (torch.int64, 1)
+        or not 0 <= int(targets.min()) <= int(targets.max()) < len(W)
+    ):
+        return None
+    labels = W.new_zeros((len(targets), len(W)))
+    return TensorExamples({"": inputs}, labels.scatter_(1, targets.unsqueeze(1), -1.0))
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -204,20 +193,14 @@ def _is_plain(module: nn.Module) -> bool:
     return not any(hooks) and "forward" not in vars(module)
 
 
-def minus_labels(targets: Tensor, like: Tensor) -> Tensor:
-    """−e_y of each example, of shape (d, c), where ``like`` is one model's layer W."""
-    labels = like.new_zeros((len(targets), like.shape[0]))
-    return labels.scatter_(1, targets.unsqueeze(1), -1.0)
-
-
 def softmax_slopes(
     layers: Sequence[Tensor], inputs: Tensor, labels: Tensor
 ) -> list[Tensor]:
     r"""The gradient of the mean cross-entropy by W, and by b if there is one.
 
     New tensors, from W of shape (\*n, c, q) and b of shape (\*n, c), which require no
-    gradient, the a_k of shape (\*n, d, q) and their :func:`minus_labels`, of shape
-    (\*n, d, c); n is nothing, or the number of models.
+    gradient, the a_k of shape (\*n, d, q) and their −e_y, of shape (\*n, d, c); n is
+    nothing, or the number of models.
     """
     weight, *bias = layers
     turned = weight.transpose(-1, -2)

@@ -23,6 +23,7 @@ __all__ = ["Collate", "CollatedExamples", "Inputs", "TensorExamples", "read_exam
 
 #: What the model is called with: keyword arguments, or one tensor, named "".
 Inputs = dict[str, Tensor]
+Batch = tuple[Inputs, Tensor]
 Collate = Callable[[list[Any]], Any]
 
 # Examples of a data set that are collated at once while it is read.
@@ -33,8 +34,7 @@ class TensorExamples:
     """Examples that lie on the device as tensors, on the leading axis; finite."""
 
     def __init__(self, inputs: Inputs, targets: Tensor) -> None:
-        self.inputs, self.targets = inputs, targets
-        self.count = len(targets)
+        self.inputs, self.targets, self.count = inputs, targets, len(targets)
         for name, tensor in _labelled(inputs, targets):
             if len(tensor) != self.count or self.count == 0:
                 raise ValueError(
@@ -46,7 +46,7 @@ class TensorExamples:
                     f"{name} has NaN or infinite entries; all must be finite"
                 )
 
-    def batch(self, rows: IntArray | slice) -> tuple[Inputs, Tensor]:
+    def batch(self, rows: IntArray | slice) -> Batch:
         """Return the inputs and targets of some examples."""
         index: Any = rows
         if not isinstance(rows, slice):
@@ -64,22 +64,17 @@ class CollatedExamples:
     """
 
     def __init__(
-        self,
-        examples: list[Any],
-        collate: Collate,
-        arrange: Callable[[Any], tuple[Inputs, Tensor]],
+        self, examples: list[Any], collate: Collate, arrange: Callable[[Any], Batch]
     ) -> None:
         self._examples, self._collate, self._arrange = examples, collate, arrange
         self.count = len(examples)
         if not self.count:
             raise ValueError("data has 0 examples; it must have at least one")
 
-    def batch(self, rows: IntArray | slice) -> tuple[Inputs, Tensor]:
+    def batch(self, rows: IntArray | slice) -> Batch:
         """Collate some examples."""
-        if isinstance(rows, slice):
-            examples = self._examples[rows]
-        else:
-            examples = [self._examples[row] for row in rows]
+        chosen = range(self.count)[rows] if isinstance(rows, slice) else rows
+        examples = [self._examples[row] for row in chosen]
         inputs, targets = self._arrange(self._collate(examples))
         for name, tensor in _labelled(inputs, targets):
             if len(tensor) != len(examples):
@@ -99,7 +94,7 @@ def read_examples(
 ) -> TensorExamples | CollatedExamples:
     """Read, once, the ``data`` that a ``TorchObjective`` is given."""
 
-    def arrange(batch: Any) -> tuple[Inputs, Tensor]:
+    def arrange(batch: Any) -> Batch:
         inputs, targets = _split(batch, target)
         targets = _on_device("targets", targets, dtype, device)
         if not (targets.is_floating_point() or targets.dtype == torch.bool):
@@ -110,18 +105,21 @@ def read_examples(
             for name, part in named.items()
         }, targets
 
-    if isinstance(data, DataLoader):
-        if collate is not None:
-            raise ValueError("collate_fn is given beside a DataLoader, which has one")
-        if _in_any_order(data):
-            data, collate = data.dataset, data.collate_fn
-    elif isinstance(data, tuple | list | Mapping):
-        if collate is not None:
-            raise ValueError("collate_fn is given beside tensors; it is for a Dataset")
+    loader, tensors = (
+        isinstance(data, DataLoader),
+        isinstance(data, tuple | list | Mapping),
+    )
+    if collate is not None and (loader or tensors):
+        why = (
+            "a DataLoader, which has one" if loader else "tensors; it is for a Dataset"
+        )
+        raise ValueError(f"collate_fn is given beside {why}")
+    if loader and _in_any_order(data):
+        data, collate, loader = data.dataset, data.collate_fn, False
+    if tensors:
         return TensorExamples(*arrange(data))
     if isinstance(data, TensorDataset) and collate in (None, default_collate):
         return TensorExamples(*arrange(data.tensors))
-    loader = isinstance(data, DataLoader)
     if not loader and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ValueError(
             f"data is a {type(data).__name__}; it must be (inputs, targets), a mapping "
@@ -144,19 +142,15 @@ def read_examples(
 
 def _in_any_order(loader: DataLoader[Any]) -> bool:
     """Whether a loader goes through all of its data set, in order or shuffled."""
-    sampler = loader.sampler
-    return (
-        not isinstance(loader.dataset, IterableDataset)
-        and type(loader.batch_sampler) is BatchSampler
-        and (
-            type(sampler) is SequentialSampler
-            or (
-                type(sampler) is RandomSampler
-                and not sampler.replacement
-                and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-            )
-        )
+    sampler: Any = loader.sampler
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        return False
+    shuffled = type(sampler) is RandomSampler and (
+        not sampler.replacement and sampler.num_samples == len(dataset)
     )
+    plain = type(loader.batch_sampler) is BatchSampler
+    return plain and (shuffled or type(sampler) is SequentialSampler)
 
 
 def _split(batch: Any, target: str) -> tuple[Any, Any]:
@@ -189,42 +183,39 @@ def _labelled(inputs: Inputs, targets: Tensor) -> list[tuple[str, Tensor]]:
     return [*named, ("targets", targets)]
 
 
-def _joined(batches: Iterable[tuple[Inputs, Tensor]]) -> TensorExamples:
+def _joined(batches: Iterable[Batch]) -> TensorExamples:
     """Make one set of tensors of the batches of a pass."""
     parts = list(batches)
     if not parts:
         raise ValueError("data has 0 examples; it must have at least one")
+
+    def joined(name: str, tensors: list[Tensor]) -> Tensor:
+        shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the batches' {name} have examples of the shapes {sorted(shapes)}; "
+                "give the Dataset with its collate_fn, which then makes every batch"
+            )
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
     inputs = {
-        name: _concatenated(_label(name), [part[name] for part, _ in parts])
+        name: joined(_label(name), [part[name] for part, _ in parts])
         for name in parts[0][0]
     }
-    return TensorExamples(inputs, _concatenated("targets", [t for _, t in parts]))
-
-
-def _concatenated(name: str, parts: list[Tensor]) -> Tensor:
-    shapes = {tuple(part.shape[1:]) for part in parts}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"the batches' {name} have examples of the shapes {sorted(shapes)}; give "
-            "the Dataset with its collate_fn, which then makes every batch"
-        )
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return TensorExamples(inputs, joined("targets", [targets for _, targets in parts]))
 
 
 def _on_device(
     name: str, data: Any, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Return data as a tensor on the device, floating point in the given precision."""
-    if isinstance(data, Tensor):
-        tensor = data.detach()
-    else:
-        try:
-            # A copy of what NumPy holds: PyTorch must not share read-only memory.
-            tensor = torch.tensor(data)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{name} is a {type(data).__name__}; it must be a tensor or an array"
-            ) from error
+    try:
+        # A copy of what NumPy holds: PyTorch must not share read-only memory.
+        tensor = data.detach() if isinstance(data, Tensor) else torch.tensor(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} is a {type(data).__name__}; it must be a tensor or an array"
+        ) from error
     if tensor.ndim == 0:
         raise ValueError(f"{name} is a scalar; it must have examples on its first axis")
     return tensor.to(device, dtype if tensor.is_floating_point() else None)

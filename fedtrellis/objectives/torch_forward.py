@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import Any, NoReturn
@@ -45,74 +44,61 @@ class _BareModule:
                     f"model's layer {name or type(part).__name__!r} does not ask for "
                     "its weights by name, as TorchForward needs it; use TorchObjective"
                 )
-        self.dtype, self._device = dtype or next(iter(learnt.values())).dtype, device
+        kind = self.dtype = dtype or next(iter(learnt.values())).dtype
+        self._device = device
         self.shapes = [tuple(part.shape) for part in learnt.values()]
-        self._starts = [0, *accumulate(prod(shape) for shape in self.shapes)]
+        self._starts = [0, *accumulate(map(prod, self.shapes))]
         # a copy of everything but the weights; not on PyTorch's meta device, as a
         # matrix product with what is there may be anything
-        nothing = torch.tensor(torch.nan, dtype=self.dtype, device=device)
+        nothing = torch.tensor(torch.nan, dtype=kind, device=device)
         bare = {id(p): nn.Parameter(nothing.expand(p.shape)) for p in learnt.values()}
-        numbers = {id(p): number for number, p in enumerate(bare.values())}
+        self._numbers = {id(p): number for number, p in enumerate(bare.values())}
+
+        def move(tensor: Tensor) -> Tensor:
+            if id(tensor) in self._numbers:
+                return tensor
+            return tensor.to(device, kind if tensor.is_floating_point() else None)
+
         self.module = copy.deepcopy(model, dict(bare)).eval()
-        self.module._apply(  # type: ignore[no-untyped-call]
-            lambda t: (
-                t
-                if id(t) in numbers
-                else t.to(device, self.dtype if t.is_floating_point() else None)
-            )
-        )
+        self.module._apply(move)  # type: ignore[no-untyped-call]
         prepare(self.module)
         for part in self.module.modules():
-            own = part._parameters
-            made: dict[str, Callable[[], Tensor]] = {
-                name: partial(self._layer, numbers[id(p)])
-                for name, p in own.items()
-                if id(p) in numbers
-            }
-            if made:
-                vars(part)["_parameters"] = _MadeWeights(own, made)
+            vars(part)["_parameters"] = _MadeWeights(part._parameters, self._made)
         self.set(())
 
     def set(self, layers: Sequence[Array], shift: Shift | None = None) -> None:
         """Let the module have these weights, shifted."""
         self._layers, self._shift = layers, shift
 
-    def _shifted(self, number: int) -> Array:
+    def layer(self, number: int) -> Array:
+        """Return a layer's weights, shifted."""
         array = self._layers[number]
         if self._shift is not None:
             array = np.array(array, order="C")
             self._shift(self._starts[number], array.reshape(-1))
         return array
 
-    def _layer(self, number: int) -> Tensor:
-        """Make the weights of a layer."""
+    def _made(self, parameter: Any) -> Any:
+        """Return a parameter, or the weights that it stands for."""
+        number = self._numbers.get(id(parameter))
+        if number is None:
+            return parameter
         with warnings.catch_warnings():
             # nobody writes there
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            tensor = torch.from_numpy(np.ascontiguousarray(self._shifted(number)))
+            tensor = torch.from_numpy(np.ascontiguousarray(self.layer(number)))
         return tensor.to(self._device, self.dtype)
-
-    def squares(self) -> float:
-        """Return ‖x + v‖², in float64."""
-        total = 0.0
-        for number in range(len(self.shapes)):
-            layer = self._shifted(number).reshape(-1)
-            total += float(np.einsum("i,i->", layer, layer, dtype=np.float64))
-        return total
 
 
 class _MadeWeights(dict[str, Any]):
-    """A module's parameters, of which some are made whenever it asks for them."""
+    """A module's parameters, which are made whenever it asks for one."""
 
-    def __init__(
-        self, kept: dict[str, Any], made: dict[str, Callable[[], Tensor]]
-    ) -> None:
+    def __init__(self, kept: dict[str, Any], make: Callable[[Any], Any]) -> None:
         super().__init__(kept)
-        self._made = made
+        self._make = make
 
     def __getitem__(self, name: str) -> Any:
-        make = self._made.get(name)
-        return super().__getitem__(name) if make is None else make()
+        return self._make(super().__getitem__(name))
 
 
 class TorchForward(ModuleLoss):
@@ -156,31 +142,6 @@ class TorchForward(ModuleLoss):
 
     _holder = _BareModule
 
-    def value(self, x: Point) -> float:
-        """Return f(x), for x a list of the layers' arrays or one flat array."""
-        return float(self.values_shifted(x, [None])[0])
-
-    def values(
-        self,
-        points: Point,
-        rng: np.random.Generator | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> Array:
-        """Return f at m points, one after the other; see ``Objective.values``.
-
-        Points have shape (m, p), or are a list of ndarrays of (m, *layer shape).
-        """
-        rows = common_batch(rng, self.num_examples, batch_size)
-        (count,) = self._forms.count(points)
-        stacked = self._forms.layers(points, (count,))
-        return np.array(
-            [
-                self._value([layer[i] for layer in stacked], None, rows)
-                for i in range(count)
-            ]
-        )
-
     def values_shifted(
         self,
         x: Point,
@@ -210,7 +171,7 @@ class TorchForward(ModuleLoss):
         """
         rows = common_batch(rng, self.num_examples, batch_size)
         layers = self._forms.layers(x)
-        return np.array([self._value(layers, shift, rows) for shift in shifts])
+        return np.array([self._value(layers, rows, shift) for shift in shifts])
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``."""
@@ -225,12 +186,14 @@ class TorchForward(ModuleLoss):
         )
 
     def _value(
-        self, layers: Sequence[Array], shift: Shift | None, rows: IntArray | None
+        self,
+        layers: Sequence[Array],
+        rows: IntArray | None,
+        shift: Shift | None = None,
     ) -> float:
-        self.flat.set(layers, shift)
         # weight ((1/d) Σ loss + (l2/2)‖x + v‖²)
+        self.flat.set(layers, shift)
         value = self._mean_value(rows)
-        if self.l2:
-            value += 0.5 * self.l2 * self.flat.squares()
+        value += self._penalty(map(self.flat.layer, range(len(layers))))
         self.flat.set(())  # no model is kept
         return self.weight * value

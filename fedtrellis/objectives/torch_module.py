@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -16,8 +16,6 @@ from torch.nn.parameter import is_lazy
 
 from fedtrellis.objectives.checks import Array
 
-__all__ = ["FlatModule", "choose_device", "choose_dtype", "to_arrays", "to_numpy"]
-
 _DTYPES = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
 }
@@ -26,35 +24,25 @@ _DTYPES = {
 def choose_device(device: str | torch.device | None) -> torch.device:
     """Return the device that a setting names; "auto" is a CUDA GPU where there is one.
 
-    Raises
-    ------
-    ValueError
-        PyTorch does not know it, or there is none on this machine.
+    A ValueError: PyTorch does not know it, or there is none on this machine.
     """
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ValueError(
-            f"device is {device!r}; it must be auto, cpu, cuda, cuda:1 or another that "
-            "PyTorch knows"
-        ) from None
-    try:
-        torch.empty(0, device=chosen)
+        torch.empty(0, device=device)
+        return torch.device(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device is {str(device)!r}: {reason}") from None
-    return chosen
+        raise ValueError(
+            f"device is {str(device)!r}; it must be auto, cpu, cuda, cuda:1 or another "
+            f"that PyTorch knows: {reason}"
+        ) from None
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """Return the floating-point dtype that a setting names; None for the model's own.
 
-    Raises
-    ------
-    ValueError
-        It is none of float64, float32, float16 and bfloat16.
+    A ValueError: it is none of float64, float32, float16 and bfloat16.
     """
     if dtype is None or dtype == "auto":
         return None
@@ -72,11 +60,7 @@ def check_learnable(
         raise ValueError(
             "model has a lazy layer without shapes; call it once on an example"
         )
-    learnt = {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+    learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not learnt:
         raise ValueError("model has no parameter that requires a gradient")
     dtypes = {dtype or part.dtype for part in learnt.values()}
@@ -121,10 +105,9 @@ class FlatModule:
         # NumPy's way in: the vector's own memory where NumPy can share it
         self._staging, kind = self.point, self.point.device.type
         if kind != "cpu" or self.dtype == torch.bfloat16:
+            wide = torch.float64 if self.dtype == torch.float64 else torch.float32
             self._staging = torch.empty(
-                self.point.shape,
-                dtype=torch.float64 if self.dtype == torch.float64 else torch.float32,
-                pin_memory=kind == "cuda",
+                self.point.shape, dtype=wide, pin_memory=kind == "cuda"
             )
         self._host_layers = [layer.numpy() for layer in self.views(self._staging)]
 
@@ -134,18 +117,14 @@ class FlatModule:
         return {"module": self.module, "initial": self.initial}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.module, self.initial = state["module"], state["initial"]
+        vars(self).update(state)
         self._bind()
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Split a vector (p,), or stacked ones (n, p), into the layers, as views."""
+        parts = torch.split(vector, self._sizes, -1)
         lead = vector.shape[:-1]
-        return [
-            part.view((*lead, *shape))
-            for part, shape in zip(
-                torch.split(vector, self._sizes, -1), self.shapes, strict=True
-            )
-        ]
+        return [p.view((*lead, *s)) for p, s in zip(parts, self.shapes, strict=True)]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the layers of a vector, or of stacked ones, for ``torch.func``."""
@@ -169,9 +148,7 @@ class FlatModule:
             slope = parameter.grad
             if slope is None:  # the loss does not depend on it
                 slope = torch.zeros_like(parameter)
-            elif slope.is_sparse:
-                slope = slope.to_dense()
-            slopes.append(slope)
+            slopes.append(slope.to_dense() if slope.is_sparse else slope)
         return slopes
 
 
@@ -187,17 +164,20 @@ def prepare(module: nn.Module) -> None:
             continue
         mean, variance = layer.running_mean, layer.running_var
         if mean is None or variance is None:
-            raise ValueError(
-                f"model's layer {name or type(layer).__name__!r} normalises by the "
-                "statistics of a batch, so the loss is no mean over examples; use "
-                "GroupNorm, or running statistics (track_running_stats=True)"
+            why = (
+                "normalises by the statistics of a batch, so the loss is no mean over "
+                "examples; use GroupNorm, or running statistics "
+                "(track_running_stats=True)"
             )
-        if not bool(mean.any()) and bool((variance == 1).all()):
-            raise ValueError(
-                f"model's layer {name or type(layer).__name__!r} has the running "
-                "statistics that it was made with, by which it normalises nothing; use "
-                "GroupNorm, or a model that was trained in training mode before"
+        elif not bool(mean.any()) and bool((variance == 1).all()):
+            why = (
+                "has the running statistics that it was made with, by which it "
+                "normalises nothing; use GroupNorm, or a model that was trained in "
+                "training mode before"
             )
+        else:
+            continue
+        raise ValueError(f"model's layer {name or type(layer).__name__!r} {why}")
 
 
 def to_numpy(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
@@ -211,11 +191,27 @@ def to_numpy(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
 def to_arrays(tensors: list[Tensor], dtype: DTypeLike) -> list[Array]:
     """Return tensors that nobody else holds as arrays, which may share their memory."""
     if tensors[0].is_cpu and tensors[0].dtype != torch.bfloat16:
-        arrays: list[Array] = [tensor.numpy() for tensor in tensors]
-        if arrays[0].dtype != dtype:
-            arrays = [array.astype(dtype) for array in arrays]
-        return arrays
+        return [tensor.numpy().astype(dtype, copy=False) for tensor in tensors]
     # one way over from the device, not one for each of them
     vector = to_numpy(torch.cat([tensor.reshape(-1) for tensor in tensors]), dtype)
     parts = np.split(vector, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
     return [p.reshape(t.shape) for p, t in zip(parts, tensors, strict=True)]
+
+
+def descend(
+    parts: Sequence[Tensor],
+    sizes: Sequence[float],
+    gradient: Callable[[int], Sequence[Tensor]],
+    pull: float = 0.0,
+) -> None:
+    """Take steps in place, x_k ← x_{k−1} − γ_k (∇f(x_{k−1}) + pull · (x_{k−1} − x_0)).
+
+    ``gradient(k)`` makes ∇f at the parts as they are, new tensors of their dtype.
+    """
+    starts = [part.clone() for part in parts] if pull else parts
+    for k, size in enumerate(sizes):
+        for part, start, g in zip(parts, starts, gradient(k), strict=True):
+            if pull:
+                g.add_((part - start).mul_(pull))
+            # in two roundings, as NumPy does it
+            part.sub_(g.mul_(size))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from io import BytesIO
 from types import BuiltinFunctionType, FunctionType
@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from fedtrellis.objectives.base import Objective, common_batch, draw_batch
 from fedtrellis.objectives.checks import Array, IntArray, check_number
 from fedtrellis.objectives.points import Point, PointForms
-from fedtrellis.objectives.torch_cohort import (
-    TorchCohort,
-    is_softmax_regression,
-    minus_labels,
-    softmax_slopes,
-)
+from fedtrellis.objectives.torch_cohort import TorchCohort, closed_form, softmax_slopes
 from fedtrellis.objectives.torch_data import (
     Collate,
     Inputs,
@@ -32,6 +27,7 @@ from fedtrellis.objectives.torch_module import (
     FlatModule,
     choose_device,
     choose_dtype,
+    descend,
     to_arrays,
     to_numpy,
 )
@@ -93,27 +89,34 @@ class ModuleLoss(Objective):
         )
         self.num_examples = self.examples.count
         self.loss, self.vectorize = loss, vectorize
-        #: The most examples in one pass.
         self.batch_size_limit = int(batch_size_limit)
 
     def _passes(
-        self, rows: IntArray | None, size: int | None = None
+        self, rows: IntArray | None, size: int | None = None, examples: Any = None
     ) -> Iterator[tuple[Inputs, Tensor, float]]:
         """Yield inputs, targets and their share of the examples, pass by pass."""
         count = self.num_examples if rows is None else len(rows)
-        size = size or self.batch_size_limit
+        size, examples = size or self.batch_size_limit, examples or self.examples
         for start in range(0, count, size):
             stop = min(start + size, count)
             part = slice(start, stop) if rows is None else rows[start:stop]
             # the last pass is short: f = Σ (pass's examples / d) · pass's mean
-            yield *self.examples.batch(part), (stop - start) / count
+            yield *examples.batch(part), (stop - start) / count
 
-    def _outputs(self, inputs: Inputs) -> Any:
+    def _outputs(
+        self, inputs: Inputs, parameters: Mapping[str, Tensor] | None = None
+    ) -> Any:
         module = self.flat.module
-        return module(inputs[""]) if "" in inputs else module(**inputs)
+        named, args = (inputs, ()) if "" not in inputs else ({}, (inputs[""],))
+        if parameters is None:
+            return module(*args, **named)
+        return torch.func.functional_call(module, dict(parameters), args, named)
 
-    def _mean(self, outputs: Any, targets: Tensor) -> Tensor:
-        loss = self.loss(outputs, targets)
+    def mean_loss(
+        self, parameters: Mapping[str, Tensor] | None, inputs: Inputs, targets: Tensor
+    ) -> Tensor:
+        """Return the mean loss of a batch, where the module stands or elsewhere."""
+        loss = self.loss(self._outputs(inputs, parameters), targets)
         if loss.ndim != 0:
             raise ValueError(
                 f"loss returned shape {tuple(loss.shape)}; "
@@ -121,13 +124,48 @@ class ModuleLoss(Objective):
             )
         return loss
 
-    def _mean_value(self, rows: IntArray | None = None) -> float:
+    def _mean_value(self, rows: IntArray | None) -> float:
         """Return the mean loss on some examples (None: all), added up in float64."""
         total = 0.0
         with torch.no_grad():
             for inputs, targets, share in self._passes(rows):
-                total += float(share * self._mean(self._outputs(inputs), targets))
+                total += float(share * self.mean_loss(None, inputs, targets))
         return total
+
+    def _penalty(self, layers: Iterable[Array]) -> float:
+        # (l2/2)‖x‖², in float64
+        if not self.l2:
+            return 0.0
+        wide = (np.asarray(layer, dtype=np.float64) for layer in layers)
+        return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in wide)
+
+    def _value(self, layers: Sequence[Array], rows: IntArray | None) -> float:
+        self.flat.set(layers)
+        return self.weight * (self._mean_value(rows) + self._penalty(layers))
+
+    def value(self, x: Point) -> float:
+        """Return f(x), over passes of at most ``batch_size_limit`` examples."""
+        return self._value(self._forms.layers(x), None)
+
+    def values(
+        self,
+        points: Point,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at each of m points; see ``Objective.values``.
+
+        Points have shape (m, p), or are a list of ndarrays of (m, *layer shape).
+        """
+        rows = common_batch(rng, self.num_examples, batch_size)
+        (count,) = self._forms.count(points)
+        return self._values(self._forms.layers(points, (count,)), rows)
+
+    def _values(self, layers: list[Array], rows: IntArray | None) -> Array:
+        count = len(layers[0])
+        each = [self._value([part[i] for part in layers], rows) for i in range(count)]
+        return np.array(each, dtype=np.float64)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``.
@@ -231,12 +269,8 @@ class TorchObjective(ModuleLoss):
 
     @cached_property
     def closed(self) -> TensorExamples | None:
-        """The inputs and −e_y, where :func:`softmax_slopes` gives the gradient."""
-        if not is_softmax_regression(self.flat, self.loss, self.examples):
-            return None
-        assert isinstance(self.examples, TensorExamples)
-        labels = minus_labels(self.examples.targets, self.flat.layers[0])
-        return TensorExamples(self.examples.inputs, labels)
+        """The examples with which :func:`softmax_slopes` gives the gradient, if so."""
+        return closed_form(self.flat, self.loss, self.examples)
 
     # -- points
 
@@ -257,62 +291,36 @@ class TorchObjective(ModuleLoss):
         """Return a flat array of shape (p,) as a list of arrays, views of it."""
         return self._forms.layers(np.asarray(vector).reshape(-1))
 
-    def _tensor(self, x: Point, batch: tuple[int, ...] = ()) -> Tensor:
-        """Return a point, or a batch of them, as vectors on the device."""
-        vectors = self._forms.vector(x, batch)
-        return torch.tensor(vectors, dtype=self.flat.dtype, device=self.device)
-
     # -- evaluation
 
-    def _penalty(self, layers: list[Array]) -> float:
-        # (l2/2)‖x‖², in float64
-        if not self.l2:
-            return 0.0
-        wide = [np.asarray(layer, dtype=np.float64) for layer in layers]
-        return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in wide)
+    def _slopes(self, rows: IntArray | None) -> list[Tensor]:
+        """Return the mean loss's gradient where the module stands.
 
-    def _differentiated(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Return the mean loss of a batch, to be differentiated."""
-        if torch.is_grad_enabled():  # the context costs as much as a small layer
-            return self._mean(self._outputs(inputs), targets)
-        with torch.enable_grad():
-            return self._mean(self._outputs(inputs), targets)
-
-    def _slopes(
-        self, rows: IntArray | None, valued: bool = False
-    ) -> tuple[list[Tensor], float]:
-        """Return the mean loss's gradient where the module stands, and its value.
-
-        The gradient is new tensors of the parameters' shapes: from one pass in the
-        module's dtype, from several added up in float64. The value is 0 unless it is
-        asked for.
+        New tensors of the parameters' shapes: from one pass in the module's dtype, from
+        several added up in float64.
         """
-        count = self.num_examples if rows is None else len(rows)
-        if count <= self.batch_size_limit:
-            part = slice(0, count) if rows is None else rows
-            if self.closed is not None and not valued:
-                inputs, labels = self.closed.batch(part)
-                return softmax_slopes(self.flat.layers, inputs[""], labels), 0.0
-            loss = self._differentiated(*self.examples.batch(part))
-            return self.flat.slopes(loss), float(loss.detach()) if valued else 0.0
-        total = torch.zeros_like(self.flat.point, dtype=torch.float64)
-        sums, value = self.flat.views(total), 0.0
-        for inputs, targets, share in self._passes(rows):
-            loss = self._differentiated(inputs, targets)
-            for sum_, slope in zip(sums, self.flat.slopes(loss), strict=True):
+        sums: list[Tensor] = []
+        for inputs, targets, share in self._passes(rows, examples=self.closed):
+            if self.closed is not None:
+                slopes = softmax_slopes(self.flat.layers, inputs[""], targets)
+            elif torch.is_grad_enabled():  # the context costs as much as a small layer
+                slopes = self.flat.slopes(self.mean_loss(None, inputs, targets))
+            else:
+                with torch.enable_grad():
+                    slopes = self.flat.slopes(self.mean_loss(None, inputs, targets))
+            if share == 1.0:
+                return slopes
+            if not sums:
+                sums = [torch.zeros_like(s, dtype=torch.float64) for s in slopes]
+            for sum_, slope in zip(sums, slopes, strict=True):
                 sum_.add_(slope, alpha=share)
-            if valued:
-                value += float(share * loss.detach())
-        return sums, value
+        return sums
 
-    def _gradient(
-        self, x: Point, rows: IntArray | None, valued: bool = False
-    ) -> tuple[Any, float]:
-        """Return the gradient in the form of x, and the mean loss if it is wanted."""
+    def _gradient(self, x: Point, rows: IntArray | None) -> Any:
+        """Return the gradient in the form of x."""
         layers = self._forms.layers(x)
         self.flat.set(layers)
-        slopes, value = self._slopes(rows, valued)
-        result = to_arrays(slopes, layers[0].dtype)
+        result = to_arrays(self._slopes(rows), layers[0].dtype)
         # weight ((1/d) Σ ∇loss + l2 x); in place: what an operator makes of an array
         # of no axes is no array
         if self.weight != 1.0:
@@ -321,28 +329,17 @@ class TorchObjective(ModuleLoss):
         if self.l2:
             for part, layer in zip(result, layers, strict=True):
                 part += (self.weight * self.l2) * layer
-        return self._forms.like(x, result), value
-
-    def value(self, x: Point) -> float:
-        """Return f(x), over passes of at most ``batch_size_limit`` examples."""
-        layers = self._forms.layers(x)
-        self.flat.set(layers)
-        return self.weight * (self._mean_value() + self._penalty(layers))
+        return self._forms.like(x, result)
 
     def gradient(self, x: Point) -> Any:
         """Return ∇f(x), in the form of x."""
-        return self._gradient(x, None)[0]
-
-    def value_and_gradient(self, x: Point) -> tuple[float, Any]:
-        """Return f(x) and ∇f(x), at the price of ∇f(x)."""
-        gradient, value = self._gradient(x, None, valued=True)
-        return self.weight * (value + self._penalty(self._forms.layers(x))), gradient
+        return self._gradient(x, None)
 
     def stochastic_gradient(
         self, x: Point, rng: np.random.Generator, batch_size: int
     ) -> Any:
         """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
-        return self._gradient(x, draw_batch(rng, self.num_examples, batch_size))[0]
+        return self._gradient(x, draw_batch(rng, self.num_examples, batch_size))
 
     def local_steps(
         self,
@@ -388,40 +385,27 @@ class TorchObjective(ModuleLoss):
         # layer by layer on a CPU; on other devices every call has its price
         whole = self.device.type != "cpu"
         parts = [point] if whole else self.flat.views(point)
-        starts = [part.clone() for part in parts] if pull else parts
-        for size in sizes:
+
+        def gradient(k: int) -> list[Tensor]:
             rows = None
             if batch_size:
                 assert rng is not None
                 rows = draw_batch(rng, self.num_examples, batch_size)
             if point is not self.flat.point:
                 self.flat.point.copy_(point)
-            slopes = self._slopes(rows)[0]
+            slopes = self._slopes(rows)
             if whole:
                 slopes = [torch.cat([slope.reshape(-1) for slope in slopes])]
-            for part, start, slope in zip(parts, starts, slopes, strict=True):
-                g = slope.to(dtype)
+            slopes = [slope.to(dtype) for slope in slopes]
+            for part, g in zip(parts, slopes, strict=True):
                 if self.weight != 1.0:
                     g.mul_(self.weight)
                 if self.l2:
                     g.add_(part * (self.weight * self.l2))
-                if pull:
-                    g.add_((part - start).mul_(pull))
-                # x ← x − γ_k g, in two roundings, as NumPy does it
-                part.sub_(g.mul_(size))
+            return slopes
+
+        descend(parts, sizes, gradient, pull)
         return to_numpy(point, given).reshape(x.shape)
-
-    # -- elsewhere than where the module stands
-
-    def at(
-        self, parameters: Mapping[str, Tensor], inputs: Inputs, targets: Tensor
-    ) -> Tensor:
-        """Return the mean loss of a batch with other parameters, for ``torch.func``."""
-        named, args = (inputs, ()) if "" not in inputs else ({}, (inputs[""],))
-        outputs = torch.func.functional_call(
-            self.flat.module, dict(parameters), args, named
-        )
-        return self._mean(outputs, targets)
 
     def curvature(self, x: Point, direction: Point) -> float:
         """Return dᵀ∇²f(x)d, by differentiating γ ↦ f(x + γd) twice.
@@ -433,10 +417,16 @@ class TorchObjective(ModuleLoss):
         RuntimeError
             PyTorch cannot differentiate an operation of the model or the loss twice.
         """
-        point, along = self._tensor(x), self._tensor(direction)
+        point, along = (
+            torch.tensor(
+                self._forms.vector(v), dtype=self.flat.dtype, device=self.device
+            )
+            for v in (x, direction)
+        )
 
         def on_line(step: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
-            return self.at(self.flat.named(point + step * along), inputs, targets)
+            parameters = self.flat.named(point + step * along)
+            return self.mean_loss(parameters, inputs, targets)
 
         second = torch.func.grad(torch.func.grad(on_line))
         start = point.new_zeros(())
@@ -445,46 +435,15 @@ class TorchObjective(ModuleLoss):
             for inputs, targets, share in self._passes(None)
         )
         # weight ((1/d) Σ d²loss/dγ² + l2 ‖d‖²)
-        return self.weight * (
-            total + 2.0 * self._penalty(self._forms.layers(direction))
-        )
+        penalty = 2.0 * self._penalty(self._forms.layers(direction))
+        return self.weight * (total + penalty)
 
-    def values(
-        self,
-        points: Point,
-        rng: np.random.Generator | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> Array:
-        """Return f at each of m points, evaluated together; see ``Objective.values``.
-
-        Points have shape (m, p), or are a list of ndarrays of (m, *layer shape).
-        """
-        rows = common_batch(rng, self.num_examples, batch_size)
-        batch = self._forms.count(points)
-        vectors = self._tensor(points, batch)
-        total = torch.zeros(batch, dtype=torch.float64, device=self.device)
-        with torch.no_grad():
-            if self.vectorize:
-                self._add_values(vectors, rows, total)
-            else:
-                for vector, sum_ in zip(vectors, total, strict=True):
-                    for inputs, targets, share in self._passes(rows):
-                        sum_ += share * self.at(
-                            self.flat.named(vector), inputs, targets
-                        )
-        losses = to_numpy(total)
-        if self.l2:
-            for layer in self._forms.layers(points, batch):
-                axes = tuple(range(1, layer.ndim))
-                wide = np.asarray(layer, dtype=np.float64)
-                losses += 0.5 * self.l2 * np.square(wide).sum(axis=axes)
-        return self.weight * losses
-
-    def _add_values(
-        self, vectors: Tensor, rows: IntArray | None, total: Tensor
-    ) -> None:
-        """Add the mean loss at each of many points, several of them in one pass."""
+    def _values(self, layers: list[Array], rows: IntArray | None) -> Array:
+        if not self.vectorize:
+            return super()._values(layers, rows)
+        points = self._forms.vector(layers, (len(layers[0]),))
+        vectors = torch.tensor(points, dtype=self.flat.dtype, device=self.device)
+        total = torch.zeros(len(vectors), dtype=torch.float64, device=self.device)
         # Examples times points in a pass stay within the limit, which bounds the
         # activations; few examples for many points would make slow, thin products.
         limit = self.batch_size_limit
@@ -492,33 +451,33 @@ class TorchObjective(ModuleLoss):
         fit = limit // max(len(vectors), 1)
         size = min(limit, examples, max(_EXAMPLES_PER_POINT, fit))
         step = max(1, limit // size)
-        at_points = torch.func.vmap(self.at, in_dims=(0, None, None))
-        for first in range(0, len(vectors), step):
-            part = slice(first, first + step)
-            for inputs, targets, share in self._passes(rows, size):
+        at_points = torch.func.vmap(self.mean_loss, in_dims=(0, None, None))
+        with torch.no_grad():
+            for first in range(0, len(vectors), step):
+                part = slice(first, first + step)
                 named = self.flat.named(vectors[part])
-                total[part] += share * at_points(named, inputs, targets)
+                for inputs, targets, share in self._passes(rows, size):
+                    total[part] += share * at_points(named, inputs, targets)
+        penalties = np.array([self._penalty([x]) for x in points], dtype=np.float64)
+        return self.weight * (to_numpy(total) + penalties)
 
     # -- many objectives
 
     @cached_property
-    def _alike(self) -> tuple[Any, ...] | None:
+    def _alike(self) -> bytes | None:
         """What objectives that can be stacked have in common; None: it is not known."""
         if not isinstance(self.examples, TensorExamples):
             return None
+        given = {**self.examples.inputs, "targets of all": self.examples.targets}
+        shapes = {k: (part.shape[1:], str(part.dtype)) for k, part in given.items()}
         written = BytesIO()
         try:
-            _Likeness(written).dump((self.flat.module, self.loss))
+            _Likeness(written).dump(
+                (str(self.device), shapes, self.flat.module, self.loss)
+            )
         except Exception:  # what a module holds may raise anything
             return None
-        given = [*self.examples.inputs.values(), self.examples.targets]
-        return (
-            self.device,
-            tuple(self.flat.parameters),
-            tuple(self.examples.inputs),
-            *((part.shape[1:], part.dtype) for part in given),
-            written.getvalue(),
-        )
+        return written.getvalue()
 
     def __getstate__(self) -> dict[str, Any]:
         # identities are those of one process
