@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from fedtrellis.extras import need
 from fedtrellis.manifolds import Sphere
-from fedtrellis.objectives.onnx_classifier import SCORES, OnnxClassifier
-from fedtrellis.objectives.universal_perturbation import (
+from fedtrellis.objectives.demonstrations import (
+    SCORES,
     Classifier,
+    OnnxClassifier,
     PerceptronClassifier,
     UniversalPerturbation,
 )

@@ -12,7 +12,7 @@ import numpy as np
 from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
 from fedtrellis.extras import need
 from fedtrellis.manifolds import Stiefel
-from fedtrellis.objectives.principal_components import PrincipalComponents
+from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
@@ -119,7 +119,7 @@ class KernelPCA(Nonconvex, NodeDataTask):
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"optimality-gap": F(x) − F*, "subspace-error": ...}``.
 
-        See :class:`fedtrellis.objectives.principal_components.PrincipalComponents`;
+        See :class:`fedtrellis.objectives.matrices.PrincipalComponents`;
         both are meant for points of the manifold.
         """
         return self._whole().metrics(self.argument(x))

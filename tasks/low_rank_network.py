@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedtrellis.manifolds import Product
-from fedtrellis.objectives.low_rank_network import LowRankPerceptron
+from fedtrellis.objectives.demonstrations import LowRankPerceptron
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 

@@ -6,8 +6,7 @@ from fedtrellis.objectives.linear_models import (
     Logistic,
     MultinomialLogistic,
 )
-from fedtrellis.objectives.matrix_completion import MatrixCompletion
-from fedtrellis.objectives.quadratic_assignment import QuadraticAssignment
+from fedtrellis.objectives.matrices import MatrixCompletion, QuadraticAssignment
 
 __all__ = [
     "DifferentiableLoss",

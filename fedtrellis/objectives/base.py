@@ -224,16 +224,16 @@ class FiniteSum(Objective):
             return x
         return check_point(x, self.shape, name=name, dtype=self.dtype)
 
-    def value(self, x: Array) -> float:
+    def value(self, x: Any) -> float:
         """Return f(x)."""
         return self._value(self._point(x))
 
-    def gradient(self, x: Array) -> Array:
+    def gradient(self, x: Any) -> Array:
         """Return ∇f(x), of the shape of x."""
         return self._gradient(self._point(x), None)
 
     def stochastic_gradient(
-        self, x: Array, rng: np.random.Generator, batch_size: int
+        self, x: Any, rng: np.random.Generator, batch_size: int
     ) -> Array:
         """Return the gradient on a mini-batch that ``rng`` draws."""
         point = self._point(x)

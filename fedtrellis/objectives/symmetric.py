@@ -26,16 +26,19 @@ DIRECT_ORDER = 64
 
 def symmetric_operator(order: int, product: Any) -> LinearOperator[Any]:
     """Return a symmetric LinearOperator from its product with one vector."""
-
-    def matvec(vector: Array) -> Array:
-        result: Array = product(vector.reshape(order))
-        return result
-
     from scipy.sparse.linalg import LinearOperator
 
-    return LinearOperator(
-        (order, order), matvec=matvec, rmatvec=matvec, dtype=np.float64
-    )
+    def matvec(vector: Array) -> Any:
+        return product(vector.reshape(order))
+
+    return LinearOperator((order, order), matvec, matvec, dtype=np.float64)
+
+
+def diagonal_bound(diagonal: Array) -> Bound:
+    """Return a diagonal matrix, dense where it has at most 2048 rows."""
+    if len(diagonal) <= DENSE_ORDER:
+        return np.diag(diagonal)
+    return symmetric_operator(len(diagonal), lambda v: diagonal * v)
 
 
 def largest_eigenvalue(matrix: Bound) -> float:

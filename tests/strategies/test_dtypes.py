@@ -40,7 +40,7 @@ from fedtrellis.domains import (
 )
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.objectives.principal_components import PrincipalComponents
+from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL

@@ -14,7 +14,7 @@ import pytest
 from scipy.ndimage import correlate
 
 from fedtrellis.manifolds import Sphere
-from fedtrellis.objectives.universal_perturbation import (
+from fedtrellis.objectives.demonstrations import (
     PerceptronClassifier,
     UniversalPerturbation,
 )

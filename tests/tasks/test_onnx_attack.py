@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.objectives.onnx_classifier import OnnxClassifier
-from fedtrellis.objectives.universal_perturbation import PerceptronClassifier
+from fedtrellis.objectives.demonstrations import OnnxClassifier, PerceptronClassifier
 from fedtrellis.settings import SettingsError
 from tasks import Attack
 from tasks.attack import _digits, _digits_classifier

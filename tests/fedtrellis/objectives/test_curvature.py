@@ -23,8 +23,8 @@ from fedtrellis.objectives.losses import (
     SmoothedHinge,
     Squared,
 )
+from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.objectives.mean_objective import MeanObjective
-from fedtrellis.objectives.principal_components import PrincipalComponents
 from tests.fedtrellis.objectives.cases import (
     BITS,
     CASES,

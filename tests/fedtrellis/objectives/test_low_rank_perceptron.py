@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from fedtrellis.objectives.low_rank_network import LowRankPerceptron
+from fedtrellis.objectives.demonstrations import LowRankPerceptron
 from fedtrellis.wire.arrays import Layout
 
 KINDS: dict[str, dict[str, Any]] = {

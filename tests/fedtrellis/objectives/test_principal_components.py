@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedtrellis.objectives.principal_components import PrincipalComponents
+from fedtrellis.objectives.matrices import PrincipalComponents
 
 
 def made(d: int = 30, p: int = 7, r: int = 3, weight: float = 1.5) -> tuple:  # type: ignore[type-arg]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from fedtrellis.objectives.universal_perturbation import (
+from fedtrellis.objectives.demonstrations import (
     DifferentiableClassifier,
     PerceptronClassifier,
     UniversalPerturbation,

@@ -1,0 +1,646 @@
+"""What tasks demonstrate methods on: a network of low rank, and an attack on images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtrellis.extras import need
+from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
+from fedtrellis.objectives.base import FiniteSum, inverse_fraction
+from fedtrellis.objectives.checks import (
+    Array,
+    IntArray,
+    check_array,
+    check_count,
+    check_examples,
+    check_integers,
+    check_number,
+)
+from fedtrellis.objectives.losses import CrossEntropy
+from fedtrellis.objectives.points import Point, PointForms
+
+__all__ = [
+    "SCORES",
+    "Classifier",
+    "DifferentiableClassifier",
+    "LowRankPerceptron",
+    "OnnxClassifier",
+    "PerceptronClassifier",
+    "UniversalPerturbation",
+]
+
+# -- a perceptron whose hidden weight matrix has low rank
+
+_LOSS = CrossEntropy()
+
+
+class LowRankPerceptron(FiniteSum):
+    """The mean cross-entropy of a perceptron with one hidden layer of low rank.
+
+    f(x) = weight · ((1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖x‖²) with scores
+    z_k = φ(a_kᵀW + b) B + e, where W is p × h, b the hidden bias, B the h × c output
+    layer and e its bias.
+
+    ``factored``: W = U diag(s) Vᵀ, and the model's arrays are U (p × R), s (R),
+    V (h × R), b, B, e, so that a model of low rank also travels as one; else they are
+    W, b, B, e. On the manifold l2 acts on W through ‖W‖ = ‖s‖, as ‖U‖ and ‖V‖ are
+    constant there.
+
+    A point is a list of these arrays or the flat vector of all their entries, each in C
+    order; every method accepts both, and a gradient has the form of the point given.
+
+    Parameters
+    ----------
+    features : array_like of shape (d, p)
+    labels : array_like of shape (d,)
+        Whole numbers in [0, classes).
+    classes : int
+        c, at least 2.
+    hidden : int
+        h, the width of the hidden layer.
+    rank : int, optional
+        R, at most min(p, h); None puts no bound on the rank.
+    factored : bool, default True
+        Whether W is kept as its factors; nothing without ``rank``.
+    activation : {"tanh", "relu"}
+        φ; f is smooth with tanh only.
+    l2 : float, default 0.0
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree, an entry is not finite, or a label or parameter is not
+        allowed.
+
+    Notes
+    -----
+    §5.3 of arXiv 2507.22855, which keeps W as one matrix.
+    """
+
+    def __init__(
+        self,
+        features: ArrayLike,
+        labels: ArrayLike,
+        classes: int,
+        hidden: int,
+        rank: int | None = None,
+        *,
+        factored: bool = True,
+        activation: str = "tanh",
+        l2: float = 0.0,
+        weight: float = 1.0,
+    ) -> None:
+        self._features = check_examples("features", np.asarray(features))
+        self.num_examples, self.inputs = self._features.shape
+        self.classes = check_count("classes", classes, 2)
+        self.hidden = check_count("hidden", hidden, 1)
+        self._labels = check_integers("labels", labels, self.num_examples, classes)
+        if rank is not None:
+            rank = check_count("rank", rank, 1, min(self.inputs, hidden))
+        if activation not in ("tanh", "relu"):
+            raise ValueError(f"activation is {activation!r}; allowed: 'relu', 'tanh'")
+        self.bound_on_rank, self.activation = rank, activation
+        self.factored = bool(factored) and rank is not None
+        self.l2 = check_number("l2", l2)
+        self.weight = check_number("weight", weight, positive=True)
+        self.shapes = self.layer_shapes(
+            self.inputs, self.classes, self.hidden, rank if self.factored else None
+        )
+        self._forms = PointForms(self.shapes)
+        self.shape = self._forms.flat
+
+    @staticmethod
+    def layer_shapes(
+        inputs: int, classes: int, hidden: int, rank: int | None
+    ) -> list[tuple[int, ...]]:
+        """Return the shapes of the model's arrays; with a rank, W as its factors."""
+        first: list[tuple[int, ...]] = [(inputs, hidden)]
+        if rank is not None:
+            first = [(inputs, rank), (rank,), (hidden, rank)]
+        return [*first, (hidden,), (hidden, classes), (classes,)]
+
+    def manifold(self) -> Product:
+        """Return the manifold of the flat points.
+
+        U and V have orthonormal columns, or W the rank R; the rest is free. s may have
+        zeros, so that the rank of W is at most R where it is factored.
+        """
+        parts: list[Manifold] = [Euclidean(shape) for shape in self.shapes]
+        if self.factored:
+            parts[0], parts[2] = Stiefel(self.shapes[0]), Stiefel(self.shapes[2])
+        elif self.bound_on_rank is not None:
+            parts[0] = FixedRank(self.shapes[0], self.bound_on_rank)
+        return Product(parts)
+
+    def initial_point(self, rng: np.random.Generator) -> list[Array]:
+        """Draw a model on the manifold.
+
+        W and B have the variance 2/(rows + columns) of Glorot and Bengio (AISTATS
+        2010), before W is cut to rank R, and the biases are zero. One state of the
+        generator gives the same network for either way to keep W.
+        """
+        W, B = (
+            np.sqrt(2.0 / sum(shape)) * rng.standard_normal(shape)
+            for shape in ((self.inputs, self.hidden), (self.hidden, self.classes))
+        )
+        first = [W]
+        if self.bound_on_rank is not None:
+            low_rank = FixedRank(W.shape, self.bound_on_rank)
+            U, s, Vt = low_rank.factors(W)
+            first = [low_rank.from_factors(U, s, Vt)]
+            if self.factored:
+                first = [U.copy(), s.copy(), Vt.T.copy()]
+        return [*first, np.zeros(self.hidden), B, np.zeros(self.classes)]
+
+    def hidden_matrix(self, x: Point) -> Array:
+        """Return W, of shape (p, h)."""
+        W, *rest = self._forms.split(self._point(x))
+        # W = U diag(s) Vᵀ
+        return (W * rest[0]) @ rest[1].T if self.factored else W.copy()
+
+    def rank(self, x: Point) -> int:
+        """Return the numerical rank of W."""
+        return int(np.linalg.matrix_rank(self.hidden_matrix(x)))
+
+    def _point(self, x: Any, name: str = "x") -> Array:
+        return self._forms.vector(x).astype(np.float64, copy=False)
+
+    # -- evaluation: examples are on the last axis, m points on the first
+
+    def _scores(
+        self, points: Array, features: Array
+    ) -> tuple[Array | None, Array, Array]:
+        """Return Uᵀaᵀ (m, R, d) if factored, φ(…) (m, h, d) and z (m, c, d)."""
+        left, *rest = self._forms.split(points)
+        bias, output, output_bias = rest[-3:]
+        # the points' columns below each other: one product for all of them
+        columns = left.swapaxes(1, 2).reshape(-1, self.inputs)
+        first = (columns @ features.T).reshape(len(points), -1, len(features))
+        inner = None
+        if self.factored:
+            inner = first
+            # V diag(s) (Uᵀ aᵀ)
+            first = (rest[1] * rest[0][:, None, :]) @ inner
+        first += bias[:, :, None]
+        if self.activation == "tanh":
+            np.tanh(first, out=first)
+        else:
+            np.maximum(first, 0.0, out=first)
+        scores = output.swapaxes(1, 2) @ first
+        scores += output_bias[:, :, None]
+        return inner, first, scores
+
+    def _chosen(self, rows: IntArray | None) -> tuple[Array, IntArray]:
+        if rows is None:
+            return self._features, self._labels
+        return self._features[rows], self._labels[rows]
+
+    def _entries_per_point(self, rows: IntArray | None) -> int:
+        # slices of an eighth of the usual stay in the processor's caches
+        examples = self.num_examples if rows is None else len(rows)
+        return 8 * examples * max(self.hidden, self.classes)
+
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
+        features, labels = self._chosen(rows)
+        scores = self._scores(points, features)[2]
+        # (1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖x‖²
+        losses: Array = _LOSS.value(scores.swapaxes(1, 2), labels[None]).mean(axis=1)
+        if self.l2:
+            losses += 0.5 * self.l2 * np.einsum("mq,mq->m", points, points)
+        losses *= self.weight
+        return losses
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        features, labels = self._chosen(rows)
+        layers = self._forms.split(x)
+        inner, active, scores = self._scores(x[None], features)
+        # ∂f/∂z = weight/d (softmax(z) − e_y)
+        z, hidden = scores[0], active[0]
+        _LOSS.slope(z.T, labels, z.T)
+        z *= self.weight * inverse_fraction(rows, self.num_examples) / self.num_examples
+        slope = layers[-2] @ z
+        # through φ: tanh′ = 1 − tanh², relu′ = 1[· > 0]
+        slope *= (hidden > 0.0) if self.activation == "relu" else 1.0 - hidden**2
+        if inner is None:
+            # ∂f/∂W = Σ_k a_k slope_kᵀ
+            first = [features.T @ slope.T]
+        else:
+            s, V, projected = layers[1], layers[2], inner[0]
+            back = V.T @ slope
+            # ∂f/∂U = Σ_k a_k (s ∘ Vᵀ slope_k)ᵀ,  ∂f/∂s = Σ_k Uᵀa_k ∘ Vᵀ slope_k,
+            # ∂f/∂V = Σ_k slope_k (s ∘ Uᵀa_k)ᵀ
+            first = [
+                features.T @ (s[:, None] * back).T,
+                np.einsum("rk,rk->r", projected, back),
+                slope @ (s[:, None] * projected).T,
+            ]
+        parts = [*first, slope.sum(axis=1), hidden @ z.T, z.sum(axis=1)]
+        result = np.concatenate([part.ravel() for part in parts])
+        if self.l2:
+            result += (self.weight * self.l2) * x
+        return result
+
+    def gradient(self, x: Point) -> Any:
+        """Return ∇f(x), in the form of x."""
+        flat = super().gradient(x)
+        return flat if isinstance(x, np.ndarray) else self._forms.split(flat)
+
+    def stochastic_gradient(
+        self, x: Point, rng: np.random.Generator, batch_size: int
+    ) -> Any:
+        """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
+        flat = super().stochastic_gradient(x, rng, batch_size)
+        return flat if isinstance(x, np.ndarray) else self._forms.split(flat)
+
+    def values(
+        self,
+        points: Point,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return f at each of m points, in a few products; see ``Objective.values``.
+
+        Points have shape (m, q), or are a list of ndarrays of (m, *array shape).
+        """
+        flat = self._forms.vector(points, self._forms.count(points))
+        return super().values(flat, rng, batch_size=batch_size)
+
+    def predict(self, x: Point) -> IntArray:
+        """Return the class of the largest score of each example."""
+        scores = self._scores(self._point(x)[None], self._features)[2][0]
+        return np.asarray(np.argmax(scores, axis=0), dtype=np.intp)
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
+        return {"accuracy": float(np.mean(self.predict(x) == self._labels))}
+
+
+# -- one perturbation for many images that a fixed classifier is to get wrong
+
+
+class Classifier(Protocol):
+    """What an attack may ask of a classifier: its outputs."""
+
+    def logits(self, images: Array) -> Array:
+        """Return scores of shape (n, classes) for images of shape (n, ...).
+
+        Logarithms of probabilities do as well: only differences within a row count.
+        """
+        ...
+
+
+@runtime_checkable
+class DifferentiableClassifier(Classifier, Protocol):
+    """A classifier that can be differentiated, for attacks that see inside it."""
+
+    def pullback(self, images: Array, cotangents: Array) -> Array:
+        """Return ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape."""
+        ...
+
+
+class PerceptronClassifier:
+    """A multilayer perceptron with ReLU, from its weights.
+
+    ``weights`` are of shapes (inputs, h_1), (h_1, h_2), …, (h_k, classes), and
+    ``biases`` of (h_1,), …, (classes,), as scikit-learn's ``MLPClassifier`` has them in
+    ``coefs_`` and ``intercepts_``. A ValueError: they do not fit together, or an entry
+    is not finite.
+    """
+
+    def __init__(
+        self, weights: Sequence[ArrayLike], biases: Sequence[ArrayLike]
+    ) -> None:
+        self._weights = [check_array("weights", weight, 2) for weight in weights]
+        self._biases = [check_array("biases", bias, 1) for bias in biases]
+        shapes, lengths = [W.shape for W in self._weights], list(map(len, self._biases))
+        chained = all(before[1] == after[0] for before, after in pairwise(shapes))
+        if not shapes or not chained or lengths != [shape[1] for shape in shapes]:
+            raise ValueError(
+                f"weights of shapes {shapes} and biases of lengths {lengths} "
+                "do not make a perceptron"
+            )
+
+    def _layers(self, images: Array) -> list[Array]:
+        """Return the inputs of each layer, and the scores."""
+        values = [np.asarray(images).reshape(len(images), -1)]
+        for i, (W, b) in enumerate(zip(self._weights, self._biases, strict=True)):
+            scores = values[-1] @ W
+            scores += b
+            if i + 1 < len(self._weights):
+                np.maximum(scores, 0.0, out=scores)
+            values.append(scores)
+        return values
+
+    def logits(self, images: Array) -> Array:
+        """Return scores of shape (n, classes) for images of shape (n, ...)."""
+        return self._layers(images)[-1]
+
+    def pullback(self, images: Array, cotangents: Array) -> Array:
+        """Return ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape."""
+        values = self._layers(images)
+        slope = cotangents
+        for W, inputs in zip(self._weights[:0:-1], values[-2:0:-1], strict=True):
+            slope = (slope @ W.T) * (inputs > 0.0)
+        slope = slope @ self._weights[0].T
+        return slope.reshape(np.shape(images))
+
+
+SCORES = ("logits", "probabilities")
+
+_FLOATS = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+}
+# Images that are put through the network at once.
+_AT_ONCE = 256
+# A probability that rounding has made 0 still has a logarithm.
+_LEAST = 1e-30
+
+
+class OnnxClassifier:
+    """Scores of images by ONNX Runtime, on the CPU: a black box.
+
+    Parameters
+    ----------
+    path : str or Path
+        A model with one input of floating-point numbers, of shape (batch, ...), and an
+        output of shape (batch, classes); of several, the first such.
+    shape : tuple of int
+        Of one image, as the attack has it. The model may want axes of length 1 beside
+        these, or all numbers in one axis; it gets them in the same order.
+    scores : str
+        What the output is: ``"logits"``, or ``"probabilities"``, whose logarithms
+        count.
+
+    Raises
+    ------
+    SettingsError
+        ONNX Runtime is not installed.
+    ValueError
+        The file is no ONNX model, or one that does not fit, in one line.
+
+    Examples
+    --------
+    A model that sums up the pixels of 2 × 2 images, with and without a sign:
+
+    >>> import tempfile, numpy as np, onnx
+    >>> from onnx import TensorProto, helper
+    >>> from fedtrellis.objectives.demonstrations import OnnxClassifier
+    >>> weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 2], [1.0, -1.0] * 4)
+    >>> real = TensorProto.FLOAT
+    >>> graph = helper.make_graph(
+    ...     [helper.make_node("MatMul", ["x", "w"], ["z"])], "sums",
+    ...     [helper.make_tensor_value_info("x", real, ["n", 4])],
+    ...     [helper.make_tensor_value_info("z", real, ["n", 2])], [weight])
+    >>> model = helper.make_model(
+    ...     graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    >>> with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+    ...     onnx.save(model, file.name)
+    ...     OnnxClassifier(file.name, (2, 2)).logits(np.ones((1, 2, 2)))
+    array([[ 4., -4.]])
+    """
+
+    def __init__(
+        self, path: str | Path, shape: tuple[int, ...], scores: str = "logits"
+    ) -> None:
+        need("onnxruntime", f"the model {str(path)!r}", "onnx")
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        # many nodes share a machine
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # the library's own kinds have no common one
+            why = str(error).splitlines()[0]
+            raise ValueError(
+                f"{path} is no ONNX model that can be run: {why}"
+            ) from None
+        self.path, self.shape, self.scores = Path(path), tuple(shape), scores
+        inputs, outputs = (
+            [(one.name, one.type, one.shape or []) for one in ends]
+            for ends in (self._session.get_inputs(), self._session.get_outputs())
+        )
+        if len(inputs) != 1 or inputs[0][1] not in _FLOATS:
+            raise ValueError(
+                f"{path} has the inputs {inputs}, expected one of floating-point "
+                "numbers"
+            )
+        [(self._input, kind, wanted)] = inputs
+        self._dtype = _FLOATS[kind]
+        self._batch = wanted[0] if wanted and isinstance(wanted[0], int) else None
+        fitted = self._fit(wanted[1:]) if wanted else self.shape
+        if fitted is None:
+            axes = (str(n) if isinstance(n, int) else "any" for n in wanted)
+            raise ValueError(
+                f"{path} takes arrays of shape ({', '.join(axes)}), which does not fit "
+                f"images of shape {self.shape}"
+            )
+        self._fitted = fitted
+        tables = [name for name, t, axes in outputs if t in _FLOATS and len(axes) == 2]
+        if not tables:
+            raise ValueError(
+                f"{path} has the outputs {outputs}, expected one of floating-point "
+                "numbers and shape (batch, classes)"
+            )
+        self._output = tables[0]
+        self.classes = self._scores(np.zeros((1, *self.shape))).shape[1]
+        if self.classes < 2:
+            raise ValueError(f"{path} has {self.classes} class, expected at least 2")
+
+    def _fit(self, wanted: list[Any]) -> tuple[int, ...] | None:
+        """The shape that an image goes in with, or None if it does not fit."""
+        size = int(np.prod(self.shape))
+        if len(wanted) == 1:
+            return (size,) if _alike(wanted, (size,)) else None
+        if len(wanted) == len(self.shape):
+            return self.shape if _alike(wanted, self.shape) else None
+        # axes of length 1 may be there or not, the others stand in one order
+        image = tuple(n for n in self.shape if n != 1)
+        if not _alike([n for n in wanted if n != 1], image):
+            return None
+        rest = iter(image)
+        return tuple(1 if n == 1 else next(rest) for n in wanted)
+
+    def logits(self, images: Array) -> Array:
+        """Scores of shape (n, classes), float64, for images of shape (n, ...)."""
+        together = self._batch or _AT_ONCE
+        starts = range(0, len(images), together)
+        return np.concatenate(
+            [self._scores(np.asarray(images[i : i + together])) for i in starts]
+        )
+
+    def _scores(self, images: Array) -> Array:
+        count = len(images)
+        given = images.reshape(count, *self._fitted).astype(self._dtype, order="C")
+        if self._batch and count < self._batch:
+            # a model of a fixed batch gets it filled up
+            more = np.repeat(given[-1:], self._batch - count, axis=0)
+            given = np.concatenate([given, more])
+        try:
+            (found,) = self._session.run([self._output], {self._input: given})
+        except Exception as error:  # as above
+            why = str(error).splitlines()[0]
+            raise ValueError(
+                f"{self.path} fails at images of shape {self.shape}: {why}"
+            ) from None
+        scores = np.asarray(found, dtype=np.float64)[:count]
+        if scores.ndim != 2 or len(scores) != count:
+            raise ValueError(
+                f"{self.path} gives an array of shape {np.shape(found)} for "
+                f"{count} images, expected ({count}, classes)"
+            )
+        if self.scores == "probabilities":
+            if scores.min() < -1e-6 or scores.max() > 1.0 + 1e-6:
+                raise ValueError(
+                    f"{self.path} gives numbers from {scores.min():.3g} to "
+                    f"{scores.max():.3g}, which are no probabilities"
+                )
+            scores = np.log(np.maximum(scores, _LEAST))
+        return scores
+
+
+def _alike(wanted: list[Any], shape: tuple[int, ...]) -> bool:
+    """Whether each axis is as long as wanted, where that is said."""
+    return len(wanted) == len(shape) and all(
+        n == size for n, size in zip(wanted, shape, strict=True) if isinstance(n, int)
+    )
+
+
+class UniversalPerturbation(FiniteSum):
+    """The mean margin of a class over images with one δ added to all of them.
+
+    f(δ) = weight · ((1/d) Σ_k max(z_t(a_k + δ) − max_{c≠t} z_c(a_k + δ), −κ)
+    + balance · ‖δ‖²), z the classifier's scores and t the label of the images: with
+    κ = 0 the first term is 0 where all images are taken for something else. Values need
+    the classifier's outputs alone; the gradient needs a
+    :class:`DifferentiableClassifier`, and f has kinks.
+
+    On a sphere ‖δ‖ = ε the distortion ‖δ‖² is a constant.
+
+    Parameters
+    ----------
+    classifier : Classifier
+    images : array_like of shape (d, ...)
+        All of one label.
+    label : int
+        t.
+    confidence : float, default 0.0
+        κ: a margin of −κ is enough.
+    balance : float, default 1.0
+        What ‖δ‖² counts.
+    clip : bool, default False
+        Whether the classifier sees a_k + δ cut to [0, 1], the range of pixels.
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        There are no images, an entry is not finite, or a parameter is not allowed.
+
+    Notes
+    -----
+    §5.2 of arXiv 2507.22855, with the loss of P.-Y. Chen et al., "ZOO", 2017, on which
+    the paper is silent: log p_t − max log p_c, which is the difference of the scores,
+    as the softmax's normalisation cancels.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        images: ArrayLike,
+        label: int,
+        *,
+        confidence: float = 0.0,
+        balance: float = 1.0,
+        clip: bool = False,
+        weight: float = 1.0,
+    ) -> None:
+        given = np.asarray(images)
+        if given.ndim < 2 or given.size == 0:
+            raise ValueError(
+                f"images has shape {given.shape}; it must be (d, *shape), d at least 1"
+            )
+        self._images = check_array("images", given, given.ndim)
+        self.shape = self._images.shape[1:]
+        self.num_examples = len(self._images)
+        self._classifier = classifier
+        self._classes = classifier.logits(self._images[:1]).shape[1]
+        self.label = check_count("label", label, 0, self._classes - 1)
+        self.confidence = check_number("confidence", confidence)
+        self.balance = check_number("balance", balance)
+        self.clip = bool(clip)
+        self.weight = check_number("weight", weight, positive=True)
+
+    def _seen(self, images: Array) -> Array:
+        return np.clip(images, 0.0, 1.0) if self.clip else images
+
+    def _margins(self, images: Array) -> tuple[Array, IntArray]:
+        """Return z_t − max_{c≠t} z_c of every image, and which c that is."""
+        z = np.array(self._classifier.logits(self._seen(images)), dtype=np.float64)
+        true = z[:, self.label].copy()
+        z[:, self.label] = -np.inf
+        rivals = np.asarray(np.argmax(z, axis=1), dtype=np.intp)
+        return true - z[np.arange(len(z)), rivals], rivals
+
+    def _chosen(self, rows: IntArray | None) -> Array:
+        return self._images if rows is None else self._images[rows]
+
+    def _entries_per_point(self, rows: IntArray | None) -> int:
+        # what the classifier keeps inside is not known: a margin of 4 for it
+        return 4 * self._chosen(rows).size
+
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
+        images = self._chosen(rows)
+        # every perturbation on every image: (m d, *shape)
+        perturbed = (points[:, None] + images[None]).reshape(-1, *self.shape)
+        margins = self._margins(perturbed)[0].reshape(len(points), -1)
+        # (1/d) Σ_k max(margin_k, −κ) + balance ‖δ‖²
+        losses: Array = np.maximum(margins, -self.confidence).mean(axis=1)
+        flat = points.reshape(len(points), -1)
+        losses += self.balance * np.einsum("mq,mq->m", flat, flat)
+        losses *= self.weight
+        return losses
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        classifier = self._classifier
+        if not isinstance(classifier, DifferentiableClassifier):
+            raise NotImplementedError(
+                f"{type(classifier).__name__} has no pullback, which a gradient needs"
+            )
+        perturbed = self._chosen(rows) + x
+        margins, rivals = self._margins(perturbed)
+        count = len(margins)
+        # e_t − e_c where the margin is above −κ, else 0
+        active = (margins > -self.confidence) / count
+        cotangents = np.zeros((count, self._classes))
+        cotangents[np.arange(count), rivals] = -active
+        cotangents[:, self.label] = active
+        slopes = classifier.pullback(self._seen(perturbed), cotangents)
+        if self.clip:
+            slopes = slopes * ((perturbed > 0.0) & (perturbed < 1.0))
+        # weight ((1/d) Σ_k ∇margin_k + 2 balance δ)
+        result: Array = self.weight * (slopes.sum(axis=0) + 2.0 * self.balance * x)
+        return result
+
+    def metrics(self, x: Array) -> dict[str, float]:
+        """Return ``{"misclassified": ...}``, the share of images misclassified.
+
+        The label is that of the largest score; a tie counts as misclassified.
+        """
+        margins = self._margins(self._images + self._point(x))[0]
+        return {"misclassified": float(np.mean(margins <= 0.0))}

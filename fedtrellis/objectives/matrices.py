@@ -1,0 +1,409 @@
+"""Functions of a matrix: completion, quadratic assignment, principal components."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import scipy  # its parts are loaded when first used
+from numpy.typing import ArrayLike, NDArray
+
+from fedtrellis.objectives.base import FiniteSum, inverse_fraction
+from fedtrellis.objectives.checks import (
+    Array,
+    IntArray,
+    check_array,
+    check_count,
+    check_examples,
+    check_integers,
+    check_number,
+)
+from fedtrellis.objectives.symmetric import Bound, diagonal_bound, largest_eigenvalue
+
+__all__ = ["MatrixCompletion", "PrincipalComponents", "QuadraticAssignment"]
+
+
+class MatrixCompletion(FiniteSum):
+    """Mean squared error over the observed entries of a matrix.
+
+    f(X) = (weight/d) Σ_k (X[rows_k, columns_k] − ratings_k)²; weight d gives the sum.
+    An entry that is observed twice counts twice.
+
+    Parameters
+    ----------
+    rows, columns : array_like of shape (d,)
+        Whole numbers in [0, m) and [0, n).
+    ratings : array_like of shape (d,)
+    shape : tuple of int
+        (m, n), the shape of X.
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        If lengths disagree, an index is out of range, or an entry is not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import MatrixCompletion
+    >>> f = MatrixCompletion([0, 1], [1, 0], [3.0, 4.0], shape=(2, 2))
+    >>> x = np.zeros((2, 2))
+    >>> round(f.value(x), 3)
+    12.5
+    >>> f.gradient(x).round(3)
+    array([[ 0., -3.],
+           [-4.,  0.]])
+    """
+
+    quadratic = True
+
+    def __init__(
+        self,
+        rows: ArrayLike,
+        columns: ArrayLike,
+        ratings: ArrayLike,
+        shape: tuple[int, int],
+        *,
+        weight: float = 1.0,
+    ) -> None:
+        if len(shape) != 2 or any(int(n) != n or n < 1 for n in shape):
+            raise ValueError(f"shape is {shape!r}; it must be two positive integers")
+        self.shape = (int(shape[0]), int(shape[1]))
+        self._ratings = check_array("ratings", ratings, 1)
+        self.num_examples = count = len(self._ratings)
+        if count == 0:
+            raise ValueError("ratings is empty; it must have at least one entry")
+        row = check_integers("rows", rows, count, self.shape[0])
+        column = check_integers("columns", columns, count, self.shape[1])
+        self.weight = check_number("weight", weight, positive=True)
+        self._flat = row * self.shape[1] + column
+        # Each entry once, in C order: the CSR pattern of every gradient.
+        self._entries, self._entry_of = np.unique(self._flat, return_inverse=True)
+        self._counts = np.bincount(self._entry_of)
+
+    def _residuals(self, x: Array, rows: IntArray | None) -> Array:
+        flat = self._flat if rows is None else self._flat[rows]
+        ratings = self._ratings if rows is None else self._ratings[rows]
+        residuals: Array = x.reshape(*x.shape[:-2], -1)[..., flat] - ratings
+        return residuals
+
+    def _scale(self, rows: IntArray | None) -> float:
+        return (
+            self.weight / self.num_examples * inverse_fraction(rows, self.num_examples)
+        )
+
+    def _entry_gradient(self, residuals: Array, rows: IntArray | None) -> Array:
+        entry_of = self._entry_of if rows is None else self._entry_of[rows]
+        # (2 weight/d) Σ of the residuals that fall on the same entry
+        sums = np.bincount(entry_of, residuals, minlength=len(self._entries))
+        return np.asarray(2.0 * self._scale(rows) * sums)
+
+    def _value(self, x: Array) -> float:
+        residuals = self._residuals(x, None)
+        return self._scale(None) * float(residuals @ residuals)
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        result = np.zeros(self.shape)
+        entries = self._entry_gradient(self._residuals(x, rows), rows)
+        result.reshape(-1)[self._entries] = entries
+        return result
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return (2 weight/d) Σ_k D[rows_k, columns_k]², the same at every X."""
+        self._point(x)
+        direction = self._point(direction, "direction")
+        changes = direction.reshape(-1)[self._flat]
+        return 2.0 * self._scale(None) * float(changes @ changes)
+
+    def _entries_per_point(self, rows: IntArray | None) -> int:
+        return self.num_examples if rows is None else len(rows)
+
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
+        residuals = self._residuals(points, rows)
+        squares: Array = np.einsum("mk,mk->m", residuals, residuals)
+        return self._scale(rows) * squares
+
+    def sparse_gradient(self, x: Array) -> scipy.sparse.csr_matrix:
+        """Return ∇f(x) as a CSR matrix with one stored value per observed entry."""
+        data = self._entry_gradient(self._residuals(self._point(x), None), None)
+        m, n = self.shape
+        rows, columns = np.divmod(self._entries, n)
+        starts = np.searchsorted(rows, np.arange(m + 1))
+        return scipy.sparse.csr_matrix((data, columns, starts), shape=(m, n))
+
+    def hessian_bound(self) -> Bound:
+        """Return ∇²f = (2 weight/d) diag(how often each entry is observed)."""
+        diagonal = np.zeros(self.shape[0] * self.shape[1])
+        diagonal[self._entries] = 2.0 * self._scale(None) * self._counts
+        return diagonal_bound(diagonal)
+
+    def lipschitz(self) -> float:
+        """Return (2 weight/d) times the most observations of one entry."""
+        return 2.0 * self._scale(None) * float(self._counts.max())
+
+    def metrics(self, x: Array) -> dict[str, float]:
+        """Return ``{"rmse": ...}``, the root mean squared error."""
+        residuals = self._residuals(self._point(x), None)
+        return {"rmse": float(np.sqrt(np.mean(residuals**2)))}
+
+
+class QuadraticAssignment(FiniteSum):
+    """The quadratic assignment cost, or the part of it on some entries of A.
+
+    f(X) = weight · Σ over (i, j) in E of A_ij (X B Xᵀ)_ij. With E all entries this is
+    trace(A X Bᵀ Xᵀ), and Σ_ij A_ij B_{p(i), p(j)} where X is the permutation matrix
+    with X[i, p(i)] = 1, for A and B symmetric or not. The parts on a partition of the
+    entries add up to the whole. f is not convex in general.
+
+    Parameters
+    ----------
+    A, B : array_like of shape (n, n)
+        Flows and distances.
+    rows : array_like of int, optional
+        E is these rows of A.
+    mask : array_like of bool of shape (n, n), optional
+        E is where the mask is true; not together with ``rows``. The examples that a
+        mini-batch samples are the entries of E.
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        If A and B are not square of one order, E is empty, or a row is out of range or
+        named twice.
+
+    Notes
+    -----
+    Hessian bound: ‖∇f(X) − ∇f(Z)‖ ≤ 2 weight ‖A_E‖₂ ‖B‖₂ ‖X − Z‖, so Θ is that times I
+    (the Hessian itself is indefinite). The relaxation to the Birkhoff polytope is
+    figure 1d of the FedFW workshop paper (2022).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis.objectives import QuadraticAssignment
+    >>> flow = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> f = QuadraticAssignment(flow, 2 * flow)
+    >>> x = np.eye(2)
+    >>> round(f.value(x), 3)
+    4.0
+    >>> f.gradient(x).round(3)
+    array([[4., 0.],
+           [0., 4.]])
+    """
+
+    quadratic = True
+
+    def __init__(
+        self,
+        A: ArrayLike,
+        B: ArrayLike,
+        *,
+        rows: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        weight: float = 1.0,
+    ) -> None:
+        flows, self._distances = check_array("A", A, 2), check_array("B", B, 2)
+        order = len(flows)
+        if flows.shape != (order, order) or order == 0:
+            raise ValueError(f"A has shape {flows.shape}; it must be square, not empty")
+        if self._distances.shape != flows.shape:
+            shape = self._distances.shape
+            raise ValueError(f"B has shape {shape}; A's is {flows.shape}")
+        if rows is not None and mask is not None:
+            raise ValueError("rows and mask are both given; only one of them may be")
+        chosen: NDArray[np.bool_] = np.full(flows.shape, rows is None)
+        if mask is not None:
+            chosen = np.asarray(mask)
+            if chosen.dtype != np.bool_ or chosen.shape != flows.shape:
+                raise ValueError(
+                    f"mask has dtype {chosen.dtype} and shape {chosen.shape}; "
+                    f"it must be bool of shape {flows.shape}"
+                )
+        elif rows is not None:
+            indices = check_integers("rows", rows, np.size(rows), order)
+            if len(np.unique(indices)) != len(indices):
+                raise ValueError("rows names a row twice; each may be named once")
+            chosen[indices] = True
+        if not chosen.any():
+            name = "mask" if rows is None else "rows"
+            raise ValueError(f"{name} selects nothing; at least one entry is needed")
+        self.shape = flows.shape
+        self.weight = check_number("weight", weight, positive=True)
+        self._flows = np.where(chosen, flows, 0.0)
+        self._entries = np.flatnonzero(chosen)
+        self.num_examples = len(self._entries)
+
+    def _part(self, rows: IntArray | None) -> Array:
+        """Return weight · A on the entries sampled, 0 elsewhere."""
+        if rows is None:
+            return self.weight * self._flows
+        part = np.zeros(self.shape)
+        entries = self._entries[rows]
+        scale = self.weight * inverse_fraction(rows, self.num_examples)
+        part.flat[entries] = scale * self._flows.flat[entries]
+        return part
+
+    def _value(self, x: Array) -> float:
+        # trace(A X Bᵀ Xᵀ) = ⟨A X Bᵀ, X⟩
+        return float(np.vdot(self._part(None) @ (x @ self._distances.T), x))
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        # A X Bᵀ + Aᵀ X B
+        flows, distances = self._part(rows), self._distances
+        return flows @ (x @ distances.T) + flows.T @ (x @ distances)
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return 2 f(D), as f is a quadratic form; of either sign.
+
+        Where it is not above 0, f is lowest at an end of a segment along D.
+        """
+        self._point(x)
+        return 2.0 * self._value(self._point(direction, "direction"))
+
+    def _entries_per_point(self, rows: IntArray | None) -> int:
+        return self.shape[0] ** 2
+
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
+        products = self._part(rows) @ (points @ self._distances.T)
+        costs: Array = np.einsum("mij,mij->m", products, points)
+        return costs
+
+    def hessian_bound(self) -> Bound:
+        """Return 2 weight ‖A_E‖₂ ‖B‖₂ · I."""
+        return diagonal_bound(np.full(self.shape[0] ** 2, self.lipschitz()))
+
+    @cached_property
+    def _norms(self) -> float:
+        # ‖A_E‖₂ ‖B‖₂
+        A, B = self._flows, self._distances
+        return float(np.linalg.norm(A, 2) * np.linalg.norm(B, 2))
+
+    def lipschitz(self) -> float:
+        """Return 2 weight ‖A_E‖₂ ‖B‖₂, computed once."""
+        return 2.0 * self.weight * self._norms
+
+
+class PrincipalComponents(FiniteSum):
+    """f(x) = −(weight/2d) Σ_j Tr(xᵀ H_j x) with H_j = a_j a_jᵀ, the a_j rows of A.
+
+    That is −(weight/2) Tr(xᵀ C x) with C = AᵀA/d. It is concave, without a lower
+    bound; over the x with xᵀx = I its minimisers span the space of the largest
+    eigenvalues of C. Points have shape (p, r).
+
+    Parameters
+    ----------
+    A : array_like of shape (d, p)
+        Centred already, where C is to be a covariance.
+    components : int
+        r, from 1 to p.
+    weight : float, default 1.0
+        A positive factor on the whole function.
+
+    Raises
+    ------
+    ValueError
+        If A is not a finite matrix or a parameter is not allowed.
+
+    Notes
+    -----
+    §5.1 of arXiv 2507.22855.
+    """
+
+    quadratic = True
+
+    def __init__(self, A: ArrayLike, components: int, *, weight: float = 1.0) -> None:
+        self._rows = check_examples("A", np.asarray(A))
+        self.num_examples, features = self._rows.shape
+        self.shape = (features, check_count("components", components, 1, features))
+        self.weight = check_number("weight", weight, positive=True)
+
+    @cached_property
+    def covariance(self) -> Array:
+        """C = AᵀA/d, of shape (p, p)."""
+        covariance: Array = self._rows.T @ self._rows / self.num_examples
+        return covariance
+
+    def _product(self, columns: Array, rows: IntArray | None) -> Array:
+        """Return C x of the whole or of a mini-batch, for x of shape (p, any)."""
+        part = self._rows if rows is None else self._rows[rows]
+        if rows is None and len(part) >= self.shape[0]:
+            product: Array = self.covariance @ columns
+            return product
+        # few examples: C is not formed
+        product = part.T @ (part @ columns)
+        product /= len(part)
+        return product
+
+    def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        # ∇f(x) = −weight C x
+        slope = self._product(x, rows)
+        slope *= -self.weight
+        return slope
+
+    def _value(self, x: Array) -> float:
+        # f(x) = ½⟨x, ∇f(x)⟩
+        return 0.5 * float(np.vdot(x, self._gradient(x, None)))
+
+    def curvature(self, x: Array, direction: Array) -> float:
+        """Return −weight · Tr(dᵀ C d), the same at every x and never above 0."""
+        self._point(x)
+        direction = self._point(direction, "direction")
+        return -self.weight * float(np.vdot(direction, self._product(direction, None)))
+
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
+        # (p, m r): all the points in one matrix product
+        columns = np.moveaxis(points, 0, 1).reshape(self.shape[0], -1)
+        traces = np.einsum("pk,pk->k", columns, self._product(columns, rows))
+        # −(weight/2) Tr(xᵀ C x)
+        sums: Array = traces.reshape(len(points), -1).sum(axis=1)
+        return -0.5 * self.weight * sums
+
+    @cached_property
+    def _norm(self) -> float:
+        # ‖C‖₂, that of the smaller of AᵀA/d and AAᵀ/d
+        if self.num_examples < self.shape[0]:
+            return largest_eigenvalue(self._rows @ self._rows.T / self.num_examples)
+        return largest_eigenvalue(self.covariance)
+
+    def lipschitz(self) -> float:
+        """Return weight · ‖C‖₂, the least Lipschitz constant of ∇f; computed once."""
+        return self.weight * self._norm
+
+    def optimum(self) -> float:
+        """Return −(weight/2) Σ of the r largest eigenvalues, min f over xᵀx = I."""
+        return -0.5 * self.weight * float(self._eigen[0].sum())
+
+    def leading_subspace(self) -> Array:
+        """Return a minimiser over xᵀx = I, eigenvectors of C of shape (p, r)."""
+        return self._eigen[1].copy()
+
+    @cached_property
+    def _eigen(self) -> tuple[Array, Array]:
+        values, vectors = np.linalg.eigh(self.covariance)
+        # eigh counts upwards
+        chosen = slice(None, -self.shape[1] - 1, -1)
+        return values[chosen], vectors[:, chosen]
+
+    def metrics(self, x: Array) -> dict[str, float]:
+        """Return what tells x from the optimum over xᵀx = I.
+
+        Returns
+        -------
+        dict
+            ``"optimality-gap"``, f(x) less the minimum over xᵀx = I, and
+            ``"subspace-error"``, the sine of the largest angle between the column space
+            of x and the space of :meth:`leading_subspace`, which says nothing where
+            the r-th largest eigenvalue is as large as the next.
+        """
+        x = self._point(x)
+        basis, leading = np.linalg.qr(x)[0], self._eigen[1]
+        # sin θ_max = ‖(I − QQᵀ) V‖₂
+        outside = leading - basis @ (basis.T @ leading)
+        return {
+            "optimality-gap": self.value(x) - self.optimum(),
+            "subspace-error": min(1.0, float(np.linalg.norm(outside, 2))),
+        }
