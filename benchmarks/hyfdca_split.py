@@ -87,7 +87,7 @@ def instrumented(clock: Clock) -> Iterator[None]:
         (clients.hyfdca.consent, "encrypt_vector", "encrypt"),
         (clients.hyfdca.consent, "decrypt_vector", "decrypt"),
         (strategies.hybrid, "add_vectors", "add"),
-        (fedtrellis.wire.local_grid, "encode_message", "messages"),
+        (fedtrellis.wire.local_grid, "through_bytes", "messages"),
         (MixtureSteps, "_search", "search"),
     ]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in targets]

@@ -24,7 +24,7 @@ from clients import ZerothOrderSGDClient
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.app.experiment import Experiment
 from fedtrellis.domains.atoms import RandomSigns
-from fedtrellis.wire.layout import Layout
+from fedtrellis.wire.arrays import Layout
 from strategies import ZerothOrderSGD
 
 from .report import Aim, Comparison

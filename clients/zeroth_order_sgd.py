@@ -23,9 +23,8 @@ from fedtrellis.objectives import Loss
 from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray, Layers, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
-from fedtrellis.wire.layout import Layers
 from fedtrellis.zeroth_order import (
     START,
     PooledSigns,

@@ -17,8 +17,7 @@ from fedtrellis.server.method import Needs
 from fedtrellis.server.private import Private
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, given, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.layout import DTYPES
+from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 
 Optimizer = Literal["momentum", "adam", "yogi"]
 

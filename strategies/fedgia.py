@@ -17,9 +17,8 @@ from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.layout import DTYPES
 
 # With a robust average a bound is at most this times the clients' median: f is no more
 # curved than their mean, and one that is far beyond the others is clipped anyway.

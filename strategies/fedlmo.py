@@ -23,8 +23,7 @@ from fedtrellis.layer_steps import (
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.layout import DTYPES
+from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 
 Variant = Literal["corrected", "averaged", "local", "server", "ef21"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)

@@ -20,9 +20,9 @@ from fedtrellis.wire.arrays import (
     Layout,
     array_record,
     encode,
-    filled,
     sparse_or_dense,
 )
+from fedtrellis.wire.flower_internals import filled
 
 __all__ = ["ROWS", "HybridStrategy", "add_shares"]
 

@@ -15,9 +15,8 @@ from fedtrellis.server.answers import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import entries_of, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
-from fedtrellis.wire.layout import DTYPES
 from fedtrellis.zeroth_order import START, from_pool, mark_of, pool_choice
 
 Variant = Literal["decomfl", "fedkseed", "feedsign"]

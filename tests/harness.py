@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from numpy.typing import NDArray
 
 import sim
@@ -34,6 +39,7 @@ __all__ = [
     "app_of",
     "calm",
     "contexts",
+    "encode_message",
     "grid_of",
     "memory_of",
     "number_of",
@@ -44,6 +50,18 @@ __all__ = [
 
 Array = NDArray[np.float64]
 S = TypeVar("S")
+
+
+def encode_message(message: Message) -> tuple[Message, int]:
+    """A message that Flower has encoded and decoded, and bytes of its objects."""
+    with no_object_id_recompute():
+        objects = get_all_nested_objects(message)
+        contents = {name: item.deflate() for name, item in objects.items()}
+        size = sum(map(len, contents.values()))
+        decoded = inflate_object_from_contents(message.object_id, contents)
+    assert isinstance(decoded, Message)
+    decoded.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return decoded, size
 
 
 def number_of(context: Context) -> int:

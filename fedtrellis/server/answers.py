@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, Layout, contents
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.protocol import (
     EXAMPLES,
     LARGEST,
@@ -120,8 +120,8 @@ def scalars_of(answer: Answer, count: int) -> FloatArray:
 
 def refusal_in(content: RecordDict) -> ClientRefusalError | None:
     """The refusal that a reply is; None if it is another."""
-    status = contents(content).get(STATUS)
-    return _refusal(contents(status)) if isinstance(status, ConfigRecord) else None
+    status = content.get(STATUS)
+    return _refusal(status) if isinstance(status, ConfigRecord) else None
 
 
 def _refusal(status: Mapping[str, Any]) -> ClientRefusalError | None:

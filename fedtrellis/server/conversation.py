@@ -24,7 +24,6 @@ from fedtrellis.server.answers import (
 from fedtrellis.server.callbacks import listed
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
-from fedtrellis.wire.arrays import filled
 from fedtrellis.wire.exchange import (
     Client,
     Reason,
@@ -33,7 +32,7 @@ from fedtrellis.wire.exchange import (
     exchange,
     failure,
 )
-from fedtrellis.wire.flower_internals import ErrorCode, alike_to, log
+from fedtrellis.wire.flower_internals import ErrorCode, filled, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import (
     CONFIG,
@@ -312,15 +311,11 @@ class Conversation:
     ) -> dict[str, Message | Reason]:
         """What clients reply to messages, or why they do not."""
         group = str(server_round)
-        messages: list[Message] = []
         clients = [self.registry[name] for name in requests]
-        for client, request in zip(clients, requests.values(), strict=True):
-            content, node_id = request.content, client.node_id
-            messages.append(
-                alike_to(messages[0], node_id, content)
-                if messages
-                else Message(content, node_id, kind, group_id=group)
-            )
+        messages = [
+            Message(request.content, client.node_id, kind, group_id=group)
+            for client, request in zip(clients, requests.values(), strict=True)
+        ]
         found = exchange(self.grid, messages, timeout, self.traffic, clients)
         # whatever order they came in
         pairs = zip(requests, clients, strict=True)

@@ -18,8 +18,8 @@ from fedtrellis.server.callbacks import Callback
 from fedtrellis.server.private import Budget, Private
 from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import Declared, given, setting
+from fedtrellis.wire.arrays import DType
 from fedtrellis.wire.exchange import ClientKeys
-from fedtrellis.wire.layout import DType
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = ["AGGREGATIONS", "SAMPLINGS", "RunOptions"]
@@ -75,7 +75,7 @@ class RunOptions(Declared):
         "what the model is made of: computed, kept and sent in; auto: what "
         "initial_arrays are of, where the method takes that, and in a run config "
         "float64",
-        note="see :mod:`fedtrellis.wire.layout`",
+        note="see :mod:`fedtrellis.wire.arrays`",
         choices=DType,
         shown=False,
     )

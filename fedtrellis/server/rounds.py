@@ -17,7 +17,7 @@ from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from fedtrellis.wire.method_client import speaks_for
+from fedtrellis.wire.client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
 __all__ = ["RoundStrategy"]

@@ -1,42 +1,333 @@
-"""NumPy arrays to Flower's ``Array`` and back.
+"""A model's layout, and NumPy arrays to Flower's ``Array`` and back.
 
 Flower's own conversion goes through ``numpy.save`` and ``numpy.load``; these functions
 write and read the same bytes (a ``.npy`` file, so either side may be plain Flower)
 without their overhead, and refuse what is malformed before anything is allocated.
+
+A model computes in :attr:`Layout.point_dtype` and travels in :attr:`Layout.wire_dtype`:
+
+========== ============== ==========================================
+dtype      computes in    travels as
+========== ============== ==========================================
+float64    float64        float64
+float32    float32        float32
+float16    float32        float16
+bfloat16   float32        uint16, the upper half of a float32's bits
+========== ============== ==========================================
+
+NumPy has no bfloat16: here it is float32 numbers that a bfloat16 can hold. Server and
+clients have the same numbers, because a model is rounded when it is set.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.wire.layout import FloatArray, Layout
+from fedtrellis.wire.flower_internals import filled
 
 __all__ = [
+    "DTYPES",
     "ENVELOPE",
+    "DType",
     "Described",
     "FloatArray",
+    "Layers",
     "Layout",
     "array_record",
     "bits_of",
     "check_entries",
-    "contents",
     "decode",
     "encode",
-    "filled",
     "from_sparse_or_dense",
-    "one_array_of",
+    "join_arrays",
     "owned",
     "record_arrays",
     "sparse_or_dense",
+    "split_arrays",
+    "travels_as_one",
 ]
+
+#: Points of a model. Their dtype is that of the model, mostly float64.
+FloatArray = NDArray[np.float64]
+
+#: What a model may be made of, the widest first.
+DType = Literal["float64", "float32", "float16", "bfloat16"]
+DTYPES: tuple[DType, ...] = get_args(DType)
+_POINT: dict[str, np.dtype[Any]] = {
+    name: np.dtype("f8" if name == "float64" else "f4") for name in DTYPES
+}
+_WIRE: dict[str, np.dtype[Any]] = dict(
+    zip(DTYPES, map(np.dtype, ("<f8", "<f4", "<f2", "<u2")), strict=True)
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shapes of a model's arrays, and the one array that stands for them all.
+
+    A model of one array is optimised in that array's shape (a matrix stays a matrix,
+    for the nuclear-norm ball); one of several layers as the vector of all their
+    entries, one layer after the other, each in C order. A single number, an array
+    without axes, is a vector of one entry.
+
+    Parameters
+    ----------
+    shapes : tuple of tuple of int
+        The layers' shapes.
+    dtype : str
+        One of :data:`DTYPES`, for all layers.
+
+    Raises
+    ------
+    ValueError
+        There is no such dtype.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "float64"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _POINT:
+            raise ValueError(
+                f"a model's dtype is {self.dtype!r}; allowed: {', '.join(DTYPES)}"
+            )
+
+    @classmethod
+    def of(cls, arrays: Sequence[NDArray[Any]]) -> Layout:
+        """Layout of a list of arrays.
+
+        Its dtype is the widest of theirs; float64 where one is of none of
+        :data:`DTYPES`, say of integers. What :meth:`layers` made knows its own.
+        """
+        if isinstance(arrays, Layers):
+            return arrays.layout
+        names = {array.dtype.name for array in arrays}
+        known = [name for name in DTYPES if name in names]
+        dtype = known[0] if known and len(known) == len(names) else "float64"
+        return cls(tuple(array.shape for array in arrays), dtype)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of parameters p."""
+        return sum(map(prod, self.shapes))
+
+    @cached_property
+    def point_shape(self) -> tuple[int, ...]:
+        """Shape of the point that stands for the model."""
+        only = self.shapes[0] if len(self.shapes) == 1 else ()
+        # arithmetic turns an array of shape () into a scalar, which nothing changes in
+        # place; a vector of one entry stays one
+        return only or (self.size,)
+
+    @cached_property
+    def point_dtype(self) -> np.dtype[Any]:
+        """Of points and gradients in memory: float64, or float32."""
+        return _POINT[self.dtype]
+
+    @cached_property
+    def wire_dtype(self) -> np.dtype[Any]:
+        """Of a point's entries as they travel."""
+        return _WIRE[self.dtype]
+
+    def rounded(self, point: NDArray[Any]) -> FloatArray:
+        """A point as a new C-contiguous array of numbers that the dtype can hold.
+
+        Raises
+        ------
+        FloatingPointError
+            An entry is too large for it.
+        """
+        with np.errstate(over="ignore"):
+            made: FloatArray = np.array(point, dtype=self.point_dtype, order="C")
+            if made.dtype != self.wire_dtype:
+                made = self.from_wire(_narrowed(made, self.wire_dtype))
+        if self.dtype != "float64" and not np.isfinite(made).all():
+            raise FloatingPointError(
+                f"the model has numbers too large for {self.dtype}"
+            )
+        return made
+
+    def to_wire(self, point: NDArray[Any]) -> NDArray[Any]:
+        """A point as it travels, rounded to the model's dtype; no copy if it is of it.
+
+        What is too large for the dtype becomes infinite, and is refused on arrival.
+        """
+        if point.dtype == self.wire_dtype == self.point_dtype:
+            return point
+        wire = self.wire_dtype
+        with np.errstate(over="ignore"):
+            made = np.asarray(point, dtype=self.point_dtype)
+            return made if made.dtype == wire else _narrowed(made, wire)
+
+    def from_wire(self, array: NDArray[Any]) -> FloatArray:
+        """Inverse of :meth:`to_wire`; the result may be read-only.
+
+        Raises
+        ------
+        ValueError
+            The array has another dtype.
+        """
+        if array.dtype != self.wire_dtype:
+            raise ValueError(
+                f"an array of dtype {array.dtype} for a model of {self.dtype}, "
+                f"expected {self.wire_dtype}"
+            )
+        if self.dtype == "bfloat16":
+            bits = array.astype(np.uint32) << 16
+            return cast(FloatArray, bits.view(np.float32))
+        return cast(FloatArray, array.astype(self.point_dtype, copy=False))
+
+    def point(self, arrays: Sequence[NDArray[Any]]) -> FloatArray:
+        """Join the layers into one point of ``point_dtype`` (no copy of a single)."""
+        if tuple(array.shape for array in arrays) != self.shapes:
+            raise ValueError(
+                f"arrays have shapes {[array.shape for array in arrays]}, "
+                f"expected {list(self.shapes)}"
+            )
+        dtype = self.point_dtype
+        if len(arrays) == 1 and self.shapes[0]:
+            return np.asarray(arrays[0], dtype=dtype)
+        return np.concatenate(
+            [np.asarray(array, dtype=dtype).reshape(-1) for array in arrays]
+        )
+
+    def layers(self, point: FloatArray) -> Layers:
+        """Split a point into the layers, as views of it."""
+        flat = point.reshape(-1)
+        layers, start = Layers(), 0
+        layers.layout, layers.whole = self, point
+        for shape in self.shapes:
+            stop = start + prod(shape)
+            layers.append(flat[start:stop].reshape(shape))
+            start = stop
+        return layers
+
+    def objective_point(self, point: FloatArray) -> FloatArray | list[FloatArray]:
+        """Return what an objective is given: one array, or the list of the layers.
+
+        In ``point_dtype``, also where the method keeps its points in float64.
+        """
+        if point.dtype != self.point_dtype:
+            point = point.astype(self.point_dtype)
+        if len(self.shapes) == 1:
+            shape = self.shapes[0]
+            return point if point.shape == shape else point.reshape(shape)
+        return self.layers(point)
+
+    def objective_gradient(self, gradient: Any) -> FloatArray:
+        """Join an objective's gradient into the point's shape, in ``point_dtype``.
+
+        Parameters
+        ----------
+        gradient : ndarray or list of ndarray
+            One array in the shape that the model's only array has, or flat, of p
+            entries; or a list of arrays in the layers' shapes. What has no axes may be
+            a NumPy scalar.
+
+        Raises
+        ------
+        TypeError
+            If it is neither.
+        ValueError
+            If it has another shape: as many entries alone do not make a gradient, a
+            transposed one would be read in the wrong order.
+        """
+        if (
+            type(gradient) is np.ndarray
+            and gradient.shape == self.point_shape
+            and gradient.dtype == self.point_dtype
+        ):
+            return gradient
+        if isinstance(gradient, list | tuple) and all(
+            isinstance(part, np.ndarray | np.floating) for part in gradient
+        ):
+            return self.point(gradient)
+        if not isinstance(gradient, np.ndarray | np.floating):
+            raise TypeError(
+                f"the objective's gradient is a {type(gradient).__name__}, expected "
+                "an ndarray, or a list of them for a model of several arrays"
+            )
+        flat = (self.size,)
+        only = self.shapes[0] if len(self.shapes) == 1 else flat
+        if gradient.shape not in (only, flat):
+            raise ValueError(
+                f"the objective's gradient has shape {gradient.shape}, "
+                f"expected {only}{f' or {flat}' if only != flat else ''}"
+            )
+        array = cast(FloatArray, np.asarray(gradient, dtype=self.point_dtype))
+        return array.reshape(self.point_shape)
+
+    def to_list(self) -> list[int]:
+        """The shapes as one list of integers, before each the number of its axes."""
+        return [side for shape in self.shapes for side in (len(shape), *shape)]
+
+    @staticmethod
+    def from_list(numbers: Sequence[int], dtype: str = "float64") -> Layout:
+        """Inverse of :meth:`to_list`; ValueError if it is not a list of shapes."""
+        return _layout_of(tuple(numbers), dtype)
+
+    def entries(self) -> dict[str, Any]:
+        """What a request says of it: ``model-shapes``, and ``model-dtype``.
+
+        The dtype goes without saying where it is float64.
+        """
+        dtype = {"model-dtype": self.dtype} if self.dtype != "float64" else {}
+        return {"model-shapes": self.to_list(), **dtype}
+
+
+@lru_cache(maxsize=64)
+def _layout_of(numbers: tuple[int, ...], dtype: str) -> Layout:
+    shapes, start = [], 0
+    while start < len(numbers):
+        stop = start + 1 + numbers[start]
+        shape = numbers[start + 1 : stop]
+        if numbers[start] < 0 or stop > len(numbers) or min(shape, default=0) < 0:
+            raise ValueError(f"{list(numbers)} is not a list of shapes")
+        shapes.append(shape)
+        start = stop
+    if not shapes:
+        raise ValueError("a model needs at least one array")
+    return Layout(tuple(shapes), dtype)
+
+
+class Layers(list[FloatArray]):
+    """A model's layers, as a client's ``fit`` gets them, which know their layout.
+
+    An array of float32 does not say whether the model is one of bfloat16.
+
+    Attributes
+    ----------
+    layout : Layout
+    whole : ndarray of shape ``layout.point_shape``
+        The point that they are views of.
+    """
+
+    layout: Layout
+    whole: FloatArray
+
+
+def _narrowed(point: FloatArray, wire: np.dtype[Any]) -> NDArray[Any]:
+    """Round a float32 array to half of its bits: to float16, or uint16 of bfloat16."""
+    if wire.kind == "f":
+        return point.astype(wire)
+    bits = np.ascontiguousarray(point).view(np.uint32)
+    # to the nearest, of two to the even one: what is cut off is below, at, or above
+    # one half. NaN, whose bits may all be cut off, stays one
+    upper = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    upper[np.isnan(point)] = 0x7FC0
+    return upper.astype(wire)
+
+
+# ---------------------------------------------------------------- arrays that travel
 
 _NUMPY_STYPE = "numpy.ndarray"
 _ALLOWED_KINDS = "fiub"
@@ -44,55 +335,48 @@ _MAX_HEADER = 4096
 
 
 @lru_cache(maxsize=4096)
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The ``.npy`` header of a C-contiguous array."""
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, str]:
+    """The ``.npy`` header of a C-contiguous array, and the dtype's name."""
+    if dtype.kind not in _ALLOWED_KINDS:
+        raise ValueError(
+            f"an array of dtype {dtype} cannot travel; "
+            "allowed: float, integer and boolean arrays"
+        )
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        buffer, {"descr": dtype, "fortran_order": False, "shape": shape}
+        buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape}
     )
-    return buffer.getvalue()
-
-
-@lru_cache(maxsize=64)
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    return str(dtype)
+    return buffer.getvalue(), str(dtype)
 
 
 @lru_cache(maxsize=4096)
-def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    stream = io.BytesIO(header)
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        read = np.lib.format.read_array_header_1_0
-    elif version == (2, 0):
-        read = np.lib.format.read_array_header_2_0
-    else:
-        raise ValueError(f"array header has version {version}; allowed: 1.0, 2.0")
-    shape, fortran_order, dtype = read(stream)
-    return shape, fortran_order, dtype
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any], str]:
+    """The shape, dtype and order of an array; ValueError if they are not allowed."""
+    try:
+        stream = io.BytesIO(header)
+        number, _ = np.lib.format.read_magic(stream)
+        formats = np.lib.format
+        readers = {1: formats.read_array_header_1_0, 2: formats.read_array_header_2_0}
+        shape, fortran_order, dtype = readers[number](stream)
+    except Exception as error:
+        raise ValueError(f"array header cannot be read: {error}") from None
+    if dtype.hasobject or dtype.kind not in _ALLOWED_KINDS:
+        raise ValueError(f"array has dtype {dtype}; allowed: float, integer, boolean")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"array has shape {shape}: a side is negative")
+    return shape, dtype, "F" if fortran_order else "C"
 
 
 def encode(array: NDArray[Any]) -> Array:
-    """Make a Flower ``Array`` of an ndarray, copying its data once.
-
-    Parameters
-    ----------
-    array : ndarray
-        Of a float, integer or boolean dtype, of any shape.
-    """
+    """Make a Flower ``Array`` of an ndarray of numbers, copying its data once."""
     array = np.asarray(array, order="C")
-    if array.dtype.kind not in _ALLOWED_KINDS:
-        raise ValueError(
-            f"an array of dtype {array.dtype} cannot travel; "
-            "allowed: float, integer and boolean arrays"
-        )
-    header = _header(array.dtype.str, array.shape)
+    header, dtype = _header(array.dtype, array.shape)
     # a reshape to one axis lets even empty and 0-dimensional arrays be viewed as bytes
     body = array.reshape(-1).data.cast("B") if array.size else b""
     made = Array.__new__(Array)
     # the fields of the dataclass, without the constructor's guessing at its arguments
     made.__dict__.update(
-        dtype=_dtype_name(array.dtype),
+        dtype=dtype,
         shape=array.shape,
         stype=_NUMPY_STYPE,
         data=b"".join((header, body)),
@@ -105,7 +389,7 @@ def owned(array: NDArray[Any]) -> NDArray[Any]:
     made = np.array(array, order="C")
     if made.dtype.kind not in _ALLOWED_KINDS:
         encode(made)  # which says so
-    made.flags.writeable = False
+    made.setflags(write=False)
     return made
 
 
@@ -126,49 +410,13 @@ def decode(array: Array) -> NDArray[Any]:
         size = 12 + int.from_bytes(data[8:12], "little")
     if size > min(len(data), _MAX_HEADER):
         raise ValueError("array is cut off inside its header")
-    try:
-        shape, fortran_order, dtype = _parse_header(data[:size])
-    except Exception as error:
-        raise ValueError(f"array header cannot be read: {error}") from None
-    if dtype.hasobject or dtype.kind not in _ALLOWED_KINDS:
-        raise ValueError(f"array has dtype {dtype}; allowed: float, integer, boolean")
-    if any(side < 0 for side in shape):
-        raise ValueError(f"array has shape {shape}: a side is negative")
+    shape, dtype, order = _parse_header(data[:size])
     if prod(shape) * dtype.itemsize != len(data) - size:
         raise ValueError(
             f"array of shape {shape} and dtype {dtype} has {len(data) - size} bytes"
         )
     flat = np.frombuffer(data, dtype=dtype, offset=size)
-    return flat.reshape(shape, order="F" if fortran_order else "C")
-
-
-_PLAIN = frozenset((bool, int, float, str, bytes, list))
-T = TypeVar("T", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
-
-
-def filled(record: T, items: Mapping[str, Any]) -> T:
-    """Put items into a new record at once.
-
-    Flower checks each item's type as it is set, which takes a fifth of a round trip in
-    this process; this is for items that we have just made. Whatever is not plainly
-    right, and a Flower whose records are built differently, goes the ordinary way.
-    """
-    data = record.__dict__.get("_data")
-    if isinstance(data, dict) and (
-        not isinstance(record, ConfigRecord)
-        or _PLAIN.issuperset(map(type, items.values()))
-    ):
-        data.update(items)
-    else:
-        for name, item in items.items():
-            record[name] = item
-    return record
-
-
-def contents(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record's items, not to be changed; looking at the record itself is slow."""
-    data = getattr(record, "_data", None)
-    return data if isinstance(data, dict) else dict(record)
+    return flat.reshape(shape, order=cast(Any, order))
 
 
 # An array costs about 350 bytes on the wire beside its data (its names, the hashes of
@@ -180,6 +428,8 @@ _DTYPES = (
     *(np.dtype(name) for name in ("<u8", "<i8", "<f2", "<f4", "<f8")),
 )
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+#: Dtypes and shapes of arrays.
+Described = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 
 
 def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
@@ -191,8 +441,7 @@ def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
     head, bodies = bytearray([len(arrays)]), []
     for array in arrays:
         head += bytes((_DTYPE_CODES[array.dtype], array.ndim))
-        for side in array.shape:
-            head += side.to_bytes(4, "little")
+        head += np.array(array.shape, dtype="<u4").tobytes()
         bodies.append(array.tobytes())
     return np.frombuffer(b"".join((head, *bodies)), dtype=np.uint8)
 
@@ -226,67 +475,33 @@ def split_arrays(joined: NDArray[Any]) -> list[NDArray[Any]]:
     return arrays
 
 
-#: Dtypes and shapes of arrays.
-Described = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
-
-
-def _joins(described: Described) -> bool:
-    """Whether arrays are so small, and of such kinds, that they travel as one."""
-    return (
+@lru_cache(maxsize=4096)
+def travels_as_one(described: Described) -> bool:
+    """Whether arrays are so few, or so small and of such kinds, that they are one."""
+    return len(described) == 1 or (
         1 < len(described) < 256
         and sum(prod(s) * d.itemsize for d, s in described) <= _JOINED_MAX_BYTES
         and all(d in _DTYPE_CODES and len(s) < 256 for d, s in described)
     )
 
 
-@lru_cache(maxsize=1024)
-def one_array_of(described: Described) -> tuple[str, str, tuple[int, ...], int] | None:
-    """The only array that :func:`array_record` makes of joined arrays, before it does.
-
-    Returns
-    -------
-    (str, str, tuple of int, int) or None
-        Its key, dtype, shape and bytes with its header; None if there are several.
-    """
-    if len(described) == 1:
-        key, (dtype, shape) = "0", described[0]
-    elif _joins(described):
-        heads = 1 + sum(2 + 4 * len(shape) for _, shape in described)
-        size = heads + sum(prod(shape) * dtype.itemsize for dtype, shape in described)
-        key, dtype, shape = _JOINED, np.dtype(np.uint8), (size,)
-    else:
-        return None
-    length = len(_header(dtype.str, shape)) + prod(shape) * dtype.itemsize
-    return key, _dtype_name(dtype), shape, length
-
-
 def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRecord:
     """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ...
 
-    Parameters
-    ----------
-    arrays : sequence of ndarray
-    join : bool
-        Whether several small arrays may travel as one, under the key "joined". For
-        our own messages; what others read keeps an array an array.
+    With ``join``, for messages of our own, several small arrays may travel as one.
     """
-    record = ArrayRecord()
     several = join and len(arrays) > 1
-    if several and _joins(tuple((array.dtype, array.shape) for array in arrays)):
-        record[_JOINED] = encode(join_arrays(arrays))
-        return record
-    return filled(record, {str(i): encode(array) for i, array in enumerate(arrays)})
+    if several and travels_as_one(tuple([(a.dtype, a.shape) for a in arrays])):
+        return filled(ArrayRecord(), {_JOINED: encode(join_arrays(arrays))})
+    return filled(ArrayRecord(), {str(i): encode(a) for i, a in enumerate(arrays)})
 
 
 def record_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
     """Read every array of a record, in order, as read-only ndarrays."""
-    arrays = contents(record)
-    if len(arrays) == 1 and _JOINED in arrays:
-        return split_arrays(decode(arrays[_JOINED]))
-    return [decode(array) for array in arrays.values()]
+    if len(record) == 1 and _JOINED in record:
+        return split_arrays(decode(record[_JOINED]))
+    return list(map(decode, record.values()))
 
-
-# ------------------------------------------------------------- sparse arrays
 
 #: What an array costs on the wire beside its data: names, hashes, the .npy header.
 ENVELOPE = 400
@@ -300,7 +515,7 @@ def bits_of(flat: NDArray[Any]) -> NDArray[Any]:
 def sparse_or_dense(point: NDArray[Any]) -> list[NDArray[Any]]:
     """The smaller of [indices, values] of the non-zeros and [the array itself].
 
-    Of any dtype that travels: see :meth:`~fedtrellis.wire.layout.Layout.to_wire`.
+    Of any dtype that travels: see :meth:`Layout.to_wire`.
     """
     flat = point.reshape(-1)
     bits = bits_of(flat)  # −0.0 is no zero here: it arrives as what it was

@@ -340,7 +340,9 @@ def _layout(
     """The shapes that a message declares, which are no more than it may declare."""
     if "model-shapes" not in config:
         return None
-    layout = Layout.of_entries(config)
+    layout = Layout.from_list(
+        config["model-shapes"], config.get("model-dtype", "float64")
+    )
     if stored is not None and layout != stored.layout:
         raise ValueError(
             f"the model has shapes {list(layout.shapes)} of {layout.dtype}; in this "

@@ -11,38 +11,32 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from logging import INFO
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
+from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from fedtrellis.settings import CodedError, SettingsError
-from fedtrellis.wire.arrays import contents, filled, owned
+from fedtrellis.wire.arrays import FloatArray, Layout, owned
 from fedtrellis.wire.broadcast import (
     MAX_PARAMETERS,
     OutOfSyncError,
     ReceivedModel,
     receive,
 )
-from fedtrellis.wire.flower_internals import log, reply_to
-from fedtrellis.wire.layout import Layout
-from fedtrellis.wire.local_work import run_together
-from fedtrellis.wire.method_client import (
-    PHASES,
-    MethodClient,
-    StatefulClient,
-    evaluate_objective,
-    speaks_for,
-    takes_steps,
-)
+from fedtrellis.wire.flower_internals import filled, log
+from fedtrellis.wire.local_work import Steps, run_alone, run_together
 from fedtrellis.wire.protocol import (
     CONFIG,
     EXAMPLES,
     PHASE,
+    RESTORE,
     STATUS,
     ClientMemory,
     MissingError,
@@ -52,6 +46,7 @@ from fedtrellis.wire.protocol import (
     NodeRequest,
     RestoreNeededError,
     client_identity,
+    is_memory,
 )
 
 __all__ = [
@@ -64,6 +59,7 @@ __all__ = [
     "client_app",
     "evaluate_objective",
     "serve",
+    "serve_together",
     "speaks_for",
 ]
 
@@ -85,18 +81,220 @@ MAX_COUNT = 10**6
 # stay in the cache. A client with as many by itself gains nothing from company.
 _ENTRIES = 2**18
 
+# Phases of rounds of several waves that the clients' classes defined so far have, as
+# keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
+_PHASES: dict[str, None] = {}
 
-@dataclass(frozen=True)
-class Node:
-    """What all the requests of an app are served with.
+
+class MethodClient(NumPyClient):
+    """A NumPy client of one of fedtrellis's methods.
+
+    It works with :func:`fedtrellis.client_app` only: Flower's
+    ``ClientApp(client_fn=...)`` knows neither the messages of these methods nor where
+    their clients keep state.
+
+    A method ``fit_NAME(parameters, config)`` of a subclass is a phase of its own, for
+    messages of type ``train.NAME``: every app that is made once the class is defined
+    takes them.
+
+    A subclass writes its local work as :meth:`steps`, and clients of a
+    ``LocalGrid(..., batched=True)`` then compute together; or it overrides ``fit``, and
+    is called alone.
+
+    Attributes
+    ----------
+    objective : object
+        The client's loss f_i, which a subclass sets: it answers what the steps ask for.
+    layout : Layout
+        Of the model, known from the moment :meth:`steps` is called.
+    announcement : mapping
+        Told to the server before round 1, beside what ``get_properties`` answers.
+    weigh_evaluation : callable or None
+        Given the loss, the number of examples and the metrics that ``evaluate``
+        returned, returns the loss and the metrics to be sent.
+
+    Examples
+    --------
+    A client that sends the gradient of f_i(x) = ‖x‖²/2:
+
+    >>> from fedtrellis import MethodClient
+    >>> class GradientClient(MethodClient):
+    ...     def fit(self, parameters, config):
+    ...         return [parameters[0]], 1, {}
+    >>> GradientClient().fit([2.0], {})
+    ([2.0], 1, {})
+    """
+
+    # of any kind of loss, with mini-batches, bounds or stacks, or none of them
+    objective: Any
+    layout: Layout
+    announcement: Mapping[str, Any] = MappingProxyType({})
+    weigh_evaluation: (
+        Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
+    ) = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note the phases of a subclass, for the apps to come."""
+        super().__init_subclass__(**options)
+        for name in dir(cls):
+            if name.startswith(PHASE) and callable(getattr(cls, name)):
+                _PHASES[name.removeprefix(PHASE)] = None
+
+    def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
+        """The client's local work, a generator.
+
+        It yields what it asks its loss for, such as :class:`~fedtrellis.Gradient`, and
+        is sent the answer. Clients side by side take turns: a context such as
+        ``np.errstate`` must not span a ``yield``.
+
+        Parameters
+        ----------
+        x : ndarray of shape ``layout.point_shape``
+            The model, in one read-only array; of several arrays, the vector of all
+            their entries.
+        config : dict
+            What the server sent; not to be changed.
+
+        Returns
+        -------
+        ndarray or tuple
+            A point, which is sent in the model's shape and dtype; or all that ``fit``
+            returns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither steps nor fit")
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """Take the steps alone.
+
+        Returns
+        -------
+        (list of ndarray, int, dict)
+            What is sent, the number of examples (0: not revealed), and metrics.
+
+        Raises
+        ------
+        Exception
+            What the steps raise.
+        """
+        arrays, examples, metrics = run_alone(self, parameters, config)
+        return list(arrays), examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """f_i(x), the number of examples and the objective's metrics."""
+        if not hasattr(self, "objective"):
+            found: tuple[float, int, dict[str, Any]]
+            found = super().evaluate(parameters, config)
+            return found
+        return evaluate_objective(self.objective, parameters)
+
+    def to_client(self) -> Client:
+        """Refuse Flower's older API, which calls this itself, with the way out.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} cannot be converted with .to_client(), and "
+            "flwr.client.ClientApp(client_fn=...) cannot run it: return the "
+            f"{name} itself from client_fn, make the ClientApp with "
+            "app = fedtrellis.client_app(client_fn), and start a strategy of "
+            "fedtrellis.strategies on the server"
+        )
+
+
+class StatefulClient(MethodClient):
+    """A NumPy client whose method keeps state from one round to the next.
 
     Parameters
     ----------
-    client_fn : callable
-        Makes the client.
-    max_parameters, max_count : int
-        As :func:`fedtrellis.client_app` takes them.
+    context : Context
+        The context that ``client_fn`` was given.
+
+    Attributes
+    ----------
+    state : dict of str to ndarray
+        What the method keeps. Read-only arrays when :meth:`fit` starts: the state
+        after the last of this client's rounds that the server used. What ``fit``
+        leaves here is the state after this round, should the server use it.
+    numbers : ndarray of float64 or None
+        A short vector that ``fit`` may leave here to be sent beside its arrays: it
+        travels without the half kilobyte that an array has around it.
+    client_id : str
+        The stable identity, see :func:`fedtrellis.wire.protocol.client_identity`.
+
+    Examples
+    --------
+    A client that counts those of its rounds that the server used:
+
+    >>> import numpy as np
+    >>> from fedtrellis import StatefulClient
+    >>> class Counting(StatefulClient):
+    ...     def fit(self, parameters, config):
+    ...         self.state["rounds"] = self.state.get("rounds", np.zeros(1)) + 1
+    ...         return parameters, 1, {"rounds": float(self.state["rounds"][0])}
     """
+
+    #: Names of the arrays that a server may give back; None: any.
+    restorable: ClassVar[frozenset[str] | None] = None
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.client_id = client_identity(context)
+        self.state: dict[str, FloatArray] = {}
+        self.numbers: FloatArray | None = None
+
+
+def speaks_for(kind: Any, many: str, one: str) -> bool:
+    """Whether a class's method for many clients does what its method for one does.
+
+    It is not if a subclass has overridden the latter alone.
+    """
+    return _speaks_for(kind, many, one)
+
+
+@lru_cache(maxsize=1024)
+def _speaks_for(kind: type, many: str, one: str) -> bool:
+    def place(name: str) -> int:
+        return next((i for i, c in enumerate(kind.__mro__) if name in vars(c)), -1)
+
+    return 0 <= place(many) <= place(one)
+
+
+def evaluate_objective(
+    objective: Any, parameters: Sequence[NDArray[Any]]
+) -> tuple[float, int, dict[str, Any]]:
+    """What ``NumPyClient.evaluate`` returns: value, examples, metrics of an objective.
+
+    Parameters
+    ----------
+    objective : object
+        With ``value(x)`` and ``num_examples``, and if it has any, ``metrics(x)``.
+    parameters : list of ndarray
+        The model's arrays.
+    """
+    layout = Layout.of(parameters)
+    x = layout.objective_point(layout.point(parameters))
+    metrics = getattr(objective, "metrics", None)
+    extra = metrics(x) if metrics is not None else {}
+    return float(objective.value(x)), int(objective.num_examples), extra
+
+
+_FIT = MethodClient.fit
+
+
+# ------------------------------------------------------------------------- serving
+
+
+@dataclass(frozen=True)
+class Node:
+    """What all the requests of an app are served with, as ``client_app`` takes it."""
 
     client_fn: ClientFn
     max_parameters: int
@@ -124,32 +322,15 @@ class Serving:
     """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
 
     Whoever calls these calls :meth:`failed` with what they raise: the client's state is
-    then what it was before.
-
-    Parameters
-    ----------
-    node : Node
-    function : str
-        The client's method that the request is for.
-    request : NodeRequest
-    context : Context
-        The client's.
-    received : dict, optional
-        The models of requests that are served together, by what they are made of.
-
-    Attributes
-    ----------
-    client : NumPyClient
-    config : Named
-        What the method is given, beside the layers of ``model``; not to be changed.
-    model : ReceivedModel
-        Read-only.
+    then what it was before. ``received`` has the models of requests that are served
+    together, by what they are made of.
     """
 
     client: NumPyClient
+    #: What the method is given, beside the layers of :attr:`model`; not to be changed.
     config: Named
     model: ReceivedModel
-    _before: tuple[ClientMemory | None, Mapping[str, Any]] | None = None
+    _before: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -166,36 +347,36 @@ class Serving:
 
     def begin(self) -> NodeReply | None:
         """Take the request, and make the client; a reply if that is all."""
-        context, content, node = self.context, self.request.content, self.node
+        context, request, node = self.context, self.request, self.node
         held: ClientMemory | None = None
         if isinstance(context, NodeContext):
             held, records = context.held()
         else:
             records = context.state
-        before = contents(records)
-        self._before = held, {k: before[k].copy() for k in before} if before else {}
-        config, status = self.request.read(self.function, node.max_count)
-        self.config, session = config, config["session"]
+        self._before = {name: record.copy() for name, record in records.items()}
+        self.config, status = request.read(node.max_count)
+        session = self.config["session"]
         if held is not None and held.session == session:
             memory = held.copy()
-        elif held is not None:
-            memory = ClientMemory(session)
         else:
             memory = ClientMemory.load(records, session)
         self._memory = memory
         self._status = {"client-id": client_identity(context), **status}
         try:
-            memory.take_request(content, config, node.max_parameters, self._receive)
+            self.model = memory.take_request(
+                request.content, self.config, node.max_parameters, self._receive
+            )
         except (OutOfSyncError, RestoreNeededError):
+            self._status.pop("model-version", None)
             return self._out_of_step()
-        assert memory.model is not None
-        self.model = memory.model
-        self._keep_model = bool(config.get("keep-model", True))
-        if self._keep_model or self.function == "evaluate":
-            self._status["model-version"] = memory.model.version
         client = self.client = node.client(context)
         if isinstance(client, StatefulClient):
-            client.check_restored(content)
+            if client.restorable is not None and RESTORE in request.content:
+                given = cast(Mapping[str, Any], request.content[RESTORE])
+                for strange in sorted(set(given) - client.restorable):
+                    raise ValueError(
+                        f"a client of this method takes no {strange!r} back"
+                    )
             client.state = Named("the client's state", memory.arrays())
         return None
 
@@ -223,19 +404,18 @@ class Serving:
         """Undo what was done to the client's state; the reply of one that refuses.
 
         Flower keeps what an exception left behind when deployed, and drops it in
-        simulation; a client that failed is as it was before, everywhere.
+        simulation; a client that failed is as it was before, everywhere. Its memory is
+        written last, so what may have changed are the records beside it.
         """
-        if self._before is None:
+        before = self._before
+        if before is None:
             return error
-        held, records = self._before
-        if isinstance(self.context, NodeContext):
-            self.context.put_back(held, RecordDict(dict(records)))
-        else:
-            state = self.context.state
-            for key in set(state) - set(records):
-                del state[key]
-            for key, record in records.items():
-                state[key] = record
+        state = self.context.state
+        for name in set(state) - set(before):
+            if not is_memory(name):
+                del state[name]
+        for name, record in before.items():
+            state[name] = record
         # what could not be read is no request
         if not isinstance(error, CodedError) or not self._status:
             return error
@@ -249,9 +429,11 @@ class Serving:
         if handle is None:
             raise TypeError(f"{kind} has no method {self.function}")
         model = self.model
-        layers = model.layout.layers(model.point)
         try:
-            return handle(layers, Named("the request's config", self.config))
+            return handle(
+                model.layout.layers(model.point),
+                Named("the request's config", self.config),
+            )
         except RestoreNeededError:  # what the method found its state to be
             return None
         except MissingError as error:
@@ -260,19 +442,14 @@ class Serving:
             ) from error
 
     def finish(self, result: Any) -> NodeReply:
-        """Make the reply, and keep the client's state.
-
-        Parameters
-        ----------
-        result : tuple or None
-            What :meth:`call` returned, or what the client's steps came to.
-        """
+        """Make the reply of what :meth:`call` returned, and keep the client's state."""
         if result is None:
             return self._out_of_step()
-        client, memory = self.client, self._memory
+        client, memory, config = self.client, self._memory, self.config
         reply = NodeReply(self._status)
         metrics: dict[str, Any] = {}
-        if self.function == "evaluate":
+        evaluates = self.function == "evaluate"
+        if evaluates:
             loss, num_examples, extra = result
             if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
                 loss, extra = client.weigh_evaluation(*result)
@@ -286,20 +463,20 @@ class Serving:
             if isinstance(client, StatefulClient):
                 if client.numbers is not None:
                     self._status["numbers"] = client.numbers.astype("<f8").tobytes()
-                if "used-round" in self.config:
-                    memory.note(self.config, client.state)
+                if "used-round" in config:
+                    memory.note(config, client.state)
         metrics.update(extra)
         if metrics:
-            reply.metrics = contents(MetricRecord(metrics))
+            reply.metrics = dict(MetricRecord(metrics).items())
         # the state is written last: whatever raised before has changed nothing
-        if self._keep_model or self.function != "evaluate":
-            # an evaluation elsewhere leaves the model that the client goes on with
-            if not self._keep_model:
-                memory.model = None  # the server sends it whole anyway
-            if isinstance(self.context, NodeContext):
-                self.context.hold(memory)
-            else:
-                memory.save(self.context.state)
+        if not config.get("keep-model", True):
+            memory.model = None  # the server sends it whole anyway
+            if evaluates:  # elsewhere than at the model that the client goes on with
+                return reply
+        if isinstance(self.context, NodeContext):
+            self.context.hold(memory)
+        else:
+            memory.save(self.context.state)
         return reply
 
 
@@ -315,17 +492,9 @@ def serve(serving: Serving) -> NodeReply | Exception:
 
 
 def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
-    """As :func:`serve`, where clients' steps go side by side.
-
-    Parameters
-    ----------
-    servings : sequence of Serving
-    replies : list
-        To be filled.
-    """
+    """Fill in replies as :func:`serve`, where clients' steps go side by side."""
     waiting: dict[Layout, list[int]] = defaultdict(list)
-    place, members = -1, list[int]()
-    layout: Layout | None = None  # of the last ones, the members
+    place = -1
     # what a wave makes for each client it drops at the end, and it makes no cycles:
     # Python would go through all nodes again and again to find that out
     collects = gc.isenabled()
@@ -336,21 +505,22 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
                 replies[place] = serving.begin()
                 if replies[place] is not None:
                     continue
-                if serving.function != "fit" or not takes_steps(serving.client):
+                client = serving.client
+                # work that is its steps, and no fit of its own
+                if serving.function != "fit" or type(client).fit is not _FIT:
                     replies[place] = serving.finish(serving.call())
                     continue
             except Exception as error:
                 replies[place] = serving.failed(error)
                 continue
-            if serving.model.layout is not layout:
-                layout = serving.model.layout
-                members = waiting[layout]
+            layout = serving.model.layout
+            members = waiting[layout]
             members.append(place)
             # so many at a time, that what they need is still in the cache
             if len(members) * layout.size >= _ENTRIES:
                 _side_by_side(servings, waiting.pop(layout), replies)
-                members = waiting[layout]
-        for members in filter(None, waiting.values()):
+                gc.collect(0)  # cycles that clients have made
+        for members in waiting.values():
             _side_by_side(servings, members, replies)
     except BaseException:
         for started, reply in zip(servings[: place + 1], replies, strict=False):
@@ -374,7 +544,6 @@ def _side_by_side(
         [layers[serving.model] for serving in members],
         [serving.config for serving in members],
     )
-    gc.collect(0)  # cycles that clients have made
     for place, serving, result in zip(places, members, results, strict=True):
         try:
             if isinstance(result, Exception):
@@ -384,6 +553,9 @@ def _side_by_side(
             serving.failed(error)
             # it says so in the words of a client alone
             replies[place] = serve(serving)
+
+
+# ------------------------------------------------------------------------- the app
 
 
 class MethodApp(ClientApp):
@@ -449,46 +621,31 @@ def by_name(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-@dataclass(frozen=True)
-class _Handler:
-    """Handles one type of message by a method of the client."""
-
-    node: Node
-    function: str
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        request = NodeRequest(message.metadata.message_type, message.content)
-        answer = serve(Serving(self.node, self.function, request, context))
-        if isinstance(answer, Exception):
-            raise answer
-        return reply_to(message, answer.content)
+def _handle(node: Node, function: str, message: Message, context: Context) -> Message:
+    """Handle one message by a method of the client."""
+    request = NodeRequest(message.metadata.message_type, message.content)
+    answer = serve(Serving(node, function, request, context))
+    if isinstance(answer, Exception):
+        raise answer
+    return Message(answer.content, reply_to=message)
 
 
-@dataclass(frozen=True)
-class _Hello:
-    """Answers who the client is, and what there is to know of it before round 1."""
-
-    node: Node
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        client = self.node.client(context)
-        status = filled(ConfigRecord(), {"client-id": client_identity(context)})
-        # how many parts the node thinks that the data has, for whoever wants to check
-        properties: dict[str, Any] = {
-            key: value
-            for key, value in context.node_config.items()
-            if key == "num-partitions"
-        }
-        # what a client weighs in an evaluation is declared before there is a model
-        examples = getattr(getattr(client, "objective", None), "num_examples", None)
-        if examples is not None:
-            properties[EXAMPLES] = int(examples)
-        properties |= client.get_properties({})
-        if isinstance(client, MethodClient):
-            properties |= client.announcement
-        config = filled(ConfigRecord(), properties)
-        content = filled(RecordDict(), {STATUS: status, CONFIG: config})
-        return reply_to(message, content)
+def _introduce(node: Node, message: Message, context: Context) -> Message:
+    """Answer who the client is, and what there is to know of it before round 1."""
+    client, config = node.client(context), context.node_config
+    # how many parts the node thinks that the data has, for whoever wants to check
+    parts = "num-partitions"
+    properties: dict[str, Any] = {parts: config[parts]} if parts in config else {}
+    # what a client weighs in an evaluation is declared before there is a model
+    examples = getattr(getattr(client, "objective", None), "num_examples", None)
+    if examples is not None:
+        properties[EXAMPLES] = int(examples)
+    properties |= client.get_properties({})
+    if isinstance(client, MethodClient):
+        properties |= client.announcement
+    status = filled(ConfigRecord(), {"client-id": client_identity(context)})
+    records = {STATUS: status, CONFIG: filled(ConfigRecord(), properties)}
+    return Message(filled(RecordDict(), records), reply_to=message)
 
 
 def client_app(
@@ -546,12 +703,12 @@ def client_app(
             )
     node = Node(client_fn, max_parameters, max_count)
     app = MethodApp(node, mods)
-
-    app.train()(_Handler(node, "fit"))
-    app.evaluate()(_Handler(node, "evaluate"))
+    phases = [*dict.fromkeys((*_PHASES, *phases))]
     app.functions = {"train": "fit", "evaluate": "evaluate"}
-    for phase in dict.fromkeys((*PHASES, *phases)):
-        app.train(phase)(_Handler(node, PHASE + phase))
-        app.functions[f"train.{phase}"] = PHASE + phase
-    app.query("hello")(_Hello(node))
+    app.functions |= {f"train.{phase}": PHASE + phase for phase in phases}
+    app.train()(partial(_handle, node, "fit"))
+    app.evaluate()(partial(_handle, node, "evaluate"))
+    for phase in phases:
+        app.train(phase)(partial(_handle, node, PHASE + phase))
+    app.query("hello")(partial(_introduce, node))
     return app

@@ -14,14 +14,12 @@ from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
-from fedtrellis.wire.arrays import contents
-from fedtrellis.wire.encoding import message_bytes
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     advice_on,
-    alike_to,
     is_simulation,
     log,
+    message_bytes,
 )
 from fedtrellis.wire.protocol import (
     CONFIG,
@@ -436,8 +434,7 @@ class Registry:
         for node in grid.get_nodes():
             if node.node_id in strangers:
                 strangers[node.node_id].key = Key.of(node)
-        hello = _hello(new[0])
-        requests = [alike_to(hello, node_id, RecordDict()) for node_id in new]
+        requests = [_hello(node_id) for node_id in new]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         reasons = []
         for node_id, reply in replies.items():
@@ -470,8 +467,7 @@ class Registry:
     ) -> str:
         """Make a node a client, or the one that it was; or say why it is refused."""
         node_id = stranger.node_id
-        records = contents(content)
-        name = str(contents(records[STATUS])["client-id"])
+        name = str(content[STATUS]["client-id"])
         key = self._key_of(name, stranger.key)
         if key is None:
             # for good: a node's key does not change
@@ -495,7 +491,7 @@ class Registry:
             known.behind, known.nudge = stranger.behind, stranger.nudge
             known.key = key
         else:
-            stranger.properties = dict(contents(records[CONFIG]))
+            stranger.properties = dict(content[CONFIG].items())
             why = self.refuse(stranger.properties) if started else ""
             if why:
                 self._left_out.add(node_id)
@@ -510,16 +506,14 @@ class Registry:
 
 def _spoilt(content: RecordDict) -> str:
     """What is wrong with an introduction; empty if nothing is."""
-    records = contents(content)
+    records = dict(content.items())
     status, properties = records.get(STATUS), records.get(CONFIG)
-    name = (
-        contents(status).get("client-id") if isinstance(status, ConfigRecord) else None
-    )
+    name = status.get("client-id") if isinstance(status, ConfigRecord) else None
     if not isinstance(name, str) or not name:
         return f"the introduction names {name!r}, which is no client-id"
     if not isinstance(properties, ConfigRecord):
         return "the introduction has no properties"
-    examples = contents(properties).get(EXAMPLES, 0)
+    examples = properties.get(EXAMPLES, 0)
     if not is_count(examples):
         return f"the introduction declares {examples!r} examples"
     return ""

@@ -4,18 +4,23 @@ Flower promises nothing of these and moves them now and then. What every run nee
 imported here; what only a :class:`~fedtrellis.wire.local_grid.LocalGrid` or the command
 line needs, when it is used. If something is not where it was, one line names the
 version of Flower, what is missing, and the versions that were run.
+
+Flower splits a Message into objects (the message, its records, its arrays, their
+chunks), names each by the SHA-256 of its bytes, and sends objects of one name once. An
+object is a head, "kind names-of-its-parts length" and a zero byte, and a body. Here
+messages travel as the same bodies, and their objects' bytes are counted.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo as NodeInfo
@@ -49,220 +54,262 @@ def _unfit(reason: str) -> str:
 
 
 with _flower():
+    from flwr.app.message import make_message
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK_SIZE
     from flwr.common.constant import ErrorCode
     from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
     from flwr.common.serde_utils import (
+        error_from_proto,
         error_to_proto,
         metadata_from_proto,
         metadata_to_proto,
     )
     from flwr.proto.message_pb2 import Message as _ProtoMessage
-    from flwr.proto.message_pb2 import Metadata as _ProtoMetadata
+    from flwr.proto.recorddict_pb2 import ConfigRecord as _ProtoConfig
+    from flwr.proto.recorddict_pb2 import MetricRecord as _ProtoMetrics
+    from flwr.proto.recorddict_pb2 import RecordDict as _ProtoRecords
 
 __all__ = [
     "CHUNK_SIZE",
     "LOGGER_NAME",
     "TESTED_FLOWER",
     "ConsoleHandler",
+    "Encoded",
     "ErrorCode",
     "advice_on",
-    "alike_to",
+    "content_bytes",
     "empty_run",
-    "encode_message",
-    "envelope_bytes",
-    "envelope_from_bytes",
-    "envelope_to_bytes",
+    "filled",
     "is_simulation",
+    "items_from_bytes",
+    "items_to_bytes",
     "join_run",
     "log",
+    "message_bytes",
     "name_message",
     "node_infos",
     "records_from_bytes",
     "records_to_bytes",
-    "reply_to",
+    "through_bytes",
 ]
 
 
-# ------------------------------------------------------------------------- messages
+# -------------------------------------------------------------------------- records
+
+_TYPES: tuple[type, ...] = (bool, int, float, str, bytes)
+_PLAIN = frozenset((*_TYPES, list))
+T = TypeVar("T", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 
 
-def _envelope(message: Message) -> Any:
-    if message.__dict__.get("_error") is None and _is_plain(message):
-        kept = message.__dict__["_metadata"].__dict__
-        # what is None is left out
-        sent = {field: kept[name] for name, field in _SENT.items()}
-        return _ProtoMessage(metadata=_ProtoMetadata(**sent))
-    proto = metadata_to_proto(message.metadata)
-    proto.message_id = ""
-    error = error_to_proto(message.error) if message.has_error() else None
-    return _ProtoMessage(metadata=proto, content=None, error=error)
+def filled(record: T, items: Mapping[str, Any]) -> T:
+    """Put items into a new record at once, unchecked if they plainly may be there.
 
-
-def envelope_bytes(message: Message) -> int:
-    """Bytes of a message's own object without its content: metadata and error."""
-    size: int = _envelope(message).ByteSize()
-    return size
-
-
-def envelope_to_bytes(message: Message) -> bytes:
-    """A message's own object without its content, and without its id."""
-    data: bytes = _envelope(message).SerializeToString(deterministic=True)
-    return data
-
-
-def envelope_from_bytes(data: bytes, content: RecordDict, message_id: str) -> Message:
-    """A message of its own object, its content and its id."""
-    proto = _ProtoMessage.FromString(data).metadata
-    made, known = Message.__new__(Message), _keeps_metadata_as_known()
-    if known:
-        metadata = Metadata.__new__(Metadata)
-        kept = {name: getattr(proto, field) for name, field in _SENT.items()}
-        for name in _OPTIONAL:
-            if not proto.HasField(_SENT[name]):
-                kept[name] = None
-        metadata.__dict__.update(kept, _message_id=message_id, _delivered_at="")
+    Flower checks each item's type as it is set, which takes a fifth of a round trip in
+    this process; this is for items that have just been made.
+    """
+    data = record.__dict__.get("_data")
+    if isinstance(data, dict) and (
+        not isinstance(record, ConfigRecord)
+        or _PLAIN.issuperset(map(type, items.values()))
+    ):
+        data.update(items)
     else:
-        metadata = metadata_from_proto(proto)
-        metadata.delivered_at = ""
-    made.__dict__.update(_metadata=metadata, _content=content, _error=None)
-    if not known:
-        name_message(made, message_id)
-    return made
+        for name, item in items.items():
+            record[name] = item
+    return record
 
 
-@lru_cache(maxsize=1)
-def _keeps_metadata_as_known() -> bool:
-    """Whether this Flower reads the metadata of a message into what we write."""
-    read = metadata_from_proto(_ProtoMetadata(message_type="train"))
-    return vars(read).keys() | {"_delivered_at"} == _METADATA
+# Fields of an item's value, by the value's type, and by that of a list's entries.
+_ONE = dict(zip(_TYPES, ("bool", "sint64", "double", "string", "bytes"), strict=True))
+_LISTS = "bool_list", "sint_list", "double_list", "string_list", "bytes_list"
+_MANY = dict(zip(_TYPES, _LISTS, strict=True))
+_PROTOS: dict[type, Any] = {ConfigRecord: _ProtoConfig, MetricRecord: _ProtoMetrics}
 
 
-# What Flower keeps of a message; a version that keeps something else is left to its own
-# constructors, which take several times as long for what they check and look up.
-_METADATA = frozenset(
-    (
-        *("_run_id", "_message_id", "_src_node_id", "_dst_node_id", "_src_task_id"),
-        *("_dst_task_id", "_reply_to_message_id", "_group_id", "_created_at"),
-        *("_ttl", "_message_type", "_delivered_at"),
-    )
-)
-_MESSAGE = frozenset(("_metadata", "_content", "_error"))
-# The fields that it sends of the metadata; two of them may be None, and are not sent.
-_NOT_SENT = ("_message_id", "_delivered_at")
-_SENT = {name: name[1:] for name in sorted(_METADATA.difference(_NOT_SENT))}
-_OPTIONAL = ("_src_task_id", "_dst_task_id")
+def items_to_bytes(kind: type, items: Mapping[str, Any]) -> bytes:
+    """The body of a ConfigRecord or MetricRecord of these items, as Flower makes it."""
+    made: list[dict[str, Any]] = []
+    try:
+        for key, value in items.items():
+            one = _ONE.get(type(value))
+            if one is None:
+                one, value = _MANY[type(value[0])], {"vals": value}
+            made.append({"key": key, "value": {one: value}})
+        body: bytes = _PROTOS[kind](items=made).SerializeToString()
+    except (KeyError, IndexError, TypeError, ValueError):
+        # an empty list, an integer above 2⁶³ − 1, or a type that Flower looks closer at
+        content: bytes = kind(dict(items)).deflate()
+        body = content[content.index(0) + 1 :]
+    return body
 
 
-def _resembling(message: Message, content: RecordDict, **changes: Any) -> Message:
-    """A message with the metadata of another, but for some changes."""
-    made, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
-    metadata.__dict__.update(message.metadata.__dict__, _message_id="", **changes)
-    made.__dict__.update(_metadata=metadata, _content=content, _error=None)
-    return made
-
-
-def _is_plain(message: Message) -> bool:
-    kept = message.__dict__
-    return kept.keys() >= _MESSAGE and kept["_metadata"].__dict__.keys() == _METADATA
-
-
-def reply_to(request: Message, content: RecordDict) -> Message:
-    """A reply: ``Message(content, reply_to=request)``, in less time."""
-    if not _is_plain(request):
-        return Message(content, reply_to=request)
-    given, now = request.metadata.__dict__, time.time()
-    return _resembling(
-        request,
-        content,
-        _src_node_id=given["_dst_node_id"],
-        _dst_node_id=given["_src_node_id"],
-        _reply_to_message_id=given["_message_id"],
-        _created_at=now,
-        _ttl=given["_created_at"] + given["_ttl"] - now,
-        _src_task_id=given["_dst_task_id"],
-        _dst_task_id=given["_src_task_id"],
-        _delivered_at="",
-    )
-
-
-def alike_to(request: Message, node_id: int, content: RecordDict) -> Message:
-    """A request like another that has just been made, to another node."""
-    if not _is_plain(request):
-        metadata = request.metadata
-        return Message(
-            content,
-            dst_node_id=node_id,
-            message_type=metadata.message_type,
-            group_id=metadata.group_id,
-        )
-    return _resembling(request, content, _dst_node_id=node_id)
-
-
-def name_message(message: Message, message_id: str) -> None:
-    """Give a message the id that a SuperLink would give it.
-
-    Raises
-    ------
-    ImportError
-        If Flower keeps the id somewhere else.
-    """
-    metadata = message.metadata
-    metadata.__dict__["_message_id"] = message_id
-    if metadata.message_id != message_id:
-        raise ImportError(_unfit("Metadata keeps no '_message_id'"))
-
-
-def encode_message(message: Message) -> tuple[Message, int]:
-    """Encode a message to bytes as Flower does, and decode it again.
-
-    Returns
-    -------
-    (Message, int)
-        The decoded message, and how many bytes its objects took.
-    """
-    with _flower():
-        from flwr.supercore.inflatable.inflatable_object import (
-            get_all_nested_objects,
-            no_object_id_recompute,
-        )
-        from flwr.supercore.inflatable.inflatable_utils import (
-            inflate_object_from_contents,
-        )
-
-    with no_object_id_recompute():
-        objects = get_all_nested_objects(message)
-        contents = {name: item.deflate() for name, item in objects.items()}
-        size = sum(len(content) for content in contents.values())
-        decoded = inflate_object_from_contents(message.object_id, contents)
-    assert isinstance(decoded, Message)
-    name_message(decoded, message.metadata.message_id)
-    return decoded, size
+def items_from_bytes(kind: type, body: bytes) -> dict[str, Any]:
+    """Inverse of :func:`items_to_bytes`."""
+    items: dict[str, Any] = {}
+    for item in _PROTOS[kind].FromString(body).items:
+        field = item.value.WhichOneof("value")
+        value = getattr(item.value, field)
+        items[item.key] = list(value.vals) if field.endswith("_list") else value
+    return items
 
 
 def records_to_bytes(records: RecordDict) -> bytes:
-    """Records as the bytes that Flower sends."""
-    with _flower():
-        from flwr.common.serde import recorddict_to_proto
-
+    """Records as the bytes of one object, for a checkpoint."""
     data: bytes = recorddict_to_proto(records).SerializeToString()
     return data
 
 
 def records_from_bytes(data: bytes) -> RecordDict:
     """Inverse of :func:`records_to_bytes`."""
-    with _flower():
-        from flwr.common.serde import recorddict_from_proto
-        from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+    return recorddict_from_proto(_ProtoRecords.FromString(data))
 
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))
+
+# ------------------------------------------------------------------ bytes of messages
+
+
+def _object(kind: str, parts: int, body: int) -> int:
+    """Bytes of an object that names so many others, and has so long a body."""
+    # the names, of 64 characters, have commas between them
+    return len(kind) + max(65 * parts - 1, 0) + len(str(body)) + 3 + body
+
+
+def _naming(kind: str, parts: Mapping[str, Hashable]) -> int:
+    """Bytes of an object that names others, and whose body is JSON of their names."""
+    body = 0
+    for key in parts:
+        body += len(_quoted(key)) + 70  # of "key": "name", with a comma or a bracket
+    return _object(kind, len(set(parts.values())), max(body, 2))
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+@lru_cache(maxsize=1024)
+def _array_json(
+    dtype: str, shape: tuple[int, ...], stype: str, places: tuple[int, ...]
+) -> str:
+    body = {"dtype": dtype, "shape": shape, "stype": stype, "arraychunk_ids": places}
+    return json.dumps(body)
+
+
+def _encoded(content: RecordDict) -> tuple[dict[str, tuple[type, Any]], int]:
+    """What a message's records become, and bytes of the objects that are sent of it.
+
+    Of a record its class and its body, or its arrays, which hold their bytes already.
+    """
+    body: Any
+    encoded: dict[str, tuple[type, Any]] = {}
+    sizes: dict[Hashable, int] = {}  # of objects that differ, by what they are made of
+    keys: dict[str, Hashable] = {}
+    for name, record in content.items():
+        kind = type(record)
+        if kind is not ArrayRecord:
+            body = items_to_bytes(kind, dict(record.items()))
+            key: Hashable = kind, body
+            sizes[key] = _object(kind.__name__, 0, len(body))
+        else:
+            body, arrays = dict(record.items()), dict[str, Hashable]()
+            for label, array in body.items():
+                data, chunks = array.data, [array.data]
+                if len(data) > CHUNK_SIZE:
+                    starts = range(0, len(data), CHUNK_SIZE)
+                    chunks = [data[start : start + CHUNK_SIZE] for start in starts]
+                places = {chunk: i for i, chunk in enumerate(dict.fromkeys(chunks))}
+                for chunk in places:
+                    sizes[chunk] = _object("ArrayChunk", 0, len(chunk))
+                order = tuple(map(places.__getitem__, chunks))
+                shape = tuple(array.shape)
+                described = _array_json(array.dtype, shape, array.stype, order)
+                arrays[label] = key = described, *places
+                sizes[key] = _object("Array", len(places), len(described))
+            key = kind, *arrays.items()
+            sizes[key] = _naming(kind.__name__, arrays)
+        encoded[name], keys[name] = (kind, body), key
+    return encoded, sum(sizes.values()) + _naming("RecordDict", keys)
+
+
+def _decoded(encoded: Mapping[str, tuple[type, Any]]) -> RecordDict:
+    """Inverse of :func:`_encoded`: records that share nothing that can be changed."""
+    records: dict[str, Any] = {}
+    for name, (kind, body) in encoded.items():
+        if kind is ArrayRecord:
+            items = {}
+            for label, array in body.items():
+                items[label] = made = Array.__new__(Array)
+                made.__dict__.update(array.__dict__)
+        else:
+            items = items_from_bytes(kind, body)
+        records[name] = filled(kind(), items)
+    return filled(RecordDict(), records)
+
+
+def _envelope(message: Message) -> Any:
+    """A message's own object, without its id."""
+    metadata = metadata_to_proto(message.metadata)
+    metadata.message_id = ""
+    error = error_to_proto(message.error) if message.has_error() else None
+    return _ProtoMessage(metadata=metadata, error=error)
+
+
+Encoded = dict[int, tuple[RecordDict, RecordDict, int]]
+
+
+def through_bytes(
+    message: Message, shared: Encoded | None = None
+) -> tuple[Message, int]:
+    """A message encoded and read again, and how many bytes its objects took.
+
+    Parameters
+    ----------
+    message : Message
+    shared : dict, optional
+        Where messages of one content may have its copy in common: to be kept.
+    """
+    size, decoded, own = 0, None, _envelope(message).SerializeToString()
+    if message.has_content():
+        content = message.content
+        if shared is not None and id(content) in shared:
+            _, decoded, size = shared[id(content)]
+        else:
+            encoded, size = _encoded(content)
+            decoded = _decoded(encoded)
+            if shared is not None:
+                shared[id(content)] = content, decoded, size
+    read = _ProtoMessage.FromString(own)
+    error = error_from_proto(read.error) if decoded is None else None
+    made = make_message(metadata_from_proto(read.metadata), decoded, error)
+    name_message(made, message.metadata.message_id)
+    return made, size + _object("Message", decoded is not None, len(own))
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Bytes of a message's records, without its own object."""
+    return _encoded(content)[1]
+
+
+def message_bytes(message: Message) -> int:
+    """Bytes of all the objects that a message becomes."""
+    own = _envelope(message).ByteSize()
+    if not message.has_content():
+        return _object("Message", 0, own)
+    return _object("Message", 1, own) + content_bytes(message.content)
+
+
+def name_message(message: Message, message_id: str) -> None:
+    """Give a message the id that a SuperLink would give it."""
+    metadata = message.metadata
+    metadata.__dict__["_message_id"] = message_id
+    if metadata.message_id != message_id:
+        raise ImportError(_unfit("Metadata keeps no '_message_id'"))
 
 
 def advice_on(reason: str, kind: str) -> str:
     """What to do about a ClientApp that Flower says has nothing for a type of message.
 
-    Flower words it in one way for ``ClientApp(client_fn=...)`` and in another for an
-    app of functions.
+    It says so in two ways, of ``ClientApp(client_fn=...)`` and of an app of functions.
     """
     if f"Invalid message type: {kind}" in reason or "No query function" in reason:
         return (
@@ -270,9 +317,6 @@ def advice_on(reason: str, kind: str) -> str:
             "app = fedtrellis.client_app(client_fn))"
         )
     return ""
-
-
-# ---------------------------------------------------------------- a grid of one's own
 
 
 def empty_run(run_id: int) -> Run:
@@ -284,10 +328,7 @@ def empty_run(run_id: int) -> Run:
 
 
 def join_run(run_id: int) -> None:
-    """Give this process a place in a run, unless it has one.
-
-    Flower's messages can be made only in a process that has one.
-    """
+    """Give this process a place in a run, which messages need, unless it has one."""
     with _flower():
         from flwr.common.constant import SUPERLINK_NODE_ID
         from flwr.supercore.task_identity import TaskIdentity

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 from flwr.app import (
-    Array,
     ArrayRecord,
     ConfigRecord,
     Context,
@@ -34,42 +34,38 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import (
     Described,
     array_record,
-    filled,
-    one_array_of,
     record_arrays,
+    travels_as_one,
 )
-from fedtrellis.wire.client import MethodApp
-from fedtrellis.wire.encoding import (
-    Counted,
-    Encoder,
-    content_bytes,
-    items_to_bytes,
-    message_bytes,
-)
+from fedtrellis.wire.broadcast import ReceivedModel
+from fedtrellis.wire.client import MethodApp, Serving, serve, serve_together
 from fedtrellis.wire.flower_internals import (
     CHUNK_SIZE,
+    Encoded,
     ErrorCode,
+    content_bytes,
     empty_run,
-    encode_message,
+    items_to_bytes,
     join_run,
+    message_bytes,
     name_message,
     node_infos,
-    reply_to,
+    records_from_bytes,
+    records_to_bytes,
+    through_bytes,
 )
-from fedtrellis.wire.nodes import Delivery, Nodes, Workers
 from fedtrellis.wire.protocol import (
-    ARRAYS,
-    METRICS,
-    STATUS,
     NodeContext,
     NodeReply,
     NodeRequest,
+    client_identity,
 )
+from fedtrellis.wire.workers import Workers
 
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo, Run
 
-__all__ = ["FAULTS", "GridOptions", "LocalGrid", "encode_message"]
+__all__ = ["FAULTS", "Delivery", "GridOptions", "LocalGrid", "Nodes"]
 
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
@@ -122,6 +118,118 @@ class GridOptions(Faults, total=False):
     encode: bool
     batched: bool
     workers: int
+
+
+class Delivery(NamedTuple):
+    """A message for a node, and what happens to the node's state with it."""
+
+    message: Message
+    #: Whether the node has lost its state before.
+    wiped: bool = False
+    #: Whether it does not keep the new one.
+    forgotten: bool = False
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class Nodes:
+    """Some of a grid's nodes: the app that serves them, and their contexts by id.
+
+    ``ask`` and ``answer`` take ``stopped``, which is asked before each request whether
+    the rest is not to be handled any more.
+    """
+
+    def __init__(
+        self, app: ClientApp, contexts: Mapping[int, Context], batched: bool
+    ) -> None:
+        self.app, self.contexts, self.batched = app, contexts, batched
+
+    def ask(
+        self,
+        asked: Sequence[tuple[int, NodeRequest]],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[NodeReply | str]:
+        """The replies of nodes to requests, or why there is none, in their order.
+
+        At most one to a node, of a ``MethodApp`` and for one of its functions.
+        """
+        app = self.app
+        assert isinstance(app, MethodApp)
+        node, functions, contexts = app.node, app.functions, self.contexts
+        received: dict[Any, ReceivedModel] = {}
+        servings = [
+            Serving(node, functions[request.kind], request, contexts[node_id], received)
+            for node_id, request in asked
+        ]
+        replies: list[Any] = [InterruptedError("the wave was given up")] * len(servings)
+        if self.batched and not stopped():
+            replies = [None] * len(servings)
+            serve_together(servings, replies)
+        for place, serving in enumerate(() if self.batched else servings):
+            if not stopped():
+                replies[place] = serve(serving)
+        return [_reason(r) if isinstance(r, Exception) else r for r in replies]
+
+    def answer(
+        self,
+        deliveries: Sequence[Delivery],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Message | str]:
+        """The replies to messages, or why there is none, in their order.
+
+        At most one to a node.
+        """
+        app, before = self.app, {}
+        answers: list[Message | str] = [""] * len(deliveries)
+        asked: dict[int, tuple[int, NodeRequest]] = {}
+        requests: dict[tuple[str, int], NodeRequest] = {}  # of contents in common
+        for place, (message, wiped, forgotten) in enumerate(deliveries):
+            context = self.contexts[message.metadata.dst_node_id]
+            if wiped:
+                context.state = RecordDict()
+            if forgotten:
+                kept = {name: record.copy() for name, record in context.state.items()}
+                before[context.node_id] = RecordDict(kept)
+            kind = message.metadata.message_type
+            # an app that looks at its messages for itself may have changed meanwhile
+            if isinstance(app, MethodApp) and app.plain and kind in app.functions:
+                key = kind, id(message.content)
+                if key not in requests:
+                    requests[key] = NodeRequest(kind, message.content)
+                asked[place] = context.node_id, requests[key]
+            elif stopped():
+                answers[place] = _reason(InterruptedError("the wave was given up"))
+            else:
+                try:
+                    answers[place] = app(message, context)
+                except Exception as error:
+                    answers[place] = _reason(error)
+        replies = self.ask(list(asked.values()), stopped) if asked else []
+        for place, reply in zip(asked, replies, strict=True):
+            answers[place] = (
+                reply
+                if isinstance(reply, str)
+                else Message(reply.content, reply_to=deliveries[place].message)
+            )
+        for node_id, state in before.items():
+            self.contexts[node_id].state = state
+        return answers
+
+    def states(self) -> dict[str, bytes]:
+        """Every node's state as bytes, by client identity."""
+        return {
+            client_identity(context): records_to_bytes(context.state)
+            for context in self.contexts.values()
+        }
+
+    def load(self, states: Mapping[str, bytes]) -> None:
+        """Inverse of :meth:`states`; nodes that are not named keep theirs."""
+        for context in self.contexts.values():
+            data = states.get(client_identity(context))
+            if data is not None:
+                context.state = records_from_bytes(data)
 
 
 class LocalGrid(Grid):
@@ -232,7 +340,7 @@ class LocalGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._late: list[Message] = []
         self._sizes: dict[str, int] = {}  # of the last wave's messages, by their ids
-        self._encode = Encoder()
+        self._shared: Encoded | None = None  # contents that messages have in common
         self._run = empty_run(_RUN_ID)
         join_run(_RUN_ID)
 
@@ -286,7 +394,7 @@ class LocalGrid(Grid):
         for message, message_id in zip(wave, ids, strict=True):
             name_message(message, message_id)
         self._handled += len(wave)
-        self._encode = Encoder(sharing=self.untouched)
+        self._shared = {} if self.untouched else None
         distinct = {message.metadata.dst_node_id for message in wave}
         # a node's second message finds what its first one left behind
         if len(distinct) == len(wave) and type(self)._deliver is LocalGrid._deliver:
@@ -294,7 +402,7 @@ class LocalGrid(Grid):
         else:
             for message in wave:
                 self._deliver(message)
-        self._encode = Encoder()
+        self._shared = None
         for reply in late:
             self._replies[reply.metadata.message_id] = reply
         return ids
@@ -379,24 +487,15 @@ class LocalGrid(Grid):
         """
         replies = self._handlers().ask(asked)
         self._handled += len(asked)
-        group, down, up = str(server_round), 0, 0
-        contents: dict[NodeRequest, int] = {}
-        known: dict[tuple[NodeRequest, int], tuple[int, int]] = {}
+        digits, down, up = len(str(server_round)), 0, 0
         for (node_id, request), reply in zip(asked, replies, strict=True):
-            place = request, node_id.bit_length()
-            sizes = known.get(place)
-            if sizes is None:
-                if request not in contents:
-                    contents[request] = content_bytes(request.content)
-                # of a group as long as this one
-                sizes = _envelopes(request.kind, "0" * len(group), place[1])
-                known[place] = sizes
-            down += sizes[0] + contents[request]
+            sent, back = _envelopes(request.kind, digits, node_id.bit_length())
+            down += sent + request.nbytes
             if isinstance(reply, str):
-                message = _request(request.kind, group, node_id)
+                message = _request(request.kind, digits, node_id)
                 up += message_bytes(_error(reply, message))
             else:
-                up += sizes[1] + _reply_bytes(reply)
+                up += back + _reply_bytes(reply)
         return replies, down, up
 
     # -------------------------------------------------------------------- the nodes
@@ -419,7 +518,7 @@ class LocalGrid(Grid):
                 continue
             arrived = message
             if self.encode:
-                arrived, size = self._encode(message)
+                arrived, size = through_bytes(message, self._shared)
                 self.bytes_down += size
                 self._sizes[message.metadata.message_id] = size
             struck.append((message, strikes))
@@ -432,8 +531,13 @@ class LocalGrid(Grid):
     def _handlers(self) -> Nodes | Workers:
         """What handles messages: this process, or others, started when needed."""
         if self.workers > 1 and isinstance(self._nodes, Nodes):
-            count = min(self.workers, len(self._contexts))
-            self._nodes = Workers(self._nodes.app, self._contexts, self.batched, count)
+            app, ids = self._nodes.app, list(self._contexts)
+            shares = [ids[number :: self.workers] for number in range(self.workers)]
+            self._nodes = Workers(
+                Nodes(app, {i: self._contexts[i] for i in share}, self.batched)
+                for share in shares
+                if share
+            )
             self._closing = weakref.finalize(self, self._nodes.close)
         return self._nodes
 
@@ -459,7 +563,7 @@ class LocalGrid(Grid):
             reply = self._spoil(reply, message)
         size = 0
         if self.encode:
-            reply, size = Encoder()(reply)
+            reply, size = through_bytes(reply)
             self.bytes_up += size
         if "late_reply" in strikes:
             name_message(reply, f"late-{number}")
@@ -539,8 +643,9 @@ def _broken(array: NDArray[Any], nan: bool) -> NDArray[Any]:
 # ------------------------------------------------- bytes of messages that nobody makes
 
 
-def _request(kind: str, group: str, node_id: int) -> Message:
-    message = Message(RecordDict(), node_id, kind, group_id=group)
+def _request(kind: str, digits: int, node_id: int) -> Message:
+    """A message of a round with so many digits."""
+    message = Message(RecordDict(), node_id, kind, group_id="0" * digits)
     name_message(message, "0" * 36)
     return message
 
@@ -551,25 +656,27 @@ def _error(reason: str, request: Message) -> Message:
 
 
 @lru_cache(maxsize=1024)
-def _envelopes(kind: str, group: str, bits: int) -> tuple[int, int]:
+def _envelopes(kind: str, digits: int, bits: int) -> tuple[int, int]:
     """Bytes of a request's own object and its reply's, to a node of so long an id."""
-    request = _request(kind, group, 2**bits - 1)
-    empty = content_bytes(RecordDict())
-    reply = reply_to(request, RecordDict())
+    request, empty = _request(kind, digits, 2**bits - 1), content_bytes(RecordDict())
+    reply = Message(RecordDict(), reply_to=request)
     return message_bytes(request) - empty, message_bytes(reply) - empty
 
 
 def _reply_bytes(reply: NodeReply) -> int:
     """Bytes of a reply's records."""
+    metrics = len(items_to_bytes(MetricRecord, reply.metrics)) if reply.metrics else 0
+    described = None
+    if reply.arrays is not None:
+        described = tuple([(array.dtype, array.shape) for array in reply.arrays])
+    frame = _frame(described, bool(metrics))
+    if frame is None:
+        # of equal arrays one is sent: what is in several of them counts
+        return content_bytes(reply.content)
     # all of it but whose it is, which comes first, is what others' replies have
     client, *rest = reply.status.items()
     status = _status_bytes(client) + _status_bytes(*rest)
-    metrics = len(items_to_bytes(MetricRecord, reply.metrics)) if reply.metrics else 0
-    arrays = reply.arrays
-    described = None if arrays is None else tuple((a.dtype, a.shape) for a in arrays)
-    size = _known_reply_bytes(status, described, metrics)
-    # of equal arrays one is sent: what is in several of them counts
-    return content_bytes(reply.content) if size is None else size
+    return frame + len(str(status)) + status + len(str(metrics)) + metrics
 
 
 @lru_cache(maxsize=16384)
@@ -578,23 +685,19 @@ def _status_bytes(*items: tuple[str, Any]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _known_reply_bytes(
-    status: int, described: Described | None, metrics: int
-) -> int | None:
-    """Bytes of records of so long items, and of arrays of such dtypes and shapes.
+def _frame(described: Described | None, measured: bool) -> int | None:
+    """Bytes of a reply's records, less the bodies of status and metrics.
 
-    None where that depends on what is in the arrays.
+    None where they depend on what is in the arrays, of these dtypes and shapes.
     """
-    objects = Counted()
-    names = {STATUS: objects.put("ConfigRecord", (), bytes(status))}
+    arrays = None
     if described is not None:
-        one = one_array_of(described)
-        if one is None or one[3] > CHUNK_SIZE:
+        size = sum([prod(shape) * dtype.itemsize for dtype, shape in described])
+        if not travels_as_one(described) or size > CHUNK_SIZE // 2:
             return None
-        key, dtype, shape, size = one
-        array = Array(dtype, shape, "numpy.ndarray", bytes(size))
-        names[ARRAYS], _ = objects.put_record(filled(ArrayRecord(), {key: array}))
-    if metrics:
-        names[METRICS] = objects.put("MetricRecord", (), bytes(metrics))
-    objects.put_names("RecordDict", names)
-    return objects.size
+        arrays = [np.empty(shape, dtype) for dtype, shape in described]
+    metrics = {"": 0.0} if measured else {}
+    body = len(items_to_bytes(MetricRecord, metrics))
+    size = content_bytes(NodeReply({}, arrays, metrics).content)
+    # a body's length stands before it: "0", and that of the metrics
+    return size - len("0") - len(str(body)) - body

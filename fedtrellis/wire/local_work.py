@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedtrellis.objectives.base import draw_batch
 from fedtrellis.objectives.checks import IntArray
 from fedtrellis.objectives.stacked import Stacked, stack
-from fedtrellis.wire.layout import FloatArray, Layers, Layout
+from fedtrellis.wire.arrays import FloatArray, Layers, Layout
 
 __all__ = [
     "Descent",

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite, prod, sqrt
 from typing import Any, TypeGuard, cast
 
@@ -48,16 +49,15 @@ from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
     array_record,
-    contents,
     decode,
     encode,
-    filled,
     from_sparse_or_dense,
     owned,
     record_arrays,
     sparse_or_dense,
 )
 from fedtrellis.wire.broadcast import MAX_PARAMETERS, ReceivedModel, receive
+from fedtrellis.wire.flower_internals import content_bytes, filled
 
 __all__ = [
     "ANSWER_BOUND",
@@ -81,6 +81,7 @@ __all__ = [
     "client_identity",
     "identity_order",
     "is_count",
+    "is_memory",
     "is_moderate",
     "moderate_norm",
     "read_request",
@@ -98,7 +99,8 @@ _REQUIRED: dict[str, type] = {
     "model-encoding": str,
     "model-version": int,
 }
-_OPTIONAL: dict[str, type] = {
+#: Of all that is the protocol's, and not the method's.
+ENTRY_TYPES = _REQUIRED | {
     "model-base": int,
     "model-shapes": list,
     "model-dtype": str,
@@ -111,8 +113,6 @@ _OPTIONAL: dict[str, type] = {
     "restore-over": bool,
     "restore-as-model": list,
 }
-#: Of all that is the protocol's, and not the method's.
-ENTRY_TYPES = _REQUIRED | _OPTIONAL
 _KINDS = {CONFIG: ConfigRecord, MODEL: ArrayRecord, RESTORE: ArrayRecord}
 # How often a client is to do something, or how many numbers it is to draw.
 _COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
@@ -125,14 +125,7 @@ class MissingError(KeyError):
 
 
 class Named(dict[str, Any]):
-    """A dict that says what it is when something is missing in it (MissingError).
-
-    Parameters
-    ----------
-    what : str
-        Such as ``"the request's config"``.
-    items : mapping
-    """
+    """A dict that says what it is when something is missing in it (MissingError)."""
 
     def __init__(self, what: str, items: Mapping[str, Any]) -> None:
         super().__init__(items)
@@ -158,7 +151,7 @@ def read_request(content: RecordDict, max_count: int) -> Named:
     ValueError, KeyError
         A record or an entry is missing or of the wrong type, or a number too large.
     """
-    records = contents(content)
+    records = dict(content.items())
     for name, kind in _KINDS.items():
         record = records.get(name)
         if record is None and name != RESTORE:
@@ -168,7 +161,9 @@ def read_request(content: RecordDict, max_count: int) -> Named:
                 f"the request's {name!r} is a {type(record).__name__}, expected "
                 f"{kind.__name__}"
             )
-    config = Named("the request's config", contents(records[CONFIG]))
+    sent = cast(ConfigRecord, records[CONFIG])
+    config = Named("the request's config", dict(sent.items()))
+    limit = f"this client takes up to {max_count} (client_app's max_count)"
     for key in _REQUIRED:
         config[key]  # which says so if it is missing
     for key, value in config.items():
@@ -180,27 +175,17 @@ def read_request(content: RecordDict, max_count: int) -> Named:
             )
         # such as a number for each of so many steps
         if isinstance(value, list) and len(value) > max_count:
-            raise ValueError(
-                f"the request has {len(value)} numbers for {key}; this client takes "
-                f"up to {max_count} (client_app's max_count)"
-            )
+            raise ValueError(f"the request has {len(value)} numbers for {key}; {limit}")
     for key, of in (("model-shapes", int), ("restore-as-model", str)):
-        if not all(type(item) is of for item in config.get(key, ())):
+        if not {of}.issuperset(map(type, config.get(key, ()))):
             raise ValueError(f"the request has {key} = {config[key]!r}")
     for key in _COUNTS:
-        if key in config and not (
-            type(config[key]) is int and 0 <= config[key] <= max_count
-        ):
-            raise ValueError(
-                f"the request has {key} = {config[key]!r}; this client takes whole "
-                f"numbers up to {max_count} (client_app's max_count)"
-            )
-    together = prod(config.get(key, 1) for key in _TOGETHER)
-    if together > max_count:
-        raise ValueError(
-            f"the request has {' times '.join(_TOGETHER)} = {together}; this client "
-            f"takes up to {max_count} (client_app's max_count)"
-        )
+        count = config.get(key, 0)
+        if not (type(count) is int and 0 <= count <= max_count):
+            raise ValueError(f"the request has {key} = {count!r}; {limit}")
+    if (together := prod([config.get(key, 1) for key in _TOGETHER])) > max_count:
+        names = " times ".join(_TOGETHER)
+        raise ValueError(f"the request has {names} = {together}; {limit}")
     return config
 
 
@@ -235,7 +220,9 @@ def client_identity(context: Context) -> str:
     over each time).
     """
     config = context.node_config
-    name = config.get("client-id", config.get("partition-id"))
+    name = config.get("client-id")
+    if name is None:
+        name = config.get("partition-id")
     return f"node-{context.node_id}" if name is None else str(name)
 
 
@@ -289,24 +276,31 @@ class NodeRequest:
 
     kind: str
     content: RecordDict
-    _read: dict[tuple[str, int], tuple[Named, dict[str, Any]]] = field(
+    _read: dict[int, tuple[Named, dict[str, Any]]] = field(
         default_factory=dict, repr=False
     )
 
-    def read(self, function: str, max_count: int) -> tuple[Named, dict[str, Any]]:
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its records in a message."""
+        return content_bytes(self.content)
+
+    def read(self, max_count: int) -> tuple[Named, dict[str, Any]]:
         """As :func:`read_request`, once for all clients; not to be changed.
 
-        Beside it what the status of each of them has, for a method of the client.
+        Beside it what the status of each of them has, whose name comes first.
         """
-        found = self._read.get((function, max_count))
+        found = self._read.get(max_count)
         if found is None:
             config = read_request(self.content, max_count)
             status = {key: config[key] for key in ("session", "server-round")}
             status["in-sync"] = True
-            if function.startswith(PHASE):
-                # a round has several of them, whose answers nothing else distinguishes
-                status["phase"] = function.removeprefix(PHASE)
-            found = self._read[function, max_count] = config, status
+            # a round has several phases, whose answers nothing else distinguishes
+            if phase := self.kind.partition(".")[2]:
+                status["phase"] = phase
+            if self.kind == "evaluate" or config.get("keep-model", True):
+                status["model-version"] = config["model-version"]
+            found = self._read[max_count] = config, status
         return found
 
 
@@ -342,7 +336,7 @@ class NodeReply:
 
         What arrived may raise anything else, too. Nothing in it is trusted.
         """
-        records = contents(content)
+        records = dict(content.items())
         if STATUS not in records:
             raise ValueError("the answer has no status")
         for name, record in records.items():
@@ -352,9 +346,12 @@ class NodeReply:
                     f"the answer's {name!r} is a {type(record).__name__}, "
                     f"expected {kind.__name__}"
                 )
-        arrays = record_arrays(records[ARRAYS]) if ARRAYS in records else None
-        metrics = dict(contents(records[METRICS])) if METRICS in records else {}
-        return cls(contents(records[STATUS]), arrays, metrics)
+        arrays = None
+        if ARRAYS in records:
+            arrays = record_arrays(cast(ArrayRecord, records[ARRAYS]))
+        status, metrics = records[STATUS], records.get(METRICS)
+        measured = {} if metrics is None else dict(metrics.items())
+        return cls(dict(status.items()), arrays, measured)
 
 
 class RestoreNeededError(Exception):
@@ -442,39 +439,25 @@ class ClientMemory:
     provisional_round: int = NO_ROUND
     provisional_epoch: str = ""
 
-    def copy(self) -> ClientMemory:
-        """A shallow copy, of which :meth:`take_request` may change its part."""
-        made = object.__new__(ClientMemory)
-        made.__dict__.update(self.__dict__)
-        return made
-
-    @staticmethod
-    def session_of(state: RecordDict) -> str | None:
-        """The session whose memory lies there."""
-        session = contents(contents(state).get(_META, {})).get("session")
-        return None if session is None else str(session)
-
     @classmethod
-    def load(cls, state: RecordDict, session: str) -> ClientMemory:
-        """Read the memory; one of another session counts as empty."""
-        records = contents(state)
-        meta = contents(records.get(_META, {}))
-        if not meta or meta["session"] != session:
-            return cls(session)
+    def load(cls, state: RecordDict, session: str | None) -> ClientMemory:
+        """Read the memory; one of another session than this, if any, is empty."""
+        meta: Mapping[str, Any] = dict(state[_META].items()) if _META in state else {}
+        if not meta or session not in (None, meta["session"]):
+            return cls(session or "")
         memory = cls(
-            session,
+            meta["session"],
             committed_round=meta["committed-round"],
             provisional_round=meta["provisional-round"],
             committed_epoch=meta.get("committed-epoch", ""),
             provisional_epoch=meta.get("provisional-epoch", ""),
         )
-        for name, array in contents(records[_STORED]).items():
+        for name, array in cast(ArrayRecord, state[_STORED]).items():
             if name == _MODEL:
-                memory.model = ReceivedModel(
-                    Layout.of_entries(meta),
-                    decode(array),
-                    meta["model-version"],
-                )
+                dtype = meta.get("model-dtype", "float64")
+                layout = Layout.from_list(meta["model-shapes"], dtype)
+                version = meta["model-version"]
+                memory.model = ReceivedModel(layout, decode(array), version)
                 vars(memory.model)["encoded"] = array
             elif name.startswith(_COMMITTED):
                 memory.committed[name.removeprefix(_COMMITTED)] = array
@@ -482,10 +465,16 @@ class ClientMemory:
                 memory.provisional[name.removeprefix(_PROVISIONAL)] = array
         return memory
 
+    def copy(self) -> ClientMemory:
+        """A shallow copy, of which :meth:`take_request` may change its part."""
+        made = object.__new__(ClientMemory)
+        made.__dict__.update(self.__dict__)
+        return made
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The method's state after ``committed_round``; read-only arrays."""
         return {
-            name: decode(value) if isinstance(value, Array) else value
+            name: decode(value) if type(value) is Array else value
             for name, value in self.committed.items()
         }
 
@@ -495,7 +484,7 @@ class ClientMemory:
         for name, value in self.provisional.items():
             if value.dtype.kind == "f" and not isfinite(value.sum()):
                 raise FloatingPointError(f"the client's state {name!r} is not finite")
-        self.provisional_round = cast(int, config["server-round"])
+        self.provisional_round = config["server-round"]
         self.provisional_epoch = config.get("epoch", "")
 
     def save(self, state: RecordDict) -> None:
@@ -512,20 +501,14 @@ class ClientMemory:
             meta |= self.model.layout.entries()
             meta["model-version"] = self.model.version
             stored[_MODEL] = encoded(self.model)
-        for prefix, arrays in (
-            (_COMMITTED, self.committed),
-            (_PROVISIONAL, self.provisional),
-        ):
+        both = (_COMMITTED, self.committed), (_PROVISIONAL, self.provisional)
+        for prefix, arrays in both:
             for name, value in arrays.items():
-                array = value if isinstance(value, Array) else encode(value)
+                array = value if type(value) is Array else encode(value)
                 stored[prefix + name] = array
-        before = contents(state)
-        if stored or before.get(_META) != meta or before.get(_STORED) != stored:
-            records = {
-                _META: filled(ConfigRecord(), meta),
-                _STORED: filled(ArrayRecord(), stored),
-            }
-            filled(state, records)
+        if stored or _META not in state or dict(state[_META].items()) != meta:
+            state[_META] = filled(ConfigRecord(), meta)
+            state[_STORED] = filled(ArrayRecord(), stored)
 
     def take_request(
         self,
@@ -533,11 +516,15 @@ class ClientMemory:
         config: Mapping[str, Any],
         max_parameters: int = MAX_PARAMETERS,
         receive: Callable[..., ReceivedModel] = receive,
-    ) -> None:
+    ) -> ReceivedModel:
         """Bring model and state to where the server's request wants them.
 
         ``content`` and ``config`` are as :func:`read_request` wants them, and
         ``receive`` is :func:`~fedtrellis.wire.broadcast.receive` or does the same.
+
+        Returns
+        -------
+        ReceivedModel
 
         Raises
         ------
@@ -546,27 +533,24 @@ class ClientMemory:
         ValueError
             If the request is malformed; nothing has changed.
         """
-        record = cast(ArrayRecord, contents(content)[MODEL])
+        record = cast(ArrayRecord, content[MODEL])
         model = receive(record, config, self.model, max_parameters)
         used = config.get("used-round", None)
         if used is None:  # the method's clients have no state
             self.model = model
-            return
+            return model
         epoch = config.get("used-epoch", "")
         # whatever this client has, the server's word may count more
-        own_counts = not config.get("restore-over", False)
+        ours = not config.get("restore-over", False)
         provisional = self.provisional_round, self.provisional_epoch
-        if own_counts and (used, epoch) == provisional and used != NO_ROUND:
+        if ours and used != NO_ROUND and (used, epoch) == provisional:
             # the server used the round that was in doubt
             committed = self.provisional
-        elif own_counts and (used, epoch) == (
-            self.committed_round,
-            self.committed_epoch,
-        ):
+        elif ours and (used, epoch) == (self.committed_round, self.committed_epoch):
             committed = self.committed
         elif config.get("restore", False):
-            record = cast(ArrayRecord, content.get(RESTORE, ArrayRecord()))
-            committed = unpack_restore(record, config, model)
+            given = content[RESTORE] if RESTORE in content else ArrayRecord()
+            committed = unpack_restore(cast(ArrayRecord, given), config, model)
             if not config.get("restore-alone", False):
                 # what only this client knows, and the server cannot give back, stays
                 committed = {**self.committed, **committed}
@@ -580,6 +564,12 @@ class ClientMemory:
         self.committed_round, self.committed_epoch = used, epoch
         self.provisional, self.provisional_round = {}, NO_ROUND
         self.provisional_epoch = ""
+        return model
+
+
+def is_memory(name: str) -> bool:
+    """Whether a record of a client's context is part of its memory."""
+    return name in (_META, _STORED)
 
 
 class NodeContext(Context):
@@ -609,9 +599,8 @@ class NodeContext(Context):
     def held(self) -> tuple[ClientMemory | None, RecordDict]:
         """The memory, if there is one, and the other records."""
         if self._looked:
-            session = ClientMemory.session_of(self._records)
-            if session is not None:
-                self._memory = ClientMemory.load(self._records, session)
+            if _META in self._records:
+                self._memory = ClientMemory.load(self._records, None)
                 del self._records[_META], self._records[_STORED]
             self._looked = False
         return self._memory, self._records
@@ -622,7 +611,3 @@ class NodeContext(Context):
             memory.save(self._records)
         else:
             self._memory = memory
-
-    def put_back(self, memory: ClientMemory | None, records: RecordDict) -> None:
-        """Replace the memory and the other records."""
-        self._memory, self._records, self._looked = memory, records, False

@@ -34,7 +34,7 @@ from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.encryption import Cipher, Ledger, run_ledgers
 from fedtrellis.server.answers import refusal_in
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.encoding import message_bytes
+from fedtrellis.wire.flower_internals import message_bytes
 from fedtrellis.wire.local_grid import FAULTS
 from strategies.hyfdca.masked_sums import WrongReportError
 from tests.strategies.mutations import choose, mutate_bytes, mutate_content

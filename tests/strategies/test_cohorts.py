@@ -361,11 +361,8 @@ def test_whoever_looks_finds_the_state_in_records(
     assert set(sent) == {"query.hello"}
     for a, b in zip(one._contexts.values(), many._contexts.values(), strict=True):
         assert a.state.keys() == b.state.keys()
-        assert ClientMemory.session_of(a.state)
-        first, second = (
-            ClientMemory.load(c.state, str(ClientMemory.session_of(c.state)))
-            for c in (a, b)
-        )
+        assert ClientMemory.load(a.state, None).session
+        first, second = (ClientMemory.load(c.state, None) for c in (a, b))
         for name in ("committed_round", "provisional_round"):
             assert getattr(first, name) == getattr(second, name)
         for kind in ("committed", "provisional"):

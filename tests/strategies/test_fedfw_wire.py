@@ -37,10 +37,9 @@ from fedtrellis.domains.atoms import (
 )
 from fedtrellis.wire.arrays import Layout, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast, Step, receive, unpack_steps
-from fedtrellis.wire.local_grid import encode_message
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
 from strategies import FedFW, NaiveFrankWolfe
-from tests.harness import Array, app_of, grid_of, play
+from tests.harness import Array, app_of, encode_message, grid_of, play
 
 
 class Distance:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.arrays import DTYPES, Layout, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast, ReceivedModel, receive
-from fedtrellis.wire.layout import DTYPES, Layout
 from fedtrellis.wire.protocol import (
     CONFIG,
     MODEL,

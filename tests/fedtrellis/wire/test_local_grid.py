@@ -18,7 +18,8 @@ from fedtrellis import (
 )
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import Layout, decode
-from fedtrellis.wire.local_grid import FAULTS, encode_message
+from fedtrellis.wire.flower_internals import through_bytes
+from fedtrellis.wire.local_grid import FAULTS
 
 Arrays = list[NDArray[Any]]
 Config = dict[str, Any]
@@ -288,7 +289,7 @@ def test_an_encoded_message_is_equal_to_what_it_was() -> None:
     config = ConfigRecord({"a": 1, "b": [0.5], "c": "ä", "d": b"\x00", "e": True})
     message = Message(RecordDict({"x": arrays, "c": config}), 7, "train", group_id="3")
     message.metadata.__dict__["_message_id"] = "1-9"
-    decoded, size = encode_message(message)
+    decoded, size = through_bytes(message)
     assert decoded is not message
     assert decoded.metadata == message.metadata
     assert decoded.content == message.content

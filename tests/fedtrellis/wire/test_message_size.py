@@ -1,4 +1,4 @@
-"""The counted bytes of a message against its real encoding by Flower."""
+"""Messages to bytes and back, and how many these are, against Flower's own objects."""
 
 from typing import Any
 
@@ -20,8 +20,15 @@ from hypothesis import strategies as st
 from fedtrellis import LocalGrid
 from fedtrellis.wire.arrays import array_record, encode
 from fedtrellis.wire.client import client_app
-from fedtrellis.wire.encoding import message_bytes
-from fedtrellis.wire.local_grid import encode_message
+from fedtrellis.wire.flower_internals import (
+    Encoded,
+    items_from_bytes,
+    items_to_bytes,
+    message_bytes,
+    name_message,
+    through_bytes,
+)
+from tests.harness import encode_message
 
 # a grid gives this process the place in a run that messages need
 LocalGrid(client_app(lambda context: None), 1)
@@ -33,8 +40,33 @@ def request(content: RecordDict | None = None, **options: Any) -> Message:
 
 
 def assert_counted(message: Message) -> None:
-    _, size = encode_message(message)
+    theirs, size = encode_message(message)
     assert message_bytes(message) == size
+    contents: tuple[Encoded | None, ...] = (None, {})
+    for shared in contents:
+        for _ in range(2):  # the second time of what they have in common
+            made, counted = through_bytes(message, shared)
+            assert counted == size
+            assert vars(made.metadata) == vars(theirs.metadata)
+            assert made.has_content() == theirs.has_content()
+            if made.has_error():
+                assert vars(made.error) == vars(theirs.error)
+            else:
+                assert_same(made.content, theirs.content)
+                assert not {*map(id, made.content.values())} & {
+                    *map(id, message.content.values())
+                }
+
+
+def assert_same(made: RecordDict, theirs: RecordDict) -> None:
+    assert list(made) == list(theirs)
+    for name, record in theirs.items():
+        assert type(made[name]) is type(record)
+        if isinstance(record, ArrayRecord):
+            assert made[name] == record
+        else:
+            # not a number is not equal to itself, −0.0 is to 0.0, and True to 1
+            assert repr(made[name]) == repr(record)
 
 
 TEXT = st.text(max_size=20)
@@ -98,7 +130,7 @@ def test_errors_are_counted(reason: str, code: int) -> None:
 
 def test_replies_are_counted() -> None:
     ask, _ = encode_message(request())
-    ask.metadata.__dict__["_message_id"] = "1-17"
+    name_message(ask, "1-17")
     assert_counted(Message(RecordDict({"m": MetricRecord({"a": 1})}), reply_to=ask))
 
 
@@ -160,3 +192,22 @@ def test_equal_chunks_travel_once() -> None:
     assert_counted(request(content))
     # the first chunk, which has the header, and the last one of each, and one of zeros
     assert message_bytes(request(content)) < 1.5 * zeros.nbytes
+
+
+def test_a_list_that_was_read_is_nobody_elses() -> None:
+    body = items_to_bytes(ConfigRecord, {"sizes": [1, 2]})
+    items_from_bytes(ConfigRecord, body)["sizes"].append(3)
+    assert items_from_bytes(ConfigRecord, body) == {"sizes": [1, 2]}
+
+
+def test_what_a_record_may_not_hold_is_refused_as_flower_does() -> None:
+    for value in (np.float64(1.0), [1, "a"], {"a": 1}, 2**65):
+        record = ConfigRecord()
+        try:
+            record["a"] = value  # type: ignore[assignment]
+            theirs = record.deflate()
+        except Exception as error:
+            with pytest.raises(type(error)):
+                items_to_bytes(ConfigRecord, {"a": value})
+        else:
+            assert theirs.endswith(items_to_bytes(ConfigRecord, {"a": value}))
