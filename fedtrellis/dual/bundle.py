@@ -76,6 +76,10 @@ class Mixture:
 class DualBundle:
     """All units' points as the server knows them; the last of a unit is its α.
 
+    Where each of C classes is separated from the rest, every class is a problem of its
+    own, with its best mixture: α of class c becomes Σ_j θ_{c,j} a_{j,c}. A point has
+    one id, as clients remember a proposal of all classes or of none.
+
     Parameters
     ----------
     num_features : int
@@ -86,11 +90,13 @@ class DualBundle:
         λ.
     memory : int
         Points to remember of a unit, the current α and the next proposals included; for
-        the time of a search one more. A point takes 8 p bytes.
+        the time of a search one more. A point takes 8 C p bytes.
     tolerance : float, default 1e-12
         Of a search, see :func:`maximise_over_simplices`.
     penalty : Penalty, optional
         g, by default ½‖w‖².
+    classes : int, default 1
+        C.
     """
 
     def __init__(
@@ -101,69 +107,74 @@ class DualBundle:
         memory: int,
         tolerance: float = 1e-12,
         penalty: Penalty | None = None,
+        classes: int = 1,
     ) -> None:
         self.regularization, self.tolerance = regularization, tolerance
-        self.penalty = penalty or Penalty()
-        self._multiplier = 0.0  # the weight of the column that is not penalised
-        self.memory = memory
+        self.penalty, self.memory = penalty or Penalty(), memory
+        # of each class the weight of the column that is not penalised
+        self._multipliers = np.zeros(classes)
         self.unit: IntArray = np.arange(num_units)
         self.ids: IntArray = np.zeros(num_units, dtype=np.int64)
-        self._rows: list[FloatArray] = [
-            np.zeros(num_features) for _ in range(num_units)
-        ]
-        self.b: FloatArray = np.zeros(num_units)
-        self._gram: FloatArray = np.zeros((num_units, num_units))
-        # the row of each unit's α
+        # v of each point, (C, p), an array of its own: what is forgotten is freed
+        self._points = [np.zeros((classes, num_features)) for _ in range(num_units)]
+        self.b: FloatArray = np.zeros((classes, num_units))
+        self._gram: FloatArray = np.zeros((classes, num_units, num_units))
+        # where each unit's α is among the points
         self._alpha: IntArray = np.arange(num_units)
-        # of the last search: by unit the rows of its points, and θ
-        self._found: dict[int, tuple[IntArray, FloatArray]] = {}
 
     @property
     def w(self) -> FloatArray:
-        """W = ∇g*(Σ over units of v_α), a new array of shape (p,)."""
+        """W = ∇g*(Σ over units of v_α), new, of shape (C, p), of one class (p,)."""
         total = self._sum(self._alpha)
-        if self.penalty.plain:
-            return total
-        return self.penalty.weights(total, self._multiplier)
+        for own, multiplier in zip(total, self._multipliers, strict=True):
+            own[:] = self.penalty.weights(own, multiplier)
+        return total[0] if len(total) == 1 else total
 
     def _sum(self, rows: IntArray) -> FloatArray:
-        """Σ of some points' v."""
-        total = np.zeros_like(self._rows[0])
+        """Σ of some points' v, shape (C, p)."""
+        total = np.zeros_like(self._points[0])
         for row in rows:
-            total += self._rows[row]
+            total += self._points[row]
         return total
 
     @property
     def V(self) -> FloatArray:  # noqa: N802
-        """V of every point, a new array of shape (n, p)."""
-        return np.stack(self._rows)
+        """V of every point, a new array of shape (C, n, p)."""
+        return np.stack(self._points, axis=1)
 
     def alpha_id(self, unit: int) -> int:
         """The id of a unit's current α."""
         return int(self.ids[self._alpha[unit]])
 
-    def contribution(self, unit: int) -> tuple[FloatArray, float]:
-        """Return v and b of a unit's current α."""
+    def contribution(self, unit: int) -> tuple[FloatArray, FloatArray]:
+        """Return v, shape (C, p), and b, shape (C,), of a unit's current α."""
         row = self._alpha[unit]
-        return self._rows[row].copy(), float(self.b[row])
+        return self._points[row].copy(), self.b[:, row].copy()
+
+    def dual_values(self) -> FloatArray:
+        """D of each class at the current α, shape (C,).
+
+        A lower bound where b of a mixture is not known. What rounding leaves of v_m of
+        a free column counts against it, times twice its weight of now, or 2: D is below
+        P* if the best weight is not larger.
+        """
+        values = []
+        for c, v in enumerate(self._sum(self._alpha)):
+            linear = float(self.b[c, self._alpha].sum())
+            value = linear - self.regularization * self.penalty.conjugate(v)
+            if self.penalty.free >= 0:
+                most = 2.0 * max(1.0, abs(self._multipliers[c]))
+                value -= self.regularization * most * abs(v[self.penalty.free])
+            values.append(value)
+        return np.array(values)
 
     def dual_value(self) -> float:
-        """D at the current α, or a lower bound where b of a mixture is not known.
+        """The sum of D over the classes."""
+        return float(self.dual_values().sum())
 
-        What rounding leaves of v_m of a free column counts against it, times twice its
-        weight of now, or 2: D is below P* if the best weight is not larger.
-        """
-        v = self._sum(self._alpha)
-        linear = float(self.b[self._alpha].sum())
-        value = linear - self.regularization * self.penalty.conjugate(v)
-        if self.penalty.free >= 0:
-            most = 2.0 * max(1.0, abs(self._multiplier))
-            value -= self.regularization * most * abs(float(v[self.penalty.free]))
-        return value
-
-    def set_alpha_value(self, unit: int, b: float) -> None:
-        """Put the exact b of a unit's α in the place of the bound of its mixture."""
-        self.b[self._alpha[unit]] = b
+    def set_alpha_value(self, unit: int, b: float | FloatArray) -> None:
+        """Put the exact b, shape (C,), in the place of the bounds of the mixtures."""
+        self.b[:, self._alpha[unit]] = b
 
     def new_ids(self, unit: int, count: int) -> list[int]:
         """Ids for the next proposals of a unit; the same until :meth:`search`."""
@@ -174,23 +185,27 @@ class DualBundle:
         self,
         unit: int,
         v: FloatArray | None = None,
-        b: float = 0.0,
+        b: float | FloatArray | None = None,
         alpha_id: int | None = None,
     ) -> None:
         """Forget all of a unit's points but its α, or put another α in its place.
 
-        For a unit one of whose clients lost what it remembered.
+        For a unit one of whose clients lost what it remembered. ``v`` has shape (C, p),
+        and ``b`` (C,).
         """
         row = self._alpha[unit]
-        if v is not None:
-            self._rows[row], self.b[row] = np.array(v), b
-            self._gram[row] = self._products([self._rows[row]], self._rows)[0]
-            self._gram[:, row] = self._gram[row]
+        if v is not None and b is not None:
+            self._points[row] = np.array(v).reshape(self._points[row].shape)
+            self.b[:, row] = b
+            cross = self._products([self._points[row]], self._points)[:, 0]
+            self._gram[:, row] = self._gram[:, :, row] = cross
         if alpha_id is not None:
             self.ids[row] = alpha_id
         stays = self.unit != unit
         stays[row] = True
         self._select(np.flatnonzero(stays))
+
+    # ------------------------------------------------------------------ the search
 
     def search(
         self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
@@ -202,163 +217,163 @@ class DualBundle:
         units : list of int
             The units that have proposals.
         proposals : dict
-            For each unit its V of shape (c, p), and b of shape (c,), in the order of
-            :meth:`new_ids`.
+            For each unit its V of shape (C, c, p), and b of shape (C, c), in the order
+            of :meth:`new_ids`; of one class also (c, p) and (c,).
 
         Returns
         -------
         dict
             By unit, what its clients have to do.
         """
-        found = self.weigh(units, proposals)
-        mixtures = {
-            unit: self.mixture(*found[unit], len(proposals[unit][1]))
-            for unit in sorted(units)
-        }
-        self.move(mixtures)
-        return mixtures
-
-    def weigh(
-        self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
-    ) -> dict[int, tuple[IntArray, FloatArray]]:
-        """Take in proposals, as :meth:`search`; returns ids and θ of each unit."""
         self._append(units, proposals)
-        order = np.lexsort((self.ids, self.unit))
-        self._select(order)
-        λ = self.regularization
+        self._select(np.lexsort((self.ids, self.unit)))
         rest = np.setdiff1d(self._alpha, self._alpha[units])
-        # what the other units contribute is fixed: −λ wᵀv is linear in θ
-        b = self.b - λ * self._gram[:, rest].sum(axis=1)
         moving = np.flatnonzero(np.isin(self.unit, units))
-        theta = np.zeros(len(moving))
-        blocks, start = [], 0
-        for unit in sorted(units):
-            count = int((self.unit == unit).sum())
-            blocks.append(slice(start, start + count))
-            start += count
-        position = {int(row): i for i, row in enumerate(moving)}
-        for unit in units:
-            theta[position[int(self._alpha[unit])]] = 1.0
-        if self.penalty.plain:
-            G = λ * self._gram[np.ix_(moving, moving)]
-            maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
-        else:
-            self._multiplier = self.penalty.maximise(
-                np.stack([self._rows[row] for row in moving]),
-                self.b[moving],
-                self._sum(rest),
-                λ,
-                theta,
-                blocks,
-                self._multiplier,
-                self.tolerance,
-            )
-        self._found = {
-            unit: (moving[b], theta[b] / theta[b].sum())
-            for unit, b in zip(sorted(units), blocks, strict=True)
-        }
-        return {u: (self.ids[rows], own) for u, (rows, own) in self._found.items()}
-
-    def move(self, mixtures: dict[int, Mixture]) -> None:
-        """Make the mixtures that :meth:`weigh` found the units' α, and forget."""
-        self._add_mixtures(mixtures)
-        self._drop_forgotten(mixtures)
-
-    # ------------------------------------------------------------------- the points
-
-    def _parts(
-        self, *lists: list[FloatArray]
-    ) -> Iterator[tuple[slice, list[FloatArray]]]:
-        """Lists of vectors, each beside each other, at some columns at a time."""
-        p = len(lists[0][0])
-        width = max(1, _AT_ONCE // max(map(len, lists)))
-        for start in range(0, p, width):
-            own = slice(start, min(start + width, p))
-            yield own, [np.stack([row[own] for row in rows]) for rows in lists]
-
-    def _products(self, one: list[FloatArray], other: list[FloatArray]) -> FloatArray:
-        """Inner products of some vectors with others, shape (k, n)."""
-        total = np.zeros((len(one), len(other)))
-        for _, (first, second) in self._parts(one, other):
-            total += first @ second.T
-        return total
-
-    def _mixed(self, theta: FloatArray) -> list[FloatArray]:
-        """Σ_j θ_j v_j for each row of θ."""
-        mixed = [np.empty_like(self._rows[0]) for _ in theta]
-        for own, (part,) in self._parts(self._rows):
-            for row, values in zip(mixed, theta @ part, strict=True):
-                row[own] = values
-        return mixed
-
-    def _append(
-        self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
-    ) -> None:
-        # each a row of its own: what is forgotten is freed
-        new = [row.copy() for unit in units for row in proposals[unit][0]]
-        cross, own = self._products(new, self._rows), self._products(new, new)
-        self._gram = np.block([[self._gram, cross.T], [cross, own]])
-        self._rows += new
-        self.b = np.concatenate([self.b, *(proposals[unit][1] for unit in units)])
-        counts = [len(proposals[unit][1]) for unit in units]
-        new_ids = [self.new_ids(u, n) for u, n in zip(units, counts, strict=True)]
-        self.ids = np.concatenate([self.ids, *new_ids]).astype(np.int64)
-        self.unit = np.concatenate([self.unit, np.repeat(units, counts)])
-
-    def mixture(self, ids: IntArray, theta: FloatArray, proposed: int) -> Mixture:
-        """What a unit's clients are sent: the mixture, and what to remember of it.
-
-        ``theta`` has shape (J,), or (C, J) for C classes.
-        """
-        heavy = theta if theta.ndim == 1 else theta.max(axis=0)
-        room = max(self.memory - 1 - proposed, 0)
-        # the heaviest, and among those without weight the newest
-        heaviest = np.lexsort((ids, heavy))[::-1][:room]
-        used = heavy > 0.0
-        return Mixture(
-            ids[used], theta[..., used], np.sort(ids[heaviest]), int(ids.max()) + 1
-        )
-
-    def _add_mixtures(self, mixtures: dict[int, Mixture]) -> None:
-        """Add the mixtures as the units' α; their Gram entries follow by linearity."""
-        theta = np.zeros((len(mixtures), len(self.ids)))
-        for i, unit in enumerate(mixtures):
-            rows, weights = self._found[unit]
-            theta[i, rows] = weights
-        cross = theta @ self._gram
-        own = cross @ theta.T
-        self._gram = np.block([[self._gram, cross.T], [cross, own]])
-        first = len(self.ids)
-        self._rows += self._mixed(theta)
-        self.b = np.concatenate([self.b, theta @ self.b])
-        new_ids = [mixture.alpha_id for mixture in mixtures.values()]
-        self.ids = np.append(self.ids, new_ids)
-        self.unit = np.append(self.unit, list(mixtures))
-        self._alpha[list(mixtures)] = first + np.arange(len(mixtures))
-
-    def _drop_forgotten(self, mixtures: dict[int, Mixture]) -> None:
-        stays = np.ones(len(self.ids), dtype=bool)
+        start = np.isin(moving, self._alpha[units]).astype(np.float64)
+        ordered = sorted(units)
+        counts = [int((self.unit == unit).sum()) for unit in ordered]
+        ends = np.cumsum(counts).tolist()
+        blocks = [slice(end - n, end) for n, end in zip(counts, ends, strict=True)]
+        theta = np.zeros((len(self.b), len(self.ids)))
+        for c, own in enumerate(theta):
+            own[moving] = self._best(c, moving, rest, blocks, start.copy())
+        mixtures, every = {}, []
+        for unit, block in zip(ordered, blocks, strict=True):
+            rows = moving[block]
+            new = np.shape(proposals[unit][1])[-1]
+            mixtures[unit] = self._mixture(rows, theta[:, rows], new)
+            every.append(np.where(self.unit == unit, theta, 0.0))
+        self._add_mixtures(mixtures, np.stack(every, axis=1))
+        stays = np.ones(len(self.ids), dtype=np.bool_)
         for unit, mixture in mixtures.items():
             own = self.unit == unit
             stays[own] = np.isin(self.ids[own], [*mixture.keep, mixture.alpha_id])
         self._select(np.flatnonzero(stays))
+        return mixtures
+
+    def _best(
+        self,
+        c: int,
+        moving: IntArray,
+        rest: IntArray,
+        blocks: list[slice],
+        theta: FloatArray,
+    ) -> FloatArray:
+        """θ of the points of the units that move, for class c; the others stay."""
+        λ, gram = self.regularization, self._gram[c]
+        if self.penalty.plain:
+            # what the other units contribute is fixed: −λ wᵀv is linear in θ
+            b = self.b[c] - λ * gram[:, rest].sum(axis=1)
+            G = λ * gram[np.ix_(moving, moving)]
+            maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
+        else:
+            self._multipliers[c] = self.penalty.maximise(
+                np.stack([self._points[row][c] for row in moving]),
+                self.b[c][moving],
+                self._sum(rest)[c],
+                λ,
+                theta,
+                blocks,
+                float(self._multipliers[c]),
+                self.tolerance,
+            )
+        for block in blocks:
+            theta[block] /= theta[block].sum()
+        return theta
+
+    def _mixture(self, rows: IntArray, theta: FloatArray, proposed: int) -> Mixture:
+        """What a unit's clients are sent: the mixture, and what to remember of it."""
+        ids, heavy = self.ids[rows], theta.max(axis=0)
+        room = max(self.memory - 1 - proposed, 0)
+        # the heaviest, and among those without weight the newest
+        heaviest = np.lexsort((ids, heavy))[::-1][:room]
+        weights = theta[:, heavy > 0.0]
+        return Mixture(
+            ids[heavy > 0.0],
+            weights[0] if len(weights) == 1 else weights,
+            np.sort(ids[heaviest]),
+            int(ids.max()) + 1,
+        )
+
+    # ------------------------------------------------------------------- the points
+
+    def _parts(
+        self, c: int, *lists: list[FloatArray]
+    ) -> Iterator[tuple[slice, list[FloatArray]]]:
+        """Lists of points, each beside each other, at some columns at a time."""
+        p = self._points[0].shape[1]
+        width = max(1, _AT_ONCE // max(map(len, lists)))
+        for start in range(0, p, width):
+            own = slice(start, min(start + width, p))
+            yield own, [np.stack([v[c, own] for v in points]) for points in lists]
+
+    def _products(self, one: list[FloatArray], other: list[FloatArray]) -> FloatArray:
+        """Inner products of some points with others, shape (C, k, n)."""
+        total = np.zeros((len(self.b), len(one), len(other)))
+        for c, products in enumerate(total):
+            for _, (first, second) in self._parts(c, one, other):
+                products += first @ second.T
+        return total
+
+    def _append(
+        self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
+    ) -> None:
+        C, p = self._points[0].shape
+        new, values, counts, ids = [], [self.b], [], []
+        for unit in units:
+            V, b = proposals[unit]
+            V = np.reshape(V, (C, -1, p))
+            new += [V[:, j].copy() for j in range(V.shape[1])]
+            values.append(np.reshape(b, (C, -1)))
+            counts.append(V.shape[1])
+            ids += self.new_ids(unit, V.shape[1])
+        cross, own = self._products(new, self._points), self._products(new, new)
+        self._border(cross, own)
+        self._points += new
+        self.b = np.concatenate(values, axis=1)
+        self.ids = np.append(self.ids, np.array(ids, dtype=np.int64))
+        self.unit = np.append(self.unit, np.repeat(units, counts))
+
+    def _add_mixtures(self, mixtures: dict[int, Mixture], theta: FloatArray) -> None:
+        """Add Σ_j θ_j v_j as the units' α; their products follow by linearity.
+
+        ``theta`` has shape (C, k, n): of each class, of each mixture.
+        """
+        cross = theta @ self._gram
+        self._border(cross, cross @ theta.swapaxes(1, 2))
+        mixed = [np.empty_like(self._points[0]) for _ in mixtures]
+        for c, own in enumerate(theta):
+            for columns, (part,) in self._parts(c, self._points):
+                for v, values in zip(mixed, own @ part, strict=True):
+                    v[c, columns] = values
+        values = [own @ b for own, b in zip(theta, self.b, strict=True)]
+        self._alpha[list(mixtures)] = len(self.ids) + np.arange(len(mixtures))
+        self._points += mixed
+        self.b = np.concatenate([self.b, values], axis=1)
+        new_ids = [mixture.alpha_id for mixture in mixtures.values()]
+        self.ids = np.append(self.ids, new_ids)
+        self.unit = np.append(self.unit, list(mixtures))
+
+    def _border(self, cross: FloatArray, own: FloatArray) -> None:
+        """Add the products of new points with the others and with each other."""
+        self._gram = np.block([[self._gram, cross.swapaxes(1, 2)], [cross, own]])
 
     def _select(self, rows: IntArray) -> None:
-        """Keep these rows, in this order."""
+        """Keep these points, in this order."""
         where = np.full(len(self.ids), -1)
         where[rows] = np.arange(len(rows))
         self.unit, self.ids = self.unit[rows], self.ids[rows]
-        self._rows, self.b = [self._rows[row] for row in rows], self.b[rows]
-        self._gram = self._gram[np.ix_(rows, rows)]
+        self._points = [self._points[row] for row in rows]
+        self.b = np.ascontiguousarray(self.b[:, rows])
+        self._gram = np.stack([gram[np.ix_(rows, rows)] for gram in self._gram])
         self._alpha = where[self._alpha]
 
     # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, NDArray[np.float64] | IntArray]:
         """All of it as arrays."""
-        free = {"multiplier": np.array(self._multiplier)}
         return {
-            **(free if self.penalty.free >= 0 else {}),
+            "multipliers": self._multipliers,
             "unit": self.unit,
             "ids": self.ids,
             "V": self.V,
@@ -369,9 +384,8 @@ class DualBundle:
 
     def load_state(self, state: dict[str, NDArray[np.float64]]) -> None:
         """Inverse of :meth:`state`."""
+        self._multipliers = state["multipliers"]
         self.unit, self.ids = state["unit"].astype(int), state["ids"].astype(int)
-        self._rows, self.b = [row.copy() for row in state["V"]], state["b"]
+        self._points = [v.copy() for v in state["V"].swapaxes(0, 1)]
         self._alpha = state["alpha"].astype(int)
-        self._gram = state["gram"]
-        if self.penalty.free >= 0:
-            self._multiplier = float(state["multiplier"])
+        self.b, self._gram = state["b"], state["gram"]

@@ -12,9 +12,6 @@ from fedtrellis.wire.arrays import FloatArray
 
 __all__ = ["Sigmoid"]
 
-_STEPS = 100
-_HALVINGS = 40
-
 
 @dataclass(frozen=True)
 class Sigmoid:
@@ -27,8 +24,7 @@ class Sigmoid:
 
     Notes
     -----
-    Platt, "Probabilistic outputs for support vector machines", 1999, by Newton's method
-    as in Lin, Lin and Weng, "A note on Platt's probabilistic outputs", 2007; what
+    Platt, "Probabilistic outputs for support vector machines", 1999; what
     scikit-learn's ``CalibratedClassifierCV(method="sigmoid")`` fits, with −a and −b.
     """
 
@@ -99,35 +95,23 @@ def shares(exponents: FloatArray) -> FloatArray:
 def _fit(
     z: FloatArray, positive: NDArray[np.bool_], s: FloatArray
 ) -> tuple[float, float]:
-    """Minimise Σ s (ln(1 + e^u) − t u), u = a z + b, which is convex, by Newton."""
+    """Minimise Σ s (ln(1 + e^u) − t u), u = a z + b, which is convex."""
     inside, outside = float(s[positive].sum()), float(s[~positive].sum())
     # Platt's targets: as if one more sample of each kind had been seen
     high, low = (inside + 1.0) / (inside + 2.0), 1.0 / (outside + 2.0)
     t = np.where(positive, high, low)
     size = max(float(np.abs(z).max()), 1e-300)
     x = np.stack([z / size, np.ones_like(z)])
-    ab = np.array([0.0, np.log((inside + 1.0) / (outside + 1.0))])
 
-    def value(point: FloatArray) -> float:
-        u = point @ x
-        return float((s * (np.logaddexp(0.0, u) - t * u)).sum())
+    def gradient(ab: FloatArray) -> FloatArray:
+        slopes: FloatArray = x @ (s * (scipy.special.expit(ab @ x) - t))
+        return slopes
 
-    best = value(ab)
-    for _ in range(_STEPS):
+    def hessian(ab: FloatArray) -> FloatArray:
         p = scipy.special.expit(ab @ x)
-        gradient = x @ (s * (p - t))
-        # at least a little curvature, where all scores are one number
-        hessian = (x * (s * p * (1.0 - p))) @ x.T + 1e-12 * np.eye(2)
-        step = np.linalg.solve(hessian, gradient)
-        length, lower = 1.0, np.inf
-        for _ in range(_HALVINGS):
-            lower = value(ab - length * step)
-            if lower <= best + 1e-15 * abs(best):  # rounding
-                break
-            length *= 0.5
-        else:
-            break
-        ab, best = ab - length * step, min(lower, best)
-        if np.abs(step).max() <= 1e-13 * (1.0 + np.abs(ab).max()):
-            break
-    return float(ab[0] / size), float(ab[1])
+        curvature: FloatArray = (x * (s * p * (1.0 - p))) @ x.T
+        return curvature
+
+    start = np.array([0.0, np.log((inside + 1.0) / (outside + 1.0))])
+    found = scipy.optimize.root(gradient, start, jac=hessian, tol=1e-14)
+    return float(found.x[0] / size), float(found.x[1])

@@ -84,14 +84,6 @@ def _wide_system(matrix: Any, scale: float) -> _System:
     return system
 
 
-def _longest(values: FloatArray, change: FloatArray) -> float:
-    """Return the largest step in [0, 1] after which values stay at least 0."""
-    falling = change < 0.0
-    if not falling.any():
-        return 1.0
-    return min(1.0, float(np.min(-values[falling] / change[falling])))
-
-
 def interior_point(
     matrix: Any,
     base: FloatArray,
@@ -138,19 +130,17 @@ def interior_point(
             return
         # predictor: straight at the solution; the mean after it says how much to
         # centre the corrector
-        d_beta = solve(-residual - low + high)
-        d_low = -low - low * d_beta / beta
-        d_high = -high + high * d_beta / room
-        step = _step_length(beta, low, high, d_beta, d_low, d_high)
+        here = solve, residual, beta, low, high
+        d_beta, d_low, d_high, step = _direction(*here, -low, -high)
         ahead = (low + step * d_low) @ (beta + step * d_beta)
         ahead += (high + step * d_high) @ (room - step * d_beta)
         centre = mean * (float(ahead) / (2 * count * mean)) ** 3
-        for_low = (centre - d_low * d_beta) / beta - low
-        for_high = (centre + d_high * d_beta) / room - high
-        d_beta = solve(-residual + for_low - for_high)
-        d_low = for_low - low * d_beta / beta
-        d_high = for_high + high * d_beta / room
-        step = _BACK_OFF * _step_length(beta, low, high, d_beta, d_low, d_high)
+        d_beta, d_low, d_high, step = _direction(
+            *here,
+            (centre - d_low * d_beta) / beta - low,
+            (centre + d_high * d_beta) / room - high,
+        )
+        step *= _BACK_OFF
         if not step > 1e-10:
             return
         beta = beta + step * d_beta
@@ -159,18 +149,26 @@ def interior_point(
             return
 
 
-def _step_length(
+def _direction(
+    solve: Callable[[FloatArray], FloatArray],
+    residual: FloatArray,
     beta: FloatArray,
     low: FloatArray,
     high: FloatArray,
-    d_beta: FloatArray,
-    d_low: FloatArray,
-    d_high: FloatArray,
-) -> float:
-    """Return the longest step that keeps β within its bounds and multipliers at 0."""
-    return min(
-        _longest(beta, d_beta),
-        _longest(1.0 - beta, -d_beta),
-        _longest(low, d_low),
-        _longest(high, d_high),
-    )
+    for_low: FloatArray,
+    for_high: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray, float]:
+    """Return Newton's step of β, low and high, and how much of it there is room for."""
+    room = 1.0 - beta
+    d_beta = solve(-residual + for_low - for_high)
+    d_low = for_low - low * d_beta / beta
+    d_high = for_high + high * d_beta / room
+    longest = 1.0
+    for values, change in (
+        *((beta, d_beta), (room, -d_beta)),
+        *((low, d_low), (high, d_high)),
+    ):
+        falling = change < 0.0
+        if falling.any():
+            longest = min(longest, float(np.min(-values[falling] / change[falling])))
+    return d_beta, d_low, d_high, longest

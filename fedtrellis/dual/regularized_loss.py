@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.dual.interior_point import interior_point
 from fedtrellis.dual.penalty import Penalty
-from fedtrellis.dual.weights import check_weights, normalised, weight_totals
+from fedtrellis.dual.weights import check_weights
 from fedtrellis.extras import need
 from fedtrellis.objectives.base import Objective
 from fedtrellis.objectives.checks import (
@@ -25,7 +25,7 @@ from fedtrellis.objectives.losses import DualLoss, SmoothedHinge, weighted
 from fedtrellis.objectives.reference import unconstrained_minimum
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["Optimum", "RegularizedLoss", "central_optimum"]
+__all__ = ["OneAgainstRest", "Optimum", "RegularizedLoss", "central_optimum"]
 
 
 # How far from its kinks a sample must be to count as known at first, and how often
@@ -88,7 +88,11 @@ class RegularizedLoss(Objective):
         #: N s_i/S, or None: what l_i counts.
         self.weights: FloatArray | None = None
         if weights is not None:
-            self.weights = _of_mean_one(np.asarray(weights, float), self.labels)
+            s = np.asarray(weights, dtype=np.float64)
+            check_weights("weights", s, self.num_examples)
+            if not s.sum() > 0.0:
+                raise ValueError("weights must not all be 0, nor missing")
+            self.weights = s * (self.num_examples / s.sum())
         self.weighted = weighted(loss, self.weights)
         self.regularization = check_number(
             "regularization", regularization, positive=True
@@ -100,11 +104,16 @@ class RegularizedLoss(Objective):
 
     def value(self, x: FloatArray) -> float:
         """Return P at a point of shape (p,)."""
-        return self._value(check_point(x, self.shape), self.scores(x))
+        losses = self.weighted.value(self.scores(x), self.labels)
+        return self.regularization * self.penalty.value(x) + float(losses.mean())
 
     def gradient(self, x: FloatArray) -> FloatArray:
         """Return λ∇g(w) + (1/N) Xᵀl′(Xw), a subgradient of P."""
-        return self._gradient(check_point(x, self.shape), self.scores(x))
+        slopes = self.weighted.slope(self.scores(x), self.labels)
+        return np.asarray(
+            self.regularization * self.penalty.gradient(x)
+            + self.features.T @ slopes / self.num_examples
+        )
 
     def dual_value(self, alpha: FloatArray) -> float:
         """Return D at dual variables of shape (N,); −inf outside its domain.
@@ -138,27 +147,75 @@ class RegularizedLoss(Objective):
         predicted = self.scores(x) > 0.0
         return {"accuracy": float(np.mean(predicted == (self.labels > 0.0)))}
 
-    def _value(self, w: FloatArray, scores: FloatArray) -> float:
-        losses = self.weighted.value(scores, self.labels)
-        return self.regularization * self.penalty.value(w) + float(losses.mean())
 
-    def _gradient(self, w: FloatArray, scores: FloatArray) -> FloatArray:
-        slopes = self.weighted.slope(scores, self.labels)
-        return np.asarray(
-            self.regularization * self.penalty.gradient(w)
-            + self.features.T @ slopes / self.num_examples
+class OneAgainstRest(Objective):
+    """P(W) = Σ_c P_c(w_c), W of shape (p, C), with P_c's labels +1 in class c, else −1.
+
+    Parameters
+    ----------
+    features : array_like or scipy.sparse matrix of shape (N, p)
+    classes : array_like of shape (N,)
+        The samples' classes, numbers from 0 to C − 1.
+    count : int
+        C.
+    loss : DualLoss
+        One of labels −1 and +1.
+    regularization : float
+        λ above 0.
+    penalty : Penalty, optional
+        g of each class's weights.
+    weights : array_like of shape (C, N), optional
+        The samples' in each class's problem.
+
+    Raises
+    ------
+    ValueError
+        As of :class:`RegularizedLoss`.
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        classes: ArrayLike,
+        count: int,
+        loss: DualLoss,
+        regularization: float,
+        penalty: Penalty | None = None,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        each: Any = [None] * count if weights is None else weights
+        self.classes = np.asarray(classes, dtype=np.float64)
+        self.parts = [
+            RegularizedLoss(
+                features,
+                np.where(self.classes == c, 1.0, -1.0),
+                loss,
+                regularization,
+                penalty,
+                each[c],
+            )
+            for c in range(count)
+        ]
+        (p,) = self.parts[0].shape
+        self.shape = (p, count)
+        self.num_examples = self.parts[0].num_examples
+
+    def value(self, x: FloatArray) -> float:
+        """Return P at a point of shape (p, C)."""
+        W = check_point(x, self.shape)
+        return sum(one.value(W[:, c]) for c, one in enumerate(self.parts))
+
+    def gradient(self, x: FloatArray) -> FloatArray:
+        """Return the parts' subgradients beside each other."""
+        W = check_point(x, self.shape)
+        return np.stack(
+            [one.gradient(W[:, c]) for c, one in enumerate(self.parts)], axis=1
         )
 
-
-def _of_mean_one(weights: FloatArray, labels: FloatArray) -> FloatArray:
-    """N s_i/S of all samples."""
-    N = len(labels)
-    check_weights("weights", weights, N)
-    totals = weight_totals(weights, labels, 1, "")
-    if not totals[0] > 0.0:
-        raise ValueError("weights must not all be 0, nor missing")
-    found: FloatArray = normalised(weights, labels, 1, "", totals, N)[0]
-    return found
+    def metrics(self, x: FloatArray) -> dict[str, float]:
+        """Return ``{"accuracy": ...}``: how often the class of largest score is it."""
+        scores = np.asarray(self.parts[0].features @ check_point(x, self.shape))
+        return {"accuracy": float(np.mean(scores.argmax(axis=1) == self.classes))}
 
 
 @dataclass(frozen=True)
@@ -171,8 +228,8 @@ class Optimum:
         P(w): the minimum P* lies in [value − gap, value].
     gap : float
         P(w) − D(α), the duality gap, to rounding: 0 is not above some 1e-16.
-    w : ndarray of shape (p,)
-    alpha : ndarray of shape (N,)
+    w : ndarray of shape (p,), or (p, C)
+    alpha : ndarray of shape (N,), or (N, C)
     """
 
     value: float
@@ -206,29 +263,25 @@ class _Search:
 
     def try_primal(self, w: FloatArray) -> bool:
         """See whether w is better, or the dual point that suits its scores."""
-        problem = self.problem
-        self._see(w, problem.value(w))
-        alpha = problem.weighted.dual_point(problem.scores(w), problem.labels)
-        self._see_dual(alpha, problem.dual_value(alpha))
-        return self.done
+        z = self.problem.scores(w)
+        return self._see(w, self.problem.weighted.dual_point(z, self.problem.labels))
 
     def try_dual(self, alpha: FloatArray) -> bool:
         """See whether α is better, or its w."""
-        self._see_dual(alpha, self.problem.dual_value(alpha))
-        w = self.problem.primal_of(alpha)
-        self._see(w, self.problem.value(w))
-        return self.done
+        return self._see(self.problem.primal_of(alpha), alpha)
 
-    def _see(self, w: FloatArray, value: float) -> None:
+    def _see(self, w: FloatArray, alpha: FloatArray) -> bool:
+        value, dual = self.problem.value(w), self.problem.dual_value(alpha)
         if value < self.value:
             self.value, self.w = value, w
+        if dual > self.dual:
+            self.dual, self.alpha = dual, alpha
+        return self.done
 
-    def _see_dual(self, alpha: FloatArray, value: float) -> None:
-        if value > self.dual:
-            self.dual, self.alpha = value, alpha
 
-
-def central_optimum(problem: RegularizedLoss, tolerance: float = 1e-9) -> Optimum:
+def central_optimum(
+    problem: RegularizedLoss | OneAgainstRest, tolerance: float = 1e-9
+) -> Optimum:
     """Return P*, certified by the duality gap, with the points that attain it.
 
     scikit-learn's solver of the loss comes first: ``LinearSVC``,
@@ -240,7 +293,8 @@ def central_optimum(problem: RegularizedLoss, tolerance: float = 1e-9) -> Optimu
 
     Parameters
     ----------
-    problem : RegularizedLoss
+    problem : RegularizedLoss or OneAgainstRest
+        Of the latter each class by itself.
     tolerance : float, default 1e-9
         The gap to reach, relative to P(w).
 
@@ -251,6 +305,14 @@ def central_optimum(problem: RegularizedLoss, tolerance: float = 1e-9) -> Optimu
     ValueError
         The penalty is another one than ½‖w‖².
     """
+    if isinstance(problem, OneAgainstRest):
+        each = [central_optimum(one, tolerance) for one in problem.parts]
+        return Optimum(
+            sum(one.value for one in each),
+            sum(one.gap for one in each),
+            np.stack([one.w for one in each], axis=1),
+            np.stack([one.alpha for one in each], axis=1),
+        )
     if not problem.penalty.plain:
         raise ValueError(f"there is no central solver for {problem.penalty}")
     check_number("tolerance", tolerance, positive=True)
@@ -287,24 +349,19 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
     scale = problem.regularization * examples
     name = problem.loss.name
     model: Any
+    # in Newton's steps matrices of order p are factorised
+    newton = {
+        "solver": "newton-cholesky" if columns <= min(examples, 2048) else "lbfgs",
+        **{"fit_intercept": False, "tol": 1e-10, "max_iter": 1000},
+    }
     if name == "squared":
         model = Ridge(alpha=scale, fit_intercept=False, tol=1e-12)
     elif name == "poisson":
-        solver = "newton-cholesky" if columns <= min(examples, 2048) else "lbfgs"
-        model = PoissonRegressor(
-            alpha=problem.regularization,
-            fit_intercept=False,
-            solver=solver,
-            tol=1e-10,
-            max_iter=1000,
-        )
+        model = PoissonRegressor(alpha=problem.regularization, **newton)
     elif len(np.unique(problem.labels)) < 2:
         return np.zeros(columns)  # the classifiers refuse one class
     elif name == "logistic":
-        solver = "newton-cholesky" if columns <= min(examples, 2048) else "lbfgs"
-        model = LogisticRegression(
-            C=1.0 / scale, fit_intercept=False, solver=solver, tol=1e-10, max_iter=1000
-        )
+        model = LogisticRegression(C=1.0 / scale, **newton)
     else:
         model = LinearSVC(
             loss="hinge",
@@ -314,21 +371,16 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
             max_iter=2000,
             random_state=0,
         )
+    features = problem.features
+    if not isinstance(features, np.ndarray) and features.nnz <= np.iinfo(np.int32).max:
+        # liblinear asks for 32-bit indices
+        indices = features.indices.astype(np.int32), features.indptr.astype(np.int32)
+        features = type(features)((features.data, *indices), shape=features.shape)
     with warnings.catch_warnings():
         # How far it came is measured by the gap.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(
-            _with_short_indices(problem.features), problem.labels, problem.weights
-        )
+        model.fit(features, problem.labels, problem.weights)
     return np.asarray(model.coef_, dtype=np.float64).ravel()
-
-
-def _with_short_indices(features: Any) -> Any:
-    """Return a CSR matrix with the 32-bit indices that liblinear asks for."""
-    if isinstance(features, np.ndarray) or features.nnz > np.iinfo(np.int32).max:
-        return features
-    indices, starts = (a.astype(np.int32) for a in (features.indices, features.indptr))
-    return type(features)((features.data, indices, starts), shape=features.shape)
 
 
 def _finish_hinge(problem: RegularizedLoss, search: _Search) -> None:

@@ -207,14 +207,14 @@ class Traffic:
 @contextmanager
 def listening(traffic: Traffic) -> Iterator[None]:
     """Note what the server's searches are given."""
-    weigh = DualBundle.weigh
+    search = DualBundle.search
 
     def heard(self: DualBundle, units: list[int], proposals: Proposals) -> Any:
         traffic.w.append(self.w)
-        traffic.sums.append({u: V[0].copy() for u, (V, _) in proposals.items()})
-        return weigh(self, units, proposals)
+        traffic.sums.append({u: V[0, 0].copy() for u, (V, _) in proposals.items()})
+        return search(self, units, proposals)
 
-    with mock.patch.object(DualBundle, "weigh", heard):
+    with mock.patch.object(DualBundle, "search", heard):
         yield
 
 
@@ -268,7 +268,7 @@ def depart(case: Case, loss: str, query: Query, rounds: int, **settings: Any) ->
     HyFDCA
         After the run.
     """
-    weigh, (chosen, accept) = DualBundle.weigh, next(query)
+    search, (chosen, accept) = DualBundle.search, next(query)
     # w of the first round is not chosen: whatever is answered at it is no answer yet
     began = False
 
@@ -282,12 +282,12 @@ def depart(case: Case, loss: str, query: Query, rounds: int, **settings: Any) ->
         nonlocal chosen, accept, began
         if began:
             ((V, _),) = proposals.values()
-            chosen, accept = query.send(V[0])
+            chosen, accept = query.send(V[0, 0])
         began = True
-        return weigh(self, units, proposals)
+        return search(self, units, proposals)
 
     with (
-        mock.patch.object(DualBundle, "weigh", heard),
+        mock.patch.object(DualBundle, "search", heard),
         mock.patch.object(DualBundle, "w", property(lambda _: chosen)),
         mock.patch.object(bundles, "maximise_over_simplices", choose),
     ):

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture, points_within
-from fedtrellis.dual.class_bundles import ClassBundles
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.questions import weights_mark
 from fedtrellis.settings import SettingsError
@@ -133,18 +132,14 @@ class UnitSteps(Steps):
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
         memory = self._memory()
-        self.bundle = ClassBundles(
-            [
-                DualBundle(
-                    len(self.alignment.feature_names),
-                    len(self.units),
-                    strategy.regularization,
-                    memory,
-                    strategy.search_tolerance,
-                    strategy.penalty,
-                )
-                for _ in range(strategy.classes)
-            ]
+        self.bundle = DualBundle(
+            len(self.alignment.feature_names),
+            len(self.units),
+            strategy.regularization,
+            memory,
+            strategy.search_tolerance,
+            strategy.penalty,
+            strategy.classes,
         )
         self._stage: Stage | None = None
         # holders that lost what they remembered of a group

@@ -14,9 +14,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedtrellis.dual.one_against_rest import OneAgainstRest
 from fedtrellis.dual.penalty import Penalty
-from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
+from fedtrellis.dual.regularized_loss import (
+    OneAgainstRest,
+    Optimum,
+    RegularizedLoss,
+    central_optimum,
+)
 from fedtrellis.dual.weights import ClassRule, normalised, weight_totals
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import DualLoss
@@ -404,7 +408,4 @@ def _test_objective(task: HybridTask) -> RegularizedLoss | OneAgainstRest:
 
 @lru_cache(maxsize=4)
 def _optimum(task: HybridTask) -> Optimum:
-    problem = _objective(task)
-    if isinstance(problem, OneAgainstRest):
-        return problem.optimum()
-    return central_optimum(problem)
+    return central_optimum(_objective(task))

@@ -106,19 +106,19 @@ class World:
             assert set(bundle.ids[rows].tolist()) == set(client.points)
             for row in rows:
                 a = client.points[int(bundle.ids[row])]
-                assert np.abs(bundle.V[row] - self.v(client, a)).max() < 1e-11
+                assert np.abs(bundle.V[0, row] - self.v(client, a)).max() < 1e-11
                 exact = self.b(client, a)
                 if self.loss.name == "hinge":
-                    assert bundle.b[row] == pytest.approx(exact, abs=1e-12)
+                    assert bundle.b[0, row] == pytest.approx(exact, abs=1e-12)
                 else:  # of a mixture a lower bound is known
-                    assert bundle.b[row] <= exact + 1e-12
+                    assert bundle.b[0, row] <= exact + 1e-12
             v, b = bundle.contribution(unit)
             assert np.abs(v - self.v(client, client.alpha)).max() < 1e-11
             assert b <= self.b(client, client.alpha) + 1e-12
         w = sum(self.v(c, c.alpha) for c in self.clients)
         assert np.abs(bundle.w - w).max() < 1e-11
         assert bundle.dual_value() <= self.dual() + 1e-12
-        assert np.abs(bundle._gram - bundle.V @ bundle.V.T).max() < 1e-11
+        assert np.abs(bundle._gram[0] - bundle.V[0] @ bundle.V[0].T).max() < 1e-11
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "smoothed-hinge"])
@@ -156,16 +156,18 @@ def test_each_search_is_the_best_over_all_that_is_remembered() -> None:
         for u in range(3):
             rows = np.flatnonzero(bundle.unit == u)
             if u not in units:
-                rest = rest + bundle.contribution(u)[0]
+                rest = rest + bundle.contribution(u)[0][0]
                 continue
             start = len(values)
-            points += [*bundle.V[rows], *proposals[u][0]]
-            values += [*bundle.b[rows], *proposals[u][1]]
+            points += [*bundle.V[0, rows], *proposals[u][0]]
+            values += [*bundle.b[0, rows], *proposals[u][1]]
             blocks.append(slice(start, len(values)))
         V, root = np.array(points), np.sqrt(world.regularization)
         b = np.array(values) - world.regularization * V @ rest
         best = optimum_over_simplices(root * V, b, blocks)
-        still = sum(bundle.contribution(u)[1] for u in range(3) if u not in units)
+        still = sum(
+            float(bundle.contribution(u)[1][0]) for u in range(3) if u not in units
+        )
         best += still - 0.5 * world.regularization * float(rest @ rest)
         for unit, mixture in bundle.search(units, proposals).items():
             world.clients[unit].take(mixture)
@@ -193,7 +195,7 @@ def test_the_gram_matrix_does_not_drift() -> None:
     for _ in range(200):
         world.search([u for u in range(4) if world.rng.random() < 0.8] or [0], 1)
     bundle = world.bundle
-    fresh = bundle.V @ bundle.V.T
+    fresh = bundle.V[0] @ bundle.V[0].T
     assert np.abs(bundle._gram - fresh).max() < 1e-12 * np.abs(fresh).max()
     world.check()
 
@@ -251,7 +253,7 @@ def test_vectors_taken_in_parts_give_the_same_search(
     parts = searched()
     assert np.array_equal(parts.ids, whole.ids)
     assert np.allclose(parts.w, whole.w, rtol=0.0, atol=1e-12)
-    assert np.allclose(parts.V @ parts.V.T, parts.state()["gram"])
+    assert np.allclose(parts.V[0] @ parts.V[0].T, parts.state()["gram"])
 
 
 def test_what_is_forgotten_is_freed() -> None:
