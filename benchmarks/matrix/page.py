@@ -1,7 +1,9 @@
-"""docs/matrix.md and docs/matrix-details.md, made of the stored results."""
+"""docs/matrix.md and docs/matrix.csv, made of the stored results."""
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
 from reproduce.common import load_results, update_page
@@ -20,9 +22,9 @@ from .tables import (
 )
 
 __all__ = [
-    "DETAILS",
+    "NUMBERS",
     "PAGE",
-    "detail_page",
+    "all_numbers",
     "equal_bytes",
     "parts",
     "tables",
@@ -30,7 +32,7 @@ __all__ = [
 ]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE, DETAILS = DOCS / "matrix.md", DOCS / "matrix-details.md"
+PAGE, NUMBERS = DOCS / "matrix.md", DOCS / "matrix.csv"
 
 
 def parts(results: Results) -> dict[str, str]:
@@ -69,34 +71,22 @@ def equal_bytes() -> dict[str, str]:
     }
 
 
-def detail_page(results: Results) -> str:
-    """The page of all numbers."""
-    blocks = [
-        "# The matrix in full\n\n`python -m benchmarks matrix --page` writes this page "
-        "from `benchmarks/matrix/results`; [the matrix](matrix.md) explains the "
-        "measurement. Costs are medians over five seeds, and bytes are those of all "
-        "clients together. `value` is the tuned setting; nothing beyond an `edge` was "
-        "tried."
-    ]
-    for name, stored in results.items():
-        one, provenance = PROBLEMS[name], stored["provenance"]
-        worst = max(best["relative"] for best in stored["optimum"].values())
-        how = next(iter(stored["optimum"].values()))["how"]
-        blocks.append(
-            f"## {one.title}, {one.over if one.over != 'none' else 'no set'}\n\n"
-            f"`python -m benchmarks matrix --only {name}`. Each client spends at most "
-            f"{provenance['settings']['budget']} gradients. F\\* is known to "
-            f"{worst:.0e} of F(x¹) − F\\* ({how}).\n\n{details(results, name)}"
-        )
-    return "\n\n".join(blocks) + "\n"
+def all_numbers(results: Results) -> str:
+    """Every number, as CSV."""
+    rows = [row for name in results for row in details(results, name)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def write(folder: Path) -> None:
-    """Write both pages and the picture."""
+    """Write the page, the numbers and the picture."""
     results = load_all(folder, list(PROBLEMS.values()))
     for name, text in (parts(results) | equal_bytes()).items():
         update_page(PAGE, name, text)
-    DETAILS.write_text(detail_page(results), encoding="utf-8")
+    NUMBERS.write_text(all_numbers(results), encoding="utf-8")
     draw(results, DOCS, "matrix")
 
 

@@ -238,28 +238,32 @@ def _bytes(number: float) -> str:
 _KEYS = ("rounds", "gradients", "up", "down", "seconds")
 
 
-def details(results: Results, problem: str) -> str:
-    """A problem's whole table: every method, every target, where it ended."""
-    stored = results[problem]
-    rows = [["method", "value", "gap", *_KEYS, "seeds"]]
-    targets = [float(t) for t in stored["provenance"]["settings"]["targets"]]
+def details(results: Results, problem: str) -> list[dict[str, Any]]:
+    """All numbers of a problem: a row for each method and target, and for each end."""
+    stored, one = results[problem], PROBLEMS[problem]
+    settings = stored["provenance"]["settings"]
+    worst = max(best["relative"] for best in stored["optimum"].values())
+    rows = []
     for name in (one for one in METHODS if one in stored["methods"]):
         entry = stored["methods"][name]
-        runs, end = entry["runs"], end_of(entry)
-        first = [METHODS[name].title, _chosen(entry)]
-        reached = []
-        for target in targets:
+        runs, tuned = entry["runs"], entry.get("tuned", {})
+        common = {
+            "problem": problem,
+            "set": one.over,
+            "method": METHODS[name].title,
+            "setting": tuned.get("chosen"),
+            "at the grid's edge": "tuned" in entry and not tuned["inside"],
+        }
+        last = {"budget": settings["budget"], "optimum known to": worst}
+        for target in map(float, settings["targets"]):
             found = [run["hits"].get(f"{target:g}") for run in runs]
             hits = [hit for hit in found if hit is not None]
-            if 2 * len(hits) <= len(runs):
-                told = "diverged" if math.isinf(end) else f"ended at {end:.1e}"
-                spent = _amounts([run["end"] for run in runs])
-                reached.append([told, *spent, ""])
-                break
-            share = f"{len(hits)}/{len(runs)}"
-            reached.append([_power(target), *_amounts(hits), share])
-        rows += [[*first, *reached[0]], *(["", "", *row] for row in reached[1:])]
-    return _markdown(rows)
+            if 2 * len(hits) > len(runs):  # medians are of the seeds that arrived
+                reached = {"gap": target, **_medians(hits), "seeds": len(hits)}
+                rows.append({**common, **reached, **last})
+        ends = {"gap": end_of(entry), **_medians([run["end"] for run in runs])}
+        rows.append({**common, **ends, "seeds": "end", **last})
+    return rows
 
 
 def reaching(results: Results, problem: str, target: float) -> str:
@@ -277,25 +281,15 @@ def reaching(results: Results, problem: str, target: float) -> str:
     return _markdown(rows)
 
 
-def _chosen(entry: Mapping[str, Any]) -> str:
-    if "tuned" not in entry:
-        return "–"
-    tuned = entry["tuned"]
-    return f"{tuned['chosen']:.3g}{'' if tuned['inside'] else ' (edge)'}"
+def _medians(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: float(median(one[key] for one in costs)) for key in _KEYS}
 
 
 def _amounts(costs: Sequence[Mapping[str, float]]) -> list[str]:
     """Medians of what runs took, as they are read."""
-    rounds, gradients, up, down, seconds = (
-        median(one[key] for one in costs) for key in _KEYS
-    )
+    rounds, gradients, up, down, seconds = _medians(costs).values()
     moved = [_bytes(up), _bytes(down)]
     return [f"{rounds:.0f}", f"{gradients:.0f}", *moved, f"{seconds:.2g}"]
-
-
-def _power(target: float) -> str:
-    digits = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-    return f"10⁻{str(-round(math.log10(target))).translate(digits)}"
 
 
 def profile(

@@ -41,7 +41,7 @@ def test_the_pages_are_made_of_the_stored_results() -> None:
     text = page.PAGE.read_text("utf-8")
     for name, part in (page.parts(RESULTS) | page.equal_bytes()).items():
         assert between(text, name) == part
-    assert page.DETAILS.read_text("utf-8") == page.detail_page(RESULTS)
+    assert page.NUMBERS.read_text("utf-8") == page.all_numbers(RESULTS)
     # a line a method at the top of the page, on one screen
     lines = between(text, "places").splitlines()[2:]
     assert len(lines) == len({m for s in RESULTS.values() for m in s["methods"]}) <= 22
