@@ -135,7 +135,7 @@ class RosterSecrets(Secrets):
                 f"{', '.join(n for n in holders if n != self.name)}"
             )
         # a backend whose key is no more than a secret, which BFV's is not
-        cipher: Cipher = backend_class(self._backend).from_secret(secret)  # type: ignore[attr-defined]
+        cipher: Cipher = backend_class(self._backend).from_secret(secret)
         return cipher.bound(self.run)
 
     def _drawn(self, holders: Sequence[str]) -> bytes:

@@ -3,14 +3,19 @@
 TenSEAL is imported when a key of its backend is made or read, not before.
 """
 
-from fedtrellis.encryption.blob import Header, split_blob
-from fedtrellis.encryption.cipher import Cipher
+from fedtrellis.encryption.cipher import (
+    Cipher,
+    Header,
+    add_vectors,
+    decrypt_vector,
+    encrypt_vector,
+    split_blob,
+)
 from fedtrellis.encryption.fixed_point import (
-    FIELD_MODULUS,
     MAX_TERMS,
-    PLAIN_MODULUS,
+    Coding,
     EncryptionError,
-    FixedPoint,
+    RangeError,
     RefusedError,
 )
 from fedtrellis.encryption.identity import Identity, load_identity, write_identity
@@ -26,20 +31,18 @@ from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.roster import Roster, load_roster, write_roster
 from fedtrellis.encryption.run_key import remove_run_key, run_ledgers, shared_run_key
 from fedtrellis.encryption.sealing import open_sealed, seal
-from fedtrellis.encryption.vectors import add_vectors, decrypt_vector, encrypt_vector
 
 __all__ = [
     "BACKENDS",
-    "FIELD_MODULUS",
     "MAX_TERMS",
-    "PLAIN_MODULUS",
     "Cipher",
+    "Coding",
     "EncryptionError",
-    "FixedPoint",
     "Header",
     "Identity",
     "Label",
     "Ledger",
+    "RangeError",
     "RefusedError",
     "Roster",
     "add_vectors",

@@ -2,25 +2,17 @@
 
 Degree 4096, coefficient modulus of 45 + 45 bits for data and 16 for SEAL's special
 prime (106 in all; 109 is the limit for 128-bit security at this degree, and SEAL checks
-it), plain modulus t of 58 bits, secret-key encryption by the clients. There are no
-public, relinearisation or Galois keys: a server can add ciphertexts, and multiply them
-by what it knows, which the checksums then refuse. Those are in the last two slots.
+it), plain modulus t of 58 bits, secret-key encryption by the clients. A server can add.
 
-**Noise.** A fresh coefficient of the noise is at most 21, or 22 with the rounding of
-q / t, and decryption is right as long as it is below q / 2t = 2^31. A sum of n has at
-most n times that, so n ≤ 2^26.5 is always right, and ``MAX_TERMS`` = 2^24 has two bits
-in hand. Measured: SEAL's noise budget is 27 bits when fresh and 3 after a
-multiplication by 2^24; 2^26 still decrypts, 2^28 does not. What a server makes of the
-noise beyond that decides whether a forged sum decrypts, so **each refusal tells it
-something about the key**, and clients must end the run at the first; the stream cipher
-has no such leak.
+**Noise.** A fresh coefficient of the noise is at most 22 with the rounding of q / t,
+and decryption is right below q / 2t = 2^31: a sum of n ≤ 2^26.5 is always right, and
+``MAX_TERMS`` = 2^24 has two bits in hand.
 
 **Sizes.** Half of a fresh ciphertext is random and follows from a seed, which SEAL
-writes in its place: 13.5 bytes a value, 26.8 after an addition. That goes through
-SEAL's own interface in TenSEAL, which writes to files only, here to files in memory.
+writes in its place: 13.5 bytes a value, 26.8 after an addition.
 
-Blobs carry SEAL's ciphertext alone; the format that TenSEAL has around it is written
-anew (:mod:`fedtrellis.encryption.tenseal_format`).
+TenSEAL trusts the lengths in its messages, and SEAL ends the process over some forms of
+compression. A client may lie, so SEAL is given nothing but what is put together here.
 """
 
 from __future__ import annotations
@@ -28,61 +20,59 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import struct
+import tempfile
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from fedtrellis.encryption.checksum import CHECKS
 from fedtrellis.encryption.cipher import Cipher
-from fedtrellis.encryption.fixed_point import (
-    PLAIN_MODULUS,
-    EncryptionError,
-    IntArray,
-)
+from fedtrellis.encryption.fixed_point import EncryptionError, IntArray, RangeError
 from fedtrellis.encryption.key_format import KeyFile
-from fedtrellis.encryption.keystream import Keystream
 from fedtrellis.encryption.labels import Item
-from fedtrellis.encryption.tenseal_format import (
-    needed,
-    plain_form,
-    refuse_secret,
-    scratch_file,
-    unwrap,
-    wrap,
-)
 
-__all__ = ["COEFFICIENT_BITS", "DEGREE", "BfvCipher"]
+__all__ = ["DEGREE", "PLAIN_MODULUS", "BfvCipher"]
 
 DEGREE = 4096
-COEFFICIENT_BITS = (45, 45, 16)
-
+#: t, the largest prime of 58 bits with t ≡ 1 (mod 8192): a slot for each coefficient.
+PLAIN_MODULUS = 288_230_376_151_130_113
+_COEFFICIENT_BITS = (45, 45, 16)
 # SEAL's hash of all parameters for data: degree, primes, plain modulus.
-_PARAMETERS_HASH = [
-    12818512699861165753,
-    1168732863240237803,
-    16503350843332633319,
-    10228082550185529954,
-]
+_PARAMETERS_HASH = (
+    *(12818512699861165753, 1168732863240237803),
+    *(16503350843332633319, 10228082550185529954),
+)
+# SEAL's header: magic and its own length, version, compression, reserved, size
+_HEADER = struct.Struct("<3s2sBHQ")
+_SEAL, _MAJOR, _PLAIN, _ZSTD = b"\x5e\xa1\x10", 4, 0, 2
+_SEED_BYTES = 64
+_BLAKE2 = b"\x01"  # what SEAL expands a seed with
+_MOST_BYTES = 32 * DEGREE + 200
 
 T = TypeVar("T")
+Share = tuple[str, bytes]
+
+
+def _needed(library: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise EncryptionError(
+            f"encryption backend 'tenseal-bfv' needs {library}: "
+            'pip install "fedtrellis[encryption]"'
+        ) from error
 
 
 def _translate(what: str, action: Callable[[], T]) -> T:
     """Run something of TenSEAL; whatever it raises becomes one line of ours."""
     try:
         return action()
-    except EncryptionError:
-        raise
     except Exception as error:  # SEAL raises half a dozen types
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EncryptionError(f"{what}: {reason}") from None
 
-
-# -- processes that fork --------------------------------------------------------------
 
 # A context owns a thread. A forked child has the context without the thread, and would
 # wait for it for ever on destroying the context; so it never destroys those it got.
@@ -94,69 +84,48 @@ def _keep_contexts() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(cipher._context))
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep_contexts)
+os.register_at_fork(after_in_child=_keep_contexts)
 
 
 class BfvCipher(Cipher):
-    """See the module and :class:`Cipher`."""
+    """See the module and :class:`~fedtrellis.encryption.cipher.Cipher`."""
 
-    name: ClassVar[str] = "tenseal-bfv"
-    parameters: ClassVar[str] = (
-        f"BFV, degree {DEGREE}, coefficient modulus of {sum(COEFFICIENT_BITS)} bits "
-        f"{list(COEFFICIENT_BITS)}, plain modulus {PLAIN_MODULUS}, secret-key "
-        "encryption, 128-bit security"
+    name = "tenseal-bfv"
+    parameters = (
+        f"BFV, degree {DEGREE}, coefficient modulus of {sum(_COEFFICIENT_BITS)} bits, "
+        f"plain modulus {PLAIN_MODULUS}, secret-key encryption, 128-bit security"
     )
-
-    modulus: ClassVar[int] = PLAIN_MODULUS
-    slots: ClassVar[int] = DEGREE - CHECKS
-    wears_out: ClassVar[bool] = True
+    slots = DEGREE - 1  # and one that counts shares
+    word = 58
 
     def __init__(self, file: KeyFile) -> None:
         super().__init__(file)
-        if file.secret is None:
-            refuse_secret(file.payload)
-        tenseal = needed("tenseal")
-        self._cpp = tenseal._ts_cpp
-        deserialize = self._cpp.TenSEALContext.deserialize
+        self._cpp = _needed("tenseal")._ts_cpp
         # one thread: more would only be used by operations that we do without
         self._context = _translate(
-            "TenSEAL cannot read this key", lambda: deserialize(file.payload, 1)
+            "TenSEAL cannot read this key",
+            lambda: self._cpp.TenSEALContext.deserialize(file.payload, 1),
         )
         _LIVE.add(self)
         if self._context.has_secret_key() is not self.has_secret:
-            raise EncryptionError(
-                "this evaluation context contains a secret key"
-                if self._context.has_secret_key()
-                else "this key has no secret key"
-            )
-        seal = self._context.seal_context()
-        if list(seal.first_parms_id()) != _PARAMETERS_HASH:
+            raise EncryptionError("a key has a secret key, and a context has none")
+        if tuple(self._context.seal_context().first_parms_id()) != _PARAMETERS_HASH:
             raise EncryptionError("this key has other parameters than this version")
-        self._encoder: Any = None
-        if self.has_secret:
-            # other versions of TenSEAL may not let their two interfaces meet
-            with suppress(Exception):
-                api = importlib.import_module("tenseal.sealapi")
-                secret = self._context.secret_key()
-                encryptor = api.Encryptor(seal, secret)
-                self._plaintext = api.Plaintext
-                self._encoder, self._encryptor = api.BatchEncoder(seal), encryptor
 
-    def bound(self, *context: Item) -> Self:
-        """See :meth:`Cipher.bound`."""
+    def bound(self, *context: Item) -> BfvCipher:
+        """As :meth:`Cipher.bound`."""
         other = super().bound(*context)
         _LIVE.add(other)  # it may outlive the cipher whose context it has
         return other
 
     @classmethod
     def _new_payload(cls) -> bytes:
-        tenseal = needed("tenseal")
+        tenseal = _needed("tenseal")
         context = tenseal.context(
             tenseal.SCHEME_TYPE.BFV,
             poly_modulus_degree=DEGREE,
             plain_modulus=PLAIN_MODULUS,
-            coeff_mod_bit_sizes=list(COEFFICIENT_BITS),
+            coeff_mod_bit_sizes=list(_COEFFICIENT_BITS),
             encryption_type=tenseal.ENCRYPTION_TYPE.SYMMETRIC,
             n_threads=1,
         )
@@ -164,61 +133,84 @@ class BfvCipher(Cipher):
 
     def _evaluation_payload(self) -> bytes:
         # public, secret, Galois and relinearisation keys: none
-        payload = bytes(self._context.serialize(False, False, False, False))
-        refuse_secret(payload)
-        return payload
+        return bytes(self._context.serialize(False, False, False, False))
 
-    def _seal(
-        self, integers: IntArray, checks: Sequence[int], stream: Keystream
-    ) -> bytes:
-        numbers = integers.tolist() + [0] * (self.slots - integers.size)
-        # TenSEAL encodes integers in (−t/2, t/2)
-        numbers += [c - self.modulus * (c > self.modulus // 2) for c in checks]
-        return _translate("encryption failed", lambda: self._encoded(numbers))
+    def _seal(self, integers: IntArray, use: tuple[Item, ...], share: Share) -> bytes:
+        if int(np.abs(integers).max()) * int(use[-1]) > PLAIN_MODULUS // 2:
+            raise RangeError
+        api = _needed("tenseal.sealapi")
+        seal, secret = self._context.seal_context(), self._context.secret_key()
+        plaintext = api.Plaintext()
+        api.BatchEncoder(seal).encode(integers.tolist(), plaintext)
+        seeded = api.Encryptor(seal, secret).encrypt_symmetric(plaintext)
+        with tempfile.NamedTemporaryFile(prefix="fedtrellis-") as file:
+            seeded.save(file.name)  # its interface writes to files only
+            return file.read()
 
-    def _encoded(self, numbers: list[int]) -> bytes:
-        if self._encoder is None:
-            vector = self._cpp.BFVVector(self._context, numbers)
-            return unwrap(vector.serialize())
-        plaintext = self._plaintext()
-        self._encoder.encode(numbers, plaintext)
-        seeded = self._encryptor.encrypt_symmetric(plaintext)
-        with scratch_file() as (handle, path):
-            seeded.save(path)
-            return os.pread(handle, os.fstat(handle).st_size, 0)
-
-    def _load(self, payload: bytes) -> Any:
-        """Read one ciphertext, and check that it is one that we could have made."""
-        plain = plain_form(payload, _PARAMETERS_HASH, DEGREE)
-        vector = _translate(
-            "ciphertext cannot be read",
-            lambda: self._cpp.BFVVector(self._context, wrap(plain, DEGREE)),
-        )
-        (ciphertext,) = vector.ciphertext()
-        if (
-            ciphertext.size() != 2
-            or ciphertext.is_ntt_form()
-            or ciphertext.is_transparent()
-            or list(ciphertext.parms_id()) != _PARAMETERS_HASH
-        ):
-            raise EncryptionError("ciphertext has a form that no client makes")
-        return vector
-
-    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
-        vector = self._load(payload)
-        numbers = _translate("decryption failed", vector.decrypt)
-        slots = np.fromiter(numbers, dtype=np.int64, count=DEGREE)
-        if slots[count : self.slots].any():
-            raise EncryptionError(f"ciphertext has more than {count} values")
-        checks = slots[self.slots :] % self.modulus
-        return slots[:count].copy(), checks.tolist()
-
-    def _strip(self, integers: IntArray, stream: Keystream) -> None:
-        """Do nothing: the keystream is for the masks only."""
+    def _unseal(
+        self, payload: bytes, use: tuple[Item, ...], shares: Sequence[Share]
+    ) -> IntArray:
+        vector, size = self._load(payload), use[-2]
+        slots = np.array(_translate("decryption failed", vector.decrypt), np.int64)
+        return slots[: int(size) + 1]
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         total = self._load(payloads[0])
-        for payload in payloads[1:]:
+        for other in map(self._load, payloads[1:]):
             # not a copy of TenSEAL's, which would ask for the secret key
-            _translate("addition failed", partial(total.add_, self._load(payload)))
-        return unwrap(_translate("addition failed", total.serialize))
+            total.add_(other)
+        # a BFVVectorProto of one ciphertext: sizes, and its bytes
+        message = bytes(total.serialize())
+        return message[message.index(_SEAL) :]
+
+    def _load(self, payload: bytes) -> Any:
+        plain = _plain_form(payload)
+        sizes, length = _varint(DEGREE), _varint(len(plain))
+        message = b"\x0a%c%b\x12%b%b" % (len(sizes), sizes, length, plain)
+        return _translate(
+            "ciphertext cannot be read",
+            lambda: self._cpp.BFVVector(self._context, message),
+        )
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _plain_form(payload: bytes) -> bytes:
+    """Return SEAL's bytes of a ciphertext without compression, all headers checked."""
+    if len(payload) < _HEADER.size:
+        raise EncryptionError("ciphertext is cut off")
+    magic, version, mode, reserved, size = _HEADER.unpack_from(payload)
+    data = payload[_HEADER.size :]
+    if magic != _SEAL or version[0] != _MAJOR or reserved or size != len(payload):
+        raise EncryptionError("ciphertext is cut off, damaged or of another SEAL")
+    if mode == _ZSTD:
+        library = _needed("zstandard")
+        decompressor = library.ZstdDecompressor(max_window_size=2**20)
+        reader = decompressor.stream_reader(data)
+        # 140 kB can stand for gigabytes
+        data = _translate(
+            "ciphertext is malformed", lambda: bytes(reader.read(_MOST_BYTES + 1))
+        )
+
+    def header(size: int) -> bytes:
+        return _HEADER.pack(_SEAL, version, _PLAIN, 0, size)
+
+    # parameters, NTT form, polynomials, degree, primes, scale and correction factor
+    members = struct.pack("<4QBQQQdQ", *_PARAMETERS_HASH, 0, 2, DEGREE, 2, 1.0, 1)
+    for seed in (0, _SEED_BYTES):
+        # a coefficient for each degree and prime of both polynomials, or of the first
+        count = (2 if seed else 4) * DEGREE
+        start = members + header(_HEADER.size + 8 * (1 + count))
+        start += count.to_bytes(8, "little")
+        end = header(_HEADER.size + 1 + seed) + _BLAKE2 if seed else b""
+        after = len(start) + 8 * count
+        whole = len(data) == after + len(end) + seed
+        if whole and data.startswith(start) and data.startswith(end, after):
+            return header(_HEADER.size + len(data)) + data
+    raise EncryptionError("ciphertext has a form that no client makes")

@@ -1,87 +1,151 @@
-"""Additively homomorphic encryption of vectors, as the methods see it: bytes."""
+"""Additively homomorphic encryption of vectors: a server adds what it cannot read.
+
+Of numbers and a last one, which counts shares, as integers x, a share carries
+
+    c_j = x_j + r_j   (mod 2^64),
+
+r the keystream of a key that belongs to this share alone, so that the sum of shares
+less the sum of their r is the sum of their x (Castelluccia, Mykletun, Tsudik,
+"Efficient Aggregation of Encrypted Data in Wireless Sensor Networks", MobiQuitous
+2005, with AES-256 in counter mode). It takes 8 bytes a number, of a share and of a sum.
+"""
 
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
+import struct
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn, Self
+from functools import cache
+from logging import WARNING
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.encryption.blob import NONCE_BYTES, Header, check_sender, split_blob
-from fedtrellis.encryption.checksum import CHECKS
 from fedtrellis.encryption.fixed_point import (
+    MAX_TERMS,
+    Coding,
     EncryptionError,
-    FixedPoint,
     IntArray,
     RefusedError,
+    Words,
     check_terms,
 )
 from fedtrellis.encryption.key_format import (
-    SECRET_BYTES,
     KeyFile,
     fingerprint_of,
     pack_key,
     unpack_key,
 )
 from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import Item, Label, encode_label, expand
-from fedtrellis.encryption.sum_keys import SumKeys
+from fedtrellis.encryption.labels import KEY_BYTES, Item, Label, encode_label, expand
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.flower_internals import log
 
-__all__ = ["Cipher"]
+__all__ = [
+    "Cipher",
+    "Header",
+    "PlainCipher",
+    "add_vectors",
+    "decrypt_vector",
+    "encrypt_vector",
+    "split_blob",
+]
+
+_NONCE_BYTES = 16
+_MAGIC = b"FTC3"
+# magic, fingerprint, terms, number of shares
+_LAYOUT = struct.Struct("<4s8sII")
 
 
-class Cipher(ABC):
-    """One key of the clients, or the evaluation context of a server.
+class Header(NamedTuple):
+    """What a ciphertext says of itself.
 
-    A client encrypts a vector as its *share* of a sum. A server has no secret: it adds
-    shares, and can neither read nor make one.
+    Attributes
+    ----------
+    fingerprint : str
+        Of the key, hexadecimal.
+    terms : int
+        How many shares its numbers left room for.
+    shares : tuple of (str, bytes)
+        What was added: sender and nonce of each.
+    """
 
-    **What is accepted.** :meth:`decrypt` returns numbers only if they are the sum, each
-    taken once, of shares that holders of the key encrypted under this very label, for
-    as many terms and as many values: of one share of each of the ``senders`` where
-    those are given, and else of those that the header lists, all different. Anything
-    else is refused but with a probability below 2^−115 for each attempt: shares left
-    out, taken twice, multiplied, subtracted, or of another label; values of a server's
-    own, entries moved or changed, whatever is cut or damaged.
+    fingerprint: str
+    terms: int
+    shares: tuple[tuple[str, bytes], ...]
 
-    **How.** Every encryption draws 16 bytes, its *nonce*. From key, label, sender and
-    nonce follow two masks m_ka, and with the checksums of the share's integers x_k
-    (:mod:`fedtrellis.encryption.checksum`) the share k carries, encrypted or not,
+    @property
+    def senders(self) -> list[str]:
+        """Who made the shares, in alphabetical order."""
+        return sorted(sender for sender, _ in self.shares)
 
-        t_ka = Σ_j c_aj x_kj + m_ka   (mod p),   a = 1, 2.
+    def pack(self, payload: bytes) -> bytes:
+        """Return header and payload as one blob."""
+        mark, count = bytes.fromhex(self.fingerprint), len(self.shares)
+        parts = [_LAYOUT.pack(_MAGIC, mark, self.terms, count)]
+        for sender, nonce in self.shares:
+            name = sender.encode()
+            parts += [bytes([len(name)]), name, nonce]
+        return b"".join([*parts, payload])
 
-    The coefficients c depend on key, label, terms and the number of values. A sum is
-    right if its t_a is Σ_j c_aj X_j + Σ m_ka over exactly the shares of its header, and
-    no |X_j| is beyond what so many shares can make, which is below p / 2. A nonce that
-    is drawn anew for each encryption needs no state that could be lost or set back.
 
-    **What it is not for.** Holders of the key trust each other: each could read and
-    forge every share. Sizes and who takes part are not hidden. Without ``senders`` a
-    server chooses which shares it adds.
+def split_blob(blob: bytes) -> tuple[Header, bytes]:
+    """Read a blob's header, and return it with the payload.
+
+    Raises
+    ------
+    EncryptionError
+        It is malformed.
+    """
+    try:
+        magic, mark, terms, count = _LAYOUT.unpack_from(blob)
+        position, shares = _LAYOUT.size, []
+        for _ in range(count):  # until there are no more bytes, whatever is claimed
+            middle = position + 1 + blob[position]
+            sender = blob[position + 1 : middle].decode()
+            position = middle + _NONCE_BYTES
+            shares.append((sender, blob[middle:position]))
+    except (struct.error, IndexError, UnicodeDecodeError):
+        magic = b""
+    if (
+        magic != _MAGIC
+        or not 1 <= len(shares) <= terms <= MAX_TERMS
+        or position > len(blob)
+    ):
+        raise EncryptionError("these bytes are not a ciphertext of fedtrellis")
+    return Header(mark.hex(), terms, tuple(shares)), blob[position:]
+
+
+class Cipher:
+    """One key of the clients, or the evaluation context of a server; ``"stream"``.
+
+    Three functions: a client encrypts a vector as its *share* of a sum, a server, which
+    has no secret, adds shares, and a client decrypts the sum. It is checked that the
+    sum has as many shares, of this key, label and length, as its header lists, and the
+    ``senders`` that are expected: that finds mistakes. Holders of a key trust each
+    other, and the server to add what it was asked to.
 
     Attributes
     ----------
     name : str
         The backend's.
-    modulus, slots : int
-        Sums of integers stay within ±(p − 1)/2; values of one ciphertext at most.
+    coding : Coding
+        How real numbers become integers.
+    slots : int
+        Numbers of one ciphertext at most; a longer vector takes several.
     has_secret : bool
         Whether this is a key.
     fingerprint : str
         16 hexadecimal digits; the same for a key, its context and all that is bound.
-    fixed : FixedPoint
-        How real numbers become integers.
     """
 
-    name: ClassVar[str]
-    parameters: ClassVar[str]
-    modulus: ClassVar[int]
-    slots: ClassVar[int]
-    #: Whether refusals tell a server that makes ciphertexts up something of the key.
+    name: ClassVar[str] = "stream"
+    parameters: ClassVar[str] = "AES-256 in counter mode, sums modulo 2^64"
+    slots: ClassVar[int] = 2**31
     wears_out: ClassVar[bool] = False
+    #: Integers of a sum stay within ±2^(word − 1).
+    word: ClassVar[int] = 64
 
     def __init__(self, file: KeyFile) -> None:
         if file.backend != self.name:
@@ -90,7 +154,7 @@ class Cipher(ABC):
             )
         self._file = file
         self._root = file.secret and expand(file.secret, "cipher", self.name)
-        self.fixed = FixedPoint(file.bits, self.modulus)
+        self.coding = Coding(file.bits, self.word)
         self.fingerprint = file.fingerprint
         self.has_secret = file.secret is not None
 
@@ -106,32 +170,23 @@ class Cipher(ABC):
 
     @classmethod
     def generate(cls, bits: int = 40) -> Self:
-        """Make a new key.
-
-        Parameters
-        ----------
-        bits : int
-            Fractional bits of the fixed point, 1 to 52; part of the key.
-        """
-        return cls._of(secrets.token_bytes(SECRET_BYTES), bits)
+        """Make a new key; ``bits``, 1 to 52, are the fixed point's."""
+        return cls.from_secret(secrets.token_bytes(KEY_BYTES), bits)
 
     @classmethod
-    def _of(cls, secret: bytes, bits: int) -> Self:
-        FixedPoint(bits, cls.modulus)  # checks the bits
+    def from_secret(cls, secret: bytes, bits: int = 40) -> Self:
+        """Make the cipher of a secret of 32 bytes that several clients have."""
+        if len(secret) != KEY_BYTES or not 1 <= bits <= 52:
+            raise EncryptionError(
+                f"a secret has {KEY_BYTES} bytes, and bits = {bits} must be 1 to 52"
+            )
         payload = cls._new_payload()
         mark = fingerprint_of(secret, cls.name, bits, payload)
         return cls(KeyFile(cls.name, bits, mark, payload, secret))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a key or an evaluation context.
-
-        Raises
-        ------
-        EncryptionError
-            The bytes are neither, damaged, or of another backend; or they are a
-            context that has a secret key in it.
-        """
+        """Read a key or an evaluation context; EncryptionError if it is neither."""
         return cls(unpack_key(data))
 
     @classmethod
@@ -140,13 +195,7 @@ class Cipher(ABC):
         return cls.from_bytes(cls.generate().evaluation_bytes())
 
     def secret_bytes(self) -> bytes:
-        """Return the key; whoever has it reads everything.
-
-        Raises
-        ------
-        EncryptionError
-            This is an evaluation context, or bound.
-        """
+        """Return the key; whoever has it reads everything. Not of what is bound."""
         secret = self._file.secret
         if secret is None or self._secret() != expand(secret, "cipher", self.name):
             raise EncryptionError("this needs the clients' key, and not one bound")
@@ -159,174 +208,15 @@ class Cipher(ABC):
         return pack_key(file)
 
     def derive(self, *context: Item) -> bytes:
-        """Return a secret of 32 bytes for a use of its own: HKDF-SHA256.
-
-        Parameters
-        ----------
-        *context : bytes, str or int
-            The use; other items, or items cut in another way, give another secret.
-
-        Raises
-        ------
-        EncryptionError
-            This is an evaluation context.
-        """
+        """Return a secret of 32 bytes for a use of its own; other uses, other ones."""
         return expand(self._secret(), "derive", *context)
 
     def bound(self, *context: Item) -> Self:
-        """Return this key for one context only, such as a run or a group.
-
-        Shares of one context are refused in any other, and what is derived differs.
-        The keys of the backend are the same, and so is the fingerprint.
-
-        Raises
-        ------
-        EncryptionError
-            This is an evaluation context.
-        """
+        """Return this key for one context only, such as a run or a group."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._root = expand(self._secret(), "bound", *context)
         return other
-
-    # -- values ----------------------------------------------------------------------
-
-    def blocks(self, size: int) -> int:
-        """Return how many ciphertexts a vector of so many values takes."""
-        return -(-size // self.slots)
-
-    def encrypt(
-        self,
-        values: ArrayLike,
-        label: Label,
-        sender: str,
-        terms: int,
-        block: tuple[int, int] = (0, 1),
-    ) -> bytes:
-        """Encrypt a vector of at most ``slots`` real numbers as a share of a sum.
-
-        Parameters
-        ----------
-        values : array_like of float64, shape (n,)
-            Rounded to multiples of ``fixed.resolution``.
-        label : tuple of str or int
-            What this is a share of; only shares of one label can be added. First its
-            purpose, then everything that must not be confused: run, round, quantity.
-        sender : str
-            Who encrypts, of 1 to 255 bytes; the server reads it.
-        terms : int
-            How many shares will be added at most; values must be below
-            ``fixed.limit(terms)``.
-        block : (int, int)
-            Which part of a longer vector this is, and of how many.
-
-        Raises
-        ------
-        EncryptionError
-            A value is not finite or too large, there are none or too many of them, or
-            this is an evaluation context.
-        """
-        integers = self.fixed.quantize(values, terms)
-        return self._encrypt(integers, label, sender, terms, block)
-
-    def encrypt_integers(
-        self,
-        integers: IntArray,
-        label: Label,
-        sender: str,
-        terms: int,
-        block: tuple[int, int] = (0, 1),
-    ) -> bytes:
-        """Like :meth:`encrypt`, of integers that are quantised already (int64)."""
-        self.fixed.check(integers, terms)
-        return self._encrypt(integers, label, sender, terms, block)
-
-    def _encrypt(
-        self,
-        integers: IntArray,
-        label: Label,
-        sender: str,
-        terms: int,
-        block: tuple[int, int],
-    ) -> bytes:
-        if integers.ndim != 1 or not 1 <= integers.size <= self.slots:
-            raise EncryptionError(
-                f"values of shape {integers.shape} cannot be encrypted at once: "
-                f"expected a vector of 1 to {self.slots}"
-            )
-        check_sender(sender)
-        keys = self._keys(label, block, integers.size, check_terms(terms))
-        # random, never counted: nothing to forget, and nothing that a server chooses
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        stream, masks = keys.share(sender, nonce)
-        checks = keys.checks(integers, masks)
-        header = Header(self.fingerprint, int(terms), ((sender, nonce),))
-        return header.pack(self._seal(integers, checks, stream))
-
-    def add(self, blobs: Sequence[bytes]) -> bytes:
-        """Add ciphertexts of one label; the secret is not needed.
-
-        Raises
-        ------
-        EncryptionError
-            There is none, one is malformed, or a share is there twice; they are of
-            several keys or numbers of terms, or more than these left room for.
-        """
-        parts = [split_blob(blob) for blob in blobs]
-        total = Header.of_sum([header for header, _ in parts])
-        return total.pack(self._add_payloads([payload for _, payload in parts]))
-
-    def decrypt(
-        self, blob: bytes, label: Label, count: int, senders: Sequence[str] | None
-    ) -> FloatArray:
-        """Decrypt a ciphertext, and check what it is.
-
-        Parameters
-        ----------
-        blob : bytes
-        label : tuple of str or int
-            That of all shares within.
-        count : int
-            How many values each share has.
-        senders : sequence of str or None
-            Who must have made the shares, one each; None takes any different shares.
-
-        Returns
-        -------
-        ndarray of float64, shape (count,)
-
-        Raises
-        ------
-        RefusedError
-            The ciphertext is not such a sum; see the class for what that means. The
-            text is always the same, and no numbers are returned then.
-        EncryptionError
-            The label, count or senders are malformed, or this is an evaluation context.
-        """
-        integers = self.decrypt_integers(blob, label, count, senders)
-        return self.fixed.dequantize(integers)
-
-    def decrypt_integers(
-        self,
-        blob: bytes,
-        label: Label,
-        count: int,
-        senders: Sequence[str] | None,
-        block: tuple[int, int] = (0, 1),
-    ) -> IntArray:
-        """Like :meth:`decrypt`, the exact integers (int64) within ±(p − 1)/2."""
-        self._secret()
-        if not 1 <= count <= self.slots:
-            raise EncryptionError(f"count = {count} must be from 1 to {self.slots}")
-        encode_label(label)
-        if isinstance(senders, str):  # a sequence of letters
-            raise EncryptionError(f"senders = {senders!r} must be a sequence of texts")
-        try:
-            return self._opened(blob, label, count, senders, block)
-        except EncryptionError:
-            raise RefusedError from None
-
-    # -- helpers ---------------------------------------------------------------------
 
     def _secret(self) -> bytes:
         if self._root is None:
@@ -336,63 +226,210 @@ class Cipher(ABC):
             )
         return self._root
 
-    def _keys(
-        self, label: Label, block: tuple[int, int], size: int, terms: int
-    ) -> SumKeys:
-        return SumKeys.of(self._secret(), self.modulus, label, block, size, terms)
+    # -- values ----------------------------------------------------------------------
 
-    def _opened(
+    def blocks(self, size: int) -> int:
+        """Return how many ciphertexts a vector of so many numbers takes."""
+        return -(-size // self.slots)
+
+    def encrypt(
+        self, values: ArrayLike, label: Label, sender: str, terms: int
+    ) -> list[bytes]:
+        """Encrypt a vector as a share of a sum.
+
+        Parameters
+        ----------
+        values : array_like of float64, shape (n,)
+            Rounded to multiples of 2^−bits.
+        label : tuple of str or int
+            What this is a share of: first its purpose, then everything that must not be
+            confused, such as run, round and quantity.
+        sender : str
+            Who encrypts, of 1 to 255 bytes; the server reads it.
+        terms : int
+            How many shares will be added at most.
+
+        Returns
+        -------
+        list of bytes
+            ⌈n / slots⌉ ciphertexts.
+
+        Raises
+        ------
+        RangeError
+            A value is not finite, or too large for so many terms.
+        EncryptionError
+            An argument is malformed, or this is an evaluation context.
+        """
+        self._secret()
+        array = np.asarray(values, np.float64)
+        if array.ndim != 1 or not 1 <= len(sender.encode()) <= 255:
+            raise EncryptionError(
+                f"values of shape {array.shape} by sender {sender!r}: expected a "
+                "vector, and a text of 1 to 255 bytes"
+            )
+        integers = self.coding.integers(array, check_terms(terms))
+        result = []
+        for index in range(self.blocks(array.size)):
+            part = integers[index * self.slots : (index + 1) * self.slots]
+            # random, never counted: nothing to forget, and nothing a server chooses
+            share = sender, secrets.token_bytes(_NONCE_BYTES)
+            use = self._use(label, index, part.size, terms)
+            payload = self._seal(np.append(part, 1), use, share)
+            result.append(Header(self.fingerprint, terms, (share,)).pack(payload))
+        return result
+
+    def add(self, vectors: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """Add encrypted vectors; the secret is not needed.
+
+        Raises
+        ------
+        EncryptionError
+            There is none, one is malformed, or they are of several keys or lengths.
+        """
+        if len({len(vector) for vector in vectors}) != 1:
+            raise EncryptionError("encrypted vectors have different lengths")
+        result = []
+        for blobs in zip(*vectors, strict=True):
+            headers, payloads = zip(*map(split_blob, blobs), strict=True)
+            if len({(one.fingerprint, one.terms) for one in headers}) > 1:
+                raise EncryptionError("ciphertexts are of several keys or sums")
+            shares = tuple(share for one in headers for share in one.shares)
+            if len(shares) > headers[0].terms or len(set(shares)) < len(shares):
+                raise EncryptionError("a share is there twice, or there are too many")
+            header = headers[0]._replace(shares=shares)
+            result.append(header.pack(self._add_payloads(payloads)))
+        return result
+
+    def decrypt(
         self,
-        blob: bytes,
+        blobs: Sequence[bytes],
         label: Label,
         count: int,
         senders: Sequence[str] | None,
-        block: tuple[int, int],
-    ) -> IntArray:
-        header, payload = split_blob(blob)
-        if header.fingerprint != self.fingerprint:
-            raise EncryptionError("another key")
-        if senders is not None and header.senders != sorted(senders):
-            raise EncryptionError("other senders")
-        keys = self._keys(label, block, count, header.terms)
-        integers, checks = self._unseal(payload, count)
-        masks = [0] * CHECKS
-        for share in header.shares:  # one after the other: there may be many
-            stream, own = keys.share(*share)
-            masks = list(map(int.__add__, masks, own))
-            self._strip(integers, stream)
-        # two integers whose difference p divides have the same checksums
-        bound = len(header.shares) * self.fixed.bound(header.terms)
-        within = -bound <= integers.min() and integers.max() <= bound
-        if keys.checks(integers, masks) != checks or not within:
-            raise EncryptionError("other values")
-        return integers
+    ) -> FloatArray:
+        """Decrypt a sum of shares.
 
-    # -- what a backend does; each raises EncryptionError and nothing else -----------
+        Parameters
+        ----------
+        blobs : sequence of bytes
+            As from :meth:`encrypt` or :meth:`add`.
+        label : tuple of str or int
+            That of all shares within.
+        count : int
+            How many numbers each share has.
+        senders : sequence of str or None
+            Who made the shares, one each; None takes any.
+
+        Returns
+        -------
+        ndarray of float64, shape (count,)
+
+        Raises
+        ------
+        RefusedError
+            It is not such a sum.
+        EncryptionError
+            An argument is malformed, or this is an evaluation context.
+        """
+        self._secret()
+        encode_label(label)
+        if len(blobs) != self.blocks(count):
+            raise RefusedError
+        values = np.empty(count)
+        for index, blob in enumerate(blobs):
+            start = index * self.slots
+            part = slice(start, min(count, start + self.slots))
+            try:
+                header, payload = split_blob(blob)
+                use = self._use(label, index, part.stop - start, header.terms)
+                integers = self._unseal(payload, use, header.shares)
+            except EncryptionError:
+                raise RefusedError from None
+            if (
+                header.fingerprint != self.fingerprint
+                or (senders is not None and header.senders != sorted(senders))
+                or integers.size != part.stop - start + 1
+                or integers[-1] != len(header.shares)
+            ):
+                raise RefusedError
+            values[part] = np.ldexp(integers[:-1].astype(float), -self.coding.bits)
+        return values
+
+    def _use(self, label: Label, index: int, size: int, terms: int) -> tuple[Item, ...]:
+        return "share", encode_label(label), index, size, terms
+
+    # -- what another backend does otherwise -----------------------------------------
 
     @classmethod
-    @abstractmethod
     def _new_payload(cls) -> bytes:
-        """Return what a new key keeps beside the shared secret."""
+        """What a new key keeps beside the shared secret."""
+        return b""
 
-    @abstractmethod
     def _evaluation_payload(self) -> bytes:
-        """Return what a context keeps; nothing secret."""
+        """What a context keeps; nothing secret."""
+        return b""
 
-    @abstractmethod
+    def _pad(self, use: tuple[Item, ...], share: tuple[str, bytes], count: int) -> Any:
+        stream = Keystream(expand(self._secret(), *use, *share))
+        return np.frombuffer(stream.read(8 * count), "<u8")
+
     def _seal(
-        self, integers: IntArray, checks: Sequence[int], stream: Keystream
+        self, integers: IntArray, use: tuple[Item, ...], share: tuple[str, bytes]
     ) -> bytes:
-        """Encrypt integers within ±(p − 1)/2 and residues in [0, p)."""
+        """Encrypt integers, the last of which counts the share."""
+        # c_j = x_j + r_j (mod 2^64)
+        words: Words = integers.view(np.uint64) + self._pad(use, share, integers.size)
+        return words.astype("<u8", copy=False).tobytes()
 
-    @abstractmethod
-    def _unseal(self, payload: bytes, count: int) -> tuple[IntArray, list[int]]:
-        """Return integers (int64), which may be changed, and the residues of a sum."""
+    def _unseal(
+        self, payload: bytes, use: tuple[Item, ...], shares: Sequence[tuple[str, bytes]]
+    ) -> IntArray:
+        """Inverse of :meth:`_seal`, of a sum of shares."""
+        words = self._words(payload).copy()
+        for share in shares:  # one after the other: there may be many
+            words -= self._pad(use, share, words.size)
+        return words.view(np.int64)
 
-    @abstractmethod
-    def _strip(self, integers: IntArray, stream: Keystream) -> None:
-        """Take what :meth:`_seal` took from a share's keystream off a sum, in place."""
-
-    @abstractmethod
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
-        """Add at least one."""
+        total = self._words(payloads[0]).copy()
+        for payload in payloads[1:]:
+            if len(payload) != len(payloads[0]):
+                raise EncryptionError("ciphertexts have different numbers of values")
+            total += self._words(payload)
+        return total.astype("<u8", copy=False).tobytes()
+
+    @staticmethod
+    def _words(payload: bytes) -> Words:
+        if not payload or len(payload) % 8:
+            raise EncryptionError(f"ciphertext has {len(payload)} bytes; it is cut")
+        return np.frombuffer(payload, "<u8").astype(np.uint64, copy=False)
+
+
+class PlainCipher(Cipher):
+    """The cipher with r = 0: integers in the clear, to find faults with."""
+
+    name = "none"
+    parameters = "NO ENCRYPTION"
+
+    def __init__(self, file: KeyFile) -> None:
+        super().__init__(file)
+        _warn()
+
+    def _pad(self, use: tuple[Item, ...], share: tuple[str, bytes], count: int) -> Any:
+        return np.zeros(count, np.uint64)
+
+
+@cache
+def _warn() -> None:
+    log(
+        WARNING,
+        "NO ENCRYPTION: the encryption backend is 'none', everybody on the way reads "
+        "every value; use it to find faults, never with data that matters",
+    )
+
+
+#: The three functions, of any backend's cipher.
+encrypt_vector = Cipher.encrypt
+add_vectors = Cipher.add
+decrypt_vector = Cipher.decrypt

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtrellis.encryption.fixed_point import EncryptionError, FixedPoint
+from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.identity import (
     Identity,
     is_identity,
@@ -17,12 +17,8 @@ from fedtrellis.encryption.identity import (
     write_identity,
 )
 from fedtrellis.encryption.key_format import unpack_key
-from fedtrellis.encryption.keys import (
-    BACKENDS,
-    backend_class,
-    read_file,
-    write_key_pair,
-)
+from fedtrellis.encryption.keys import BACKENDS, backend_class, write_key_pair
+from fedtrellis.encryption.node_file import read_file
 from fedtrellis.encryption.roster import (
     Roster,
     is_roster,
@@ -134,15 +130,15 @@ def _show(options: argparse.Namespace) -> None:
     # the file's own fields are enough: TenSEAL need not be there
     file = unpack_key(data)
     backend = backend_class(file.backend)
-    fixed = FixedPoint(file.bits, backend.modulus)
     secret = file.secret is not None
     print("kind:       ", "clients' key (secret)" if secret else "evaluation context")
     print("backend:    ", file.backend)
     print("fingerprint:", file.fingerprint)
     print("parameters: ", backend.parameters)
+    room = 2.0 ** (backend.word - 1 - file.bits) / 1000.0
     print(
-        f"values:      multiples of 2^-{file.bits} = {fixed.resolution:.3g}; a sum of "
-        f"1000 has room for up to ±{fixed.limit(1000):.6g} each"
+        f"values:      multiples of 2^-{file.bits} = {2.0**-file.bits:.3g}; a sum of "
+        f"1000 has room for up to ±{room:.6g} each"
     )
     if secret and mode & 0o077:
         print(f"warning:     others can read it (mode {mode:04o}); chmod 600 it")

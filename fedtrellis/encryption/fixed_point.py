@@ -1,24 +1,21 @@
-"""Real numbers as integers modulo a prime, with room for a sum of them."""
+"""Real numbers as integers modulo a power of two, with room for a sum of them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedtrellis.settings import CodedError
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
-    "FIELD_MODULUS",
     "MAX_TERMS",
-    "PLAIN_MODULUS",
     "Coding",
     "EncryptionError",
-    "FixedPoint",
     "IntArray",
     "RangeError",
     "RefusedError",
@@ -30,15 +27,7 @@ IntArray = NDArray[np.int64]
 #: Integers modulo 2^64 or 2^32: uint64 or uint32.
 Words = NDArray[np.unsignedinteger[Any]]
 
-#: p of all ciphers but BFV: a prime, so that checksums modulo p can be trusted.
-FIELD_MODULUS = 2**61 - 1
-
-#: The plain modulus t of BFV: the largest prime of 58 bits with t ≡ 1 (mod 8192), so
-#: that at degree 4096 there is one slot for each coefficient.
-PLAIN_MODULUS = 288_230_376_151_130_113
-
-#: The most shares of a sum: the noise of a BFV ciphertext bears so many, with two bits
-#: in hand; see :mod:`fedtrellis.encryption.bfv`.
+#: The most shares of a sum, which the noise of a BFV ciphertext bears.
 MAX_TERMS = 2**24
 
 
@@ -62,7 +51,7 @@ class RefusedError(EncryptionError):
     def __init__(
         self,
         text: str = "ciphertext was refused: it is not the sum that was asked for, "
-        "under this key and label, of shares that nobody altered",
+        "under this key and label",
     ) -> None:
         super().__init__(text)
 
@@ -96,129 +85,6 @@ def check_terms(terms: int) -> int:
     if not 1 <= terms <= MAX_TERMS:
         raise EncryptionError(f"terms = {terms} must be from 1 to {MAX_TERMS}")
     return int(terms)
-
-
-@dataclass(frozen=True)
-class FixedPoint:
-    """Quantisation to multiples of 2^−bits, as integers within ±(p − 1)/2.
-
-    Parameters
-    ----------
-    bits : int
-        Fractional bits, 1 to 52.
-    modulus : int
-        p, odd and below 2^62.
-
-    Raises
-    ------
-    EncryptionError
-        A parameter is out of its range.
-    """
-
-    bits: int = 40
-    modulus: int = FIELD_MODULUS
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or not 1 <= self.bits <= 52:
-            raise EncryptionError(f"bits = {self.bits!r} must be from 1 to 52")
-        if self.modulus % 2 == 0 or not 3 <= self.modulus < 2**62:
-            raise EncryptionError(f"modulus = {self.modulus} must be odd, below 2^62")
-
-    @property
-    def scale(self) -> int:
-        """2^bits: the integer that stands for 1."""
-        return 1 << self.bits
-
-    @property
-    def resolution(self) -> float:
-        """2^−bits; a value is off by at most half of it."""
-        return math.ldexp(1.0, -self.bits)
-
-    def bound(self, terms: int = 1) -> int:
-        """Return the largest integer of which a sum of ``terms`` cannot wrap."""
-        return (self.modulus - 1) // 2 // check_terms(terms)
-
-    def limit(self, terms: int = 1) -> float:
-        """Return the largest magnitude that :meth:`quantize` takes, rounded down."""
-        bound = self.bound(terms)
-        number = float(bound)
-        if number > bound:  # Python compares an int and a float exactly
-            number = math.nextafter(number, 0.0)
-        return math.ldexp(number, -self.bits)
-
-    def quantize(self, values: ArrayLike, terms: int = 1) -> IntArray:
-        """Round values to the nearest integers in units of the resolution.
-
-        Parameters
-        ----------
-        values : array_like of float64
-            Of any shape.
-        terms : int
-            How many such values will be summed.
-
-        Returns
-        -------
-        ndarray of int64
-            Of the same shape; ties are rounded to even.
-
-        Raises
-        ------
-        EncryptionError
-            A value is not finite, or so large that a sum of ``terms`` like it might
-            wrap around modulo p.
-        """
-        bound = self.bound(terms)
-        array = np.asarray(values, dtype=np.float64)
-        scale = float(self.scale)  # a power of two: exact
-        largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
-        # a NaN compares as false, and what is infinite is not below 2^63 either
-        if not (largest * scale < 2.0**63 and round(largest * scale) <= bound):
-            self._refuse(array, terms)
-        scaled = np.asarray(array * scale)
-        return np.rint(scaled, out=scaled).astype(np.int64)
-
-    def _refuse(self, array: FloatArray, terms: int) -> NoReturn:
-        """Say why these values cannot be quantised."""
-        count = int(array.size - np.isfinite(array).sum())
-        if count:
-            raise EncryptionError(
-                f"{count} of {array.size} values are not finite and cannot be encrypted"
-            )
-        raise EncryptionError(
-            f"a value of magnitude {float(np.max(np.abs(array))):.6g} is too large "
-            f"to encrypt: with {terms} terms in a sum and {self.bits} fractional "
-            f"bits at most {self.limit(terms):.6g} fits; scale the data down"
-        )
-
-    def check(self, integers: IntArray, terms: int = 1) -> None:
-        """Raise unless these are integers of which a sum of ``terms`` has room.
-
-        Raises
-        ------
-        EncryptionError
-            They are no array of int64, or one is too large.
-        """
-        dtype = getattr(integers, "dtype", type(integers).__name__)
-        if dtype != np.int64:
-            raise EncryptionError(f"integers have dtype {dtype}, not int64")
-        bound = self.bound(terms)
-        if integers.size and not -bound <= integers.min() <= integers.max() <= bound:
-            raise EncryptionError(f"an integer is beyond ±{bound}, with {terms} terms")
-
-    def dequantize(self, integers: ArrayLike) -> FloatArray:
-        """Inverse of :meth:`quantize`, up to its rounding.
-
-        Parameters
-        ----------
-        integers : array_like of int64
-            Within ±(p − 1)/2. Beyond 2^53 they are rounded to a float64.
-
-        Returns
-        -------
-        ndarray of float64
-        """
-        array = np.asarray(integers, dtype=np.int64)
-        return np.asarray(array.astype(np.float64) * self.resolution)
 
 
 @dataclass(frozen=True)

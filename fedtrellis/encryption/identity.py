@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.keys import _create, read_file
 from fedtrellis.encryption.labels import Item, derive_key
+from fedtrellis.encryption.node_file import create_file, read_file
 
 __all__ = [
     "PUBLIC_BYTES",
@@ -235,7 +235,7 @@ def write_identity(path: str | Path, name: str) -> Identity:
         The file exists or cannot be written, or the name cannot be a client id.
     """
     identity = Identity.generate(name)
-    _create(Path(path).expanduser(), identity.to_bytes(), 0o600)
+    create_file(Path(path).expanduser(), identity.to_bytes(), 0o600)
     return identity
 
 

@@ -12,41 +12,24 @@ import hmac
 import struct
 from dataclasses import dataclass
 
-from fedtrellis.encryption.blob import FINGERPRINT_BYTES
 from fedtrellis.encryption.fixed_point import EncryptionError
+from fedtrellis.encryption.labels import KEY_BYTES
+from fedtrellis.encryption.node_file import MOST_BYTES
 
-__all__ = [
-    "SECRET_BYTES",
-    "KeyFile",
-    "derive",
-    "fingerprint_of",
-    "is_key",
-    "pack_key",
-    "unpack_key",
-]
-
-SECRET_BYTES = 32
+__all__ = ["KeyFile", "fingerprint_of", "is_key", "pack_key", "unpack_key"]
 
 _KEY_MAGIC = b"FTL-KEY1"
 _CONTEXT_MAGIC = b"FTL-CTX1"
 _DIGEST_BYTES = 32
-_MAX_BYTES = 1 << 20
+_FINGERPRINT_BYTES = 8
 _FIXED = struct.Struct("<BBI")  # length of the name, fractional bits, length of payload
-
-
-def derive(secret: bytes, purpose: str, data: bytes = b"") -> bytes:
-    """Return HMAC-SHA256 of data, separated by purpose: 32 bytes."""
-    text = purpose.encode()
-    # the length keeps ("ab", "c") from ("a", "bc")
-    message = struct.pack("<I", len(text)) + text + data
-    return hmac.digest(secret, message, "sha256")
 
 
 def fingerprint_of(secret: bytes, backend: str, bits: int, payload: bytes) -> str:
     """Return the fingerprint of a key: 16 hexadecimal digits."""
-    digest = hashlib.sha256(payload).digest()
-    text = f"fingerprint {backend} {bits}"
-    return derive(secret, text, digest)[:FINGERPRINT_BYTES].hex()
+    text = f"fingerprint {backend} {bits}".encode()
+    message = struct.pack("<I", len(text)) + text + hashlib.sha256(payload).digest()
+    return hmac.digest(secret, message, "sha256")[:_FINGERPRINT_BYTES].hex()
 
 
 @dataclass(frozen=True)
@@ -106,11 +89,11 @@ def unpack_key(data: bytes) -> KeyFile:
     if not secret and data[: len(_CONTEXT_MAGIC)] != _CONTEXT_MAGIC:
         raise EncryptionError("this is neither a key nor a context of fedtrellis")
     start = len(_KEY_MAGIC) + _FIXED.size
-    if not start + _DIGEST_BYTES <= len(data) <= _MAX_BYTES:
+    if not start + _DIGEST_BYTES <= len(data) <= MOST_BYTES:
         raise EncryptionError("key or context is cut off or too long")
     length, bits, size = _FIXED.unpack_from(data, len(_KEY_MAGIC))
     middle = start + length
-    inner = middle + (SECRET_BYTES if secret else FINGERPRINT_BYTES)
+    inner = middle + (KEY_BYTES if secret else _FINGERPRINT_BYTES)
     end = inner + size
     digest = hashlib.sha256(data[:end]).digest()
     if end + _DIGEST_BYTES != len(data) or digest != data[end:]:

@@ -5,30 +5,27 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import stat
 from pathlib import Path
 
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.key_format import is_key, unpack_key
+from fedtrellis.encryption.node_file import create_file, read_file
 
 __all__ = [
     "BACKENDS",
     "backend_class",
     "load_evaluation",
     "load_key",
-    "read_file",
     "write_key_pair",
 ]
 
 #: Where each backend is, by its name; imported when it is needed.
 BACKENDS = {
-    "stream": ("fedtrellis.encryption.stream", "StreamCipher"),
+    "stream": ("fedtrellis.encryption.cipher", "Cipher"),
     "tenseal-bfv": ("fedtrellis.encryption.bfv", "BfvCipher"),
-    "none": ("fedtrellis.encryption.plain", "PlainCipher"),
+    "none": ("fedtrellis.encryption.cipher", "PlainCipher"),
 }
-
-_MAX_BYTES = 1 << 20
 
 
 def backend_class(name: str) -> type[Cipher]:
@@ -51,35 +48,6 @@ def backend_class(name: str) -> type[Cipher]:
 
 def _from_bytes(data: bytes) -> Cipher:
     return backend_class(unpack_key(data).backend).from_bytes(data)
-
-
-def _why(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def _create(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that must not exist yet; nothing is left behind on failure."""
-    try:
-        # O_EXCL: neither overwrites a file nor follows a link that somebody put there
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:
-        raise EncryptionError(
-            f"{str(path)!r} exists; keys are never overwritten"
-        ) from None
-    except OSError as error:
-        raise EncryptionError(f"{str(path)!r} cannot be made: {_why(error)}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), mode)  # whatever the umask
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise EncryptionError(
-            f"{str(path)!r} cannot be written: {_why(error)}"
-        ) from error
 
 
 def write_key_pair(
@@ -116,35 +84,14 @@ def write_key_pair(
         if os.path.lexists(path):
             raise EncryptionError(f"{str(path)!r} exists; keys are never overwritten")
     cipher = backend_class(backend).generate(bits)
-    _create(key, cipher.secret_bytes(), 0o600)
+    create_file(key, cipher.secret_bytes(), 0o600)
     try:
-        _create(context, cipher.evaluation_bytes(), 0o644)
+        create_file(context, cipher.evaluation_bytes(), 0o644)
     except BaseException:
         with contextlib.suppress(OSError):
             key.unlink()
         raise
     return cipher
-
-
-def read_file(path: str | Path) -> tuple[bytes, int]:
-    """Return the bytes of a key or context file, and its mode.
-
-    Raises
-    ------
-    EncryptionError
-        It cannot be read, or is too long to be one.
-    """
-    path = Path(path).expanduser()
-    try:
-        with path.open("rb") as file:
-            # of the open file: the path may mean another one a moment later
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise EncryptionError(f"{str(path)!r} cannot be read: {_why(error)}") from error
-    if len(data) > _MAX_BYTES:
-        raise EncryptionError(f"{str(path)!r} is too long for a key or a context")
-    return data, mode
 
 
 def load_key(path: str | Path) -> Cipher:

@@ -10,7 +10,6 @@ __all__ = ["Keystream"]
 
 # a key makes one keystream only, so its counter begins at 0
 _COUNTER = CTR(bytes(16))
-_ZEROS = memoryview(bytes(1 << 16))
 
 
 class Keystream:
@@ -27,20 +26,4 @@ class Keystream:
 
     def read(self, size: int) -> bytes:
         """Return the next ``size`` bytes."""
-        zeros = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
-        return self._encryptor.update(zeros)
-
-    def residues(self, count: int, modulus: int) -> list[int]:
-        """Return integers that are uniform in [0, modulus) up to 2^−64; 16 bytes each.
-
-        Parameters
-        ----------
-        count : int
-        modulus : int
-            Below 2^64.
-        """
-        data = self.read(16 * count)
-        return [
-            int.from_bytes(data[start : start + 16], "little") % modulus
-            for start in range(0, len(data), 16)
-        ]
+        return self._encryptor.update(bytes(size))

@@ -1,4 +1,4 @@
-"""Small files that a node keeps for itself, beside its key."""
+"""Files of a node: keys, which are written once, and what it keeps beside them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,71 @@ from typing import Any
 
 from fedtrellis.encryption.fixed_point import EncryptionError
 
-__all__ = ["DamagedFileError", "NodeFile", "private_folder"]
+__all__ = [
+    "MOST_BYTES",
+    "DamagedFileError",
+    "NodeFile",
+    "create_file",
+    "private_folder",
+    "read_file",
+]
+
+#: Of a key, a context or a roster.
+MOST_BYTES = 1 << 20
 
 _MAGIC = b"FTL-NODE"
 _LENGTH_BYTES = 4
 _DIGEST_BYTES = 32
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def create_file(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that must not exist yet; nothing is left behind on failure."""
+    try:
+        # O_EXCL: neither overwrites a file nor follows a link that somebody put there
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise EncryptionError(
+            f"{str(path)!r} exists; keys are never overwritten"
+        ) from None
+    except OSError as error:
+        raise EncryptionError(f"{str(path)!r} cannot be made: {_why(error)}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise EncryptionError(
+            f"{str(path)!r} cannot be written: {_why(error)}"
+        ) from error
+
+
+def read_file(path: str | Path) -> tuple[bytes, int]:
+    """Return the bytes of a key or context file, and its mode.
+
+    Raises
+    ------
+    EncryptionError
+        It cannot be read, or is too long to be one.
+    """
+    path = Path(path).expanduser()
+    try:
+        with path.open("rb") as file:
+            # of the open file: the path may mean another one a moment later
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise EncryptionError(f"{str(path)!r} cannot be read: {_why(error)}") from error
+    if len(data) > MOST_BYTES:
+        raise EncryptionError(f"{str(path)!r} is too long for a key or a context")
+    return data, mode
 
 
 class DamagedFileError(EncryptionError):
@@ -40,8 +100,7 @@ def private_folder(path: str | Path) -> Path:
             path.mkdir(mode=0o700)
         found = path.lstat()  # of a link, not of where somebody made it point to
     except OSError as error:
-        why = error.strerror or str(error)
-        raise EncryptionError(f"{str(path)!r} cannot be made: {why}") from error
+        raise EncryptionError(f"{str(path)!r} cannot be made: {_why(error)}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise EncryptionError(f"{str(path)!r} is not a directory of this user's")
     if found.st_mode & 0o077:
@@ -143,8 +202,7 @@ class NodeFile:
             return None
 
     def _failed(self, what: str, error: OSError) -> EncryptionError:
-        why = error.strerror or str(error)
-        return EncryptionError(f"{str(self.path)!r} cannot be {what}: {why}")
+        return EncryptionError(f"{str(self.path)!r} cannot be {what}: {_why(error)}")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:

@@ -28,8 +28,8 @@ from fedtrellis.encryption.identity import (
     check_public,
     parse_public,
 )
-from fedtrellis.encryption.keys import _create, read_file
 from fedtrellis.encryption.labels import encode_items
+from fedtrellis.encryption.node_file import create_file, read_file
 
 __all__ = [
     "Roster",
@@ -201,5 +201,5 @@ def write_roster(path: str | Path, publics: Mapping[str, bytes]) -> Roster:
         The file exists or cannot be written, or the roster is not one.
     """
     roster = Roster(dict(publics))
-    _create(Path(path).expanduser(), roster.to_text().encode(), 0o644)
+    create_file(Path(path).expanduser(), roster.to_text().encode(), 0o644)
     return roster

@@ -136,10 +136,10 @@ def shared_run_key(
                 raise
     if cipher is None:
         raise EncryptionError(f"the key of session {session!r} is removed all the time")
-    if (cipher.name, cipher.fixed.bits) != (backend, bits):
+    if (cipher.name, cipher.coding.bits) != (backend, bits):
         raise EncryptionError(
             f"the key of session {session!r} is of backend {cipher.name!r} with "
-            f"{cipher.fixed.bits} bits, not of {backend!r} with {bits}"
+            f"{cipher.coding.bits} bits, not of {backend!r} with {bits}"
         )
     _run_keys[os.getpid(), session] = cipher
     return cipher

@@ -43,7 +43,7 @@ from fedtrellis.compressors import Quantized
 from fedtrellis.corrective import Form
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.domains.atoms.random_signs import sign_bits
-from fedtrellis.encryption.plain import PlainCipher
+from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.arrays import decode, split_arrays

@@ -16,7 +16,7 @@ from clients import HyFDCAClient
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual.regularized_loss import central_optimum
 from fedtrellis.encryption import Identity, Roster
-from fedtrellis.encryption.stream import StreamCipher
+from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.objectives.losses import LOSSES, make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
@@ -702,7 +702,7 @@ def test_keys_of_nodes_give_the_model_of_a_runs_own(keys: str, tmp_path: Path) -
     names = [str(k) for k in range(split.num_clients)]
     identities = {name: Identity.generate(name) for name in names}
     roster = Roster({name: own.public for name, own in identities.items()})
-    key = StreamCipher.generate()
+    key = Cipher.generate()
 
     def client_fn(context: Context) -> HyFDCAClient:
         name = str(context.node_config["partition-id"])

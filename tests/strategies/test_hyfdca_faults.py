@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from clients.hyfdca.rules import NodeRules
 from fedtrellis import LocalGrid
-from fedtrellis.encryption.plain import PlainCipher
+from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted, signals_interrupt
 from fedtrellis.wire.arrays import array_record, record_arrays

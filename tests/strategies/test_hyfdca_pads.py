@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from clients.hyfdca import hidden_sums
 from fedtrellis.encryption import keystream, masks
+from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.ledger import Ledger
-from fedtrellis.encryption.stream import StreamCipher
 from tests.harness import calm
 from tests.strategies.hyfdca_runs import Run, small
 from tests.strategies.test_hyfdca_faults import EVERYTHING
@@ -52,17 +52,17 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
             self.key = key
             last[:] = [key]
 
-    for module in ("sum_keys", "checksum"):
-        monkeypatch.setattr(f"fedtrellis.encryption.{module}.Keystream", Noting)
+    monkeypatch.setattr("fedtrellis.encryption.cipher.Keystream", Noting)
     monkeypatch.setattr(masks, "Keystream", Noting)
 
-    seal = StreamCipher._seal
+    seal = Cipher._seal
 
-    def sealing(self: Any, integers: Any, checks: Any, stream: Any) -> bytes:
-        found.sealed.setdefault(stream.key, set()).add(_digest(integers))
-        return seal(self, integers, checks, stream)
+    def sealing(self: Any, integers: Any, use: Any, share: Any) -> bytes:
+        sealed = seal(self, integers, use, share)
+        found.sealed.setdefault(last[0], set()).add(_digest(integers))
+        return sealed
 
-    monkeypatch.setattr(StreamCipher, "_seal", sealing)
+    monkeypatch.setattr(Cipher, "_seal", sealing)
 
     add, words_of = masks.add_masks, masks.pair_words
 

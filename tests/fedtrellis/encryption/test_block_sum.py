@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedtrellis.encryption import Cipher, EncryptionError, Identity, Roster
+from fedtrellis.encryption import (
+    Cipher,
+    EncryptionError,
+    Identity,
+    Roster,
+    remove_run_key,
+)
 from fedtrellis.encryption.block_sum import (
     BlockMember,
     Introduction,
@@ -352,7 +358,8 @@ def test_deployed_nodes_need_keys_and_those_of_a_simulation_do_not(
     with pytest.raises(SettingsError, match="fedtrellis-keys"):
         BlockMember(NodeSecrets("a", config), "run").introduce(b"1")
     simulated = NodeSecrets("a", {**config, "num-partitions": 3})
-    assert BlockMember(simulated, "run").introduce(b"1").name == "a"
+    assert BlockMember(simulated, "simulated").introduce(b"1").name == "a"
+    remove_run_key("simulated")
 
 
 def _race(folder: str, number: int, results: Any, barrier: Any) -> None:
