@@ -1,8 +1,7 @@
-"""The app's packages under a second name.
+"""The app's packages under a second name, in which no class exists twice.
 
 In a checkout they are ``strategies``, ``clients`` and ``tasks``; a plug-in imports
-``fedtrellis.strategies`` and so on. In one process both names have to give the same
-modules, or there would be two copies of every class.
+``fedtrellis.strategies`` and so on, and in one process both give the same modules.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Alias(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for the second name and all below it."""
+        """Of the second name and all below it."""
         if name != self.alias and not name.startswith(f"{self.alias}."):
             return None
         return ModuleSpec(name, self)

@@ -40,8 +40,6 @@ __all__ = [
     "TensorBoard",
     "Tracker",
     "WeightsAndBiases",
-    "make_trackers",
-    "tracker_names",
 ]
 
 
@@ -343,6 +341,7 @@ class OpenMetrics(Tracker):
     def open(self, settings: Mapping[str, Any]) -> None:
         """The first file says that the run is running."""
         self._labels = {**self.labels, "strategy": str(settings["strategy"])}
+        # last values of metrics, totals of what a round took
         self._last: dict[str, float] = {}
         self._sums: dict[str, float] = defaultdict(float)
         self._round = 0
@@ -409,16 +408,7 @@ _TRACKERS: dict[str, tuple[type[Tracker], Callable[[Path], Tracker]]] = {
 def tracker_names(track: str) -> list[str]:
     """The trackers that a run config's ``track`` names, with commas between.
 
-    Raises
-    ------
-    SettingsError
-        One is not known, or its library is not installed.
-
-    Examples
-    --------
-    >>> from fedtrellis.trackers import tracker_names
-    >>> tracker_names("")
-    []
+    SettingsError if one is not known, or its library is not installed.
     """
     names = [name.strip() for name in track.split(",") if name.strip()]
     for name in names:
@@ -428,20 +418,5 @@ def tracker_names(track: str) -> list[str]:
 
 
 def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
-    """Trackers by name, for a run with a record.
-
-    Parameters
-    ----------
-    names : list of str
-        As :func:`tracker_names` returns them.
-    directory : Path
-        The record: ``tensorboard`` and ``wandb`` are folders in it, ``metrics.prom`` a
-        file. MLflow writes where ``MLFLOW_TRACKING_URI`` says.
-
-    Examples
-    --------
-    >>> from fedtrellis.trackers import make_trackers
-    >>> make_trackers([], None)
-    []
-    """
+    """Trackers for a run with a record, in which they write; but MLflow's."""
     return [_TRACKERS[name][1](directory) for name in names]

@@ -34,7 +34,7 @@ def number_of_clients(context: Context, on_nodes: bool) -> int:
         # n is that of the run config: a node does not know how many are connected
         return int(context.run_config.get("min-nodes", RunOptions.min_nodes))
     if "data" in node:
-        _warn_of_unused_data()
+        _warn("node config: data is not used, as this run brings its own")
     for key in ("partition-id", "num-partitions"):
         if not isinstance(node.get(key), int):
             raise SettingsError(
@@ -44,9 +44,9 @@ def number_of_clients(context: Context, on_nodes: bool) -> int:
     return int(node["num-partitions"])
 
 
-@lru_cache(maxsize=1)
-def _warn_of_unused_data() -> None:
-    log(WARNING, "node config: data is not used, as this run brings its own")
+@lru_cache(maxsize=1)  # once a process
+def _warn(text: str) -> None:
+    log(WARNING, text)
 
 
 def prediction_writer(path: Any) -> Callable[[Any], None] | None:
@@ -60,7 +60,7 @@ def prediction_writer(path: Any) -> Callable[[Any], None] | None:
         return None
 
     def write(found: Any) -> None:
-        names, columns = ["id"], []
+        columns: dict[str, Any] = {}
         for name, values in (
             ("score", found.scores),
             ("predicted", found.predicted),
@@ -68,14 +68,14 @@ def prediction_writer(path: Any) -> Callable[[Any], None] | None:
             ("calibrated", found.calibrated),
         ):
             values = np.full_like(found.scores, np.nan) if values is None else values
-            classes = range(values.shape[1]) if values.ndim == 2 else None
-            names += [name] if classes is None else [f"{name}-{c}" for c in classes]
-            columns.append(values)
-        rows = np.column_stack(columns)
+            if values.ndim == 1:
+                columns[name] = values
+            else:
+                columns |= {f"{name}-{c}": each for c, each in enumerate(values.T)}
         with Path(str(path)).open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(names)
-            for sample, row in zip(found.sample_ids, rows, strict=True):
+            lines.writerow(["id", *columns])
+            for sample, *row in zip(found.sample_ids, *columns.values(), strict=True):
                 fields = ("" if np.isnan(x) else f"{x:.17g}" for x in row)
                 lines.writerow([sample, *fields])
 
@@ -99,7 +99,7 @@ class CheckNodes(Callback):
 
     def on_meeting(self, strategy: LoopStrategy) -> None:
         """Compare the properties that the nodes gave of their data."""
-        n = strategy.num_clients
+        n, least = strategy.num_clients, f"min-nodes = {self.min_nodes}"
         known = {name: strategy._client_properties(name) for name in strategy.clients}
         reasons = [f"{who}: {why}" for who, why in strategy.refused]
         if self.examples is None:
@@ -116,10 +116,8 @@ class CheckNodes(Callback):
                     )
             return
         if n < self.min_nodes:
-            raise SettingsError(
-                f"min-nodes = {self.min_nodes}, and {n} nodes can be used: "
-                f"{'; '.join(reasons)}"
-            )
+            why = "; ".join(reasons)
+            raise SettingsError(f"{least}, and {n} nodes can be used: {why}")
         # files in LIBSVM's or MNIST's formats have no names to compare
         named = {n: p["data-columns"] for n, p in known.items() if "data-columns" in p}
         first = next(iter(named), "")
@@ -132,9 +130,8 @@ class CheckNodes(Callback):
                 )
         if self.examples and n != self.min_nodes:
             raise SettingsError(
-                f"min-nodes = {self.min_nodes}, and {n} nodes are connected: with "
-                "data.examples a node's weight depends on their number, and min-nodes "
-                "must be it"
+                f"{least}, and {n} nodes are connected: with data.examples a node's "
+                "weight depends on their number, and min-nodes must be it"
             )
         total = sum(int(p.get("num-examples", 0)) for p in known.values())
         if self.examples and total != self.examples:

@@ -12,13 +12,14 @@ from fedtrellis.builtin import load_app, one_line
 from fedtrellis.extras import need
 from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.signals import signals_interrupt
 
-__all__ = ["add_options", "search"]
+__all__ = ["add_search_options", "search"]
 
 _TRIALS = 20
 
 
-def add_options(tune: argparse.ArgumentParser) -> None:
+def add_search_options(tune: argparse.ArgumentParser) -> None:
     """What ``fedtrellis tune`` takes."""
     add = tune.add_argument
     add(
@@ -55,11 +56,15 @@ def add_options(tune: argparse.ArgumentParser) -> None:
 
 
 def search(options: argparse.Namespace) -> None:
-    """Search for an app's settings, as the command line asks for.
+    """Run trials of an app as a study of Optuna's, and recommend one of them.
 
-    SettingsError names in one line what is wrong with an option, a file or the
-    directory; or that no trial was completed.
+    The recommendation is by grey relational analysis over seven metrics.
     """
+    with signals_interrupt():
+        _search(options)
+
+
+def _search(options: argparse.Namespace) -> None:
     for library in ("optuna", "pandas", "matplotlib"):
         need(library, "fedtrellis tune", "tune")
     import optuna

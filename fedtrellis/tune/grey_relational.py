@@ -81,12 +81,7 @@ def grey_relational_grades(
 ) -> NDArray[np.float64]:
     """How close each point comes to the best of every objective.
 
-    Parameters
-    ----------
-    metrics : array_like, shape (m, n)
-        A row a point, a column an objective.
-    senses : sequence of str, length n
-        ``"min"`` or ``"max"`` for each objective.
+    Parameters and errors are those of :func:`pareto_front`.
 
     Returns
     -------
@@ -94,11 +89,6 @@ def grey_relational_grades(
         Between 1/2 (worst in everything) and 1 (best in everything); NaN for points
         with a value that is not finite, which are left out of the scaling too. An
         objective in which all points are equal adds the same to every grade.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit or a sense is not known.
     """
     values, known = _oriented(metrics, senses)
     grades = np.full(len(values), np.nan)

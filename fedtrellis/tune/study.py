@@ -38,6 +38,7 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from fedtrellis.app.command_line import flatten
 from fedtrellis.builtin import load_app, one_line
 from fedtrellis.random import generator
 from fedtrellis.runs import load_run
@@ -338,8 +339,17 @@ def read_space(
         raise SettingsError(
             f"--search: trials = {trials!r} must be a whole number, at least 1"
         )
+    tables: dict[str, dict[str, Any]] = {}
+    for entry, value in flatten(content).items():
+        key, _, name = entry.rpartition(".")
+        if not key:
+            raise SettingsError(
+                f"--search: {entry} = {value!r} must be a table with values = [...], or "
+                "low and high; a setting of all trials goes into -c"
+            )
+        tables.setdefault(key, {})[name] = value
     space = {}
-    for key, table in _tables(content):
+    for key, table in tables.items():
         check_key(f"--search {path.name!r}: key", key, config)
         space[key] = _distribution(key, table, config[key])
     if not space:
@@ -356,21 +366,6 @@ def check_key(where: str, key: str, config: Mapping[str, Any]) -> None:
         close = difflib.get_close_matches(key, config, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "its run config has no such"
         raise SettingsError(f"{where} = {key!r} is not known to the app ({hint})")
-
-
-def _tables(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys and their tables; a table of tables only is part of a dotted key."""
-    for name, value in content.items():
-        key = prefix + name
-        if not isinstance(value, Mapping):
-            raise SettingsError(
-                f"--search: {key} = {value!r} must be a table with values = [...], or "
-                "low and high; a setting of all trials goes into -c"
-            )
-        if value and all(isinstance(entry, Mapping) for entry in value.values()):
-            yield from _tables(value, f"{key}.")
-        else:
-            yield key, value
 
 
 def _distribution(key: str, table: Mapping[str, Any], default: Any) -> BaseDistribution:
