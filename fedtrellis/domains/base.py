@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.domains.atoms import Atom, SparseAtom
+from fedtrellis.domains.atoms import Atom, SignAtom, SparseAtom
 from fedtrellis.domains.atoms.base import FloatArray, Shape
 from fedtrellis.domains.numerics import positive
 from fedtrellis.settings import parse
@@ -85,6 +85,8 @@ class Domain(ABC):
     form: ClassVar[str] = "entries"
     sparse_atoms: ClassVar[bool] = False
     by_nonzeros: ClassVar[bool] = False
+    #: Whether x is in D where each of its entries is, whatever its place.
+    _entrywise: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Check the arguments of the five methods, which clients call much later."""
@@ -224,6 +226,8 @@ class Domain(ABC):
         """Answer :meth:`contains_atom` for an atom whose shape fits."""
         if self.by_nonzeros and isinstance(atom, SparseAtom) and atom.values.size:
             return self.contains(atom.values, tolerance)
+        if self._entrywise and isinstance(atom, SignAtom):
+            return self.contains(atom.levels(), tolerance)
         return self.contains(atom.dense(), tolerance)
 
     def project_on(self, point: FloatArray, support: NDArray[np.bool_]) -> FloatArray:

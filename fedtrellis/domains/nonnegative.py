@@ -19,23 +19,49 @@ __all__ = ["CappedSimplex", "NonNegativeL1Ball", "Simplex"]
 _ROUNDING = 1e-12
 
 
-class _Corner(Domain):
-    """A set of x ≥ 0 whose vertices, but for zero, have one entry radius."""
+class _OfSum(Domain):
+    """A set of 0 ≤ x_i ≤ cap whose sum is the radius, or at most that."""
 
     radius: float
+    cap: float = math.inf
     sparse_atoms: ClassVar[bool] = True
-    by_nonzeros: ClassVar[bool] = True
+    #: Whether the sum is the radius.
+    _exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
+        for name in {"radius", *self.parameters}:
+            value = positive(self.name, name, getattr(self, name))
+            object.__setattr__(self, name, value)
+
+    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+        """Say whether all bounds hold up to t = tolerance · radius."""
+        x = self._finite(point)
+        return x is not None and self._holds(x, tolerance)
+
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SparseAtom) and atom.values.size:  # zeros change nothing
+            return self._holds(atom.values.astype(np.float64, copy=False), tolerance)
+        return super()._contains_atom(atom, tolerance)
+
+    def _holds(self, x: FloatArray, tolerance: float) -> bool:
+        t = tolerance * self.radius
+        with np.errstate(over="ignore"):
+            excess = x.sum() - self.radius
+        fits = abs(excess) <= t if self._exact else excess <= t
+        return bool(fits and x.min() >= -t and x.max() <= self.cap + t)
+
+    def centre(self, shape: Shape) -> FloatArray:
+        """Return radius / p in every coordinate."""
+        self.check_shape(shape)
+        return np.full(shape, self.radius / math.prod(shape))
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # every vertex but zero has the norm radius
+        # every vertex but zero has one entry, and the norm radius
         return dict.fromkeys(NORMS, self.radius)
 
 
 @dataclass(frozen=True)
-class Simplex(_Corner):
+class Simplex(_OfSum):
     """The simplex, x ≥ 0 with Σ x_i = radius; its vertices are radius · e_j.
 
     Examples
@@ -74,28 +100,14 @@ class Simplex(_Corner):
         result[support] = self.project(point[support])
         return result
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether x ≥ −t and |Σ x_i − radius| ≤ t, t = tolerance · radius."""
-        x = self._finite(point)
-        if x is None:
-            return False
-        t = tolerance * self.radius
-        with np.errstate(over="ignore"):
-            return bool(x.min() >= -t and abs(x.sum() - self.radius) <= t)
-
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of any two vertices; 0 if there is one."""
         self.check_shape(shape)
         return math.sqrt(2.0) * self.radius if math.prod(shape) > 1 else 0.0
 
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return radius / p in every coordinate."""
-        self.check_shape(shape)
-        return np.full(shape, self.radius / math.prod(shape))
-
 
 @dataclass(frozen=True)
-class NonNegativeL1Ball(_Corner):
+class NonNegativeL1Ball(_OfSum):
     """The non-negative part of the l1 ball, x ≥ 0 with Σ x_i ≤ radius.
 
     The simplex and all below it; its vertices are zero and radius · e_j. LMO O(p),
@@ -113,6 +125,7 @@ class NonNegativeL1Ball(_Corner):
     """
 
     name: ClassVar[str] = "non-negative-l1-ball"
+    _exact: ClassVar[bool] = False
     radius: float
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
@@ -131,15 +144,6 @@ class NonNegativeL1Ball(_Corner):
                 return clipped
         return project_simplex(x.reshape(-1), self.radius).reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether x ≥ −t and Σ x_i ≤ radius + t, t = tolerance · radius."""
-        x = self._finite(point)
-        if x is None:
-            return False
-        t = tolerance * self.radius
-        with np.errstate(over="ignore"):
-            return bool(x.min() >= -t and x.sum() <= self.radius + t)
-
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of two vertices; radius if p = 1."""
         self.check_shape(shape)
@@ -152,7 +156,7 @@ class NonNegativeL1Ball(_Corner):
 
 
 @dataclass(frozen=True)
-class CappedSimplex(Domain):
+class CappedSimplex(_OfSum):
     """The capped simplex, 0 ≤ x_i ≤ cap with Σ x_i = radius.
 
     The simplex cut by a box; with cap = 1 and an integer radius the hypersimplex. An
@@ -177,16 +181,12 @@ class CappedSimplex(Domain):
     """
 
     name: ClassVar[str] = "capped-simplex"
+    sparse_atoms: ClassVar[bool] = False
     parameters: ClassVar[Mapping[str, Any]] = {
         "cap": setting(1.0, "largest entry", above=0.0)
     }
     cap: float
     radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        for parameter in ("cap", "radius"):
-            value = positive(self.name, parameter, getattr(self, parameter))
-            object.__setattr__(self, parameter, value)
 
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError if all entries at the cap are not enough."""
@@ -256,22 +256,6 @@ class CappedSimplex(Domain):
         nearest: FloatArray = np.clip(v - start - delta, 0.0, self.cap)
         return nearest.reshape(x.shape)
 
-    def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Say whether −t ≤ x ≤ cap + t, |Σ x_i − radius| ≤ t = tolerance · radius."""
-        x = self._finite(point)
-        return x is not None and self._holds(x, tolerance)
-
-    def _holds(self, x: NDArray[Any], tolerance: float) -> bool:
-        t = tolerance * self.radius
-        with np.errstate(over="ignore"):
-            sum_fits = abs(x.sum() - self.radius) <= t
-        return bool(sum_fits and x.min() >= -t and x.max() <= self.cap + t)
-
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, SparseAtom) and atom.values.size:
-            return self._holds(atom.values, tolerance)  # zeros change nothing
-        return super()._contains_atom(atom, tolerance)
-
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of an extreme point; their nuclear norms differ
         levels = self._levels(math.prod(shape))
@@ -295,8 +279,3 @@ class CappedSimplex(Domain):
         shared = levels[size - k :] if size - k < k else levels[:0]
         inner = float(shared @ shared[::-1])
         return math.sqrt(max(2.0 * float(levels @ levels) - 2.0 * inner, 0.0))
-
-    def centre(self, shape: Shape) -> FloatArray:
-        """Return radius / p in every coordinate."""
-        self.check_shape(shape)
-        return np.full(shape, self.radius / math.prod(shape))

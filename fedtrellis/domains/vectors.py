@@ -154,6 +154,7 @@ class LInfBall(NormBall):
     """
 
     name: ClassVar[str] = "linf-ball"
+    _entrywise: ClassVar[bool] = True
     radius: float
 
     def lmo(self, gradient: ArrayLike) -> SignAtom:
@@ -174,11 +175,6 @@ class LInfBall(NormBall):
 
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
         return float(np.abs(x).max())
-
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, SignAtom):
-            return self.contains(atom.levels(), tolerance)
-        return super()._contains_atom(atom, tolerance)
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of a vertex; their nuclear norms differ
@@ -256,11 +252,9 @@ class Box(ByVector):
         t = tolerance * max(np.abs(self.lower).max(), np.abs(self.upper).max())
         return bool((x >= self.lower - t).all() and (x <= self.upper + t).all())
 
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        numbers = isinstance(self.lower, float) and isinstance(self.upper, float)
-        if numbers and isinstance(atom, SignAtom):
-            return self.contains(atom.levels(), tolerance)
-        return super()._contains_atom(atom, tolerance)
+    @property
+    def _entrywise(self) -> bool:  # type: ignore[override]
+        return isinstance(self.lower, float) and isinstance(self.upper, float)
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of the vertex with the largest entries; nuclear norms differ

@@ -344,8 +344,8 @@ def read_space(
         key, _, name = entry.rpartition(".")
         if not key:
             raise SettingsError(
-                f"--search: {entry} = {value!r} must be a table with values = [...], or "
-                "low and high; a setting of all trials goes into -c"
+                f"--search: {entry} = {value!r} must be a table with values = [...], "
+                "or low and high; a setting of all trials goes into -c"
             )
         tables.setdefault(key, {})[name] = value
     space = {}

@@ -70,9 +70,11 @@ class Atom(ABC):
     _code: ClassVar[int]  # on the wire
     _floats: ClassVar[tuple[str, ...]] = ()  # attributes that are arrays of entries
 
-    @abstractmethod
     def dense(self) -> FloatArray:
         """Return the atom as a new float64 array of shape ``self.shape``."""
+        array = np.zeros(self.shape)
+        self.add_to(array)
+        return array
 
     @abstractmethod
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
@@ -130,10 +132,15 @@ class Atom(ABC):
         """Total bytes of :meth:`to_arrays`."""
         return sum(array.nbytes for array in self.to_arrays())
 
+    def _wire(self) -> Sequence[NDArray[Any]]:
+        """Return the vectors that stand for this atom."""
+        raise NotImplementedError
+
     @classmethod
-    @abstractmethod
     def _stack(cls, atoms: Sequence[Any]) -> list[NDArray[Any]]:
         """Concatenate the wire arrays of atoms of this class."""
+        pieces = zip(*(atom._wire() for atom in atoms), strict=True)
+        return [np.concatenate(each) for each in pieces]
 
     @classmethod
     @abstractmethod
@@ -408,31 +415,24 @@ class SignAtom(Atom):
         high, low = np.float64(weight * self.high), np.float64(weight * self.low)
         array += np.where(self.bits, high, low)
 
-    @classmethod
-    def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
-        packed = np.concatenate([np.packbits(atom.bits) for atom in atoms])
-        levels = [level for atom in atoms for level in (atom.low, atom.high)]
-        return [packed, np.array(levels, dtype=FLOAT64)]
+    def _wire(self) -> Sequence[NDArray[Any]]:
+        return np.packbits(self.bits), np.array([self.low, self.high], dtype=FLOAT64)
 
     @classmethod
     def _unstack(
         cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
     ) -> list[Self]:
         check_count("sign", arrays, 2)
-        sizes = [math.prod(shape) for shape in shapes]
-        stacked = split("bits", arrays[0], UINT8, [-(-size // 8) for size in sizes])
+        sizes = [-(-math.prod(shape) // 8) for shape in shapes]
+        stacked = split("bits", arrays[0], UINT8, sizes)
         check("levels", arrays[1], FLOAT64, 2 * len(shapes))
-        levels = arrays[1].tolist()
-        return [
-            cls(
-                np.unpackbits(packed, count=size).view(np.bool_).reshape(shape),
-                low,
-                high,
-            )
-            for packed, size, shape, low, high in zip(
-                stacked, sizes, shapes, levels[::2], levels[1::2], strict=True
-            )
-        ]
+        atoms = []
+        for packed, shape, levels in zip(
+            stacked, shapes, arrays[1].reshape(-1, 2).tolist(), strict=True
+        ):
+            bits = np.unpackbits(packed, count=math.prod(shape)).view(np.bool_)
+            atoms.append(cls(bits.reshape(shape), *levels))
+        return atoms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -485,9 +485,8 @@ class DenseAtom(Atom):
             raise ValueError(f"expected shape {shape}, got {arrays[0].shape}")
         return cls._unstack([arrays[0].reshape(-1)], [tuple(shape)], dtype)[0]
 
-    @classmethod
-    def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
-        return [np.concatenate([atom.array.reshape(-1) for atom in atoms])]
+    def _wire(self) -> Sequence[NDArray[Any]]:
+        return [self.array.reshape(-1)]
 
     @classmethod
     def _unstack(
@@ -557,10 +556,8 @@ class RankOneAtom(Atom):
         right = self.right.astype(FLOAT64, copy=False)
         return float(self.left @ (array @ right))
 
-    @classmethod
-    def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
-        left = np.concatenate([atom.left for atom in atoms])
-        return [left, np.concatenate([atom.right for atom in atoms])]
+    def _wire(self) -> Sequence[NDArray[Any]]:
+        return self.left, self.right
 
     @classmethod
     def _unstack(
@@ -608,12 +605,6 @@ class PermutationAtom(Atom):
             )
         object.__setattr__(self, "shape", (self.columns.size, self.columns.size))
 
-    def dense(self) -> FloatArray:
-        """Return the atom as a new float64 array."""
-        array = np.zeros(self.shape)
-        array[np.arange(self.columns.size), self.columns] = self.scale
-        return array
-
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``, touching one entry a row."""
         self._check_target(array)
@@ -629,13 +620,10 @@ class PermutationAtom(Atom):
     def _code(self) -> int:  # type: ignore[override]
         return PERMUTATION if self.scale == 1.0 else SCALED
 
-    @classmethod
-    def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
-        dtype = index_dtype(max(atom.columns.size for atom in atoms))
-        columns = np.concatenate([atom.columns for atom in atoms]).astype(dtype)
-        if all(atom.scale == 1.0 for atom in atoms):
-            return [columns]
-        return [columns, np.array([atom.scale for atom in atoms])]
+    def _wire(self) -> Sequence[NDArray[Any]]:
+        # those of a larger atom beside it are wider, and so is what is stacked
+        columns = self.columns.astype(index_dtype(self.columns.size))
+        return [columns] if self.scale == 1.0 else [columns, np.array([self.scale])]
 
     @classmethod
     def _unstack(

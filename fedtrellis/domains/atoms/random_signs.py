@@ -112,12 +112,6 @@ class RandomSigns(Atom):
     def __post_init__(self) -> None:
         coerce(self, "scalars", FLOAT64)
 
-    def dense(self) -> FloatArray:
-        """Return the atom as a new float64 array."""
-        array = np.zeros(self.shape)
-        self.add_to(array)
-        return array
-
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``, one direction after the other.
 
