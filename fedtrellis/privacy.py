@@ -138,17 +138,9 @@ class Accountant:
         )
 
     def epsilon(self, releases: int) -> float:
-        """ε after so many releases.
+        """ε after so many releases; infinite without noise.
 
-        Parameters
-        ----------
-        releases : int
-            Asked in rising order it costs least.
-
-        Returns
-        -------
-        float
-            Infinite without noise.
+        Asked in rising order it costs least.
         """
         import dp_accounting
 
@@ -182,19 +174,9 @@ class Releases(TypedDict, total=False):
 def noise_multiplier_for(
     epsilon: float, delta: float, releases: int, **how: Unpack[Releases]
 ) -> float:
-    """The least z with which so many releases cost at most ε.
+    """The least z with which so many releases cost at most ε, to 0.001 above.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-    releases : int
-    **how
-        The rest of :class:`Accountant`'s parameters.
-
-    Returns
-    -------
-    float
-        z, at most 0.001 too large.
+    ``how`` are the rest of :class:`Accountant`'s parameters.
 
     Examples
     --------
@@ -262,12 +244,7 @@ class SecretNoise:
         self._rng = None if seed is None else np.random.default_rng(seed)
 
     def uniform(self, shape: tuple[int, ...]) -> FloatArray:
-        """Numbers in (0, 1), float64, each (k + 1/2)/2⁵³ of a random k.
-
-        Parameters
-        ----------
-        shape : tuple of int
-        """
+        """Numbers in (0, 1), float64, each (k + 1/2)/2⁵³ of a random k."""
         count = int(np.prod(shape))
         data = self._rng.bytes(8 * count) if self._rng else os.urandom(8 * count)
         bits: NDArray[np.uint64] = np.frombuffer(data, dtype=np.uint64) >> np.uint64(11)
@@ -276,12 +253,7 @@ class SecretNoise:
         return numbers.reshape(shape)
 
     def normal(self, shape: tuple[int, ...]) -> FloatArray:
-        """Standard normal numbers, float64.
-
-        Parameters
-        ----------
-        shape : tuple of int
-        """
+        """Standard normal numbers, float64."""
         # a run without noise need not load it
         from scipy.special import ndtri
 
@@ -291,12 +263,7 @@ class SecretNoise:
         return total / 2.0
 
     def gumbel(self, shape: tuple[int, ...]) -> FloatArray:
-        """Standard Gumbel numbers −log(−log u), float64.
-
-        Parameters
-        ----------
-        shape : tuple of int
-        """
+        """Standard Gumbel numbers −log(−log u), float64."""
         numbers: FloatArray = -np.log(-np.log(self.uniform(shape)))
         return numbers
 
@@ -304,19 +271,9 @@ class SecretNoise:
 def clipped(vector: FloatArray, clip: float, order: float | None = None) -> FloatArray:
     """The vector, shortened to ``clip`` if it is longer: v · min(1, C/‖v‖).
 
-    Parameters
-    ----------
-    vector : ndarray
-        Of any shape; one that is not finite becomes zero, as no length is known.
-    clip : float
-        C.
-    order : float, optional
-        Of the norm: None, the Euclidean one, or ``numpy.inf``, the largest entry.
-
-    Returns
-    -------
-    ndarray of float64
-        Of the same shape.
+    float64, of the vector's shape. One that is not finite becomes zero, as no length is
+    known. ``order`` is that of the norm: None, the Euclidean one, or ``numpy.inf``, the
+    largest entry.
 
     Examples
     --------
@@ -393,18 +350,9 @@ class PrivateMean:
     def __call__(
         self, points: Sequence[FloatArray] | FloatArray, centre: FloatArray
     ) -> FloatArray:
-        """The mean.
+        """The mean of points of the shape of v, the ``centre``; a new float64 array.
 
-        Parameters
-        ----------
-        points : sequence of ndarrays of shape S
-            May be empty: what is left then is the noise, as it has to be.
-        centre : ndarray of shape S
-            v. Not changed.
-
-        Returns
-        -------
-        ndarray of float64, of shape S
+        There may be none: what is left then is the noise, as it has to be.
         """
         self.releases += 1
         # E‖z N(0, I)‖/w, nearly
@@ -444,22 +392,12 @@ def report_noisy_max(
     Parameters
     ----------
     domain : L1Ball or Simplex
-        Whose vertices are few.
+        Whose vertices are few; TypeError for another set.
     gradient : ndarray of shape S
         g; not changed.
     scale : float
         Of the Gumbel noise; 0: the oracle itself.
     noise : SecretNoise
-
-    Returns
-    -------
-    Atom
-        A vertex of the set.
-
-    Raises
-    ------
-    TypeError
-        The set is another one.
 
     Examples
     --------
@@ -524,12 +462,7 @@ class LocalNoise:
         return cls(config["privacy-clip"], config["privacy-noise-multiplier"])
 
     def hidden(self, vector: FloatArray) -> FloatArray:
-        """clip(v) + 2C z N(0, I), of the vector's shape; zero where it is not finite.
-
-        Parameters
-        ----------
-        vector : ndarray
-        """
+        """clip(v) + 2C z N(0, I), of its shape; zero where it is not finite."""
         result = clipped(vector, self.clip)
         if self.noise_multiplier:
             scale = 2.0 * self.clip * self.noise_multiplier
@@ -541,16 +474,10 @@ class LocalNoise:
     ) -> tuple[FloatArray, Atom | None]:
         """What the oracle is to be asked of known + gradient, or its answer.
 
-        Where vertices are few, the gradient is clipped by its largest entry and a
-        vertex drawn by :func:`report_noisy_max`; elsewhere it is :meth:`hidden`.
-
-        Parameters
-        ----------
-        domain : Domain
-        known : ndarray
-            What of the direction the server can tell by itself.
-        gradient : ndarray
-            What is the client's own, of the same shape.
+        Where vertices are few, the gradient, which is the client's own part of the
+        direction, is clipped by its largest entry and a vertex drawn by
+        :func:`report_noisy_max`; elsewhere it is :meth:`hidden`. ``known``, of the same
+        shape, is the part that the server can tell by itself.
         """
         if not has_few_vertices(domain):
             return known + self.hidden(gradient), None

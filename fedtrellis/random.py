@@ -17,21 +17,11 @@ __all__ = ["generator"]
 
 
 def generator(seed: int, purpose: str, *keys: str | int) -> np.random.Generator:
-    """Return the generator of one purpose of one run.
+    """Return the PCG64 generator of one purpose of a run with this seed.
 
-    Parameters
-    ----------
-    seed : int
-        The run's seed.
-    purpose : str
-        What the numbers are for, such as ``"participation"``.
-    *keys : str or int
-        What tells one use from another: client identity, round, ...
-
-    Returns
-    -------
-    numpy.random.Generator
-        A PCG64 generator; equal arguments give equal streams, on every machine.
+    ``purpose`` is what the numbers are for, such as ``"participation"``, and ``keys``
+    tell one use from another: client identity, round, ... Equal arguments give equal
+    streams, on every machine.
     """
     # repr keeps 1 and "1" apart, and the separator keeps ("ab", "c") from ("a", "bc")
     text = "\x1f".join(repr(part) for part in (int(seed), purpose, *keys))

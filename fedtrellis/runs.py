@@ -115,14 +115,11 @@ class Run:
         }
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """The history as columns of float64, of one length.
+        """The history as columns of float64, of shape (rounds + 1,), by name.
 
-        Returns
-        -------
-        dict of str to ndarray of shape (rounds + 1,)
-            ``round``, ``sampled``, ``used``, ``bytes_up``, ``bytes_down`` (bytes of the
-            round), ``seconds`` (wall time of the round), and every metric; NaN where a
-            round has no such metric.
+        ``round``, ``sampled``, ``used``, ``bytes_up``, ``bytes_down`` (bytes of the
+        round), ``seconds`` (wall time of the round), and every metric; NaN where a
+        round has no such metric.
         """
         metrics = dict.fromkeys(name for r in self.history for name in r.metrics)
         rows = [
@@ -138,10 +135,7 @@ class Run:
     def frame(self) -> pd.DataFrame:
         """:meth:`columns` as a pandas frame, indexed by round.
 
-        Raises
-        ------
-        SettingsError
-            pandas is not installed; :meth:`columns` needs none.
+        SettingsError if pandas is not installed; :meth:`columns` needs none.
         """
         need("pandas", "Run.frame()", "report")
         import pandas as pd
@@ -153,15 +147,7 @@ class Run:
 def load_run(directory: str | Path) -> Run:
     """Read the record of a run, also of one that goes on or failed.
 
-    Parameters
-    ----------
-    directory : path
-        The run's own, such as ``~/.fedtrellis/runs/20261122-110950-fedfw-digits``.
-
-    Raises
-    ------
-    SettingsError
-        If it is no record, or one of its files cannot be read.
+    SettingsError if the directory is no record, or one of its files cannot be read.
 
     Examples
     --------
@@ -210,15 +196,8 @@ def _history(text: str) -> list[RoundRecord]:
 def find_runs(parent: str | Path | None = None) -> list[Run]:
     """All records directly under a directory, the oldest first.
 
-    Parameters
-    ----------
-    parent : path, optional
-        By default ``~/.fedtrellis/runs``.
-
-    Raises
-    ------
-    SettingsError
-        If there is no such directory.
+    By default under ``~/.fedtrellis/runs``; SettingsError if there is no such
+    directory.
 
     Examples
     --------

@@ -50,21 +50,10 @@ _BLOCK_ENTRIES = 2**20
 def directions(
     rng: np.random.Generator, count: int, shape: tuple[int, ...]
 ) -> FloatArray:
-    r"""Draw directions, uniform on the unit sphere of the arrays of a shape.
+    r"""Draw directions, uniform on the unit sphere of the arrays of shape S.
 
-    Several calls that follow one another on a generator draw the same numbers as one
-    for all of them.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    count : int
-    shape : tuple of int
-        S.
-
-    Returns
-    -------
-    ndarray of float64, shape (count, \*S)
+    A float64 array of shape (count, \*S). Several calls that follow one another on a
+    generator draw the same numbers as one for all of them.
 
     Examples
     --------
@@ -85,26 +74,12 @@ def directions(
 def combine(
     scalars: ArrayLike, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> FloatArray:
-    """Rebuild G^P from its scalars and the generator of its directions.
+    """Rebuild G^P, float64 of shape S, from its scalars and their generator.
 
-    Parameters
-    ----------
-    scalars : array_like of shape (m,)
-        Of an :class:`Estimate` by :func:`projection_estimate`.
-    rng : numpy.random.Generator
-        In the state in which the estimate was given its own.
-    shape : tuple of int
-        S.
-
-    Returns
-    -------
-    ndarray of float64, shape S
-        The estimate's ``gradient``: computed alike, so equal to rounding.
-
-    Raises
-    ------
-    ValueError
-        The scalars are not a vector, none, or not finite.
+    ``scalars``, (m,), are those of an :class:`Estimate` by :func:`projection_estimate`,
+    and the generator is in the state in which the estimate was given its own. The
+    result is the estimate's ``gradient``: computed alike, so equal to rounding.
+    ValueError if the scalars are not a vector, none, or not finite.
 
     Examples
     --------
@@ -220,10 +195,6 @@ def evaluator(
         direction, as the paper writes it: 2m values, in m calls of two points each,
         which cannot be put together, so it costs far more than twice the time. Without
         mini-batches it makes no difference.
-
-    Returns
-    -------
-    Evaluator
 
     Raises
     ------
@@ -478,19 +449,9 @@ def tangent_estimate(
 def riemannian_gradient(
     manifold: Manifold, x: ArrayLike, gradient: ArrayLike
 ) -> FloatArray:
-    """Return grad f(x), the Euclidean gradient's part in T_x M.
+    """Return grad f(x), float64 of shape S: the part of ∇f(x) in T_x M.
 
-    Parameters
-    ----------
-    manifold : Manifold
-    x : array_like, shape S
-        A point of M, which is not checked.
-    gradient : array_like, shape S
-        ∇f(x).
-
-    Returns
-    -------
-    ndarray of float64, shape S
+    That x, of shape S as the Euclidean gradient is, lies on M is not checked.
 
     Examples
     --------

@@ -119,18 +119,10 @@ class App:
     def experiment(
         self, config: Mapping[str, Any], num_clients: int = 10
     ) -> Experiment:
-        """A run config, checked and made into the run's parts; kept for a while.
+        """A flat run config, checked and made into the run's parts; kept for a while.
 
-        Parameters
-        ----------
-        config : mapping
-            Flat. Keys that are not there have their defaults.
-        num_clients : int
-
-        Raises
-        ------
-        SettingsError, FileNotFoundError
-            Something is wrong with the settings; one line says what.
+        Keys that are not there have their defaults. SettingsError or FileNotFoundError
+        if something is wrong with the settings; one line says what.
         """
         return self._experiment(tuple(config.items()), num_clients)
 
@@ -160,15 +152,10 @@ class App:
         config: Mapping[str, Any],
         resume_command: Callable[[Path], str] = flwr_command,
     ) -> Path:
-        """Run on any grid; return the directory of the run's record.
+        """Run a flat config on any grid; return the directory of the run's record.
 
-        Parameters
-        ----------
-        grid : Grid
-        config : mapping
-            Flat. Keys that are not there have their defaults.
-        resume_command : callable
-            Makes the command that an interrupted run names to go on.
+        Keys that are not there have their defaults. ``resume_command`` makes the
+        command that an interrupted run names to go on.
         """
         if parse(RunSettings, config).log_format == "text":
             return self._run(grid, config, resume_command)

@@ -38,20 +38,14 @@ __all__ = ["Experiment", "read_model"]
 
 
 class Experiment:
-    """A run config, checked and made into the run's parts.
+    """A run config, checked and made into the run's parts by :meth:`App.experiment`.
 
-    Parameters
-    ----------
-    registry : AppRegistry
-        Methods, tasks and domains by name.
-    client_app : ClientApp
-        What runs on every node.
-    config : mapping
-        The run config, flat; missing keys have their defaults.
-    num_clients : int
+    SettingsError if something is wrong with the settings; one line says what.
 
     Attributes
     ----------
+    client_app : ClientApp
+        What runs on every node.
     config : dict
         Every key of the run config, flat.
     run : RunSettings
@@ -70,11 +64,6 @@ class Experiment:
         Shapes of the model's arrays.
     manifold : Manifold or None
         For methods on one.
-
-    Raises
-    ------
-    SettingsError
-        Something is wrong with the settings; one line says what.
 
     Examples
     --------
@@ -330,16 +319,9 @@ class Experiment:
     ) -> Result:
         """Run without a record.
 
-        Parameters
-        ----------
-        strategy : LoopStrategy, optional
-            By default :meth:`strategy`.
-        grid : Grid, optional
-            By default :meth:`grid`.
-        point : ndarray, optional
-            Where to start, by default :meth:`start_point`.
-        evaluate_fn : callable, optional
-            By default :meth:`evaluate_fn` where the server has the data.
+        By default with :meth:`strategy` on :meth:`grid`, from the point that
+        :meth:`start_point` gives, and with :meth:`evaluate_fn` where the server has the
+        data.
         """
         strategy = self.strategy() if strategy is None else strategy
         if evaluate_fn is None and not self.task.on_nodes:

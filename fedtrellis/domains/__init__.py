@@ -49,20 +49,10 @@ __all__ += [cls.__name__ for cls in _SETS]
 
 
 def make_domain(name: str, **parameters: Any) -> Domain:
-    """Make a domain from its name and parameters.
+    """Make a domain from its name, a key of :data:`DOMAINS`, and its parameters.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`DOMAINS`, e.g. ``"l1-ball"``.
-    **parameters
-        What the class takes, e.g. ``radius=10.0``.
-
-    Raises
-    ------
-    ValueError
-        An unknown name, a parameter missing, unknown or out of range; one line that
-        says what is allowed.
+    ValueError for an unknown name, a parameter missing, unknown or out of range: one
+    line that says what is allowed.
 
     Examples
     --------
@@ -79,22 +69,11 @@ def make_domain(name: str, **parameters: Any) -> Domain:
 def fitting_domains(
     suggested: Mapping[str, float], domains: Mapping[str, type[Domain]] = RUN_DOMAINS
 ) -> dict[str, float]:
-    """Return all sets that fit a task, from those that it suggests.
+    """Return all sets that fit a task, from the names of those that it suggests.
 
-    Where one of these says that the task is one over any vectors
-    (:attr:`Domain.any_vector`), every bounded set of vectors fits.
-
-    Parameters
-    ----------
-    suggested : mapping
-        Names of sets with the radius that the task has for each; 0.0: none.
-    domains : mapping
-        The sets there are, by name.
-
-    Returns
-    -------
-    dict
-        What was suggested, first, and then the others with 0.0.
+    These come with the radius that the task has for each, or 0.0. Where one of them
+    says that the task is one over any vectors (:attr:`Domain.any_vector`), every
+    bounded set of vectors among ``domains`` fits, and follows with 0.0.
 
     Examples
     --------

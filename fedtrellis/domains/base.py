@@ -108,17 +108,9 @@ class Domain(ABC):
     def lmo(self, gradient: ArrayLike) -> Atom:
         """Solve the linear minimisation problem argmin over s in D of <gradient, s>.
 
-        Deterministic: among equal coordinates the lowest index wins, and a zero
-        gradient has a feasible point for its answer too.
-
-        Parameters
-        ----------
-        gradient : ndarray
-
-        Returns
-        -------
-        Atom
-            An extreme point of D, of the gradient's shape.
+        The answer is an extreme point of D, of the gradient's shape. Deterministic:
+        among equal coordinates the lowest index wins, and a zero gradient has a
+        feasible point for its answer too.
 
         Raises
         ------
@@ -132,39 +124,17 @@ class Domain(ABC):
         """Call the oracle for one of several similar gradients.
 
         Here it is :meth:`lmo`, and there is nothing to keep. A set whose oracle is
-        quicker from where the last one ended overrides this.
-
-        Parameters
-        ----------
-        gradient : ndarray
-        start : ndarray or None
-            What the last call returned beside its atom; None before that.
-
-        Returns
-        -------
-        Atom
-        ndarray of float64 or None
-            What to keep for the next gradient of this shape.
-
-        Raises
-        ------
-        ValueError
-            As :meth:`lmo`, or the start is not for gradients of this shape.
+        quicker from where the last one ended overrides this: it returns, beside the
+        atom, a float64 array that is the ``start`` for the next gradient of this shape;
+        before the first that is None. ValueError as :meth:`lmo`, or if the start is not
+        for this shape.
         """
         return self.lmo(gradient), None
 
     def lmo_many(self, gradients: FloatArray) -> list[Atom]:
-        r"""Call the oracle for many gradients, with the same answers.
+        r"""Call the oracle for gradients of shape (n, \*shape), one a row, in float64.
 
-        Parameters
-        ----------
-        gradients : ndarray of shape (n, \*shape), float64
-            One a row.
-
-        Raises
-        ------
-        ValueError
-            As :meth:`lmo`, for any of them.
+        The answers, and errors for any of them, are those of :meth:`lmo`.
         """
         return [self.lmo(gradient) for gradient in gradients]
 
@@ -172,10 +142,7 @@ class Domain(ABC):
     def project(self, point: ArrayLike) -> FloatArray:
         """Solve argmin over s in D of ‖point − s‖₂ (Euclidean, Frobenius).
 
-        Returns
-        -------
-        ndarray of float64
-            A new array of the point's shape.
+        The answer is a new float64 array of the point's shape.
 
         Raises
         ------
@@ -199,21 +166,10 @@ class Domain(ABC):
         """Say whether an atom that came from elsewhere is a point of D.
 
         The same answer as ``contains(atom.dense(), tolerance)``, at the cost of the
-        atom's own form where D has a way to (:meth:`_contains_atom`). Membership is
-        what is asked, not whether the point is extreme.
-
-        Parameters
-        ----------
-        atom : Atom
-            Of any kind, as :func:`~fedtrellis.domains.atoms.unpack_atoms` rebuilds it.
-        tolerance : float
-            Relative to the size of D, as in :meth:`contains`.
-
-        Returns
-        -------
-        bool
-            False also for an atom that is not finite, or whose shape no point of D
-            has; nothing is raised.
+        atom's own form, of whatever kind, where D has a way to
+        (:meth:`_contains_atom`). Membership is what is asked, not whether the point is
+        extreme. False also for an atom that is not finite, or whose shape no point of D
+        has; nothing is raised.
         """
         try:
             self.check_shape(atom.shape)
@@ -258,18 +214,8 @@ class Domain(ABC):
 
         A set that has a formula overrides this. Of one that has none the largest entry
         is found by 2p calls of the oracle, p the number of entries, and nothing is
-        known of other norms.
-
-        Parameters
-        ----------
-        norm : {"l1", "l2", "linf", "nuclear"}
-            Σ |x_j|, the Euclidean norm, max |x_j|, or, for matrices, Σ σ_j(X).
-        shape : tuple of int
-
-        Raises
-        ------
-        ValueError
-            D has no points of this shape, or the norm is not one of such arrays.
+        known of other norms. ValueError if D has no points of this shape, or the norm
+        is not one of such arrays.
         """
         self.check_norm(norm, shape)
         known = self._largest_norms(shape)
@@ -334,21 +280,10 @@ class Domain(ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], radius: float) -> Self:
-        """Make the set from a run config.
+        """Make the set from the keys ``NAME.PARAMETER`` of a flat run config.
 
-        Parameters
-        ----------
-        config : mapping
-            Flat; the keys ``NAME.PARAMETER`` are read.
-        radius : float
-            For a set that has one; the others leave it alone.
-
-        Raises
-        ------
-        SettingsError
-            A value is out of its own range.
-        ValueError
-            What the constructor refuses.
+        ``radius`` is for a set that has one. SettingsError where a value is out of its
+        own range, ValueError for what the constructor refuses.
         """
         values = dataclasses.asdict(parse(cls.settings(), config, f"{cls.name}."))
         if cls.has_radius():

@@ -28,23 +28,10 @@ ENCLOSING = tuple(_BALLS)
 
 
 def enclosing_ball(name: str, domain: Domain, shape: tuple[int, ...]) -> Domain:
-    """The smallest ball of a kind that contains a domain.
+    """The smallest ball of a kind of :data:`ENCLOSING` that contains a domain.
 
-    Parameters
-    ----------
-    name : str
-        One of :data:`ENCLOSING`.
-    domain : Domain
-        D.
-    shape : tuple of int
-        Shape of the points.
-
-    Raises
-    ------
-    SettingsError
-        If the kind is not known, or not for this domain and shape.
-    ValueError
-        If the domain has no points of this shape.
+    SettingsError if the kind is not known, or not for this domain and shape of points;
+    ValueError if the domain has no points of this shape.
     """
     check_choice("outer-domain", name, ENCLOSING)
     norm, ball = _BALLS[name]

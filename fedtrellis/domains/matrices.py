@@ -91,12 +91,10 @@ class NuclearNormBall(_MatrixBall):
     >>> from fedtrellis.domains import NuclearNormBall
     >>> domain = NuclearNormBall(radius=2.0)
     >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
-    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
-    array([[2., 0.],
-           [0., 0.]])
-    >>> (domain.project(-gradient) + 0.0).round(3)
-    array([[2., 0.],
-           [0., 0.]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3).tolist()
+    [[2.0, 0.0], [0.0, 0.0]]
+    >>> (domain.project(-gradient) + 0.0).round(3).tolist()
+    [[2.0, 0.0], [0.0, 0.0]]
     """
 
     name: ClassVar[str] = "nuclear-norm-ball"
@@ -194,12 +192,10 @@ class SpectralNormBall(_MatrixBall):
     >>> from fedtrellis.domains import SpectralNormBall
     >>> domain = SpectralNormBall(radius=2.0)
     >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
-    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
-    array([[ 2.,  0.],
-           [ 0., -2.]])
-    >>> (domain.project(-gradient) + 0.0).round(3)
-    array([[ 2.,  0.],
-           [ 0., -1.]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3).tolist()
+    [[2.0, 0.0], [0.0, -2.0]]
+    >>> (domain.project(-gradient) + 0.0).round(3).tolist()
+    [[2.0, 0.0], [0.0, -1.0]]
     """
 
     name: ClassVar[str] = "spectral-norm-ball"
@@ -251,12 +247,10 @@ class Spectrahedron(_Square):
     >>> from fedtrellis.domains import Spectrahedron
     >>> domain = Spectrahedron()
     >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
-    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
-    array([[1., 0.],
-           [0., 0.]])
-    >>> (domain.project(-gradient) + 0.0).round(3)
-    array([[1., 0.],
-           [0., 0.]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3).tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    >>> (domain.project(-gradient) + 0.0).round(3).tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
     """
 
     name: ClassVar[str] = "spectrahedron"
@@ -363,12 +357,10 @@ class BirkhoffPolytope(_Square):
     >>> from fedtrellis.domains import BirkhoffPolytope
     >>> domain = BirkhoffPolytope()
     >>> gradient = np.array([[-3.0, 0.0], [0.0, 1.0]])
-    >>> (domain.lmo(gradient).dense() + 0.0).round(3)
-    array([[1., 0.],
-           [0., 1.]])
-    >>> (domain.project(-gradient) + 0.0).round(3)
-    array([[1., 0.],
-           [0., 1.]])
+    >>> (domain.lmo(gradient).dense() + 0.0).round(3).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    >>> (domain.project(-gradient) + 0.0).round(3).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     name: ClassVar[str] = "birkhoff-polytope"
@@ -397,14 +389,8 @@ class BirkhoffPolytope(_Square):
         of X = (Z + u 1ᵀ + 1 vᵀ)₊ are off by. It is solved by a regularised semismooth
         Newton method with a line search (Li, Sun, Toh, "On the efficient computation
         of a generalized Jacobian of the projector over the Birkhoff polytope",
-        Mathematical Programming 2020).
-
-        Raises
-        ------
-        ValueError
-            As every projection.
-        RuntimeError
-            No convergence within 500 Newton steps.
+        Mathematical Programming 2020). RuntimeError if it does not converge within 500
+        steps.
         """
         x = self._input(point, "point")
         n = x.shape[0]

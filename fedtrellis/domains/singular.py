@@ -295,12 +295,9 @@ def sparse_plus_low_rank(
 ) -> LinearOperator[Any]:
     """Return S + L Rᵀ as an operator, without the dense matrix.
 
-    Parameters
-    ----------
-    sparse : sparse array or matrix, shape (m, n)
-        S, e.g. the gradient of :class:`~fedtrellis.objectives.MatrixCompletion`.
-    left, right : ndarray of shapes (m, k) and (n, k)
-        L and R: an iterate of Frank-Wolfe as its atoms, with their weights.
+    S, a sparse array or matrix of shape (m, n), is for example the gradient of
+    :class:`~fedtrellis.objectives.MatrixCompletion`; L (m, k) and R (n, k) are an
+    iterate of Frank-Wolfe as its atoms, with their weights.
     """
     operator: Any = scipy.sparse.linalg.aslinearoperator
     low_rank = operator(np.asarray(left)) @ operator(np.asarray(right).T)

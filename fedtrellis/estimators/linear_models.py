@@ -109,10 +109,8 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
     def decision_function(self, X: Any) -> Array:
         """Return x_iᵀw + b: (n,) of two classes, (n, K) of more.
 
-        Parameters
-        ----------
-        X : array_like of shape (n, p), or a list of data frames
-            The frames have the same samples and together all columns.
+        X has shape (n, p), or is a list of data frames with the same samples and
+        together all columns.
         """
         scores = self._linear(X)
         return scores[:, 0] if len(self.classes_) == 2 else scores
@@ -129,11 +127,7 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
     ) -> float:
         """Return the part of the classes that :meth:`predict` finds.
 
-        Parameters
-        ----------
-        X, y
-            As ``fit`` takes them: rows with their y, or partitions.
-        sample_weight : array_like of shape (n,), optional
+        X and y are as ``fit`` takes them: rows with their y, or partitions.
         """
         X, y = self._whole(X, y)
         return float(super().score(X, y, sample_weight))
@@ -302,13 +296,7 @@ class FederatedSVC(_Classifier):
 
     @available_if(lambda self: self.probability)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
-        """Return each class's probability, (n, K), by Platt's sigmoid.
-
-        Parameters
-        ----------
-        X
-            As :meth:`decision_function` takes it.
-        """
+        """Return each class's probability, (n, K), by Platt's sigmoid."""
         found = self.sigmoid_.probabilities(self.decision_function(X))
         return np.column_stack([1.0 - found, found]) if found.ndim == 1 else found
 
@@ -330,10 +318,8 @@ class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:
         """Return x_iᵀw + b of each row, (n,).
 
-        Parameters
-        ----------
-        X : array_like of shape (n, p), or a list of data frames
-            The frames have the same samples and together all columns.
+        X has shape (n, p), or is a list of data frames with the same samples and
+        together all columns.
         """
         return self._linear(X)
 
@@ -342,11 +328,7 @@ class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
     ) -> float:
         """Return R², the part of the targets' variance that is predicted.
 
-        Parameters
-        ----------
-        X, y
-            As ``fit`` takes them: rows with their y, or partitions.
-        sample_weight : array_like of shape (n,), optional
+        X and y are as ``fit`` takes them: rows with their y, or partitions.
         """
         X, y = self._whole(X, y)
         return float(super().score(X, y, sample_weight))

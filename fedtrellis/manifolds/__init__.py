@@ -41,21 +41,11 @@ MANIFOLDS: dict[str, type[Manifold]] = {
 def make_manifold(name: str, shape: Shape, **parameters: Any) -> Manifold:
     """Make a manifold from its name, the shape of its points and its parameters.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`MANIFOLDS`, e.g. ``"stiefel"``.
-    shape : tuple of int
-        What a point is shaped like. For ``"product"`` the parts imply it, and it has
-        to agree.
-    **parameters
-        What the class takes besides, e.g. ``radius=8.0`` or ``rank=4``.
-
-    Raises
-    ------
-    ValueError
-        An unknown name, a shape the manifold has no points of, a parameter missing,
-        unknown or out of range; one line that says what is allowed.
+    The name is a key of :data:`MANIFOLDS`; parameters are what the class takes besides
+    the shape, such as ``radius=8.0``. For ``"product"`` the parts imply the shape, and
+    it has to agree. ValueError for an unknown name, a shape the manifold has no points
+    of, a parameter missing, unknown or out of range: one line that says what is
+    allowed.
 
     Examples
     --------

@@ -80,15 +80,8 @@ class Manifold(ABC):
     def project(self, point: ArrayLike) -> FloatArray:
         """Return the closest point, P_M(x) = argmin over y in M of ‖x − y‖.
 
-        Where several are closest the class says which one is returned.
-
-        Parameters
-        ----------
-        point : ndarray, shape S or (m, *S)
-
-        Returns
-        -------
-        ndarray of float64, shape of ``point``
+        Where several are closest the class says which one is returned. The point is of
+        shape S or (m, *S), and so is the result.
 
         Raises
         ------
@@ -101,15 +94,8 @@ class Manifold(ABC):
     def project_tangent(self, point: ArrayLike, vector: ArrayLike) -> FloatArray:
         """Project a vector orthogonally onto the tangent space T_x M.
 
-        Parameters
-        ----------
-        point : ndarray, shape S or (m, *S)
-            On M, which is not checked.
-        vector : ndarray, shape S or (m, *S)
-
-        Returns
-        -------
-        ndarray of float64, shape S, or (m, *S) if either is a batch
+        That the point lies on M is not checked. Both are of shape S or (m, *S); the
+        result is of shape S, or (m, *S) if either is a batch.
 
         Raises
         ------
@@ -134,15 +120,9 @@ class Manifold(ABC):
     def exponential(self, point: ArrayLike, tangent: ArrayLike) -> FloatArray:
         """Follow the geodesic that leaves x with velocity v for unit time, Exp_x(v).
 
-        Arguments, result and errors are those of :meth:`project_tangent`; in
-        addition:
-
-        Raises
-        ------
-        NotImplementedError
-            The manifold has no closed form of it.
-        ValueError
-            A tangent of matrices with orthonormal columns has entries above 1e6.
+        Arguments, result and errors are those of :meth:`project_tangent`; in addition
+        NotImplementedError if the manifold has no closed form of it, and ValueError for
+        a tangent of matrices with orthonormal columns with entries above 1e6.
         """
         x, v = self._pair(point, tangent)
         result = self._exponential(self._batch(x), self._batch(v))
@@ -151,21 +131,10 @@ class Manifold(ABC):
     def random_tangent(
         self, point: ArrayLike, rng: np.random.Generator, count: int
     ) -> FloatArray:
-        """Draw standard normal vectors in the tangent space at one point.
+        """Draw ``count`` standard normal vectors in the tangent space at one point.
 
-        They are standard normal vectors of R^n, projected.
-
-        Parameters
-        ----------
-        point : ndarray, shape S
-            On M.
-        rng : numpy.random.Generator
-        count : int
-            How many, at least 1.
-
-        Returns
-        -------
-        ndarray of float64, shape (count, *S)
+        They are standard normal vectors of R^n, projected: an array of shape
+        (count, *S), the point of M being of shape S.
         """
         count = positive_integer(self.name, "count", count)
         x = self._finite(point, "point")
@@ -180,12 +149,7 @@ class Manifold(ABC):
         return self.project(rng.standard_normal(self.shape))
 
     def distance_to(self, point: ArrayLike) -> FloatArray:
-        """Return the distance to M, ‖x − P_M(x)‖.
-
-        Returns
-        -------
-        ndarray of float64, shape () for a point and (m,) for a batch
-        """
+        """Return the distance to M, ‖x − P_M(x)‖: of shape (), or (m,) for a batch."""
         x = self._finite(point, "point")
         # ‖x − P_M(x)‖
         distances = _norms(self._batch(x) - self._project(self._batch(x)))
@@ -194,12 +158,8 @@ class Manifold(ABC):
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether ‖x − P_M(x)‖ ≤ ``tolerance`` · ‖P_M(x)‖, for all of a batch.
 
-        A point that is not finite does not lie in M.
-
-        Raises
-        ------
-        ValueError
-            Neither a point of this shape nor a batch.
+        A point that is not finite does not lie in M. ValueError for what is neither a
+        point of this shape nor a batch.
         """
         x = self._array(point, "point")
         return self._is_finite(x) and self._contains(self._batch(x), tolerance)
@@ -370,9 +330,8 @@ class Oblique(Manifold):
     >>> point = manifold.project(np.array([[3.0, 0.0], [4.0, 2.0]]))
     >>> manifold.contains(point)
     True
-    >>> (point + 0.0).round(3)
-    array([[0.6, 0. ],
-           [0.8, 1. ]])
+    >>> (point + 0.0).round(3).tolist()
+    [[0.6, 0.0], [0.8, 1.0]]
     """
 
     name: ClassVar[str] = "oblique"

@@ -36,16 +36,8 @@ def polar_factor(x: FloatArray) -> FloatArray:
     inverse root near orthonormal columns, else through the eigenvalues of xᵀx where
     they are within a factor of 1 000, else by the singular value decomposition. With
     dependent columns the factor is not unique, and it is U Vᵀ as LAPACK completes U.
-
-    Parameters
-    ----------
-    x : ndarray, shape (m, p, r), p ≥ r
-        Finite.
-
-    Returns
-    -------
-    ndarray of float64, shape (m, p, r)
-        Orthonormal to about 1e-15.
+    x is finite, of shape (m, p, r) with p ≥ r, and so is the result, in float64,
+    orthonormal to about 1e-15.
 
     Examples
     --------
@@ -160,10 +152,8 @@ class Stiefel(_Orthonormal):
     >>> point = manifold.project(np.array([[3.0], [4.0], [0.0]]))
     >>> manifold.contains(point)
     True
-    >>> (point + 0.0).round(3)
-    array([[0.6],
-           [0.8],
-           [0. ]])
+    >>> (point + 0.0).round(3).tolist()
+    [[0.6], [0.8], [0.0]]
     """
 
     name: ClassVar[str] = "stiefel"
@@ -218,10 +208,8 @@ class Grassmann(_Orthonormal):
     >>> point = manifold.project(np.array([[3.0], [4.0], [0.0]]))
     >>> manifold.contains(point)
     True
-    >>> (point + 0.0).round(3)
-    array([[0.6],
-           [0.8],
-           [0. ]])
+    >>> (point + 0.0).round(3).tolist()
+    [[0.6], [0.8], [0.0]]
     """
 
     name: ClassVar[str] = "grassmann"
@@ -282,9 +270,8 @@ class FixedRank(Manifold):
     >>> point = manifold.project(np.array([[3.0, 0.0], [0.0, 1.0]]))
     >>> manifold.contains(point)
     True
-    >>> (point + 0.0).round(3)
-    array([[3., 0.],
-           [0., 0.]])
+    >>> (point + 0.0).round(3).tolist()
+    [[3.0, 0.0], [0.0, 0.0]]
     """
 
     name: ClassVar[str] = "fixed-rank"
@@ -310,20 +297,9 @@ class FixedRank(Manifold):
     def factors(self, point: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the R largest singular triples U, s, Vᵀ of a point or a batch.
 
-        Parameters
-        ----------
-        point : ndarray, shape (p, r) or (m, p, r)
-
-        Returns
-        -------
-        tuple of ndarray of float64
-            Of shapes (p, R), (R,), (R, r), or (m, p, R), (m, R), (m, R, r); s
-            decreases.
-
-        Raises
-        ------
-        ValueError
-            The point is not finite, or neither a point of this shape nor a batch.
+        Of shapes (p, R), (R,), (R, r), or (m, p, R), (m, R), (m, R, r) in float64; s
+        decreases. ValueError if the point is not finite, or neither a point of this
+        shape nor a batch.
         """
         x = self._finite(point, "point")
         left, values, right = self._factors(self._batch(x))

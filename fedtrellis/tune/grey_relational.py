@@ -47,24 +47,10 @@ def pareto_front(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.bool_]
     """Which points no other one dominates.
 
     A point dominates another if it is no worse in every objective and better in one;
-    so of equal points all or none are on the front.
-
-    Parameters
-    ----------
-    metrics : array_like, shape (m, n)
-        A row a point, a column an objective.
-    senses : sequence of str, length n
-        ``"min"`` or ``"max"`` for each objective.
-
-    Returns
-    -------
-    ndarray of bool, shape (m,)
-        False too for points with a value that is not finite: they are left out.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not fit or a sense is not known.
+    so of equal points all or none are on the front. ``metrics``, (m, n), have a row a
+    point and a column an objective, for which ``senses`` say ``"min"`` or ``"max"``;
+    ValueError if these do not fit. The answer, bool of shape (m,), is False too for
+    points with a value that is not finite: they are left out.
     """
     values, front = _oriented(metrics, senses)
     known = values[front]
@@ -81,14 +67,10 @@ def grey_relational_grades(
 ) -> NDArray[np.float64]:
     """How close each point comes to the best of every objective.
 
-    Parameters and errors are those of :func:`pareto_front`.
-
-    Returns
-    -------
-    ndarray, shape (m,)
-        Between 1/2 (worst in everything) and 1 (best in everything); NaN for points
-        with a value that is not finite, which are left out of the scaling too. An
-        objective in which all points are equal adds the same to every grade.
+    Parameters and errors are those of :func:`pareto_front`. Grades, of shape (m,), are
+    between 1/2 (worst in everything) and 1 (best in everything); NaN for points with a
+    value that is not finite, which are left out of the scaling too. An objective in
+    which all points are equal adds the same to every grade.
     """
     values, known = _oriented(metrics, senses)
     grades = np.full(len(values), np.nan)
@@ -117,26 +99,12 @@ def grey_relational_grades(
 def ranked(table: pd.DataFrame, senses: Mapping[str, str]) -> pd.DataFrame:
     """Put points in order: the Pareto front by falling grade, then the others.
 
-    Only points of the front have a grade, as the method is for a front: what the
-    scaling makes of them does not depend on how bad the worst trial was.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame
-        A row a point; an Optuna study's ``trials_dataframe()``, for example.
-    senses : mapping of str to str
-        Its columns that are objectives, and ``"min"`` or ``"max"`` for each.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The same rows and one more column, ``grade``, which is NaN off the front. The
-        first row is the recommended one; of equals the one that came first.
-
-    Raises
-    ------
-    ValueError
-        If a sense is not known, or there is none.
+    The table has a row a point, such as an Optuna study's ``trials_dataframe()``, and
+    ``senses`` has its columns that are objectives, ``"min"`` or ``"max"`` for each;
+    ValueError for another, or if there is none. One more column is ``grade``, NaN off
+    the front: the method is for a front, so that what the scaling makes of its points
+    does not depend on how bad the worst trial was. The first row is the recommended
+    one; of equals the one that came first.
 
     Examples
     --------

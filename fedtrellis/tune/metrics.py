@@ -56,28 +56,15 @@ def divergence(history: Sequence[RoundRecord]) -> str:
 
 
 def measure(history: Sequence[RoundRecord]) -> dict[str, float]:
-    """Return the metrics of a run that did not diverge.
+    """Return the metrics of a run that did not diverge, from its whole history.
 
-    Parameters
-    ----------
-    history : sequence of RoundRecord
-        Of the whole run.
-
-    Returns
-    -------
-    dict
-        ``seconds-L`` for each L of ``LATENCIES``: mean seconds of a round, and L for
-        each of its round trips; round 1 is left out, where there are others, as it
-        has the introductions and loads the data. ``loss``: mean of the last five.
-        ``accuracy``: the best, missing where the run has no such metric.
-        ``volatility``: standard deviation of the differences of consecutive losses.
-        ``rounds-to-90``: first round that has 90 % of the way from the first loss to
-        the lowest behind it.
-
-    Raises
-    ------
-    SettingsError
-        If the history has fewer than two losses, or no round.
+    ``seconds-L`` for each L of ``LATENCIES``: mean seconds of a round, and L for each
+    of its round trips; round 1 is left out, where there are others, as it has the
+    introductions and loads the data. ``loss``: mean of the last five. ``accuracy``: the
+    best, missing where the run has no such metric. ``volatility``: standard deviation
+    of the differences of consecutive losses. ``rounds-to-90``: first round that has
+    90 % of the way from the first loss to the lowest behind it. SettingsError if there
+    are fewer than two losses, or no round.
     """
     numbers, losses = _losses(history)
     rounds = [record for record in history if record.round > 0]

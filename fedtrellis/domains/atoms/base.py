@@ -80,16 +80,7 @@ class Atom(ABC):
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom`` in place.
 
-        Parameters
-        ----------
-        array : ndarray
-            C-contiguous, of shape ``self.shape``.
-        weight : float
-
-        Raises
-        ------
-        ValueError
-            The array has another shape or is not C-contiguous.
+        ValueError unless the array is C-contiguous and of shape ``self.shape``.
         """
 
     def dot(self, array: NDArray[Any]) -> float:
@@ -117,13 +108,9 @@ class Atom(ABC):
     ) -> Self:
         """Rebuild an atom of a known shape from what :meth:`to_arrays` returned.
 
-        ``dtype`` is that of its entries.
-
-        Raises
-        ------
-        ValueError
-            Anything malformed: number, dtype or length of the arrays, an index out
-            of range, not a permutation, a value that is not finite.
+        ``dtype`` is that of its entries. ValueError for anything malformed: number,
+        dtype or length of the arrays, an index out of range, not a permutation, a value
+        that is not finite.
         """
         return cls._unstack(arrays, [tuple(shape)], dtype)[0]
 

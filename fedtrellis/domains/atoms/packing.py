@@ -129,24 +129,13 @@ _CLASSES: dict[int, tuple[type[Atom], int]] = {  # code: class, number of arrays
 def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     """Stack atoms of one shape into a few self-describing arrays.
 
-    Parameters
-    ----------
-    atoms : sequence of Atom
-        All of one shape; kinds may be mixed, products cut up in different ways.
-
-    Returns
-    -------
-    list of ndarray
-        All one-dimensional: kind codes (uint8, one an atom, a product's parts behind
-        it); with products among the atoms their layouts (int64); then, for each code
-        that occurs, in increasing order, the wire arrays of its atoms concatenated.
-        The parts of products are stacked with everything else of their kind, so the
-        number of arrays does not grow with the number of atoms or of parts.
-
-    Raises
-    ------
-    ValueError
-        The atoms have different shapes, or more than 248 layouts.
+    Kinds may be mixed, products cut up in different ways. The arrays are vectors: kind
+    codes (uint8, one an atom, a product's parts behind it); with products among the
+    atoms their layouts (int64); then, for each code that occurs, in increasing order,
+    the wire arrays of its atoms concatenated. The parts of products are stacked with
+    everything else of their kind, so the number of arrays does not grow with the number
+    of atoms or of parts. ValueError for atoms of different shapes, or of more than 248
+    layouts.
 
     Examples
     --------
@@ -202,27 +191,11 @@ def unpack_atoms(
 ) -> list[Atom]:
     """Rebuild the atoms that :func:`pack_atoms` stacked, bit for bit.
 
-    Parameters
-    ----------
-    arrays : sequence of ndarray
-        What arrived. Nothing in it is trusted.
-    shape : tuple of int
-        The shape every atom must have.
-    dtype : dtype
-        Of their entries, float64 or float32.
-    drawn : bool
-        Whether :class:`RandomSigns` are taken: eight bytes of one cost as many
-        operations as the shape has entries.
-
-    Returns
-    -------
-    list of Atom
-        They share memory with ``arrays``.
-
-    Raises
-    ------
-    ValueError
-        Anything malformed, with the reason.
+    Nothing of what arrived is trusted: ValueError for anything malformed, with the
+    reason. Every atom must be of this shape, with entries of ``dtype``, float64 or
+    float32; they share memory with ``arrays``. ``drawn`` says whether
+    :class:`RandomSigns` are taken: eight bytes of one cost as many operations as the
+    shape has entries.
 
     Examples
     --------
