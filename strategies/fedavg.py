@@ -13,7 +13,7 @@ from fedtrellis.domains import Domain
 from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.method import Needs
+from fedtrellis.server.loop import Needs
 from fedtrellis.server.private import Private
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, given, setting

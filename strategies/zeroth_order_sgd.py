@@ -186,6 +186,10 @@ class ZerothOrderSGD(RoundStrategy):
         known = self._client_properties(client).get(START) == self._mark
         return {} if known else {START: self._start}
 
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Nothing but the model, or the weights of a pool, which are sent as one."""
+        return {}
+
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What a client's steps need."""
         steps = ("local_steps", "samples", "step_size", "step_schedule", "smoothing")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.server.answers import Answer, one_point
+from fedtrellis.server.answers import Answer, check_moderate
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import Declared, SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -110,6 +110,8 @@ class Aggregation(Declared, ABC):
     name: ClassVar[str] = ""
     #: A line for listings.
     about: ClassVar[str] = ""
+    #: The setting that asks for it, with its value.
+    wanted: ClassVar[str] = ""
     #: Whether no few of those who answer can choose what it gives.
     robust: ClassVar[bool] = False
     #: Who sees a single answer: "method"; "server", where a method gets no more than
@@ -119,6 +121,10 @@ class Aggregation(Declared, ABC):
     no_resume: ClassVar[str] = ""
     #: Clients that a run needs.
     least: ClassVar[int] = 1
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.wanted = f"aggregation = {cls.name!r}"
 
     @abstractmethod
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
@@ -147,8 +153,7 @@ class Aggregation(Declared, ABC):
         """
         if (n := len(cohorts.clients)) < self.least:
             raise SettingsError(
-                f"aggregation = {self.name!r} needs at least {self.least} clients; "
-                f"there are {n}"
+                f"{self.wanted} needs at least {self.least} clients; there are {n}"
             )
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
@@ -180,7 +185,20 @@ class Aggregation(Declared, ABC):
 
         Here a dense array of this shape, in the dtype that the model travels in.
         """
-        return one_point(answer, shape, layout)
+        if len(answer.arrays) != 1:
+            raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
+        array, dtype = answer.arrays[0], layout.wire_dtype
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(
+                f"the answer has shape {array.shape} and dtype {array.dtype}, "
+                f"expected {shape} and {dtype}"
+            )
+        if dtype is layout.point_dtype:
+            return array
+        point = layout.from_wire(array)
+        if array.dtype.kind != "f":
+            check_moderate(point)  # of bits nobody could tell before
+        return point
 
     def lost(
         self,
@@ -195,8 +213,8 @@ class Aggregation(Declared, ABC):
         """
         if self.robust and len(answers) < least:
             return (
-                f"aggregation = {self.name!r} needs at least {least} answers in a "
-                f"round, and this one had {len(answers)}"
+                f"{self.wanted} needs at least {least} answers in a round, and this "
+                f"one had {len(answers)}"
             )
         return "" if answers else "nobody has answered"
 

@@ -10,42 +10,11 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.protocol import (
-    EXAMPLES,
-    LARGEST,
-    STATUS,
-    NodeReply,
-    is_moderate,
-    moderate_norm,
-)
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.exchange import Reason
+from fedtrellis.wire.protocol import EXAMPLES, LARGEST, STATUS, is_moderate
 
-__all__ = [
-    "Answer",
-    "ClientRefusalError",
-    "one_point",
-    "open_answer",
-    "refusal_in",
-    "scalars_of",
-]
-
-
-_NONE: FloatArray = np.empty(0)
-_NONE.flags.writeable = False
-
-
-class ClientRefusalError(ValueError):
-    """A client will not do what it was asked.
-
-    Attributes
-    ----------
-    code : str
-        That of its :class:`~fedtrellis.settings.CodedError`.
-    """
-
-    def __init__(self, code: str, why: str) -> None:
-        super().__init__(why)
-        self.code = code
+__all__ = ["Answer", "mean_metrics", "refusal_in", "scalars_of"]
 
 
 @dataclass(slots=True)
@@ -87,27 +56,6 @@ class Answer:
     norm: float | None = None
 
 
-def one_point(answer: Answer, shape: tuple[int, ...], layout: Layout) -> FloatArray:
-    """The single dense array of an answer; ValueError if it is anything else.
-
-    A point of the model, or a part of one, in the dtype that the model travels in.
-    """
-    if len(answer.arrays) != 1:
-        raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
-    array, dtype = answer.arrays[0], layout.wire_dtype
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(
-            f"the answer has shape {array.shape} and dtype {array.dtype}, "
-            f"expected {shape} and {layout.wire_dtype}"
-        )
-    if dtype is layout.point_dtype:
-        return array
-    point = layout.from_wire(array)
-    if array.dtype.kind != "f":
-        _check_moderate(point)  # of bits nobody could tell before
-    return point
-
-
 def scalars_of(answer: Answer, count: int) -> FloatArray:
     """The scalars of an answer that is nothing else; ValueError if it is not."""
     if answer.arrays or answer.numbers.shape != (count,):
@@ -118,74 +66,22 @@ def scalars_of(answer: Answer, count: int) -> FloatArray:
     return answer.numbers
 
 
-def refusal_in(content: RecordDict) -> ClientRefusalError | None:
-    """The refusal that a reply is; None if it is another."""
+def refusal_in(content: RecordDict) -> Reason | None:
+    """The refusal that a message's content is; None if it is another."""
     status = content.get(STATUS)
-    return _refusal(status) if isinstance(status, ConfigRecord) else None
+    return refusal_of(status) if isinstance(status, ConfigRecord) else None
 
 
-def _refusal(status: Mapping[str, Any]) -> ClientRefusalError | None:
+def refusal_of(status: Mapping[str, Any]) -> Reason | None:
+    """A client will not do what it was asked: its words, and its error's code."""
     code, why = status.get("refused"), status.get("why")
     if not (isinstance(code, str) and code and isinstance(why, str)):
         return None
-    return ClientRefusalError(code, why)
+    return Reason(why, "refused", code)
 
 
-def open_answer(
-    reply: NodeReply,
-    client: str,
-    session: str,
-    server_round: int,
-    model_version: int | None,
-    phase: str | None,
-) -> Answer | None:
-    """Check a reply, of which nothing is trusted; None if its client must be restored.
-
-    ``model_version`` is None where clients do not keep the model, ``phase`` in a round
-    of one wave. Raises ClientRefusalError where the client refuses, and ValueError with
-    the reason to drop an answer that is malformed, of somebody else or another round
-    or phase, or not finite; what a client sent may raise anything else, too.
-    """
-    status = reply.status
-    if not (
-        status.get("client-id") == client
-        and status.get("session") == session
-        and status.get("server-round") == server_round
-        and status.get("phase") == phase
-    ):
-        expected = client, session, server_round, phase
-        keys = "client-id", "session", "server-round", "phase"
-        for key, value in zip(keys, expected, strict=True):
-            if status.get(key) != value:
-                found = status.get(key)
-                raise ValueError(f"the answer has {key} {found!r}, not {value!r}")
-    if "refused" in status and (refused := _refusal(status)):
-        raise refused
-    in_sync = status.get("in-sync")
-    if not isinstance(in_sync, bool):
-        raise ValueError(f"the answer has in-sync {in_sync!r}")
-    if not in_sync:
-        return None
-    version = status.get("model-version")
-    if model_version is not None and (
-        type(version) is not int or version != model_version
-    ):
-        raise ValueError(f"the answer is for model version {version!r}")
-    arrays = reply.arrays or []
-    data = status.get("numbers", b"")
-    if not isinstance(data, bytes) or len(data) % 8:
-        raise ValueError("the answer's numbers are not numbers of 8 bytes each")
-    numbers = np.frombuffer(data, dtype="<f8") if data else _NONE
-    norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
-    for array in () if norm is not None else arrays:
-        _check_moderate(array)
-    if data:
-        _check_moderate(numbers)
-    metrics = dict(reply.metrics)
-    return Answer(client, arrays, metrics, numbers, model_version, server_round, norm)
-
-
-def _check_moderate(array: NDArray[Any]) -> None:
+def check_moderate(array: NDArray[Any]) -> None:
+    """Raise ValueError for numbers that are not finite, or out of all proportion."""
     if not is_moderate(array):
         raise ValueError(
             f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
@@ -238,12 +134,3 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> float:
 def _is_number(value: Any) -> bool:
     # sums of what is larger would not be finite
     return isinstance(value, int | float) and abs(value) <= LARGEST
-
-
-def plain_metrics(metrics: MetricRecord | None) -> dict[str, float]:
-    """The numbers among metrics, as floats; none of None."""
-    return {
-        name: float(value)
-        for name, value in (metrics or {}).items()
-        if isinstance(value, int | float)
-    }

@@ -42,9 +42,7 @@ def _history_path(path: Path) -> Path:
     return path.with_name(path.name + ".history.jsonl")
 
 
-def pack_checkpoint(
-    strategy: Any, grid: Grid, server_round: int, planned_rounds: int
-) -> dict[str, Any]:
+def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, Any]:
     """The arrays of a checkpoint; some are the strategy's own, which it may change."""
     conversation, broadcast = strategy.conversation, strategy.broadcast
     meta = {
@@ -57,7 +55,7 @@ def pack_checkpoint(
         "version": broadcast.version,
         "layout": broadcast.layout.to_list(),
         "dtype": broadcast.layout.dtype,
-        "planned-rounds": planned_rounds,
+        "planned-rounds": strategy.planned_rounds,
         "settings": _bound_settings(strategy),
         "clients": {
             name: {

@@ -1,8 +1,7 @@
 """What the server sends its clients in a run, and what it makes of their answers.
 
-What a method decides of its messages, the :class:`Conversation` asks its
-:class:`Policy`. They travel through any Flower grid, or, where nobody could see a
-message, straight to the nodes of this process.
+Requests travel through any Flower grid, or, where nobody could see a message, straight
+to the nodes of this process.
 """
 
 from __future__ import annotations
@@ -10,20 +9,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
-from typing import Any, Protocol
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedtrellis.server.answers import (
-    Answer,
-    ClientRefusalError,
-    open_answer,
-    refusal_in,
-)
+from fedtrellis.server.answers import Answer, check_moderate, refusal_in, refusal_of
 from fedtrellis.server.callbacks import listed
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
+from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import (
     Client,
     Reason,
@@ -41,45 +37,16 @@ from fedtrellis.wire.protocol import (
     NodeReply,
     NodeRequest,
     identity_order,
+    moderate_norm,
 )
 
-__all__ = ["SETUP_ATTEMPTS", "Conversation", "Policy", "ask_again", "ask_everyone"]
+__all__ = ["SETUP_ATTEMPTS", "Conversation", "ask_again", "ask_everyone"]
 
 #: The clients have to agree before round 1, whatever is lost on the way.
 SETUP_ATTEMPTS = 30
 
-
-class Policy(Protocol):
-    """What a method decides of its messages, as ``Method`` describes its fields."""
-
-    stateful: bool
-    keep_model: bool
-    keep_old_state: bool
-
-    @property
-    def client_keys(self) -> str | None:
-        """Whether clients keep their nodes' keys, as a ``Registry`` takes it."""
-
-    @property
-    def model_version(self) -> int:
-        """The version of the model that requests bring, which answers have to name."""
-
-    def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
-        """Why a client that comes after the start cannot take part; empty if it can."""
-
-    def model_for(
-        self, client: str, entries: dict[str, Any]
-    ) -> tuple[ArrayRecord, dict[str, Any]]:
-        """The model as one client is sent it, and the entries on its encoding.
-
-        ``entries`` are the request's; what they hold for the model is taken out.
-        """
-
-    def state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
-        """The state for a client that has none, and the entries on it."""
-
-    def replaces_state(self, client: str) -> bool:
-        """Whether a client's own state no longer counts, only :meth:`state_for`."""
+_NO_NUMBERS: FloatArray = np.empty(0)
+_NO_NUMBERS.flags.writeable = False
 
 
 class Conversation:
@@ -89,8 +56,8 @@ class Conversation:
     ----------
     grid : Grid
         Flower's, or a :class:`~fedtrellis.LocalGrid`.
-    policy : Policy
-        The method's.
+    strategy : LoopStrategy
+        The method.
 
     Attributes
     ----------
@@ -101,17 +68,16 @@ class Conversation:
     epoch : str
         Of this server's time in the session; empty until it goes on from a checkpoint.
     traffic : Traffic
-        Bytes, waves and dropped answers since :meth:`take_traffic`.
+        Bytes, waves and dropped answers of the round so far.
     """
 
-    def __init__(self, grid: Grid, policy: Policy) -> None:
-        self.grid = grid
-        self.policy = policy
-        self.registry = Registry(policy.client_keys, policy.refuse_newcomer)
+    # any: the module of strategies imports this one
+    def __init__(self, grid: Grid, strategy: Any) -> None:
+        self.grid, self.strategy = grid, strategy
+        keys, refuse = strategy.options.client_keys, strategy._refuse_newcomer
+        self.registry = Registry(keys, refuse)
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
-
-    # ----------------------------------------------------------------- who is there
 
     @property
     def names(self) -> list[str]:
@@ -120,48 +86,22 @@ class Conversation:
 
     def client(self, name: str) -> Client:
         """What is known of a client."""
-        return self.registry[name]
-
-    def meet(self, count: int, timeout: float) -> None:
-        """Wait for so many nodes, and until no more come: the run's clients.
-
-        Raises
-        ------
-        TimeoutError, SettingsError, RuntimeError
-            Too few came, two of them have one identity, or none can be used.
-        """
-        self.registry.gather(self.grid, count, timeout, self.traffic)
-
-    def meet_again(self, timeout: float) -> None:
-        """Take in clients that have come back on another node, or newcomers."""
-        self.registry.introduce(self.grid, timeout, self.traffic, started=True)
-
-    # ---------------------------------------------------------- what is noted of them
+        return self.registry.clients[name]
 
     def note_used(self, name: str, server_round: int) -> None:
         """Note down that a client's answer was used, which decides about its state."""
-        client = self.registry[name]
+        client = self.registry.clients[name]
         client.used_round, client.epoch = server_round, self.epoch
         client.ready = True
 
     def note_version(self, answer: Answer) -> None:
         """Note down which model a client has, of an answer that is used."""
         if answer.version is not None:
-            self.registry[answer.client].version = answer.version
-
-    def note_lost(self, name: str) -> None:
-        """Note down that a client is out of step: it is given state and model whole."""
-        client = self.registry[name]
-        client.ready, client.version = False, None
+            self.registry.clients[answer.client].version = answer.version
 
     def reject(self, who: str, reason: str) -> None:
         """Note down and log why an answer is dropped."""
         self.traffic.reject(who, reason)
-
-    def take_traffic(self) -> Traffic:
-        """What was moved since the last call, or since the beginning."""
-        traffic, self.traffic = self.traffic, Traffic()
-        return traffic
 
     # --------------------------------------------------------------------- requests
 
@@ -180,9 +120,9 @@ class Conversation:
         entries : mapping
             The method's, for the client's ``config``.
         """
-        request = self._request(server_round, name, kind, entries)
-        node_id, group = self.registry[name].node_id, str(server_round)
-        return Message(request.content, node_id, kind, group_id=group)
+        content = self._request(server_round, name, kind, entries, None).content
+        node_id, group = self.client(name).node_id, str(server_round)
+        return Message(content, node_id, kind, group_id=group)
 
     def _request(
         self,
@@ -190,14 +130,14 @@ class Conversation:
         name: str,
         kind: str,
         entries: Mapping[str, Any],
-        made: dict[Any, NodeRequest] | None = None,
+        made: dict[Any, NodeRequest] | None,
     ) -> NodeRequest:
         """A request to one client; one of ``made`` where that has all in common."""
-        client, policy = self.registry[name], self.policy
+        client, strategy = self.registry.clients[name], self.strategy
         own = dict(entries)
-        model, model_config = policy.model_for(name, own)
-        stateful = policy.stateful and kind != "evaluate"
-        replace = stateful and policy.replaces_state(name)
+        model, model_config = strategy._model_for(name, own)
+        stateful = strategy.stateful and kind != "evaluate"
+        replace = stateful and strategy._replaces_state(name)
         restore = replace or (stateful and not client.ready)
         # what a request depends on: all of it exists while others of the wave are made
         state = (client.used_round, client.epoch, name if restore else "")
@@ -211,7 +151,7 @@ class Conversation:
             **own,
         }
         records: dict[str, Any] = {MODEL: model}
-        if not policy.keep_model:
+        if not strategy.keep_model:
             config["keep-model"] = False
         if stateful:
             config["used-round"] = client.used_round
@@ -221,17 +161,16 @@ class Conversation:
             if self.epoch:
                 config["epoch"] = self.epoch
         if restore:
-            given, restore_config = policy.state_for(name)
+            given, restore_config = strategy._state_for(name)
             config.update(restore_config)
-            if replace or not policy.keep_old_state:
+            if replace or not strategy._keep_old_state:
                 config["restore-alone"] = True
             if replace:
                 config["restore-over"] = True
             if given:
                 records[RESTORE] = given
         record = filled(ConfigRecord(), config)
-        content = filled(RecordDict(), {CONFIG: record, **records})
-        request = NodeRequest(kind, content)
+        request = NodeRequest(kind, filled(RecordDict(), {CONFIG: record, **records}))
         if made is not None:
             made[key] = request
         return request
@@ -261,24 +200,29 @@ class Conversation:
             Those that passed the checks, in the clients' order; why the others did
             not is in :attr:`traffic`.
         """
-        grid, answers = self.grid, []
+        grid, answers = self.grid, {}
         local = grid if isinstance(grid, LocalGrid) else None
         made: dict[Any, NodeRequest] | None = None
         if local is not None and local.untouched:
             made = {}  # nobody can change what requests have in common
-        todo = sorted(entries, key=identity_order)
+        order = todo = sorted(entries, key=identity_order)
         for attempt in (1, 2):
-            requests = {
-                name: self._request(server_round, name, kind, entries[name], made)
-                for name in todo
-            }
             self.traffic.waves += 1
+            asked = {}
+            for name in todo:
+                node_id = self.registry.clients[name].node_id
+                request = self._request(server_round, name, kind, entries[name], made)
+                asked[name] = node_id, request
             replies: Mapping[str, Message | NodeReply | Reason]
-            ids = [self.registry[name].node_id for name in todo]
-            if local is not None and local.asks(kind, ids):
-                replies = self._ask_nodes(local, server_round, requests)
+            if local is not None and local.asks(kind, [i for i, _ in asked.values()]):
+                replies = self._ask_nodes(local, server_round, asked)
             else:
-                replies = self._exchange(server_round, kind, requests, timeout)
+                group = str(server_round)
+                messages = {
+                    name: Message(request.content, node_id, kind, group_id=group)
+                    for name, (node_id, request) in asked.items()
+                }
+                replies = self._exchange(messages, timeout)
             silent = [
                 name
                 for name, reply in replies.items()
@@ -287,53 +231,52 @@ class Conversation:
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)
-            behind: list[str] = []
+            todo = []
             for name, reply in replies.items():
-                if isinstance(reply, Reason):
-                    self.reject(name, reply)
-                    continue
-                answers += self._checked(reply, server_round, name, kind, behind)
-                if attempt == 2 and name in behind:
-                    self.reject(name, "its state could not be restored")
-            todo = sorted(behind, key=identity_order)
+                answer = (
+                    reply
+                    if isinstance(reply, Reason)
+                    else self.open(reply, server_round, name, kind)
+                )
+                if isinstance(answer, Answer):
+                    answers[name] = answer
+                elif isinstance(answer, Reason):
+                    self.traffic.reject(name, answer)
+                elif attempt == 1:
+                    todo.append(name)
+                else:
+                    self.traffic.reject(name, "its state could not be restored")
             if not todo:
                 break
-        if attempt == 1 and len(answers) == len(entries):
-            return answers
-        return sorted(answers, key=lambda answer: identity_order(answer.client))
+        return [answers[name] for name in order if name in answers]
 
     def _exchange(
-        self,
-        server_round: int,
-        kind: str,
-        requests: Mapping[str, NodeRequest],
-        timeout: float,
+        self, messages: Mapping[str, Message], timeout: float
     ) -> dict[str, Message | Reason]:
         """What clients reply to messages, or why they do not."""
-        group = str(server_round)
-        clients = [self.registry[name] for name in requests]
-        messages = [
-            Message(request.content, client.node_id, kind, group_id=group)
-            for client, request in zip(clients, requests.values(), strict=True)
-        ]
-        found = exchange(self.grid, messages, timeout, self.traffic, clients)
+        clients = [self.registry.clients[name] for name in messages]
+        found = exchange(
+            self.grid, list(messages.values()), timeout, self.traffic, clients
+        )
         # whatever order they came in
-        pairs = zip(requests, clients, strict=True)
+        pairs = zip(messages, clients, strict=True)
         return {name: found[client.node_id] for name, client in pairs}
 
     @window()
     def _ask_nodes(
-        self, grid: LocalGrid, server_round: int, requests: Mapping[str, NodeRequest]
+        self,
+        grid: LocalGrid,
+        server_round: int,
+        asked: Mapping[str, tuple[int, NodeRequest]],
     ) -> dict[str, NodeReply | Reason]:
         """As :meth:`_exchange`, of nodes of this process, without messages."""
-        asked = [(self.registry[name].node_id, r) for name, r in requests.items()]
-        found, down, up = grid.ask(asked, server_round)
+        found, down, up = grid.ask(list(asked.values()), server_round)
         self.traffic.down += down
         self.traffic.up += up
         code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         return {
             name: failure(code, reply) if isinstance(reply, str) else reply
-            for name, reply in zip(requests, found, strict=True)
+            for name, reply in zip(asked, found, strict=True)
         }
 
     def send(
@@ -346,22 +289,20 @@ class Conversation:
         (dict, list of str)
             The replies by client, and the clients that were asked, in their order.
         """
-        requests = list(messages)
-        by_node = {self.registry[name].node_id: name for name in self.names}
-        asked = [by_node[m.metadata.dst_node_id] for m in requests]
-        self.traffic.waves += bool(requests)
-        clients = [self.registry[name] for name in asked]
-        found = exchange(self.grid, requests, timeout, self.traffic, clients)
+        by_node = {self.client(name).node_id: name for name in self.names}
+        asked = {by_node[m.metadata.dst_node_id]: m for m in messages}
+        self.traffic.waves += bool(asked)
+        found, names = self._exchange(asked, timeout), sorted(asked, key=identity_order)
         replies = {}
-        for name in sorted(asked, key=identity_order):
-            reply = found[self.registry[name].node_id]
-            if not isinstance(reply, Message):
-                self.reject(name, reply)
-            elif reply.has_content() and (error := refusal_in(reply.content)):
-                self.reject(name, Reason(str(error), "refused", error.code))
-            else:
+        for name in names:
+            reply = found[name]
+            if isinstance(reply, Message) and reply.has_content():
+                reply = refusal_in(reply.content) or reply
+            if isinstance(reply, Message):
                 replies[name] = reply
-        return replies, sorted(asked, key=identity_order)
+            else:
+                self.reject(name, reply)
+        return replies, names
 
     # ---------------------------------------------------------------------- answers
 
@@ -370,53 +311,76 @@ class Conversation:
 
         There is no second attempt: the next request restores who is out of step.
         """
-        by_node = {self.registry[name].node_id: name for name in self.names}
+        by_node = {self.client(name).node_id: name for name in self.names}
         answers: list[Answer] = []
         for reply in replies:
             name = by_node.get(reply.metadata.src_node_id)
             if name is None or reply.has_error():
                 self.reject(name or "an unknown node", "no usable reply")
-            else:
-                kind = reply.metadata.message_type
-                answers += self._checked(reply, server_round, name, kind, [])
-        return answers
-
-    def _checked(
-        self,
-        reply: Message | NodeReply,
-        server_round: int,
-        name: str,
-        kind: str,
-        behind: list[str],
-    ) -> list[Answer]:
-        """One answer or none; a client that is out of step is added to ``behind``."""
-        try:
+                continue
+            kind = reply.metadata.message_type
             answer = self.open(reply, server_round, name, kind)
-        except ClientRefusalError as error:
-            self.reject(name, Reason(str(error), "refused", error.code))
-            return []
-        except Exception as error:  # the content is the client's: anything goes
-            self.reject(name, str(error) or type(error).__name__)
-            return []
-        if answer is None:
-            self.note_lost(name)
-            behind.append(name)
-            return []
-        return [answer]
+            if isinstance(answer, Answer):
+                answers.append(answer)
+            elif answer is not None:
+                self.reject(name, answer)
+        return answers
 
     def open(
         self, reply: Message | NodeReply, server_round: int, name: str, kind: str
-    ) -> Answer | None:
-        """Check a reply, see :func:`~fedtrellis.server.answers.open_answer`.
+    ) -> Answer | Reason | None:
+        """Check a reply, of which nothing is trusted.
 
-        Nothing changes here: what an answer holds counts once it is used.
+        Returns
+        -------
+        Answer, Reason or None
+            A reason where the client refuses, or its answer is malformed, of somebody
+            else or another round or phase, or not finite. None: it is out of step, and
+            is given state and model whole from now on. What an answer holds counts
+            once it is used.
         """
-        if isinstance(reply, Message):
-            reply = NodeReply.of(reply.content)
-        policy = self.policy
-        version = policy.model_version if policy.keep_model else None
-        phase = kind.partition(".")[2] or None  # "propose" of "train.propose"
-        return open_answer(reply, name, self.session, server_round, version, phase)
+        try:
+            if isinstance(reply, Message):
+                reply = NodeReply.of(reply.content)
+            status = reply.status
+            expected: dict[str, Any] = {
+                "client-id": name,
+                "session": self.session,
+                "server-round": server_round,
+                # "propose" of "train.propose"
+                "phase": kind.partition(".")[2] or None,
+            }
+            for key, value in expected.items():
+                if (found := status.get(key)) != value:
+                    return Reason(f"the answer has {key} {found!r}, not {value!r}")
+            if "refused" in status and (refusal := refusal_of(status)):
+                return refusal
+            in_sync, version = status.get("in-sync"), None
+            if not isinstance(in_sync, bool):
+                return Reason(f"the answer has in-sync {in_sync!r}")
+            if not in_sync:
+                client = self.registry.clients[name]
+                client.ready, client.version = False, None
+                return None
+            if self.strategy.keep_model:
+                version = status.get("model-version")
+                sent: int = self.strategy.broadcast.version
+                if type(version) is not int or version != sent:
+                    return Reason(f"the answer is for model version {version!r}")
+            arrays = reply.arrays or []
+            data = status.get("numbers", b"")
+            if not isinstance(data, bytes) or len(data) % 8:
+                return Reason("the answer's numbers are not numbers of 8 bytes each")
+            numbers = np.frombuffer(data, dtype="<f8") if data else _NO_NUMBERS
+            norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
+            for array in () if norm is not None else arrays:
+                check_moderate(array)
+            if data:
+                check_moderate(numbers)
+            metrics = dict(reply.metrics)
+            return Answer(name, arrays, metrics, numbers, version, server_round, norm)
+        except Exception as error:  # the content is the client's: anything goes
+            return Reason(str(error) or type(error).__name__)
 
 
 def ask_again(

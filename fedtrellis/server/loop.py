@@ -9,337 +9,94 @@ is, is the method's: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields
 from logging import INFO, WARNING
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
 
-from fedtrellis.server.aggregation import Cohorts
-from fedtrellis.server.answers import plain_metrics
-from fedtrellis.server.callbacks import RoundRecord
+from fedtrellis.privacy import Mechanism
+from fedtrellis.random import generator
+from fedtrellis.server.aggregation import (
+    LEAST,
+    Aggregation,
+    Cohorts,
+    Mean,
+    Points,
+    Sealed,
+)
+from fedtrellis.server.answers import Answer, mean_metrics
+from fedtrellis.server.callbacks import RoundRecord, observers
 from fedtrellis.server.checkpoint import (
     Checkpoint,
     pack_checkpoint,
     write_checkpoint,
 )
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.method import Method
+from fedtrellis.server.options import AGGREGATIONS, RunOptions
+from fedtrellis.server.private import Budget, LocalPrivacy
 from fedtrellis.server.same_code import check_same_code
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import Declared, SettingsError
 from fedtrellis.signals import check_signals, deferred, signals_heard
-from fedtrellis.wire.arrays import Layout, encode, record_arrays
+from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
+from fedtrellis.wire.exchange import Traffic
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.protocol import EXAMPLES
+from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
 
-__all__ = ["HOOKS", "Loop", "LoopStrategy"]
+__all__ = ["HOOKS", "LoopStrategy", "Needs"]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Needs = Literal["sum", "each"]
 
 #: Parts of Flower's own loop, which a subclass may override where a round is one wave.
 HOOKS = (
     *("configure_train", "aggregate_train"),
     *("configure_evaluate", "aggregate_evaluate"),
 )
-# where the base classes of strategies are
-_BASES = ("fedtrellis.server.loop", "fedtrellis.server.rounds")
-
 # No method's loss rises by this factor and is on its way: not one of them is so random.
 _BEYOND = 1e6
 
+# Flower's parameters, and what is the same here
+_INSTEAD = {
+    "fraction_train": "participation",
+    "min_train_nodes": "min_nodes",
+    "min_available_nodes": "min_nodes",
+    "min_evaluate_nodes": "min_nodes",
+    "fraction_evaluate": "client_evaluate_every, the rounds between evaluations on all "
+    "clients",
+    "weighted_by_key": "client_weights, where the method has a mean to weigh; else "
+    "weight each objective by its share",
+    "train_metrics_aggr_fn": "strategy.history, or a callback",
+    "evaluate_metrics_aggr_fn": "evaluation_weights, or a callback",
+    "arrayrecord_key": "nothing: the messages are the method's own",
+    "configrecord_key": "nothing: the messages are the method's own",
+}
 
-class Loop:
-    """A run of a method: clients, rounds, callbacks, evaluations, checkpoints.
-
-    It is the :class:`~fedtrellis.server.conversation.Policy` of the conversation.
-    """
-
-    def __init__(self, method: LoopStrategy, grid: Grid) -> None:
-        self.method, self.options, self.grid = method, method.options, grid
-        self.stateful, self.keep_model = method.stateful, method.keep_model
-        self.keep_old_state = method._keep_old_state
-        self.client_keys = method.options.client_keys
-        self.model_for, self.state_for = method._model_for, method._state_for
-        self.replaces_state = method._replaces_state
-        # what the run goes on from, until it does
-        self.resumed: Checkpoint | None = None
-        checkpoint = self.options.checkpoint
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        # of which finished round the state is, None while it is changed; and, where it
-        # is changed and something is waited for, the checkpoint from before
-        self.whole: int | None = None
-        self.snapshot: dict[str, Any] | None = None
-        # rounds that the history beside the checkpoint has
-        self._saved = 0
-        self.result = Result()
-        # of the arrays that the run begins with, by name
-        self.dtypes: dict[str, np.dtype[Any]] = {}
-        self.conversation = Conversation(grid, self)
-
-    # -------------------------------------------- what the conversation asks the method
-
-    @property
-    def model_version(self) -> int:
-        """The version of the model that requests bring, which answers have to name."""
-        return self.method.broadcast.version
-
-    def refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
-        """Why a client that comes after the start cannot take part; empty if it can."""
-        if self.options.privacy != "none":
-            return "privacy is planned for the clients of the start"
-        if self.method.aggregator.seen_by != "method":
-            return "aggregation is planned for the clients of the start"
-        if self.options.client_weights == "examples" and not properties.get(EXAMPLES):
-            return "client_weights = 'examples', and it declares none"
-        newcomers = self.method._newcomers
-        return "" if newcomers else "the method's clients are those of the start"
-
-    # --------------------------------------------------------------- before the rounds
-
-    def layout_of(self, arrays: ArrayRecord) -> Layout:
-        """Shapes and dtype of the model that begins as these arrays."""
-        layout, dtypes = Layout.of(record_arrays(arrays)), self.method.dtypes
-        found = layout.dtype if layout.dtype in dtypes else "float64"
-        return Layout(layout.shapes, self.options.dtype or found)
-
-    def meet(self) -> None:
-        """Wait for the clients, and look at what they declare.
-
-        Raises
-        ------
-        SettingsError
-            There are too few for the aggregation; or what
-            :meth:`~fedtrellis.server.conversation.Conversation.meet` raises.
-        """
-        method, options = self.method, self.options
-        method._check_hooks()
-        if options.resume is not None:
-            self.resumed = Checkpoint(Path(options.resume))
-            self.conversation.registry.remember(self.resumed.keys)
-        self.conversation.meet(options.min_nodes, options.start_timeout)
-        method.clients = self.conversation.names
-        fixed = method._fixed_count() if options.sampling == "fixed" else None
-        cohorts = Cohorts(
-            method.clients,
-            options.participation,
-            fixed,
-            method._expected_participation,
-            method.num_rounds,
-        )
-        for part in method._parts:
-            part.begin(cohorts)
-        if options.client_weights == "examples":
-            for client in method.clients:
-                if not method._client_properties(client).get(EXAMPLES):
-                    raise SettingsError(
-                        f"client_weights = 'examples': client {client} declared none; "
-                        "its objective needs num_examples"
-                    )
-        method.refused = list(self.conversation.traffic.rejected)
-        for callback in options.callbacks:
-            callback.on_meeting(method)
-
-    def go_on(self) -> int:
-        """Load the checkpoint to go on from, if there is one; the round before."""
-        if self.resumed is None:
-            return 0
-        history = self.method.history = self.resumed.load(self.method, self.grid)
-        self.resumed = None  # its arrays have gone where they belong
-        for record in history:
-            for metrics, by_round in (
-                (record.train, self.result.train_metrics_clientapp),
-                (record.client_evaluation, self.result.evaluate_metrics_clientapp),
-                (record.evaluation, self.result.evaluate_metrics_serverapp),
-            ):
-                if metrics:
-                    by_round[record.round] = MetricRecord({**metrics})
-        last_round = history[-1].round
-        log(INFO, "Resumed: going on with round %d", last_round + 1)
-        return last_round
-
-    def planned_rounds(self) -> int:
-        """T of a schedule: the rounds that the run was planned with when it began."""
-        before = self.resumed
-        return self.method.num_rounds if before is None else before.planned_rounds
-
-    # ---------------------------------------------------------------------- the rounds
-
-    def run(
-        self,
-        before: int,
-        evaluate_fn: EvaluateFn | None,
-        configs: tuple[ConfigRecord, ConfigRecord],
-        timeout: float,
-    ) -> None:
-        """The rounds after so many, until the last one or a stop."""
-        method, options, num_rounds = self.method, self.options, self.method.num_rounds
-        if not before and evaluate_fn is not None:
-            evaluation = self._evaluate(evaluate_fn, 0)
-            self._finished(RoundRecord(round=0, evaluation=evaluation))
-        failed = 0
-        for server_round in range(before + 1, num_rounds + 1):
-            check_signals()
-            record = self._round(server_round, configs, timeout)
-            failed = 0 if method.used or not method.sampled else failed + 1
-            if failed == options.max_failed_rounds:
-                self._finished(record)
-                raise _unanswered(f"{failed} rounds in a row", record)
-            converged = method.converged()
-            if converged:
-                log(INFO, "Converged in round %d", server_round)
-            last = converged or server_round == num_rounds
-            if evaluate_fn and (last or server_round % options.evaluate_every == 0):
-                record.evaluation = self._evaluate(evaluate_fn, server_round)
-            if self._finished(record) and not last:
-                log(INFO, "Stopped after round %d", server_round)
-                last = True
-            self.whole, self.snapshot = server_round, None
-            due = last or server_round % options.checkpoint_every == 0
-            if self.checkpoint is not None and due:
-                self._save(self._pack(server_round))
-            if last:
-                return
-
-    def _round(
-        self,
-        server_round: int,
-        configs: tuple[ConfigRecord, ConfigRecord],
-        timeout: float,
-    ) -> RoundRecord:
-        began = time.perf_counter()
-        method, conversation, result = self.method, self.conversation, self.result
-        conversation.meet_again(timeout)
-        method.clients = conversation.names
-        with self._interruptible():
-            metrics = method.run_round(conversation, server_round, configs[0], timeout)
-        if metrics:
-            result.train_metrics_clientapp[server_round] = MetricRecord({**metrics})
-        waves = conversation.traffic.waves
-        evaluated = None
-        if self.evaluates_clients(server_round):
-            with deferred():  # the round is not finished yet, but the state is the next
-                evaluated = method._evaluate_clients(
-                    conversation, server_round, configs[1], timeout
-                )
-        if evaluated is not None:
-            result.evaluate_metrics_clientapp[server_round] = evaluated
-        traffic = conversation.take_traffic()
-        return RoundRecord(
-            round=server_round,
-            sampled=len(method.sampled),
-            used=len(method.used),
-            rejected=list(traffic.rejected),
-            bytes_up=traffic.up,
-            bytes_down=traffic.down,
-            seconds=time.perf_counter() - began,
-            round_trips=waves,
-            train=metrics or {},
-            client_evaluation=plain_metrics(evaluated),
-        )
-
-    def evaluates_clients(self, server_round: int) -> bool:
-        """Whether the clients are asked for an evaluation in this round."""
-        every = self.options.client_evaluate_every
-        return bool(every) and server_round % every == 0
-
-    def _evaluate(self, evaluate_fn: EvaluateFn, server_round: int) -> dict[str, float]:
-        metrics = evaluate_fn(server_round, self.model_record())
-        if metrics is None:
-            return {}
-        self.result.evaluate_metrics_serverapp[server_round] = metrics
-        return plain_metrics(metrics)
-
-    def _finished(self, record: RoundRecord) -> bool:
-        """Give a round to the history and the callbacks; whether one stops the run."""
-        self.method.history.append(record)
-        # each gets it, also after a stop
-        stops = [one.on_round(self.method, record) for one in self.options.callbacks]
-        return any(stops)
-
-    def model_record(self) -> ArrayRecord:
-        """The model under the names, and in the dtypes, of the arrays it began with."""
-        layers = self.method._result_layout.layers(self.method._result_point())
-        record = ArrayRecord()
-        for (name, dtype), layer in zip(self.dtypes.items(), layers, strict=True):
-            kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
-            record[name] = encode(kept)
-        return record
-
-    # --------------------------------------------------------------------- its endings
-
-    @contextmanager
-    def ending_in_order(self, timeout: float) -> Iterator[None]:
-        """Agree before the rounds; clean up after them, also when they end badly."""
-        method, callbacks = self.method, self.options.callbacks
-        try:
-            method.aggregator.prepare(self.conversation, timeout)
-            method.prepare(self.conversation, timeout)
-            yield
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self._save_last()
-            for callback in callbacks:
-                callback.on_failure(method, error)
-            raise
-        finally:
-            with deferred():  # the signal is known, it need not end this wave too
-                method.finish(self.conversation)
-                method.aggregator.finish(self.conversation)
-
-    def _save_last(self) -> None:
-        """Save the state after the last finished round, if it is still there."""
-        if self.checkpoint is None or not (self.whole or self.snapshot):
-            return
-        try:
-            self._save(self.snapshot or self._pack(self.whole or 0))
-        except OSError as error:
-            log(WARNING, "the last checkpoint was not saved: %s", error)
-
-    def _pack(self, server_round: int) -> dict[str, Any]:
-        return pack_checkpoint(
-            self.method, self.grid, server_round, self.method.planned_rounds
-        )
-
-    def _save(self, arrays: dict[str, Any]) -> None:
-        assert self.checkpoint is not None
-        write_checkpoint(self.checkpoint, arrays, self.method.history, self._saved)
-        self._saved = len(self.method.history)
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Wait for a round's answers so that a signal leaves the state before it.
-
-        A round of several waves changes the state between them. Where a wave can take
-        long, because its clients are elsewhere, the state before is kept meanwhile.
-        """
-        if self.method._one_wave:  # it changes nothing until it has its answers
-            yield
-        elif getattr(self.grid, "client_states", None) is not None:
-            self.whole = None
-            with deferred():
-                yield
-        else:
-            if self.checkpoint is not None and self.whole and signals_heard():
-                packed = self._pack(self.whole)
-                self.snapshot = {name: np.array(a) for name, a in packed.items()}
-            self.whole = None
-            yield
+# a type checker takes the options' fields for keywords of the constructor, as they are
+if TYPE_CHECKING:
+    _Base = RunOptions
+else:
+    _Base = Declared
 
 
-class LoopStrategy(Method):
+class LoopStrategy(Strategy, _Base, options=RunOptions):
     """Base class: the loop, callbacks, checkpoints and evaluations of a run.
 
     A method of one wave a round is a :class:`~fedtrellis.RoundStrategy`. One of several
     implements :meth:`setup` and :meth:`run_round`, which asks the clients whatever it
-    likes through the conversation.
+    likes through the conversation. Names that begin with an underscore are for the
+    methods of fedtrellis.
 
     Attributes
     ----------
@@ -406,17 +163,523 @@ class LoopStrategy(Method):
     array([2.])
     """
 
+    #: What run configs call the method; its settings' keys begin with it.
+    name: ClassVar[str] = ""
+    #: A line for listings.
+    about: ClassVar[str] = ""
+    #: Where the model lives: "domain", a convex set; "whole", all of space;
+    #: "manifold"; or "split", one vector of weights whose features lie with clients.
+    space: ClassVar[str] = "whole"
+    #: What the server uses of a round's answers: "sum", nothing but the vector that
+    #: :meth:`average` or :meth:`mean_of` makes of them; "each", single answers, too;
+    #: None: it makes something else of them, so that no aggregation but the mean fits.
+    needs: Needs | None = None
+    #: Whether the method's clients keep state (and so take part in the protocol).
+    stateful = True
+    #: Whether clients keep the model, to be sent the steps that they lack.
+    keep_model = True
+    #: What a model may be made of; float64 always.
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
+
     # Whether the method's numbers depend on planned_rounds.
     _needs_planned_rounds = False
+    # Whether a round is one wave, which changes nothing before it has its answers.
+    _one_wave = False
+    # Whether a method on a domain needs a bounded one.
+    _bounded: ClassVar[bool] = False
+    # Whether a client that is out of step keeps what it has of the entries that
+    # client_state does not give back, however old; else it starts without.
+    _keep_old_state = True
+    # Whether a client that comes after the start takes part from then on. For methods
+    # whose server keeps nothing of a single client.
+    _newcomers: ClassVar[bool] = False
+    # Settings (names of attributes) that decide what state() holds and means: a
+    # checkpoint is for runs that have the same.
+    _state_settings: tuple[str, ...] = ()
+    # Attributes that state() holds: of "_x" the array as entry "x", or an array for
+    # each client as an entry of the client's name.
+    _kept: tuple[str, ...] = ()
+    # Settings that a run may go on from a checkpoint without.
+    _free_to_change: ClassVar[tuple[str, ...]] = ()
+    # Whether clients ask their f_i for values and for no gradients.
+    _values_only: ClassVar[bool] = False
+    # Metrics of a round that the method itself measures and a run may stop on.
+    _measures: ClassVar[tuple[str, ...]] = ()
+    # Answers that a robust average of a round needs; 1 where those who sat out count
+    # with what they last sent, or the method looks after itself.
+    _least_answers: ClassVar[int] = LEAST
+    # What a client releases with privacy="local": "gaussian" noise on a vector, or
+    # vertices drawn by the "exponential" mechanism too; None: it adds no noise.
+    _private_mechanism: ClassVar[Mechanism | None] = None
+    # How often it does so in a round.
+    _private_releases = 1
+
+    # an editor completes the declared fields, which this signature would hide
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **options: Any) -> Self:
+            """Point Flower's parameters to ours, before the constructor meets them."""
+            for name in options:
+                if name in _INSTEAD:
+                    raise TypeError(
+                        f"{cls.__name__} has no parameter {name!r} of Flower's FedAvg; "
+                        f"here it is {_INSTEAD[name]}"
+                    )
+            return super().__new__(cls)
+
+        def __getattr__(self, name: str) -> Any:
+            """An option of the run."""
+            options = self.__dict__.get("options")
+            if options is None or name not in options.__dict__:
+                kind = type(self).__name__
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+            return getattr(options, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """An option of the run is set where it is read."""
+            options = self.__dict__.get("options")
+            if options is not None and name in options.__dict__:
+                setattr(options, name, value)
+            else:
+                super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.planned_rounds = 0
+        self.options: RunOptions
+        self.broadcast: ModelBroadcast
+        self.conversation: Conversation
+        self.clients: list[str] = []
+        self.history: list[RoundRecord] = []
+        self.refused: list[tuple[str, str]] = []
+        self.num_rounds = self.planned_rounds = 0
+        self.sampled: list[str] = []
+        self.used: list[str] = []
+        self._model_size: tuple[Any, int, float] = None, 0, 0.0
+        options = self.options
+        if options.dtype is not None and options.dtype not in self.dtypes:
+            raise SettingsError(
+                f"dtype = {options.dtype!r} does not fit {self._described_name}; "
+                f"allowed: {', '.join(self.dtypes)}"
+            )
+        chosen = options.aggregation
+        if isinstance(chosen, str):
+            chosen = next(kind for kind in AGGREGATIONS if kind.name == chosen)()
+        #: The run's own aggregation.
+        self.aggregator: Aggregation = copy(chosen)
+        self._check_aggregation()
+        #: The noise that clients add, if they do.
+        self.local_noise = None if options.privacy == "none" else self._make_noise()
+        self._parts: list[Aggregation | LocalPrivacy] = [self.aggregator]
+        if self.local_noise is not None:
+            self._parts.append(self.local_noise)
+        for part in self._parts:
+            if part.no_resume and options.resume is not None:
+                wanted = part.wanted
+                why = f"resume does not apply beside {wanted}: {part.no_resume}"
+                raise SettingsError(why)
+        options.callbacks = [*options.callbacks, *observers.get()]
 
     @property
-    def _one_wave(self) -> bool:
-        """Whether a round is one wave, which changes nothing before its answers."""
+    def _described_name(self) -> str:
+        return self.name or type(self).__name__
+
+    # -------------------------------------------------------- what an author may write
+
+    @abstractmethod
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Prepare the server's state for ``self.num_clients`` clients.
+
+        Parameters
+        ----------
+        point : ndarray of shape ``layout.point_shape``
+            The model to start from.
+        layout : Layout
+            Shapes and dtype of the model's arrays.
+
+        Raises
+        ------
+        ValueError
+            If the model does not fit the method, for example its domain.
+        """
+
+    @abstractmethod
+    def run_round(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> dict[str, float] | None:
+        """One round, in as many waves as it takes.
+
+        Notes in ``self.sampled`` whom it asked, and in ``self.used`` whose answers it
+        used.
+
+        Parameters
+        ----------
+        conversation : Conversation
+            With the clients.
+        server_round : int
+            From 1.
+        config : ConfigRecord
+            The run's own entries for the clients' ``config``.
+        timeout : float
+            Seconds to wait for the answers of one wave.
+
+        Returns
+        -------
+        dict or None
+            The round's metrics; None if no answer was used.
+        """
+
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
+        """Waves before round 1, for a method whose clients have to agree on something.
+
+        Also called when a run goes on from a checkpoint, after :meth:`load_state`.
+        """
+
+    def finish(self, conversation: Conversation) -> None:
+        """After the last round, and after a failure: what clients have to clean up."""
+
+    def converged(self) -> bool:
+        """Whether the method's own stop rule holds; asked after every round."""
         return False
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The method's own state, for a checkpoint; the model is kept by the loop.
+
+        An entry that is not empty before round 1 keeps its shape.
+        """
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in self._kept:
+            value = getattr(self, name)
+            arrays |= value if isinstance(value, dict) else {name[1:]: value}
+        return arrays
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`; called after :meth:`setup`."""
+        for name in self._kept:
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                setattr(self, name, {key: np.array(state[key]) for key in value})
+            else:
+                setattr(self, name, np.array(state[name[1:]]))
+
+    def client_state(self, client: str) -> dict[str, FloatArray]:
+        """The state to give a client that has lost its own (or never had one).
+
+        An entry that is the model itself (the same object) costs nothing to send.
+        """
+        return {}
+
+    def sample(self, server_round: int) -> list[str]:
+        """The clients of a round; depends on the seed and the round alone.
+
+        Unless the aggregation has them drawn otherwise: by secret coins, or without
+        some.
+        """
+        clients, options = self.clients, self.options
+        drawn = list(clients)
+        if options.participation < 1.0:
+            rng = generator(options.seed, "participation", server_round)
+            if options.sampling == "fixed":
+                size = self._fixed_count()
+                chosen = np.sort(rng.choice(len(clients), size=size, replace=False))
+            else:
+                coins = rng.random(len(clients)) < options.participation
+                chosen = np.flatnonzero(coins)
+            drawn = [clients[index] for index in chosen]
+        return self.aggregator.cohort(server_round, drawn)
+
+    def _check_model(self, layout: Layout) -> None:
+        """Raise ValueError if the model does not fit, before any message is sent."""
+        if self.space in ("domain", "manifold"):
+            getattr(self, self.space).check_shape(layout.point_shape)
+
+    def _result_point(self) -> FloatArray:
+        """The model that is evaluated and returned, where that is not what is sent."""
+        return self.broadcast.model
+
+    @property
+    def _result_layout(self) -> Layout:
+        """Shapes and dtype of the result's point."""
+        return self.broadcast.layout
+
+    @property
+    def _descends(self) -> bool:
+        """Whether a run whose loss ends above where it began has failed.
+
+        With noise a run has to come to something: it has cost its ε.
+        """
+        return any(isinstance(part, Budget) for part in self._parts)
+
+    def _diverged(self) -> str:
+        """Why a run that ends now has failed by the method's own measure; or empty.
+
+        Asked in the end, where there is no loss to go by.
+        """
+        return ""
+
+    def _warnings(self) -> list[str]:
+        """What a reader of a run's record must not overlook."""
+        return [text for part in self._parts if (text := part.warning())]
+
+    # ------------------------------------------------------------ what a method calls
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients n; fixed for the run, unless there are newcomers."""
+        return len(self.clients)
+
+    def take_point(
+        self, answer: Answer, reference: FloatArray | None = None
+    ) -> FloatArray:
+        """The one dense array of an answer, a point in proportion to the model.
+
+        Parameters
+        ----------
+        answer : Answer
+        reference : ndarray, optional
+            What of the model the client has; by default all of it.
+
+        Raises
+        ------
+        ValueError
+            Another number of arrays, another shape or dtype, or out of proportion; the
+            message is the reason that log and history give.
+        """
+        reference = self.broadcast.model if reference is None else reference
+        aggregator, layout = self.aggregator, self.broadcast.layout
+        point: FloatArray = aggregator.take(answer, reference.shape, layout)
+        if aggregator.seen_by != "client":
+            self._check_proportion(point, reference, answer.norm)
+        return point
+
+    def average(self, points: Points, centre: FloatArray) -> FloatArray:
+        r"""What some points come to, by the run's aggregation.
+
+        Parameters
+        ----------
+        points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
+            A round's answers, or vectors made of them.
+        centre : ndarray of shape S
+            Their last average, or what they changed: the model, or zero.
+
+        Returns
+        -------
+        ndarray of float64, of shape S
+        """
+        if self.aggregator.seen_by != "method":
+            points = [cast(Sealed, point).value for point in points]
+        return self.aggregator.combine(points, centre)
+
+    def mean_of(
+        self, answers: Mapping[str, FloatArray], centre: FloatArray
+    ) -> FloatArray:
+        r"""What a round's answers come to, weighted if ``client_weights`` says so.
+
+        Parameters
+        ----------
+        answers : mapping of str to ndarray of shape S
+            By client; at least one, but for noise that a round without any has, too.
+        centre : ndarray of shape S
+            As :meth:`average` takes it.
+        """
+        points = list(answers.values())
+        if self.options.client_weights == "equal":
+            return self.average(points, centre)
+        counts = [self._client_properties(client)[EXAMPLES] for client in answers]
+        # Σ d_i x_i / Σ d_i
+        mean: FloatArray = np.average(
+            np.asarray(points, dtype=np.float64), axis=0, weights=counts
+        )
+        return mean
+
+    def _client_properties(self, client: str) -> dict[str, Any]:
+        """What a client answered to the introduction (its ``get_properties``)."""
+        return self.conversation.client(client).properties
+
+    @property
+    def _expected_participation(self) -> float:
+        """How likely a client is to take part in a round, p of the schedules.
+
+        The setting itself, or ⌈p·n⌉/n where a round has a fixed number of clients.
+        """
+        if self.options.sampling == "fixed":
+            return self._fixed_count() / self.num_clients
+        return self.options.participation
+
+    def _fixed_count(self) -> int:
+        # n·p may lie above a whole number by rounding alone: 0.07·100 is 7.0…01
+        return int(np.ceil(self.num_clients * self.options.participation - 1e-9))
+
+    def _check_proportion(
+        self, point: FloatArray, reference: FloatArray, norm: float | None = None
+    ) -> None:
+        """Raise ValueError for a point, of a norm that may be known, far beyond x."""
+        size = _norm(point) if norm is None else norm
+        broadcast, (known, version, scale) = self.broadcast, self._model_size
+        if reference is not broadcast.model:
+            scale = _norm(reference)
+        elif known is not broadcast or version != broadcast.version:
+            scale = _norm(reference)
+            self._model_size = broadcast, broadcast.version, scale
+        # ‖x_i‖ ≤ b · max(1, ‖x‖)
+        if not size <= self.options.answer_bound * max(1.0, scale):
+            raise ValueError(
+                f"the answer has norm {size:.3g}, the model {scale:.3g}: beyond "
+                f"answer-bound = {self.options.answer_bound:g}; local steps that "
+                "diverge, or a lie"
+            )
+
+    # ------------------------------------------------------------------ its messages
+
+    def _model_for(
+        self, client: str, entries: dict[str, Any]
+    ) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The model as one client is sent it, and the entries on its encoding.
+
+        ``entries`` are the request's; what they hold for the model is taken out.
+        """
+        return self.broadcast.encode(self.conversation.client(client).version)
+
+    def _state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
+        """The state for a client that has none, and the entries on it."""
+        return pack_restore(self.client_state(client), self.broadcast.model)
+
+    def _replaces_state(self, client: str) -> bool:
+        """Whether a client's own state no longer counts, only :meth:`client_state`."""
+        return False
+
+    def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
+        """Why a client that comes after the start cannot take part; empty if it can."""
+        if self.local_noise is not None:
+            return "privacy is planned for the clients of the start"
+        if self.aggregator.seen_by != "method":
+            return "aggregation is planned for the clients of the start"
+        if self.options.client_weights == "examples" and not properties.get(EXAMPLES):
+            return "client_weights = 'examples', and it declares none"
+        return "" if self._newcomers else "the method's clients are those of the start"
+
+    def _evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> MetricRecord | None:
+        """Mean of the clients' metrics of their own data, where an evaluation is due.
+
+        Parameters are those of :meth:`run_round`.
+        """
+        entries: dict[str, Mapping[str, Any]] = {
+            name: dict(config) for name in self.clients
+        }
+        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        for answer in answers:
+            conversation.note_version(answer)
+        return self._mean_evaluation(answers)
+
+    def _mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
+        """The clients' metrics in the mean; with a robust aggregation in the median.
+
+        A client weighs by the examples that it declared before round 1, whatever its
+        evaluation has. What one that did not has in its first, it has declared by that.
+        """
+        metrics, weights = [], []
+        for answer in answers:
+            count = answer.metrics.get(EXAMPLES)
+            if not is_count(count):
+                self.conversation.reject(
+                    answer.client, f"the evaluation is of {count!r} examples"
+                )
+                continue
+            declared = self._client_properties(answer.client)
+            examples = declared.setdefault(EXAMPLES, count)
+            metrics.append({**answer.metrics, EXAMPLES: int(examples)})
+            equal = self.options.evaluation_weights == "equal"
+            weights.append(float(examples > 0) if equal else float(examples))
+        return mean_metrics(metrics, weights, median=self.aggregator.robust)
+
+    # ---------------------------------------------------------------- its aggregation
+
+    def _admits(self, kind: type[Aggregation]) -> bool:
+        """Whether the method can go on from what an aggregation gives it.
+
+        By what it :attr:`needs`; a method that knows more of itself answers here.
+        """
+        if issubclass(kind, Mean):
+            return True
+        if kind.seen_by == "client":  # takes clients that can hide what they send
+            return False
+        enough = self.needs == "each" and kind.seen_by == "method"
+        return self.needs == "sum" or enough
+
+    def _check_aggregation(self) -> None:
+        """Raise SettingsError if it does not fit the method or other settings."""
+        kind, stated = type(self.aggregator), self.aggregator.wanted
+        if not self._admits(kind):
+            allowed = [k.name for k in AGGREGATIONS if self._admits(k)]
+            variant: str = getattr(self, "variant", "")
+            beside = f" with variant = {variant!r}" if variant else ""
+            raise SettingsError(
+                f"{stated} does not apply to {self._described_name}{beside}; allowed: "
+                f"{', '.join(allowed)}"
+            )
+        weights, why = self.options.client_weights, ""
+        if self.needs != "sum":
+            why = (
+                f"to {self._described_name}; allowed: equal (scale each client's f_i "
+                "by its examples)"
+            )
+        elif not issubclass(kind, Mean):
+            why = f"beside {stated}, with which all clients count alike; allowed: equal"
+        if why and weights != "equal":
+            raise SettingsError(f"client_weights = {weights!r} does not apply {why}")
+
+    def _make_noise(self) -> LocalPrivacy:
+        """Noise by the clients; SettingsError where it would leave no guarantee."""
+        stated, options = LocalPrivacy.wanted, self.options
+        if self._private_mechanism is None:
+            raise SettingsError(
+                f"{stated} does not apply to {self._described_name}; allowed: none"
+            )
+        # no average of the middle, and no second noise
+        others = [kind for kind in AGGREGATIONS if not issubclass(kind, Budget)]
+        means = [kind.name for kind in others if not kind.robust]
+        evaluated, equal = options.client_evaluate_every, "it is for equal ones"
+        for name, value, allowed, why in (
+            ("aggregation", self.aggregator.name, means, "the noise is for a mean"),
+            ("client_weights", options.client_weights, ["equal"], equal),
+            ("client-evaluate-every", evaluated, [0], "evaluations have no noise"),
+        ):
+            if value not in allowed:
+                raise SettingsError(
+                    f"{name} = {value!r} does not apply beside {stated}: {why}; "
+                    f"allowed: {', '.join(map(str, allowed))}"
+                )
+        return LocalPrivacy(
+            clip=options.privacy_clip,
+            noise_multiplier=options.privacy_noise_multiplier,
+            epsilon=options.privacy_epsilon,
+            delta=options.privacy_delta,
+            mechanism=self._private_mechanism,
+            each=self._private_releases,
+        )
+
+    # ------------------------------------------------------------------------ a run
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that :meth:`summary` logs; the mean goes without a line."""
+        shown = {**self.options._described(), **self._described()}
+        names = ("aggregation", self.aggregator.name), ("privacy", self.options.privacy)
+        for part, (option, value) in zip(self._parts, names, strict=False):
+            if not isinstance(part, Mean):
+                shown[option] = value
+                before = value if option == "aggregation" else option
+                settings = part._described().items()
+                shown |= {f"{before} {name}": setting for name, setting in settings}
+        return shown
 
     def summary(self) -> None:
         """Log the strategy's settings."""
@@ -476,65 +739,27 @@ class LoopStrategy(Method):
                 "flwr.app.ArrayRecord, for example ArrayRecord([x0])"
             )
         check_same_code(grid)
-        loop = self._loop = Loop(self, grid)
-        self.conversation = loop.conversation
-        layout = loop.layout_of(initial_arrays)
-        point = layout.point(record_arrays(initial_arrays))
-        if not np.isfinite(point).all():
-            raise ValueError("initial_arrays are not finite")
-        point = layout.rounded(point)
-        self._check_model(layout)
-        loop.dtypes = {n: np.dtype(array.dtype) for n, array in initial_arrays.items()}
         self.num_rounds, self.history = num_rounds, []
-        log(INFO, "Starting %s: %d rounds", type(self).__name__, num_rounds)
-        self.summary()
-
-        loop.meet()
-        self.broadcast = ModelBroadcast(layout, point)
-        self.planned_rounds = loop.planned_rounds()
-        if self.planned_rounds != num_rounds and self._needs_planned_rounds:
-            log(
-                INFO,
-                "The schedule goes on with T = %d, the rounds planned when the run "
-                "began, not with %d",
-                self.planned_rounds,
-                num_rounds,
-            )
-        self.setup(point, layout)
-        del point  # one model is enough for the rounds
-        before = loop.whole = loop.go_on()
-        for callback in self.options.callbacks:
-            callback.on_start(self, before + 1, num_rounds)
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        # a signal has to wait until the state is whole: that of a finished round, with
-        # nothing of the next but messages
-        with deferred(), loop.ending_in_order(timeout):
-            loop.run(before, evaluate_fn, configs, timeout)
-            _check_ended(self)
-            loop.result.arrays = loop.model_record()
-            for callback in self.options.callbacks:
-                callback.on_end(self, loop.result)
-        return loop.result
+        self._loop = Loop(self, grid, timeout, configs, evaluate_fn)
+        return self._loop.go(initial_arrays)
 
-    # -------------------------------------------------------------- Flower's own loop
-
-    def _overridden(self, ending: str = "") -> list[str]:
-        """The parts of Flower's loop, whose names end so, that a subclass overrides."""
+    def _overridden(self, base: type) -> list[str]:
+        """The parts of Flower's loop that are not those of a base class."""
         kind = type(self)
-        base = next(one for one in kind.__mro__ if one.__module__ in _BASES)
-        hooks = [hook for hook in HOOKS if hook.endswith(ending)]
-        return [
-            hook for hook in hooks if getattr(kind, hook) is not getattr(base, hook)
-        ]
+        return [one for one in HOOKS if getattr(kind, one) is not getattr(base, one)]
 
-    def _check_hooks(self, ending: str = "") -> None:
+    def _check_hooks(self) -> None:
         """Raise TypeError if an overridden part of Flower's loop is never called."""
-        if hooks := self._overridden(ending):
-            raise TypeError(
-                f"{type(self).__name__} overrides {hooks[0]}, but its rounds take "
-                "several waves of messages, which Flower's loop does not have: "
-                "override run_round, or use a callback"
-            )
+        if hooks := self._overridden(LoopStrategy):
+            raise TypeError(self._never_called(hooks[0]))
+
+    def _never_called(self, hook: str) -> str:
+        return (
+            f"{type(self).__name__} overrides {hook}, but its rounds take several "
+            "waves of messages, which Flower's loop does not have: override "
+            "run_round, or use a callback"
+        )
 
     def _not_one_wave(self, *arguments: Any, **more: Any) -> Any:
         """Refuse: a round is not one wave; RuntimeError."""
@@ -547,13 +772,318 @@ class LoopStrategy(Method):
     configure_evaluate = aggregate_evaluate = _not_one_wave
 
 
+class Loop:
+    """One run of a strategy: its clients, rounds, evaluations, checkpoints and end."""
+
+    def __init__(
+        self,
+        strategy: LoopStrategy,
+        grid: Grid,
+        timeout: float,
+        configs: tuple[ConfigRecord, ConfigRecord],
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        self.strategy, self.options, self.grid = strategy, strategy.options, grid
+        self.timeout, self.evaluate_fn = timeout, evaluate_fn
+        self.train_config, self.evaluate_config = configs
+        self.conversation = strategy.conversation = Conversation(grid, strategy)
+        self.result = Result()
+        # of the arrays that the run begins with, by name
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+        # of which finished round the state is, None while it is changed; and, where it
+        # is changed and something is waited for, the checkpoint from before
+        self.whole: int | None = None
+        self.snapshot: dict[str, Any] | None = None
+        self._saved = 0  # rounds that the history beside the checkpoint has
+        self._logs = not any(one.tells_of_rounds for one in self.options.callbacks)
+        self._logged = -inf
+
+    def go(self, initial: ArrayRecord) -> Result:
+        """From the first message to the last; parameters are those of ``start``."""
+        strategy, options = self.strategy, self.options
+        num_rounds = strategy.num_rounds
+        layout = Layout.of(record_arrays(initial))
+        found = layout.dtype if layout.dtype in strategy.dtypes else "float64"
+        layout = Layout(layout.shapes, options.dtype or found)
+        point = layout.point(record_arrays(initial))
+        if not np.isfinite(point).all():
+            raise ValueError("initial_arrays are not finite")
+        point = layout.rounded(point)
+        strategy._check_model(layout)
+        strategy._check_hooks()
+        self.dtypes = {name: np.dtype(array.dtype) for name, array in initial.items()}
+        log(INFO, "Starting %s: %d rounds", type(strategy).__name__, num_rounds)
+        strategy.summary()
+        resumed = self._resumed()
+        self._meet()
+        strategy.broadcast = ModelBroadcast(layout, point)
+        planned = num_rounds if resumed is None else resumed.planned_rounds
+        strategy.planned_rounds = planned
+        if planned != num_rounds and strategy._needs_planned_rounds:
+            log(
+                INFO,
+                "The schedule goes on with T = %d, the rounds planned when the run "
+                "began, not with %d",
+                planned,
+                num_rounds,
+            )
+        strategy.setup(point, layout)
+        before = self.whole = 0 if resumed is None else self._go_on(resumed)
+        del point, resumed  # one model is enough for the rounds
+        for callback in options.callbacks:
+            callback.on_start(strategy, before + 1, num_rounds)
+        # a signal has to wait until the state is whole: that of a finished round, with
+        # nothing of the next but messages
+        with deferred(), self._ending_in_order():
+            self._rounds(before)
+            _check_ended(strategy)
+            self.result.arrays = self.model_record()
+            for callback in options.callbacks:
+                callback.on_end(strategy, self.result)
+        return self.result
+
+    def _resumed(self) -> Checkpoint | None:
+        """The checkpoint to go on from; its clients keep their nodes' keys."""
+        if self.options.resume is None:
+            return None
+        kind = type(self.strategy)
+        if (
+            self.strategy.stateful
+            and kind.state is LoopStrategy.state
+            and not self.strategy._kept
+        ):
+            raise SettingsError(
+                f"resume = {str(self.options.resume)!r} does not apply to "
+                f"{self.strategy._described_name}, whose clients keep state: it needs "
+                "state() and load_state()"
+            )
+        resumed = Checkpoint(Path(self.options.resume))
+        self.conversation.registry.remember(resumed.keys)
+        return resumed
+
+    def _meet(self) -> None:
+        """Wait for the clients, and look at what they declare."""
+        strategy, options, conversation = self.strategy, self.options, self.conversation
+        count, timeout = options.min_nodes, options.start_timeout
+        conversation.registry.gather(self.grid, count, timeout, conversation.traffic)
+        strategy.clients = conversation.names
+        cohorts = Cohorts(
+            strategy.clients,
+            options.participation,
+            strategy._fixed_count() if options.sampling == "fixed" else None,
+            strategy._expected_participation,
+            strategy.num_rounds,
+        )
+        for part in strategy._parts:
+            part.begin(cohorts)
+        if options.client_weights == "examples":
+            for client in strategy.clients:
+                if not strategy._client_properties(client).get(EXAMPLES):
+                    raise SettingsError(
+                        f"client_weights = 'examples': client {client} declared none; "
+                        "its objective needs num_examples"
+                    )
+        strategy.refused = list(conversation.traffic.rejected)
+        for callback in options.callbacks:
+            callback.on_meeting(strategy)
+
+    def _go_on(self, resumed: Checkpoint) -> int:
+        """Load a checkpoint; the round that it is of."""
+        history = self.strategy.history = resumed.load(self.strategy, self.grid)
+        for record in history:
+            for metrics, by_round in (
+                (record.train, self.result.train_metrics_clientapp),
+                (record.client_evaluation, self.result.evaluate_metrics_clientapp),
+                (record.evaluation, self.result.evaluate_metrics_serverapp),
+            ):
+                if metrics:
+                    by_round[record.round] = MetricRecord({**metrics})
+        log(INFO, "Resumed: going on with round %d", history[-1].round + 1)
+        return history[-1].round
+
+    # ---------------------------------------------------------------------- the rounds
+
+    def _rounds(self, before: int) -> None:
+        """The rounds after so many, until the last one or a stop."""
+        strategy, options, evaluate_fn = self.strategy, self.options, self.evaluate_fn
+        num_rounds, failed = strategy.num_rounds, 0
+        if not before and evaluate_fn is not None:
+            self._finished(RoundRecord(round=0, evaluation=self._evaluate(0)))
+        for server_round in range(before + 1, num_rounds + 1):
+            check_signals()
+            record = self._round(server_round)
+            failed = 0 if strategy.used or not strategy.sampled else failed + 1
+            if failed == options.max_failed_rounds:
+                self._finished(record)
+                raise _unanswered(f"{failed} rounds in a row", record)
+            converged = strategy.converged()
+            if converged:
+                log(INFO, "Converged in round %d", server_round)
+            last = converged or server_round == num_rounds
+            if evaluate_fn and (last or server_round % options.evaluate_every == 0):
+                record.evaluation = self._evaluate(server_round)
+            if self._finished(record) and not last:
+                log(INFO, "Stopped after round %d", server_round)
+                last = True
+            self.whole, self.snapshot = server_round, None
+            if last or server_round % options.checkpoint_every == 0:
+                self._save()
+            if last:
+                return
+
+    def _round(self, server_round: int) -> RoundRecord:
+        began = time.perf_counter()
+        strategy, conversation = self.strategy, self.conversation
+        registry, traffic = conversation.registry, conversation.traffic
+        registry.introduce(self.grid, self.timeout, traffic, started=True)
+        strategy.clients = registry.names
+        asked = conversation, server_round
+        if strategy._one_wave:
+            metrics = strategy.run_round(*asked, self.train_config, self.timeout)
+        else:
+            with self._interruptible():
+                metrics = strategy.run_round(*asked, self.train_config, self.timeout)
+        if metrics:
+            by_round = self.result.train_metrics_clientapp
+            by_round[server_round] = MetricRecord({**metrics})
+        waves, evaluated = traffic.waves, None
+        if self.evaluates_clients(server_round):
+            with deferred():  # the round is not finished yet, but the state is the next
+                evaluated = strategy._evaluate_clients(
+                    *asked, self.evaluate_config, self.timeout
+                )
+        if evaluated is not None:
+            self.result.evaluate_metrics_clientapp[server_round] = evaluated
+        conversation.traffic = Traffic()
+        return RoundRecord(
+            round=server_round,
+            sampled=len(strategy.sampled),
+            used=len(strategy.used),
+            rejected=list(traffic.rejected),
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
+            seconds=time.perf_counter() - began,
+            round_trips=waves,
+            train=metrics or {},
+            client_evaluation=plain_metrics(evaluated),
+        )
+
+    def evaluates_clients(self, server_round: int) -> bool:
+        """Whether the clients are asked for an evaluation in this round."""
+        every = self.options.client_evaluate_every
+        return bool(every) and server_round % every == 0
+
+    def _evaluate(self, server_round: int) -> dict[str, float]:
+        assert self.evaluate_fn is not None
+        metrics = self.evaluate_fn(server_round, self.model_record())
+        if metrics is not None:
+            self.result.evaluate_metrics_serverapp[server_round] = metrics
+        return plain_metrics(metrics)
+
+    def _finished(self, record: RoundRecord) -> bool:
+        """Give a round to the history and the callbacks; whether one stops the run."""
+        strategy, stops = self.strategy, False
+        strategy.history.append(record)
+        for callback in self.options.callbacks:  # each gets it, also after a stop
+            stops |= bool(callback.on_round(strategy, record))
+        if self._logs:
+            self._log(record)
+        return stops
+
+    def _log(self, record: RoundRecord) -> None:
+        """Log a round in the words of Flower's own strategies.
+
+        In a run of more than 1 000 rounds at most one round a second.
+        """
+        now, total = time.monotonic(), self.strategy.num_rounds
+        if total > 1000 and now - self._logged < 1.0 and record.round < total:
+            return
+        self._logged, used = now, record.used
+        if record.round:
+            log(INFO, "")
+            log(INFO, "[ROUND %s/%s]", record.round, total)
+            n, sampled = len(self.strategy.clients), record.sampled
+            log(INFO, "configure_train: Sampled %s nodes (out of %s)", sampled, n)
+            received = "aggregate_train: Received %s results and %s failures"
+            log(INFO, received, used, sampled - used)
+        for metrics, where in (
+            (record.train, "Aggregated MetricRecord"),
+            (record.client_evaluation, "Aggregated MetricRecord of the evaluation"),
+            (record.evaluation, "Global evaluation"),
+        ):
+            if metrics:
+                log(INFO, "\t└──> %s: %s", where, metrics)
+
+    def model_record(self) -> ArrayRecord:
+        """The model under the names, and in the dtypes, of the arrays it began with."""
+        layers = self.strategy._result_layout.layers(self.strategy._result_point())
+        record = ArrayRecord()
+        for (name, dtype), layer in zip(self.dtypes.items(), layers, strict=True):
+            kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
+            record[name] = encode(kept)
+        return record
+
+    # --------------------------------------------------------------------- its endings
+
+    @contextmanager
+    def _ending_in_order(self) -> Iterator[None]:
+        """Agree before the rounds; clean up after them, also when they end badly."""
+        strategy, conversation = self.strategy, self.conversation
+        try:
+            strategy.aggregator.prepare(conversation, self.timeout)
+            strategy.prepare(conversation, self.timeout)
+            yield
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                try:
+                    self._save()
+                except OSError as why:
+                    log(WARNING, "the last checkpoint was not saved: %s", why)
+            for callback in self.options.callbacks:
+                callback.on_failure(strategy, error)
+            raise
+        finally:
+            with deferred():  # the signal is known, it need not end this wave too
+                strategy.finish(conversation)
+                strategy.aggregator.finish(conversation)
+
+    def _save(self) -> None:
+        """Write the state after the last finished round, if wanted and still there."""
+        if self.options.checkpoint is None or not (self.whole or self.snapshot):
+            return
+        arrays = self.snapshot
+        if arrays is None:
+            arrays = pack_checkpoint(self.strategy, self.grid, self.whole or 0)
+        path, history = Path(self.options.checkpoint), self.strategy.history
+        write_checkpoint(path, arrays, history, self._saved)
+        self._saved = len(history)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Wait for the answers of several waves so that a signal leaves a whole state.
+
+        The state changes between them. Where a wave can take long, because its clients
+        are elsewhere, the state before is kept meanwhile.
+        """
+        local = getattr(self.grid, "client_states", None) is not None
+        whole, self.whole = self.whole, None
+        if local:
+            with deferred():
+                yield
+            return
+        if self.options.checkpoint is not None and whole and signals_heard():
+            packed = pack_checkpoint(self.strategy, self.grid, whole)
+            self.snapshot = {name: np.array(array) for name, array in packed.items()}
+        yield
+
+
 def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
     """The error of rounds in which nobody had a usable answer, the last of them."""
     who, why = (record.rejected or [("?", "nobody was asked")])[-1]
     return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 
-def _check_ended(strategy: Method) -> None:
+def _check_ended(strategy: LoopStrategy) -> None:
     """Raise RuntimeError for a run that is not to be called completed.
 
     No client was used in any round; or the run diverged.
@@ -575,7 +1105,7 @@ def _check_ended(strategy: Method) -> None:
         raise RuntimeError(f"the run diverged: {why}{_steps(strategy)}")
 
 
-def _steps(strategy: Method) -> str:
+def _steps(strategy: LoopStrategy) -> str:
     """The setting of the length of the method's steps; empty if it has none."""
     sizes = {
         field.name: getattr(strategy, field.name)
@@ -586,7 +1116,7 @@ def _steps(strategy: Method) -> str:
     return f"; {given[0]} may be too long" if given else ""
 
 
-def _diverged(strategy: Method) -> str:
+def _diverged(strategy: LoopStrategy) -> str:
     """Why it did; empty if it did not."""
     history = strategy.history
     measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
@@ -607,3 +1137,14 @@ def _diverged(strategy: Method) -> str:
             return above
         log(WARNING, "%s%s", above, _steps(strategy))
     return ""
+
+
+def plain_metrics(metrics: MetricRecord | None) -> dict[str, float]:
+    """The numbers among metrics, as floats; none of None."""
+    found = (metrics or {}).items()
+    return {name: float(v) for name, v in found if isinstance(v, int | float)}
+
+
+def _norm(point: FloatArray) -> float:
+    # a float32's square may be beyond what a float32 can hold
+    return float(np.linalg.norm(point.astype(np.float64, copy=False)))

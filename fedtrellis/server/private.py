@@ -39,7 +39,7 @@ class Budget(Declared):
     """
 
     #: The setting that asks for it, with its value.
-    wanted: ClassVar[str] = "aggregation = 'private'"
+    wanted: ClassVar[str] = ""
     #: What stands before the settings' names in a run config.
     prefix: ClassVar[str] = "private."
     #: Why no run with it goes on from a checkpoint.

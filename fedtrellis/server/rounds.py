@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedtrellis.server.aggregation import Sealed
-from fedtrellis.server.answers import Answer, plain_metrics
+from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.loop import LoopStrategy, plain_metrics
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.client import speaks_for
@@ -119,31 +118,14 @@ class RoundStrategy(LoopStrategy):
     def _all_alike(self, server_round: int, client: str) -> None:
         """An :meth:`audience` of all clients: one instruction for everybody."""
 
-    @property
-    def _one_wave(self) -> bool:
-        return type(self).run_round is RoundStrategy.run_round
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        # what is said of a round by one class need not hold of a class below it
+        if not speaks_for(cls, "audience", "instruction"):
+            cls.audience = RoundStrategy.audience  # type: ignore[method-assign]
+        cls._one_wave = cls.run_round is RoundStrategy.run_round
 
-    @cached_property
-    def _has_audiences(self) -> bool:
-        return speaks_for(type(self), "audience", "instruction")
-
-    def _entries(
-        self, server_round: int, config: ConfigRecord
-    ) -> dict[str, Mapping[str, Any]]:
-        """The round's requests by client; one object where they are the same."""
-        common: dict[str, Any] = {**config, "num-clients": len(self.clients)}
-        if self.options.answer_bound != ANSWER_BOUND:
-            common["answer-bound"] = self.options.answer_bound
-        for part in self._parts if self.sampled else ():
-            common |= part.entries(self.sampled)
-        made: dict[Hashable, Mapping[str, Any]] = {}
-        entries: dict[str, Mapping[str, Any]] = {}
-        for name in self.sampled:
-            key = self.audience(server_round, name) if self._has_audiences else name
-            if key not in made:
-                made[key] = common | self.instruction(server_round, name)
-            entries[name] = made[key]
-        return entries
+    _one_wave = True
 
     def run_round(
         self,
@@ -153,64 +135,84 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
-        if self._overridden("_train"):
+        if {"configure_train", "aggregate_train"}.intersection(self._hooks):
             return self._run_hooks(conversation, server_round, config, timeout)
-        self.sampled = self.sample(server_round)
-        entries = self._entries(server_round, config)
         answers: Sequence[Answer] = ()
-        if entries:
+        if entries := self._entries(server_round, config):
             answers = self.aggregator.ask(conversation, server_round, entries, timeout)
         return self._use(server_round, answers)
+
+    def _entries(
+        self, server_round: int, config: ConfigRecord
+    ) -> dict[str, Mapping[str, Any]]:
+        """Draw a round's clients; its requests, one object where they are the same."""
+        asked = self.sampled = self.sample(server_round)
+        if not asked:
+            return {}
+        common: dict[str, Any] = {**config, "num-clients": len(self.clients)}
+        if self.options.answer_bound != ANSWER_BOUND:
+            common["answer-bound"] = self.options.answer_bound
+        for part in self._parts:
+            common |= part.entries(asked)
+        if type(self).audience is RoundStrategy._all_alike:
+            common |= self.instruction(server_round, asked[0])
+            return dict.fromkeys(asked, common)
+        made: dict[Hashable, Mapping[str, Any]] = {}
+        entries: dict[str, Mapping[str, Any]] = {}
+        for name in asked:
+            key = self.audience(server_round, name)
+            if key not in made:
+                made[key] = common | self.instruction(server_round, name)
+            entries[name] = made[key]
+        return entries
 
     def _use(
         self, server_round: int, answers: Sequence[Answer]
     ) -> dict[str, float] | None:
         """Check the answers, aggregate the good ones and remember whose they were."""
+        conversation, aggregator = self.conversation, self.aggregator
         checked: dict[str, Any] = {}
         for answer in answers:
             try:
                 checked[answer.client] = self.check(answer)
             except ValueError as error:
-                self.conversation.reject(answer.client, str(error))
+                conversation.reject(answer.client, str(error))
             else:
-                self.conversation.note_version(answer)
-        why = self.aggregator.lost(
-            server_round, self.sampled, checked, self._least_answers
-        )
-        for name in checked if why else ():
-            self.conversation.reject(name, why)
+                conversation.note_version(answer)
+        why = aggregator.lost(server_round, self.sampled, checked, self._least_answers)
         self.used = [] if why else list(checked)
         if why:
+            for name in checked:
+                conversation.reject(name, why)
             return None
         self._loop.whole = None
         sealed = checked
-        if self.aggregator.seen_by != "method":
+        if aggregator.seen_by != "method":
             sealed = {name: Sealed(answer) for name, answer in checked.items()}
         metrics = self.aggregate(server_round, sealed)
         for name in checked:
-            self.conversation.note_used(name, server_round)
+            conversation.note_used(name, server_round)
         for part in self._parts:
             metrics = metrics | part.metrics()
         return metrics
 
     # -------------------------------------------------------------- Flower's own loop
 
-    def _check_hooks(self, ending: str = "_train") -> None:
+    # the parts of Flower's loop that a subclass overrides; of a run from its start on
+    _hooks: Sequence[str] = ()
+
+    def _check_hooks(self) -> None:
         """Where a round is one wave, each part of Flower's loop can be overridden."""
-        ways = [*self._overridden(), *([] if self._one_wave else ["run_round"])]
-        stated = ""
-        if self.aggregator.seen_by != "method":
-            stated = f"aggregation = {self.aggregator.name!r}"
-        elif self.local_noise is not None:
-            stated = self.local_noise.wanted
-        if stated and ways:
+        self._hooks = self._overridden(RoundStrategy)
+        ways = [*self._hooks, *([] if self._one_wave else ["run_round"])]
+        part = self._parts[-1]
+        if ways and (part is self.local_noise or self.aggregator.seen_by != "method"):
             raise SettingsError(
-                f"{stated} does not apply to {self._described_name}, which overrides "
-                f"{ways[0]}: what it does there with answers is not known"
+                f"{part.wanted} does not apply to {self._described_name}, which "
+                f"overrides {ways[0]}: what it does there with answers is not known"
             )
-        if not self._one_wave:
-            # an evaluation is one wave all the same
-            super()._check_hooks(ending)
+        if self._hooks and self._hooks[0].endswith("_train") and not self._one_wave:
+            raise TypeError(self._never_called(self._hooks[0]))
 
     def _run_hooks(
         self,
@@ -226,8 +228,7 @@ class RoundStrategy(LoopStrategy):
         messages = self.configure_train(
             server_round, self._loop.model_record(), config.copy(), conversation.grid
         )
-        replies, asked = conversation.send(messages, timeout)
-        self.sampled = asked
+        replies, self.sampled = conversation.send(messages, timeout)
         self.used = [name for name, reply in replies.items() if reply.has_content()]
         arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
         if arrays is not None:
@@ -245,7 +246,7 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> MetricRecord | None:
         """Mean of the clients' metrics, or what overridden hooks make of them."""
-        if not self._overridden("_evaluate"):
+        if not {"configure_evaluate", "aggregate_evaluate"}.intersection(self._hooks):
             return super()._evaluate_clients(
                 conversation, server_round, config, timeout
             )
@@ -270,7 +271,6 @@ class RoundStrategy(LoopStrategy):
     ) -> Iterable[Message]:
         """Messages of a round's wave."""
         conversation = self._in_a_run()
-        self.sampled = self.sample(server_round)
         return [
             conversation.request(server_round, name, "train", entries)
             for name, entries in self._entries(server_round, config).items()
@@ -302,4 +302,4 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by ``evaluation_weights``."""
-        return self._mean_evaluation(self.conversation.read(server_round, replies))
+        return self._mean_evaluation(self._in_a_run().read(server_round, replies))

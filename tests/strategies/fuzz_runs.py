@@ -34,6 +34,7 @@ from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.encryption import Cipher, Ledger, run_ledgers
 from fedtrellis.server.answers import refusal_in
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.exchange import Reason
 from fedtrellis.wire.flower_internals import message_bytes
 from fedtrellis.wire.local_grid import FAULTS
 from strategies.hyfdca.masked_sums import WrongReportError
@@ -301,7 +302,7 @@ def _give(
         refused = status is not None and not status.get("in-sync", True)
         if said := refusal_in(reply.content):
             refused = True
-            tally.refuse(f"{said.code}: {said}")
+            tally.refuse(f"{said.refusal}: {said}")
         elif refused:
             tally.refuse("OutOfSync: the client asks to be restored")
         else:
@@ -383,6 +384,8 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
             try:
                 with time_limit(), measured(tally, allowed(*arguments)):
                     result = look(*arguments)
+                if isinstance(result, Reason):  # an envelope that is no answer
+                    raise ValueError(result)
             except EndlessError:
                 tally.problem(f"more than {SECONDS} s for an answer")
                 raise ValueError("endless") from None
@@ -394,6 +397,8 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
                 again = "the wave begins again" in str(error)
                 if not again and fingerprint(strategy) != before:
                     tally.problem("a dropped answer has changed the strategy's state")
+                if envelope:
+                    return Reason(str(error))
                 raise
             if mutated and envelope:
                 # unless the method's own check finds something

@@ -40,7 +40,7 @@ def give(name: str, exchange: Exchange, content: RecordDict) -> Message:
     context = Context(1, 1, node, RecordDict(dict(exchange.state)), {})
     reply = CASES[name].app(message, context)
     if error := refusal_in(reply.content):
-        raise error
+        raise ValueError(error)
     return reply
 
 

@@ -424,6 +424,22 @@ def test_a_checkpoint_of_another_version_of_the_strategy_is_refused(
     assert "it has an entry 'state/more' too many" in error_of(drift(resume=saved))
 
 
+def test_a_stateful_method_says_what_a_checkpoint_holds(saved: Path) -> None:
+    """Else its server would start from nothing beside clients that do not."""
+
+    class Forgetful(Drift):
+        state = LoopStrategy.state
+        load_state = LoopStrategy.load_state
+
+    message = r"resume = .* does not apply to Forgetful, whose clients keep state"
+    with pytest.raises(SettingsError, match=message):
+        run(Forgetful(resume=saved))
+    # where they keep none there is nothing to be out of step with
+    Forgetful.stateful = False
+    with pytest.raises(SettingsError, match="its strategy is Drift"):
+        run(Forgetful(resume=saved))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "nothing.npz"
     message = error_of(drift(resume=path))

@@ -62,6 +62,9 @@ class Mean(RoundStrategy):
     def setup(self, point: FloatArray, layout: Layout) -> None:
         pass
 
+    def state(self) -> dict[str, FloatArray]:
+        return {}
+
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         return {}
 

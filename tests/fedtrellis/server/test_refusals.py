@@ -10,8 +10,7 @@ from flwr.app import ArrayRecord
 
 from fedtrellis import LocalGrid, LoopStrategy, StatefulClient, client_app
 from fedtrellis.encryption import EncryptionError, RefusedError
-from fedtrellis.server.answers import ClientRefusalError, open_answer
-from fedtrellis.server.conversation import ask_everyone
+from fedtrellis.server.conversation import Conversation, ask_everyone
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.exchange import NO_ANSWER, Reason, Traffic
 from fedtrellis.wire.protocol import NodeReply
@@ -122,16 +121,18 @@ def test_a_refusal_is_checked_like_an_answer() -> None:
         "why": "no",
     }
 
-    def opened(**changes: Any) -> Any:
-        return open_answer(NodeReply({**status, **changes}), "a", "s", 1, None, None)
+    conversation = Conversation(LocalGrid(client_app(Saying), 1), Listening())
+    conversation.session = "s"
 
-    with pytest.raises(ClientRefusalError, match="no") as caught:
-        opened()
-    assert caught.value.code == "settings"
+    def opened(**changes: Any) -> Any:
+        return conversation.open(NodeReply({**status, **changes}), 1, "a", "train")
+
+    refused = opened()
+    assert (refused, refused.code, refused.refusal) == ("no", "refused", "settings")
     for wrong in ({"session": "t"}, {"server-round": 2}, {"client-id": "b"}):
-        with pytest.raises(ValueError, match="the answer has") as other:
-            opened(**wrong)
-        assert not isinstance(other.value, ClientRefusalError)
+        other = opened(**wrong)
+        assert other.startswith("the answer has")
+        assert (other.code, other.refusal) == ("dropped", "")
 
 
 def test_a_long_reason_keeps_its_codes() -> None:
