@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedtrellis.extras import need
 from fedtrellis.objectives import Logistic, MultinomialLogistic, Objective
+from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.linear_models import NonconvexLogistic
-from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from fedtrellis.objectives.checks import FLOAT64, Array, IntArray, check_point
-from fedtrellis.objectives.symmetric import Bound, largest_eigenvalue
+from fedtrellis.objectives.symmetric import (
+    Bound,
+    largest_eigenvalue,
+    symmetric_operator,
+)
 
 # values(points) works through a batch of points in slices whose intermediate arrays
 # have at most this many entries (64 MiB).
@@ -114,26 +120,11 @@ class Objective(ABC):
     def curvature(self, x: Array, direction: Array) -> float | None:
         """Return dᵀ∇²f(x)d, the second derivative of f(x + γd) by γ at γ = 0.
 
-        Products with the data give it, never a Hessian. It is below 0 where f bends
-        downwards along d, which only a non-convex f does.
-
-        Parameters
-        ----------
-        x : ndarray
-            The point.
-        direction : ndarray
-            d, of the shape of x and any length.
-
-        Returns
-        -------
-        float or None
-            None, at every x and d, from an objective that does not offer it, as one
-            does that says nothing else. A line search then has values to go by.
-
-        Raises
-        ------
-        ValueError
-            x or the direction is of another shape.
+        Products with the data give it, never a Hessian, for a direction d of the shape
+        of x and any length. It is below 0 where f bends downwards along d, which only a
+        non-convex f does. An objective that does not offer it, as one does that says
+        nothing else, returns None at every x and d; a line search then has values to go
+        by. A ValueError: x or the direction is of another shape.
         """
         return None
 
@@ -142,14 +133,8 @@ class Objective(ABC):
     ) -> Array:
         """Return an unbiased estimate of ∇f(x) from a mini-batch.
 
-        Parameters
-        ----------
-        x : ndarray
-            The point.
-        rng : numpy.random.Generator
-            Draws the batch, without replacement; the only source of randomness.
-        batch_size : int
-            Examples in the batch, at least 1; ``num_examples`` or more gives ∇f(x).
+        ``rng`` draws it without replacement, and is the only source of randomness. It
+        has ``batch_size`` examples, at least 1; ``num_examples`` or more give ∇f(x).
         """
         raise NotImplementedError(f"{type(self).__name__} has no stochastic_gradient")
 
@@ -160,19 +145,10 @@ class Objective(ABC):
         *,
         batch_size: int | None = None,
     ) -> Array:
-        """Return f at each of a batch of points, the leading axis of ``points``.
+        """Return f at each of m points, of shape (m, *shape), as an ndarray (m,).
 
-        Parameters
-        ----------
-        points : ndarray of shape (m, *shape)
-        rng : numpy.random.Generator, optional
-            Draws the mini-batch; not used without ``batch_size``.
-        batch_size : int, optional
-            Estimate all m values from one mini-batch that they share, ξ in F(x, ξ).
-
-        Returns
-        -------
-        ndarray of shape (m,)
+        With a ``batch_size`` all m values are estimated from one mini-batch that they
+        share, ξ in F(x, ξ), which ``rng`` draws.
         """
         if batch_size is not None:
             raise NotImplementedError(f"{type(self).__name__} has no mini-batch values")
@@ -181,10 +157,8 @@ class Objective(ABC):
     def hessian_bound(self) -> Bound:
         """Return a symmetric Θ with f(x) ≤ f(z) + ⟨∇f(z), x − z⟩ + ½‖x − z‖²_Θ.
 
-        Returns
-        -------
-        ndarray of shape (p, p) or scipy.sparse.linalg.LinearOperator
-            p is the number of entries of x, which counts in C order.
+        An ndarray of shape (p, p) or a ``scipy.sparse.linalg.LinearOperator``; p is the
+        number of entries of x, which count in C order.
         """
         raise NotImplementedError(f"{type(self).__name__} has no hessian_bound")
 
@@ -255,6 +229,118 @@ class FiniteSum(Objective):
             part = slice(start, start + step)
             result[part] = self._values(points[part], rows)
         return result
+
+
+class MeanObjective(Objective):
+    """F(x) = (1/n) Σ_i f_i(x), whatever the numbers of the f_i's examples.
+
+    Nothing is copied; a call costs one call of every f_i, of which there is at least
+    one, all of one shape, else it is a ValueError. ``num_examples`` is that of all f_i
+    together. It is the objective of FedGiA, arXiv 2205.01438, equation (1): (1/m) Σ f_i
+    with f_i the mean over a client's d_i examples.
+    """
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self._parts = tuple(objectives)
+        if not self._parts:
+            raise ValueError("objectives is empty; it must have at least one")
+        shapes = {part.shape for part in self._parts}
+        if len(shapes) > 1:
+            listed = ", ".join(map(str, sorted(shapes)))
+            raise ValueError(f"objectives have the shapes {listed}; they must have one")
+        self.shape = self._parts[0].shape
+        self.num_examples = sum(part.num_examples for part in self._parts)
+        self.quadratic = all(part.quadratic for part in self._parts)
+
+    def value(self, x: Array) -> float:
+        """Return F(x)."""
+        return sum(part.value(x) for part in self._parts) / len(self._parts)
+
+    def gradient(self, x: Array) -> Array:
+        """Return ∇F(x), of the shape of x."""
+        total = np.zeros(self.shape)
+        for part in self._parts:
+            total += part.gradient(x)
+        total /= len(self._parts)
+        return total
+
+    def curvature(self, x: Array, direction: Array) -> float | None:
+        """Return dᵀ∇²F(x)d; None where one of the f_i does not offer it."""
+        total = 0.0
+        for part in self._parts:
+            curvature = part.curvature(x, direction)
+            if curvature is None:
+                return None
+            total += curvature
+        return total / len(self._parts)
+
+    def values(
+        self,
+        points: Array,
+        rng: np.random.Generator | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> Array:
+        """Return F at each of a batch of points; mini-batches are not implemented."""
+        if batch_size is not None:
+            return super().values(points, rng, batch_size=batch_size)
+        points = check_point(points, self.shape, batch=True)
+        total = np.zeros(len(points))
+        for part in self._parts:
+            total += part.values(points)
+        total /= len(self._parts)
+        return total
+
+    def hessian_bound(self) -> Bound:
+        """Return Θ = (1/n) Σ Θ_i, a LinearOperator where one of the Θ_i is one.
+
+        NotImplementedError: one of the f_i has no bound.
+        """
+        dense: Any = 0.0
+        operators: list[Any] = []
+        for part in self._parts:
+            bound = part.hessian_bound()
+            if isinstance(bound, np.ndarray):
+                # added up at once: n matrices are not in memory together
+                dense = dense + bound
+            else:
+                operators.append(bound)
+        if not operators:
+            return np.asarray(dense / len(self._parts))
+
+        def product(v: Array) -> Array:
+            result = np.dot(dense, v)
+            for operator in operators:
+                result = result + operator @ v
+            return np.asarray(result / len(self._parts))
+
+        return symmetric_operator(operators[0].shape[0], product)
+
+    @cached_property
+    def _lipschitz(self) -> float:
+        try:
+            return super().lipschitz()
+        except NotImplementedError:
+            # Coarser: λ_max of a mean is at most the mean of the λ_max.
+            return sum(part.lipschitz() for part in self._parts) / len(self._parts)
+
+    def lipschitz(self) -> float:
+        """Return λ_max(Θ), or the mean of the f_i's constants where Θ is not known."""
+        return self._lipschitz
+
+    def metrics(self, x: Array) -> dict[str, float]:
+        """Return the means of the f_i's metrics, weighted by their examples.
+
+        A fraction of examples, such as the accuracy, is then that of all of them.
+        Measures that only some of the f_i have are left out.
+        """
+        parts = [part.metrics(x) for part in self._parts]
+        shares = [part.num_examples / self.num_examples for part in self._parts]
+        return {
+            name: float(sum(w * m[name] for w, m in zip(shares, parts, strict=True)))
+            for name in parts[0]
+            if all(name in measures for measures in parts)
+        }
 
 
 def common_batch(

@@ -6,7 +6,7 @@ Data given as C-contiguous float64 (or float64 CSR) is not copied: do not change
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
 from functools import cached_property
 from typing import Any, Self
 
@@ -160,8 +160,8 @@ class LinearModel(FiniteSum):
     def of_dtype(self, dtype: DTypeLike) -> Self:
         """Return f with its data in float32: half the memory to go through a gradient.
 
-        Values of many points at once, whose differences need the digits, and what is
-        asked once, Θ and its largest eigenvalue, remain those of float64.
+        Values of many points, whose differences need the digits, and Θ remain those of
+        float64.
         """
         if np.dtype(dtype) == self.dtype:
             return self
@@ -174,18 +174,6 @@ class LinearModel(FiniteSum):
             made._labels = self._labels.astype(made.dtype)
         return made
 
-    def values(
-        self,
-        points: Array,
-        rng: np.random.Generator | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> Array:
-        """Return f at each of a batch of points, in slices that fit in memory."""
-        if self._exact is not None:
-            return self._exact.values(points, rng, batch_size=batch_size)
-        return super().values(points, rng, batch_size=batch_size)
-
     @cached_property
     def stacks_as(self) -> tuple[Any, ...] | None:
         """What models of a class have in common that can be stacked; None: sparse."""
@@ -194,13 +182,8 @@ class LinearModel(FiniteSum):
             return None
         return self.shape, self._loss, design.intercept, design.matrix.dtype
 
-    @staticmethod
-    def stack(models: Sequence[Any]) -> StackedLinear | None:
-        """Models of one class as one, see :func:`fedtrellis.objectives.stacked.stack`.
-
-        A subclass whose gradient is another, or depends on more, overrides it.
-        """
-        return StackedLinear.of(models)
+    #: A subclass whose gradient is another, or depends on more, overrides it.
+    stack = staticmethod(StackedLinear.of)
 
     def _scores_of(self, x: Array, data: Any, name: str) -> Array:
         """Return the scores of other data, by default its own."""
@@ -228,18 +211,15 @@ class LinearModel(FiniteSum):
         return self._loss.slope(scores, labels, scores)
 
     def _penalty(self, flat: Array) -> Any:
-        """Return ½ Σ_j x_j² over the last axis, what l2 is the factor of.
-
-        Subclasses that override it keep its second derivative at most 1.
-        """
+        """Return ½ Σ_j x_j² over the last axis; its second derivative is at most 1."""
         return 0.5 * np.einsum("...j,...j->...", flat, flat)
 
     def _penalty_slope(self, x: Array) -> Array:
-        """Return the gradient of :meth:`_penalty`, of the shape of x; x is kept."""
+        """Return the gradient of the penalty, of the shape of x; x is kept."""
         return x
 
     def _penalty_curvature(self, x: Array, direction: Array) -> float:
-        """Return the second derivative of :meth:`_penalty` along a direction."""
+        """Return the second derivative of the penalty along a direction."""
         return float(np.vdot(direction, direction))
 
     def _value(self, x: Array) -> float:
@@ -274,7 +254,7 @@ class LinearModel(FiniteSum):
         return self.weight * result
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:
-        design, labels, factor = self._part(rows)
+        design, labels, factor = (self._exact or self)._part(rows)
         # (p, m) or (p, m·c): all the points in one matrix product
         columns = np.moveaxis(points, 0, 1).reshape(self.shape[0], -1)
         scores = design.apply(columns).reshape(-1, len(points), *self.shape[1:])
@@ -297,28 +277,33 @@ class LinearModel(FiniteSum):
     def hessian_bound(self) -> Bound:
         """Return Θ = weight (curvature · factor · AᵀA + l2 I), with l″ ≤ curvature.
 
-        Returns
-        -------
-        ndarray of shape (p, p), or a LinearOperator where p > 2048.
+        For c scores it has AᵀA ⊗ (I − 11ᵀ/c). A LinearOperator if it has more than 2048
+        rows.
         """
-        _, scale, shift = self.hessian_factor()
-        design, order = (self._exact or self)._design, self._design.shape[1]
-        if order > DENSE_ORDER:
-            return symmetric_operator(
-                order, lambda v: scale * design.adjoint(design.apply(v)) + shift * v
-            )
-        bound = scale * design.gram()
-        bound[np.diag_indices(order)] += shift
-        return bound
+        design, order = (self._exact or self)._design, math.prod(self.shape)
+        scale = self.weight * self._loss.curvature * self._factor
+        shift, several = self.weight * self.l2, len(self.shape) == 2
+        if order <= DENSE_ORDER:
+            gram: Any = design.gram()
+            if several:
+                gram = np.kron(gram, np.eye(self.shape[1]) - 1.0 / self.shape[1])
+            bound = np.asarray(scale * gram)
+            bound[np.diag_indices(order)] += shift
+            return bound
 
-    @cached_property
-    def _lipschitz(self) -> float:
-        scale = self._loss.curvature * self._factor
-        return self.weight * (scale * self._design.largest_gram_eigenvalue + self.l2)
+        def product(v: Array) -> Array:
+            x = v.reshape(self.shape)
+            if several:
+                x = x - x.mean(axis=1, keepdims=True)
+            return (scale * design.adjoint(design.apply(x))).ravel() + shift * v
+
+        return symmetric_operator(order, product)
 
     def lipschitz(self) -> float:
-        """Return λ_max(Θ), computed once."""
-        return (self._exact or self)._lipschitz
+        """Return λ_max(Θ); what it takes is computed once."""
+        scale = self._loss.curvature * self._factor
+        largest = (self._exact or self)._design.largest_gram_eigenvalue
+        return self.weight * (scale * largest + self.l2)
 
     def strong_convexity(self) -> float:
         """Return a μ with ∇²f ⪰ μI everywhere: that of the regulariser, weight · l2."""
@@ -460,9 +445,8 @@ class NonconvexLogistic(Logistic):
     which the paper does not have. There μ is divided by the number d_i of the client's
     examples, with μ = 0.1 for default in its description and 0.01 in the program.
 
-    The second derivative of x²/(2(1 + x²)) is (1 − 3x²)/(1 + x²)³, in [−1/4, 1]: the
-    quadratic regulariser's 1 bounds it from above, and f is l2/4-weakly convex at
-    worst.
+    The second derivative of x²/(2(1 + x²)) is (1 − 3x²)/(1 + x²)³, in [−1/4, 1], so
+    that f is l2/4-weakly convex at worst.
     """
 
     def _penalty(self, flat: Array) -> Any:
@@ -565,25 +549,6 @@ class MultinomialLogistic(LinearModel):
     def hessian_factor(self) -> tuple[Any, float, float]:
         """Not available: Θ is a Kronecker product, see :meth:`hessian_bound`."""
         raise NotImplementedError("MultinomialLogistic has no hessian_factor")
-
-    def hessian_bound(self) -> Bound:
-        """Return Böhning's Θ, dense where it has at most 2048 rows."""
-        design, (rows, classes) = (self._exact or self)._design, self.shape
-        scale = self.weight * self._loss.curvature * self._factor
-        shift = self.weight * self.l2
-        if rows * classes <= DENSE_ORDER:
-            centring = np.eye(classes) - 1.0 / classes
-            bound = np.asarray(scale * np.kron(design.gram(), centring))
-            bound[np.diag_indices(rows * classes)] += shift
-            return bound
-
-        def product(v: Array) -> Array:
-            matrix = v.reshape(rows, classes)
-            centred = matrix - matrix.mean(axis=1, keepdims=True)
-            result = scale * design.adjoint(design.apply(centred)) + shift * matrix
-            return result.ravel()
-
-        return symmetric_operator(rows * classes, product)
 
     def predict(self, x: Array, features: Any = None) -> IntArray:
         """Return the class of the largest score of each row, by default its own."""

@@ -1,15 +1,14 @@
 """Losses, each once: value, slope and curvature, and for dual ascent the conjugate.
 
-Losses of linear models are used twice: the smooth objectives add them up over a data
-matrix, and HyFDCA's clients ascend the dual problem. The primal problem is
-P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i), the dual one
+Linear models add them up over a data matrix, and HyFDCA's clients ascend the dual
+problem. The primal problem is P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i), the dual one
 D(α) = −(λ/2)‖(1/λN) Σ α_i x_i‖² − (1/N) Σ l*(−α_i), and w = (1/λN) Σ α_i x_i ties them
 together: "HyFDCA", arXiv 2210.08106, section 3, after S. Shalev-Shwartz and T. Zhang,
 "Stochastic dual coordinate ascent", 2013. Both of the paper's dual steps are here,
 algorithm 3's and algorithm 5's, the latter with ‖x_i‖² in its quadratic term.
 
-Everything is computed for many samples at once: arrays are float64 of shape (n,), one
-entry per sample, and a number stands for n equal entries.
+Arrays are float64 of shape (n,), one entry per sample; a number stands for n equal
+entries.
 """
 
 from __future__ import annotations
@@ -105,28 +104,24 @@ class DualLoss(ScoreLoss):
     labels: ClassVar[str]
 
     def check_labels(self, y: ArrayLike) -> None:
-        """Find out whether labels suit the loss.
-
-        Raises
-        ------
-        ValueError
-            One does not, or they are no vector of numbers; in one line.
-        """
+        """Raise a ValueError of one line if labels do not suit the loss."""
         labels = np.asarray(y)
         if labels.ndim != 1 or labels.dtype.kind not in "biuf":
             raise ValueError(
                 f"labels have shape {labels.shape} and dtype {labels.dtype}; "
                 "they must be a vector of real numbers"
             )
-        if self.labels == "signs":
-            wrong, allowed = np.abs(labels.astype(np.float64)) != 1.0, "-1 or +1"
-        else:
-            numbers = labels.astype(np.float64)
-            wrong, allowed = ~np.isfinite(numbers), "finite"
-            if self.labels == "counts":
-                wrong, allowed = wrong | (numbers < 0.0), "finite and at least 0"
-        if wrong.any():
-            first = int(np.flatnonzero(wrong)[0])
+        numbers = labels.astype(np.float64)
+        right, allowed = {
+            "signs": (np.abs(numbers) == 1.0, "-1 or +1"),
+            "real": (np.isfinite(numbers), "finite"),
+            "counts": (
+                np.isfinite(numbers) & (numbers >= 0.0),
+                "finite and at least 0",
+            ),
+        }[self.labels]
+        if not right.all():
+            first = int(np.argmin(right))
             raise ValueError(
                 f"label {first} is {labels[first]:g}; the labels of the {self.name} "
                 f"loss must be {allowed}"
@@ -144,17 +139,10 @@ class DualLoss(ScoreLoss):
     ) -> Array:
         """Return the Δ that maximises −l*(−(α + Δ)) − zΔ − (q/(2·scale))Δ².
 
-        Moving α_i alone by it maximises D if z = x_iᵀw, q = ‖x_i‖² and scale = λN.
-        With q = 1 it is the paper's practical step, algorithm 5.
-
-        Parameters
-        ----------
-        alpha, z, y : ndarray of shape (n,)
-            α in the conjugate's domain.
-        q : array_like of shape (n,) or ()
-            At least 0; where it is 0 (x_i = 0) the score does not change with α.
-        scale : float
-            Above 0.
+        Moving α_i alone by it, from within the conjugate's domain, maximises D if
+        z = x_iᵀw, q = ‖x_i‖² and scale = λN > 0. With q = 1 it is the paper's practical
+        step, algorithm 5. q is of shape (n,) or (), at least 0; where it is 0 (x_i = 0)
+        the score does not change with α.
         """
 
     # -- what follows from it
@@ -177,10 +165,7 @@ class DualLoss(ScoreLoss):
         return np.where(near, self._conjugate(inside, y), np.inf)
 
     def dual_curvature(self, y: Array) -> Array:
-        """Return about what l*″ is where the model is right, shape (n,); here 1.
-
-        The unit that a proximal term of α is measured in.
-        """
+        """Return about l*″ where the model is right: the unit of α's proximal term."""
         return np.ones_like(y)
 
     def constant_score(self, y: Array) -> float:
@@ -211,26 +196,10 @@ class DualLoss(ScoreLoss):
         − (γ²/2λ)(s c (u − α))², with u = :meth:`dual_point`. The last term has 1 for
         ‖x_i‖²: on longer rows the step may be too long. Nothing moves where u = α.
 
-        Parameters
-        ----------
-        alpha, z, y : ndarray of shape (n,)
-            α in the conjugate's domain.
-        weight : float
-            c, the paper's c_k, above 0 and at most 1.
-        gamma : float
-            γ, the paper's γ_t, above 0 and at most 1.
-        regularization : float
-            λ above 0.
-
-        Raises
-        ------
-        ValueError
-            A number is outside what is allowed: beyond 1, α may leave the domain.
-
-        Notes
-        -----
-        The algorithm prints u in ∂l(z) where its proof has −u; with the former a run
-        never leaves 0.
+        α lies in the conjugate's domain; c, the ``weight`` (the paper's c_k), and γ
+        (its γ_t) are above 0 and at most 1, and λ, the ``regularization``, above 0,
+        else it is a ValueError: beyond 1, α may leave the domain. The algorithm prints
+        u in ∂l(z) where its proof has −u; with the former a run never leaves 0.
         """
         for name, number in (("weight", weight), ("gamma", gamma)):
             if not 0.0 < number <= 1.0:
@@ -291,17 +260,8 @@ class SmoothedHinge(_QuadraticConjugate):
     """The hinge loss with its kink rounded off by a parabola.
 
     0 for yz ≥ 1, 1 − yz − g/2 for yz ≤ 1 − g, (1 − yz)²/(2g) in between;
-    l*(−α) = (g/2)α² − yα.
-
-    Parameters
-    ----------
-    smoothing : float, default 1.0
-        g above 0; the hinge loss is the limit 0.
-
-    Raises
-    ------
-    ValueError
-        The smoothing is not a finite number above 0.
+    l*(−α) = (g/2)α² − yα. g is the ``smoothing``, finite and above 0, else it is a
+    ValueError; the hinge loss is the limit 0.
     """
 
     smoothing: float = 1.0
@@ -406,10 +366,9 @@ class LogisticLoss(DualLoss):
 class Poisson(DualLoss):
     """Half the Poisson deviance, e^z − yz + y ln y − y, of labels y ≥ 0.
 
-    e^z is the mean that is predicted. The loss is 0 where e^z = y, and what it has
-    beside e^z − yz does not depend on z. l*(−α) = m ln m − m − (y ln y − y) with
-    m = y − α ≥ 0; at the optimum m is the mean that is predicted. α is at most y, and
-    has no lower bound.
+    e^z is the mean that is predicted; the loss is 0 where e^z = y.
+    l*(−α) = m ln m − m − (y ln y − y) with m = y − α ≥ 0; at the optimum m is the mean
+    that is predicted. α is at most y, and has no lower bound.
     """
 
     name: ClassVar[str] = "poisson"
@@ -537,15 +496,9 @@ def _chosen(z: Array, y: IntArray) -> tuple[IntArray, ...]:
 class WeightedLoss:
     """s l(z; y), with a weight s ≥ 0 for each sample, and its conjugate s l*(−α/s).
 
-    What :class:`DualLoss` has for dual ascent, for α = s β with β in the domain of l. A
-    sample of weight 0 has α = 0, and adds nothing.
-
-    Parameters
-    ----------
-    loss : DualLoss
-        l.
-    weights : ndarray of float64
-        s, of the samples' shape.
+    What :class:`DualLoss` has for dual ascent, for α = s β with β in the domain of l;
+    the ``weights`` s are float64 of the samples' shape. A sample of weight 0 has α = 0,
+    and adds nothing.
     """
 
     loss: DualLoss
@@ -604,21 +557,10 @@ LOSSES: dict[str, type[DualLoss]] = {
 
 
 def make_loss(name: str, smoothing: float = 1.0) -> DualLoss:
-    """Make a loss from its name.
+    """Make a loss from its name, a key of :data:`LOSSES`.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`LOSSES`.
-    smoothing : float, default 1.0
-        g of the smoothed hinge; the others have no use for it.
-
-    Raises
-    ------
-    SettingsError
-        There is no such loss.
-    ValueError
-        The smoothing is not a finite number above 0.
+    ``smoothing`` is g of the smoothed hinge; the others have no use for it. A
+    SettingsError: there is no such loss. A ValueError: g is not finite and above 0.
     """
     kind = LOSSES[check_choice("loss", name, LOSSES)]
     return SmoothedHinge(smoothing) if kind is SmoothedHinge else kind()

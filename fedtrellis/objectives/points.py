@@ -28,25 +28,22 @@ class PointForms:
 
     def layers(self, x: Point, batch: tuple[int, ...] = ()) -> list[Array]:
         """Return a point, or a batch of them, as arrays of float32 or float64."""
+        wanted = [(*batch, *s) for s in self.shapes] if batch else self.shapes
         if isinstance(x, np.ndarray):
-            array = _floats(x)
-            if len(self.shapes) == 1 and array.shape == (*batch, *self.shapes[0]):
+            array, flat = _floats(x), (*batch, *self.flat)
+            if len(wanted) == 1 and array.shape == wanted[0]:
                 return [array]
-            if array.shape != (*batch, *self.flat):
-                wanted = (*batch, *self.flat)
-                raise ValueError(f"x has shape {array.shape}; it must be {wanted}")
+            if array.shape != flat:
+                raise ValueError(f"x has shape {array.shape}; it must be {flat}")
             return self.split(array)
+        # a call for what is as it should be would be dear for a small model
         parts = [
-            part
-            if type(part) is np.ndarray and part.dtype in FLOATS
-            # a call for what is as it should be would be dear for a small model
-            else _floats(np.asarray(part))
-            for part in x
+            p if type(p) is np.ndarray and p.dtype in FLOATS else _floats(np.asarray(p))
+            for p in x
         ]
         given = [part.shape for part in parts]
-        wanted_shapes = [(*batch, *s) for s in self.shapes] if batch else self.shapes
-        if given != wanted_shapes:
-            raise ValueError(f"x has shapes {given}; they must be {wanted_shapes}")
+        if given != wanted:
+            raise ValueError(f"x has shapes {given}; they must be {wanted}")
         if len({part.dtype for part in parts}) > 1:
             parts = [np.asarray(part, dtype=np.float64) for part in parts]
         return parts
@@ -83,8 +80,6 @@ class PointForms:
 
 def _floats(array: Any) -> Array:
     """Return an array as float32 if it has no more digits, else as float64."""
-    if array.dtype in FLOATS:
-        return array  # type: ignore[no-any-return]
-    return array.astype(  # type: ignore[no-any-return]
-        np.float32 if array.dtype == np.float16 else np.float64
-    )
+    half = array.dtype in (np.float16, np.float32)
+    found: Array = array.astype(np.float32 if half else np.float64, copy=False)
+    return found

@@ -24,18 +24,10 @@ class _Differentiable(Protocol):
 
 @dataclass(frozen=True)
 class Certified:
-    """A feasible point and how far its value can be from the minimum.
+    """A point of D and how far its value can be from the minimum.
 
-    Attributes
-    ----------
-    point : ndarray
-        In D.
-    value : float
-        F at the point: F* lies in [value − gap, value] if F is convex.
-    gap : float
-        The Frank-Wolfe gap at the point.
-    iterations : int
-        Projected gradient steps taken.
+    F* lies in [value − gap, value] if F is convex, with the Frank-Wolfe gap at the
+    point; ``iterations`` counts the projected gradient steps taken.
     """
 
     point: Array
@@ -57,19 +49,10 @@ def certified_minimum(
     backtracking, restarted whenever the momentum points uphill (O'Donoghue and Candès,
     2015).
 
-    Parameters
-    ----------
-    objective : object
-        Convex and smooth, with ``value(x)`` and ``gradient(x)`` for arrays of the shape
-        of ``start``.
-    domain : Domain
-        D, with its projection.
-    start : ndarray
-        Any point; it is projected.
-    tolerance : float
-        The Frank-Wolfe gap to stop at, relative to the larger of 1 and F.
-    max_iterations : int
-        After which the best point is returned with the gap it has.
+    The function is smooth, with ``value(x)`` and ``gradient(x)`` for arrays of the
+    shape of ``start``, which is any point and is projected. The search stops where the
+    Frank-Wolfe gap is at most ``tolerance``, relative to the larger of 1 and F, or
+    after ``max_iterations`` with the best point and the gap it has.
     """
     x = domain.project(start)
     y, momentum = x, 1.0
@@ -107,13 +90,7 @@ def certified_minimum(
 class Stationary:
     """A point where the gradient all but vanishes.
 
-    Attributes
-    ----------
-    point : ndarray
-    value : float
-        F at the point. If F is μ-strongly convex, F* ≥ value − gradient_norm²/(2μ).
-    gradient_norm : float
-        ‖∇F‖ at the point.
+    If F is μ-strongly convex, F* ≥ value − gradient_norm²/(2μ).
     """
 
     point: Array
@@ -129,16 +106,9 @@ def unconstrained_minimum(
 ) -> Stationary:
     """Minimise a smooth function without a constraint, by L-BFGS.
 
-    Parameters
-    ----------
-    objective : object
-        Smooth, with ``value(x)`` and ``gradient(x)`` for arrays of the shape of
-        ``start``.
-    start : ndarray
-    tolerance : float
-        The largest entry of |∇F| to stop at. Rounding may end the search before: the
-        result says how far it came.
-    max_iterations : int
+    It has ``value(x)`` and ``gradient(x)`` for arrays of the shape of ``start``. The
+    search stops where the largest entry of |∇F| is at most ``tolerance``. Rounding may
+    end it before: the result says how far it came.
     """
     # a quarter of a second that no method needs
     from scipy.optimize import minimize

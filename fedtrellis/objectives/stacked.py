@@ -36,25 +36,18 @@ class Stacked(Protocol):
     def gradients(
         self, points: Array, rows: Sequence[IntArray | None] | None = None
     ) -> Array:
-        r"""∇f_i(x_i) of each, a new array.
+        r"""∇f_i(x_i) of each, a new array, at points of shape (n, \*shape).
 
-        Parameters
-        ----------
-        points : ndarray of shape (n, \*shape)
-        rows : sequence of (ndarray of int or None), optional
-            Each one's mini-batch; None: all of its examples.
+        ``rows`` has each one's mini-batch; None: all of its examples.
         """
 
 
 def stack(objectives: Sequence[Any]) -> Stacked | None:
     """One object for many objectives, where their class offers it.
 
-    Parameters
-    ----------
-    objectives : sequence
-        Their class has ``stack(objectives)``, a static or class method that returns a
-        :class:`Stacked`, or None for those that it cannot take together. What it
-        returns is kept from the second call with the same ones on.
+    Their class has ``stack(objectives)``, a static or class method that returns a
+    :class:`Stacked`, or None for those that it cannot take together. What it returns is
+    kept from the second call with the same ones on.
     """
     kind = type(objectives[0])
     make = getattr(kind, "stack", None)
@@ -129,28 +122,26 @@ class StackedLinear:
             # e_y of each example
             self._own = self._classes.take(self._labels, axis=0)
         self._axes = (n, *[1] * len(first.shape))
-        self._factors = self._spread([m.weight * m._factor for m in models], dtype)
-        self._shrinks = any(model.l2 for model in models)
-        if self._shrinks:
-            self._shrinking = self._spread([m.weight * m.l2 for m in models], dtype)
 
-    def _spread(self, numbers: Sequence[float], dtype: Any) -> Any:
-        """A number of each model, for its gradient; one for all is quicker."""
-        if numbers.count(numbers[0]) == len(numbers):
-            return dtype.type(numbers[0])
-        return np.array(numbers).reshape(self._axes).astype(dtype)
+        def spread(numbers: list[float]) -> Any:
+            # of each model for its gradient; one for all is quicker
+            if numbers.count(numbers[0]) == n:
+                return dtype.type(numbers[0])
+            return np.array(numbers).reshape(self._axes).astype(dtype)
+
+        self._factors = spread([m.weight * m._factor for m in models])
+        self._shrinks = any(model.l2 for model in models)
+        self._shrinking = spread([m.weight * m.l2 for m in models])
 
     @classmethod
     def of(cls, models: Sequence[Any]) -> StackedLinear | None:
         """The stack, or None where it would not save time."""
-        first = models[0]
-        rows = max(model.num_examples for model in models)
-        padded = len(models) * rows
-        kind = first.stacks_as
-        fits = padded * first.shape[0] <= _LARGEST and kind is not None
-        fits = fits and all(model.stacks_as == kind for model in models)
-        filled = padded <= _MOST_FILLED * sum(model.num_examples for model in models)
-        return cls(models) if fits and filled else None
+        sizes, kind = [model.num_examples for model in models], models[0].stacks_as
+        padded = len(models) * max(sizes)
+        small = padded * models[0].shape[0] <= _LARGEST
+        if kind is None or not small or padded > _MOST_FILLED * sum(sizes):
+            return None
+        return cls(models) if all(m.stacks_as == kind for m in models) else None
 
     def gradients(
         self, points: Array, rows: Sequence[IntArray | None] | None = None
@@ -182,7 +173,7 @@ class StackedLinear:
         return self._gradients(features, labels, factors, points, rows)
 
     def _softmax(self, scores: Array) -> bool:
-        """Replace scores z by softmax(z); or say that exp(z) is too large or small."""
+        """Replace scores z by softmax(z), unless exp(z) is too large or small."""
         with np.errstate(over="ignore", divide="ignore"):
             np.exp(scores, out=scores)
             sums = scores @ self._ones

@@ -352,29 +352,11 @@ class TorchObjective(ModuleLoss):
     ) -> Array:
         """Take gradient steps from x on the device, and return where they end.
 
-        x_k ← x_{k−1} − γ_k (∇f(x_{k−1}) + pull · (x_{k−1} − x)), k = 1, 2, …, in the
-        dtype of x; the model computes in its own.
-
-        Parameters
-        ----------
-        x : ndarray
-            In one array; it is not changed.
-        sizes : sequence of float
-            γ_1, γ_2, …
-        rng : numpy.random.Generator, optional
-            Draws a mini-batch for every step, as :meth:`stochastic_gradient` does.
-        batch_size : int, default 0
-            Examples in a mini-batch; 0: all.
-        pull : float, default 0.0
-            How strongly the steps are pulled back to x.
-
-        Returns
-        -------
-        ndarray of the shape of x
-
-        Notes
-        -----
-        To the last bit what steps on arrays with :meth:`gradient` come to, on a CPU.
+        x_k ← x_{k−1} − γ_k (∇f(x_{k−1}) + pull · (x_{k−1} − x_0)), k = 1, 2, …, for the
+        γ_k in ``sizes``, in the dtype of x, one array that is not changed; the model
+        computes in its own. With a ``batch_size``, ``rng`` draws a mini-batch for every
+        step, as for :meth:`stochastic_gradient`. The end is, to the last bit on a CPU,
+        what steps on arrays with :meth:`gradient` come to.
         """
         layers = self._forms.layers(x)
         self.flat.set(layers)
@@ -410,12 +392,8 @@ class TorchObjective(ModuleLoss):
     def curvature(self, x: Point, direction: Point) -> float:
         """Return dᵀ∇²f(x)d, by differentiating γ ↦ f(x + γd) twice.
 
-        With kinks in the model (ReLU) it is that of the piece that x lies on.
-
-        Raises
-        ------
-        RuntimeError
-            PyTorch cannot differentiate an operation of the model or the loss twice.
+        With kinks in the model (ReLU) it is that of the piece that x lies on. A
+        RuntimeError: PyTorch cannot differentiate an operation twice.
         """
         point, along = (
             torch.tensor(

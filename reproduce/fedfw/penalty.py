@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import sim
 from fedtrellis.domains import Domain, GroupL1Ball, Simplex, TotalVariationBall
 from fedtrellis.objectives import LeastSquares, Logistic
-from fedtrellis.objectives.mean_objective import MeanObjective
+from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.reference import certified_minimum
 from fedtrellis.schedules import FrankWolfeSchedule, automatic_penalty
 from reproduce.common import Item, Options, app_config, workers

@@ -33,7 +33,7 @@ from fedtrellis.objectives import (
     MatrixCompletion,
     MultinomialLogistic,
 )
-from fedtrellis.objectives.mean_objective import MeanObjective
+from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.server.callbacks import EarlyStop
 from fedtrellis.wire.arrays import record_arrays
 from reproduce.common import app_config

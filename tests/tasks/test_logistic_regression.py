@@ -11,8 +11,8 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression as SklearnLogistic
 
 from fedtrellis.objectives import Logistic
+from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.linear_models import NonconvexLogistic
-from fedtrellis.objectives.mean_objective import MeanObjective
 from fedtrellis.settings import SettingsError, parse
 from tasks import LogisticRegression
 from tasks.data.task import data_of

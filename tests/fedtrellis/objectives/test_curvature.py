@@ -14,6 +14,7 @@ from fedtrellis.objectives import (
     Objective,
     QuadraticAssignment,
 )
+from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.objectives.losses import (
     CrossEntropy,
@@ -24,7 +25,6 @@ from fedtrellis.objectives.losses import (
     Squared,
 )
 from fedtrellis.objectives.matrices import PrincipalComponents
-from fedtrellis.objectives.mean_objective import MeanObjective
 from tests.fedtrellis.objectives.cases import (
     BITS,
     CASES,

@@ -14,7 +14,7 @@ from fedtrellis.objectives import (
     MultinomialLogistic,
     Objective,
 )
-from fedtrellis.objectives.mean_objective import MeanObjective
+from fedtrellis.objectives.base import MeanObjective
 
 Array = NDArray[np.float64]
 
