@@ -55,33 +55,13 @@ class LowRankPerceptron(FiniteSum):
     A point is a list of these arrays or the flat vector of all their entries, each in C
     order; every method accepts both, and a gradient has the form of the point given.
 
-    Parameters
-    ----------
-    features : array_like of shape (d, p)
-    labels : array_like of shape (d,)
-        Whole numbers in [0, classes).
-    classes : int
-        c, at least 2.
-    hidden : int
-        h, the width of the hidden layer.
-    rank : int, optional
-        R, at most min(p, h); None puts no bound on the rank.
-    factored : bool, default True
-        Whether W is kept as its factors; nothing without ``rank``.
-    activation : {"tanh", "relu"}
-        φ; f is smooth with tanh only.
-    l2 : float, default 0.0
-    weight : float, default 1.0
-        A positive factor on the whole function.
+    ``features`` has the a_k in its rows, (d, p); the d ``labels`` are whole numbers in
+    [0, classes), c = ``classes`` at least 2; h = ``hidden`` is the width of the hidden
+    layer, R = ``rank`` at most min(p, h), None for no bound; φ, the ``activation``, is
+    "tanh" or "relu", with which f is not smooth; ``weight`` is a positive factor on the
+    whole function. A ValueError: shapes disagree, an entry is not finite, or a label or
+    parameter is not allowed.
 
-    Raises
-    ------
-    ValueError
-        If shapes disagree, an entry is not finite, or a label or parameter is not
-        allowed.
-
-    Notes
-    -----
     §5.3 of arXiv 2507.22855, which keeps W as one matrix.
     """
 
@@ -141,11 +121,10 @@ class LowRankPerceptron(FiniteSum):
         return Product(parts)
 
     def initial_point(self, rng: np.random.Generator) -> list[Array]:
-        """Draw a model on the manifold.
+        """Draw a model on the manifold, the same for either way to keep W.
 
         W and B have the variance 2/(rows + columns) of Glorot and Bengio (AISTATS
-        2010), before W is cut to rank R, and the biases are zero. One state of the
-        generator gives the same network for either way to keep W.
+        2010), before W is cut to rank R, and the biases are zero.
         """
         W, B = (
             np.sqrt(2.0 / sum(shape)) * rng.standard_normal(shape)
@@ -370,24 +349,15 @@ _LEAST = 1e-30
 class OnnxClassifier:
     """Scores of images by ONNX Runtime, on the CPU: a black box.
 
-    Parameters
-    ----------
-    path : str or Path
-        A model with one input of floating-point numbers, of shape (batch, ...), and an
-        output of shape (batch, classes); of several, the first such.
-    shape : tuple of int
-        Of one image, as the attack has it. The model may want axes of length 1 beside
-        these, or all numbers in one axis; it gets them in the same order.
-    scores : str
-        What the output is: ``"logits"``, or ``"probabilities"``, whose logarithms
-        count.
+    The model in the file at ``path`` has one input of floating-point numbers, of shape
+    (batch, ...), and an output of shape (batch, classes); of several, the first such.
+    ``shape`` is that of one image, as the attack has it. The model may want axes of
+    length 1 beside these, or all numbers in one axis; it gets them in the same order.
+    Its output, the ``scores``, is ``"logits"``, or ``"probabilities"``, whose
+    logarithms count.
 
-    Raises
-    ------
-    SettingsError
-        ONNX Runtime is not installed.
-    ValueError
-        The file is no ONNX model, or one that does not fit, in one line.
+    A SettingsError: ONNX Runtime is not installed. A ValueError, in one line: the file
+    is no ONNX model, or one that does not fit.
 
     Examples
     --------
@@ -425,10 +395,7 @@ class OnnxClassifier:
                 str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # the library's own kinds have no common one
-            why = str(error).splitlines()[0]
-            raise ValueError(
-                f"{path} is no ONNX model that can be run: {why}"
-            ) from None
+            raise _fault(path, "is no ONNX model that can be run", error) from None
         self.path, self.shape, self.scores = Path(path), tuple(shape), scores
         inputs, outputs = (
             [(one.name, one.type, one.shape or []) for one in ends]
@@ -493,10 +460,8 @@ class OnnxClassifier:
         try:
             (found,) = self._session.run([self._output], {self._input: given})
         except Exception as error:  # as above
-            why = str(error).splitlines()[0]
-            raise ValueError(
-                f"{self.path} fails at images of shape {self.shape}: {why}"
-            ) from None
+            why = f"fails at images of shape {self.shape}"
+            raise _fault(self.path, why, error) from None
         scores = np.asarray(found, dtype=np.float64)[:count]
         if scores.ndim != 2 or len(scores) != count:
             raise ValueError(
@@ -511,6 +476,10 @@ class OnnxClassifier:
                 )
             scores = np.log(np.maximum(scores, _LEAST))
         return scores
+
+
+def _fault(path: str | Path, what: str, error: Exception) -> ValueError:
+    return ValueError(f"{path} {what}: {str(error).splitlines()[0]}")
 
 
 def _alike(wanted: list[Any], shape: tuple[int, ...]) -> bool:
@@ -531,29 +500,12 @@ class UniversalPerturbation(FiniteSum):
 
     On a sphere ‖δ‖ = ε the distortion ‖δ‖² is a constant.
 
-    Parameters
-    ----------
-    classifier : Classifier
-    images : array_like of shape (d, ...)
-        All of one label.
-    label : int
-        t.
-    confidence : float, default 0.0
-        κ: a margin of −κ is enough.
-    balance : float, default 1.0
-        What ‖δ‖² counts.
-    clip : bool, default False
-        Whether the classifier sees a_k + δ cut to [0, 1], the range of pixels.
-    weight : float, default 1.0
-        A positive factor on the whole function.
+    The ``images`` are of shape (d, ...), d at least 1, and all of one ``label`` t. κ is
+    the ``confidence``: a margin of −κ is enough. With ``clip`` the classifier sees
+    a_k + δ cut to [0, 1], the range of pixels. ``weight`` is a positive factor on the
+    whole function. A ValueError: there are no images, an entry is not finite, or a
+    parameter is not allowed.
 
-    Raises
-    ------
-    ValueError
-        There are no images, an entry is not finite, or a parameter is not allowed.
-
-    Notes
-    -----
     §5.2 of arXiv 2507.22855, with the loss of P.-Y. Chen et al., "ZOO", 2017, on which
     the paper is silent: log p_t − max log p_c, which is the difference of the scores,
     as the softmax's normalisation cancels.

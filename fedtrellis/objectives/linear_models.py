@@ -22,7 +22,6 @@ from fedtrellis.objectives.checks import (
     check_examples,
     check_integers,
     check_number,
-    check_point,
     check_targets,
     is_sparse,
 )
@@ -184,18 +183,6 @@ class LinearModel(FiniteSum):
 
     #: A subclass whose gradient is another, or depends on more, overrides it.
     stack = staticmethod(StackedLinear.of)
-
-    def _scores_of(self, x: Array, data: Any, name: str) -> Array:
-        """Return the scores of other data, by default its own."""
-        x, design = check_point(x, self.shape), self._design
-        if data is not None:
-            design = design.with_data(check_examples(name, data))
-            if design.shape[1] != self.shape[0]:
-                raise ValueError(
-                    f"{name} has shape {design.matrix.shape}; "
-                    f"it must have {self._design.matrix.shape[1]} columns"
-                )
-        return design.apply(x)
 
     def _part(self, rows: IntArray | None) -> tuple[DesignMatrix, Any, float]:
         """Return data and labels of some examples, and the factor of their losses."""
@@ -420,9 +407,9 @@ class Logistic(LinearModel):
         signs = 2.0 * check_integers("b", b, design.shape[0], 2) - 1.0
         super().__init__(design, losses.LogisticLoss(), signs, weight=weight, l2=l2)
 
-    def predict(self, x: Array, A: Any = None) -> IntArray:
-        """Return the labels 1[a_kᵀx > 0] of the rows of A, by default its own."""
-        return (self._scores_of(x, A, "A") > 0.0).astype(np.intp)
+    def predict(self, x: Array) -> IntArray:
+        """Return the labels 1[a_kᵀx > 0] of the rows of A."""
+        return (self._design.apply(self._point(x)) > 0.0).astype(np.intp)
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
@@ -550,10 +537,9 @@ class MultinomialLogistic(LinearModel):
         """Not available: Θ is a Kronecker product, see :meth:`hessian_bound`."""
         raise NotImplementedError("MultinomialLogistic has no hessian_factor")
 
-    def predict(self, x: Array, features: Any = None) -> IntArray:
-        """Return the class of the largest score of each row, by default its own."""
-        scores = self._scores_of(x, features, "features")
-        return np.asarray(np.argmax(scores, axis=1), dtype=np.intp)
+    def predict(self, x: Array) -> IntArray:
+        """Return the class of the largest score of each row."""
+        return np.asarray(self._design.apply(self._point(x)).argmax(axis=1), np.intp)
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""

@@ -294,22 +294,10 @@ class PrincipalComponents(FiniteSum):
     bound; over the x with xᵀx = I its minimisers span the space of the largest
     eigenvalues of C. Points have shape (p, r).
 
-    Parameters
-    ----------
-    A : array_like of shape (d, p)
-        Centred already, where C is to be a covariance.
-    components : int
-        r, from 1 to p.
-    weight : float, default 1.0
-        A positive factor on the whole function.
+    A is of shape (d, p), and centred already where C is to be a covariance; r, the
+    ``components``, is from 1 to p; ``weight`` is a positive factor on the whole
+    function. A ValueError: A is not a finite matrix or a parameter is not allowed.
 
-    Raises
-    ------
-    ValueError
-        If A is not a finite matrix or a parameter is not allowed.
-
-    Notes
-    -----
     §5.1 of arXiv 2507.22855.
     """
 
@@ -391,13 +379,10 @@ class PrincipalComponents(FiniteSum):
     def metrics(self, x: Array) -> dict[str, float]:
         """Return what tells x from the optimum over xᵀx = I.
 
-        Returns
-        -------
-        dict
-            ``"optimality-gap"``, f(x) less the minimum over xᵀx = I, and
-            ``"subspace-error"``, the sine of the largest angle between the column space
-            of x and the space of :meth:`leading_subspace`, which says nothing where
-            the r-th largest eigenvalue is as large as the next.
+        ``"optimality-gap"`` is f(x) less the minimum there. ``"subspace-error"`` is the
+        sine of the largest angle between the column space of x and that of
+        :meth:`leading_subspace`, which says nothing where the r-th largest eigenvalue
+        is as large as the next.
         """
         x = self._point(x)
         basis, leading = np.linalg.qr(x)[0], self._eigen[1]

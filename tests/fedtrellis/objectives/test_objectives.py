@@ -261,10 +261,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         "rows and mask are both given",
         lambda: QuadraticAssignment(SQUARE, SQUARE, rows=[0], mask=SQUARE > 0),
     ),
-    (
-        r"A has shape \(1, 2\); it must have 1 columns",
-        lambda: Logistic([[1.0]], [1]).predict(np.ones(1), [[1.0, 2.0]]),
-    ),
 ]
 
 
