@@ -12,10 +12,7 @@ from .classification import Classification, Digits
 from .data.readers import node_path
 from .data.settings import NODES, DataSettings
 from .data.task import NodeDataTask
-from .hybrid import ClientData, HybridTask
-from .hybrid_linear import HybridLinear
-from .hybrid_logistic import HybridLogistic
-from .hybrid_svm import HybridSVM
+from .hybrid import ClientData, HybridLinear, HybridLogistic, HybridSVM, HybridTask
 from .kernel_pca import KernelPCA
 from .logistic_regression import LogisticRegression
 from .low_rank_network import LowRankNetwork

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -32,9 +32,10 @@ __all__ = [
 
 #: Bytes of a nonce, the same as those of an encryption.
 NONCE_BYTES = 16
-_MAX_BYTES = 1 << 28
 
 BoolArray = NDArray[np.bool_]
+#: Holders, as indices of members; number of samples; digest of their hashes.
+GroupEntry = tuple[tuple[int, ...], int, str]
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Agreement:
     members: tuple[Party, ...]
     features: tuple[str, ...]
     held: tuple[str, ...]
-    groups: tuple[tuple[tuple[int, ...], int, str], ...]
-    new_groups: tuple[tuple[tuple[int, ...], int, str], ...] = ()
+    groups: tuple[GroupEntry, ...]
+    new_groups: tuple[GroupEntry, ...] = ()
 
     # ---------------------------------------------------------------- the server's part
 
@@ -99,9 +100,7 @@ class Agreement:
         for name, columns in alignment.columns.items():
             held[index[name], columns] = True
 
-        def listed(
-            groups: Sequence[Group],
-        ) -> tuple[tuple[tuple[int, ...], int, str], ...]:
+        def listed(groups: Sequence[Group]) -> tuple[GroupEntry, ...]:
             return tuple(
                 (tuple(index[n] for n in g.holders), g.size, g.digest) for g in groups
             )
@@ -117,39 +116,28 @@ class Agreement:
 
     def to_bytes(self) -> bytes:
         """Return it as it travels: in one form, so that equal ones have equal bytes."""
-        members = [[m.name, m.key, m.nonce] for m in self.members]
         content = {
-            "settings": dict(self.settings),
-            "members": members,
-            "features": self.features,
-            "held": self.held,
-            "groups": self.groups,
-            "new-groups": self.new_groups,
+            f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)
         }
+        content["members"] = [astuple(member) for member in self.members]
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
     # ---------------------------------------------------------------- the clients' part
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Agreement:
-        """Read what a server sent; nothing in it is trusted.
+        """Read what a server sent.
 
         Raises
         ------
         ValueError
             It is not an agreement, or contradicts itself.
         """
-        if len(data) > _MAX_BYTES:
-            raise ValueError(f"the agreement has {len(data)} bytes")
         return _parse(data)
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 of the bytes: the run's id, under which its keys are derived."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> bytes:
         return hashlib.sha256(self.to_bytes()).digest()
 
     @cached_property
@@ -238,24 +226,18 @@ def _parse(data: bytes) -> Agreement:
                 for key in ("groups", "new-groups")
             ),
         )
+        K, groups = len(found.members), (*found.groups, *found.new_groups)
+        fits = (
+            found.to_bytes() == data
+            and K == len(set(found.names)) == len(found.held) > 0
+            and {2 * -(-len(found.features) // 8)} == set(map(len, found.held))
+            and found.holdings.any(axis=1).all()
+            and all(size > 0 and holders for holders, size, _ in groups)
+            and all(len(set(holders)) == len(holders) for holders, _, _ in groups)
+            and all(0 <= i < K for holders, _, _ in groups for i in holders)
+        )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"the agreement is malformed: {error}") from None
-    K, bits = len(found.members), -(-len(found.features) // 8)
-    if (
-        not K
-        or len(set(found.names)) != K
-        or len(found.held) != K
-        or any(len(text) != 2 * bits for text in found.held)
-        or found.to_bytes() != data
-    ):
+    if not fits:
         raise ValueError("the agreement is malformed")
-    for holders, size, _ in (*found.groups, *found.new_groups):
-        if size < 1 or not holders or len(set(holders)) != len(holders):
-            raise ValueError("the agreement has a group of no samples or holders")
-        if not all(0 <= i < K for i in holders):
-            raise ValueError("the agreement has a group of unknown holders")
-    try:
-        found.holdings  # noqa: B018
-    except ValueError as error:
-        raise ValueError(f"the agreement is malformed: {error}") from None
     return found

@@ -16,28 +16,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "HASH_BYTES",
-    "Alignment",
-    "AlignmentError",
-    "Group",
-    "align",
-    "hashes_digest",
-]
+__all__ = ["HASH_BYTES", "Alignment", "Group", "align", "hashes_digest"]
 
 #: Bytes of a sample's keyed hash: 128 bits, so that two ids never meet by accident.
 HASH_BYTES = 16
 
 IntArray = NDArray[np.int64]
-
-
-class AlignmentError(ValueError):
-    """The clients' samples or features do not fit together."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +103,9 @@ class Alignment:
         count twice in every sum, only they can tell.
         """
         found: dict[str, list[int]] = {}
-        disjoint: dict[tuple[str, ...], bool] = {}
         for index, group in enumerate(self.groups):
-            if group.holders not in disjoint:
-                columns = [self.columns[name] for name in group.holders]
-                all_columns = np.concatenate(columns)
-                disjoint[group.holders] = bool(
-                    len(np.unique(all_columns)) == len(all_columns)
-                )
-            if not disjoint[group.holders]:
+            columns = np.concatenate([self.columns[name] for name in group.holders])
+            if len(np.unique(columns)) < len(columns):
                 for name in group.holders:
                     found.setdefault(name, []).append(index)
         return found
@@ -131,40 +115,41 @@ class Alignment:
     def state(self) -> dict[str, NDArray[Any]]:
         """All of it as arrays, for a checkpoint."""
         names = list(self.rows)
-        number = {name: i for i, name in enumerate(names)}
+        holds = [[name in group.holders for name in names] for group in self.groups]
         arrays: dict[str, NDArray[Any]] = {
             "clients": np.array(names),
             "feature-names": np.array(self.feature_names),
             "sizes": np.array([group.size for group in self.groups]),
             "digests": np.array([group.digest for group in self.groups]),
+            "holders": np.array(holds),
         }
-        for index, group in enumerate(self.groups):
-            arrays[f"holders/{index}"] = np.array([number[n] for n in group.holders])
-        for name in names:
-            arrays[f"columns/{number[name]}"] = self.columns[name]
-            for index, rows in self.rows[name].items():
-                arrays[f"rows/{number[name]}/{index}"] = rows
+        for i, name in enumerate(names):
+            arrays[f"columns/{i}"] = self.columns[name]
+            own = [self.rows[name][g] for g in self.client_groups(name)]
+            arrays[f"rows/{i}"] = np.concatenate(own)
         return arrays
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Alignment:
         """Inverse of :meth:`state`."""
-        names = [str(name) for name in state["clients"]]
+        names, holds, sizes = (
+            state["clients"].tolist(),
+            state["holders"],
+            state["sizes"],
+        )
         groups = [
-            Group(
-                tuple(names[i] for i in state[f"holders/{index}"]),
-                int(size),
-                str(state["digests"][index]),
+            Group(tuple(n for n, h in zip(names, held, strict=True) if h), size, digest)
+            for held, size, digest in zip(
+                holds, sizes.tolist(), state["digests"].tolist(), strict=True
             )
-            for index, size in enumerate(state["sizes"])
         ]
-        rows: dict[str, dict[int, IntArray]] = {name: {} for name in names}
-        for key, array in state.items():
-            if key.startswith("rows/"):
-                _, client, index = key.split("/")
-                rows[names[int(client)]][int(index)] = array
+        rows = {}
+        for i, name in enumerate(names):
+            own = np.flatnonzero(holds[:, i])
+            parts = np.split(state[f"rows/{i}"], np.cumsum(sizes[own])[:-1])
+            rows[name] = dict(zip(own.tolist(), parts, strict=True))
         columns = {name: state[f"columns/{i}"] for i, name in enumerate(names)}
-        return cls(groups, rows, [str(n) for n in state["feature-names"]], columns)
+        return cls(groups, rows, state["feature-names"].tolist(), columns)
 
 
 def align(
@@ -193,7 +178,7 @@ def align(
 
     Raises
     ------
-    AlignmentError
+    ValueError
         A client has a sample or a feature twice, holds one that the model has not, or
         nobody holds a feature of the model.
     """
@@ -201,12 +186,19 @@ def align(
     for name in names:
         array = hashes[name]
         if array.ndim != 2 or array.shape[1] != HASH_BYTES or array.dtype != np.uint8:
-            raise AlignmentError(f"client {name}: its samples' hashes are malformed")
+            raise ValueError(f"client {name}: its samples' hashes are malformed")
         if not len(array) or not len(features[name]):
-            raise AlignmentError(f"client {name} has no samples or no features")
-    columns, order = _columns(features, feature_names)
-    if not allow_unheld:
-        _check_held(columns, order)
+            raise ValueError(f"client {name} has no samples or no features")
+    named = chain(*features.values()) if feature_names is None else feature_names
+    order = list(dict.fromkeys(named))
+    places = {feature: i for i, feature in enumerate(order)}
+    columns = {name: _columns(name, held, places) for name, held in features.items()}
+    unheld = np.setdiff1d(np.arange(len(order)), np.concatenate([*columns.values()]))
+    if len(unheld) and not allow_unheld:
+        raise ValueError(
+            f"feature {order[int(unheld[0])]!r} of the model ({len(unheld)} in all) "
+            "is held by no client"
+        )
 
     # one key a sample, and who holds it
     keys = np.concatenate([np.ascontiguousarray(hashes[n]) for n in names])
@@ -219,7 +211,7 @@ def align(
     twice = (np.diff(sample) == 0) & (np.diff(client) == 0)
     if twice.any():
         who = names[int(client[int(np.argmax(twice))])]
-        raise AlignmentError(f"client {who} has {int(twice.sum())} sample ids twice")
+        raise ValueError(f"client {who} has {int(twice.sum())} sample ids twice")
 
     starts = np.searchsorted(sample, np.arange(len(unique) + 1))
     members: dict[bytes, list[int]] = {}
@@ -247,37 +239,15 @@ def hashes_digest(hashes: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(hashes).tobytes()).hexdigest()
 
 
-def _columns(
-    features: Mapping[str, Sequence[str]], feature_names: Sequence[str] | None
-) -> tuple[dict[str, IntArray], list[str]]:
-    """The model's order of the features, and each client's as indices into it."""
-    if feature_names is None:
-        seen: dict[str, None] = {}
-        for held in features.values():
-            seen.update(dict.fromkeys(held))
-        order = list(seen)
-    else:
-        order = list(feature_names)
-    index = {name: i for i, name in enumerate(order)}
-    columns = {}
-    for name, held in features.items():
-        unknown = [feature for feature in held if feature not in index]
-        if unknown:
-            raise AlignmentError(
-                f"client {name} has feature {unknown[0]!r}, which is not among the "
-                f"model's {len(order)} features"
-            )
-        own = np.array([index[feature] for feature in held], dtype=np.int64)
-        if len(np.unique(own)) != len(own):
-            raise AlignmentError(f"client {name} names a feature twice")
-        columns[name] = own
-    return columns, order
-
-
-def _check_held(columns: Mapping[str, IntArray], order: Sequence[str]) -> None:
-    missing = np.setdiff1d(np.arange(len(order)), np.concatenate([*columns.values()]))
-    if len(missing):
-        raise AlignmentError(
-            f"feature {order[int(missing[0])]!r} of the model ({len(missing)} in all) "
-            "is held by no client"
+def _columns(name: str, held: Sequence[str], index: Mapping[str, int]) -> IntArray:
+    """A client's features by their index in the model's order."""
+    unknown = [feature for feature in held if feature not in index]
+    if unknown:
+        raise ValueError(
+            f"client {name} has feature {unknown[0]!r}, which is not among the "
+            f"model's {len(index)} features"
         )
+    own = np.array([index[feature] for feature in held], dtype=np.int64)
+    if len(np.unique(own)) != len(own):
+        raise ValueError(f"client {name} names a feature twice")
+    return own

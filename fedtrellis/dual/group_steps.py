@@ -79,28 +79,19 @@ class GroupStep:
         A ``ConfigRecord`` knows numbers and flat lists only: the lists have an entry
         for each group, or as many as the group's count says.
         """
-        entries: dict[str, Any] = {
-            "groups": [],
-            "steps": [],
-            "alpha-ids": [],
-            "mix-counts": [],
-            "mix-ids": [],
-            "mix-weights": [],
-            "keep-counts": [],
-            "keep-ids": [],
+        every = list(records)
+        entries = {
+            "groups": [r.group for r in every],
+            "steps": [r.step for r in every],
+            "alpha-ids": [r.alpha_id for r in every],
+            "mix-counts": [len(r.ids) for r in every],
+            "mix-ids": [i for r in every for i in r.ids],
+            "mix-weights": [theta for r in every for theta in r.weights],
+            "keep-counts": [len(r.keep) for r in every],
+            "keep-ids": [i for r in every for i in r.keep],
         }
-        for record in records:
-            entries["groups"].append(record.group)
-            entries["steps"].append(record.step)
-            entries["alpha-ids"].append(record.alpha_id)
-            entries["mix-counts"].append(len(record.ids))
-            entries["mix-ids"] += record.ids
-            entries["mix-weights"] += record.weights
-            entries["keep-counts"].append(len(record.keep))
-            entries["keep-ids"] += record.keep
-            if record.alpha is not None:
-                entries[f"alpha/{record.group}"] = record.alpha
-        return entries
+        alphas = {f"alpha/{r.group}": r.alpha for r in every if r.alpha is not None}
+        return {**entries, **alphas}
 
     @classmethod
     def unpack(cls, config: Mapping[str, Any], classes: int = 1) -> list[GroupStep]:

@@ -65,8 +65,7 @@ class HeldGroup:
         Parameters
         ----------
         state : mapping
-            With the arrays. They come from the server, and say how long the client's
-            vectors are.
+            With the arrays.
         num_samples : int
             How many samples the client has.
 
@@ -76,22 +75,16 @@ class HeldGroup:
             If the groups do not deal out the client's samples.
         """
         rows, sizes, groups = state["rows"], state["sizes"], state["groups"]
-        if (
-            any(a.dtype.kind not in "iu" or a.ndim != 1 for a in (rows, sizes, groups))
-            or len(np.unique(groups)) != len(groups)
-            or len(sizes) != len(groups)
-            or (sizes < 0).any()
-            or sum(sizes.tolist()) != num_samples
-            or not np.array_equal(np.sort(rows), np.arange(num_samples))
-        ):
+        dealt = np.array_equal(np.sort(rows), np.arange(num_samples))
+        if not dealt or sizes.sum() != num_samples or sizes.min(initial=1) < 1:
             raise ValueError(
                 "rows, groups and sizes do not deal out this client's "
                 f"{num_samples} samples"
             )
-        rows = rows.astype(np.int64)
-        stops = np.cumsum(sizes.astype(int)).tolist()
-        starts = [0, *stops[:-1]]
+        stops = np.cumsum(sizes).tolist()
         return [
-            cls(group, rows[start:stop], start)
-            for group, start, stop in zip(groups.tolist(), starts, stops, strict=True)
+            cls(group, rows[stop - size : stop].astype(np.int64), stop - size)
+            for group, size, stop in zip(
+                groups.tolist(), sizes.tolist(), stops, strict=True
+            )
         ]

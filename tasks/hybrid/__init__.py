@@ -1,5 +1,6 @@
-"""What tasks whose samples and features are split over the clients have in common."""
+"""Tasks whose samples and features are split over the clients."""
 
-from .task import ClientData, HybridTask
+from .shares import ClientData
+from .task import HybridLinear, HybridLogistic, HybridSVM, HybridTask
 
-__all__ = ["ClientData", "HybridTask"]
+__all__ = ["ClientData", "HybridLinear", "HybridLogistic", "HybridSVM", "HybridTask"]

@@ -1,7 +1,14 @@
-"""Samples of the hybrid tasks, from the rows of a data set: labels, split, scaling."""
+"""Samples of the hybrid tasks: rows of a data set, labelled, split and scaled.
+
+Digits, breast cancer and diabetes come with scikit-learn; MNIST, Covtype, a9a and
+News20 are the user's files. News20 and a9a are sparse, and four of five entries of
+MNIST and Covtype are 0, so these four stay CSR.
+"""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,49 +19,253 @@ from fedtrellis.extras import need
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
-from ..base import derived_seed
+from ..base import data_path, derived_seed
+from ..data.datasets import load_mnist
+from ..data.readers import read_csv, read_libsvm, read_own_file
 from ..data.scaling import with_constant
 from ..data.settings import FILE
-from .partition import Indices
-from .rows import DATASETS, load_rows
+from ..data.table import Schema, read_at_most
 
 if TYPE_CHECKING:
     from .task import HybridTask
 
-__all__ = ["Samples", "load_samples", "min_max_scaled", "signs"]
+__all__ = ["BY_PATH", "DATASETS", "TARGETS", "Samples", "load_rows", "load_samples"]
 
 FloatArray = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
+#: Data sets by name, with the rule by which their classes become +1 and −1.
+DATASETS = {
+    "digits": "5 and above against 0 to 4",
+    "breast-cancer": "benign against malignant",
+    "mnist": "5 and above against 0 to 4",
+    "covtype": "class 2 against the rest",
+    "a9a": "the larger label against the smaller",
+    "news20": "the upper half of the classes, in ascending order, against the lower",
+    FILE: "the larger of two labels, or the second in the alphabet, against the other",
+}
+
+#: Data sets whose labels are numbers, with what they are.
+TARGETS = {"diabetes": "how far the disease went in a year"}
+
+#: Those that are the user's, with the names of their files in a folder; MNIST's are
+#: known to its reader.
+BY_PATH: dict[str, tuple[str, ...]] = {
+    "mnist": (),
+    "covtype": (
+        *("covtype.data", "covtype.data.gz"),
+        *("covtype.libsvm.binary.scale.bz2", "covtype.libsvm.binary.bz2"),
+    ),
+    "a9a": ("a9a", "a9a.bz2"),
+    "news20": ("news20", "news20.bz2", "news20_multiclass.bz2"),
+    FILE: (),
+}
+
+_COVTYPE = (
+    "elevation",
+    "aspect",
+    "slope",
+    "horizontal-distance-to-hydrology",
+    "vertical-distance-to-hydrology",
+    "horizontal-distance-to-roadways",
+    "hillshade-9am",
+    "hillshade-noon",
+    "hillshade-3pm",
+    "horizontal-distance-to-fire-points",
+    *(f"wilderness-area-{i}" for i in range(1, 5)),
+    *(f"soil-type-{i}" for i in range(1, 41)),
+)
 # Two classes: there is no other way to tell one from the rest.
 _TWO_CLASSES = ("breast-cancer", "a9a")
 
 
 class Samples(NamedTuple):
-    """All samples, the training samples first.
+    """Samples, the training samples first.
 
     Attributes
     ----------
     features : ndarray or scipy.sparse.csr_array of shape (d, p)
+        float64.
     labels : ndarray of shape (d,)
-    num_train : int
-        How many of them are training samples.
-    rows : ndarray of int of shape (d,)
-        Their rows in the data set.
+        float64.
     names : tuple of str
-    side, num_rows : int
-        Of the data set: see ``Rows.side``, and how many rows it has.
+        Of the p features.
+    side : int
+        Where the features are the pixels of square images, row by row, their number
+        of rows, else 0.
+    test : int
+        How many of them, the last ones, are test samples.
     weights : ndarray of shape (d,) or None
         What each sample counts in training.
+    rows : ndarray of int of shape (d,)
+        Their rows in the data set.
+    num_rows : int
+        How many rows that has.
     """
 
     features: Any
     labels: FloatArray
-    num_train: int
-    rows: Indices
     names: tuple[str, ...]
-    side: int
-    num_rows: int
+    side: int = 0
+    test: int = 0
     weights: FloatArray | None = None
+    rows: Indices = np.arange(0)
+    num_rows: int = 0
+
+    @property
+    def num_train(self) -> int:
+        """How many are training samples."""
+        return len(self.labels) - self.test
+
+
+def load_samples(task: HybridTask) -> Samples:
+    """Load, label, split and scale the samples of a task, by its settings.
+
+    Raises
+    ------
+    SettingsError, FileNotFoundError
+        A setting or a file that will not do, in one line.
+    """
+    data = load_rows(task)
+    labels = data.labels
+    if task.every_class:
+        # numbers of the classes, in ascending order
+        labels = np.unique(labels, return_inverse=True)[1].astype(np.float64)
+    elif task.target == "class":
+        labels = _signs(task, labels)
+    train, test = _split(task, labels, data.test)
+    rows = np.concatenate([train, test])
+    features = _scaled(task, data.features[rows], len(train))
+    if not isinstance(features, np.ndarray):
+        features = scipy.sparse.csr_array(features)
+        features.sort_indices()
+    return Samples(
+        features,
+        labels[rows],
+        (*data.names, "bias") if task.bias > 0.0 else data.names,
+        data.side,
+        len(test),
+        None if data.weights is None else data.weights[rows],
+        rows,
+        len(labels),
+    )
+
+
+# -- the data sets
+
+
+def load_rows(task: HybridTask) -> Samples:
+    """Load all rows of a task's data set, with its labels and in its own order.
+
+    Pixels are divided by the largest value they may have. Raises FileNotFoundError,
+    with the setting, where there is no such file, and DataFileError, with the file's
+    name, where it holds something else.
+    """
+    dataset, key = task.dataset, f"{task.name}.path"
+    if dataset in BY_PATH and not task.path:
+        raise FileNotFoundError(
+            f"{key} is empty; for {dataset!r} it must name the data set's file or the "
+            "folder with it"
+        )
+    if dataset == FILE:
+        columns = task.nodes.label_column, task.nodes.weight_column
+        data = read_own_file(key, task.path, task.target, *columns)
+        # labels that are numbers are classes of these numbers
+        values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
+        classes = np.array(values, dtype=np.float64)
+        known = classes[data.targets.astype(np.intp)] if values else data.targets
+        return Samples(data.features, known, data.names, weights=data.weights)
+    if dataset == "mnist":
+        return _load_mnist(data_path(key, task.path, folder=True), key)
+    if dataset not in BY_PATH:
+        return _load_toy(dataset)
+    path = _find(task.path, key, dataset)
+    if dataset == "covtype" and b"," in read_at_most(path, 1024):
+        # UCI's file; the other is LIBSVM's
+        schema = Schema(0, _COVTYPE, "number", label_column="class")
+        table = read_csv(path, schema, header=(*_COVTYPE, "class"))
+        return Samples(scipy.sparse.csr_array(table.features), table.targets, _COVTYPE)
+    features, labels = read_libsvm(path)
+    # 32-bit indices, which half the memory suffices for
+    indices = features.indices.astype(np.int32), features.indptr.astype(np.int32)
+    features = scipy.sparse.csr_array((features.data, *indices), shape=features.shape)
+    names = tuple(f"feature-{i}" for i in range(1, features.shape[1] + 1))
+    if dataset == "covtype" and len(names) == len(_COVTYPE):
+        names = _COVTYPE
+    return Samples(features, labels, names)
+
+
+def _load_toy(name: str) -> Samples:
+    """Load a set that scikit-learn has."""
+    need("sklearn", f"the data set {name!r}", "sklearn")
+    # half a second that nodes with other data need not spend
+    from sklearn import datasets
+
+    raw = {"scaled": False} if name == "diabetes" else {}
+    data = getattr(datasets, f"load_{name.replace('-', '_')}")(**raw)
+    names = tuple(re.sub("[ _]", "-", str(name)) for name in data.feature_names)
+    features, labels = data.data.astype(np.float64), data.target.astype(np.float64)
+    if name == "digits":
+        return Samples(features / 16.0, labels, names, side=8)
+    return Samples(features, labels, names)
+
+
+def _load_mnist(folder: Path, key: str) -> Samples:
+    images = load_mnist(folder, key)
+    parts = [
+        scipy.sparse.csr_array(pixels.reshape(len(pixels), -1)).astype(np.float64)
+        for pixels in (images.features, images.test_features)
+    ]
+    features = scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))
+    features.data /= 255.0
+    labels = np.concatenate([images.labels, images.test_labels]).astype(np.float64)
+    names = tuple(f"pixel-{i}-{j}" for i in range(28) for j in range(28))
+    return Samples(features, labels, names, side=28, test=len(images.test_labels))
+
+
+def _find(path: str, key: str, dataset: str) -> Path:
+    """Return the file that a setting names, or that is in the folder it names."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return data_path(key, path)
+    for name in BY_PATH[dataset]:
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(
+        f"{key} = {path!r} has no file of {dataset}: looked for "
+        f"{' or '.join(BY_PATH[dataset])}"
+    )
+
+
+# -- labels, split and scaling
+
+
+def _signs(task: HybridTask, classes: FloatArray) -> FloatArray:
+    """Turn classes into labels +1 and −1, by the data set's rule or one of them."""
+    dataset, positive = task.dataset, task.positive_class
+    present = np.unique(classes)
+    if positive == -1:
+        if dataset == FILE and len(present) > 2:
+            allowed = ", ".join(f"{label:g}" for label in present[:10])
+            why = f"does not suit a file with {len(present)} labels, which has no rule"
+            raise task.refused("positive_class", f"{why}; allowed: {allowed}")
+        # of two classes, or News20's twenty, the upper half
+        bound = 5.0 if dataset in ("digits", "mnist") else present[len(present) // 2]
+        chosen = classes == 2.0 if dataset == "covtype" else classes >= bound
+    elif dataset in _TWO_CLASSES:
+        why = f"does not suit {dataset!r}, which has two classes; allowed: -1"
+        raise task.refused("positive_class", why)
+    elif positive not in present:
+        allowed = ", ".join(f"{label:g}" for label in present)
+        why = f"is no class of {dataset!r}; allowed: -1, {allowed}"
+        raise task.refused("positive_class", why)
+    else:
+        chosen = classes == positive
+    if chosen.all() or not chosen.any():
+        raise SettingsError(
+            f"all rows of {dataset!r} have one label by the rule {DATASETS[dataset]!r}"
+        )
+    return np.where(chosen, 1.0, -1.0)
 
 
 def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, Indices]:
@@ -78,10 +289,9 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
         except ValueError as error:
             counts = " and ".join(map(str, np.unique(labels, return_counts=True)[1]))
             kind = "classes" if task.every_class else "labels -1 and +1"
-            raise SettingsError(
-                f"{task.name}.test-fraction = {task.test_fraction:g} does not suit "
-                f"{counts} samples of the {kind}: training and test data "
-                "need some of each"
+            why = f"does not suit {counts} samples of the {kind}: training and test"
+            raise task.refused(
+                "test_fraction", f"{why} data need some of each"
             ) from error
     if 0 < task.train_limit < len(train):
         drawn = generator(task.seed, "hybrid limit").permutation(len(train))
@@ -89,15 +299,15 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
     return np.sort(train), np.sort(rest)
 
 
-def _scaled(task: HybridTask, features: Any, train: Indices) -> Any:
+def _scaled(task: HybridTask, features: Any, num_train: int) -> Any:
     """Scale columns, as the data set asks for, add the bias, and scale rows."""
     if task.dataset in ("breast-cancer", "diabetes"):
-        part = features[train]
+        part = features[:num_train]
         deviations = part.std(axis=0)
         deviations[deviations == 0.0] = 1.0
         features = (features - part.mean(axis=0)) / deviations
     elif task.dataset == "covtype":
-        features = min_max_scaled(features, train)
+        features = min_max_scaled(features, num_train)
     if task.bias > 0.0:
         features = with_constant(features, task.bias)
     if task.row_scaling == "unit":
@@ -108,123 +318,13 @@ def _scaled(task: HybridTask, features: Any, train: Indices) -> Any:
     return features
 
 
-def load_samples(task: HybridTask) -> Samples:
-    """Load, label, split and scale the samples of a task, by its settings.
+def min_max_scaled(features: Any, num_train: int) -> Any:
+    """Scale the columns of a CSR matrix, of which there are few, to [0, 1].
 
-    Raises
-    ------
-    SettingsError, FileNotFoundError
-        A setting or a file that will not do, in one line.
+    As measured on the first rows, the training samples; constant columns become 0.
     """
-    columns = task.nodes.label_column, task.nodes.weight_column
-    path_key = f"{task.name}.path"
-    table = load_rows(task.dataset, task.path, path_key, task.target, *columns)
-    key = f"{task.name}.positive-class"
-    if task.target == "number":
-        labels = table.classes
-    elif task.every_class:
-        # numbers of the classes, in ascending order
-        labels = np.unique(table.classes, return_inverse=True)[1].astype(np.float64)
-    else:
-        labels = signs(task.dataset, table.classes, task.positive_class, key)
-    train, test = _split(task, labels, table.test)
-    rows = np.concatenate([train, test])
-    features = table.features[rows]
-    features = _scaled(task, features, np.arange(len(train)))
-    if not isinstance(features, np.ndarray):
-        features = scipy.sparse.csr_array(features)
-        features.sort_indices()
-    names = (*table.names, "bias") if task.bias > 0.0 else table.names
-    return Samples(
-        features,
-        labels[rows],
-        len(train),
-        rows,
-        names,
-        table.side,
-        len(labels),
-        None if table.weights is None else table.weights[rows],
-    )
-
-
-def signs(dataset: str, classes: FloatArray, positive: int, key: str) -> FloatArray:
-    """Turn classes into labels +1 and −1.
-
-    Parameters
-    ----------
-    dataset : str
-        Whose rule, in :data:`DATASETS`, is used where ``positive`` is −1.
-    classes : ndarray of shape (d,)
-    positive : int
-        Otherwise the class that becomes +1, against all others.
-    key : str
-        The setting that holds it, for messages.
-
-    Returns
-    -------
-    ndarray of shape (d,)
-        float64.
-
-    Raises
-    ------
-    SettingsError
-        There is no such class, or the rule leaves all rows with one label.
-    """
-    present = np.unique(classes)
-    if dataset == FILE and positive == -1 and len(present) > 2:
-        raise SettingsError(
-            f"{key} = -1: the file has {len(present)} labels and no rule; allowed: "
-            + ", ".join(f"{label:g}" for label in present[:10])
-        )
-    if positive == -1:
-        chosen = _rule(dataset, classes, present)
-    elif dataset in _TWO_CLASSES:
-        raise SettingsError(
-            f"{key} = {positive}: {dataset!r} has two classes; allowed: -1"
-        )
-    elif positive not in present:
-        listed = ", ".join(f"{label:g}" for label in present)
-        raise SettingsError(
-            f"{key} = {positive} is no class of {dataset!r}; allowed: -1, {listed}"
-        )
-    else:
-        chosen = classes == positive
-    if chosen.all() or not chosen.any():
-        raise SettingsError(
-            f"all rows of {dataset!r} have one label by the rule {DATASETS[dataset]!r}"
-        )
-    return np.where(chosen, 1.0, -1.0)
-
-
-def _rule(dataset: str, classes: FloatArray, present: FloatArray) -> NDArray[np.bool_]:
-    if dataset in ("digits", "mnist"):
-        return np.asarray(classes >= 5.0)
-    if dataset == "covtype":
-        return np.asarray(classes == 2.0)
-    # two classes, or News20's twenty
-    return np.asarray(classes >= present[len(present) // 2])
-
-
-def min_max_scaled(features: Any, rows: NDArray[np.intp]) -> Any:
-    """Scale the features of a CSR matrix to [0, 1], as measured on some rows.
-
-    Constant features become 0.
-    """
-    part = features[rows]
-    low = np.asarray(part.min(axis=0).toarray(), dtype=np.float64).ravel()
-    high = np.asarray(part.max(axis=0).toarray(), dtype=np.float64).ravel()
-    span = np.where(high > low, high - low, 1.0)
-    moved = np.flatnonzero(low)
-    if len(moved):
-        # The few features whose least is not 0 are moved first, which is exact for
-        # whole numbers; all of their entries have to be there for that.
-        count = features.shape[0]
-        columns = np.tile(moved.astype(np.int32), count)
-        starts = np.arange(0, len(columns) + 1, len(moved), dtype=np.int32)
-        shift = (np.tile(low[moved], count), columns, starts)
-        features = features - scipy.sparse.csr_array(shift, shape=features.shape)
-    else:
-        features = features.copy()
-    features.data /= span[features.indices]
-    features.eliminate_zeros()
-    return features
+    entries = features.toarray()
+    low, high = entries[:num_train].min(axis=0), entries[:num_train].max(axis=0)
+    entries -= low
+    entries /= np.where(high > low, high - low, 1.0)
+    return scipy.sparse.csr_array(entries)

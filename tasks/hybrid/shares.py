@@ -1,8 +1,16 @@
-"""What each client of a hybrid task holds, by the task's settings."""
+"""How rows and columns are dealt to clients that hold some of both.
+
+Every (row, column) entry goes to exactly one client: two that held one would count it
+twice in every sum over clients.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,27 +20,44 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
-from ..base import data_path
-from .partition import (
-    Share,
-    column_groups,
-    deal_blocks,
-    deal_entries,
-    group_counts,
-    quadrants,
-    sample_groups,
-    selected_entries,
-    without_rare_entries,
-)
-from .partition_file import read_partition_file
-from .samples import Samples, load_samples
+from ..base import DataFileError, data_path, once
+from .samples import Indices, Samples, load_samples
 
 if TYPE_CHECKING:
     from .task import HybridTask
 
-__all__ = ["ClientData", "client_data", "samples_of", "shares_of"]
+__all__ = [
+    "ClientData",
+    "Share",
+    "client_data",
+    "deal_entries",
+    "group_counts",
+    "quadrants",
+    "sample_groups",
+    "samples_of",
+    "selected_entries",
+    "shares_of",
+    "without_rare_entries",
+]
 
 FloatArray = NDArray[np.float64]
+
+
+class Share(NamedTuple):
+    """What one client holds.
+
+    Attributes
+    ----------
+    rows, columns : ndarray of int
+        Ascending, neither of them empty.
+    entries : ndarray of int or None
+        None: every entry of these rows and columns. Else the positions, in the CSR
+        matrix, of the non-zero entries that the client holds of them.
+    """
+
+    rows: Indices
+    columns: Indices
+    entries: Indices | None = None
 
 
 class ClientData(NamedTuple):
@@ -60,23 +85,30 @@ class ClientData(NamedTuple):
     weights: FloatArray | None = None
 
 
+# -- what a task's clients hold
+
+
 # More tasks than one are alive in a process only in tests and sweeps.
-@lru_cache(maxsize=2)
+_loaded = once(2)(load_samples)
+
+
+@once(2)
+def _as_csr(task: HybridTask) -> Any:
+    """All entries, also those left out: shares name them by their positions here."""
+    return scipy.sparse.csr_array(_loaded(task).features)
+
+
 def samples_of(task: HybridTask) -> Samples:
     """Return all samples without those entries that are left out; made once."""
     return _kept(task)[0]
 
 
-@lru_cache(maxsize=2)
-def _loaded(task: HybridTask) -> Samples:
-    return load_samples(task)
-
-
-@lru_cache(maxsize=2)
+@once(2)
 def _kept(task: HybridTask) -> tuple[Samples, list[Share]]:
     """All samples and who holds what of them, without rare entries."""
     data = _loaded(task)
-    shares = _from_file(task, data) if task.partition == "file" else _dealt(task, data)
+    deal = _from_file if task.partition == "file" else _dealt
+    shares = deal(task, data)
     if not task.least_entries:
         return data, shares
     features, kept = without_rare_entries(
@@ -85,7 +117,7 @@ def _kept(task: HybridTask) -> tuple[Samples, list[Share]]:
     return data._replace(features=features), kept
 
 
-@lru_cache(maxsize=2)
+@once(2)
 def shares_of(task: HybridTask) -> list[tuple[Share, NDArray[np.bool_]]]:
     """Return what each client holds, and of which samples it has the label."""
     data, shares = _kept(task)
@@ -93,9 +125,9 @@ def shares_of(task: HybridTask) -> list[tuple[Share, NDArray[np.bool_]]]:
     result = []
     for client, share in enumerate(shares):
         if not (share.rows < data.num_train).any() or not len(share.columns):
-            raise SettingsError(
-                f"{task.name}.partition = {task.partition!r} leaves client {client} of "
-                f"{task.num_clients} without training data"
+            raise task.refused(
+                "partition",
+                f"leaves client {client} of {task.num_clients} without training data",
             )
         labelled = np.ones(len(share.rows), dtype=np.bool_)
         if task.labels_on == "first":
@@ -105,9 +137,40 @@ def shares_of(task: HybridTask) -> list[tuple[Share, NDArray[np.bool_]]]:
     return result
 
 
+@once(16_384)
+def client_data(task: HybridTask, client: int, test: bool) -> ClientData:
+    """Return a client's training or test data, made once per process."""
+    data = samples_of(task)
+    share, labelled = shares_of(task)[client]
+    own = (share.rows >= data.num_train) == test
+    rows = share.rows[own]
+    if share.entries is None:
+        features = data.features[rows][:, share.columns]
+    else:
+        features = selected_entries(_as_csr(task), rows, share.columns, share.entries)
+
+    def known(numbers: FloatArray | None) -> FloatArray | None:
+        # whether it has any does not depend on which samples are asked for
+        if numbers is None or not labelled.any():
+            return None
+        return np.where(labelled[own], numbers[rows], np.nan)
+
+    found = ClientData(
+        features,
+        tuple(data.names[column] for column in share.columns),
+        tuple(str(row) for row in data.rows[rows]),
+        known(data.labels),
+        known(data.weights),
+    )
+    for array in found:
+        if isinstance(array, np.ndarray):
+            array.setflags(write=False)
+    return found
+
+
 def _dealt(task: HybridTask, data: Samples) -> list[Share]:
-    samples, groups = _groups(task)
-    columns, tests = len(data.names), len(data.labels) - data.num_train
+    samples, groups = group_counts(task)
+    columns = len(data.names)
     for what, wanted, there in (
         ("sample", samples, data.num_train),
         ("feature", groups, columns),
@@ -117,32 +180,211 @@ def _dealt(task: HybridTask, data: Samples) -> list[Share]:
                 f"{task.num_clients} clients are too many for task {task.name!r}: they "
                 f"form {wanted} {what} groups, and it has {there} {what}s"
             )
-    train = sample_groups(
-        data.num_train, samples, generator(task.seed, "hybrid training samples")
-    )
-    test = sample_groups(tests, samples, generator(task.seed, "hybrid test samples"))
+    parts = [
+        sample_groups(count, samples, generator(task.seed, f"hybrid {kind} samples"))
+        for kind, count in (("training", data.num_train), ("test", data.test))
+    ]
     rows = [
-        np.concatenate([own, data.num_train + others])
-        for own, others in zip(train, test, strict=True)
+        np.concatenate([a, data.num_train + b]) for a, b in zip(*parts, strict=True)
     ]
     if task.partition == "entries":
         rng = generator(task.seed, "hybrid entries")
         return deal_entries(_as_csr(task), rows, groups, rng)
     if data.side and groups == 4:
-        return deal_blocks(rows, quadrants(data.side, columns))
-    return deal_blocks(rows, column_groups(columns, groups))
+        blocks = quadrants(data.side, columns)
+    else:
+        blocks = np.array_split(np.arange(columns), groups)
+    # client s·Q + q for sample group s, feature group q and Q of the latter
+    return [Share(part, block) for part in rows for block in blocks]
+
+
+def group_counts(task: HybridTask) -> tuple[int, int]:
+    """Return how many sample groups and feature groups the clients form.
+
+    Their product is the number of clients. A setting of 0 follows from the other. Where
+    both are 0, the feature groups are the largest divisor of the number of clients
+    whose square is not above it: 4 × 4 for 16 clients, 5 × 2 for 10. A prime number of
+    clients has one feature group: they are split by samples only. A SettingsError: the
+    clients cannot form such groups.
+    """
+    clients, partition = task.num_clients, task.partition
+    samples = task.sample_groups or int(partition == "vertical")
+    features = task.feature_groups or int(partition == "horizontal")
+    for name, groups, fixed in (
+        ("feature_groups", features, "horizontal"),
+        ("sample_groups", samples, "vertical"),
+    ):
+        if partition == fixed and groups != 1:
+            why = f"does not suit {task.name}.partition = {fixed!r}; allowed: 0, 1"
+            raise task.refused(name, why)
+    if not samples and not features:
+        root = math.isqrt(clients)
+        features = next(q for q in range(root, 0, -1) if clients % q == 0)
+    samples = samples or clients // features
+    features = features or clients // samples
+    if samples * features != clients:
+        given = task.sample_groups, task.feature_groups
+        raise SettingsError(
+            f"{task.name}.sample-groups = {given[0]} and {task.name}.feature-groups = "
+            f"{given[1]} do not suit {clients} clients: their product must be the "
+            "number of clients, 0 is chosen from it"
+        )
+    return samples, features
+
+
+def sample_groups(count: int, groups: int, rng: np.random.Generator) -> list[Indices]:
+    """Deal rows evenly and at random; each group's are ascending."""
+    return [np.sort(part) for part in np.array_split(rng.permutation(count), groups)]
+
+
+def quadrants(side: int, count: int) -> list[Indices]:
+    """Return the columns of the four quadrants of square images.
+
+    Upper left, upper right, lower left and lower right; columns beyond the pixels, such
+    as a bias, go with the last one, as the paper has it for MNIST.
+    """
+    pixels = np.arange(side * side).reshape(side, side)
+    half = side // 2
+    halves = (slice(None, half), slice(half, None))
+    groups = [np.sort(pixels[i, j].ravel()) for i in halves for j in halves]
+    groups[-1] = np.concatenate([groups[-1], np.arange(side * side, count)])
+    return groups
+
+
+def deal_entries(
+    matrix: Any, rows: Sequence[Indices], groups: int, rng: np.random.Generator
+) -> list[Share]:
+    """Deal the non-zero entries of every row to the clients of its sample group.
+
+    Each gets 1/Q of a row's, drawn at random, or one more; all Q of them hold the
+    sample, also where it has too few entries for all. A client's columns are those it
+    has an entry of, so that the clients' columns overlap.
+
+    Parameters
+    ----------
+    matrix : scipy.sparse.csr_array of shape (d, p)
+    rows : sequence of ndarray of int
+        The sample groups.
+    groups : int
+        Q.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    list of Share
+        Of client s·Q + q; without columns where there were not enough entries.
+
+    Notes
+    -----
+    How HyFDCA's authors deal News20 and Covtype, arXiv 2210.08106, section 7.2.
+    """
+    lengths = np.diff(matrix.indptr)
+    owner = np.repeat(np.arange(matrix.shape[0]), lengths)
+    # In a random order within each row, dealt in turn from a random client on.
+    order = np.lexsort((rng.random(matrix.nnz), owner))
+    turn = np.arange(matrix.nnz) - np.repeat(matrix.indptr[:-1], lengths)
+    first = rng.integers(0, groups, matrix.shape[0])
+    dealt = np.empty(matrix.nnz, dtype=np.intp)
+    dealt[order] = (turn + np.repeat(first, lengths)) % groups
+    group = np.empty(matrix.shape[0], dtype=np.intp)
+    for number, part in enumerate(rows):
+        group[part] = number
+    client = group[owner] * groups + dealt
+    # Stable: a client's entries stay in the order of the matrix.
+    sequence = np.argsort(client, kind="stable")
+    bounds = np.searchsorted(client[sequence], np.arange(1, len(rows) * groups))
+    return [
+        Share(rows[number // groups], np.unique(matrix.indices[own]), own)
+        for number, own in enumerate(np.split(sequence, bounds))
+    ]
+
+
+def selected_entries(
+    matrix: Any, rows: Indices, columns: Indices, entries: Indices
+) -> Any:
+    """Return some entries of a CSR matrix as a CSR matrix of some rows and columns.
+
+    Those outside the rows are left out, all must be in the columns.
+    """
+    owners = np.searchsorted(matrix.indptr, entries, side="right") - 1
+    inside = np.isin(owners, rows)
+    entries, owners = entries[inside], owners[inside]
+    where = (
+        np.searchsorted(rows, owners),
+        np.searchsorted(columns, matrix.indices[entries]),
+    )
+    shape = (len(rows), len(columns))
+    coordinates = scipy.sparse.coo_array((matrix.data[entries], where), shape=shape)
+    return scipy.sparse.csr_array(coordinates)
+
+
+def without_rare_entries(
+    features: Any, shares: Sequence[Share], num_train: int, least: int, matrix: Any
+) -> tuple[Any, list[Share]]:
+    """Leave out what too few training samples of a client have at a feature.
+
+    Parameters
+    ----------
+    features : ndarray or scipy.sparse.csr_array of shape (d, p)
+        The training samples first.
+    shares : sequence of Share
+    num_train : int
+    least : int
+        How many of a client's training samples must have an entry that is not 0 at a
+        feature; where fewer have, these are left out.
+    matrix : scipy.sparse.csr_array of shape (d, p)
+        The features, to whose entries the shares' positions belong.
+
+    Returns
+    -------
+    (ndarray or scipy.sparse.csr_array, list of Share)
+        The features without these entries, and the shares. A client that is dealt
+        single entries does not hold a column any more of which it has none left.
+    """
+    gone = np.zeros(matrix.nnz, dtype=np.bool_)
+    kept = []
+    for share in shares:
+        positions = _positions(matrix, share, num_train)
+        columns = matrix.indices[positions]
+        counts = np.bincount(columns, minlength=matrix.shape[1])
+        rare = positions[counts[columns] < least]
+        gone[rare] = True
+        if share.entries is not None and len(rare):
+            entries = share.entries[~gone[share.entries]]
+            share = Share(share.rows, np.unique(matrix.indices[entries]), entries)
+        kept.append(share)
+    if not gone.any():
+        return features, kept
+    parts = np.where(gone, 0.0, matrix.data), matrix.indices, matrix.indptr
+    left = scipy.sparse.csr_array(parts, shape=matrix.shape, copy=True)
+    if isinstance(features, np.ndarray):
+        return left.toarray(), kept
+    left.eliminate_zeros()
+    return left, kept
+
+
+def _positions(matrix: Any, share: Share, num_train: int) -> Indices:
+    """Where a client's training entries that are not 0 stand in a CSR matrix."""
+    if share.entries is not None:
+        # entries of a row stand together, and training rows come first
+        end = int(matrix.indptr[num_train])
+        found = share.entries[share.entries < end]
+    else:
+        places = np.arange(matrix.nnz), matrix.indices, matrix.indptr
+        where = scipy.sparse.csr_array(places, shape=matrix.shape)
+        found = where[share.rows[share.rows < num_train]][:, share.columns].data
+    there: Indices = found[matrix.data[found] != 0.0]
+    return there
+
+
+# -- a file that says which client holds what
 
 
 def _from_file(task: HybridTask, data: Samples) -> list[Share]:
-    for key, groups in (
-        ("sample-groups", task.sample_groups),
-        ("feature-groups", task.feature_groups),
-    ):
-        if groups:
-            raise SettingsError(
-                f"{task.name}.{key} = {groups} does not suit {task.name}.partition = "
-                "'file'; allowed: 0"
-            )
+    for name in ("sample_groups", "feature_groups"):
+        if getattr(task, name):
+            why = f"does not suit {task.name}.partition = 'file'; allowed: 0"
+            raise task.refused(name, why)
     key = f"{task.name}.partition-file"
     if not task.partition_file:
         raise FileNotFoundError(f"{key} is empty; it must name the partition's file")
@@ -158,59 +400,128 @@ def _from_file(task: HybridTask, data: Samples) -> list[Share]:
     ]
 
 
-@lru_cache(maxsize=2)
-def _as_csr(task: HybridTask) -> Any:
-    """All entries, also those left out: shares name them by their positions here."""
-    features = _loaded(task).features
-    return scipy.sparse.csr_array(features)
+def read_partition_file(
+    path: Path, clients: int, num_rows: int, names: Sequence[str]
+) -> list[Share]:
+    """Read who holds what from a file of the user's, TOML or (``.json``) JSON.
 
+    It has a list ``clients``, in their order, each with ``rows`` and ``columns``. Both
+    are lists, or one, of whole numbers from 0, of ranges ``"first:end"`` without their
+    end, as in Python (``":"`` is all of them), and for columns of names::
 
-@lru_cache(maxsize=16_384)
-def client_data(task: HybridTask, client: int, test: bool) -> ClientData:
-    """Return a client's training or test data, made once per process."""
-    data = samples_of(task)
-    share, labelled = shares_of(task)[client]
-    own = (share.rows >= data.num_train) == test
-    rows = share.rows[own]
-    if share.entries is None:
-        features = data.features[rows][:, share.columns]
-        if isinstance(features, np.ndarray):
-            features.setflags(write=False)
-    else:
-        features = selected_entries(_as_csr(task), rows, share.columns, share.entries)
-    labels = np.where(labelled[own], data.labels[rows], np.nan)
-    labels.setflags(write=False)
-    weights = None
-    if data.weights is not None and labelled.any():
-        weights = np.where(labelled[own], data.weights[rows], np.nan)
-        weights.setflags(write=False)
-    return ClientData(
-        features,
-        tuple(data.names[column] for column in share.columns),
-        tuple(str(row) for row in data.rows[rows]),
-        # whether it has any does not depend on which samples are asked for
-        labels if labelled.any() else None,
-        weights,
-    )
+        [[clients]]
+        rows = ["0:900", 1200]
+        columns = [":32", "bias"]
 
+    Parameters
+    ----------
+    path : Path
+    clients : int
+        How many it must have.
+    num_rows : int
+    names : sequence of str
+        Of the columns.
 
-def _groups(task: HybridTask) -> tuple[int, int]:
-    """Return the numbers of sample groups and of feature groups."""
-    samples, features = task.sample_groups, task.feature_groups
-    if task.partition == "horizontal":
-        features = features or 1
-    elif task.partition == "vertical":
-        samples = samples or 1
-    for name, groups, fixed in (
-        ("feature", features, "horizontal"),
-        ("sample", samples, "vertical"),
-    ):
-        if task.partition == fixed and groups != 1:
-            raise SettingsError(
-                f"{task.name}.{name}-groups = {groups} does not suit "
-                f"{task.name}.partition = {fixed!r}; allowed: 0, 1"
+    Raises
+    ------
+    DataFileError
+        The file is something else, gives an entry to two clients, or to none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        parts = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    # UnicodeDecodeError, JSONDecodeError and TOMLDecodeError are ValueErrors
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataFileError(f"{path}: cannot be read: {reason}") from error
+    listed = parts.get("clients") if isinstance(parts, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(c, dict) for c in listed):
+        raise DataFileError(
+            f"{path}: must have a list 'clients' of rows and columns each"
+        )
+    if len(listed) != clients:
+        raise DataFileError(
+            f"{path}: has {len(listed)} clients; the run has {clients} of them"
+        )
+    known = {name: number for number, name in enumerate(names)}
+    shares = []
+    for number, client in enumerate(listed):
+        where = f"{path}, client {number}"
+        unknown = set(client) - {"rows", "columns"}
+        if unknown:
+            raise DataFileError(
+                f"{where}: {min(unknown)!r} is not known; allowed: columns, rows"
             )
-    samples, features = group_counts(
-        task.num_clients, samples, features, task.name
-    ).tolist()
-    return samples, features
+        rows = _selected(f"{where}, rows", client.get("rows"), num_rows, {})
+        columns = _selected(
+            f"{where}, columns", client.get("columns"), len(names), known
+        )
+        shares.append(Share(rows, columns))
+    _check_cover(path, shares, num_rows, names)
+    return shares
+
+
+def _selected(where: str, value: Any, count: int, known: Mapping[str, int]) -> Indices:
+    """Return the indices that a list of numbers, ranges and names stands for."""
+    chosen = np.zeros(count, dtype=np.bool_)
+    for item in value if isinstance(value, list) else [value]:
+        picked: slice | int
+        if isinstance(item, str) and item in known:
+            picked = known[item]
+        elif isinstance(item, str) and item.count(":") == 1:
+            ends = [end.strip() for end in item.split(":")]
+            if not all(end == "" or end.isdecimal() for end in ends):
+                raise DataFileError(f"{where}: {item!r} is no range first:end")
+            first, end = int(ends[0] or 0), int(ends[1] or count)
+            if not first < end <= count:
+                raise DataFileError(
+                    f"{where}: {item!r} is no range within 0:{count} that has any"
+                )
+            picked = slice(first, end)
+        elif type(item) is int and 0 <= item < count:
+            picked = item
+        else:
+            names = ", or a name" if known else ""
+            raise DataFileError(
+                f"{where}: {item!r} is no number from 0 to {count - 1} and no range "
+                f"such as '0:{count}'{names}"
+            )
+        chosen[picked] = True
+    if not chosen.any():
+        raise DataFileError(f"{where}: there are none")
+    return np.flatnonzero(chosen)
+
+
+def _check_cover(
+    path: Path, shares: Sequence[Share], num_rows: int, names: Sequence[str]
+) -> None:
+    """Raise a DataFileError, with one such entry, unless every entry has one client."""
+
+    def refused(row: Any, column: Any, before: str, after: str) -> DataFileError:
+        where = f"row {row}, column {column} ({names[column]})"
+        return DataFileError(
+            f"{path}: {before}{where}{after}; every entry must belong to exactly one "
+            "client"
+        )
+
+    def membership(sets: list[Indices], count: int) -> Any:
+        starts = np.concatenate([[0], np.cumsum([len(part) for part in sets])])
+        ones = np.ones(starts[-1]), np.concatenate(sets), starts
+        return scipy.sparse.csr_array(ones, shape=(len(sets), count))
+
+    rows = membership([share.rows for share in shares], num_rows)
+    columns = membership([share.columns for share in shares], len(names))
+    both = scipy.sparse.triu((rows @ rows.T).multiply(columns @ columns.T), k=1)
+    if both.nnz:
+        one, other = (int(index[0]) for index in both.nonzero())
+        row = np.intersect1d(shares[one].rows, shares[other].rows)[0]
+        column = np.intersect1d(shares[one].columns, shares[other].columns)[0]
+        raise refused(row, column, f"clients {one} and {other} both hold ", "")
+    # nobody's are twice in it now, so the sizes tell
+    held = rows.T @ np.array([len(share.columns) for share in shares])
+    missing = np.flatnonzero(held < len(names))
+    if len(missing):
+        row = missing[0]
+        own = [share.columns for share in shares if row in share.rows]
+        column = np.setdiff1d(np.arange(len(names)), np.concatenate([[], *own]))[0]
+        raise refused(row, int(column), "", " belongs to no client")

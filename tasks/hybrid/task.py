@@ -1,6 +1,7 @@
 """Linear models whose clients hold different samples and different features.
 
-What ``hybrid-linear``, ``hybrid-svm`` and ``hybrid-logistic`` share: all but the loss.
+``hybrid-linear``, ``hybrid-svm`` and ``hybrid-logistic`` differ in the loss, and in
+what else can be set of it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -21,20 +21,27 @@ from fedtrellis.dual.regularized_loss import (
     RegularizedLoss,
     central_optimum,
 )
-from fedtrellis.dual.weights import ClassRule, normalised, weight_totals
+from fedtrellis.dual.weights import (
+    BALANCED,
+    ClassRule,
+    class_rule,
+    labels_of,
+    normalised,
+    weight_totals,
+)
 from fedtrellis.objectives import Objective
-from fedtrellis.objectives.losses import DualLoss
+from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 from fedtrellis.settings import SettingsError, setting
 
-from ..base import Depending, Point
+from ..base import Depending, Point, once
 from ..data.readers import node_path
-from ..data.settings import NODES
-from ..data.table import Schema
+from ..data.settings import FILE, NODES
+from ..data.table import Schema, to_number
 from ..data.task import NodeDataTask
-from .rows import BY_PATH, DATASETS
+from .samples import BY_PATH, DATASETS, TARGETS
 from .shares import ClientData, client_data, samples_of, shares_of
 
-__all__ = ["ClientData", "HybridTask"]
+__all__ = ["HybridLinear", "HybridLogistic", "HybridSVM", "HybridTask"]
 
 
 # nobody has seen the columns of nodes' own files
@@ -65,7 +72,7 @@ class HybridTask(NodeDataTask):
     consecutive columns, but the images' quadrants for 4 feature groups of ``digits``
     and ``mnist``; ``entries``, 1/Q of every sample's non-zero entries, at random;
     ``horizontal``, one feature group; ``vertical``, one sample group; ``file``, the
-    user's (:func:`tasks.hybrid.partition_file.read_partition_file`; its rows are the
+    user's (:func:`tasks.hybrid.shares.read_partition_file`; its rows are the
     data set's, whatever part of them is test data, and its columns the model's). Test
     samples are dealt like the training samples, so that predictions can be tried.
 
@@ -160,19 +167,16 @@ class HybridTask(NodeDataTask):
         # Nothing can be dealt to none, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "samples")
         shares_of(self)
-        _objective(self)
+        self.objective()
 
     def _check_split_nodes(self) -> None:
-        for key, value, off in (
-            ("bias", self.bias, 0.0),
-            ("row-scaling", self.row_scaling, "none"),
-        ):
-            if value != off:
-                raise SettingsError(
-                    f"{self.name}.{key} = {value!r} does not fit {self.name}.dataset = "
-                    f"{NODES!r}: it concerns a sample's features on all nodes that "
-                    "have some (a bias is a constant column in one of their files); "
-                    f"allowed: {off!r}"
+        for name, off in (("bias", 0.0), ("row_scaling", "none")):
+            if getattr(self, name) != off:
+                why = f"does not fit {self.name}.dataset = {NODES!r}: it concerns a"
+                raise self.refused(
+                    name,
+                    f"{why} sample's features on all nodes that have some (a bias is "
+                    f"a constant column in one of their files); allowed: {off!r}",
                 )
         if self.nodes.examples:
             raise SettingsError(
@@ -189,11 +193,15 @@ class HybridTask(NodeDataTask):
     @property
     def every_class(self) -> bool:
         """Whether each class stands against the rest, and labels are their numbers."""
-        return False
+        return getattr(self, "classes", "two") == "all"
 
     def num_classes(self) -> int:
         """Return how many problems of two classes there are, side by side."""
-        return 1
+        if not self.every_class:
+            return 1
+        if self.on_nodes:
+            return len(self.nodes.class_labels())
+        return len(np.unique(samples_of(self).labels))
 
     def node_schema(self) -> Schema:
         """Return the schema: some of the features, of some samples, by their ids."""
@@ -215,12 +223,8 @@ class HybridTask(NodeDataTask):
         """Return what a node with its own file holds; class 0 is −1, class 1 is +1.
 
         Where the labels are numbers, they are as the file has them; where each class is
-        separated from the rest, they are the classes' numbers.
-
-        Raises
-        ------
-        DataFileError
-            Its message names file, row and column, and shows nothing of what is there.
+        separated from the rest, they are the classes' numbers. A DataFileError names
+        file, row and column, and shows nothing of what is there.
         """
         table = self.node_table(path)
         labels = table.targets
@@ -245,32 +249,15 @@ class HybridTask(NodeDataTask):
         """Return l."""
 
     def feature_names(self) -> tuple[str, ...]:
-        """Return the names of the model's p features, in its order.
-
-        None of them where only the nodes know them.
-        """
-        if self.on_nodes:
-            return self.nodes.names()
-        return samples_of(self).names
+        """Return the model's p names in its order; none where only nodes know them."""
+        return self.nodes.names() if self.on_nodes else samples_of(self).names
 
     def client_data(self, client: int) -> ClientData:
-        """Return the training data of a client, made once per process.
-
-        Raises
-        ------
-        IndexError
-            There is no such client.
-        """
+        """Return a client's training data, made once; an IndexError: no such client."""
         return client_data(self, self._existing(client), False)
 
     def test_client_data(self, client: int) -> ClientData:
-        """Return the test data of a client: the features it has, of other samples.
-
-        Raises
-        ------
-        IndexError
-            There is no such client.
-        """
+        """Return a client's test data: the features it has, of other samples."""
         return client_data(self, self._existing(client), True)
 
     def method_options(self) -> dict[str, Any]:
@@ -301,10 +288,7 @@ class HybridTask(NodeDataTask):
     def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the like of ``data``'s file; ``test-data`` may name new samples.
 
-        Raises
-        ------
-        SettingsError
-            The two files have other features, or those of one in another order.
+        A SettingsError: the two files have other features, or in another order.
         """
         path, new = node_path(node_config), None
         if "test-data" in node_config:
@@ -333,15 +317,11 @@ class HybridTask(NodeDataTask):
         """Return :meth:`optimum`; None for a penalty that has no central solver."""
         return self.optimum() if self.make_penalty().plain else None
 
+    @once(4)
     def optimum(self) -> Optimum:
-        """Return P* with its certificate, found once per process.
-
-        Raises
-        ------
-        RuntimeError
-            It cannot be certified.
-        """
-        return _optimum(self)
+        """Return P* with its certificate, found once; else a RuntimeError."""
+        problem: Any = self.objective()
+        return central_optimum(problem)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"accuracy"`` on the test samples, of numbers ``"explained"``.
@@ -351,12 +331,36 @@ class HybridTask(NodeDataTask):
         w = np.asarray(self.argument(x))
         data = samples_of(self)
         if len(data.labels) > data.num_train:
-            return _test_objective(self).metrics(w)
+            return self.test_objective().metrics(w)
         found = self.objective().metrics(w)
         return {f"train-{name}": value for name, value in found.items()}
 
-    def _build_objective(self) -> Objective:
-        return _objective(self)
+    def _build_objective(self) -> RegularizedLoss | OneAgainstRest:
+        data = samples_of(self)
+        N, C, rule = data.num_train, self.num_classes(), self.class_rule()
+        labels, s = data.labels[:N], data.weights
+        weights = None
+        if s is not None or rule:
+            s = np.ones(N) if s is None else s[:N]
+            totals = weight_totals(s, labels, C, rule)
+            weights = normalised(s, labels, C, rule, totals, N)
+        return self._objective_of(data.features[:N], labels, weights)
+
+    @once(2)
+    def test_objective(self) -> RegularizedLoss | OneAgainstRest:  # noqa: D102
+        data = samples_of(self)
+        N = data.num_train
+        return self._objective_of(data.features[N:], data.labels[N:])
+
+    def _objective_of(
+        self, features: Any, labels: Any, weights: Any = None
+    ) -> RegularizedLoss | OneAgainstRest:
+        more = self.make_loss(), self.regularization, self.make_penalty()
+        if self.every_class:
+            classes = self.num_classes()
+            return OneAgainstRest(features, labels, classes, *more, weights)
+        own = None if weights is None else weights[0]
+        return RegularizedLoss(features, labels, *more, own)
 
     def _build_client_objective(self, client: int) -> Objective:
         raise SettingsError(
@@ -373,39 +377,211 @@ def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
     return {**data._asdict(), "new_samples": new}
 
 
-# More tasks than one are alive in a process only in tests and sweeps.
-@lru_cache(maxsize=2)
-def _objective(task: HybridTask) -> RegularizedLoss | OneAgainstRest:
-    data = samples_of(task)
-    features, labels = data.features[: data.num_train], data.labels[: data.num_train]
-    s, rule = data.weights, task.class_rule()
-    if s is None and not rule:
-        return _of(task, features, labels)
-    N, C = data.num_train, task.num_classes()
-    s = np.ones(N) if s is None else s[:N]
-    totals = weight_totals(s, labels, C, rule)
-    weights = normalised(s, labels, C, rule, totals, N)
-    return _of(task, features, labels, weights)
+@dataclass(frozen=True)
+class HybridSVM(HybridTask):
+    """The hinge loss, the one of HyFDCA's experiments, smoothed, or a square.
+
+    Labels are −1 and +1; ``squared`` is ½(z − y)² of them, the least-squares support
+    vector machine. Everything else is :class:`HybridTask`'s.
+    """
+
+    name: ClassVar[str] = "hybrid-svm"
+    summary: ClassVar[str] = (
+        "support vector machine; samples and features split over clients"
+    )
+
+    loss: str = setting(
+        "hinge", "the loss", choices=("hinge", "smoothed-hinge", "squared")
+    )
+    smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
+
+    def make_loss(self) -> DualLoss:  # noqa: D102
+        return make_loss(self.loss, self.smoothing)
 
 
-def _of(
-    task: HybridTask, features: Any, labels: Any, weights: Any = None
-) -> RegularizedLoss | OneAgainstRest:
-    loss, λ = task.make_loss(), task.regularization
-    penalty = task.make_penalty()
-    if task.every_class:
-        count = task.num_classes()
-        return OneAgainstRest(features, labels, count, loss, λ, penalty, weights)
-    own = None if weights is None else weights[0]
-    return RegularizedLoss(features, labels, loss, λ, penalty, own)
+@dataclass(frozen=True)
+class HybridLogistic(HybridTask):
+    """The logistic loss ln(1 + e^(−yz)) of labels −1 and +1.
+
+    Everything else is :class:`HybridTask`'s.
+    """
+
+    name: ClassVar[str] = "hybrid-logistic"
+    summary: ClassVar[str] = (
+        "logistic regression; samples and features split over clients"
+    )
+
+    def make_loss(self) -> DualLoss:  # noqa: D102
+        return make_loss("logistic")
 
 
-@lru_cache(maxsize=2)
-def _test_objective(task: HybridTask) -> RegularizedLoss | OneAgainstRest:
-    data = samples_of(task)
-    return _of(task, data.features[data.num_train :], data.labels[data.num_train :])
+@dataclass(frozen=True)
+class HybridLinear(HybridTask):
+    """A linear model with any loss that has a dual: classification and regression.
 
+    ``hinge``, ``smoothed-hinge`` and ``logistic`` are losses of two classes, −1 and +1.
+    ``squared`` and ``poisson`` are losses of numbers, the latter of counts, whose mean
+    is e^z: of ``diabetes`` (scikit-learn's, features standardised, the target as it is:
+    a whole number from 25 to 346), or of the nodes' own files, whose label column then
+    holds numbers. ``squared`` takes the data sets of two classes, too.
 
-@lru_cache(maxsize=4)
-def _optimum(task: HybridTask) -> Optimum:
-    return central_optimum(_objective(task))
+    With ``classes = "all"`` the data set's own classes stay as they are, and each is
+    set against the rest: P is the sum of C problems, the model has shape (p, C), and a
+    sample's class is the one of its largest score. Everything else is
+    :class:`HybridTask`'s.
+    """
+
+    name: ClassVar[str] = "hybrid-linear"
+    summary: ClassVar[str] = (
+        "linear model with any loss; samples and features split over clients"
+    )
+
+    dataset: str = setting(
+        "digits",
+        "the data set; 'file': a csv, npz or LIBSVM file; 'nodes': every node's own",
+        choices=(*DATASETS, *TARGETS, NODES),
+    )
+    loss: str = setting("logistic", "the loss", choices=tuple(LOSSES))
+    classes: str = setting(
+        "two",
+        "two, made of the data set's as described there, or all that it has, each "
+        "against the rest",
+        choices=("two", "all"),
+    )
+    l1_ratio: float = setting(
+        0.0,
+        "ρ of the penalty λ((1 − ρ)/2 ‖w‖² + ρ‖w‖₁)",
+        minimum=0.0,
+        below=1.0,
+    )
+    free_feature: str = setting(
+        "",
+        "a constant column whose weight is not penalised, an intercept: 'bias', or one "
+        "of the nodes' files; empty: none",
+    )
+    class_weight: str = setting(
+        "",
+        "what samples of a class count: 'balanced', or labels with their weights, as "
+        "'no:1, yes:5', where others count 1; empty: all alike",
+    )
+    smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
+
+    required_options: ClassVar[tuple[str, ...]] = (
+        "l1_ratio",
+        "free_feature",
+        "classes",
+        "class_weight",
+        *HybridTask.required_options,
+    )
+
+    def make_penalty(self) -> Penalty:  # noqa: D102
+        free = -1
+        if self.free_feature:
+            free = list(self.feature_names()).index(self.free_feature)
+        return Penalty(self.l1_ratio, free)
+
+    def method_options(self) -> dict[str, Any]:
+        """Return what every hybrid task says, and of the penalty what is not usual."""
+        more = {
+            "l1_ratio": self.l1_ratio,
+            "free_feature": self.free_feature,
+            "class_weight": self._class_weights(),
+        }
+        return super().method_options() | {k: v for k, v in more.items() if v}
+
+    def class_rule(self) -> ClassRule:  # noqa: D102
+        weights = self._class_weights()
+        try:
+            return class_rule(weights, self.num_classes())
+        except SettingsError as error:
+            raise SettingsError(f"{self.name}.class-weight: {error}") from None
+
+    def _class_weights(self) -> str | dict[float, float]:
+        """Classes' weights by the labels that clients have, ``"balanced"``, or none."""
+        text = self.class_weight.strip()
+        if text in ("", BALANCED):
+            return text
+        # numbers of classes, or of two −1 and +1
+        values = labels_of(self.num_classes())
+        names = [f"{value:g}" for value in values]
+        if self.on_nodes:
+            names = list(self._class_labels())
+        label_of = dict(zip(names, values, strict=True))
+        found: dict[float, float] = {}
+        for part in text.split(","):
+            name, colon, weight = (word.strip() for word in part.rpartition(":"))
+            if not colon or name not in label_of:
+                why = f"has {part.strip()!r}, which is not a class and its weight"
+                allowed = f"'balanced', or of the classes {', '.join(names)} for"
+                raise self.refused(
+                    "class_weight",
+                    f"{why}; allowed: {allowed} example '{names[-1]}:2.5'",
+                )
+            found[label_of[name]] = to_number(weight)
+        return found
+
+    def make_loss(self) -> DualLoss:  # noqa: D102
+        return make_loss(self.loss, self.smoothing)
+
+    @property
+    def target(self) -> Literal["class", "number"]:
+        """What labels are of: classes, or any numbers."""
+        numbers = self.dataset in TARGETS
+        if self.on_nodes or self.on_file:
+            numbers = self.make_loss().labels != "signs"
+        return "number" if numbers else "class"
+
+    def check(self) -> None:  # noqa: D102
+        kind = self.make_loss().labels
+        allowed = {
+            "signs": tuple(DATASETS),
+            "real": (*DATASETS, *TARGETS),
+            "counts": (*TARGETS, FILE),
+        }[kind]
+        loss, all_classes = f"{self.name}.loss = {self.loss!r}", self.every_class
+        positive = self.positive_class != -1
+        for wrong, name, why, fits in (
+            (
+                self.dataset not in (*allowed, NODES),
+                "loss",
+                f"does not suit {self.name}.dataset = {self.dataset!r}",
+                ", ".join((*allowed, NODES)),
+            ),
+            (
+                positive and self.target == "number",
+                "positive_class",
+                "does not suit labels that are numbers and no classes",
+                "-1",
+            ),
+            (
+                all_classes and kind != "signs",
+                "classes",
+                f"does not suit {loss}",
+                "hinge, smoothed-hinge, logistic",
+            ),
+            (
+                all_classes and positive,
+                "positive_class",
+                f"does not suit {self.name}.classes = 'all'",
+                "-1",
+            ),
+            (
+                bool(self.class_weight) and kind != "signs",
+                "class_weight",
+                f"does not suit {loss}, which is none of classes",
+                "empty",
+            ),
+        ):
+            if wrong:
+                raise self.refused(name, f"{why}; allowed: {fits}")
+        if all_classes and self.num_classes() < 3:
+            why = f"does not suit {self.num_classes()} of them; allowed: 'two'"
+            raise self.refused("classes", why)
+        self.class_rule()
+        # without clients there are no features either, which the rest says
+        names = self.feature_names() if self.free_feature and self.num_clients else ()
+        if names and self.free_feature not in names:
+            last = ", ".join(map(repr, names[-3:]))
+            why = f"is not the name of any feature; allowed: empty, {last} and"
+            raise self.refused("free_feature", f"{why} the others")
+        super().check()

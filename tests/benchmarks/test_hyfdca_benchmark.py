@@ -16,7 +16,7 @@ from benchmarks.report import Spread
 from clients import HyFDCAClient
 from fedtrellis.dual.alignment import align
 from strategies import hybrid
-from tasks.hybrid_svm import HybridSVM
+from tasks import HybridSVM
 
 SMALL = hyfdca.IterationCase(120, 4, 2, iterations=2, turns=2, real=False)
 

@@ -138,7 +138,7 @@ def _edited(edit: Callable[[dict[str, Any]], Any]) -> bytes:
     ],
 )
 def test_what_contradicts_itself_is_refused(edit: Any) -> None:
-    with pytest.raises(ValueError, match="the agreement (is malformed|has a group)"):
+    with pytest.raises(ValueError, match="the agreement is malformed"):
         Agreement.from_bytes(_edited(edit))
 
 

@@ -147,7 +147,7 @@ def test_what_is_refused(tmp_path: Path, table: tuple[Array, Array]) -> None:
     path = write(tmp_path, "csv", X, np.arange(60) % 3)
     with pytest.raises(DataFileError, match="the labels are 0, 1, 2; there must be"):
         experiment("logistic-regression", path)
-    with pytest.raises(SettingsError, match="the file has 3 labels and no rule"):
+    with pytest.raises(SettingsError, match="a file with 3 labels, which has no rule"):
         experiment("hybrid-svm", path, method="hyfdca")
     one = experiment(
         "hybrid-svm", path, method="hyfdca", **{"hybrid-svm.positive-class": 2}

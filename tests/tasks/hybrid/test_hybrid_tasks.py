@@ -25,9 +25,9 @@ from tasks import (
     HybridTask,
     make_task,
 )
-from tasks.hybrid.partition import (
-    column_groups,
-    deal_blocks,
+from tasks.hybrid.samples import load_rows, min_max_scaled
+from tasks.hybrid.shares import (
+    Share,
     deal_entries,
     group_counts,
     quadrants,
@@ -35,8 +35,6 @@ from tasks.hybrid.partition import (
     selected_entries,
     without_rare_entries,
 )
-from tasks.hybrid.rows import load_rows
-from tasks.hybrid.samples import min_max_scaled
 
 
 def svm(n: int = 16, seed: int = 0, **settings: Any) -> HybridSVM:
@@ -273,15 +271,21 @@ def test_entries_are_dealt_once_and_evenly(
     np.testing.assert_array_equal(total, matrix.toarray())
 
 
+def blocks(rows: list[np.ndarray], p: int, groups: int) -> list[Share]:
+    """What clients of consecutive columns hold."""
+    columns = np.array_split(np.arange(p), groups)
+    return [Share(part, block) for part in rows for block in columns]
+
+
 @settings(max_examples=50, deadline=None)
 @given(d=st.integers(1, 40), p=st.integers(1, 40), n=st.integers(1, 40))
 def test_blocks_are_dealt_once(d: int, p: int, n: int) -> None:
-    samples, features = group_counts(n, 0, 0, "t")
+    samples, features = group_counts(svm(n))
     assert samples * features == n
     assert features <= samples
     rows = sample_groups(d, samples, np.random.default_rng(0))
     held = np.zeros((d, p))
-    for share in deal_blocks(rows, column_groups(p, features)):
+    for share in blocks(rows, p, features):
         assert share.entries is None
         held[np.ix_(share.rows, share.columns)] += 1
     assert (held == 1).all()
@@ -303,7 +307,8 @@ def test_blocks_are_dealt_once(d: int, p: int, n: int) -> None:
 def test_group_counts(
     n: int, samples: int, features: int, expected: tuple[int, int]
 ) -> None:
-    assert tuple(group_counts(n, samples, features, "t")) == expected
+    task = svm(n, sample_groups=samples, feature_groups=features)
+    assert group_counts(task) == expected
 
 
 def test_quadrants_of_odd_images() -> None:
@@ -409,11 +414,7 @@ def test_what_is_left_out_of_any_matrix(
     values = rng.integers(-1, 2, (d, p)).astype(float)
     matrix, train = csr_array(values), int(rng.integers(0, d + 1))
     rows = sample_groups(d, 2, rng)
-    shares = (
-        deal_entries(matrix, rows, 2, rng)
-        if entries
-        else deal_blocks(rows, column_groups(p, 2))
-    )
+    shares = deal_entries(matrix, rows, 2, rng) if entries else blocks(rows, p, 2)
     features = matrix if sparse else values
     found, kept = without_rare_entries(features, shares, train, least, matrix)
     expected = values.copy()
@@ -689,12 +690,12 @@ def test_files_that_are_no_covtype(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "covtype.data"
     path.write_bytes(content)
     with pytest.raises(DataFileError, match=r"covtype\.data") as caught:
-        load_rows("covtype", str(path), "key")
+        load_rows(svm(dataset="covtype", path=str(path)))
     assert "\n" not in str(caught.value)
     packed = tmp_path / "covtype.data.gz"
     packed.write_bytes(b"\x1f\x8bnothing")
-    with pytest.raises(DataFileError, match="cannot be read or unpacked"):
-        load_rows("covtype", str(packed), "key")
+    with pytest.raises(DataFileError, match="cannot be decompressed"):
+        load_rows(svm(dataset="covtype", path=str(packed)))
 
 
 def test_min_max_scaling_on_some_rows() -> None:
@@ -702,12 +703,11 @@ def test_min_max_scaling_on_some_rows() -> None:
     matrix = rng.integers(-2, 3, (30, 8)).astype(float)
     matrix[:, 3] = 7.0
     matrix[:, 5] = 0.0
-    rows = np.arange(20)
-    scaled = min_max_scaled(csr_array(matrix), rows).toarray()
+    scaled = min_max_scaled(csr_array(matrix), 20).toarray()
     low, high = matrix[:20].min(axis=0), matrix[:20].max(axis=0)
     expected = (matrix - low) / np.where(high > low, high - low, 1.0)
     np.testing.assert_allclose(scaled, expected, atol=1e-15)
-    again = min_max_scaled(csr_array(np.abs(expected[:20])), rows).toarray()
+    again = min_max_scaled(csr_array(np.abs(expected[:20])), 20).toarray()
     np.testing.assert_allclose(again, expected[:20], atol=1e-15)
 
 
@@ -855,7 +855,7 @@ def test_diabetes(loss: str) -> None:
         ({"loss": "poisson", "dataset": "digits"}, "allowed: diabetes, file, nodes"),
         (
             {"loss": "squared", "dataset": "diabetes", "positive_class": 3},
-            "positive-class = 3: the labels are numbers",
+            "positive-class = 3 does not suit labels that are numbers",
         ),
     ],
 )
@@ -928,7 +928,10 @@ def test_classes_of_nodes_files(tmp_path: Path) -> None:
     ("settings", "match"),
     [
         ({"loss": "squared"}, "allowed: hinge, smoothed-hinge, logistic"),
-        ({"dataset": "breast-cancer"}, "there are 2 of them; allowed: 'two'"),
+        (
+            {"dataset": "breast-cancer"},
+            "does not suit 2 of them; allowed: 'two'",
+        ),
         ({"positive_class": 3}, "positive-class = 3 does not suit"),
     ],
 )
