@@ -351,19 +351,18 @@ def compare(
     optimum = optima.pop() if metric == "loss" and len(optima) == 1 else None
     positive = True
     for run, name in zip(runs, names(runs), strict=True):
-        columns = run.columns()
-        values = columns.get(metric, np.full(len(run.history), np.nan))
+        frame = run.frame()
         along = {
-            "rounds": columns["round"],
-            "bytes": np.cumsum(columns["bytes_up"] + columns["bytes_down"]),
-            "seconds": np.cumsum(columns["seconds"]),
+            "rounds": frame.index,
+            "bytes": (frame["bytes_up"] + frame["bytes_down"]).cumsum(),
+            "seconds": frame["seconds"].cumsum(),
         }[x]
-        known = np.isfinite(values)
-        at, values = along[known], values[known]
+        values = frame.reindex(columns=[metric])[metric].set_axis(along)
+        values = values[np.isfinite(values)]
         if optimum is not None:  # what rounding made negative has no place
-            values = np.where(values > optimum, values - optimum, np.nan)
-        axes.plot(at, values, label=name)
-        positive = positive and not np.any(values <= 0.0)
+            values = (values - optimum).where(values > optimum)
+        axes.plot(values.index, values, label=name)
+        positive = positive and not (values <= 0.0).any()
     axes.set_yscale("log" if positive else "linear")
     axes.set_xlabel(AXES[x])
     axes.set_ylabel(metric if optimum is None else "loss − F*")

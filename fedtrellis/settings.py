@@ -43,6 +43,7 @@ __all__ = [
     "CodedError",
     "Declared",
     "SettingsError",
+    "arguments_of",
     "check_choice",
     "describe_fields",
     "entries_of",
@@ -291,6 +292,14 @@ def keys(cls: type[Any], prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
         prefix + field.name.replace("_", "-"): field
         for field in dataclasses.fields(cls)
         if "help" in field.metadata and not field.metadata.get("given")
+    }
+
+
+def arguments_of(cls: Any) -> dict[str, bool]:
+    """What a constructor takes, and whether it must be given."""
+    return {
+        name: argument.default is argument.empty
+        for name, argument in inspect.signature(cls).parameters.items()
     }
 
 

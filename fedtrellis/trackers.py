@@ -47,13 +47,9 @@ class Tracker(Callback):
     """Base class: one run passed on to one tool.
 
     A subclass has ``name`` (of run configs), ``library`` (what it imports), ``extra``
-    (what installs it), and the methods ``open``, ``write`` and ``close``.
-
-    Raises
-    ------
-    SettingsError
-        When it is made: the library is not installed. When a run starts: the tool
-        cannot be written to.
+    (what installs it), and the methods ``open``, ``write`` and ``close``. SettingsError
+    when it is made, if the library is not installed, and when a run starts, if the tool
+    cannot be written to.
 
     Examples
     --------
@@ -149,10 +145,7 @@ class Tracker(Callback):
 class TensorBoard(Tracker):
     """Event files for ``tensorboard --logdir DIRECTORY``.
 
-    Parameters
-    ----------
-    directory : path
-        Where they go; one of its own for each run.
+    Each run needs a directory of its own.
 
     Examples
     --------
@@ -187,12 +180,8 @@ class TensorBoard(Tracker):
 class MLflow(Tracker):
     """A run of MLflow, with the settings as its parameters.
 
-    Parameters
-    ----------
-    run_name, experiment : str, optional
-        As MLflow calls them.
-    tracking_uri : str, optional
-        A server or a database; by default what ``MLFLOW_TRACKING_URI`` says.
+    ``tracking_uri`` is a server or a database; by default what ``MLFLOW_TRACKING_URI``
+    says.
 
     Examples
     --------

@@ -322,10 +322,9 @@ def projection_estimate(
 ) -> Estimate:
     """Estimate the Riemannian gradient by projected random directions, estimator (7).
 
-    An :class:`Evaluator` is given the points in parts where they, or
-    the numbers that they make it compute, are more than 32 MiB: then memory stays
-    within a few blocks of 8 MiB (or of one point). Any other callable is given them
-    whole.
+    An :class:`Evaluator` is given the points in parts where they, or the numbers that
+    they make it compute, are more than 32 MiB: then memory stays within a few blocks of
+    8 MiB (or of one point). Any other callable is given them whole.
 
     Parameters
     ----------
@@ -344,15 +343,11 @@ def projection_estimate(
         being the precision in which F is computed: 1e-16, but 1e-7 for a module in
         float32, which needs a μ far above 1e-4 or a module in float64.
 
-    Returns
-    -------
-    Estimate
-        A sample without a finite value is dropped, counted, and no part of the mean.
-
     Raises
     ------
     FloatingPointError
-        F(x) is not finite, or no sample has a finite value.
+        F(x) is not finite, or no sample has a finite value: one without is dropped,
+        counted, and no part of the mean.
     ValueError
         A parameter is not allowed, x is not a finite point of the manifold's shape, or
         ``values`` returned another shape.
@@ -375,11 +370,7 @@ def projection_estimate(
     """
     point = _checked_point(manifold, x, samples, smoothing)
     return _estimate(
-        values,
-        point,
-        rng,
-        samples,
-        smoothing,
+        *(values, point, rng, samples, smoothing),
         lambda generator, count: directions(generator, count, point.shape),
         lambda u: manifold.project(point + smoothing * u),  # P_M(x + μ u_j)
         point.size,  # G^P has the factor n/m
@@ -399,19 +390,10 @@ def tangent_estimate(
     """Estimate the Riemannian gradient by tangent directions, estimator (6).
 
     Parameters, result and errors are those of :func:`projection_estimate`, but G has
-    no factor n and :func:`combine` does not rebuild it. In
-    addition:
-
-    Parameters
-    ----------
-    retraction : {"polar", "exponential"}
-        Retr_x: P_M(x + v), which is the polar retraction where points have orthonormal
-        columns, or the exponential map.
-
-    Raises
-    ------
-    NotImplementedError
-        The manifold has no closed form of its exponential map.
+    no factor n and :func:`combine` does not rebuild it. ``retraction`` is Retr_x:
+    ``"polar"``, P_M(x + v), which is the polar retraction where points have orthonormal
+    columns, or ``"exponential"``; NotImplementedError if the manifold has no closed
+    form of that map.
 
     Examples
     --------
@@ -435,11 +417,7 @@ def tangent_estimate(
         )
     retract = manifold.retract if retraction == "polar" else manifold.exponential
     return _estimate(
-        values,
-        point,
-        rng,
-        samples,
-        smoothing,
+        *(values, point, rng, samples, smoothing),
         lambda generator, count: manifold.random_tangent(point, generator, count),
         lambda u: retract(point, smoothing * u),  # Retr_x(μ u_j)
         1,  # G^R has the factor 1/m

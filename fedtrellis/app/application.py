@@ -61,7 +61,7 @@ class App:
         server_app, client_app = app.server_app, app.client_app
 
     What packages with an entry point in the group ``fedtrellis.plugins`` bring along
-    is known to it, too.
+    is known to it, too: its ``registry`` has all that there is, by name.
 
     Parameters
     ----------
@@ -71,12 +71,6 @@ class App:
         Subclasses of ``fedtrellis.tasks.Task``; the first is the default.
     domains : mapping of str to type
         Sets by name.
-
-    Attributes
-    ----------
-    registry : AppRegistry
-        All that there is, by name.
-    server_app, client_app : flwr.serverapp.ServerApp, flwr.clientapp.ClientApp
 
     Examples
     --------

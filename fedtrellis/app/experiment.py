@@ -208,11 +208,6 @@ class Experiment:
         """The method's."""
         return self.entry.name
 
-    @property
-    def convex(self) -> bool:
-        """Whether F is known to be convex."""
-        return self.task.convex and len(self.layout.shapes) == 1
-
     # ---------------------------------------------------------------- the server's part
 
     def suggestions(self) -> dict[str, Any]:
@@ -349,23 +344,21 @@ class Experiment:
         known: float | None = task.reference_optimum(self.domain)
         if known is not None or not self.run.reference:
             return known
-        if not self.convex:
+        if not (task.convex and len(self.layout.shapes) == 1):
             raise SettingsError(
                 "reference = true is for convex tasks and models of one array; "
                 f"task {task.name!r} is set to another"
             )
         if self.manifold is not None:
             raise SettingsError("reference = true is not for methods on manifolds")
-        start = task.initial_point()[0]
-        if not self.domain.bounded:
-            lowest = unconstrained_minimum(task.objective(), start)
-            log(
-                INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, lowest.gradient_norm
-            )
-            return lowest.value
-        best = certified_minimum(task.objective(), self.domain, start, tolerance=1e-7)
-        log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
-        return best.value
+        f, start = task.objective(), task.initial_point()[0]
+        if self.domain.bounded:
+            best = certified_minimum(f, self.domain, start, tolerance=1e-7)
+            log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
+            return best.value
+        lowest = unconstrained_minimum(f, start)
+        log(INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, lowest.gradient_norm)
+        return lowest.value
 
     # ---------------------------------------------------------------- the clients' part
 
@@ -415,28 +408,24 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
 
     SettingsError names a file that is missing or that holds a model of other shapes.
     """
-    file = Path(path).expanduser()
+    file, key = Path(path).expanduser(), f"initial-model = {path!r}"
     if file.is_dir():
         file = file / "model.npz"
     if not file.is_file():
         raise SettingsError(
-            f"initial-model = {path!r}: there is no such file, nor a record of a "
-            "completed run"
+            f"{key}: there is no such file, nor a record of a completed run"
         )
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = [np.asarray(archive[name], np.float64) for name in archive.files]
     except Exception as error:  # NumPy's or its archive's: it is something else
         why = " ".join(str(error).split())
-        raise SettingsError(
-            f"initial-model = {path!r} is no .npz of arrays: {why}"
-        ) from None
+        raise SettingsError(f"{key} is no .npz of arrays: {why}") from None
     found = [array.shape for array in arrays]
     if found != list(shapes):
         raise SettingsError(
-            f"initial-model = {path!r} has arrays of shapes {found}; this run's model "
-            f"has {list(shapes)}"
+            f"{key} has arrays of shapes {found}; this run's model has {list(shapes)}"
         )
     if not all(np.isfinite(array).all() for array in arrays):
-        raise SettingsError(f"initial-model = {path!r} is not finite")
+        raise SettingsError(f"{key} is not finite")
     return arrays

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,14 @@ from fedtrellis.domains.enclosing import ENCLOSING
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.progress import LOG_FORMATS
-from fedtrellis.settings import AUTO, SettingsError, check_choice, keys, setting
+from fedtrellis.settings import (
+    AUTO,
+    SettingsError,
+    arguments_of,
+    check_choice,
+    keys,
+    setting,
+)
 
 __all__ = [
     "AppRegistry",
@@ -168,10 +174,7 @@ class MethodEntry:
     @cached_property
     def client_arguments(self) -> dict[str, bool]:
         """What the client's constructor takes, and whether it must be given."""
-        return {
-            name: argument.default is argument.empty
-            for name, argument in inspect.signature(self.client).parameters.items()
-        }
+        return arguments_of(self.client)
 
 
 def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtrellis.domains.atoms import Atom, SignAtom, SparseAtom
 from fedtrellis.domains.atoms.base import FloatArray, Shape
 from fedtrellis.domains.numerics import positive
-from fedtrellis.settings import parse
+from fedtrellis.settings import arguments_of, parse
 
 __all__ = [
     "ByVector",
@@ -217,7 +217,14 @@ class Domain(ABC):
         known of other norms. ValueError if D has no points of this shape, or the norm
         is not one of such arrays.
         """
-        self.check_norm(norm, shape)
+        self.check_shape(shape)
+        if norm not in NORMS:
+            raise ValueError(f"unknown norm {norm!r}; allowed: {', '.join(NORMS)}")
+        if norm == "nuclear" and len(shape) != 2:
+            raise ValueError(
+                f"the nuclear norm is for matrices, not for arrays of shape "
+                f"{tuple(shape)}"
+            )
         known = self._largest_norms(shape)
         if known or norm != "linf":
             return known.get(norm)
@@ -235,34 +242,15 @@ class Domain(ABC):
         """Return the norms that :meth:`largest_norm` has formulas for, with these."""
         return {}
 
-    def check_norm(self, norm: Norm, shape: Shape) -> None:
-        """Raise a one-line ValueError unless the norm is one of points of D."""
-        self.check_shape(shape)
-        if norm not in NORMS:
-            raise ValueError(f"unknown norm {norm!r}; allowed: {', '.join(NORMS)}")
-        if norm == "nuclear" and len(shape) != 2:
-            raise ValueError(
-                f"the nuclear norm is for matrices, not for arrays of shape "
-                f"{tuple(shape)}"
-            )
-
-    @classmethod
-    def arguments(cls) -> dict[str, bool]:
-        """Return the constructor's arguments, and whether each must be given."""
-        return {
-            name: argument.default is argument.empty
-            for name, argument in inspect.signature(cls).parameters.items()
-        }
-
     @classmethod
     def has_radius(cls) -> bool:
         """Say whether the set takes a ``radius``."""
-        return "radius" in cls.arguments()
+        return "radius" in arguments_of(cls)
 
     @classmethod
     def configurable(cls) -> bool:
         """Say whether a run config can give all that the constructor needs."""
-        needed = {name for name, required in cls.arguments().items() if required}
+        needed = {name for name, required in arguments_of(cls).items() if required}
         return needed <= {"radius", *cls.parameters}
 
     @classmethod

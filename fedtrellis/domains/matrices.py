@@ -79,7 +79,6 @@ class NuclearNormBall(_MatrixBall):
 
     Parameters
     ----------
-    radius : float
     tolerance : float
         Of the oracle: the largest ‖Gᵀ u₁ − σ₁ v₁‖ (or ‖G v₁ − σ₁ u₁‖) over σ₁. With
         more than the default, which is as good as exact, <G, s> may be above the

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom
 from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, project_simplex
+from fedtrellis.domains.numerics import positive, project_simplex, smallest
 from fedtrellis.settings import setting
 
 __all__ = ["CappedSimplex", "NonNegativeL1Ball", "Simplex"]
@@ -210,14 +210,8 @@ class CappedSimplex(_OfSum):
         g = self._input(gradient, "gradient")
         flat = g.reshape(-1)
         levels = self._levels(flat.size)
-        # the k-th smallest entry; what is below it is in, and of what equals it as
-        # many as there is room for, lowest index first
-        k = levels.size
-        threshold = np.partition(flat, k - 1)[k - 1]
-        below = np.flatnonzero(flat < threshold)
-        equal = np.flatnonzero(flat == threshold)[: k - below.size]
-        support = np.concatenate([below, equal])
-        values = np.full(k, self.cap)
+        support = smallest(flat, levels.size)
+        values = np.full(levels.size, self.cap)
         values[-1] = levels[-1]  # the last of the largest
         order = np.argsort(support)
         return SparseAtom(support[order], values[order], g.shape)

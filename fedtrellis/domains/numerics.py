@@ -1,14 +1,15 @@
 """The few numerics that the sets share, and the checks of their parameters."""
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import scipy  # its parts are loaded when first used
+from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.base import FloatArray
+from fedtrellis.settings import arguments_of
 
 __all__ = [
     "check_arguments",
@@ -20,6 +21,7 @@ __all__ = [
     "project_simplex",
     "root",
     "scaled",
+    "smallest",
     "thin_svd",
     "unit",
 ]
@@ -74,6 +76,14 @@ def scaled(magnitudes: FloatArray) -> tuple[FloatArray, float]:
     return magnitudes / largest, largest
 
 
+def smallest(values: FloatArray, k: int) -> NDArray[np.intp]:
+    """Return where the k smallest values are; of equal ones the first."""
+    threshold = np.partition(values, k - 1)[k - 1]
+    below = np.flatnonzero(values < threshold)
+    equal = np.flatnonzero(values == threshold)[: k - below.size]
+    return np.concatenate([below, equal])
+
+
 def root(function: Callable[[float], float], largest: float) -> float:
     """Return where a function that grows from 0 to ``largest`` is 0, to full precision.
 
@@ -91,13 +101,8 @@ def check_arguments(
     cls: Any, given: Mapping[str, Any], without: str = "", besides: str = ""
 ) -> None:
     """Raise ValueError unless these are what a constructor takes and needs."""
-    taken = {
-        name: argument.default is argument.empty
-        for name, argument in inspect.signature(cls).parameters.items()
-        if name != without
-    }
-    needed = {name for name in taken if taken[name]}
-    if not needed <= set(given) <= set(taken):
+    taken = {n: needed for n, needed in arguments_of(cls).items() if n != without}
+    if not {n for n, needed in taken.items() if needed} <= set(given) <= set(taken):
         raise ValueError(
             f"{cls.name} takes {', '.join(taken) or 'no parameters'}{besides}; "
             f"got {', '.join(given) or 'none'}"

@@ -1,17 +1,25 @@
 """Products of sets, one for each piece of a flat vector."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, ProductAtom
+from fedtrellis.domains.atoms.base import cut
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
 
 __all__ = ["Product"]
+
+# The norm of a vector whose pieces have these.
+_NORMS: dict[Norm, Callable[[Any], float]] = {
+    "l1": math.fsum,
+    "l2": lambda parts: math.hypot(*parts),
+    "linf": max,
+}
 
 
 @dataclass(frozen=True)
@@ -81,11 +89,7 @@ class Product(Domain):
 
     def pieces(self, flat: FloatArray) -> Iterator[tuple[Domain, FloatArray]]:
         """Yield every D_i with its piece of a flat vector, a view in its own shape."""
-        start = 0
-        for domain, shape in zip(self.domains, self.shapes, strict=True):
-            stop = start + math.prod(shape)
-            yield domain, flat[start:stop].reshape(shape)
-            start = stop
+        return zip(self.domains, cut(flat, self.shapes), strict=True)
 
     def lmo(self, gradient: ArrayLike) -> ProductAtom:
         """Return the product of the pieces' atoms."""
@@ -113,17 +117,15 @@ class Product(Domain):
                 return all(d.contains_atom(part, tolerance) for d, part in pairs)
         return super()._contains_atom(atom, tolerance)
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return the norm of the pieces' largest norms, if all are known."""
-        self.check_norm(norm, shape)
-        pairs = zip(self.domains, self.shapes, strict=True)
-        parts = [domain.largest_norm(norm, piece) for domain, piece in pairs]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        if norm == "l1":
-            return math.fsum(known)
-        return math.hypot(*known) if norm == "l2" else max(known)
+    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+        # the norm of the pieces' largest norms, where all are known
+        found: dict[Norm, float] = {}
+        for norm, whole in _NORMS.items():
+            pairs = zip(self.domains, self.shapes, strict=True)
+            known = [domain.largest_norm(norm, piece) for domain, piece in pairs]
+            if None not in known:
+                found[norm] = whole(known)
+        return found
 
     def diameter(self, shape: Shape) -> float:
         """Return √(Σ diameter(D_i)²)."""

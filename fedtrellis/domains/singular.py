@@ -76,17 +76,9 @@ def leading_pairs(
     last atom is what its gradient has just been pushed away from, and near an optimum
     of rank r the gradient has r leading singular values that are equal.
 
-    Parameters
-    ----------
-    products : callable
-        V, I ↦ (A_i V_i, A_iᵀ A_i V_i) for the matrices i in the array I, of shape (k,),
-        and V of shape (k, q, b).
-    start : ndarray of shape (n, q, b)
-        Independent columns, at least ``count`` and at most q.
-    count : int
-    tolerance : float
-    most : int
-        Passes, each one call of ``products`` for a matrix.
+    ``products`` takes V, of shape (k, q, b), and I, (k,). ``start``, (n, q, b), has
+    independent columns, at least ``count`` and at most q. There are at most ``most``
+    passes, each one call of ``products`` for a matrix.
     """
     n, q, b = start.shape
     now, passes = np.arange(n), 1
@@ -168,25 +160,16 @@ _MAX_RESTARTS = 40
 
 
 class SingularPairs(NamedTuple):
-    """The leading singular pairs of one matrix of shape (m, n).
+    """The leading singular pairs of one matrix of shape (m, n), ``count`` of them.
 
-    Attributes
-    ----------
-    left : ndarray of shape (m, count)
-        Orthonormal columns.
-    values : ndarray of shape (count,)
-        Decreasing.
-    right : ndarray of shape (n, count)
-        Orthonormal columns.
-    start : ndarray of shape (n, b) or None
-        What :func:`top_pairs` takes for a similar matrix. None where the matrix is so
-        small that all pairs are found at once.
+    Columns are orthonormal; ``start`` is what :func:`top_pairs` takes for a similar
+    matrix, None where the matrix is so small that all pairs are found at once.
     """
 
-    left: FloatArray
-    values: FloatArray
-    right: FloatArray
-    start: FloatArray | None
+    left: FloatArray  # (m, count)
+    values: FloatArray  # (count,), decreasing
+    right: FloatArray  # (n, count)
+    start: FloatArray | None  # (min(m, n), b)
 
 
 def top_pairs(
@@ -202,22 +185,13 @@ def top_pairs(
     converged, a full decomposition gives them. Deterministic: what ``start`` lacks are
     always the same random vectors.
 
-    Parameters
-    ----------
-    matrix : ndarray, sparse array or matrix, or LinearOperator, shape (m, n)
-    count : int
-        At most min(m, n).
-    start : ndarray of shape (min(m, n), b), optional
-        ``start`` of the answer for a similar matrix of this shape.
-    tolerance : float
-        Largest ‖Aᵀ u − σ v‖ (or ‖A v − σ u‖) over the largest σ. Each σ is then as
-        near to a singular value. That none larger was missed is likely and not
-        certain: an iteration is blind to what its start is orthogonal to.
-
-    Raises
-    ------
-    ValueError
-        The matrix or the start is not finite, or a shape does not fit.
+    ``matrix`` is an ndarray, sparse array or matrix, or LinearOperator of shape (m, n),
+    ``count`` at most min(m, n), and ``start`` that of the answer for a similar matrix
+    of this shape, (min(m, n), b). ``tolerance`` bounds ‖Aᵀ u − σ v‖ (or ‖A v − σ u‖)
+    over the largest σ; each σ is then as near to a singular value. That none larger was
+    missed is likely and not certain: an iteration is blind to what its start is
+    orthogonal to. ValueError if the matrix or the start is not finite, or a shape does
+    not fit.
     """
     a = as_matrix(matrix)
     if len(a.shape) != 2 or not 1 <= count <= min(a.shape):

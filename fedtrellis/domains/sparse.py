@@ -16,6 +16,7 @@ from fedtrellis.domains.numerics import (
     project_l1,
     root,
     scaled,
+    smallest,
     unit,
 )
 from fedtrellis.settings import setting
@@ -35,7 +36,6 @@ class KSupportBall(NormBall):
     ----------
     k : int
         Non-zeros of an extreme point, at most the number of entries.
-    radius : float
 
     Examples
     --------
@@ -73,13 +73,7 @@ class KSupportBall(NormBall):
         """Return −radius · g_S / ‖g_S‖₂, S the k entries largest in magnitude."""
         g = self._input(gradient, "gradient")
         flat = g.reshape(-1)
-        magnitudes = np.abs(flat)
-        # The k-th largest magnitude; those above it are in, and of those equal to it
-        # as many as there is room for, lowest index first.
-        threshold = np.partition(magnitudes, flat.size - self.k)[flat.size - self.k]
-        above = np.flatnonzero(magnitudes > threshold)
-        equal = np.flatnonzero(magnitudes == threshold)[: self.k - above.size]
-        support = np.sort(np.concatenate([above, equal]))
+        support = np.sort(smallest(-np.abs(flat), self.k))
         direction, _ = unit(flat[support])
         return SparseAtom(support, -self.radius * direction, g.shape)
 
@@ -169,7 +163,6 @@ class GroupL1Ball(NormBall):
 
     Parameters
     ----------
-    radius : float
     groups : int or sequence of sequences of int
         The groups as flat indices, each entry of the array in exactly one; or the size
         of consecutive groups, which the number of entries must then be a multiple of.
@@ -243,11 +236,10 @@ class GroupL1Ball(NormBall):
                 f"not fit shape {tuple(shape)}, which has {size}"
             )
 
-    def _labels_of(self, size: int) -> NDArray[np.intp]:
-        """Return the group of each of so many entries."""
-        if isinstance(self.groups, int):
-            return np.arange(size) // self.groups
-        return self._labels
+    def _labels_of(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the group of each of these entries."""
+        listed = not isinstance(self.groups, int)
+        return self._labels[places] if listed else places // self.groups
 
     def _norms(
         self, values: FloatArray, labels: NDArray[np.intp] | None = None
@@ -275,10 +267,7 @@ class GroupL1Ball(NormBall):
         if places is None:
             with np.errstate(over="ignore"):
                 return self._gauge(x)
-        if isinstance(self.groups, int):
-            groups = places // self.groups
-        else:
-            groups = self._labels[places]
+        groups = self._labels_of(places)
         return self._gauge(x, np.unique(groups, return_inverse=True)[1])
 
     def lmo(self, gradient: ArrayLike) -> SparseAtom:
@@ -345,7 +334,6 @@ class SparseGroupBall(GroupL1Ball):
 
     Parameters
     ----------
-    radius : float
     groups : int or sequence of sequences of int
         As :class:`GroupL1Ball` has them.
     share : float
@@ -423,7 +411,7 @@ class SparseGroupBall(GroupL1Ball):
         magnitudes, _ = scaled(np.abs(flat))
         if not magnitudes.any():
             return SparseAtom(np.array([0]), np.array([self.radius]), g.shape)
-        labels = self._labels_of(flat.size)
+        labels = self._labels_of(np.arange(flat.size))
         duals = self._duals(magnitudes, labels)
         best = int(duals.argmax())
         support = np.flatnonzero(labels == best)
@@ -443,7 +431,7 @@ class SparseGroupBall(GroupL1Ball):
         """
         x = self._input(point, "point")
         flat = x.reshape(-1)
-        labels = self._labels_of(flat.size)
+        labels = self._labels_of(np.arange(flat.size))
         if self.contains(x, 0.0):
             return x.copy()
         magnitudes, scale = scaled(np.abs(flat))

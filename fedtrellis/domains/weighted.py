@@ -41,7 +41,6 @@ class WeightedL1Ball(ByVector, NormBall):
     weights : float or array_like
         An array makes a ball for arrays of its shape; it is copied. A number s ≥ 0
         stands for w_j = j^s with j = 1, …, p, for arrays of any shape.
-    radius : float
 
     Examples
     --------
@@ -163,7 +162,6 @@ class SortedL1Ball(_BySortedVector, NormBall):
         w_1 ≥ … ≥ w_p ≥ 0, w_1 > 0, for arrays of p entries; it is copied. A number
         between 0 and 1 stands for weights that fall evenly from 1 to it, for arrays
         of any shape.
-    radius : float
 
     Examples
     --------

@@ -99,10 +99,8 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
             each partition an array of shape (n_k,), NaN where it has none, or None. A
             weight of 2 is a row twice.
 
-        Raises
-        ------
-        ValueError
-            The partitions do not make one table, or a parameter is not allowed.
+        ValueError if the partitions do not make one table, or a parameter is not
+        allowed.
         """
         found = self._read(partitions, y, sample_weight)
         check_positive(found.weights())

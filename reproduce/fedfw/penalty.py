@@ -73,7 +73,7 @@ def _of_task(seed: int, **settings: Any) -> Federated:
         return domain.gap(layout.objective_gradient(gradient), x)
 
     error = gap
-    if experiment.convex:
+    if task.convex and len(layout.shapes) == 1:
         known = task.reference_optimum(domain)
         if known is None:
             known = certified_minimum(task.objective(), domain, start, 1e-5).value

@@ -3,7 +3,7 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -208,6 +208,15 @@ def check(
         raise ValueError(f"expected {size} {what}, got {array.size}")
     if dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{what} must be finite")
+
+
+def cut(flat: NDArray[Any], shapes: Iterable[Shape]) -> Iterator[NDArray[Any]]:
+    """Yield the pieces of a flat vector, views in their own shapes."""
+    start = 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        yield flat[start:stop].reshape(shape)
+        start = stop
 
 
 def split(

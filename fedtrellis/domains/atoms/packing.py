@@ -35,6 +35,7 @@ from fedtrellis.domains.atoms.base import (
     SparseAtom,
     check,
     check_count,
+    cut,
 )
 from fedtrellis.domains.atoms.random_signs import RandomSigns
 
@@ -74,11 +75,8 @@ class ProductAtom(Atom):
         object.__setattr__(self, "shape", (sum(sizes),))
 
     def _slices(self, array: NDArray[Any]) -> Iterator[tuple[Atom, NDArray[Any]]]:
-        start = 0
-        for part in self.parts:
-            stop = start + math.prod(part.shape)
-            yield part, array[start:stop].reshape(part.shape)
-            start = stop
+        shapes = [part.shape for part in self.parts]
+        return zip(self.parts, cut(array, shapes), strict=True)
 
     def dense(self) -> FloatArray:
         """Return the atom as a new float64 array."""

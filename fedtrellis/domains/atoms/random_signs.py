@@ -132,17 +132,10 @@ class RandomSigns(Atom):
         )
         return float(moduli[0]) if alike else None
 
-    @property
-    def nbytes(self) -> int:
-        """Seed, stream, number of scalars: 24 bytes; and the scalars, 8 bytes each.
-
-        Of scalars that differ in their signs alone 8 bytes, and words of 64 signs.
-        """
-        count = self.scalars.size
-        return 24 + 8 * (count if self._modulus is None else 1 + -(-count // 64))
-
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
+        # seed, stream, number of scalars, and words of 64 signs where the scalars
+        # differ in these alone; and the scalars, or what they are but for signs
         head: list[int] = []
         scalars: list[FloatArray] = []
         for a in atoms:
