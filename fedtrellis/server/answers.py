@@ -89,37 +89,35 @@ def check_moderate(array: NDArray[Any]) -> None:
 
 
 def mean_metrics(
-    metrics: Sequence[Mapping[str, Any]],
-    weights: Sequence[float],
-    *,
-    median: bool = False,
+    metrics: Sequence[Mapping[str, Any]], *, equal: bool = False, median: bool = False
 ) -> MetricRecord | None:
-    """Mean of several clients' metrics, which all have ``num-examples``.
+    """Mean of several clients' metrics, weighted by their ``num-examples`` or equally.
 
-    One without weight (no labels, say) does not take metrics away from the others. With
-    ``median`` it is the weighted median: nobody with less than half of the weight can
-    choose it.
+    One without examples (no labels, say) does not take metrics away from the others.
+    With ``median`` it is the weighted median: nobody with less than half of the weight
+    can choose it.
 
     Returns
     -------
     MetricRecord or None
-        The numbers that all with weight name, and the sum of ``num-examples``; None if
-        nobody has weight.
+        The numbers that all with examples name, and the sum of ``num-examples``; None
+        if nobody has any.
     """
-    pairs = [(m, w) for m, w in zip(metrics, weights, strict=True) if w > 0.0]
-    if not pairs:
+    counted = [m for m in metrics if m[EXAMPLES] > 0]
+    if not counted:
         return None
-    counted = [m for m, _ in pairs]
-    shares = np.array([w for _, w in pairs], dtype=np.float64)
+    weights = np.array([1.0 if equal else float(m[EXAMPLES]) for m in counted])
     numbers = [{n for n, v in m.items() if _is_number(v)} for m in counted]
     result = {}
     for name in sorted(set.intersection(*numbers) - {EXAMPLES}):
         values = np.array([m[name] for m in counted], dtype=np.float64)
-        if median:
-            result[name] = weighted_median(values, shares)
-        else:
-            result[name] = float(np.average(values, weights=shares))
+        mean = weighted_median if median else _weighted_mean
+        result[name] = mean(values, weights)
     return MetricRecord({**result, EXAMPLES: int(sum(m[EXAMPLES] for m in counted))})
+
+
+def _weighted_mean(values: FloatArray, weights: FloatArray) -> float:
+    return float(np.average(values, weights=weights))
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:

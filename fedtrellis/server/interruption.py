@@ -27,19 +27,19 @@ def sim_command(
     The record knows all settings of the run, but not the grid's: how many nodes, and
     the arguments of ``--node-config``.
     """
-    words = ["python", "sim.py", *_grid_options(nodes, node_configs)]
-    return shlex.join([*words, "-c", f'resume="{directory}"'])
+    again = ["-c", f'resume="{directory}"']
+    return shlex.join(["python", "sim.py", *_of_grid(nodes, node_configs), *again])
 
 
 def fedtrellis_command(
     directory: Path, nodes: int = DEFAULT_NODES, node_configs: Sequence[str] = ()
 ) -> str:
     """The ``fedtrellis resume`` that does; parameters as of :func:`sim_command`."""
-    options = _grid_options(nodes, node_configs)
-    return shlex.join(["fedtrellis", "resume", str(directory), *options])
+    command = ["fedtrellis", "resume", str(directory)]
+    return shlex.join([*command, *_of_grid(nodes, node_configs)])
 
 
-def _grid_options(nodes: int, node_configs: Sequence[str]) -> list[str]:
+def _of_grid(nodes: int, node_configs: Sequence[str]) -> list[str]:
     words = [] if nodes == DEFAULT_NODES else ["--nodes", str(nodes)]
     return words + [w for text in node_configs for w in ("--node-config", text)]
 
@@ -58,10 +58,8 @@ def ending_in_order(
 
     SIGINT, SIGTERM and SIGHUP raise :class:`~fedtrellis.signals.Interrupted` where a
     strategy's state is whole, so that it saves a last checkpoint. Then, and after any
-    other KeyboardInterrupt, which raises the same, a line on the standard error names
-    the record and the ``command`` that resumes it from its directory; ``as_json`` it is
-    an object with ``event`` ``"interrupted"``, ``record``, and ``resume``, null if
-    there is nothing to resume.
+    other KeyboardInterrupt, a line on the standard error, or with ``as_json`` an object
+    with event ``"interrupted"``, names the record and the ``command`` that resumes it.
     """
     with signals_interrupt():
         try:
@@ -71,21 +69,24 @@ def ending_in_order(
                 record.fail(error)
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            _report(record, command, as_json)
+            finished = record.status == "completed"
+            resumable = record.checkpoint.is_file() and not finished
+            how = command(record.directory) if resumable else None
+            if as_json:
+                where = str(record.directory)
+                print_json("interrupted", file=sys.stderr, record=where, resume=how)
+            else:
+                rest = (
+                    f"to go on: {how}"
+                    if how
+                    else (
+                        "all rounds were finished"
+                        if finished
+                        else "no round was finished: start it again"
+                    )
+                )
+                line = f"interrupted; record: {record.directory}; {rest}"
+                print(line, file=sys.stderr, flush=True)
             if isinstance(error, Interrupted):
                 raise
             raise Interrupted(signal.SIGINT) from error
-
-
-def _report(record: RunRecord, command: Callable[[Path], str], as_json: bool) -> None:
-    where = record.directory
-    resumable = record.status != "completed" and record.checkpoint.is_file()
-    how = command(where) if resumable else None
-    if as_json:
-        fields = {"record": str(where), "resume": how}
-        print_json("interrupted", file=sys.stderr, **fields)
-        return
-    rest = f"to go on: {how}" if how else "no round was finished: start it again"
-    if record.status == "completed":
-        rest = "all rounds were finished"
-    print(f"interrupted; record: {where}; {rest}", file=sys.stderr, flush=True)

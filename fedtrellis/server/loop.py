@@ -407,17 +407,12 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     @property
     def _descends(self) -> bool:
-        """Whether a run whose loss ends above where it began has failed.
-
-        With noise a run has to come to something: it has cost its ε.
-        """
+        """Whether a run whose loss ends above where it began has failed."""
+        # with noise it has cost its ε
         return any(isinstance(part, Budget) for part in self._parts)
 
     def _diverged(self) -> str:
-        """Why a run that ends now has failed by the method's own measure; or empty.
-
-        Asked in the end, where there is no loss to go by.
-        """
+        """Why a run has failed by the method's own measure, where there is no loss."""
         return ""
 
     def _warnings(self) -> list[str]:
@@ -501,10 +496,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     @property
     def _expected_participation(self) -> float:
-        """How likely a client is to take part in a round, p of the schedules.
-
-        The setting itself, or ⌈p·n⌉/n where a round has a fixed number of clients.
-        """
+        """How likely a client is to take part in a round: p, or ⌈p·n⌉/n if fixed."""
         if self.options.sampling == "fixed":
             return self._fixed_count() / self.num_clients
         return self.options.participation
@@ -541,7 +533,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
         ``entries`` are the request's; what they hold for the model is taken out.
         """
-        return self.broadcast.encode(self.conversation.client(client).version)
+        known = self.conversation.registry.clients[client]
+        return self.broadcast.encode(known.version)
 
     def _state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
         """The state for a client that has none, and the entries on it."""
@@ -568,13 +561,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         config: ConfigRecord,
         timeout: float,
     ) -> MetricRecord | None:
-        """Mean of the clients' metrics of their own data, where an evaluation is due.
-
-        Parameters are those of :meth:`run_round`.
-        """
-        entries: dict[str, Mapping[str, Any]] = {
-            name: dict(config) for name in self.clients
-        }
+        """Mean of the clients' metrics of their own data."""
+        entries = {name: dict(config) for name in self.clients}
         answers = conversation.ask(server_round, "evaluate", entries, timeout)
         for answer in answers:
             conversation.note_version(answer)
@@ -583,31 +571,25 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
         """The clients' metrics in the mean; with a robust aggregation in the median.
 
-        A client weighs by the examples that it declared before round 1, whatever its
-        evaluation has. What one that did not has in its first, it has declared by that.
+        A client weighs by the examples that it declared before round 1, or else by
+        those of its first evaluation.
         """
-        metrics, weights = [], []
+        metrics, equal = [], self.options.evaluation_weights == "equal"
         for answer in answers:
             count = answer.metrics.get(EXAMPLES)
             if not is_count(count):
-                self.conversation.reject(
-                    answer.client, f"the evaluation is of {count!r} examples"
-                )
+                why = f"the evaluation is of {count!r} examples"
+                self.conversation.reject(answer.client, why)
                 continue
             declared = self._client_properties(answer.client)
-            examples = declared.setdefault(EXAMPLES, count)
-            metrics.append({**answer.metrics, EXAMPLES: int(examples)})
-            equal = self.options.evaluation_weights == "equal"
-            weights.append(float(examples > 0) if equal else float(examples))
-        return mean_metrics(metrics, weights, median=self.aggregator.robust)
+            examples = int(declared.setdefault(EXAMPLES, count))
+            metrics.append({**answer.metrics, EXAMPLES: examples})
+        return mean_metrics(metrics, equal=equal, median=self.aggregator.robust)
 
     # ---------------------------------------------------------------- its aggregation
 
     def _admits(self, kind: type[Aggregation]) -> bool:
-        """Whether the method can go on from what an aggregation gives it.
-
-        By what it :attr:`needs`; a method that knows more of itself answers here.
-        """
+        """Whether the method can go on from what an aggregation gives it."""
         if issubclass(kind, Mean):
             return True
         if kind.seen_by == "client":  # takes clients that can hide what they send
@@ -639,33 +621,30 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _make_noise(self) -> LocalPrivacy:
         """Noise by the clients; SettingsError where it would leave no guarantee."""
-        stated, options = LocalPrivacy.wanted, self.options
+        options, wanted = self.options, LocalPrivacy.wanted
         if self._private_mechanism is None:
             raise SettingsError(
-                f"{stated} does not apply to {self._described_name}; allowed: none"
+                f"{wanted} does not apply to {self._described_name}; allowed: none"
             )
         # no average of the middle, and no second noise
         others = [kind for kind in AGGREGATIONS if not issubclass(kind, Budget)]
         means = [kind.name for kind in others if not kind.robust]
-        evaluated, equal = options.client_evaluate_every, "it is for equal ones"
-        for name, value, allowed, why in (
-            ("aggregation", self.aggregator.name, means, "the noise is for a mean"),
-            ("client_weights", options.client_weights, ["equal"], equal),
-            ("client-evaluate-every", evaluated, [0], "evaluations have no noise"),
+        for name, value, allowed in (
+            ("aggregation", self.aggregator.name, means),
+            ("client_weights", options.client_weights, ["equal"]),
+            ("client-evaluate-every", options.client_evaluate_every, [0]),
         ):
             if value not in allowed:
                 raise SettingsError(
-                    f"{name} = {value!r} does not apply beside {stated}: {why}; "
-                    f"allowed: {', '.join(map(str, allowed))}"
+                    f"{name} = {value!r} does not apply beside {wanted}; allowed: "
+                    f"{', '.join(map(str, allowed))}"
                 )
-        return LocalPrivacy(
-            clip=options.privacy_clip,
-            noise_multiplier=options.privacy_noise_multiplier,
-            epsilon=options.privacy_epsilon,
-            delta=options.privacy_delta,
-            mechanism=self._private_mechanism,
-            each=self._private_releases,
-        )
+        budget = {
+            field.name: getattr(options, f"privacy_{field.name}")
+            for field in fields(Budget)
+        }
+        mechanism, each = self._private_mechanism, self._private_releases
+        return LocalPrivacy(**budget, mechanism=mechanism, each=each)
 
     # ------------------------------------------------------------------------ a run
 
@@ -752,14 +731,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _check_hooks(self) -> None:
         """Raise TypeError if an overridden part of Flower's loop is never called."""
         if hooks := self._overridden(LoopStrategy):
-            raise TypeError(self._never_called(hooks[0]))
-
-    def _never_called(self, hook: str) -> str:
-        return (
-            f"{type(self).__name__} overrides {hook}, but its rounds take several "
-            "waves of messages, which Flower's loop does not have: override "
-            "run_round, or use a callback"
-        )
+            raise TypeError(
+                f"{type(self).__name__} overrides {hooks[0]}, but its rounds take "
+                "several waves of messages, which Flower's loop does not have: "
+                "override run_round, or use a callback"
+            )
 
     def _not_one_wave(self, *arguments: Any, **more: Any) -> Any:
         """Refuse: a round is not one wave; RuntimeError."""
@@ -1084,15 +1060,11 @@ def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
 
 
 def _check_ended(strategy: LoopStrategy) -> None:
-    """Raise RuntimeError for a run that is not to be called completed.
-
-    No client was used in any round; or the run diverged.
+    """Raise RuntimeError for a run that used no answer, or diverged.
 
     The loss that ``evaluate_fn`` measured decides, where it did before round 1 and in
-    the end: it must be finite, for no method a million times what it was, and where
-    the method descends, as with noise for privacy, not above its start, but for
-    rounding. Any other that ends above its start is warned of. Where nobody measured a
-    loss the method's own measure decides.
+    the end: it must be finite, not a million times what it was, and where the method
+    descends not above its start, but for rounding. Else the method's own measure does.
     """
     if not any(record.used for record in strategy.history):
         # however few the rounds were: the model is the one they began with
@@ -1107,13 +1079,11 @@ def _check_ended(strategy: LoopStrategy) -> None:
 
 def _steps(strategy: LoopStrategy) -> str:
     """The setting of the length of the method's steps; empty if it has none."""
-    sizes = {
-        field.name: getattr(strategy, field.name)
-        for field in fields(strategy)
-        if field.name in ("step_size", "local_step_size")
-    }
-    given = [f"{name} = {size:g}" for name, size in sizes.items() if size]
-    return f"; {given[0]} may be too long" if given else ""
+    names = {field.name for field in fields(strategy)}
+    for name in ("step_size", "local_step_size"):
+        if name in names and (size := getattr(strategy, name)):
+            return f"; {name} = {size:g} may be too long"
+    return ""
 
 
 def _diverged(strategy: LoopStrategy) -> str:

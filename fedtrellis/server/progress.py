@@ -33,7 +33,6 @@ __all__ = [
     "LOG_FORMATS",
     "JsonLines",
     "Progress",
-    "RoundLog",
     "json_log",
     "print_json",
     "settle_colours",
@@ -52,43 +51,6 @@ def why_dropped(rejected: Sequence[tuple[str, str]]) -> str:
         clients[shortened(reason)].append(who)
     parts = [f"client {listed(names)}: {reason}" for reason, names in clients.items()]
     return "; ".join([*parts[:_NAMED], *(["..."] if len(parts) > _NAMED else [])])
-
-
-class RoundLog(Callback):
-    """Logs rounds in the words of Flower's own strategies.
-
-    In a run of more than 1 000 rounds at most one round a second.
-    """
-
-    tells_of_rounds = True
-
-    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
-        """Note how many rounds there will be."""
-        self._total, self._wait = num_rounds, 1.0 if num_rounds > 1000 else 0.0
-        self._logged = -math.inf
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        """Log who took part and the metrics."""
-        now = time.monotonic()
-        if now - self._logged < self._wait and record.round < self._total:
-            return
-        self._logged = now
-        used, lost = record.used, record.sampled - record.used
-        if record.round:
-            log(INFO, "")
-            log(INFO, "[ROUND %s/%s]", record.round, self._total)
-            sampled = "configure_train: Sampled %s nodes (out of %s)"
-            log(INFO, sampled, record.sampled, strategy.num_clients)
-            log(
-                INFO, "aggregate_train: Received %s results and %s failures", used, lost
-            )
-        for metrics, where in (
-            (record.train, "Aggregated MetricRecord"),
-            (record.client_evaluation, "Aggregated MetricRecord of the evaluation"),
-            (record.evaluation, "Global evaluation"),
-        ):
-            if metrics:
-                log(INFO, "\t└──> %s: %s", where, metrics)
 
 
 class Progress(Callback):
@@ -115,61 +77,52 @@ class Progress(Callback):
     tells_of_rounds = True
 
     def __init__(self, lines: int = 1000, console: Any = None) -> None:
-        self.lines = lines
-        self._console = console
-        self._live: Any = None
+        self.lines, self._console = lines, console
+        self._bar: Any = None
 
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Start the bar, if there is a terminal to draw it on."""
+        # rich takes a while to load
+        from rich import progress
+        from rich.console import Console
+
         # a resumed run's rounds so far count
         self._up = sum(record.bytes_up for record in strategy.history)
         self._down = sum(record.bytes_down for record in strategy.history)
         self._last: dict[str, tuple[float, int]] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
-        if self._console is None:
-            from rich.console import Console
-
-            self._console = Console()
-        if self._console.is_terminal:
-            self._draw()
-
-    def _draw(self) -> None:
-        from rich import progress
-
-        self._live = progress.Progress(
-            progress.TextColumn("round"),
-            progress.MofNCompleteColumn(),
-            progress.BarColumn(bar_width=24),
-            progress.TextColumn("{task.fields[text]}"),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
-            progress.TimeRemainingColumn(),
-            console=self._console,
-            refresh_per_second=8,
+        console = self._console or Console()
+        if not console.is_terminal:
+            return
+        self._bar = progress.Progress(
+            *("round", progress.MofNCompleteColumn(), progress.BarColumn(24)),
+            *("{task.fields[text]}", progress.TimeElapsedColumn()),
+            *("left", progress.TimeRemainingColumn()),
+            console=console,
         )
-        self._task = self._live.add_task(
-            "", total=self._total, completed=self._first - 1, text=""
-        )
-        self._live.start()
+        done = first_round - 1
+        self._task = self._bar.add_task("", total=num_rounds, completed=done, text="")
+        self._bar.start()
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Draw or log."""
         self._up += record.bytes_up
         self._down += record.bytes_down
-        for name, value in record.metrics.items():
-            self._last[name] = value, record.round
-        if self._live is not None:
-            shown = self._shown(record.round, older=True)
+        self._last |= {name: (v, record.round) for name, v in record.metrics.items()}
+        now, number = time.time(), record.round
+        if self._bar is not None:
+            shown = self._shown(number, older=True)
             if record.rejected:
                 shown.append(f"{len(record.rejected)} dropped")
-            self._live.update(self._task, completed=record.round, text="  ".join(shown))
+            self._bar.update(self._task, completed=number, text="  ".join(shown))
         elif (
             self._total <= self.lines
-            or record.round in (0, 1, self._total)
-            or time.time() - self._logged >= 1.0
+            or number in (0, 1, self._total)
+            or now - self._logged >= 1.0
         ):
-            log(INFO, "%s", self._line(record))
+            self._logged = now
+            log(INFO, "%s", "  ".join(self._parts(record, now)))
 
     def _shown(self, server_round: int, older: bool) -> list[str]:
         """A round's metrics; on request older ones too, and which round they are of."""
@@ -180,23 +133,20 @@ class Progress(Callback):
                 shown.append(f"{name} {value:.4g}")
             elif older and of >= 0:
                 shown.append(f"{name} {value:.4g} (round {of})")
-        shown.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
-        return shown
+        return [*shown, f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}"]
 
-    def _line(self, record: RoundRecord) -> str:
-        self._logged = time.time()
-        parts = [f"round {record.round}/{self._total}"]
-        parts += self._shown(record.round, older=False)
+    def _parts(self, record: RoundRecord, now: float) -> list[str]:
+        """What a round's line says."""
+        parts = self._shown(record.round, older=False)
         if record.round:
-            parts.insert(1, f"{record.used} of {record.sampled} used")
+            parts.insert(0, f"{record.used} of {record.sampled} used")
             parts.append(f"{record.seconds:.2f} s")
-        done = record.round - self._first + 1
-        if done > 0:
-            rounds = self._total - record.round
-            parts.append(f"{(self._logged - self._began) / done * rounds:.0f} s left")
+        if (done := record.round - self._first + 1) > 0:
+            rest = (now - self._began) / done * (self._total - record.round)
+            parts.append(f"{rest:.0f} s left")
         if dropped := record.rejected:
             parts.append(f"{len(dropped)} dropped ({why_dropped(dropped)})")
-        return "  ".join(parts)
+        return [f"round {record.round}/{self._total}", *parts]
 
     def on_end(self, strategy: Any, result: Result) -> None:
         """Log the totals; leave the bar as it is."""
@@ -207,9 +157,9 @@ class Progress(Callback):
         self._finish(strategy)
 
     def _finish(self, strategy: Any) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
             return
         totals = summarise(strategy.history)
         reasons = dict(totals["rejected_by_reason"])
@@ -283,8 +233,7 @@ class JsonLines(Callback):
         start: Mapping[str, Any] | None = None,
         end: Mapping[str, Any] | None = None,
     ) -> None:
-        self.start = {} if start is None else start
-        self.end = {} if end is None else end
+        self.start, self.end = start or {}, {} if end is None else end
 
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Print ``start``."""
@@ -300,19 +249,11 @@ class JsonLines(Callback):
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Print ``round``; round 0 is the model that the run starts from."""
-        print_json(
-            "round",
-            round=record.round,
-            rounds=self._rounds,
-            seconds=record.seconds,
-            sampled=record.sampled,
-            used=record.used,
-            rejected=[{"client": who, "reason": why} for who, why in record.rejected],
-            bytes_up=record.bytes_up,
-            bytes_down=record.bytes_down,
-            round_trips=record.round_trips,
-            metrics=record.metrics,
-        )
+        fields = record.to_dict()
+        for kind in ("train", "client_evaluation", "evaluation"):
+            del fields[kind]
+        fields["rejected"] = [{"client": w, "reason": y} for w, y in record.rejected]
+        print_json("round", rounds=self._rounds, **fields, metrics=record.metrics)
 
     def on_end(self, strategy: Any, result: Result) -> None:
         """Print ``end``."""

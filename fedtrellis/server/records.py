@@ -22,7 +22,7 @@ from fedtrellis.server.callbacks import (
     format_bytes,
     shortened,
 )
-from fedtrellis.server.files import append_lines, naming, overwrite, replacing
+from fedtrellis.server.files import append_lines, naming, replacing
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.flower_internals import log
 
@@ -59,18 +59,15 @@ def default_results_dir() -> Path:
 
 def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
     """Write a flat run config as TOML that ``--run-config`` takes, sorted or not."""
-    lines = []
-    for key in config if in_order else sorted(config):
-        value = config[key]
-        if isinstance(value, bool):
-            text = "true" if value else "false"
-        elif isinstance(value, str):
-            # a TOML basic string; JSON leaves U+007F as it is, TOML does not
-            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        else:
-            text = repr(value)
-        lines.append(f"{key} = {text}")
-    return "\n".join(lines) + "\n"
+
+    def written(value: Any) -> str:
+        if isinstance(value, float):
+            return repr(value)  # JSON's infinities have other names
+        # JSON leaves U+007F as it is, TOML does not
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+    keys = config if in_order else sorted(config)
+    return "\n".join(f"{key} = {written(config[key])}" for key in keys) + "\n"
 
 
 class RunRecord(Callback):
@@ -116,9 +113,7 @@ class RunRecord(Callback):
     ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.reference = reference
-        self.title = title
-        self.picture = True
+        self.reference, self.title, self.picture = reference, title, True
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
@@ -211,7 +206,7 @@ class RunRecord(Callback):
             if status in ("running", "completed"):
                 raise
             # on a full disk the room that it has may be enough
-            overwrite(path, data)
+            path.write_bytes(data)
 
 
 def how_it_ended(error: BaseException) -> str:
@@ -238,9 +233,9 @@ def summarise(history: list[RoundRecord]) -> dict[str, Any]:
 def summary_rows(history: list[RoundRecord]) -> list[tuple[str, str]]:
     """The short table that ends a run: names and values as people read them."""
     summary = summarise(history)
-    rows = [("rounds", str(summary["rounds"]))]
-    rows += [(name, f"{value:.6g}") for name, value in summary["metrics"].items()]
-    rows += [
+    rows = [
+        ("rounds", str(summary["rounds"])),
+        *((name, f"{value:.6g}") for name, value in summary["metrics"].items()),
         ("bytes up", format_bytes(summary["bytes_up"])),
         ("bytes down", format_bytes(summary["bytes_down"])),
         ("seconds", f"{summary['seconds']:.2f}"),
@@ -278,36 +273,33 @@ def plot_convergence(
 
     names = {name for history in runs.values() for r in history for name in r.metrics}
     panels = [("loss", "round")]
-    panels += [(name, "round") for name in _CRITERIA if name in names][:1]
-    panels += [(name, "round") for name in QUALITIES if name in names][:1]
-    panels.append(("loss", "megabytes"))
+    for known in (_CRITERIA, QUALITIES):
+        panels += [(name, "round") for name in known if name in names][:1]
+    panels.append(("loss", "MB up and down, all nodes"))
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (metric, against) in zip(
-        np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True
+        figure.subplots(1, len(panels)), panels, strict=True
     ):
-        rounds = against == "round"
-        label_y, logarithmic = _CRITERIA.get(metric, metric), metric in _CRITERIA
-        subtracted = 0.0
+        label, optimum = _CRITERIA.get(metric, metric), 0.0
+        logarithmic = metric in _CRITERIA
         if metric == "loss":
-            label_y = "F(x̄)"
+            label, optimum = "F(x̄)", reference or 0.0
             if reference is not None:
-                subtracted, label_y, logarithmic = reference, "F(x̄) − F*", True
+                label, logarithmic = "F(x̄) − F*", True
         if logarithmic:
             axes.set_yscale("log")
-        for label, history in runs.items():
+        for name, history in runs.items():
             moved = np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6
-            there = [i for i, r in enumerate(history) if metric in r.metrics]
-            values = np.array([history[i].metrics[metric] for i in there]) - subtracted
+            places = [r.round for r in history] if against == "round" else moved
+            values = [r.metrics.get(metric, np.nan) - optimum for r in history]
             # the axis of a run that diverged would be longer than a float; a logarithm
             # has no place for what rounding made negative
-            values[~(np.abs(values) < _LARGEST)] = np.nan
-            if logarithmic:
-                values[~(values > 0)] = np.nan
-            at = [history[i].round for i in there] if rounds else moved[there]
-            axes.plot(at, values, label=label)
-        axes.set_xlabel("round" if rounds else "MB up and down, all nodes")
-        axes.set_ylabel(label_y)
+            least = 0.0 if logarithmic else -_LARGEST
+            there = [i for i, value in enumerate(values) if least < value < _LARGEST]
+            shown = [places[i] for i in there], [values[i] for i in there]
+            axes.plot(*shown, label=name)
+        axes.set(xlabel=against, ylabel=label)
         axes.grid(True, alpha=0.3)
     if len(runs) > 1:
         figure.axes[0].legend()

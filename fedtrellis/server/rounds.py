@@ -211,8 +211,9 @@ class RoundStrategy(LoopStrategy):
                 f"{part.wanted} does not apply to {self._described_name}, which "
                 f"overrides {ways[0]}: what it does there with answers is not known"
             )
-        if self._hooks and self._hooks[0].endswith("_train") and not self._one_wave:
-            raise TypeError(self._never_called(self._hooks[0]))
+        # an evaluation is one wave all the same
+        if not self._one_wave and any(hook.endswith("_train") for hook in self._hooks):
+            super()._check_hooks()
 
     def _run_hooks(
         self,

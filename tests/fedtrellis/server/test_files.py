@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtrellis.server.files import append_lines, overwrite, replacing
+from fedtrellis.server.files import append_lines, replacing
 
 
 @contextmanager
@@ -52,13 +52,3 @@ def test_a_file_is_replaced_by_a_whole_one_or_stays(path: Path) -> None:
         with replacing(path) as file:
             file.write(b"after")
     assert path.read_bytes() == b"after"
-
-
-def test_a_file_is_written_over_in_the_room_that_it_has(path: Path) -> None:
-    with room_for(10):
-        overwrite(path, b"1")
-        assert path.read_bytes() == b"1"
-        overwrite(path, b"0123456789")
-        with pytest.raises(OSError, match=f"File too large: '{path}'"):
-            overwrite(path, b"never, never")
-    assert path.read_bytes() == b"0123456789"

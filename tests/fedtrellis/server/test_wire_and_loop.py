@@ -751,19 +751,21 @@ def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
 def test_metrics_in_the_mean_and_in_the_median() -> None:
     """A client without weight takes nothing away from the others."""
     told: list[dict[str, Any]] = [
-        {"loss": 1.0, "num-examples": 40, "accuracy": 0.5},
+        {"loss": 1.0, "num-examples": 30, "accuracy": 0.5},
         {"loss": 5.0, "num-examples": 10, "accuracy": 1.0},
-        {"loss": 2.0, "num-examples": 20, "accuracy": "most"},
+        {"loss": 2.0, "num-examples": 40, "accuracy": "most"},
         {"loss": 9.0, "num-examples": 0},
     ]
-    mean = mean_metrics(told, [6.0, 2.0, 8.0, 0.0])
+    mean, equal = mean_metrics(told), mean_metrics(told, equal=True)
     assert mean is not None
-    assert dict(mean) == {"loss": 2.0, "num-examples": 70}
+    assert dict(mean) == {"loss": 2.0, "num-examples": 80}
+    assert equal is not None
+    assert equal["loss"] == pytest.approx(8 / 3)
     # half of the weight says 2 or more, and half 2 or less
-    median = mean_metrics(told, [6.0, 3.0, 8.0, 0.0], median=True)
+    median = mean_metrics(told, median=True)
     assert median is not None
-    assert dict(median) == {"loss": 2.0, "num-examples": 70}
-    assert mean_metrics(told, [0.0] * 4) is None
+    assert dict(median) == {"loss": 2.0, "num-examples": 80}
+    assert mean_metrics(told[3:]) is None
     # two halves that do not agree meet in the middle, as in the plain median
     halves = weighted_median(np.array([7.0, 1.0, 3.0]), np.array([1.0, 1.0, 2.0]))
     assert halves == weighted_median(np.array([3.0, 3.0, 7.0, 1.0]), np.ones(4)) == 3.0
