@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,7 +28,6 @@ from fedtrellis.objectives.points import Point, PointForms
 __all__ = [
     "SCORES",
     "Classifier",
-    "DifferentiableClassifier",
     "LowRankPerceptron",
     "OnnxClassifier",
     "PerceptronClassifier",
@@ -267,22 +266,17 @@ class LowRankPerceptron(FiniteSum):
 
 
 class Classifier(Protocol):
-    """What an attack may ask of a classifier: its outputs."""
+    """What an attack may ask of a classifier: its outputs.
+
+    One that can be differentiated has ``pullback(images, cotangents)`` too, which is
+    ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape.
+    """
 
     def logits(self, images: Array) -> Array:
         """Return scores of shape (n, classes) for images of shape (n, ...).
 
         Logarithms of probabilities do as well: only differences within a row count.
         """
-        ...
-
-
-@runtime_checkable
-class DifferentiableClassifier(Classifier, Protocol):
-    """A classifier that can be differentiated, for attacks that see inside it."""
-
-    def pullback(self, images: Array, cotangents: Array) -> Array:
-        """Return ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape."""
         ...
 
 
@@ -495,8 +489,8 @@ class UniversalPerturbation(FiniteSum):
     f(δ) = weight · ((1/d) Σ_k max(z_t(a_k + δ) − max_{c≠t} z_c(a_k + δ), −κ)
     + balance · ‖δ‖²), z the classifier's scores and t the label of the images: with
     κ = 0 the first term is 0 where all images are taken for something else. Values need
-    the classifier's outputs alone; the gradient needs a
-    :class:`DifferentiableClassifier`, and f has kinks.
+    the classifier's outputs alone; the gradient needs its ``pullback``, and f has
+    kinks.
 
     On a sphere ‖δ‖ = ε the distortion ‖δ‖² is a constant.
 
@@ -569,8 +563,8 @@ class UniversalPerturbation(FiniteSum):
         return losses
 
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
-        classifier = self._classifier
-        if not isinstance(classifier, DifferentiableClassifier):
+        classifier: Any = self._classifier
+        if not hasattr(classifier, "pullback"):
             raise NotImplementedError(
                 f"{type(classifier).__name__} has no pullback, which a gradient needs"
             )

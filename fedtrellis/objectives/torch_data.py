@@ -129,15 +129,11 @@ def read_examples(
     # every process
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if loader:
-            return _joined(map(arrange, data))
-        every = range(len(data))
-        if collate is not None and collate is not default_collate:
-            return CollatedExamples([data[i] for i in every], collate, arrange)
-        return _joined(
-            arrange(default_collate([data[i] for i in every[k : k + _READ_TOGETHER]]))
-            for k in range(0, len(every), _READ_TOGETHER)
-        )
+        if not loader and collate not in (None, default_collate):
+            examples = [data[i] for i in range(len(data))]
+            return CollatedExamples(examples, collate, arrange)
+        batches = data if loader else DataLoader(data, _READ_TOGETHER)
+        return _joined(map(arrange, batches))
 
 
 def _in_any_order(loader: DataLoader[Any]) -> bool:

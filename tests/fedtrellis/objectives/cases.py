@@ -18,6 +18,7 @@ from fedtrellis.objectives import (
     Objective,
     QuadraticAssignment,
 )
+from fedtrellis.objectives.linear_models import NonconvexLogistic
 
 Array = NDArray[np.float64]
 
@@ -55,6 +56,10 @@ CASES: dict[str, Callable[[], Objective]] = {
     "logistic, l2": lambda: Logistic(features(), BITS, l2=0.3, weight=4.0),
     "logistic, sparse": lambda: Logistic(csr(features()), BITS, l2=0.3),
     "logistic, sparse, wide": lambda: Logistic(csr(features(5, 8)), BITS),
+    "logistic, nonconvex": lambda: NonconvexLogistic(features(), BITS, l2=0.4),
+    "logistic, nonconvex, sparse": lambda: NonconvexLogistic(
+        csr(features()), BITS, l2=0.7, weight=3.0
+    ),
     "multinomial": lambda: MultinomialLogistic(features(), LABELS, 3),
     "multinomial, no intercept": lambda: MultinomialLogistic(
         features(), LABELS, 4, intercept=False, l2=0.1, weight=2.0

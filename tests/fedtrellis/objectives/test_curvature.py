@@ -66,9 +66,6 @@ ALL: dict[str, Callable[[], Objective]] = {
     "multinomial, many columns": lambda: MultinomialLogistic(
         features(5, 90), LABELS, 3, weight=2.0
     ),
-    "nonconvex logistic": lambda: NonconvexLogistic(
-        features(), BITS, l2=0.4, weight=2.0
-    ),
     "principal components": lambda: PrincipalComponents(features(), 2, weight=3.0),
     "principal components, wide": lambda: PrincipalComponents(features(3, 5), 2),
     "mean, quadratic": lambda: MeanObjective(

@@ -16,6 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from fedtrellis.objectives import MultinomialLogistic  # noqa: E402
 from fedtrellis.objectives.torch_objective import TorchObjective  # noqa: E402
+from tests.fedtrellis.objectives.cases import FixedBatch  # noqa: E402
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(5)
@@ -136,14 +137,6 @@ def test_mini_batch_values_share_the_batch_of_the_gradient(vectorize: bool) -> N
 
 
 def test_mini_batches_average_to_the_gradient() -> None:
-    class FixedBatch(np.random.Generator):
-        def __init__(self, batch: tuple[int, ...]) -> None:
-            super().__init__(np.random.PCG64(0))
-            self.batch = np.array(batch)
-
-        def choice(self, *args: Any, **kwargs: Any) -> Any:
-            return self.batch
-
     data = (INPUTS[:5], LABELS[:5])
     target = TorchObjective(network(), cross_entropy, data, l2=0.1, weight=2.0)
     x = target.parameters_to_vector(random_point(target))
