@@ -13,18 +13,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from fedtrellis.objectives.checks import FLOAT64, Array, IntArray, check_point
-from fedtrellis.objectives.symmetric import (
-    Bound,
-    largest_eigenvalue,
-    symmetric_operator,
-)
+from fedtrellis.objectives.symmetric import Bound, largest_eigenvalue
 
 # values(points) works through a batch of points in slices whose intermediate arrays
 # have at most this many entries (64 MiB).
@@ -236,8 +231,9 @@ class MeanObjective(Objective):
 
     Nothing is copied; a call costs one call of every f_i, of which there is at least
     one, all of one shape, else it is a ValueError. ``num_examples`` is that of all f_i
-    together. It is the objective of FedGiA, arXiv 2205.01438, equation (1): (1/m) Σ f_i
-    with f_i the mean over a client's d_i examples.
+    together. It is for the server, which asks for values, gradients and metrics alone:
+    the objective of FedGiA, arXiv 2205.01438, equation (1), (1/m) Σ f_i with f_i the
+    mean over a client's d_i examples.
     """
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
@@ -250,7 +246,6 @@ class MeanObjective(Objective):
             raise ValueError(f"objectives have the shapes {listed}; they must have one")
         self.shape = self._parts[0].shape
         self.num_examples = sum(part.num_examples for part in self._parts)
-        self.quadratic = all(part.quadratic for part in self._parts)
 
     def value(self, x: Array) -> float:
         """Return F(x)."""
@@ -263,70 +258,6 @@ class MeanObjective(Objective):
             total += part.gradient(x)
         total /= len(self._parts)
         return total
-
-    def curvature(self, x: Array, direction: Array) -> float | None:
-        """Return dᵀ∇²F(x)d; None where one of the f_i does not offer it."""
-        total = 0.0
-        for part in self._parts:
-            curvature = part.curvature(x, direction)
-            if curvature is None:
-                return None
-            total += curvature
-        return total / len(self._parts)
-
-    def values(
-        self,
-        points: Array,
-        rng: np.random.Generator | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> Array:
-        """Return F at each of a batch of points; mini-batches are not implemented."""
-        if batch_size is not None:
-            return super().values(points, rng, batch_size=batch_size)
-        points = check_point(points, self.shape, batch=True)
-        total = np.zeros(len(points))
-        for part in self._parts:
-            total += part.values(points)
-        total /= len(self._parts)
-        return total
-
-    def hessian_bound(self) -> Bound:
-        """Return Θ = (1/n) Σ Θ_i, a LinearOperator where one of the Θ_i is one.
-
-        NotImplementedError: one of the f_i has no bound.
-        """
-        dense: Any = 0.0
-        operators: list[Any] = []
-        for part in self._parts:
-            bound = part.hessian_bound()
-            if isinstance(bound, np.ndarray):
-                # added up at once: n matrices are not in memory together
-                dense = dense + bound
-            else:
-                operators.append(bound)
-        if not operators:
-            return np.asarray(dense / len(self._parts))
-
-        def product(v: Array) -> Array:
-            result = np.dot(dense, v)
-            for operator in operators:
-                result = result + operator @ v
-            return np.asarray(result / len(self._parts))
-
-        return symmetric_operator(operators[0].shape[0], product)
-
-    @cached_property
-    def _lipschitz(self) -> float:
-        try:
-            return super().lipschitz()
-        except NotImplementedError:
-            # Coarser: λ_max of a mean is at most the mean of the λ_max.
-            return sum(part.lipschitz() for part in self._parts) / len(self._parts)
-
-    def lipschitz(self) -> float:
-        """Return λ_max(Θ), or the mean of the f_i's constants where Θ is not known."""
-        return self._lipschitz
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return the means of the f_i's metrics, weighted by their examples.

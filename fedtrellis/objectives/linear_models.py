@@ -140,7 +140,7 @@ class LinearModel(FiniteSum):
     def __init__(
         self,
         design: DesignMatrix,
-        loss: losses.ScoreLoss,
+        loss: losses.SmoothLoss,
         labels: Any,
         *scores: int,
         weight: float,

@@ -13,7 +13,6 @@ entries.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ __all__ = [
     "LogisticLoss",
     "Poisson",
     "ScoreLoss",
+    "SmoothLoss",
     "SmoothedHinge",
     "Squared",
     "WeightedLoss",
@@ -57,11 +57,6 @@ class ScoreLoss(ABC):
     Labels broadcast against the examples, the first axes of z; z stays as it is.
     """
 
-    @property
-    @abstractmethod
-    def curvature(self) -> float:
-        """The least upper bound of the second derivative by z; +inf at a kink."""
-
     @abstractmethod
     def value(self, z: Array, y: Any) -> Array:
         """Return l(z; y) of every example."""
@@ -74,12 +69,18 @@ class ScoreLoss(ABC):
         do.
         """
 
+
+class SmoothLoss(ScoreLoss):
+    """A loss with a second derivative, for linear models."""
+
+    #: The least upper bound of the second derivative by z.
+    curvature: ClassVar[float]
+
     @abstractmethod
     def curvature_along(self, z: Array, y: Any, change: Array) -> Array:
         """Return the second derivative of l(z + γ·change; y) by γ at γ = 0.
 
-        One number an example, at least 0, for a change of z's shape. At a kink and
-        where the second derivative jumps, it is that of one side.
+        One number an example, at least 0, for a change of z's shape.
         """
 
     def total(self, z: Array, y: Any) -> Any:
@@ -218,11 +219,6 @@ class _QuadraticConjugate(DualLoss):
 
     smoothing: float
 
-    @property
-    def curvature(self) -> float:
-        """1/g."""
-        return 1.0 / self.smoothing if self.smoothing else math.inf
-
     def _conjugate(self, alpha: Array, y: Array) -> Array:
         return np.asarray(alpha * (0.5 * self.smoothing * alpha - y))
 
@@ -251,9 +247,6 @@ class Hinge(_QuadraticConjugate):
     def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
         return np.where(y * z < 1.0, -y, 0.0)
 
-    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
-        return np.zeros_like(change)
-
 
 @dataclass(frozen=True)
 class SmoothedHinge(_QuadraticConjugate):
@@ -281,20 +274,14 @@ class SmoothedHinge(_QuadraticConjugate):
     def slope(self, z: Array, y: Array, out: Array | None = None) -> Array:
         return np.asarray(-y * np.clip((1.0 - y * z) / self.smoothing, 0.0, 1.0))
 
-    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
-        # change²/g between 1 − g and 1, where the parabola is
-        margin = 1.0 - y * z
-        bent = (margin > 0.0) & (margin < self.smoothing)
-        return np.where(bent, np.square(change) / self.smoothing, 0.0)
-
 
 @dataclass(frozen=True)
-class Squared(_QuadraticConjugate):
+class Squared(_QuadraticConjugate, SmoothLoss):
     """Half the squared error, ½(z − y)², of any real labels; l*(−α) = α²/2 − αy."""
 
     name: ClassVar[str] = "squared"
     labels: ClassVar[str] = "real"
-    smoothing = 1.0
+    smoothing = curvature = 1.0
 
     def value(self, z: Array, y: Array) -> Array:
         return np.asarray(0.5 * (z - y) ** 2)
@@ -311,7 +298,7 @@ class Squared(_QuadraticConjugate):
 
 
 @dataclass(frozen=True)
-class LogisticLoss(DualLoss):
+class LogisticLoss(DualLoss, SmoothLoss):
     """The logistic loss ln(1 + e^(−yz)).
 
     l*(−α) = β ln β + (1 − β) ln(1 − β) with β = yα.
@@ -373,7 +360,6 @@ class Poisson(DualLoss):
 
     name: ClassVar[str] = "poisson"
     labels: ClassVar[str] = "counts"
-    curvature: ClassVar[float] = np.inf
 
     def value(self, z: Array, y: Array) -> Array:
         with np.errstate(over="ignore"):
@@ -383,10 +369,6 @@ class Poisson(DualLoss):
         with np.errstate(over="ignore"):
             means = np.exp(z, out=out)
         return np.asarray(np.subtract(means, y, out=out))
-
-    def curvature_along(self, z: Array, y: Array, change: Array) -> Array:
-        with np.errstate(over="ignore"):
-            return np.asarray(np.exp(z) * np.square(change))
 
     def dual_curvature(self, y: Array) -> Array:
         """Return 1/max(y, 1): l*″ is 1/m."""
@@ -440,7 +422,7 @@ def _entropy(means: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class CrossEntropy(ScoreLoss):
+class CrossEntropy(SmoothLoss):
     """The cross-entropy ln Σ_c exp(z_c) − z_y of a softmax, y from 0 to classes − 1.
 
     Scores have shape (..., classes) and labels one that broadcasts against (...).

@@ -14,14 +14,11 @@ from fedtrellis.objectives import (
     Objective,
     QuadraticAssignment,
 )
-from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.objectives.losses import (
     CrossEntropy,
-    Hinge,
     LogisticLoss,
-    ScoreLoss,
-    SmoothedHinge,
+    SmoothLoss,
     Squared,
 )
 from fedtrellis.objectives.matrices import PrincipalComponents
@@ -38,7 +35,7 @@ from tests.fedtrellis.objectives.cases import (
     point,
 )
 
-QUADRATIC = {"least", "matrix", "assignment", "principal", "mean"}
+QUADRATIC = {"least", "matrix", "assignment", "principal"}
 
 
 def torch_objective() -> Objective:
@@ -68,12 +65,6 @@ ALL: dict[str, Callable[[], Objective]] = {
     ),
     "principal components": lambda: PrincipalComponents(features(), 2, weight=3.0),
     "principal components, wide": lambda: PrincipalComponents(features(3, 5), 2),
-    "mean, quadratic": lambda: MeanObjective(
-        [LeastSquares(features(), TARGETS), LeastSquares(features(seed=4), TARGETS)]
-    ),
-    "of a mean, logistic": lambda: MeanObjective(
-        [LeastSquares(features(), TARGETS), Logistic(features(), BITS)]
-    ),
     "torch": torch_objective,
 }
 
@@ -149,17 +140,11 @@ def test_an_assignment_bends_either_way() -> None:
         assert f.curvature(point(f), D) == pytest.approx(values[k])
 
 
-LOSSES: list[ScoreLoss] = [
-    Hinge(),
-    SmoothedHinge(0.7),
-    LogisticLoss(),
-    Squared(),
-    CrossEntropy(),
-]
+LOSSES: list[SmoothLoss] = [LogisticLoss(), Squared(), CrossEntropy()]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-def test_a_loss_s_curvature_is_the_derivative_of_its_slope(loss: ScoreLoss) -> None:
+def test_a_loss_s_curvature_is_the_derivative_of_its_slope(loss: SmoothLoss) -> None:
     rng = np.random.default_rng(0)
     shape = (400, 3) if isinstance(loss, CrossEntropy) else (400,)
     z, change = 3.0 * rng.standard_normal((2, *shape))
@@ -196,9 +181,6 @@ def test_an_objective_need_not_offer_it() -> None:
     x = np.ones(3)
     assert Half().curvature(x, x) is None
     assert Half().quadratic is False
-    mean = MeanObjective([LeastSquares(features(), TARGETS), Half()])
-    assert mean.curvature(x, x) is None
-    assert mean.quadratic is False
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "torch"])
