@@ -12,7 +12,7 @@ from typing import Any, cast
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import clients.hyfdca.consent
+import clients.hyfdca.run
 import fedtrellis.wire.local_grid
 import strategies.hybrid
 from clients import HybridFedAvgClient, HyFDCAClient, HyFEMClient
@@ -84,8 +84,8 @@ def instrumented(clock: Clock) -> Iterator[None]:
     ]
     targets: list[tuple[Any, str, str]] = [
         *fits,
-        (clients.hyfdca.consent, "encrypt_vector", "encrypt"),
-        (clients.hyfdca.consent, "decrypt_vector", "decrypt"),
+        (clients.hyfdca.run, "encrypt_vector", "encrypt"),
+        (clients.hyfdca.run, "decrypt_vector", "decrypt"),
         (strategies.hybrid, "add_vectors", "add"),
         (fedtrellis.wire.local_grid, "through_bytes", "messages"),
         (MixtureSteps, "_search", "search"),

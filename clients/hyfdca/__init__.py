@@ -1,8 +1,8 @@
 """The client's half of HyFDCA."""
 
-from .base import NewSamples
 from .client import HyFDCAClient
-from .predictions import Predictions
+from .node import NewSamples
 from .preparation import LabelError
+from .scoring import Predictions
 
 __all__ = ["HyFDCAClient", "LabelError", "NewSamples", "Predictions"]

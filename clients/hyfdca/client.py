@@ -1,21 +1,50 @@
-"""The client of HyFDCA: all of its phases."""
+"""The client of HyFDCA: its parts, and which function answers which phase."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
+from flwr.app import Context
 from numpy.typing import NDArray
 
-from .base import Fit
-from .new_samples import Scoring
-from .proposals import Proposals
-from .rules import NodeRules
-from .updates import Updates
+from fedtrellis.encryption import Cipher
+from fedtrellis.encryption.identity import Identity
+from fedtrellis.encryption.node_secrets import NodeSecrets
+from fedtrellis.encryption.roster import Roster
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.client import StatefulClient
+
+from . import matching, preparation, proposals, scoring, updates
+from .node import NewSamples, NodeRules, Part
+from .run import HOLDING, Run
 
 __all__ = ["HyFDCAClient"]
 
+# What a phase returns.
+Fit = tuple[list[NDArray[Any]], int, dict[str, Any]]
+Phase = Callable[["HyFDCAClient", list[NDArray[Any]], dict[str, Any]], Fit]
 
-class HyFDCAClient(Proposals, Updates, Scoring):
+
+def _phase(function: Callable[[Run], list[NDArray[Any]]]) -> Phase:
+    """Make a method of a function of a :class:`Run` that returns arrays."""
+
+    def fit(
+        self: HyFDCAClient, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> Fit:
+        run = self.run_of(parameters, config)
+        arrays = function(run)
+        self.numbers = run.numbers
+        return arrays, 0, {}
+
+    fit.__doc__ = function.__doc__
+    return fit
+
+
+class HyFDCAClient(StatefulClient):
     """One client of HyFDCA; see ``HyFDCA`` for the algorithm.
 
     Parameters
@@ -24,7 +53,7 @@ class HyFDCAClient(Proposals, Updates, Scoring):
         What ``client_fn`` was given. Its node config may name, as PATHs, what is not
         given here: ``key-file``, or ``identity-file`` and ``roster-file``
         (``fedtrellis-keys``), and ``ledger``; and it may have the node's rules, those
-        of :class:`~clients.hyfdca.rules.NodeRules`.
+        of :class:`~clients.hyfdca.node.NodeRules`.
     features : ndarray or scipy sparse array of shape (n_k, p_k)
         x_{k,i}: what this client knows of its samples. Load or make it behind a
         module-level ``functools.lru_cache``.
@@ -56,9 +85,8 @@ class HyFDCAClient(Proposals, Updates, Scoring):
         answered; by default beside its key.
     rules : NodeRules, optional
         Instead of those of the node config.
-
     on_predictions : callable, optional
-        Given the :class:`~clients.hyfdca.predictions.Predictions` of the new samples:
+        Given the :class:`~clients.hyfdca.scoring.Predictions` of the new samples:
         scores, classes, and probabilities where there are any.
     weights : ndarray of shape (n_k,), optional
         s_i, what each sample counts: 0 or at least 1e-4; NaN where this client has
@@ -85,6 +113,86 @@ class HyFDCAClient(Proposals, Updates, Scoring):
 
     #: What a node's owner may set in the node config.
     Rules = NodeRules
+    #: A server may give these back to a client that lost them, and nothing else.
+    restorable: ClassVar[frozenset[str]] = frozenset((*HOLDING, "agreement"))
+
+    def __init__(
+        self,
+        context: Context,
+        features: Any,
+        feature_names: Sequence[str],
+        sample_ids: Sequence[str],
+        labels: NDArray[Any] | None = None,
+        loss: str | None = None,
+        key: Cipher | str | Path | None = None,
+        new_samples: NewSamples | None = None,
+        on_scores: Callable[[Sequence[str], FloatArray], None] | None = None,
+        *,
+        identity: Identity | str | Path | None = None,
+        roster: Roster | str | Path | None = None,
+        ledger: str | Path | None = None,
+        rules: NodeRules | None = None,
+        on_predictions: Callable[[scoring.Predictions], None] | None = None,
+        weights: NDArray[Any] | None = None,
+    ) -> None:
+        super().__init__(context)
+        self.features, self.feature_names = features, feature_names
+        self.sample_ids, self.labels, self.weights = sample_ids, labels, weights
+        self.loss, self.new_samples = loss, new_samples
+        self.node = NodeSecrets(
+            self.client_id,
+            context.node_config,
+            key=key,
+            identity=identity,
+            roster=roster,
+            ledger=ledger,
+        )
+        self.on_scores = on_scores
+        self.on_predictions = on_predictions
+        self._rules = rules
+
+    def run_of(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Run:
+        """What a phase works with."""
+        w = parameters[0] if parameters else np.zeros((1, 0))
+        part = Part(**{one.name: getattr(self, one.name) for one in fields(Part)})
+        return Run(
+            part,
+            self.node,
+            self._rules,
+            self.context.node_config,
+            self.state,
+            config,
+            w,
+        )
+
+    @property
+    def announcement(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """What the server learns before round 1: kind of key, noise and weights."""
+        noisy = self.run_of([], {}).rules.noise > 0.0
+        found: dict[str, Any] = {"key-kind": self.node.kind, "noisy": noisy}
+        return found if self.weights is None else {**found, "weighted": True}
+
+    fit_blind = _phase(matching.blind)
+    fit_evaluate = _phase(matching.evaluate_points)
+    fit_align = _phase(matching.align)
+    fit_agree = _phase(matching.agree)
+    fit_labels = _phase(preparation.send_labels)
+    fit_columns = _phase(preparation.send_sums)
+    fit_ready = _phase(preparation.ready)
+    fit_finish = _phase(preparation.finish)
+    fit_inner_product = _phase(proposals.inner_product)
+    fit_propose = _phase(proposals.propose)
+    fit_backup = _phase(proposals.backup)
+    fit_dual = _phase(updates.dual)
+    fit_primal = _phase(updates.primal)
+    fit_new_products = _phase(scoring.new_products)
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Scores of the new samples, and what the server reads of them."""
+        run = self.run_of(parameters, config)
+        return scoring.evaluate(run, self.on_scores, self.on_predictions)
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Not one of HyFDCA's phases."""

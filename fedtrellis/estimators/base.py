@@ -491,8 +491,7 @@ def dual_ascent(
         held.append((features, names))
     order = [*partitions.names, *([_INTERCEPT] if intercept else [])]
     # all nodes are in this process: rules against the server protect from nobody
-    # and an intercept without a penalty may be beyond a node's bound on ‖w‖
-    rules = clients.HyFDCAClient.Rules(exposed="accept", max_weight_norm=1e12)
+    rules = clients.HyFDCAClient.Rules(exposed="accept")
     strategy = strategies.HyFDCA(
         loss=loss,
         classes=classes,

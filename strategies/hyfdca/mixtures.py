@@ -1,67 +1,100 @@
 """HyFDCA's iteration with the steps ``bundle`` and ``line-search``.
 
-Samples that move together make a **unit**: a group, or with secure sums all of them. A
-unit goes through its stages at its own pace, and each iteration takes it as far as the
-clients that are there allow:
+Each iteration takes the units (:mod:`.units`) as far as the clients that are there
+allow:
 
-    collect   its holders send enc(x_{k,i}ᵀ w_k) for one w, the unit's snapshot;
-    propose   they are sent the sum, and send v_k of their proposals: with secure sums
-              under masks that cancel in the sum over all clients.
+    collect   a unit's holders send enc(x_{k,i}ᵀ w_k) for one w, the unit's snapshot;
+    propose   they are sent the sum, and send v_k of their proposals.
 
 When a unit is through, its proposals go into the server's bundle, and the search for
 the best mixture is exact whatever w has become meanwhile. So a sample moves only when
 all its holders have taken part, though not all in one iteration, D never falls, and
 w = w(α) holds at every moment.
+
+With ``secure_sum`` each client hides its v_k and its sums of losses under masks that
+cancel in the sum over all of them. All groups are one unit then, asked in one
+*attempt*; whoever is away is waited for, and a sum of fewer is never made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedtrellis.dual.group_steps import next_chain
+from fedtrellis.dual.agreement import second_holder
+from fedtrellis.encryption import RefusedError
+from fedtrellis.encryption.masks import from_words, whole_number
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import identity_order
 
 from ..hybrid import ROWS
-from .masked_sums import MaskedSums, WrongReportError
-from .steps import read_blobs, split_blobs
-from .units import Unit
+from .settings import HyFDCASettings
+from .steps import State, Steps
+from .units import Unit, Units
 
 __all__ = ["MixtureSteps", "WrongReportError"]
 
 # A gap that is this far below 0, against P, is no rounding.
 _GAP = 1e-9
+# How far the sums of two holders may lie apart: both have computed the same numbers.
+_SAME = 1e-9
+_ATTEMPT_BYTES = 16
 
 
-class MixtureSteps(MaskedSums):
-    """The server's side of an iteration; see the module."""
+class WrongReportError(RuntimeError):
+    """What clients reported cannot be: one of those that are named lies, or errs."""
 
-    # ------------------------------------------------------------------- the iteration
 
-    def iterate(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        extra: Mapping[str, Any],
-        available: Sequence[str],
-        timeout: float,
-    ) -> tuple[set[str], dict[str, float]]:
-        """One iteration; returns whose answers were used, and the metrics."""
-        self._begin(conversation, server_round, extra, timeout)
-        self._begin_units()
+class MixtureSteps(Steps):
+    """The server's side of an iteration; see the module.
+
+    Attributes
+    ----------
+    known : Units
+    """
+
+    def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
+        super().__init__(strategy)
+        self.known = Units(strategy, w)
+        self.w = self.certified = w
+        self._unhealed: set[tuple[str, int]] = set()
+        holders = [group.holders for group in self.alignment.groups]
+        # who reports a group's sums, and another where there is one
+        self._reporter = [own[0] for own in holders]
+        self._second = [second_holder(own) for own in holders]
+
+    def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
+        self.known.begin()
         used = self._collect(available)
         self._heal(available)
-        if self.strategy.secure_sum:
-            used |= self._propose_hidden(available)
-        else:
-            used |= self._propose(available)
+        used |= self._propose(available)
         metrics = self._search()
+        self.w = self.known.w
         return used, metrics
+
+    def restored(self, client: str) -> None:
+        """A client has nothing any more."""
+        self.known.restored(client)
+
+    def reached(self) -> Any:
+        """How far the units have come."""
+        return self.known.reached()
+
+    def state(self) -> State:
+        """The units' state."""
+        return self.known.state()
+
+    def load_state(self, state: Any) -> None:
+        """Inverse of :meth:`state`."""
+        self.known.load_state(state)
+        self.w = self.known.w
+
+    # ------------------------------------------------------------------- inner products
 
     def _collect(self, available: Sequence[str]) -> set[str]:
         """Inner products of the units' snapshots, for the groups that are shared.
@@ -82,239 +115,360 @@ class MixtureSteps(MaskedSums):
 
     def _missing_products(self, name: str) -> list[int]:
         """The groups of which a client's inner products are not at hand."""
-        missing = []
-        for g in self._shared_groups(name):
-            unit = self.units[self.unit_of[g]]
-            if g not in unit.scores and (name, g) not in unit.products:
-                missing.append(g)
-        return missing
+        of = self.known.of
+        return [
+            g
+            for g in self._shared_groups(name)
+            if g not in of(g).scores and (name, g) not in of(g).products
+        ]
 
     def _ask_products(
-        self, missing: Mapping[str, list[int]], available: Sequence[str]
+        self, missing: dict[str, list[int]], available: Sequence[str]
     ) -> set[str]:
+        known = self.known
+
         def entries(name: str) -> dict[str, Any]:
             groups = missing[name]
-            vectors, rows = self._snapshots(groups)
+            vectors, rows = known.snapshots(groups)
             return {
                 **self._extra,
-                **self._instructions(name),
-                **self._backup_wish(name, available),
+                **known.instructions(name),
+                **known.backup_wish(name, available),
                 ROWS: self.strategy.own(name, *vectors),
                 "products": groups,
-                **self._asked_weights(),
-                "versions": [self.units[self.unit_of[g]].version for g in groups],
+                "versions": [known.of(g).version for g in groups],
                 "rows": rows,
             }
 
         def take(answer: Answer) -> None:
-            wish = self._wished.get(answer.client, [])
-            groups = missing[answer.client]
-            counts = [self._blocks(g) for g in [*groups, *wish]]
-            parts = split_blobs(read_blobs(answer.arrays), counts)
-            for g, part in zip(groups, parts[: len(groups)], strict=True):
-                unit = self.units[self.unit_of[g]]
-                unit.products[answer.client, g] = part
-            self._keep_alphas(wish, parts[len(groups) :])
+            name = answer.client
+            groups, wish = missing[name], known.wished.get(name, [])
+            parts = self._read(answer.arrays, [*groups, *wish])
+            for g, part in zip(groups, parts, strict=False):
+                known.of(g).products[name, g] = part
+            known.keep_alphas(wish, parts[len(groups) :])
 
         return self._ask("train.inner_product", entries, list(missing), take)
-
-    def _asked_weights(self) -> dict[str, Any]:
-        """With secure sums, digests of what every member is sent."""
-        if not self.strategy.secure_sum:
-            return {}
-        return {"weights": self._marks(self.units[0])}
 
     def _add_complete_products(self) -> set[str]:
         """Add up what is complete; returns whose products have to be had again."""
         again: set[str] = set()
-        for unit in self.units:
+        for unit in self.known.units:
             for g in unit.groups:
                 holders = self.alignment.groups[g].holders
-                if g not in unit.scores and all(
+                if g in unit.scores or not all(
                     (name, g) in unit.products for name in holders
                 ):
-                    again |= self._add_products(unit, g, holders)
+                    continue
+                # enc(x_iᵀ w) = Σ over B_i of enc(x_{k,i}ᵀ w_k)
+                total, spoilt = self._add({k: unit.products[k, g] for k in holders})
+                if total is not None:
+                    unit.scores[g] = total
+                for name in spoilt or holders:
+                    del unit.products[name, g]
+                again |= spoilt
         return again
 
-    def _add_products(self, unit: Unit, g: int, holders: Sequence[str]) -> set[str]:
-        """enc(x_iᵀ w) = Σ over B_i of enc(x_{k,i}ᵀ w_k)."""
-        shares = {name: unit.products[name, g] for name in holders}
-        total, spoilt = self._add(shares)
-        if total is not None:
-            unit.scores[g] = total
-        for name in spoilt or holders:
-            del unit.products[name, g]
-        return spoilt
+    def _heal(self, available: Sequence[str]) -> None:
+        """Get α for those who lost it from others who hold it, or go back a few steps.
+
+        An extra wave, and only after a loss.
+        """
+        known = self.known
+        wanted = known.lost(available)
+
+        def entries(name: str) -> dict[str, Any]:
+            known.wished[name] = wanted[name]
+            config = {**self._extra, **known.instructions(name)}
+            return {**config, "backup": wanted[name]}
+
+        def take(answer: Answer) -> None:
+            groups = wanted[answer.client]
+            known.keep_alphas(groups, self._read(answer.arrays, groups))
+
+        if wanted:
+            self._ask("train.backup", entries, list(wanted), take)
+        self._unhealed = {one for one in known.bare if not known.has_alpha(*one)}
+
+    # ------------------------------------------------------------------------ proposals
 
     def _propose(self, available: Sequence[str]) -> set[str]:
         """Proposals of the groups whose inner products are known."""
-        missing: dict[str, list[int]] = {}
-        for name in available:
-            wanted = [
+        if not self.strategy.secure_sum:
+            return self._ask_proposals(self._missing_answers(available), available)
+        (unit,), taken = self.known.units, set[str]()
+        for attempt in range(1 + self.strategy.retries):
+            if attempt and any(
+                not self.known.has_alpha(*one) for one in self.known.bare
+            ):
+                self._heal(available)  # somebody turned out to have lost its state
+            if not all(self._ready(g) for g in unit.groups):
+                break
+            missing = {
+                name: self.alignment.client_groups(name)
+                for name in available
+                if name not in unit.words
+                and not any((name, g) in self._unhealed for g in unit.groups)
+            }
+            if not missing:
+                break
+            unit.attempt = unit.attempt or secrets.token_bytes(_ATTEMPT_BYTES)
+            taken |= self._ask_proposals(missing, available, attempts=1)
+        return taken
+
+    def _ready(self, g: int) -> bool:
+        return g in self.known.of(g).scores or not self.alignment.groups[g].shared
+
+    def _missing_answers(self, available: Sequence[str]) -> dict[str, list[int]]:
+        """The groups that clients can propose for, and have not yet."""
+        missing = {
+            name: [
                 g
                 for g in self.alignment.client_groups(name)
                 if self._ready(g)
-                and (name, g) not in self.units[self.unit_of[g]].answers
+                and (name, g) not in self.known.of(g).answers
                 and (name, g) not in self._unhealed
             ]
-            if wanted:
-                missing[name] = wanted
+            for name in available
+        }
+        return {name: groups for name, groups in missing.items() if groups}
+
+    def _ask_proposals(
+        self,
+        missing: dict[str, list[int]],
+        available: Sequence[str],
+        attempts: int | None = None,
+    ) -> set[str]:
         if not missing:
             return set()
+        known, secure = self.known, self.strategy.secure_sum
         asked: dict[str, list[int]] = {}
 
         def entries(name: str) -> dict[str, Any]:
             # one that turned out to have lost its state may have to wait
-            groups = [g for g in missing[name] if self._has_alpha(name, g)]
+            groups = [g for g in missing[name] if known.has_alpha(name, g)]
+            if secure and groups != missing[name]:
+                groups = []
             asked[name] = groups
             local = [g for g in groups if not self.alignment.groups[g].shared]
-            vectors, rows = self._snapshots(local)
-            config = {
+            vectors, rows = known.snapshots(local)
+            config: dict[str, Any] = {
                 **self._extra,
-                **self._instructions(name),
-                **self._backup_wish(name, available),
+                **known.instructions(name),
+                **known.backup_wish(name, available),
                 "propose": groups,
                 "local": local,
                 "rows": rows,
-                "versions": [self.units[self.unit_of[g]].version for g in groups],
-                "report": [g for g in groups if self._reporter(g) == name],
-                "second-report": [],
+                "versions": [known.of(g).version for g in groups],
+                "report": [g for g in groups if self._reporter[g] == name],
             }
+            if secure:
+                config["second-report"] = [g for g in groups if self._second[g] == name]
+                config["attempt"] = known.units[0].attempt
             if vectors:
                 config[ROWS] = self.strategy.own(name, *vectors)
             for g in groups:
-                unit = self.units[self.unit_of[g]]
-                if g in unit.scores:
-                    config[f"scores/{g}"] = unit.scores[g]
+                if g in known.of(g).scores:
+                    config[f"scores/{g}"] = known.of(g).scores[g]
             return config
 
         def take(answer: Answer) -> None:
-            self._take_proposals(answer, asked[answer.client])
+            name, arrays = answer.client, list(answer.arrays)
+            groups, wish = asked[name], known.wished.get(name, [])
+            count = 1 if secure and groups else len(groups)
+            found, rest = arrays[:count], arrays[count:]
+            # everything is checked before anything is kept
+            backups = self._read(rest, wish)
+            if secure:
+                self._take_words(name, found)
+            else:
+                self._take_vectors(answer, groups, found)
+            for g in groups:
+                known.bare.discard((name, g))
+            known.keep_alphas(wish, backups)
+            self._used(name)
 
-        return self._asked_for_proposals(list(missing), entries, take)
+        rejected = self.strategy.conversation.traffic.rejected
+        before = len(rejected)
+        taken = self._ask("train.propose", entries, list(missing), take, attempts)
+        for name, reason in rejected[before:]:
+            if reason.refusal == RefusedError.code and name in missing:
+                known.refused(name)
+        return taken
 
-    def _take_proposals(self, answer: Answer, groups: list[int]) -> None:
+    def _take_vectors(
+        self, answer: Answer, groups: Sequence[int], arrays: Sequence[NDArray[Any]]
+    ) -> None:
         """V of the proposals, and the sums of those groups that this client reports."""
-        name = answer.client
-        p_k = len(self.alignment.columns[name])
-        arrays, C = list(answer.arrays), self.strategy.classes
-        counts = {g: self._count(g) for g in groups}
-        # everything is checked before anything is kept
-        found: dict[int, FloatArray] = {}
-        for g in groups:
-            array = arrays.pop(0) if arrays else np.empty(0)
-            if array.shape != (C * counts[g], p_k) or array.dtype != np.float64:
-                raise ValueError(
-                    f"the answer has shape {array.shape} and dtype {array.dtype}, "
-                    f"expected {(C * counts[g], p_k)} and float64"
-                )
-            found[g] = array
-        blobs = read_blobs(arrays)
-        wish = self._wished.get(name, [])
-        backups = split_blobs(blobs, [self._blocks(g) for g in wish])
-        report = [g for g in groups if self._reporter(g) == name]
-        lengths = [C * (2 + counts[g]) for g in report]
-        if len(answer.numbers) != sum(lengths):
-            raise ValueError(
-                f"the answer has {len(answer.numbers)} sums, expected {sum(lengths)}"
-            )
-        start = 0
-        for g, length in zip(report, lengths, strict=True):
-            unit = self.units[self.unit_of[g]]
-            unit.reports[g] = answer.numbers[start : start + length]
-            start += length
-        for g, array in found.items():
-            self.units[self.unit_of[g]].answers[name, g] = array
-            self.bare.discard((name, g))
-        self._keep_alphas(wish, backups)
-        self._used(name)
+        name, C = answer.client, self.strategy.classes
+        p_k, count = len(self.alignment.columns[name]), self.known.count
+        shapes = [(C * count(g), p_k) for g in groups]
+        _check([a.shape for a in arrays], shapes, "arrays of shapes")
+        _check([str(a.dtype) for a in arrays], ["float64"] * len(groups), "dtypes")
+        report = [g for g in groups if self._reporter[g] == name]
+        lengths = [C * (2 + count(g)) for g in report]
+        _check(len(answer.numbers), sum(lengths), "sums")
+        for g, array in zip(groups, arrays, strict=True):
+            self.known.of(g).answers[name, g] = array
+        starts = np.cumsum([0, *lengths]).tolist()
+        for g, start, length in zip(report, starts, lengths, strict=False):
+            self.known.of(g).reports[g] = answer.numbers[start : start + length]
+
+    def _take_words(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
+        """What a client has hidden; nothing of one that has to wait."""
+        for words in arrays:
+            size = self._rows * len(self.alignment.columns[name]) + 4 * self._numbers
+            _check((str(words.dtype), words.shape), ("uint64", (size,)), "words")
+            self.known.units[0].words[name] = words
+
+    @property
+    def _rows(self) -> int:
+        """C C: how many v a client hides."""
+        return self.strategy.classes * self.known.count(0)
+
+    @property
+    def _numbers(self) -> int:
+        """C R: how many sums a report has, see the clients' ``_proposal``."""
+        return self.strategy.classes * (3 + 2 * self.known.count(0))
+
+    # ----------------------------------------------------------------------- the search
 
     def _search(self) -> dict[str, float]:
         """Put the complete units' proposals into the bundle, and move."""
+        known, bundle = self.known, self.known.bundle
         found = self._found()
-        complete = list(found)
         metrics: dict[str, float] = {"moved-groups": 0.0}
-        if not complete:
+        if not found:
             return metrics
         N, C = self.alignment.num_samples, self.strategy.classes
+        λ, penalty = self.strategy.regularization, self.strategy.penalty
         proposals = {}
-        for u in complete:
-            V, report = found[u]
+        for u, (V, report) in found.items():
             by_class = report.reshape(C, -1)
-            self.held.note(u, self.units[u].version, by_class[:, 0])
+            if known.units[u].version == known.held_version:
+                known.losses[u] = by_class[:, 0]
             # b of the current α, exactly, in the place of the mixture's bound
-            self.bundle.set_alpha_value(u, -by_class[:, 1] / N)
+            bundle.set_alpha_value(u, -by_class[:, 1] / N)
             # of each class the same proposals: shape (C, c, p)
             own = np.ascontiguousarray(V.reshape(-1, C, V.shape[1]).swapaxes(0, 1))
             proposals[u] = (own, -by_class[:, 2 : 2 + own.shape[1]] / N)
-        λ = self.strategy.regularization
-        self.duals = self.bundle.dual_values()
+        self.duals = bundle.dual_values()
         metrics["dual"] = float(self.duals.sum())
-        if len(self.held.losses) == len(self.units) and self._certifies:
+        # with only the drawn samples' inner products the rest's losses are unknown
+        whole = self.strategy.slots == "all" or self.strategy.local_fraction == 1.0
+        if len(known.losses) == len(known.units) and whole:
             # P(w) = λ g(w) + (1/N) Σ l_i, all at the one w that was held
-            w, losses = self.held.w, self.held.total(C)
-            penalty = self.strategy.penalty
+            w, losses = known.held_w, np.zeros(C)
+            for u in sorted(known.losses):
+                losses += known.losses[u]
             sizes = np.array([penalty.value(own) for own in np.atleast_2d(w)])
             self.primals = λ * sizes + losses / N
             metrics["primal"] = float(self.primals.sum())
-            self.certified, self.lag = w, self.version - self.held.version
+            self.certified, self.lag = w, known.version - known.held_version
             for primal, dual in zip(self.primals, self.duals, strict=True):
                 self._check_gap(float(primal), float(dual))
-        mixtures = self.bundle.search(complete, proposals)
-        for u, mixture in mixtures.items():
-            unit = self.units[u]
+        for u, mixture in bundle.search(list(found), proposals).items():
+            unit = known.units[u]
             unit.mixture, unit.step, unit.snapshot = mixture, unit.step + 1, None
-            if self._stage is not None:
-                unit.tag = self._stage.tag
-                ids, weights, keep = mixture.ids, mixture.weights, mixture.keep
-                unit.chain = next_chain(
-                    unit.chain,
-                    unit.tag,
-                    unit.step,
-                    ids.tolist(),
-                    weights.reshape(-1).tolist(),
-                    keep.tolist(),
-                )
-        self._stage = None
-        self.w = self.bundle.w
-        self.version += 1
-        metrics["dual-bound"] = self.bundle.dual_value()
-        metrics["moved-groups"] = float(
-            sum(len(self.units[u].groups) for u in complete)
-        )
+            unit.tag = unit.attempt
+        known.w, known.version = bundle.w, known.version + 1
+        metrics["dual-bound"] = bundle.dual_value()
+        moved = sum(len(known.units[u].groups) for u in found)
+        metrics["moved-groups"] = float(moved)
         return metrics
-
-    @property
-    def _certifies(self) -> bool:
-        # with only the drawn samples' inner products the losses of the rest are unknown
-        return self.strategy.slots == "all" or self.strategy.local_fraction == 1.0
 
     def _check_gap(self, primal: float, dual: float) -> None:
         """P ≥ D for any w and α: less than that is a wrong report, no convergence."""
         # noise on v_k makes D what it is not
         if self.strategy.noisy or primal - dual >= -_GAP * max(1.0, abs(primal)):
             return
-        names = sorted({self._reporter(g) for g in range(len(self.alignment.groups))})
         raise WrongReportError(
             f"the duality gap is {primal - dual:.3g}, and cannot be below 0: one of "
-            f"client {', '.join(names)} reports sums that are not so"
+            f"client {', '.join(sorted(set(self._reporter)))} reports sums that are "
+            "not so"
         )
 
     def _found(self) -> dict[int, tuple[FloatArray, FloatArray]]:
         """V of the proposals, (c C, p), and their sums, of the complete units."""
+        units = self.known.units
         if self.strategy.secure_sum:
-            whole = self._complete_sum()
-            return {} if whole is None else {0: whole}
-        return {
-            u: self._assemble(unit)
-            for u, unit in enumerate(self.units)
-            if self._answered(unit)
-        }
+            words = units[0].words
+            complete = set(words) == set(self.strategy.clients)
+            return {0: self._complete_sum(words)} if complete else {}
+        found = {}
+        for u, unit in enumerate(units):
+            if self._answered(unit):
+                count = self.strategy.classes * self.known.count(unit.groups[0])
+                V = np.zeros((count, len(self.alignment.feature_names)))
+                for (name, _), v in unit.answers.items():
+                    V[:, self.alignment.columns[name]] += v
+                found[u] = V, np.sum([unit.reports[g] for g in unit.groups], axis=0)
+        return found
 
-    def _assemble(self, unit: Unit) -> tuple[FloatArray, FloatArray]:
-        """The same of one unit, from what its holders sent."""
-        count = self.strategy.classes * self._count(unit.groups[0])
-        V = np.zeros((count, len(self.alignment.feature_names)))
-        for (name, _), v in unit.answers.items():
-            V[:, self.alignment.columns[name]] += v
-        return V, np.sum([unit.reports[g] for g in unit.groups], axis=0)
+    def _answered(self, unit: Unit) -> bool:
+        return all(g in unit.reports for g in unit.groups) and all(
+            (name, g) in unit.answers
+            for g in unit.groups
+            for name in self.alignment.groups[g].holders
+        )
+
+    def _complete_sum(
+        self, words: dict[str, NDArray[np.uint64]]
+    ) -> tuple[FloatArray, FloatArray]:
+        """V and the C R sums, in which the masks cancel.
+
+        Raises
+        ------
+        WrongReportError
+            The sums of the first and of the second holders differ, or do not belong
+            to V.
+        """
+        R = self._numbers
+        shape = self._rows, len(self.alignment.feature_names)
+        total, ends = np.zeros(shape, np.uint64), np.zeros(4 * R, np.uint64)
+        with np.errstate(over="ignore"):
+            for name, own in words.items():
+                columns = self.alignment.columns[name]
+                total[:, columns] += own[: -4 * R].reshape(-1, len(columns))
+                ends += own[-4 * R :]
+        V = from_words(total)
+        first, second = whole_number(ends[: 2 * R]), whole_number(ends[2 * R :])
+        self._check_reports(V, first, second)
+        return V, first
+
+    def _check_reports(
+        self, V: FloatArray, first: FloatArray, second: FloatArray
+    ) -> None:
+        """Two holders' sums are one, and V belongs to them.
+
+        With z_i = x_iᵀ w, Σ a_i z_i = λN vᵀw for every proposal a, and for α.
+        """
+        scale = np.maximum(np.abs(first), np.abs(second)) + self.alignment.num_samples
+        if not (np.abs(first - second) <= _SAME * scale).all():
+            names = sorted({*self._reporter, *self._second})
+            raise WrongReportError(
+                "the sums of losses of two sets of holders differ, by up to "
+                f"{np.abs(first - second).max():.3g}: one of client {', '.join(names)} "
+                "reports what is not so"
+            )
+        if self.strategy.noisy or self.strategy.slots == "chosen":
+            return  # v is not exact; z is not known of all samples
+        C, snapshot = self.strategy.classes, self.known.units[0].snapshot
+        assert snapshot is not None
+        λN = self.strategy.regularization * self.alignment.num_samples
+        alphas, _ = self.known.bundle.contribution(0)
+        for c, alpha in enumerate(alphas):
+            w, v = np.atleast_2d(snapshot)[c], np.vstack([alpha, V[c::C]])
+            ours, theirs = λN * (v @ w), first.reshape(C, -1)[c, -len(v) :]
+            size = λN * (np.abs(v) @ np.abs(w)) + self.alignment.num_samples
+            if not (np.abs(ours - theirs) <= _SAME * size).all():
+                raise WrongReportError(
+                    "the sums over all clients contradict their inner products, by up "
+                    f"to {np.abs(ours - theirs).max():.3g}: a client reports what is "
+                    "not so"
+                )
+
+
+def _check(found: Any, expected: Any, what: str) -> None:
+    if found != expected:
+        raise ValueError(f"the answer has {what} {found}, expected {expected}")

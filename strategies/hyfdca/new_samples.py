@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import MetricRecord
 
+from fedtrellis.dual.alignment import Alignment
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import ROWS, Blobs, add_shares
+from .settings import HyFDCASettings
 from .steps import read_blobs, split_blobs
-
-if TYPE_CHECKING:
-    from .strategy import HyFDCA
 
 __all__ = ["score_new_samples"]
 
 
 def score_new_samples(
-    strategy: HyFDCA, conversation: Conversation, server_round: int, timeout: float
+    strategy: HyFDCASettings,
+    new: Alignment,
+    w: FloatArray,
+    conversation: Conversation,
+    server_round: int,
+    timeout: float,
 ) -> MetricRecord | None:
-    """Ask the two waves of :meth:`HyFDCA.predict`; returns what that returns."""
-    cipher, new = strategy.cipher, strategy.new_samples
-    if new is None:
-        return None
-    assert cipher is not None
+    """Ask the two waves of :meth:`HyFDCA.predict`; returns what that returns.
+
+    ``new`` says who holds which of the new samples, w is of shape (C, p).
+    """
+    cipher, C = strategy.cipher, strategy.classes
     config = {**strategy.phase_config(), "prediction": server_round}
     holders = [name for name in strategy.clients if new.rows.get(name)]
     shares: dict[int, dict[str, Blobs]] = {}
-    C = strategy.classes
-    w = strategy.found_point().reshape(-1, C).T
 
     def take_products(answer: Answer) -> None:
         own = new.client_groups(answer.client)

@@ -1,167 +1,125 @@
-"""What HyFDCA's clients agree on before round 1: one key, and labels and norms."""
+"""What HyFDCA's clients share before round 1: keys, an agreement, labels, sums."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import needs_norms
 from fedtrellis.dual.alignment import Alignment, align
+from fedtrellis.dual.columns import PARTS, STATISTICS, ColumnScales, of_parts
+from fedtrellis.dual.weights import BALANCED, labels_of
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import SETUP_ATTEMPTS, Conversation
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import Blobs, add_shares
-from .steps import as_array, read_blobs, split_blobs
-
-if TYPE_CHECKING:
-    from .strategy import HyFDCA
+from .settings import HyFDCASettings
+from .steps import read_blobs, split_blobs
 
 __all__ = [
-    "MAC_BYTES",
-    "Labels",
     "align_new_samples",
     "ask_agreement",
     "ask_labels",
+    "ask_sums",
+    "key_kind",
     "match_ids",
     "settle_cipher",
 ]
 
-MAC_BYTES = 32
+Rest = Mapping[str, list[NDArray[Any]]]
+#: By holders and recipient: the holders' key, sealed.
+Sealed = dict[tuple[tuple[str, ...], str], bytes]
+#: A group's labels and how many sent them, norms and weights: sums of ciphertexts.
+Labels = dict[str, Blobs]
 
 
-@dataclass
-class Labels:
-    """A group's labels, how many sent them, and ‖x_i‖², as sums of ciphertexts.
-
-    Norms are there only if a step uses them, weights and how many sent them only if
-    samples have some.
-    """
-
-    sums: Blobs = field(default_factory=list)
-    counts: Blobs = field(default_factory=list)
-    norms: Blobs = field(default_factory=list)
-    weight_counts: Blobs = field(default_factory=list)
-    weights: Blobs = field(default_factory=list)
-
-    @staticmethod
-    def sent(settings: Mapping[str, Any]) -> list[str]:
-        """Which of them clients send, in their order."""
-        weighted = bool(settings.get("weighted"))
-        return [
-            *("sums", "counts"),
-            *["norms"] * needs_norms(settings),
-            *["weight_counts", "weights"] * weighted,
-        ]
-
-    def entries(self, g: int) -> dict[str, Blobs]:
-        """What a client is given of them, of group g."""
-        names = {"sums": "labels", "weight_counts": "weight-counts"}
-        return {
-            f"{names.get(name, name)}/{g}": blobs
-            for name, blobs in vars(self).items()
-            if blobs
-        }
-
-    def state(self) -> dict[str, NDArray[np.uint8]]:
-        """All of it as arrays, for a checkpoint."""
-        return {
-            f"{name}/{i}": as_array(blob)
-            for name, blobs in vars(self).items()
-            for i, blob in enumerate(blobs)
-        }
-
-    @classmethod
-    def from_state(
-        cls, state: Mapping[str, NDArray[Any]], prefix: str, count: int
-    ) -> Labels:
-        """Inverse of :meth:`state`, for ``count`` ciphertexts and prefixed names."""
-        blobs = {
-            item.name: [
-                state[f"{prefix}{item.name}/{i}"].tobytes()
-                for i in range(count)
-                if f"{prefix}{item.name}/{i}" in state
-            ]
-            for item in fields(cls)
-        }
-        return cls(**blobs)
+def key_kind(strategy: HyFDCASettings) -> str:
+    """Which kind of keys the clients have: all of them the same."""
+    kinds: dict[str, list[str]] = {}
+    for name in strategy.clients:
+        kind = str(strategy.announced(name, "key-kind", "run"))
+        kinds.setdefault(kind, []).append(name)
+    if len(kinds) > 1:
+        words = {"roster": "identity and roster", "key": "key-file", "run": "no key"}
+        found = "; ".join(
+            f"client {', '.join(names)}: {words.get(kind, kind)}"
+            for kind, names in kinds.items()
+        )
+        raise SettingsError(f"the clients do not have one kind of keys ({found})")
+    (kind,) = kinds
+    if kind == "roster" and strategy.encryption == "tenseal-bfv":
+        raise SettingsError(
+            "encryption = 'tenseal-bfv' needs one key for all clients, and these have "
+            "identities and a roster; allowed: 'stream'"
+        )
+    return kind
 
 
 def match_ids(
-    strategy: HyFDCA, conversation: Conversation, timeout: float
-) -> dict[str, dict[str, Any]]:
+    strategy: HyFDCASettings, conversation: Conversation, timeout: float
+) -> dict[str, dict[str, bytes]]:
     """Have two clients evaluate everybody's blinded ids; returns entries by client.
 
     The two are the first in the clients' order. Neither learns an id, nor could try
-    one without the other; the server carries points that look random, and MACs.
+    one without the other; the server carries points that look random.
     """
-    evaluators = strategy.clients[:2]
-    config = {**strategy.phase_config(), "evaluators": evaluators}
-    points: dict[str, bytes] = {}
-    macs: dict[str, list[bytes]] = {}
+    evaluators, owners = strategy.clients[:2], list(strategy.clients)
+    config, points = strategy.phase_config(), dict[str, bytes]()
 
     def take_points(answer: Answer) -> None:
-        blobs, tags = read_points(answer.arrays, 1, len(evaluators) * MAC_BYTES)
-        points[answer.client] = blobs[0]
-        macs[answer.client] = _cut(tags[0])
+        (points[answer.client],) = _read_points(answer.arrays, 1)
 
     strategy.ask_everyone(
         conversation, "train.blind", lambda name: config, take_points, timeout
     )
-    owners = list(strategy.clients)
-    found: dict[str, dict[str, Any]] = {
-        name: {"evaluators": evaluators} for name in owners
-    }
-
-    def entries(name: str) -> dict[str, Any]:
-        asked: dict[str, Any] = {**config, "owners": owners}
-        for i, owner in enumerate(owners):
-            asked[f"points/{i}"] = points[owner]
-            asked[f"mac/{i}"] = macs[owner][evaluators.index(name)]
-        return asked
+    given = {f"points/{i}": points[owner] for i, owner in enumerate(owners)}
+    asked = {**config, "owners": owners, **given}
+    found: dict[str, dict[str, bytes]] = {name: {} for name in owners}
 
     def take_evaluated(answer: Answer) -> None:
-        evaluated, tags = read_points(answer.arrays, len(owners), MAC_BYTES)
+        evaluated = _read_points(answer.arrays, len(owners))
         i = evaluators.index(answer.client)
-        for owner, blob, mac in zip(owners, evaluated, tags, strict=True):
-            if len(blob) != len(points[owner]):
+        for owner, own in zip(owners, evaluated, strict=True):
+            if len(own) != len(points[owner]):
                 raise ValueError("the answer has another number of points")
-            found[owner] |= {f"points/{i}": blob, f"mac/{i}": mac}
+            found[owner][f"points/{i}"] = own
 
     strategy.ask_everyone(
-        conversation, "train.evaluate", entries, take_evaluated, timeout, evaluators
+        conversation,
+        "train.evaluate",
+        lambda name: asked,
+        take_evaluated,
+        timeout,
+        evaluators,
     )
     return found
 
 
-def read_points(
-    arrays: Sequence[NDArray[Any]], count: int, size: int
-) -> tuple[list[bytes], list[bytes]]:
-    """Points and MACs in turn, as bytes; ValueError if they are none."""
-    if len(arrays) != 2 * count or any(a.dtype != np.uint8 for a in arrays):
+def _read_points(arrays: Sequence[NDArray[Any]], count: int) -> list[bytes]:
+    """Points as bytes; ValueError if they are none."""
+    if len(arrays) != count or any(a.dtype != np.uint8 for a in arrays):
         raise ValueError("the answer has no points")
-    points = [np.ascontiguousarray(a).tobytes() for a in arrays[::2]]
-    macs = read_blobs(arrays[1::2])
-    if any(len(mac) != size for mac in macs) or any(len(p) % 32 for p in points):
-        raise ValueError("the answer's points or MACs are malformed")
-    return points, macs
+    points = [np.ascontiguousarray(a).tobytes() for a in arrays]
+    if any(len(own) % 32 for own in points):
+        raise ValueError("the answer's points are malformed")
+    return points
 
 
-def _cut(macs: bytes) -> list[bytes]:
-    return [macs[i : i + MAC_BYTES] for i in range(0, len(macs), MAC_BYTES)]
-
-
-def settle_cipher(strategy: HyFDCA, rest: Mapping[str, list[NDArray[Any]]]) -> Cipher:
+def settle_cipher(strategy: HyFDCASettings, kind: str, rest: Rest) -> Cipher:
     """What the server adds ciphertexts with: never a secret key.
 
     Parameters
     ----------
-    strategy : HyFDCA
+    strategy : HyFDCASettings
+    kind : str
+        Of the clients' keys.
     rest : mapping
         By client, in order: its key's name, nonce, new samples' hashes and, where the
         clients of a simulation made a BFV key, its context.
@@ -178,10 +136,7 @@ def settle_cipher(strategy: HyFDCA, rest: Mapping[str, list[NDArray[Any]]]) -> C
         cipher = given or load_evaluation(first[3].tobytes())
     else:
         cipher = backend_class(strategy.encryption).adder()
-    kind = {
-        str(strategy._client_properties(name).get("key-kind", "run")) for name in rest
-    }
-    if kind == {"roster"}:
+    if kind == "roster":
         return cipher
     prints: dict[str, list[str]] = {}
     for name, (fingerprint, *_) in rest.items():
@@ -199,17 +154,13 @@ def settle_cipher(strategy: HyFDCA, rest: Mapping[str, list[NDArray[Any]]]) -> C
     return cipher
 
 
-def align_new_samples(
-    strategy: HyFDCA, rest: Mapping[str, list[NDArray[Any]]]
-) -> Alignment | None:
+def align_new_samples(alignment: Alignment, rest: Rest) -> Alignment | None:
     """Who holds which new samples together; None if there are none."""
-    names = strategy.alignment.feature_names
+    names = alignment.feature_names
     hashes = {name: own[2] for name, own in rest.items() if len(own[2])}
     if not hashes:
         return None
-    features = {
-        name: [names[i] for i in strategy.alignment.columns[name]] for name in hashes
-    }
+    features = {name: [names[i] for i in alignment.columns[name]] for name in hashes}
     try:
         return align(hashes, features)
     except ValueError as error:
@@ -217,33 +168,22 @@ def align_new_samples(
 
 
 def ask_agreement(
-    strategy: HyFDCA, conversation: Conversation, timeout: float
-) -> tuple[dict[str, list[bytes]], dict[tuple[tuple[str, ...], str], bytes]]:
-    """Have every client check the agreement; returns MACs and sealed keys.
-
-    Returns
-    -------
-    (dict, dict)
-        By sender its MACs for all members, in their order; and by holders and
-        recipient the holders' key.
+    strategy: HyFDCASettings, conversation: Conversation, timeout: float
+) -> Sealed:
+    """Have every client check the agreement; returns holders' keys, sealed.
 
     Raises
     ------
     SettingsError
         A client does not agree.
     """
-    agreement = strategy.agreement
-    confirmations: dict[str, list[bytes]] = {}
-    sealed: dict[tuple[tuple[str, ...], str], bytes] = {}
+    sealed: Sealed = {}
 
     def take(answer: Answer) -> None:
-        macs, *boxes = read_blobs(answer.arrays)
-        if len(macs) != MAC_BYTES * len(agreement.members):
-            raise ValueError("the answer does not have a MAC for each client")
-        confirmations[answer.client] = _cut(macs)
+        boxes = read_blobs(answer.arrays)
         wanted = [
             (holders, other)
-            for holders in agreement.holder_sets
+            for holders in strategy.agreement.holder_sets
             if holders[0] == answer.client
             for other in holders[1:]
         ]
@@ -251,14 +191,15 @@ def ask_agreement(
             raise ValueError("the answer does not have a sealed key for each holder")
         sealed.update(zip(wanted, boxes, strict=False))
 
+    config = strategy.phase_config()
     strategy.ask_everyone(
-        conversation, "train.agree", lambda name: strategy.phase_config(), take, timeout
+        conversation, "train.agree", lambda name: config, take, timeout
     )
-    return confirmations, sealed
+    return sealed
 
 
 def ask_labels(
-    strategy: HyFDCA, conversation: Conversation, cipher: Cipher, timeout: float
+    strategy: HyFDCASettings, conversation: Conversation, timeout: float
 ) -> list[Labels]:
     """Have the clients share labels and norms under encryption; by group.
 
@@ -269,29 +210,29 @@ def ask_labels(
     TimeoutError
         A client never answered, or never with ciphertexts that can be added.
     """
-    alignment = strategy.alignment
-    overlaps = alignment.overlaps()
-    sent = Labels.sent(strategy.agreement.settings)
-    each = len(sent)
-    shares: dict[int, dict[str, list[Blobs]]] = {}
+    alignment, cipher = strategy.alignment, strategy.cipher
+    settings, overlaps = strategy.agreement.settings, alignment.overlaps()
+    sent = ["labels", "counts", *["norms"] * needs_norms(settings)]
+    if settings.get("weighted"):
+        sent += ["weight-counts", "weights"]
+    shares: dict[tuple[int, str], dict[str, Blobs]] = {}
     tags: dict[str, list[NDArray[np.uint64]]] = {}
 
     def entries(name: str) -> dict[str, Any]:
-        config = strategy.phase_config()
-        if name in overlaps:
-            config["tag-groups"] = overlaps[name]
-        return config
+        tagged = {"tag-groups": overlaps[name]} if name in overlaps else {}
+        return {**strategy.phase_config(), **tagged}
 
     def take(answer: Answer) -> None:
-        own = alignment.client_groups(answer.client)
-        counts = [cipher.blocks(alignment.groups[g].size) for g in own]
+        keys = [
+            (g, what) for g in alignment.client_groups(answer.client) for what in sent
+        ]
+        counts = [cipher.blocks(alignment.groups[g].size) for g, _ in keys]
         tagged = len(overlaps.get(answer.client, []))
-        lengths = [*(count for count in counts for _ in range(each)), *[1] * tagged]
-        parts = split_blobs(read_blobs(answer.arrays), lengths)
-        for i, g in enumerate(own):
-            shares.setdefault(g, {})[answer.client] = parts[each * i : each * (i + 1)]
+        parts = split_blobs(read_blobs(answer.arrays), [*counts, *[1] * tagged])
+        for key, own in zip(keys, parts, strict=False):
+            shares.setdefault(key, {})[answer.client] = own
         tags[answer.client] = [
-            np.frombuffer(blob, dtype="<u8") for (blob,) in parts[each * len(own) :]
+            np.frombuffer(blob, dtype="<u8") for (blob,) in parts[len(keys) :]
         ]
 
     waiting: list[str] = list(strategy.clients)
@@ -299,42 +240,27 @@ def ask_labels(
         strategy.ask_everyone(
             conversation, "train.labels", entries, take, timeout, waiting
         )
-        labels, waiting = _add_labels(conversation, alignment, cipher, shares, sent)
-        if not waiting:
-            break
-    else:
-        raise TimeoutError(
-            f"client {', '.join(waiting)} sent no ciphertexts that can be added "
-            "before round 1 (train.labels)"
-        )
-    _check_entries(overlaps, tags)
-    return labels
-
-
-def _add_labels(
-    conversation: Conversation,
-    alignment: Alignment,
-    cipher: Cipher,
-    shares: Mapping[int, Mapping[str, list[Blobs]]],
-    sent: Sequence[str],
-) -> tuple[list[Labels], list[str]]:
-    """Each group's sums, and the clients whose ciphertexts arrived spoilt."""
-    labels, again = [], set()
-    for g, group in enumerate(alignment.groups):
-        sums = {}
-        for i, what in enumerate(sent):
-            own = {name: shares[g][name][i] for name in group.holders}
-            added, spoilt = add_shares(cipher, own)
+        labels: list[Labels] = [{} for _ in alignment.groups]
+        again: set[str] = set()
+        for (g, what), own in shares.items():
+            in_order = {name: own[name] for name in alignment.groups[g].holders}
+            added, spoilt = add_shares(cipher, in_order)
             for name, why in spoilt.items():
                 conversation.reject(name, why)
             again |= set(spoilt)
-            sums[what] = added or []
-        labels.append(Labels(**sums))
-    return labels, sorted(again)
+            labels[g][what] = added or []
+        waiting = sorted(again)
+        if not waiting:
+            _check_entries(overlaps, tags)
+            return labels
+    raise TimeoutError(
+        f"client {', '.join(waiting)} sent no ciphertexts that can be added before "
+        "round 1 (train.labels)"
+    )
 
 
 def _check_entries(
-    overlaps: dict[str, list[int]], tags: dict[str, list[NDArray[Any]]]
+    overlaps: Mapping[str, list[int]], tags: Mapping[str, list[NDArray[Any]]]
 ) -> None:
     """No sample's value of a feature may count twice."""
     seen: dict[int, list[tuple[str, NDArray[Any]]]] = {}
@@ -349,3 +275,90 @@ def _check_entries(
                         "be held by one client only"
                     )
             seen.setdefault(g, []).append((name, own))
+
+
+def ask_sums(
+    strategy: HyFDCASettings, conversation: Conversation, timeout: float
+) -> tuple[ColumnScales | None, FloatArray | None]:
+    """Ask all clients for sums of their columns and weights; masks cancel in the sum.
+
+    Returns
+    -------
+    (ColumnScales or None, ndarray of shape (T,) or None)
+        What columns are shifted and divided by, if that is done; and what weights are
+        normalised by, if there are any.
+
+    Raises
+    ------
+    SettingsError
+        A client refused, or the sums are none of any columns or weights.
+    """
+    alignment, settings = strategy.alignment, strategy.agreement.settings
+    p, rule = len(alignment.feature_names), strategy.class_rule
+    weighted = "weighted" in settings
+    T = len(labels_of(strategy.classes)) if rule == BALANCED else 1
+    T = T if weighted or rule else 0
+    rows = (STATISTICS + weighted) if strategy.standardize else 0
+    words: dict[str, NDArray[np.uint64]] = {}
+
+    def take(answer: Answer) -> None:
+        size = PARTS * (rows * len(alignment.columns[answer.client]) + T)
+        (own,) = answer.arrays
+        if own.dtype != np.uint64 or own.shape != (size,):
+            raise ValueError("the answer does not have the sums of its columns")
+        words[answer.client] = own
+
+    config = {**strategy.phase_config(), "attempt": secrets.token_bytes(16)}
+    strategy.ask_everyone(
+        conversation, "train.columns", lambda name: config, take, timeout
+    )
+    total = np.zeros((PARTS * rows, p), dtype=np.uint64)
+    rest = np.zeros(PARTS * T, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for name, own in words.items():
+            columns = alignment.columns[name]
+            of_columns, ends = np.split(own, [len(own) - len(rest)])
+            total[:, columns] += of_columns.reshape(PARTS * rows, len(columns))
+            rest += ends
+    totals = _totals(strategy, of_parts(rest.reshape(PARTS, T))) if T else None
+    if not rows:
+        return None, totals
+    return _scales(alignment, of_parts(total.reshape(PARTS, rows, p))), totals
+
+
+def _totals(strategy: HyFDCASettings, totals: FloatArray) -> FloatArray:
+    """The same totals, if weights can be normalised by them."""
+    if strategy.class_rule == BALANCED:
+        for label, one in zip(labels_of(strategy.classes), totals, strict=True):
+            if one == 0.0:
+                raise SettingsError(
+                    "class_weight = 'balanced': no sample of any weight is of class "
+                    f"{label:g}"
+                )
+    elif totals[0] == 0.0:
+        raise SettingsError("the weights of all samples are 0; some must be above 0")
+    if not (np.isfinite(totals) & (totals > 0.0)).all():
+        raise SettingsError(
+            "the sums of the weights contradict each other: the clients were not asked "
+            "alike, or one of them reports what is not so"
+        )
+    return totals
+
+
+def _scales(alignment: Alignment, found: FloatArray) -> ColumnScales:
+    """Means and scales from the sums, if they can be sums of columns."""
+    sums, squares, *weights = found
+    N = alignment.num_samples
+    counts = np.zeros(len(alignment.feature_names), dtype=np.int64)
+    for group in alignment.groups:
+        held = [alignment.columns[name] for name in group.holders]
+        counts[np.unique(np.concatenate(held))] += group.size
+    # Cauchy and Schwarz: (Σ s x)² ≤ Σ s Σ s x²
+    mass = np.maximum(weights[0], 0.0) if weights else N
+    bound = np.sqrt(mass * np.maximum(squares, 0.0))
+    if (squares < 0.0).any() or (np.abs(sums) > bound * (1.0 + 1e-9)).any():
+        raise SettingsError(
+            "the sums of the columns over their holders contradict each other: the "
+            "clients were not asked alike, or one of them reports what is not so"
+        )
+    return ColumnScales.of(sums, squares, counts, N, weights[0] if weights else None)

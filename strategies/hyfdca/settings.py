@@ -1,17 +1,19 @@
-"""What HyFDCA can be set to, and what of it fits together."""
+"""What HyFDCA can be set to, what of it fits together, and what clients hear of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from fedtrellis.dual.agreement import Agreement
 from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.weights import class_rule
-from fedtrellis.encryption import load_evaluation
+from fedtrellis.encryption import Cipher, load_evaluation
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.settings import SettingsError, given, setting
+from fedtrellis.wire.arrays import FloatArray, Layout
 
 from ..hybrid import HybridStrategy
 
@@ -22,7 +24,6 @@ STEPS: tuple[Step, ...] = get_args(Step)
 Encryption = Literal["stream", "tenseal-bfv", "none"]
 ENCRYPTIONS: tuple[Encryption, ...] = get_args(Encryption)
 Exposed = Literal["refuse", "leave-out", "accept"]
-EXPOSED: tuple[Exposed, ...] = get_args(Exposed)
 Slots = Literal["all", "chosen"]
 SLOTS: tuple[Slots, ...] = get_args(Slots)
 
@@ -179,68 +180,81 @@ class HyFDCASettings(HybridStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step, secure_sum = self.step, self.secure_sum
-        if self.cyclic_groups and (self.cyclic_groups < 2 or step != "theoretical"):
-            raise SettingsError(
-                f"cyclic_groups = {self.cyclic_groups} must be 0, or at least 2 with "
-                "step 'theoretical'"
-            )
-        self.safe = step in ("bundle", "line-search")
-        if self.classes == 2:
-            raise SettingsError(
-                "classes = 2 is one problem of labels -1 and +1; allowed: 1, or 3 and "
-                "more"
-            )
-        for name, value in (
-            ("l1_ratio", self.l1_ratio),
-            ("free_feature", self.free_feature),
-        ):
-            if value and step != "bundle":
-                raise SettingsError(
-                    f"{name} = {value!r} does not go with step = {step!r}; allowed: "
-                    "'bundle'"
-                )
+        self.safe = self.step in ("bundle", "line-search")
         self.class_rule = class_rule(self.class_weight, self.classes)
-        if self.class_rule:
-            self.check_weights(f"class_weight = {self.class_weight!r}")
-            if LOSSES[self.loss].labels != "signs":
-                raise SettingsError(
-                    f"class_weight = {self.class_weight!r} does not go with loss = "
-                    f"{self.loss!r}, which is none of two classes"
-                )
-        for allowed, what in (
-            (self.safe, f"step = {step!r}; allowed: 'bundle', 'line-search'"),
+        bundle = self.step == "bundle"
+        two_classes = LOSSES[self.loss].labels == "signs"
+        of_step, of_loss = f"step = {self.step!r}", f"loss = {self.loss!r}"
+        safe, no_classes = f"{of_step}; allowed: {STEPS[:2]}", "is none of two classes"
+        several = self.classes > 1
+        for wrong, what in (
             (
-                LOSSES[self.loss].labels == "signs",
-                f"loss = {self.loss!r}, which is none of two classes",
+                self.cyclic_groups
+                and (self.cyclic_groups < 2 or self.step != "theoretical"),
+                f"cyclic_groups = {self.cyclic_groups} must be 0, or at least 2 with "
+                "step 'theoretical'",
+            ),
+            (
+                self.classes == 2,
+                "classes = 2 is one problem of labels -1 and +1; allowed: 1, or 3 and "
+                "more",
+            ),
+            (
+                self.l1_ratio and not bundle,
+                f"l1_ratio = {self.l1_ratio!r} does not go with {of_step}; allowed: "
+                "'bundle'",
+            ),
+            (
+                self.free_feature and not bundle,
+                f"free_feature = {self.free_feature!r} does not go with {of_step}; "
+                "allowed: 'bundle'",
+            ),
+            (
+                self.class_rule and not two_classes,
+                f"class_weight = {self.class_weight!r} does not go with {of_loss}, "
+                f"which {no_classes}",
+            ),
+            (
+                several and not self.safe,
+                f"classes = {self.classes} does not go with {safe}",
+            ),
+            (
+                several and not two_classes,
+                f"classes = {self.classes} does not go with {of_loss}, which "
+                f"{no_classes}",
+            ),
+            (
+                self.secure_sum and not self.safe,
+                f"{of_step} sends each client's own sums in the clear: it needs "
+                "secure_sum = False, and every node to accept that (exposed = "
+                "'accept')",
+            ),
+            (
+                self.secure_sum and self.local_passes,
+                f"local_passes = {self.local_passes} must be 0 with secure_sum: all "
+                "groups move together",
+            ),
+            (
+                self.secure_sum and self.parts > 1,
+                f"parts = {self.parts} must be 1 with secure_sum: all groups move "
+                "together",
+            ),
+            (
+                self.context is not None and self.encryption == "stream",
+                "context = ... does not apply to encryption = 'stream', whose server "
+                "needs no context; allowed: nothing, or encryption = 'tenseal-bfv'",
             ),
         ):
-            if self.classes > 1 and not allowed:
-                raise SettingsError(f"classes = {self.classes} does not go with {what}")
-        if secure_sum and not self.safe:
-            raise SettingsError(
-                f"step = {step!r} sends each client's own sums in the clear: it needs "
-                "secure_sum = False, and every node to accept that (exposed = "
-                "'accept')"
-            )
-        for name, value, off in (
-            ("local_passes", self.local_passes, 0),
-            ("parts", self.parts, 1),
-        ):
-            if secure_sum and value != off:
-                raise SettingsError(
-                    f"{name} = {value} must be {off} with secure_sum: all groups move "
-                    "together"
-                )
-        if self.context is not None and self.encryption == "stream":
-            raise SettingsError(
-                "context = ... does not apply to encryption = 'stream', whose server "
-                "needs no context; allowed: nothing, or encryption = 'tenseal-bfv'"
-            )
+            if wrong:
+                raise SettingsError(what)
+        if self.class_rule:
+            self.check_weights(f"class_weight = {self.class_weight!r}")
         # refused now, before any client has sent anything, if it holds a secret key
         self.given_cipher = None
         if self.context is not None:
-            self.given_cipher = load_evaluation(_source(self.context))
+            context = self.context
+            path = Path(context).expanduser() if isinstance(context, str) else context
+            self.given_cipher = load_evaluation(path)
 
     def check_weights(self, what: str) -> None:
         """Raise SettingsError unless samples may have weights with these settings."""
@@ -270,11 +284,97 @@ class HyFDCASettings(HybridStrategy):
         """How exact a search is: the certificate cannot come closer than that."""
         return min(1e-12, max(1e-3 * self.tolerance or 1e-12, 2e-16))
 
+    def proposal_kinds(self, shared: bool) -> list[str]:
+        """What clients propose for a group, in order."""
+        # the Poisson loss's dual point has no bound: e^z of a w that is far off
+        bounded = self.loss != "poisson"
+        kind = "dual-point" if bounded and not self.secure_sum else "proximal"
+        kinds = [kind if self.step == "bundle" else "coordinate"]
+        if not shared and self.local_passes:
+            kinds = [*kinds, "passes"] if self.step == "bundle" else ["passes"]
+        return kinds
+
+    # ------------------------------------------------------ what clients have agreed on
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing is known of keys yet."""
+        super().setup(point, layout)
+        self._agreement: Agreement | None = None
+        self._cipher: Cipher | None = None
+        self._fingerprint = ""  # of the clients' common key, if they have one
+        self._own_keys = self.given_cipher is not None  # whether the nodes have some
+
     @property
-    def remembered(self) -> int:
-        """Proposals of a group that count: a line search is between two."""
-        return self.memory if self.step == "bundle" else 2
+    def cipher(self) -> Cipher:
+        """What adds ciphertexts, once the clients are aligned."""
+        assert self._cipher is not None
+        return self._cipher
 
+    @property
+    def agreement(self) -> Agreement:
+        """What all clients have agreed on."""
+        assert self._agreement is not None
+        return self._agreement
 
-def _source(context: str | Path | bytes) -> str | Path | bytes:
-    return Path(context).expanduser() if isinstance(context, str) else context
+    def phase_config(self) -> dict[str, Any]:
+        """What clients are sent in every phase."""
+        config: dict[str, Any] = {
+            "encryption": self.encryption,
+            "own-key": self._own_keys,
+        }
+        if self._agreement is None:  # later on, what was agreed on counts
+            config |= self.pinned_settings()
+        if self._fingerprint:
+            config["key"] = self._fingerprint
+        return config
+
+    def pinned_settings(self) -> dict[str, Any]:
+        """The settings that clients agree on before any label travels."""
+        settings: dict[str, Any] = {
+            "session": self.conversation.session,
+            "encryption": self.encryption,
+            "loss": self.loss,
+            "smoothing": self.smoothing,
+            "regularization": self.regularization,
+            "local-fraction": self.local_fraction,
+            "local-passes": self.local_passes,
+            "slots": self.slots,
+            "step": self.step,
+            "secure-sum": self.secure_sum,
+            "standardize": bool(self.standardize),
+            "proposals": self.proposal_kinds(shared=True),
+            "local-proposals": self.proposal_kinds(shared=self.secure_sum),
+            "exposed": self.exposed,
+            "least": self.least,
+            "noise": self.noise,
+            "num-clients": self.num_clients,
+        }
+        optional = (
+            ("classes", self.classes, 1),
+            ("l1-ratio", self.l1_ratio, 0.0),
+            ("free-feature", self.free_feature, ""),
+            ("weighted", self._weighted(), False),
+            ("class-weight", self.class_rule, ""),
+        )
+        # of its default an agreement says nothing
+        settings |= {key: own for key, own, default in optional if own != default}
+        if self._alignment is not None:
+            settings["num-samples-all"] = self.alignment.num_samples
+        return settings
+
+    def _weighted(self) -> bool:
+        """Whether some client's samples have weights."""
+        names = [name for name in self.clients if self.announced(name, "weighted")]
+        if names:
+            self.check_weights(f"client {', '.join(names)}: samples have weights")
+        return bool(names)
+
+    def announced(self, client: str, what: str, default: Any = None) -> Any:
+        """What a client said of itself before round 1."""
+        return self._client_properties(client).get(what, default)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether clients add noise, so that neither v nor D is exact."""
+        noisy = (self.announced(name, "noisy") for name in self.clients)
+        return self.noise > 0.0 or any(map(bool, noisy))

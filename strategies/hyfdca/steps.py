@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.encryption import Cipher
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import Blobs, add_shares
+from .settings import HyFDCASettings
 
-if TYPE_CHECKING:
-    from .strategy import HyFDCA
+__all__ = ["Steps", "blobs_of", "pack", "read_blobs", "split_blobs", "unpack"]
 
-__all__ = ["Steps", "as_array", "proposal_kinds", "read_blobs", "split_blobs"]
+State = dict[str, NDArray[Any]]
 
 
 class Steps(ABC):
@@ -43,11 +43,10 @@ class Steps(ABC):
     duals: FloatArray | None = None
     lag: int = 0
 
-    def __init__(self, strategy: HyFDCA) -> None:
+    def __init__(self, strategy: HyFDCASettings) -> None:
         self.strategy = strategy
         self.alignment = strategy.alignment
 
-    @abstractmethod
     def iterate(
         self,
         conversation: Conversation,
@@ -57,6 +56,15 @@ class Steps(ABC):
         timeout: float,
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
+        # what all of its waves have in common
+        self._wave = (conversation, server_round, timeout)
+        self._extra = {**extra, **self.strategy.phase_config()}
+        self.primals = self.duals = None
+        return self._iterate(available)
+
+    @abstractmethod
+    def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
+        """The waves of an iteration."""
 
     @abstractmethod
     def restored(self, client: str) -> None:
@@ -67,7 +75,7 @@ class Steps(ABC):
         """Something that differs whenever anything has come closer to a move."""
 
     @abstractmethod
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> State:
         """All that the next iteration needs, as arrays, for a checkpoint."""
 
     @abstractmethod
@@ -75,18 +83,6 @@ class Steps(ABC):
         """Inverse of :meth:`state`."""
 
     # ------------------------------------------------------------------------- helpers
-
-    def _begin(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        extra: Mapping[str, Any],
-        timeout: float,
-    ) -> None:
-        """Note down what all waves of an iteration have in common."""
-        self._wave = (conversation, server_round, timeout)
-        self._extra = {**extra, **self.strategy.phase_config()}
-        self.primals = self.duals = None
 
     def _ask(
         self,
@@ -110,34 +106,20 @@ class Steps(ABC):
         groups = self.alignment.groups
         return [g for g in self.alignment.client_groups(client) if groups[g].shared]
 
-    @property
-    def _cipher(self) -> Cipher:
-        assert self.strategy.cipher is not None
-        return self.strategy.cipher
-
-    def _blocks(self, g: int) -> int:
-        """Number of ciphertexts of C numbers for each of a group's samples."""
-        count = self.strategy.classes * self.alignment.groups[g].size
-        return self._cipher.blocks(count)
+    def _read(
+        self, arrays: Sequence[NDArray[Any]], groups: Sequence[int]
+    ) -> list[Blobs]:
+        """An answer's ciphertexts, of C numbers for each of some groups' samples."""
+        cipher, C = self.strategy.cipher, self.strategy.classes
+        counts = [cipher.blocks(C * self.alignment.groups[g].size) for g in groups]
+        return split_blobs(read_blobs(arrays), counts)
 
     def _add(self, shares: Mapping[str, Blobs]) -> tuple[Blobs | None, set[str]]:
         """The sum of shares; or None, and whose are to be had again."""
-        total, spoilt = add_shares(self._cipher, shares)
+        total, spoilt = add_shares(self.strategy.cipher, shares)
         for name, why in spoilt.items():
             self.strategy.conversation.reject(name, why)
         return total, set(spoilt)
-
-
-def proposal_kinds(strategy: HyFDCA, shared: bool) -> list[str]:
-    """What clients propose for a group, in order."""
-    # the Poisson loss's dual point has no bound: e^z of a w that is far off
-    bounded = strategy.loss != "poisson"
-    kind = "dual-point" if bounded and not strategy.secure_sum else "proximal"
-    kinds = [kind if strategy.step == "bundle" else "coordinate"]
-    if not shared and strategy.local_passes:
-        beside = strategy.step == "bundle"
-        kinds = [*kinds, "passes"] if beside else ["passes"]
-    return kinds
 
 
 def read_blobs(arrays: Sequence[NDArray[Any]]) -> Blobs:
@@ -154,13 +136,41 @@ def split_blobs(blobs: Blobs, counts: Sequence[int]) -> list[Blobs]:
         raise ValueError(
             f"the answer has {len(blobs)} ciphertexts, expected {sum(counts)}"
         )
-    parts, start = [], 0
-    for count in counts:
-        parts.append(blobs[start : start + count])
-        start += count
-    return parts
+    stops = np.cumsum([0, *counts]).tolist()
+    return [blobs[start:stop] for start, stop in pairwise(stops)]
 
 
-def as_array(data: bytes) -> NDArray[np.uint8]:
-    """Bytes as an array, for a checkpoint."""
-    return np.frombuffer(data, dtype=np.uint8)
+def pack(tree: Mapping[Any, Any], prefix: str = "") -> State:
+    """Mappings and lists of arrays, numbers, texts and bytes as arrays by path.
+
+    None, and what has nothing in it, is left out.
+    """
+    flat: State = {}
+    for key, leaf in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(leaf, Mapping):
+            flat |= pack(leaf, f"{path}/")
+        elif isinstance(leaf, list):
+            flat |= pack(dict(enumerate(leaf)), f"{path}/")
+        elif isinstance(leaf, bytes):
+            flat[path] = np.frombuffer(leaf, dtype=np.uint8)
+        elif leaf is not None:
+            flat[path] = np.asarray(leaf)
+    return flat
+
+
+def unpack(flat: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Inverse of :func:`pack`: mappings, with arrays at the ends."""
+    tree: dict[str, Any] = {}
+    for path, array in flat.items():
+        *above, last = path.split("/")
+        place = tree
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = array
+    return tree
+
+
+def blobs_of(tree: Mapping[str, NDArray[Any]]) -> Blobs:
+    """A list of bytes, unpacked."""
+    return [tree[str(i)].tobytes() for i in range(len(tree))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from logging import INFO, WARNING
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,28 +15,27 @@ from fedtrellis.dual.agreement import NONCE_BYTES, Agreement, Party
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.held_groups import HeldGroup
-from fedtrellis.encryption import Cipher, load_evaluation
-from fedtrellis.server.answers import Answer
+from fedtrellis.encryption import load_evaluation
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
-from .certificate import Certificate
-from .columns import ask_columns
 from .mixtures import MixtureSteps
 from .new_samples import score_new_samples
 from .preparation import (
-    MAC_BYTES,
     Labels,
+    Sealed,
     align_new_samples,
     ask_agreement,
     ask_labels,
+    ask_sums,
+    key_kind,
     match_ids,
     settle_cipher,
 )
 from .settings import HyFDCASettings
-from .steps import Steps, as_array, proposal_kinds, read_blobs
+from .steps import Steps, blobs_of, pack, unpack
 from .updates import UpdateSteps
 
 __all__ = ["HyFDCA"]
@@ -141,24 +141,18 @@ class HyFDCA(HyFDCASettings):
                 f"{key} starts at weights of 0, and the initial weights are others; "
                 "allowed: zeros"
             )
-        self.cipher: Cipher | None = None
         self._labels: list[Labels] = []
+        self._sealed: Sealed = {}  # what clients sent each other through the server
         self._scales: ColumnScales | None = None  # of raw columns
         self._totals: FloatArray | None = None  # what weights are normalised by
+        self._new: Alignment | None = None  # of the samples that are to be scored
         self._steps: Steps | None = None
-        self._best = Certificate(self.classes)
+        # lowest P and highest D so far, class by class, and the w of the former
+        self._primals, self._duals = np.full((2, self.classes), [[inf], [-inf]])
+        self._certified: FloatArray | None = None
         self._moves = 0
         self._uncertified = 0  # moves since the w that P was last known of
-        self._own_keys = self.given_cipher is not None
-        self._fingerprint = ""  # of the clients' common key, if they have one
-        self._agreement: Agreement | None = None
-        self._new: Alignment | None = None  # of the samples that are to be scored
-        # what clients sent each other through the server, for those that lost it
-        self._confirmations: dict[str, list[bytes]] = {}
-        self._sealed: dict[tuple[tuple[str, ...], str], bytes] = {}
         self._reached: Any = None
-        #: The nonce that each client is to be asked with next.
-        self.nonces: dict[str, bytes] = {}
 
     @property
     def steps(self) -> Steps:
@@ -167,193 +161,72 @@ class HyFDCA(HyFDCASettings):
         return self._steps
 
     def _make_steps(self) -> Steps:
-        return MixtureSteps(self) if self.safe else UpdateSteps(self)
-
-    def phase_config(self) -> dict[str, Any]:
-        """What clients are sent in every phase."""
-        config: dict[str, Any] = {
-            "encryption": self.encryption,
-            "own-key": self._own_keys,
-        }
-        if self._agreement is None:  # later on, what was agreed on counts
-            config |= self._pinned_settings()
-        if self._fingerprint:
-            config["key"] = self._fingerprint
-        return config
-
-    def _pinned_settings(self) -> dict[str, Any]:
-        """The settings that clients agree on before any label travels."""
-        settings: dict[str, Any] = {
-            "session": self.conversation.session,
-            "encryption": self.encryption,
-            "loss": self.loss,
-            "smoothing": self.smoothing,
-            "regularization": self.regularization,
-            "local-fraction": self.local_fraction,
-            "local-passes": self.local_passes,
-            "slots": self.slots,
-            "step": self.step,
-            "secure-sum": self.secure_sum,
-            "standardize": bool(self.standardize),
-            "proposals": proposal_kinds(self, shared=True),
-            "local-proposals": proposal_kinds(self, shared=self.secure_sum),
-            "exposed": self.exposed,
-            "least": self.least,
-            "noise": self.noise,
-            "num-clients": self.num_clients,
-            "answers": self._declared_answers(),
-        }
-        optional = (
-            ("classes", self.classes, 1),
-            ("l1-ratio", self.l1_ratio, 0.0),
-            ("free-feature", self.free_feature, ""),
-            ("weighted", self._weighted(), False),
-            ("class-weight", self.class_rule, ""),
+        if not self.safe:
+            return UpdateSteps(self)
+        # the weights that the run was given, (p,) or (C, p)
+        w = self.broadcast.model
+        several = self.classes > 1
+        return MixtureSteps(
+            self, w.reshape(-1, self.classes).T.copy() if several else w.copy()
         )
-        # of its default an agreement says nothing
-        settings |= {key: own for key, own, default in optional if own != default}
-        if self._alignment is not None:
-            settings["num-samples-all"] = self.alignment.num_samples
-        return settings
-
-    def _weighted(self) -> bool:
-        """Whether some client's samples have weights."""
-        known = ((name, self._client_properties(name)) for name in self.clients)
-        names = [name for name, one in known if one.get("weighted")]
-        if names:
-            self.check_weights(f"client {', '.join(names)}: samples have weights")
-        return bool(names)
-
-    def _declared_answers(self) -> int:
-        """How many different questions the run has for a client."""
-        rounds = self.num_rounds
-        # some in hand: going back after a loss takes another way
-        answers = rounds + self._evaluations(rounds) + rounds // 10 + 10
-        return self.classes * answers
-
-    def _evaluations(self, rounds: int) -> int:
-        """How many evaluations so many rounds have, and one of the last round."""
-        every = self.client_evaluate_every
-        return rounds // every + 1 if every else 0
-
-    @property
-    def agreement(self) -> Agreement:
-        """What all clients have agreed on."""
-        assert self._agreement is not None
-        return self._agreement
-
-    @property
-    def new_samples(self) -> Alignment | None:
-        """Who holds which of the samples that are to be scored."""
-        return self._new
-
-    @property
-    def noisy(self) -> bool:
-        """Whether clients add noise, so that neither v nor D is exact."""
-        noisy = (self._client_properties(name).get("noisy") for name in self.clients)
-        return self.noise > 0.0 or any(map(bool, noisy))
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Match samples and features, agree, and share labels and norms encrypted."""
         if self._steps is not None:
             # a run that goes on, if its key is still there
-            self._ask_ready(conversation, timeout, self._longer())
+            self._ask_ready(conversation, timeout)
             return
-        roster = self._key_kind() == "roster"
+        kind = key_kind(self)
+        self._own_keys = kind != "run" or self.given_cipher is not None
+        roster = kind == "roster"
         points = match_ids(self, conversation, timeout) if roster else {}
-        rest = self._ask_alignment(conversation, timeout, points)
-        self.cipher = settle_cipher(self, rest)
+        context = self.encryption == "tenseal-bfv" and self.given_cipher is None
+        self._rest_size = 4 if context else 3
+        config = {**self.phase_config(), "send-context": context}
+        rest = self.align_clients(
+            conversation,
+            timeout,
+            lambda name: {**config, **points.get(name, {})},
+            self.parts,
+        )
+        self._cipher = settle_cipher(self, kind, rest)
         if not roster:
             self._fingerprint = next(iter(rest.values()))[0].tobytes().decode()
         if self.encryption == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
-        self._new = align_new_samples(self, rest)
+        self._new = align_new_samples(self.alignment, rest)
         members = [
             Party(name, rest[name][0].tobytes().decode(), rest[name][1].tobytes().hex())
             for name in self.clients
         ]
+        settings = self.pinned_settings()
         new = [] if self._new is None else self._new.groups
-        settings = self._pinned_settings()
         self._agreement = Agreement.of(settings, members, self.alignment, new)
-        self._confirmations, self._sealed = ask_agreement(self, conversation, timeout)
+        self._sealed = ask_agreement(self, conversation, timeout)
         weighs = "weighted" in settings or "class-weight" in settings
         if self.standardize and not weighs:
-            self._scales, _ = ask_columns(self, conversation, timeout)
-        self._labels = ask_labels(self, conversation, self.cipher, timeout)
+            self._scales, _ = ask_sums(self, conversation, timeout)
+        self._labels = ask_labels(self, conversation, timeout)
         if weighs:  # with labels known, as weights of classes are of them
-            found = ask_columns(self, conversation, timeout)
-            self._scales, self._totals = found
+            self._scales, self._totals = ask_sums(self, conversation, timeout)
         self._ask_ready(conversation, timeout)
         for name in self.clients:
             conversation.client(name).ready = True
-        groups = self.alignment.groups
         log(
             INFO,
             "%d samples in %d groups, %d features; %s data",
             self.alignment.num_samples,
-            len(groups),
+            len(self.alignment.groups),
             len(self.alignment.feature_names),
             self.kind,
         )
         self._steps = self._make_steps()
 
-    def _key_kind(self) -> str:
-        """Which kind of keys the clients have: all of them the same."""
-        kinds: dict[str, list[str]] = {}
-        for name in self.clients:
-            kind = str(self._client_properties(name).get("key-kind", "run"))
-            kinds.setdefault(kind, []).append(name)
-        if len(kinds) > 1:
-            words = {
-                "roster": "identity and roster",
-                "key": "key-file",
-                "run": "no key",
-            }
-            found = "; ".join(
-                f"client {', '.join(names)}: {words.get(kind, kind)}"
-                for kind, names in kinds.items()
-            )
-            raise SettingsError(f"the clients do not have one kind of keys ({found})")
-        (kind,) = kinds
-        self._own_keys = kind != "run" or self.given_cipher is not None
-        if kind == "roster" and self.encryption == "tenseal-bfv":
-            raise SettingsError(
-                "encryption = 'tenseal-bfv' needs one key for all clients, and these "
-                "have identities and a roster; allowed: 'stream'"
-            )
-        return kind
-
-    def _longer(self) -> dict[str, int]:
-        """What is to come of a run that goes on with more rounds than were declared."""
-        if self._declared_answers() <= self.agreement.settings["answers"]:
-            return {}
-        done = self.history[-1].round if self.history else 0
-        return {
-            "rounds": self.num_rounds,
-            "answers-to-come": self.classes
-            * (
-                self.num_rounds
-                - done
-                + self._evaluations(self.num_rounds)
-                - self._evaluations(done)
-            ),
-        }
-
-    def _ask_ready(
-        self,
-        conversation: Conversation,
-        timeout: float,
-        entries: Mapping[str, int] | None = None,
-    ) -> None:
+    def _ask_ready(self, conversation: Conversation, timeout: float) -> None:
         """Let every client check its key and, if it was just given them, its labels."""
-        config = {**self.phase_config(), **(entries or {})}
-
-        def take(answer: Answer) -> None:
-            (nonce,) = read_blobs(answer.arrays)
-            self.nonces[answer.client] = nonce
-
+        config = self.phase_config()
         self.ask_everyone(
-            conversation, "train.ready", lambda name: config, take, timeout
+            conversation, "train.ready", lambda name: config, lambda _: None, timeout
         )
 
     @property
@@ -362,22 +235,6 @@ class HyFDCA(HyFDCASettings):
         if self.alignment.horizontal:
             return "horizontal"
         return "vertical" if self.alignment.vertical else "hybrid"
-
-    def _ask_alignment(
-        self,
-        conversation: Conversation,
-        timeout: float,
-        points: Mapping[str, Mapping[str, Any]],
-    ) -> dict[str, list[NDArray[Any]]]:
-        context = self.encryption == "tenseal-bfv" and self.given_cipher is None
-        self._rest_size = 4 if context else 3
-        entries = {**self.phase_config(), "send-context": context}
-        return self.align_clients(
-            conversation,
-            timeout,
-            lambda name: {**entries, **points.get(name, {})},
-            self.parts,
-        )
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
         """Check that these are a key's name, a nonce, and new samples' hashes."""
@@ -393,28 +250,21 @@ class HyFDCA(HyFDCASettings):
         """Who its samples are in the ciphertexts, with labels and norms encrypted."""
         if self._agreement is None:  # asked for what the alignment is made of
             return {}, {}
-        arrays: dict[str, NDArray[Any]] = {
-            "agreement": as_array(self.agreement.to_bytes())
-        }
+        arrays = pack({"agreement": self._agreement.to_bytes()})
         for prefix, alignment in (("", self.alignment), ("new-", self._new)):
             own = {} if alignment is None else alignment.rows.get(client, {})
             found = HeldGroup.pack(HeldGroup(g, own[g]) for g in sorted(own))
             arrays |= {f"{prefix}{key}": array for key, array in found.items()}
-        entries: dict[str, Any] = {}
-        if self._confirmations:
-            names = self.agreement.names
-            own_index = names.index(client)
-            entries["confirmations"] = [
-                self._confirmations[name][own_index] for name in names
-            ]
-            entries["sealed"] = [
-                self._sealed[holders, client]
-                for holders in self.agreement.holder_sets
-                if (holders, client) in self._sealed
-            ]
+        sealed = [
+            self._sealed[holders, client]
+            for holders in self._agreement.holder_sets
+            if (holders, client) in self._sealed
+        ]
+        entries: dict[str, Any] = {"sealed": sealed} if sealed else {}
         if self._labels:
             for g in self.alignment.client_groups(client):
-                entries |= self._labels[g].entries(g)
+                own_labels = self._labels[g].items()
+                entries |= {f"{what}/{g}": blobs for what, blobs in own_labels}
         if self._scales is not None:
             columns = self.alignment.columns[client]
             entries["column-means"] = self._scales.means[columns].tolist()
@@ -431,17 +281,8 @@ class HyFDCA(HyFDCASettings):
         """The clients that are asked; in turn if there are cyclic groups."""
         if self.cyclic_groups:
             turn = server_round % self.cyclic_groups
-            return [
-                name
-                for i, name in enumerate(self.clients)
-                if i % self.cyclic_groups == turn
-            ]
+            return self.clients[turn :: self.cyclic_groups]
         return super().sample(server_round)
-
-    def initial_weights(self) -> FloatArray:
-        """The weights that the run was given, (p,) or (C, p); later on the newest."""
-        w = self.broadcast.model
-        return w.copy() if self.classes == 1 else w.reshape(-1, self.classes).T.copy()
 
     def run_round(
         self,
@@ -456,29 +297,39 @@ class HyFDCA(HyFDCASettings):
             conversation, server_round, dict(config), self.sampled, timeout
         )
         # answers that bring nothing closer to a move are as good as none
-        moved = self._progress()
+        before, self._reached = self._reached, self.steps.reached()
+        moved = self._reached != before
         self.used = [name for name in self.clients if name in used and moved]
         if not conversation.traffic.waves:
             self.sampled = []  # all who are here wait for somebody who is away
+        self._note(self.steps)
         primal = metrics.get("primal")
-        self._best.note(
-            self.steps.primals, self.steps.duals, np.atleast_2d(self.steps.certified)
-        )
         if primal is not None:
             # what the stop rule compares and the result has: never that of one round
-            metrics["duality-gap"] = self._best.gap
+            metrics["duality-gap"] = self._gap
         move = int(metrics.get("moved-groups", 1.0) > 0.0)
         self._moves += move
         self._uncertified = (
             self.steps.lag if primal is not None else self._uncertified + move
         )
-        self.broadcast.replace(_flat(np.atleast_2d(self.steps.w)))
+        self.broadcast.replace(_flat(self.steps.w))
         return metrics if self.used else None
 
-    def _progress(self) -> bool:
-        """Whether anything has come closer to a move: else the round has failed."""
-        before, self._reached = self._reached, self.steps.reached()
-        return bool(self._reached != before)
+    def _note(self, steps: Steps) -> None:
+        """Take in what an iteration certifies: P of each class's w, and D."""
+        if steps.duals is not None:
+            self._duals = np.maximum(self._duals, steps.duals)
+        if steps.primals is not None:
+            w = np.atleast_2d(steps.certified)
+            known = w if self._certified is None else self._certified
+            better = steps.primals < self._primals
+            self._certified = np.where(better[:, None], w, known)
+            self._primals = np.minimum(steps.primals, self._primals)
+
+    @property
+    def _gap(self) -> float:
+        """Σ over the classes of the lowest P less the highest D."""
+        return float((self._primals - self._duals).sum())
 
     def _result_point(self) -> FloatArray:
         """The model, in the units of the columns that the clients have."""
@@ -496,22 +347,22 @@ class HyFDCA(HyFDCASettings):
         outlived = _CERTIFIED_MOVES
         if self.safe:
             outlived = min(outlived, (self._moves - 1) // 2)
-        if self._best.w is None or self._uncertified > outlived:
+        if self._certified is None or self._uncertified > outlived:
             return self.broadcast.model
-        return _flat(self._best.w)
+        return _flat(self._certified)
 
     def converged(self) -> bool:
         """Whether the certificate, the best P against the best D, is tight enough."""
-        if not self.tolerance or self._best.w is None:
+        if not self.tolerance or self._certified is None:
             return False
-        return self._best.gap <= self.tolerance * abs(self._best.primal)
+        return self._gap <= self.tolerance * abs(float(self._primals.sum()))
 
     def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made.
 
         A run with a checkpoint can go on, and needs it then.
         """
-        if self._own_keys or self.cipher is None or self.checkpoint is not None:
+        if self._own_keys or self._agreement is None or self.checkpoint is not None:
             return
         try:
             entries = {name: {"forget-key": True} for name in self.clients}
@@ -536,7 +387,12 @@ class HyFDCA(HyFDCASettings):
             Mean ``loss`` and ``accuracy`` of the clients that have labels for their new
             samples; None if nobody has new samples.
         """
-        return score_new_samples(self, conversation, server_round, timeout)
+        if self._new is None:
+            return None
+        w = self.found_point().reshape(-1, self.classes).T
+        return score_new_samples(
+            self, self._new, w, conversation, server_round, timeout
+        )
 
     def _evaluate_clients(
         self,
@@ -552,94 +408,71 @@ class HyFDCA(HyFDCASettings):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The alignment, the ciphertexts to give back, and the steps' own state."""
-        assert self.cipher is not None
-        arrays: dict[str, NDArray[Any]] = {
-            "context": as_array(self.cipher.evaluation_bytes()),
-            "fingerprint": np.array(self._fingerprint),
-            "own-keys": np.array(self._own_keys),
-            "agreement": as_array(self.agreement.to_bytes()),
-            "moves": np.array(self._moves),
-            **_scales_state(self._scales),
-            **({} if self._totals is None else {"weight-totals": self._totals}),
-            "uncertified": np.array(self._uncertified),
+        sealed = {
+            f"{i}/{holders.index(name)}": self._sealed[holders, name]
+            for i, holders in enumerate(self.agreement.holder_sets)
+            for name in holders
+            if (holders, name) in self._sealed
         }
-        arrays |= self._best.state()
-        for key, array in self.alignment.state().items():
-            arrays[f"alignment/{key}"] = array
-        if self._new is not None:
-            for key, array in self._new.state().items():
-                arrays[f"new/{key}"] = array
-        for i, name in enumerate(self.agreement.names):
-            macs = b"".join(self._confirmations[name])
-            arrays[f"confirmations/{i}"] = as_array(macs)
-        for i, holders in enumerate(self.agreement.holder_sets):
-            for j, name in enumerate(holders):
-                if (holders, name) in self._sealed:
-                    sealed = self._sealed[holders, name]
-                    arrays[f"sealed/{i}/{j}"] = as_array(sealed)
-        for g, labels in enumerate(self._labels):
-            for key, array in labels.state().items():
-                arrays[f"labels/{g}/{key}"] = array
-        for key, array in self.steps.state().items():
-            arrays[f"steps/{key}"] = array
-        return arrays
+        return pack(
+            {
+                "context": self.cipher.evaluation_bytes(),
+                "fingerprint": self._fingerprint,
+                "own-keys": self._own_keys,
+                "agreement": self.agreement.to_bytes(),
+                "alignment": self.alignment.state(),
+                "new": None if self._new is None else self._new.state(),
+                "sealed": sealed,
+                "labels": self._labels,
+                "columns": None if self._scales is None else vars(self._scales),
+                "weight-totals": self._totals,
+                "moves": self._moves,
+                "uncertified": self._uncertified,
+                "best-primals": self._primals,
+                "best-duals": self._duals,
+                "best-w": self._certified,
+                "steps": self.steps.state(),
+            }
+        )
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        self.cipher = load_evaluation(state["context"].tobytes())
-        self._fingerprint = str(state["fingerprint"])
-        self._own_keys = bool(state["own-keys"])
-        self._agreement = Agreement.from_bytes(state["agreement"].tobytes())
-        for i, name in enumerate(self.agreement.names):
-            macs = state[f"confirmations/{i}"].tobytes()
-            parts = range(0, len(macs), MAC_BYTES)
-            self._confirmations[name] = [macs[j : j + MAC_BYTES] for j in parts]
-        for key, array in state.items():
-            if key.startswith("sealed/"):
-                _, number, j = key.split("/")
-                holders = self.agreement.holder_sets[int(number)]
-                self._sealed[holders, holders[int(j)]] = array.tobytes()
-        if "new/sizes" in state:
-            self._new = Alignment.from_state(_under(state, "new/"))
+        tree, C = unpack(state), self.classes
+        self._cipher = load_evaluation(tree["context"].tobytes())
+        self._fingerprint = str(tree["fingerprint"])
         given = self.given_cipher
         if given is not None and given.fingerprint != self._fingerprint:
             raise SettingsError(
                 f"the context has fingerprint {given.fingerprint}, but the run to go "
                 f"on with had {self._fingerprint}"
             )
-        self._best.load_state(state)
-        self._uncertified = int(state["uncertified"])
-        self._moves = int(state["moves"])
-        self._alignment = Alignment.from_state(_under(state, "alignment/"))
-        if "columns/means" in state:
-            self._scales = ColumnScales(
-                state["columns/means"],
-                state["columns/scales"],
-                int(state["columns/constant"]),
-                float(state["columns/value"]),
-            )
-        self._totals = state.get("weight-totals")
+        self._own_keys = bool(tree["own-keys"])
+        self._agreement = Agreement.from_bytes(tree["agreement"].tobytes())
+        self._alignment = Alignment.from_state(pack(tree["alignment"]))
+        if "new" in tree:
+            self._new = Alignment.from_state(pack(tree["new"]))
+        for i, boxes in tree.get("sealed", {}).items():
+            holders = self._agreement.holder_sets[int(i)]
+            for j, box in boxes.items():
+                self._sealed[holders, holders[int(j)]] = box.tobytes()
         self._labels = [
-            Labels.from_state(state, f"labels/{g}/", self.cipher.blocks(group.size))
-            for g, group in enumerate(self.alignment.groups)
+            {what: blobs_of(blobs) for what, blobs in own.items()}
+            for own in tree["labels"].values()
         ]
+        if "columns" in tree:
+            own = tree["columns"]
+            numbers = {"constant": int(own["constant"]), "value": float(own["value"])}
+            self._scales = ColumnScales(**{**own, **numbers})
+        self._totals = tree.get("weight-totals")
+        self._moves, self._uncertified = int(tree["moves"]), int(tree["uncertified"])
+        self._primals = tree["best-primals"].reshape(C)
+        self._duals = tree["best-duals"].reshape(C)
+        if "best-w" in tree:
+            self._certified = tree["best-w"].reshape(C, -1)
         self._steps = self._make_steps()
-        self._steps.load_state(_under(state, "steps/"))
+        self._steps.load_state(pack(tree["steps"]))
 
 
 def _flat(w: FloatArray) -> FloatArray:
-    """Weights of each class, (C, p), as the model's array (p,) or (p, C) in one row."""
-    return w.T.reshape(-1)
-
-
-def _scales_state(scales: ColumnScales | None) -> dict[str, NDArray[Any]]:
-    found = {} if scales is None else vars(scales)
-    return {f"columns/{key}": np.asarray(value) for key, value in found.items()}
-
-
-def _under(state: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {
-        key.removeprefix(prefix): array
-        for key, array in state.items()
-        if key.startswith(prefix)
-    }
+    """Weights of each class, (p,) or (C, p), as the model's array in one row."""
+    return np.atleast_2d(w).T.reshape(-1)

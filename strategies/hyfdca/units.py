@@ -1,35 +1,36 @@
-"""Samples that move together, and how far they have come.
+"""Samples that move together, how far they have come, and who knows their α.
 
 A **unit** is a group, or with secure sums all of them. It goes through its stages at
 its own pace: inner products at one w, its snapshot; proposals. Then the search moves
 it, and it starts over.
+
+Clients that lost what they remembered come to α again: the server keeps backups of
+enc(α), which it cannot read, and asks another holder of the group for one where its own
+is too old. If no holder has α any more, the unit goes back to its last backup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import INFO
+from logging import INFO, WARNING
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture, points_within
 from fedtrellis.dual.group_steps import GroupStep
-from fedtrellis.dual.questions import weights_mark
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 
-from ..hybrid import Blobs
-from .steps import Steps, as_array, proposal_kinds
+from ..hybrid import Blobs, add_shares
+from .settings import HyFDCASettings
+from .steps import State, blobs_of, pack, unpack
 
-if TYPE_CHECKING:
-    from .strategy import HyFDCA
-
-__all__ = ["Stage", "Unit", "UnitSteps"]
+__all__ = ["Unit", "Units"]
 
 # A search over more points than this would take longer than the clients do.
 _MAX_POINTS = 400
@@ -37,103 +38,94 @@ _MAX_UNITS = 100
 _LEAST_POINTS = 3
 
 
-#: enc(α) of a unit's groups, each with its step; v, b and chain of that α.
-Backup = tuple[dict[int, tuple[int, Blobs]], FloatArray, FloatArray, bytes]
+@dataclass
+class Backup:
+    """enc(α) of a unit's groups, each with its step; v, b and tag of that α."""
+
+    alphas: dict[int, tuple[int, Blobs]]
+    v: FloatArray
+    b: FloatArray
+    tag: bytes
 
 
 @dataclass
 class Unit:
-    """Samples that move together, and how far they have come."""
+    """Samples that move together, and how far they have come.
+
+    Attributes
+    ----------
+    step, mixture
+        How many mixtures were taken, and the last one.
+    tag : bytes
+        With secure sums the attempt that the last mixture is of: clients know by it
+        which α a step has.
+    snapshot, version
+        The w that the proposals are made at, and which that is.
+    products, scores : dict
+        What came of enc(x_{k,i}ᵀ w_k), by client and group; their sums, by group.
+    answers, reports : dict
+        v_k of the proposals and sums of losses, where they are not hidden.
+    attempt, words
+        With secure sums: the wave under way, and what each client has answered in it.
+    alphas : dict
+        enc(α) of each group and the step it is of.
+    backups : list
+        What of them made one backup, the newest first; the one before is kept, as one
+        may turn out to be damaged.
+    """
 
     groups: list[int]
-    step: int = 0  # mixtures applied so far
-    mixture: Mixture | None = None  # the last one
-    # with secure sums: of the wave that it is of, and how α came about
+    step: int = 0
+    mixture: Mixture | None = None
     tag: bytes = b""
-    chain: bytes = b""
-    snapshot: FloatArray | None = None  # the w that the proposals are made at
-    version: int = -1  # which w that is
+    snapshot: FloatArray | None = None
+    version: int = -1
     products: dict[tuple[str, int], Blobs] = field(default_factory=dict)
-    marks: list[bytes] = field(default_factory=list)  # of each client's part of it
-    scores: dict[int, Blobs] = field(default_factory=dict)  # enc(x_iᵀ w), by group
+    scores: dict[int, Blobs] = field(default_factory=dict)
     answers: dict[tuple[str, int], FloatArray] = field(default_factory=dict)
     reports: dict[int, FloatArray] = field(default_factory=dict)
-    # enc(α) of each group and the step it is of; what of them made one backup
+    attempt: bytes = b""
+    words: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
     alphas: dict[int, tuple[int, Blobs]] = field(default_factory=dict)
-    backups: list[Backup] = field(default_factory=list)  # the newest first
-
-    def keep_backup(self, backup: Backup) -> None:
-        """Keep it, and the one before: one of them may turn out to be damaged."""
-        self.backups = [backup, *self.backups[:1]]
+    backups: list[Backup] = field(default_factory=list)
 
     def begin(self, w: FloatArray, version: int) -> None:
         """Start over, at a new w."""
-        self.snapshot, self.version, self.marks = w, version, []
-        for stage in (self.products, self.scores, self.answers, self.reports):
+        self.snapshot, self.version, self.attempt = w, version, b""
+        stages = self.products, self.scores, self.answers, self.reports, self.words
+        for stage in stages:
             stage.clear()
 
 
-@dataclass
-class HeldWeights:
-    """The w at which every unit reports its losses once, so that P is known of it.
+class Units:
+    """All units, the bundle of their proposals, and who knows what of α.
 
     Attributes
     ----------
-    w : ndarray of shape (p,) or (C, p)
-    version : int
-    losses : dict
-        Σ l_i, shape (C,), of the units that have reported.
+    units : list of Unit
+    unit_of : dict
+        Which of them a group is in.
+    bundle : DualBundle
+    w, version
+        w(α) of the bundle, and which that is.
+    held_w, held_version, losses
+        The w at which every unit reports its losses once, so that P is known of it; and
+        Σ l_i, shape (C,), of the units that have.
+    bare : set
+        Clients and groups of which they lost what they remembered.
+    wished : dict
+        Of whose α each client was asked a backup in this wave.
     """
 
-    w: FloatArray
-    version: int
-    losses: dict[int, FloatArray] = field(default_factory=dict)
-
-    def note(self, unit: int, version: int, losses: FloatArray) -> None:
-        """Take a unit's report, if it is of this w."""
-        if version == self.version:
-            self.losses[unit] = losses
-
-    def total(self, classes: int) -> FloatArray:
-        """Return Σ l_i over all units, shape (C,)."""
-        total = np.zeros(classes)
-        for u in sorted(self.losses):
-            total += self.losses[u]
-        return total
-
-
-@dataclass
-class Stage:
-    """What all clients are asked alike until the sum is complete.
-
-    Attributes
-    ----------
-    nonces, inputs : list of bytes
-        Of each member of the agreement.
-    tag : bytes
-        T, as the clients compute it.
-    words : dict
-        What each client has answered.
-    """
-
-    nonces: list[bytes]
-    inputs: list[bytes]
-    tag: bytes
-    words: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
-
-
-class UnitSteps(Steps):
-    """The units and the bundle of an iteration, and what clients are sent of them."""
-
-    def __init__(self, strategy: HyFDCA) -> None:
-        super().__init__(strategy)
+    def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
+        self.strategy, self.alignment = strategy, strategy.alignment
         groups = range(len(self.alignment.groups))
         lists = [list(groups)] if strategy.secure_sum else self._lists()
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
-        memory = self._memory()
+        memory, p = self._memory(), len(self.alignment.feature_names)
         self.bundle = DualBundle(
-            len(self.alignment.feature_names),
+            p,
             len(self.units),
             strategy.regularization,
             memory,
@@ -141,14 +133,12 @@ class UnitSteps(Steps):
             strategy.penalty,
             strategy.classes,
         )
-        self._stage: Stage | None = None
-        # holders that lost what they remembered of a group
-        self.bare: set[tuple[str, int]] = set()
         # the first proposals are made at the weights that the run was given
-        self.w = strategy.initial_weights()
-        self.version = 0
-        self.certified = self.w
-        self.held = HeldWeights(self.w, self.version)
+        self.w, self.version = w, 0
+        self.held_w, self.held_version = w, 0
+        self.losses: dict[int, FloatArray] = {}
+        self.bare: set[tuple[str, int]] = set()
+        self.wished: dict[str, list[int]] = {}
 
     def _memory(self) -> int:
         """How many proposals of a unit there is room for.
@@ -159,7 +149,9 @@ class UnitSteps(Steps):
             Fewer than three.
         """
         strategy, units = self.strategy, len(self.units)
-        wanted = min(strategy.remembered, max(_LEAST_POINTS, _MAX_POINTS // units))
+        # a line search is between two
+        wanted = strategy.memory if strategy.step == "bundle" else 2
+        wanted = min(wanted, max(_LEAST_POINTS, _MAX_POINTS // units))
         p, vectors = len(self.alignment.feature_names), strategy.classes * units
         room = points_within(strategy.memory_limit, p, vectors)
         fewest = min(wanted, _LEAST_POINTS)
@@ -188,7 +180,19 @@ class UnitSteps(Steps):
             lists += [part.tolist() for part in parts]
         return lists
 
-    def _begin_units(self) -> None:
+    def of(self, g: int) -> Unit:
+        """A group's unit."""
+        return self.units[self.unit_of[g]]
+
+    def count(self, g: int) -> int:
+        """How many proposals clients make of a group."""
+        # with secure sums all groups are one unit, with as many proposals
+        shared = self.strategy.secure_sum or self.alignment.groups[g].shared
+        return len(self.strategy.proposal_kinds(shared))
+
+    # ---------------------------------------------------------------------- the stages
+
+    def begin(self) -> None:
         """Give every unit that starts over its w: the held one, if it owes a report.
 
         Where clients come and go, units are never at one w by themselves, and P would
@@ -196,161 +200,225 @@ class UnitSteps(Steps):
         them waits for that, and whoever has reported goes on at the newest w.
         """
         waiting = {unit.version for unit in self.units if unit.snapshot is not None}
-        losses, version = self.held.losses, self.held.version
+        reported = len(self.losses) == len(self.units)
         # all have reported; or nobody has, or is about to, so that a newer one will do
-        if len(losses) == len(self.units) or not (losses or version in waiting):
-            self.held = HeldWeights(self.w, self.version)
+        if reported or not (self.losses or self.held_version in waiting):
+            self.held_w, self.held_version, self.losses = self.w, self.version, {}
         for u, unit in enumerate(self.units):
             if unit.snapshot is not None:
                 continue
-            if u in self.held.losses:
+            if u in self.losses:
                 unit.begin(self.w, self.version)
             else:
-                unit.begin(self.held.w, self.held.version)
+                unit.begin(self.held_w, self.held_version)
 
-    # ------------------------------------------------------------------------- helpers
-
-    def _instructions(self, name: str) -> dict[str, Any]:
+    def instructions(self, name: str) -> dict[str, Any]:
         """Where each of a client's groups stands: the mixture to take, if it has not.
 
         And α, encrypted, of a group that it lost, where the server has it.
         """
         records = []
         for g in self.alignment.client_groups(name):
-            unit = self.units[self.unit_of[g]]
-            alpha_id = self.bundle.alpha_id(self.unit_of[g])
-            give = (name, g) in self.bare and self._alpha_is_current(g) and unit.step
+            unit, alpha_id = self.of(g), self.bundle.alpha_id(self.unit_of[g])
+            give = (name, g) in self.bare and self.alpha_is_current(g) and unit.step
             alpha = unit.alphas[g][1] if give else None
             records.append(GroupStep.after(g, unit.step, alpha_id, unit.mixture, alpha))
         entries = GroupStep.pack(records)
         if self.strategy.secure_sum:
-            entries |= {"tag": self.units[0].tag, "chain": self.units[0].chain}
+            entries["tag"] = self.units[0].tag
         return entries
 
-    def _marks(self, unit: Unit) -> list[bytes]:
-        """Digests of what each member is sent of a unit's snapshot."""
-        if not unit.marks:
-            assert unit.snapshot is not None
-            for name in self.strategy.agreement.names:
-                own = self.strategy.own(name, unit.snapshot)
-                unit.marks.append(weights_mark(own))
-        return unit.marks
-
-    def _snapshots(self, groups: Sequence[int]) -> tuple[list[FloatArray], list[int]]:
+    def snapshots(self, groups: Sequence[int]) -> tuple[list[FloatArray], list[int]]:
         """The different snapshots of some groups, and which of them is each group's."""
-        vectors: list[FloatArray] = []
-        versions: list[int] = []
+        vectors: dict[int, FloatArray] = {}
         rows = []
         for g in groups:
-            unit = self.units[self.unit_of[g]]
-            if unit.version not in versions:
-                assert unit.snapshot is not None
-                versions.append(unit.version)
-                vectors.append(unit.snapshot)
-            rows.append(versions.index(unit.version))
-        return vectors, rows
-
-    def _kinds(self, shared: bool) -> list[str]:
-        """What clients propose, in order."""
-        return proposal_kinds(self.strategy, shared)
+            unit = self.of(g)
+            assert unit.snapshot is not None
+            vectors.setdefault(unit.version, unit.snapshot)
+            rows.append(list(vectors).index(unit.version))
+        return list(vectors.values()), rows
 
     def reached(self) -> Any:
-        """How far the units and the stage have come."""
-        words = () if self._stage is None else tuple(sorted(self._stage.words))
-        units = [
+        """Something that differs whenever anything has come closer to a move."""
+        stages = [
             (
-                *(unit.step, unit.version),
-                *(len(unit.products), len(unit.scores), len(unit.answers)),
+                *(unit.step, unit.version, len(unit.products), len(unit.scores)),
+                *(len(unit.answers), tuple(sorted(unit.words))),
             )
             for unit in self.units
         ]
-        return self.version, units, words
+        return self.version, stages
 
-    def _count(self, g: int) -> int:
-        if self.strategy.secure_sum:  # all groups are one unit, with as many proposals
-            return len(self._kinds(shared=True))
-        return len(self._kinds(self.alignment.groups[g].shared))
+    # ---------------------------------------------------------------------- lost states
 
-    def _ready(self, g: int) -> bool:
-        unit = self.units[self.unit_of[g]]
-        return g in unit.scores or not self.alignment.groups[g].shared
-
-    def _reporter(self, g: int) -> str:
-        return self.alignment.groups[g].holders[0]
-
-    def _answered(self, unit: Unit) -> bool:
-        return all(g in unit.reports for g in unit.groups) and all(
-            (name, g) in unit.answers
-            for g in unit.groups
-            for name in self.alignment.groups[g].holders
-        )
-
-    def _alpha_is_current(self, g: int) -> bool:
-        unit = self.units[self.unit_of[g]]
+    def alpha_is_current(self, g: int) -> bool:
+        """Whether the server has enc(α) of the group's step."""
+        unit = self.of(g)
         return g in unit.alphas and unit.alphas[g][0] == unit.step
+
+    def has_alpha(self, name: str, g: int) -> bool:
+        """Whether a client knows α of a group, or can be given it."""
+        known = (name, g) not in self.bare or self.of(g).step == 0
+        return known or self.alpha_is_current(g)
+
+    def restored(self, client: str) -> None:
+        """A client has nothing any more: its groups go on from their α alone."""
+        for g in self.alignment.client_groups(client):
+            if (client, g) not in self.bare:
+                log(WARNING, "client %s lost its state of group %d", client, g)
+            self.bare.add((client, g))
+            unit = self.of(g)
+            # what it proposed is lost with it; what it sent of products is not
+            answered = unit.answers.pop((client, g), None) is not None
+            if answered and self.alignment.groups[g].holders[0] == client:
+                unit.reports.pop(g, None)
+            # it is asked again, and answers the same
+            unit.words.pop(client, None)
+            if unit.step:
+                self.bundle.only_alpha(self.unit_of[g])
+
+    def donor(self, g: int, available: Sequence[str]) -> str | None:
+        """The holder to ask for α of a group."""
+        for name in self.alignment.groups[g].holders:
+            if name in available and (name, g) not in self.bare:
+                return name
+        return None
+
+    def backup_wish(self, name: str, available: Sequence[str]) -> dict[str, list[int]]:
+        """Which groups' α a client is to send encrypted, for safekeeping."""
+        wish = []
+        for g in self.alignment.client_groups(name):
+            unit = self.of(g)
+            age = unit.step - unit.alphas.get(g, (0, []))[0]
+            if age >= self.strategy.backup_every and self.donor(g, available) == name:
+                wish.append(g)
+        self.wished[name] = wish
+        return {"backup": wish}
+
+    def keep_alphas(self, groups: Sequence[int], parts: Sequence[Blobs]) -> None:
+        """Keep enc(α) of some groups, and of a unit that has all of its groups'."""
+        for g, part in zip(groups, parts, strict=True):
+            if add_shares(self.strategy.cipher, {"": part})[0] is None:
+                continue  # it arrived spoilt, and would be of no use to anybody
+            unit = self.of(g)
+            unit.alphas[g] = (unit.step, part)
+            if all(self.alpha_is_current(other) for other in unit.groups):
+                v, b = self.bundle.contribution(self.unit_of[g])
+                newest = Backup(dict(unit.alphas), v, b, unit.tag)
+                unit.backups = [newest, *unit.backups[:1]]
+
+    def lost(self, available: Sequence[str]) -> dict[str, list[int]]:
+        """Of which groups' α somebody has to be asked, for those who lost it.
+
+        A unit that nobody can be asked about goes back.
+        """
+        wanted: dict[str, list[int]] = {}
+        for g in sorted({g for _, g in self.bare}):
+            if self.of(g).step == 0 or self.alpha_is_current(g):
+                continue
+            donor = self.donor(g, available)
+            if donor is not None:
+                wanted.setdefault(donor, []).append(g)
+            elif all(
+                (name, g) in self.bare for name in self.alignment.groups[g].holders
+            ):
+                self._go_back(self.unit_of[g])
+        return wanted
+
+    def _go_back(self, u: int) -> None:
+        """All holders of a unit's group lost α: back to the last backup of the unit."""
+        unit = self.units[u]
+        log(WARNING, "every holder lost its state: a group goes back to its backup")
+        for g in unit.groups:
+            # the others of the unit go back too
+            self.bare |= {(n, g) for n in self.alignment.groups[g].holders}
+        if unit.backups:
+            last = unit.backups[0]
+            v, b, unit.tag = last.v, last.b, last.tag
+            # the ciphertexts keep the step that they are labelled with
+            unit.alphas = dict(last.alphas)
+            unit.step = next(iter(last.alphas.values()))[0]
+        else:
+            classes, p = self.strategy.classes, len(self.alignment.feature_names)
+            v, b, unit.tag = np.zeros((classes, p)), np.zeros(classes), b""
+            unit.step = 0
+            unit.alphas.clear()
+        unit.mixture = None
+        # clients know α of a step by this number, whichever way it was come to
+        number = unit.step * (1 + self.count(unit.groups[0]))
+        self.bundle.only_alpha(u, v, b, number if self.strategy.secure_sum else None)
+        self.w, self.version = self.bundle.w, self.version + 1
+        unit.begin(self.w, self.version)
+
+    def refused(self, name: str) -> None:
+        """A client was sent ciphertexts that are not what they should be.
+
+        One that was damaged on its way here is seen only by those that open it. Of a
+        backup of α the one before takes its place; else a stage starts over.
+        """
+        for g in self.alignment.client_groups(name):
+            unit = self.of(g)
+            if (name, g) in self.bare and g in unit.alphas and unit.step:
+                log(WARNING, "client %s refused a backup of group %d", name, g)
+                bad = unit.alphas.pop(g)
+                unit.backups = [b for b in unit.backups if b.alphas.get(g) != bad]
+            else:
+                unit.begin(self.w, self.version)
 
     # --------------------------------------------------------------------- checkpoints
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> State:
         """The bundle and the units; a stage that was under way starts over."""
-        arrays: dict[str, NDArray[Any]] = {
-            f"bundle/{key}": array for key, array in self.bundle.state().items()
-        }
-        arrays["w"] = self.w
-        arrays["version"] = np.array(self.version)
-        names = self.strategy.clients
-        bare = [(names.index(name), g) for name, g in sorted(self.bare)]
-        arrays["bare"] = np.array(bare, dtype=np.int64).reshape(-1, 2)
-        for u, unit in enumerate(self.units):
-            arrays[f"{u}/step"] = np.array(unit.step)
-            arrays[f"{u}/tag"] = as_array(unit.tag)
-            arrays[f"{u}/chain"] = as_array(unit.chain)
-            if unit.mixture is not None:
-                arrays[f"{u}/mix-ids"] = unit.mixture.ids
-                arrays[f"{u}/mix-weights"] = unit.mixture.weights
-                arrays[f"{u}/keep"] = unit.mixture.keep
-                arrays[f"{u}/alpha-id"] = np.array(unit.mixture.alpha_id)
-            for age, (alphas, v, b, chain) in enumerate(unit.backups):
-                for g, (step, blobs) in alphas.items():
-                    for i, blob in enumerate(blobs):
-                        key = f"{u}/backup/{age}/{g}/{step}/{i}"
-                        arrays[key] = as_array(blob)
-                arrays[f"{u}/backup-v/{age}"] = v
-                arrays[f"{u}/backup-b/{age}"] = b
-                arrays[f"{u}/backup-chain/{age}"] = as_array(chain)
-        return arrays
+        number = {name: k for k, name in enumerate(self.strategy.clients)}
+        bare = [(number[name], g) for name, g in sorted(self.bare)]
+        units = [
+            {
+                "step": unit.step,
+                "tag": unit.tag,
+                "mixture": None if unit.mixture is None else vars(unit.mixture),
+                "backups": [
+                    {
+                        **{"v": own.v, "b": own.b, "tag": own.tag},
+                        "step": {g: step for g, (step, _) in own.alphas.items()},
+                        "alpha": {g: blobs for g, (_, blobs) in own.alphas.items()},
+                    }
+                    for own in unit.backups
+                ],
+            }
+            for unit in self.units
+        ]
+        return pack(
+            {
+                "bundle": self.bundle.state(),
+                "w": self.w,
+                "version": self.version,
+                "bare": np.array(bare, dtype=np.int64).reshape(-1, 2),
+                "units": units,
+            }
+        )
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        prefix = "bundle/"
-        own = {k.removeprefix(prefix): a for k, a in state.items() if prefix in k}
-        self.bundle.load_state(own)
-        self.w, self.version = state["w"], int(state["version"])
-        names = self.strategy.clients
-        self.bare = {(names[int(k)], int(g)) for k, g in state["bare"]}
-        for u, unit in enumerate(self.units):
-            unit.step = int(state[f"{u}/step"])
-            unit.tag = state[f"{u}/tag"].tobytes()
-            unit.chain = state[f"{u}/chain"].tobytes()
-            if f"{u}/mix-ids" in state:
-                unit.mixture = Mixture(
-                    state[f"{u}/mix-ids"],
-                    state[f"{u}/mix-weights"],
-                    state[f"{u}/keep"],
-                    int(state[f"{u}/alpha-id"]),
-                )
-            for age in (0, 1):
-                if f"{u}/backup-v/{age}" not in state:
-                    continue
-                alphas: dict[int, tuple[int, Blobs]] = {}
-                for key, array in state.items():
-                    if key.startswith(f"{u}/backup/{age}/"):
-                        *_, g, step, _ = key.split("/")
-                        blobs = alphas.setdefault(int(g), (int(step), []))[1]
-                        blobs.append(array.tobytes())
-                b = state[f"{u}/backup-b/{age}"].reshape(self.strategy.classes)
-                chain = state[f"{u}/backup-chain/{age}"].tobytes()
-                v = state[f"{u}/backup-v/{age}"].reshape(len(b), -1)
-                unit.backups.append((alphas, v, b, chain))
+        tree, names = unpack(state), self.strategy.clients
+        self.bundle.load_state(pack(tree["bundle"]))
+        self.w, self.version = tree["w"], int(tree["version"])
+        self.bare = {(names[int(k)], int(g)) for k, g in tree["bare"]}
+        for unit, own in zip(self.units, tree["units"].values(), strict=True):
+            unit.step, unit.tag = int(own["step"]), own["tag"].tobytes()
+            if "mixture" in own:
+                mixture = {
+                    **own["mixture"],
+                    "alpha_id": int(own["mixture"]["alpha_id"]),
+                }
+                unit.mixture = Mixture(**mixture)
+            for one in own.get("backups", {}).values():
+                alphas = {
+                    int(g): (int(step), blobs_of(one["alpha"][g]))
+                    for g, step in one["step"].items()
+                }
+                b = one["b"].reshape(self.strategy.classes)
+                v = one["v"].reshape(len(b), -1)
+                unit.backups.append(Backup(alphas, v, b, one["tag"].tobytes()))
             if unit.backups:
-                unit.alphas = dict(unit.backups[0][0])
+                unit.alphas = dict(unit.backups[0].alphas)

@@ -16,21 +16,18 @@ SecureInnerProduct of an iteration is left out, as in the paper's experiments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.held_groups import MAX_SHARES
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import ROWS, Blobs
-from .steps import Steps, as_array, read_blobs, split_blobs
-
-if TYPE_CHECKING:
-    from .strategy import HyFDCA
+from .settings import HyFDCASettings
+from .steps import State, Steps, blobs_of, pack, unpack
 
 __all__ = ["UpdateSteps"]
 
@@ -42,13 +39,17 @@ class UpdateSteps(Steps):
     ----------
     alphas : dict
         enc(α) of each group that has moved yet.
+    shares : dict
+        How many ciphertexts were added up in it.
     products : dict
         ip_{k,i} = enc(x_{k,i}ᵀ w_k), by client and group, as last sent.
     contributions : dict
         ŵ_k/(λN) of each client, as last sent, shape (p_k,).
+    current : set
+        Clients that know the current α of their samples.
     """
 
-    def __init__(self, strategy: HyFDCA) -> None:
+    def __init__(self, strategy: HyFDCASettings) -> None:
         super().__init__(strategy)
         self.alphas: dict[int, Blobs] = {}
         self.shares: dict[int, int] = {}
@@ -57,24 +58,13 @@ class UpdateSteps(Steps):
             name: np.zeros(len(columns))
             for name, columns in self.alignment.columns.items()
         }
-        # clients that know the current α of their samples
         self.current: set[str] = set(strategy.clients)
         self.w = np.zeros(len(self.alignment.feature_names))
         self.certified = self.w
         self.iteration = 0
 
-    def iterate(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        extra: Mapping[str, Any],
-        available: Sequence[str],
-        timeout: float,
-    ) -> tuple[set[str], dict[str, float]]:
-        """One iteration; returns whose answers were used, and the metrics."""
+    def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
         self.iteration += 1
-        rule = {"iteration": self.iteration}
-        self._begin(conversation, server_round, {**extra, **rule}, timeout)
         newcomers = [name for name in available if name not in self.current]
         if newcomers:
             self._primal(newcomers)
@@ -96,10 +86,8 @@ class UpdateSteps(Steps):
         def entries(name: str) -> dict[str, Any]:
             groups = self.alignment.client_groups(name)
             moved = [g for g in groups if g in self.alphas]
-            config = {**self._extra, "moved": moved, "renew": wishes[name]}
-            for g in moved:
-                config[f"alpha/{g}"] = self.alphas[g]
-            return config
+            blobs = {f"alpha/{g}": self.alphas[g] for g in moved}
+            return {**self._extra, "moved": moved, "renew": wishes[name], **blobs}
 
         def take(answer: Answer) -> None:
             name = answer.client
@@ -107,8 +95,7 @@ class UpdateSteps(Steps):
             arrays = list(answer.arrays)
             if not arrays or arrays[0].shape != (p_k,) or arrays[0].dtype != np.float64:
                 raise ValueError(f"the answer does not start with {p_k} weights")
-            counts = [self._blocks(g) for g in wishes[name]]
-            parts = split_blobs(read_blobs(arrays[1:]), counts)
+            parts = self._read(arrays[1:], wishes[name])
             for g, part in zip(wishes[name], parts, strict=True):
                 self.alphas[g], self.shares[g] = part, 1
             self.contributions[name] = arrays[0]
@@ -124,14 +111,13 @@ class UpdateSteps(Steps):
 
     def _stale_ciphertexts(self, name: str, clients: Sequence[str]) -> list[int]:
         """Groups whose enc(α) has so many shares that this client is to renew it."""
-        return [
-            g
-            for g in self.alignment.client_groups(name)
-            if self.shares.get(g, 0) + len(self.alignment.groups[g].holders)
-            > MAX_SHARES
-            and next(n for n in self.alignment.groups[g].holders if n in clients)
-            == name
-        ]
+        wanted = []
+        for g in self.alignment.client_groups(name):
+            holders = self.alignment.groups[g].holders
+            full = self.shares.get(g, 0) + len(holders) > MAX_SHARES
+            if full and next(n for n in holders if n in clients) == name:
+                wanted.append(g)
+        return wanted
 
     def _inner_products(self, available: Sequence[str]) -> set[str]:
         """SecureInnerProduct; a client without shared samples has nothing to send."""
@@ -151,9 +137,7 @@ class UpdateSteps(Steps):
 
         def take(answer: Answer) -> None:
             groups = shared[answer.client]
-            counts = [self._blocks(g) for g in groups]
-            parts = split_blobs(read_blobs(answer.arrays), counts)
-            for g, part in zip(groups, parts, strict=True):
+            for g, part in zip(groups, self._read(answer.arrays, groups), strict=True):
                 self.products[answer.client, g] = part
 
         asked = [name for name in available if shared[name]]
@@ -186,13 +170,9 @@ class UpdateSteps(Steps):
                 ROWS: self.strategy.own(name, self.w),
             }
             for g in groups:
-                holders = self.alignment.groups[g].holders
-                known = {
-                    k: self.products[k, g] for k in holders if (k, g) in self.products
-                }
-                if g not in scores and known:
-                    scores[g] = self._add_products(g, known)
-                if scores.get(g):
+                if g not in scores:
+                    scores[g] = self._sum_of_products(g)
+                if scores[g]:
                     config[f"scores/{g}"] = scores[g]
             return config
 
@@ -201,9 +181,7 @@ class UpdateSteps(Steps):
             report = reporters.get(answer.client, [])
             if len(answer.numbers) != 2 * len(report):
                 raise ValueError("the answer has another number of sums")
-            counts = [self._blocks(g) for g in groups]
-            parts = split_blobs(read_blobs(answer.arrays), counts)
-            for g, part in zip(groups, parts, strict=True):
+            for g, part in zip(groups, self._read(answer.arrays, groups), strict=True):
                 updates.setdefault(g, {})[answer.client] = part
             for i, g in enumerate(report):
                 sums[g] = answer.numbers[2 * i : 2 * i + 2]
@@ -220,6 +198,15 @@ class UpdateSteps(Steps):
                 self.alphas[g] = total
                 self.shares[g] = self.shares.get(g, 0) + len(shares)
         return self._certificate(sums, taken), taken
+
+    def _sum_of_products(self, g: int) -> Blobs:
+        """A group's inner products; empty if a share is spoilt, which is dropped."""
+        holders = self.alignment.groups[g].holders
+        known = {k: self.products[k, g] for k in holders if (k, g) in self.products}
+        total, spoilt = self._add(known) if known else (None, set[str]())
+        for name in spoilt:
+            del self.products[name, g]
+        return total or []
 
     def _certificate(
         self, sums: Mapping[int, FloatArray], taken: set[str]
@@ -248,7 +235,7 @@ class UpdateSteps(Steps):
         held = sum(len(rows) for rows in self.alignment.rows[name].values())
         return 1.0, held / self.alignment.num_samples
 
-    # ----------------------------------------------------------- what the steps share
+    # -------------------------------------------------------------- losses, checkpoints
 
     def reached(self) -> Any:
         """How many iterations there have been: each moves whoever is there."""
@@ -258,46 +245,34 @@ class UpdateSteps(Steps):
         """A client that lost its state is a newcomer."""
         self.current.discard(client)
 
-    def _add_products(self, g: int, shares: Mapping[str, Blobs]) -> Blobs:
-        """A group's inner products; empty if a share is spoilt, which is dropped."""
-        total, spoilt = self._add(shares)
-        for name in spoilt:
-            del self.products[name, g]
-        return total or []
-
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> State:
         """Ciphertexts, contributions and who is up to date."""
-        names = self.strategy.clients
-        arrays: dict[str, NDArray[Any]] = {
-            "w": self.w,
-            "iteration": np.array(self.iteration),
-            "current": np.array([names.index(name) for name in sorted(self.current)]),
-        }
-        for name, own in self.contributions.items():
-            arrays[f"contribution/{names.index(name)}"] = own
-        for g, blobs in self.alphas.items():
-            arrays[f"shares/{g}"] = np.array(self.shares[g])
-            for i, blob in enumerate(blobs):
-                arrays[f"alpha/{g}/{i}"] = as_array(blob)
+        number = {name: k for k, name in enumerate(self.strategy.clients)}
+        products: dict[int, dict[int, Blobs]] = {}
         for (name, g), blobs in self.products.items():
-            for i, blob in enumerate(blobs):
-                key = f"product/{names.index(name)}/{g}/{i}"
-                arrays[key] = as_array(blob)
-        return arrays
+            products.setdefault(number[name], {})[g] = blobs
+        return pack(
+            {
+                "w": self.w,
+                "iteration": self.iteration,
+                "current": {number[name]: 1 for name in self.current},
+                "contributions": {number[k]: v for k, v in self.contributions.items()},
+                "shares": self.shares,
+                "alphas": self.alphas,
+                "products": products,
+            }
+        )
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        names = self.strategy.clients
-        self.w, self.iteration = state["w"], int(state["iteration"])
-        self.current = {names[int(i)] for i in state["current"]}
-        for key, array in state.items():
-            kind, *rest = key.split("/")
-            if kind == "contribution":
-                self.contributions[names[int(rest[0])]] = array
-            elif kind == "shares":
-                self.shares[int(rest[0])] = int(array)
-            elif kind == "alpha":
-                self.alphas.setdefault(int(rest[0]), []).append(array.tobytes())
-            elif kind == "product":
-                owner = (names[int(rest[0])], int(rest[1]))
-                self.products.setdefault(owner, []).append(array.tobytes())
+        tree, names = unpack(state), self.strategy.clients
+        self.w, self.iteration = tree["w"], int(tree["iteration"])
+        self.current = {names[int(k)] for k in tree.get("current", {})}
+        self.contributions = {
+            names[int(k)]: v for k, v in tree["contributions"].items()
+        }
+        self.shares = {int(g): int(n) for g, n in tree.get("shares", {}).items()}
+        self.alphas = {int(g): blobs_of(x) for g, x in tree.get("alphas", {}).items()}
+        for k, own in tree.get("products", {}).items():
+            name = names[int(k)]
+            self.products |= {(name, int(g)): blobs_of(x) for g, x in own.items()}

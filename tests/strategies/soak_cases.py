@@ -37,7 +37,7 @@ from clients import (
     ZerothOrderSGDClient,
 )
 from clients.hyfdca import NewSamples
-from clients.hyfdca.rules import NodeRules
+from clients.hyfdca.node import NodeRules
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.compressors import Quantized
 from fedtrellis.corrective import Form

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Context
 from scipy import sparse
 
 from clients import HyFDCAClient
+from clients.hyfdca import proposals
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual.regularized_loss import central_optimum
 from fedtrellis.encryption import Identity, Roster
@@ -264,14 +265,12 @@ def _coefficients(ids: Sequence[str], version: int) -> Array:
 def known_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proposals are mixed with :func:`_coefficients`."""
 
-    def mixing(
-        self: Any, config: Any, g: int, number: int, version: int, z: Array
-    ) -> Array:
+    def mixing(run: Any, g: int, number: int, version: int, z: Array) -> Array:
         assert number == 0
-        ids = [self.sample_ids[i] for i in self._held()[g].rows]
+        ids = [run.part.sample_ids[i] for i in run.held[g].rows]
         return _coefficients(ids, version)[None]
 
-    monkeypatch.setattr(HyFDCAClient, "_mixing", mixing)
+    monkeypatch.setattr(proposals, "_mixing", mixing)
 
 
 def _mix(V: list[Array], b: list[Array], λ: float) -> list[Array]:

@@ -3,131 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
 
-from fedtrellis import LocalGrid
-from fedtrellis.dual.agreement import Agreement
 from fedtrellis.settings import SettingsError
-from strategies import HyFDCA
 from tests.strategies.hyfdca_runs import Run, Split, grid_parts, small
-
-Lie = Callable[[Agreement], Agreement]
-
-
-def _settings(**changed: Any) -> Lie:
-    entries = {key.replace("_", "-"): value for key, value in changed.items()}
-    return lambda a: replace(a, settings={**a.settings, **entries})
-
-
-def _member(i: int, **changed: str) -> Lie:
-    def lie(a: Agreement) -> Agreement:
-        members = list(a.members)
-        members[i] = replace(members[i], **changed)
-        return replace(a, members=tuple(members))
-
-    return lie
-
-
-def _group(holders: Any = None, more: int = 0, digest: str = "") -> Lie:
-    def lie(a: Agreement) -> Agreement:
-        own, size, known = a.groups[0]
-        group = (holders or own, size + more, digest or known)
-        return replace(a, groups=(group, *a.groups[1:]))
-
-    return lie
-
-
-def _features(order: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Lie:
-    return lambda a: replace(a, features=order(a.features))
-
-
-LIES: dict[str, tuple[Lie, str]] = {
-    "another session": (_settings(session="other"), "is of another session"),
-    "no session": (
-        lambda a: replace(
-            a, settings={k: v for k, v in a.settings.items() if k != "session"}
-        ),
-        "is of another session",
-    ),
-    "another loss": (_settings(loss="squared"), "loss"),
-    "an old nonce": (_member(3, nonce="0" * 32), "client 3: the agreement does not"),
-    "without it": (_member(0, name="6"), "client 0 is not in the agreement"),
-    "somebody's other key": (_member(2, key="0" * 16), "not all clients have one key"),
-    "features exchanged": (_features(lambda f: f[::-1]), "other features for it"),
-    "a feature twice": (
-        _features(lambda f: (*f[:-1], f[0])),
-        "other features for it",
-    ),
-    "another's features": (
-        lambda a: replace(a, held=(a.held[1], *a.held[1:])),
-        "client 0: the agreement has other features for it",
-    ),
-    "other samples": (_group(digest="0" * 64), "other samples for it"),
-    "one sample more": (_group(more=1), "other samples for it"),
-    "a holder more": (_group(holders=(0, 1, 2)), "client 2: the agreement has other"),
-    "a holder less": (_group(holders=(0,)), "client 1: the agreement has other samp"),
-    "a group less": (lambda a: replace(a, groups=a.groups[1:]), "other samples for it"),
-    "a group twice": (
-        lambda a: replace(a, groups=(*a.groups, a.groups[0])),
-        "other samples for it",
-    ),
-}
-
-
-class Traffic(LocalGrid):
-    """Notes down the kinds of messages."""
-
-    def push_messages(self, messages: Any) -> Any:
-        messages = list(messages)
-        self.kinds = {
-            *getattr(self, "kinds", ()),
-            *(m.metadata.message_type for m in messages),
-        }
-        return super().push_messages(messages)
-
-
-@pytest.mark.parametrize("name", LIES)
-def test_an_agreement_that_lies_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each client checks what concerns itself; no label has been asked for then."""
-    lie, reason = LIES[name]
-    honest = Agreement.of
-    monkeypatch.setattr(Agreement, "of", lambda *said: lie(honest(*said)))
-    split = small(n=24)
-    grid = Traffic(split.app(loss="hinge"), split.num_clients)
-    with pytest.raises(SettingsError, match=reason) as error:
-        HyFDCA().start(grid, ArrayRecord([np.zeros(split.p)]), num_rounds=1)
-    assert "\n" not in str(error.value)
-    assert "train.agree" in grid.kinds
-    assert "train.labels" not in grid.kinds
-
-
-def test_what_others_agreed_to_is_compared_before_labels_leave() -> None:
-    """One client is given another agreement, in which it finds nothing wrong."""
-
-    class TwoFaced(HyFDCA):
-        def restore(self, client: str) -> Any:
-            arrays, entries = super().restore(client)
-            if client == "0" and "agreement" in arrays:
-                other = _settings(answers=10**6)(self.agreement)
-                data = np.frombuffer(other.to_bytes(), dtype=np.uint8)
-                arrays["agreement"] = data
-            return arrays, entries
-
-    split = small(n=24)
-    strategy = TwoFaced()
-    grid = Traffic(split.app(), split.num_clients)
-    with pytest.raises(SettingsError, match="has not agreed to the same run"):
-        strategy.start(grid, ArrayRecord([np.zeros(split.p)]), num_rounds=1)
-    assert not strategy._labels
-    assert "train.ready" not in grid.kinds
-
 
 # ------------------------------------------------------------------ a node's own rules
 

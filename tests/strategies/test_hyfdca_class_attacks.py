@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.hyfdca.hidden_sums import HiddenSums
+from clients.hyfdca import proposals
 from fedtrellis.settings import SettingsError
 from reproduce.hyfdca.attacks.differences import rows_in_differences
-from strategies.hyfdca.masked_sums import MaskedSums
+from strategies.hyfdca.mixtures import MixtureSteps
 from tests.strategies.hyfdca_runs import Array, Run, Split, grid_parts
 
 CLASSES, N, P = 4, 90, 12
@@ -33,16 +33,15 @@ def what_the_server_sees(
 ) -> tuple[Run, Array, Array]:
     """V and w of each iteration, both of shape (T, C, P)."""
     sums, weights = [], []
-    honest = MaskedSums._complete_sum
+    honest = MixtureSteps._complete_sum
 
-    def listening(self: MaskedSums) -> Any:
-        found = honest(self)
-        if found is not None:
-            sums.append(found[0])
-            weights.append(self.w.copy())
+    def listening(self: MixtureSteps, words: Any) -> Any:
+        found = honest(self, words)
+        sums.append(found[0])
+        weights.append(self.w.copy())
         return found
 
-    monkeypatch.setattr(MaskedSums, "_complete_sum", listening)
+    monkeypatch.setattr(MixtureSteps, "_complete_sum", listening)
     run = Run(rare_classes(), rounds, encryption="stream", classes=CLASSES, **options)
     return run, np.stack(sums), np.stack(weights)
 
@@ -99,21 +98,12 @@ def test_one_mixing_for_all_classes_would_give_rare_classes_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The attack above finds what it looks for where the clients' r are shared."""
-    own = HiddenSums._mixing
+    own = proposals._mixing
 
-    def shared(self: HiddenSums, *given: Any) -> Array:
-        r = own(self, *given)
+    def shared(*given: Any) -> Array:
+        r = own(*given)
         return np.broadcast_to(r[:1], r.shape)
 
-    monkeypatch.setattr(HiddenSums, "_mixing", shared)
+    monkeypatch.setattr(proposals, "_mixing", shared)
     run, sums, _ = what_the_server_sees(monkeypatch, 1)
     assert left_of_the_pairs(run, sums) < 1e-6
-
-
-def test_an_answer_counts_once_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clients.hyfdca.rules import NodeRules
-
-    split = rare_classes()
-    rules = NodeRules(answers=3 * CLASSES)
-    with pytest.raises(SettingsError, match="has answered at 12 different"):
-        Run(split, 5, classes=CLASSES, client={"rules": rules})

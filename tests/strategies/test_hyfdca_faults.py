@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from clients.hyfdca.rules import NodeRules
+from clients.hyfdca.node import NodeRules
 from fedtrellis import LocalGrid
 from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted, signals_interrupt
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
-from strategies.hyfdca.lost_states import LostStates
-from strategies.hyfdca.units import UnitSteps
+from strategies.hyfdca.units import Units
 from tests.harness import Stop, calm
 from tests.strategies.hyfdca_runs import Run, irregular, small
 
@@ -123,14 +122,14 @@ def test_a_certificate_comes_while_clients_are_away(
             return bool(seen[-1] <= to * (1.0 + 1e-12))
 
         with monkeypatch.context() as patch:
-            patch.setattr(UnitSteps, "_begin_units", _at_the_newest_weights)
+            patch.setattr(Units, "begin", _at_the_newest_weights)
             Run(split, 400, each=stop, seed=seed, **options)
         assert losses[-1] <= reached * (1.0 + 1e-12)
         rates.append(iterations / len(losses))
     assert max(rates) <= 1.5
 
 
-def _at_the_newest_weights(steps: UnitSteps) -> None:
+def _at_the_newest_weights(steps: Units) -> None:
     """Every unit starts over at the newest w, so that P is known by chance alone."""
     for unit in steps.units:
         if unit.snapshot is None:
@@ -311,17 +310,13 @@ def test_each_fault_that_loses_no_state(fault: str, kind: Any) -> None:
 @pytest.mark.parametrize("fault", ["wipe", "state_loss"])
 @pytest.mark.parametrize("kind", KINDS_ALONE)
 def test_lost_states(kind: Any, fault: str, rate: float) -> None:
-    """Each way back to a backup is a question more, at weights of its own.
-
-    Where a fifth of the states is lost that is more than nodes answer by themselves.
-    """
     run = Run(
         small(parts=kind),
         120,
         faults={fault: rate},
         each=_calm_from(50),
         grid_seed=1,
-        client={"rules": NodeRules(exposed="accept", answers=1000)},
+        client={"rules": NodeRules(exposed="accept")},
     )
     assert run.grid.fault_counts[fault] > 5
     _converged(run)
@@ -385,7 +380,7 @@ def test_every_client_wiped_at_once(kind: Any, secure: bool) -> None:
     bounds: dict[int, float] = {}
 
     def each(run: Run, t: int) -> None:
-        bounds[t] = run.steps.bundle.dual_value()
+        bounds[t] = run.steps.known.bundle.dual_value()
         if t == 27:
             for name in run.strategy.clients:
                 run.wipe(name)
@@ -424,7 +419,7 @@ def test_a_damaged_backup_costs_two_iterations_at_most(
 ) -> None:
     """One bit of the server's enc(α) flipped; then its holders lose their states."""
     idle = {}
-    keep = LostStates._keep_alphas
+    keep = Units.keep_alphas
     for damage in (False, True):
         to_damage: list[bool] = []
 
@@ -444,12 +439,12 @@ def test_a_damaged_backup_costs_two_iterations_at_most(
             for name in run.strategy.clients if who == "all" else [who]:
                 run.wipe(name)
             if damage and who == "all":
-                for unit in run.steps.units:
-                    _flip(unit.backups[0][0][unit.groups[0]][1])
+                for unit in run.steps.known.units:
+                    _flip(unit.backups[0].alphas[unit.groups[0]][1])
             elif damage:
                 to_damage.append(True)  # what its partner will send for it
 
-        monkeypatch.setattr(LostStates, "_keep_alphas", keeping)
+        monkeypatch.setattr(Units, "keep_alphas", keeping)
         run = Run(small(parts=kind), 60, each=each, secure_sum=secure, backup_every=5)
         assert not to_damage
         moved = [r.train.get("moved-groups", 0.0) for r in run.strategy.history]
@@ -624,7 +619,7 @@ def test_resumed_with_clients_that_have_nothing(kind: Any, tmp_path: Path) -> No
         backup_every=4,
         context=same["context"],
     )
-    before = first.steps.bundle.dual_value()
+    before = first.steps.known.bundle.dual_value()
     rest = Run(
         split,
         110,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from clients.hyfdca.rules import NodeRules
+from clients.hyfdca.node import NodeRules
 from fedtrellis import client_app
 from fedtrellis.encryption import (
     Identity,
@@ -218,17 +218,3 @@ def test_a_run_with_node_files_goes_on_after_all_processes_ended(
     rest = files.run(40, resume=path, backup_every=3)
     rest.check()
     assert abs(rest.split.relative(rest.steps.w)) < 1e-2
-
-
-def test_more_rounds_than_nodes_answer_are_refused_before_the_first(
-    tmp_path: Path,
-) -> None:
-    """The refusal names how many rounds there can be, and so many there are."""
-    files = Files(tmp_path / "nodes", small(), "key")
-    path = tmp_path / "checkpoint"
-    files.run(5, checkpoint=path, callbacks=[Stop(3)])
-    with pytest.raises(SettingsError, match="go on with rounds = ") as caught:
-        files.run(60, resume=path)
-    assert "\n" not in str(caught.value)
-    (most,) = re.findall(r"go on with rounds = (\d+) at most", str(caught.value))
-    assert len(files.run(int(most), resume=path).strategy.history) == int(most)

@@ -158,11 +158,11 @@ def test_the_certificate_of_classes_is_the_sum_of_theirs() -> None:
     ]
     values = [one.value(run.model[:, c]) for c, one in enumerate(problems)]
     optima = [central_optimum(one).value for one in problems]
-    best = run.strategy._best
-    np.testing.assert_allclose(best.primals, values, rtol=1e-12)
-    assert (best.duals <= np.array(optima) + 1e-9).all()
+    strategy = run.strategy
+    np.testing.assert_allclose(strategy._primals, values, rtol=1e-12)
+    assert (strategy._duals <= np.array(optima) + 1e-9).all()
     gap = run.metric("duality-gap")[-1]
-    assert gap == pytest.approx(sum(values) - best.duals.sum())
+    assert gap == pytest.approx(sum(values) - strategy._duals.sum())
     # a wave for the inner products and one for the proposals, as with one class
     alone = Run(small(), 2)
     assert (
@@ -356,7 +356,7 @@ def test_a_run_from_an_earlier_model_is_never_worse_than_it(count: int) -> None:
 
     strategy, model = again(found.model, 1)
     # P of the given weights is known after one iteration, and they are the best
-    value = found.strategy._best.primal
+    value = float(found.strategy._primals.sum())
     assert strategy.history[-1].train["primal"] == pytest.approx(value, rel=1e-9)
     np.testing.assert_allclose(model, found.model, rtol=1e-9)
     strategy, model = again(found.model, 60)

@@ -14,7 +14,7 @@ from flwr.common.serde import recorddict_to_proto
 from numpy.typing import NDArray
 
 from clients import HyFDCAClient
-from clients.hyfdca import hidden_sums
+from clients.hyfdca import proposals
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import (
@@ -218,8 +218,8 @@ def test_with_secure_sums_no_single_contribution_is_among_the_bytes(
         hidden.append(np.ravel(values))
         return split_number(values, *rest)
 
-    monkeypatch.setattr(hidden_sums, "as_words", noted)
-    monkeypatch.setattr(hidden_sums, "split_number", noted_too)
+    monkeypatch.setattr(proposals, "as_words", noted)
+    monkeypatch.setattr(proposals, "split_number", noted_too)
     _, grid = _recorded(split, 6)
     every = _floats(grid)
     assert len(hidden) == 3 * 6 * split.num_clients
@@ -460,7 +460,7 @@ def test_a_sample_that_nobody_labels() -> None:
         return y
 
     split.labelled = labelled
-    reason = "client 0: 2 samples are labelled by none of their 2 holders"
+    reason = "client 0: 2 samples have labels on none of their holders"
     _refused(split, split.app(), reason)
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 
 from clients.hyfdca import NewSamples, Predictions
-from clients.hyfdca.columns import column_sums, squared_norms
+from clients.hyfdca.node import column_sums, squared_norms
 from fedtrellis.dual.columns import ColumnScales, Shifted, in_parts, of_parts
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import make_loss
@@ -79,7 +79,7 @@ def test_every_split_of_raw_columns_is_one_model() -> None:
         )
         run = _run(split, 300, encryption="stream", **LAST_DIGITS)
         expected, value = _expected(split)
-        assert run.strategy._best.primal == pytest.approx(value, rel=1e-10)
+        assert run.strategy._primals.sum() == pytest.approx(value, rel=1e-10)
         own, theirs = (_standardized(split, w) for w in (run.model, expected))
         assert _away(own, theirs) < 1e-6
         scores, right = split.X @ run.model, split.X @ expected
@@ -326,7 +326,9 @@ def test_a_column_that_hardly_varies_is_constant() -> None:
 def test_norms_travel_only_where_a_step_uses_them() -> None:
     for step, there in (("bundle", False), ("line-search", True)):
         run = Run(_split("hybrid"), 1, step=step, standardize=True, exposed="accept")
-        assert all(bool(labels.norms) == there for labels in run.strategy._labels)
+        assert all(
+            bool(labels.get("norms")) == there for labels in run.strategy._labels
+        )
         assert ("norms" in run.client_state("0")) == there
 
 
@@ -353,7 +355,7 @@ def test_the_bundle_remembers_what_there_is_room_for() -> None:
     split = Split(X, y, grid_parts(40, 20_000, 4, 1), "logistic", 0.1)
     run = Run(split, 12, memory_limit=1)
     # 2^20 bytes are 6.5 vectors of 160 000
-    bundle = run.steps.bundle
+    bundle = run.steps.known.bundle
     assert bundle.memory == 5
     assert len(bundle.ids) <= 5
     dual = run.metric("dual-bound")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import LocalGrid
 from fedtrellis.server.answers import refusal_in
@@ -61,7 +61,7 @@ def test_an_alignment_that_does_not_deal_out_the_samples(key: str, value: Any) -
     restore = dict(content.array_records["restore"])
     assert key in restore
     content["restore"] = ArrayRecord({**restore, key: encode(value)})
-    with pytest.raises(ValueError, match="do not deal out|has not agreed to"):
+    with pytest.raises(ValueError, match="do not deal out"):
         give("hyfdca bundle", exchange, content)
     give("hyfdca bundle", exchange, exchange.request.content)
 
@@ -113,8 +113,8 @@ def nothing_more(content: RecordDict) -> None:
             {"step": "practical", "secure_sum": False},
             "does not start with",
         ),
-        ("train.propose", as_float32, {"secure_sum": False}, "dtype float32"),
-        ("train.propose", as_float32, {}, "does not begin with words"),
+        ("train.propose", as_float32, {"secure_sum": False}, "has dtypes"),
+        ("train.propose", as_float32, {}, "has words"),
         ("train.align", no_text, {}, "codec can't decode"),
         ("train.align", nothing_more, {}, "malformed"),
     ],
@@ -159,13 +159,3 @@ def test_an_answer_of_another_phase_of_the_round_is_not_used() -> None:
         ("0", "the answer has phase 'inner_product', not 'propose'")
     ]
     run.check()
-
-
-def test_groups_that_a_client_does_not_hold() -> None:
-    exchange = exchanges("hyfdca bundle", "train.inner_product")[0]
-    config = dict(exchange.request.content.config_records["config"])
-    config["products"] = [10**9]
-    content = RecordDict(dict(exchange.request.content))
-    content["config"] = ConfigRecord(config)
-    with pytest.raises(ValueError, match="products names group 1000000000, not held"):
-        give("hyfdca bundle", exchange, content)

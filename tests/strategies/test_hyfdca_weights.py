@@ -22,7 +22,7 @@ from fedtrellis.dual.weights import outweighed
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
-from strategies.hyfdca.masked_sums import WrongReportError
+from strategies.hyfdca.mixtures import WrongReportError
 from tests.strategies.hyfdca_runs import Array, Run, Split, small
 from tests.strategies.test_hyfdca_models import (
     REGULARIZATION,

@@ -1,0 +1,181 @@
+"""What a node brings to a run: its part of the data, and its owner's rules."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.dual.columns import Shifted
+from fedtrellis.settings import SettingsError, keys, parse, setting
+from fedtrellis.wire.arrays import FloatArray
+
+__all__ = [
+    "NewSamples",
+    "NodeRules",
+    "Part",
+    "column_sums",
+    "entry_counts",
+    "kept",
+    "squared_norms",
+    "without_rare",
+]
+
+
+class NewSamples(NamedTuple):
+    """Samples to be scored, as one client knows them.
+
+    Attributes
+    ----------
+    features : ndarray or scipy sparse array of shape (n, p_k)
+        The columns are those of the client's training data.
+    sample_ids : sequence of str
+    labels : ndarray of shape (n,) or None
+        To measure loss and accuracy; NaN where there is none.
+    """
+
+    features: Any
+    sample_ids: Sequence[str]
+    labels: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One client's part of the split data; see ``HyFDCAClient``."""
+
+    client_id: str
+    features: Any
+    feature_names: Sequence[str]
+    sample_ids: Sequence[str]
+    labels: NDArray[Any] | None = None
+    loss: str | None = None
+    weights: NDArray[Any] | None = None
+    new_samples: NewSamples | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRules:
+    """A node's own rules, in its node config under these names.
+
+    Without a key of its own (in a simulation) a node takes the run's wishes instead.
+    """
+
+    least: int = setting(
+        3,
+        "least number of holders of a feature, of samples of a group, and of this "
+        "node's non-zero entries of a feature; 2 more than may collude with the server",
+        minimum=2,
+    )
+    exposed: str = setting(
+        "refuse",
+        "what to do where a sum over fewer would give single numbers away: refuse the "
+        "run, leave out this node's rare entries, or accept it",
+        choices=("refuse", "leave-out", "accept"),
+    )
+    noise: float = setting(
+        0.0,
+        "standard deviation of the Gaussian noise on each number of v_k, in units of "
+        "what one sample adds to it at most; the certificate does not hold then",
+        minimum=0.0,
+    )
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> NodeRules:
+        """Read the rules that a mapping has, by their names.
+
+        Raises
+        ------
+        SettingsError
+            One has a value that is not allowed; or a key looks like a rule's, and is
+            none: a rule with a slip in its name would protect nothing.
+        """
+        for key in set(config) - set(keys(cls)):
+            meant = get_close_matches(str(key).replace("_", "-"), keys(cls), 1, 0.8)
+            if meant:
+                raise SettingsError(
+                    f"{key} = {config[key]!r} in the node config is not known; did you "
+                    f"mean {meant[0]!r}?"
+                )
+        return parse(cls, config)
+
+
+# What was made of data that is alive, so that a client that is made anew for each
+# message does not make it for each: by the data's id and what it is.
+_KEPT: dict[tuple[Any, ...], tuple[weakref.ref[Any], Any]] = {}
+
+
+def kept(features: Any, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What is made of some data, made once as long as the data is alive."""
+    key = id(features), *what
+    known = _KEPT.get(key)
+    if known is not None and known[0]() is features:
+        return known[1]
+    made = make()
+    try:
+        # of the key alone: a reference to the data would keep it alive
+        reference = weakref.ref(features, lambda _: _KEPT.pop(key, None))
+    except TypeError:
+        return made
+    _KEPT[key] = reference, made
+    return made
+
+
+def entry_counts(features: Any) -> NDArray[np.int64]:
+    """Return the number of non-zero entries of each column, shape (p_k,)."""
+
+    def counted() -> NDArray[np.int64]:
+        if isinstance(features, np.ndarray):
+            return np.asarray(np.count_nonzero(features, axis=0), dtype=np.int64)
+        from scipy import sparse
+
+        csc = sparse.csc_array(features)
+        csc.eliminate_zeros()
+        return np.asarray(np.diff(csc.indptr), dtype=np.int64)
+
+    found: NDArray[np.int64] = kept(features, ("counts",), counted)
+    return found
+
+
+def without_rare(features: Any, least: int) -> Any:
+    """Features with zeros in the columns that have fewer than ``least`` entries."""
+    counts = entry_counts(features)
+    rare = (counts > 0) & (counts < least)
+    if not rare.any():
+        return features
+
+    def left() -> Any:
+        keep = np.where(rare, 0.0, 1.0)
+        if isinstance(features, np.ndarray):
+            return features * keep
+        from scipy import sparse
+
+        found = sparse.csr_array(features.multiply(keep[None, :]))
+        found.eliminate_zeros()
+        return found
+
+    return kept(features, ("without rare", least), left)
+
+
+def column_sums(features: Any, weights: FloatArray | None = None) -> FloatArray:
+    """Σ x and Σ x² of each column, or Σ s x and Σ s x², shape (2, p_k)."""
+    both = features, _squares(features)
+    if weights is not None:
+        return np.stack([np.asarray(f.T @ weights) for f in both])
+    return np.stack([np.asarray(f.sum(axis=0), np.float64).ravel() for f in both])
+
+
+def squared_norms(features: Any) -> FloatArray:
+    """‖x_{k,i}‖² of every row."""
+    if isinstance(features, Shifted):
+        return features.squared_norms()
+    return np.asarray(_squares(features).sum(axis=1), dtype=np.float64).reshape(-1)
+
+
+def _squares(features: Any) -> Any:
+    sparse = hasattr(features, "multiply")
+    return features.multiply(features) if sparse else features**2

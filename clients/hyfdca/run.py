@@ -1,0 +1,485 @@
+"""One client in one run: data, state and keys, and what all clients agreed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from functools import cached_property, lru_cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtrellis.dual.agreement import Agreement, feature_digests
+from fedtrellis.dual.columns import Shifted, scales_mark
+from fedtrellis.dual.held_groups import HeldGroup
+from fedtrellis.dual.weights import normalised
+from fedtrellis.encryption import (
+    Cipher,
+    EncryptionError,
+    backend_class,
+    decrypt_vector,
+    encrypt_vector,
+)
+from fedtrellis.encryption.keystream import Keystream
+from fedtrellis.encryption.labels import Item
+from fedtrellis.encryption.ledger import Ledger
+from fedtrellis.encryption.masks import Words, add_masks, common_secret
+from fedtrellis.encryption.node_secrets import (
+    NodeSecrets,
+    for_good,
+    pair_of_key,
+    pair_of_roster,
+)
+from fedtrellis.encryption.sealing import open_sealed, seal
+from fedtrellis.objectives.losses import DualLoss, make_loss
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.protocol import Named, RestoreNeededError
+
+from .node import NodeRules, Part, kept, without_rare
+
+__all__ = ["HOLDING", "Run", "as_arrays", "as_bytes", "moving", "targets_of"]
+
+IntArray = NDArray[np.int64]
+Arrays = list[NDArray[Any]]
+Holders = tuple[str, ...]
+
+#: The client's samples and new samples, group by group, as its state has them.
+HOLDING = ("rows", "groups", "sizes", "new-rows", "new-groups", "new-sizes")
+#: Settings that an agreement may leave out: these are their values then.
+_DEFAULTS: dict[str, Any] = {
+    "classes": 1,
+    "l1-ratio": 0.0,
+    "free-feature": "",
+    "weighted": False,
+    "class-weight": "",
+}
+#: What is encrypted once, before round 1: an error may say how large a number is.
+_SETUP = ("labels", "counts", "norms", "weights", "weight-counts")
+# the wishes of a run that a node without a key follows
+_WISHES = ("least", "exposed", "noise")
+
+
+class Run:
+    """What a phase works with, of one request at one client.
+
+    Parameters
+    ----------
+    part : Part
+    node : NodeSecrets
+    rules : NodeRules or None
+        None: those of the node config.
+    node_config : mapping
+    state : mapping
+        The client's, which phases change; see ``HyFDCAClient``.
+    config : mapping
+        The request's entries; once a run is opened, over them the settings that were
+        agreed on.
+    w : ndarray
+        The request's weights.
+
+    Attributes
+    ----------
+    numbers : ndarray or None
+        What the answer has beside its arrays.
+    """
+
+    numbers: FloatArray | None = None
+
+    def __init__(
+        self,
+        part: Part,
+        node: NodeSecrets,
+        rules: NodeRules | None,
+        node_config: Mapping[str, Any],
+        state: MutableMapping[str, Any],
+        config: Mapping[str, Any],
+        w: FloatArray,
+    ) -> None:
+        self.part, self.node, self.state = part, node, state
+        self.config, self.w = config, w
+        self._rules, self._node_config = rules, node_config
+
+    @property
+    def who(self) -> str:
+        """The client, for an error."""
+        return f"client {self.part.client_id}"
+
+    @cached_property
+    def rules(self) -> NodeRules:
+        """The node's rules; in a simulation the run's wishes, too."""
+        if self._rules is not None:
+            return self._rules
+        wishes = self.config if self.node.kind == "run" else {}
+        known = {key: wishes[key] for key in _WISHES if key in wishes}
+        return NodeRules.of({**known, **self._node_config})
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this node remembers of the run."""
+        return self.node.ledger(self.config["session"])
+
+    # ------------------------------------------------------------- what was agreed upon
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """What all clients agreed on, or are to agree on."""
+        if "agreement" not in self.state or "groups" not in self.state:
+            raise RestoreNeededError("this client has no alignment")
+        return Agreement.from_bytes(self.state["agreement"].tobytes())
+
+    def open(self) -> None:
+        """Take the settings that were agreed on.
+
+        Raises
+        ------
+        RestoreNeededError
+            This client does not have the agreement any more.
+        SettingsError
+            Its node does not remember to have agreed.
+        """
+        agreed, ledger = self.agreement.digest.hex(), self.ledger
+        if ledger.agreement is None:
+            raise SettingsError(
+                f"{self.who} has no ledger of this run ({str(ledger.path)!r}): it was "
+                "removed, or the node has moved. What it agreed to and answered is not "
+                "known any more: start a new run"
+            )
+        if ledger.agreement != agreed:
+            raise SettingsError(f"{self.who} has agreed to something else in this run")
+        self.pin()
+
+    def pin(self) -> None:
+        """Put the agreement's settings over the request's entries."""
+        entries = {**self.config, **_DEFAULTS, **self.agreement.settings}
+        self.config = Named("the request's config", entries)
+        self.__dict__.pop("rules", None)
+        for i, blob in enumerate(self.config.get("sealed", [])):
+            self.state[f"sealed/{i}"] = np.frombuffer(blob, dtype=np.uint8)
+
+    def holders(self, g: int) -> Holders:
+        """Who holds a group."""
+        return self.agreement.holders(g)
+
+    @cached_property
+    def held(self) -> dict[int, HeldGroup]:
+        """The client's groups, in the order of the state's vectors."""
+        groups = HeldGroup.unpack(self.state, self.part.features.shape[0])
+        return {held.group: held for held in groups}
+
+    @cached_property
+    def new_rows(self) -> dict[int, IntArray]:
+        """The rows of the new samples of each of this client's groups of them."""
+        sizes = self.state["new-sizes"].astype(int)
+        parts = np.split(self.state["new-rows"].astype(np.int64), np.cumsum(sizes)[:-1])
+        groups = self.state["new-groups"].astype(int).tolist()
+        return dict(zip(groups, parts, strict=True)) if groups else {}
+
+    @cached_property
+    def shared_columns(self) -> dict[str, IntArray]:
+        """For each member, which of this client's features it has too.
+
+        As columns of this client's, in the model's order, which both know.
+        """
+        number = {digest: m for m, digest in enumerate(self.agreement.features)}
+        digests = feature_digests(self.part.feature_names)
+        columns = np.array([number[digest] for digest in digests])
+        order = np.argsort(columns)
+        holdings = zip(self.agreement.names, self.agreement.holdings, strict=True)
+        return {name: order[held[columns[order]]] for name, held in holdings}
+
+    # -------------------------------------------------------------------- secrets, keys
+
+    @property
+    def common_key(self) -> Cipher:
+        """The key that all clients have, if it is the run's."""
+        return self.node.common_key(
+            self.config["session"],
+            self.config["encryption"],
+            self.config.get("key"),
+            own=bool(self.config.get("own-key")),
+        )
+
+    def pair(self, other: str) -> bytes:
+        """Return 32 bytes that this client and another have, in this run."""
+        run, node = self.agreement.digest, self.node
+        if node.kind == "roster":
+            return pair_of_roster(node.identity, node.roster, run, other)
+        return pair_of_key(self.common_key, run, self.part.client_id, other)
+
+    def cipher(self, holders: Holders) -> Cipher:
+        """Return the cipher of some holders, of whom this client is one."""
+        run, name = self.agreement.digest, self.part.client_id
+        if self.node.kind != "roster":
+            return self.common_key.bound("holders", run, len(holders), *holders)
+        if holders[0] == name:
+            secret = self._drawn_key(holders)
+        else:
+            own = [sets for sets in self.agreement.holder_sets if name in sets[1:]]
+            sealed = self.state.get(f"sealed/{own.index(holders)}")
+            if sealed is None:
+                raise EncryptionError(
+                    f"{self.who} has no key of the samples that it shares with "
+                    f"{', '.join(n for n in holders if n != name)}"
+                )
+            context = self._sealing(holders, name)
+            secret = open_sealed(self.pair(holders[0]), sealed.tobytes(), context)
+        # a backend whose key is no more than a secret, which BFV's is not
+        kind: Any = backend_class(self.config["encryption"])
+        cipher: Cipher = kind.from_secret(secret).bound(run)
+        return cipher
+
+    def sealed_keys(self) -> list[bytes]:
+        """The keys that this client draws, sealed for whoever else has them.
+
+        For each set of holders that it is the first of, one for each other holder.
+        """
+        if self.node.kind != "roster":
+            return []
+        with for_good():
+            return [
+                seal(
+                    self.pair(other),
+                    self._drawn_key(holders),
+                    self._sealing(holders, other),
+                )
+                for holders in self.agreement.holder_sets
+                if holders[0] == self.part.client_id
+                for other in holders[1:]
+            ]
+
+    def _drawn_key(self, holders: Holders) -> bytes:
+        """The key of a set of holders: it follows from the first one's identity."""
+        run = self.agreement.digest
+        return self.node.identity.derive("holders", run, len(holders), *holders)
+
+    def _sealing(self, holders: Holders, to: str) -> tuple[Item, ...]:
+        # the run's id is the digest of holders and ordered sample hashes, too
+        run = self.agreement.digest
+        return ("holders' key", run, holders[0], to, len(holders), *holders)
+
+    def encrypt(
+        self,
+        holders: Holders,
+        label: tuple[str | int, ...],
+        values: ArrayLike,
+        terms: int | None = None,
+    ) -> list[bytes]:
+        """Numbers for the server to add to those of the other holders."""
+        name, count = self.part.client_id, len(holders) if terms is None else terms
+        try:
+            return encrypt_vector(self.cipher(holders), values, label, name, count)
+        except EncryptionError:
+            if label[0] in _SETUP:
+                raise
+            # how large would tell the server of this client's samples
+            raise EncryptionError(
+                f"{label[0]}: a number is too large to be encrypted; "
+                "hyfdca.standardize = true brings raw columns to one scale"
+            ) from None
+
+    def decrypt(
+        self,
+        holders: Holders,
+        blobs: Sequence[bytes],
+        label: tuple[str | int, ...],
+        count: int,
+        senders: Sequence[str] | None = (),
+    ) -> FloatArray:
+        """The numbers that a sum has, if it is what it should be.
+
+        ``senders`` are all holders if it is empty; None: any of them.
+        """
+        expected = holders if senders is not None and not senders else senders
+        return decrypt_vector(self.cipher(holders), blobs, label, count, expected)
+
+    def uniform(self, g: int, count: int, *purpose: Item) -> FloatArray:
+        """Numbers in [0, 1) that all holders of a group have, and the server not."""
+        key = self.cipher(self.holders(g)).derive("draw", g, *purpose)
+        return uniform_of(key, count)
+
+    def masked(self, words: Words, rows: int) -> Words:
+        """Words under masks that cancel in the sum over all clients, in one attempt.
+
+        Parameters
+        ----------
+        words : ndarray of uint64
+            ``rows`` times one for each feature, then others that all clients have.
+        rows : int
+
+        Raises
+        ------
+        EncryptionError
+            The node cannot write down that it has answered.
+        """
+        attempt, agreement = self.config["attempt"], self.agreement
+        own, p_k = self.part.client_id, len(self.part.feature_names)
+        starts, ends = p_k * np.arange(rows)[:, None], np.arange(rows * p_k, len(words))
+        peers = [
+            (
+                agreement.index(other),
+                common_secret(self.pair(other)),
+                np.concatenate([(starts + shared).reshape(-1), ends]),
+            )
+            for other, shared in self.shared_columns.items()
+            if other != own
+        ]
+        add_masks(words, agreement.index(own), peers, attempt)
+        # on the disk before it leaves: the attempt is never used for anything else
+        self.ledger.record(attempt, words.astype("<u8").tobytes())
+        return words
+
+    def answered(self) -> Words | None:
+        """The words that this attempt got before, if it is the last that got any."""
+        stored = self.ledger.replay(self.config["attempt"])
+        if stored is None:
+            return None
+        return np.frombuffer(stored, dtype="<u8").astype(np.uint64)
+
+    # --------------------------------------------------------------------------- data
+
+    @cached_property
+    def loss(self) -> DualLoss:
+        """The loss of the run."""
+        return _make_loss(self.config["loss"], self.config["smoothing"])
+
+    @property
+    def scale(self) -> float:
+        """λN."""
+        return float(self.config["regularization"] * self.config["num-samples-all"])
+
+    @property
+    def weighs(self) -> bool:
+        """Whether samples or classes have weights."""
+        return bool(self.config["weighted"] or self.config["class-weight"])
+
+    def targets(self, held: HeldGroup) -> FloatArray:
+        """Labels of a group, shape (C, n_g): one class against the rest in each row."""
+        return targets_of(self.state["labels"][held.own], self.config["classes"])
+
+    @property
+    def sample_weights(self) -> FloatArray:
+        """Weights s of all samples, group by group; 1 where there are none."""
+        y: FloatArray = self.state["labels"]
+        return self.state["weights"] if "weights" in self.state else np.ones_like(y)
+
+    def weights_of(self, held: HeldGroup) -> FloatArray | None:
+        """s̃ of a group, shape (C, n_g); None where nothing has weights."""
+        if not self.weighs:
+            return None
+        return normalised(
+            self.sample_weights[held.own],
+            self.state["labels"][held.own],
+            self.config["classes"],
+            self.config["class-weight"],
+            self.state["totals"],
+            self.config["num-samples-all"],
+        )
+
+    @cached_property
+    def features(self) -> Any:
+        """The samples' features, with zeros for rare entries if that is the rule."""
+        if self.rules.exposed == "leave-out":
+            return without_rare(self.part.features, self.rules.least)
+        return self.part.features
+
+    @cached_property
+    def columns(self) -> Any:
+        """The samples' features as the run has them: standardised, if it does that."""
+        groups = {g: held.rows for g, held in self.held.items()}
+        return self._standardized(self.features, groups, new=False)
+
+    @property
+    def new_columns(self) -> Any:
+        """The new samples' features, by the same means and scales."""
+        assert self.part.new_samples is not None
+        features = self.part.new_samples.features
+        return self._standardized(features, self.new_rows, new=True)
+
+    def rows_of(self, held: HeldGroup) -> Any:
+        """A group's rows of the columns."""
+        whole = np.array_equal(held.rows, np.arange(self.part.features.shape[0]))
+        return self.columns if whole else self.columns[held.rows]
+
+    def _standardized(
+        self, features: Any, groups: Mapping[int, IntArray], new: bool
+    ) -> Any:
+        """(x − m)/s; m only where this client is the first of a sample's holders.
+
+        Two clients may have the same feature of one sample, where each has other
+        entries: only one of them must subtract the mean.
+        """
+        if "scales" not in self.state:
+            return features
+        means, scales = self.state["means"], self.state["scales"]
+        firsts = np.stack([self.first_columns(g, new) for g in groups])
+        shifts = np.where(firsts, means, 0.0)
+        kinds = np.zeros(features.shape[0], dtype=np.int64)
+        for kind, rows in enumerate(groups.values()):
+            kinds[rows] = kind
+
+        def made() -> Any:
+            if isinstance(features, np.ndarray):
+                moved = features - shifts[kinds]
+                moved /= scales
+                return moved
+            from scipy import sparse
+
+            divided = sparse.csr_array(features.multiply(1.0 / scales[None, :]))
+            return Shifted(divided, shifts / scales, kinds) if shifts.any() else divided
+
+        mark = scales_mark(shifts.ravel(), scales, kinds)
+        return kept(features, ("standardised", mark), made)
+
+    def first_columns(self, g: int, new: bool) -> NDArray[np.bool_]:
+        """Which of this client's columns no holder before it in a group has."""
+        holders = self.agreement.holders(g, new)
+        first = np.ones(len(self.part.feature_names), dtype=np.bool_)
+        for name in holders[: holders.index(self.part.client_id)]:
+            first[self.shared_columns[name]] = False
+        return first
+
+    def drawn(self, held: HeldGroup, version: int) -> IntArray | None:
+        """The samples of a group that move in this step; None: all."""
+        fraction = self.config["local-fraction"]
+        if fraction == 1.0:
+            return None
+        order = np.argsort(self.uniform(held.group, held.size, version))
+        return np.sort(order[: moving(held.size, fraction)])
+
+
+def moving(size: int, fraction: float) -> int:
+    """How many of a group's samples move in one step."""
+    return max(1, ceil(fraction * size - 1e-9))
+
+
+def targets_of(y: FloatArray, classes: int) -> FloatArray:
+    """Labels as each class sees them, shape (C, n): +1 where it is the label, or −1.
+
+    With one class the labels as they are.
+    """
+    if classes == 1:
+        return y[None]
+    return np.where(y == np.arange(classes)[:, None], 1.0, -1.0)
+
+
+def uniform_of(key: bytes, count: int) -> FloatArray:
+    """Numbers in [0, 1), of 53 bits of a keystream each, shape (count,)."""
+    words = np.frombuffer(Keystream(key).read(8 * count), dtype="<u8")
+    return np.ldexp((words >> np.uint64(11)).astype(np.float64), -53)
+
+
+def as_arrays(blobs: Sequence[bytes]) -> Arrays:
+    """Ciphertexts, as ``fit`` returns them."""
+    return [as_bytes(blob) for blob in blobs]
+
+
+def as_bytes(data: bytes) -> NDArray[np.uint8]:
+    """Bytes as an array."""
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+@lru_cache(maxsize=8)
+def _make_loss(name: str, smoothing: float) -> DualLoss:
+    return make_loss(name, smoothing=smoothing)
