@@ -139,9 +139,7 @@ def agree(run: Run) -> Arrays:
         ledger.nonce.hex()
     ):
         raise SettingsError(f"{run.who}: the agreement does not have its nonce")
-    if run.node.kind == "roster":
-        _check_keys(run)
-    elif run.common_key.name != run.config["encryption"]:
+    if run.node.kind != "roster" and run.common_key.name != run.config["encryption"]:
         raise SettingsError(
             f"{run.who}: encryption = {run.config['encryption']!r} on the server, but "
             f"the key is of backend {run.common_key.name!r}"
@@ -151,16 +149,3 @@ def agree(run: Run) -> Arrays:
         ledger.agreement = digest
         ledger.save()
     return as_arrays(run.sealed_keys())
-
-
-def _check_keys(run: Run) -> None:
-    """Raise SettingsError if a member's public key is not the roster's."""
-    roster = run.node.roster
-    for member in run.agreement.members:
-        pinned = roster.members.get(member.name)
-        if pinned is None or pinned.hex() != member.key:
-            raise SettingsError(
-                f"client {member.name} has a public key that is not the roster's "
-                f"({roster.digest[:16]}): the roster has changed, or differs between "
-                "nodes"
-            )

@@ -151,12 +151,29 @@ class Run:
         self.pin()
 
     def pin(self) -> None:
-        """Put the agreement's settings over the request's entries."""
+        """Put the agreement's settings over the request's entries.
+
+        Raises
+        ------
+        SettingsError
+            A member's public key is not the roster's.
+        """
         entries = {**self.config, **_DEFAULTS, **self.agreement.settings}
         self.config = Named("the request's config", entries)
         self.__dict__.pop("rules", None)
         for i, blob in enumerate(self.config.get("sealed", [])):
             self.state[f"sealed/{i}"] = np.frombuffer(blob, dtype=np.uint8)
+        if self.node.kind != "roster":
+            return
+        roster = self.node.roster
+        for member in self.agreement.members:
+            pinned = roster.members.get(member.name)
+            if pinned is None or pinned.hex() != member.key:
+                raise SettingsError(
+                    f"{self.who}: client {member.name} has a public key that is not "
+                    f"the roster's ({roster.digest[:16]}): the roster has changed, or "
+                    "differs between nodes"
+                )
 
     def holders(self, g: int) -> Holders:
         """Who holds a group."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import ceil
-from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from fedtrellis.dual.held_groups import MAX_SHARES
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .preparation import learn
-from .run import Run, as_arrays
+from .run import Run, as_arrays, uniform_of
 
 __all__ = ["dual", "primal"]
 
@@ -30,8 +29,9 @@ def dual(run: Run) -> Arrays:
     alpha_all = run.state.get("alpha", np.zeros(n))
     # H samples, drawn without replacement, of all that this client has
     H = max(1, ceil(config["local-fraction"] * n - 1e-9))
+    key = run.cipher((run.part.client_id,)).derive("draw", config["iteration"])
     drawn = np.zeros(n, dtype=bool)
-    drawn[SystemRandom().sample(range(n), H)] = True
+    drawn[np.argsort(uniform_of(key, n))[:H]] = True
     local = np.asarray(run.columns @ run.w[0])
     blobs: list[bytes] = []
     numbers: list[float] = []

@@ -65,6 +65,7 @@ class UpdateSteps(Steps):
 
     def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
         self.iteration += 1
+        self._extra["iteration"] = self.iteration
         newcomers = [name for name in available if name not in self.current]
         if newcomers:
             self._primal(newcomers)

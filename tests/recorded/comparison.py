@@ -77,6 +77,9 @@ _DIVERGES = "local steps that carry an answer 10⁹ times as far as the model ar
 _REFUSED = "the local steps diverged: local-step-size = 0.05 is too long"
 _RARE = "columns with fewer than three non-zero entries are left out"
 _COUNTED = "a share has a word that counts it instead of two checksums: 8 bytes less"
+_LESS = "HyFDCA's messages have no digests, MACs, budgets and nonces any more"
+_ORDER = "samples have fresh pseudonyms a run, and with them another order"
+_DRAWN = "which of a client's samples move is drawn from a keystream, not from PCG64"
 _FLOAT32 = "PyTorch adds up float32 numbers in another order on another processor"
 #: What was changed on purpose since the table was recorded; the bounds are what was
 #: measured, rounded up.
@@ -134,11 +137,27 @@ ACCEPTED: list[Accepted] = [
             *("lasso/relaxed", "lasso/lossy"),
         )
     ),
-    Accepted("hyfdca/*", {"up": 0.0075, "down": 0.004}, _COUNTED),
     Accepted("hyfdca/*-goes-wrong", {"rejected": "it is cut"}, _COUNTED),
     Accepted(
         "hyfdca/*-chosen", {"error": "it is not the sum that was asked for"}, _COUNTED
     ),
+    Accepted("hyfdca/*", {"up": 0.12, "down": 0.08}, _LESS),
+    *(
+        Accepted(
+            f"hyfdca/{case}",
+            {"model": 0.3, "metrics.*": 0.14},
+            _ORDER if case.endswith(("parts", "passes")) else _DRAWN,
+        )
+        for case in (
+            *("*/bundle", "*/line-search", "*/*-chosen", "*/theoretical"),
+            *("hybrid-svm/parts", "hybrid-svm/passes"),
+        )
+    ),
+    # these diverge, and end at whatever the draws have led to
+    Accepted("hyfdca/*practical", {"model": 0.3, "metrics.*": 20.0}, _DRAWN),
+    # a duality gap of 1e-6 is where it stops
+    Accepted("hyfdca/*/converges", {"model": 1e-6, "metrics.*": 1e-5}, _ORDER),
+    Accepted("hyfdca/*", {"model": 1e-10, "metrics.*": 1e-10}, _ORDER),
     Accepted(
         "fedfw/classification/dnn-*", {"model": 1e-6, "metrics.*": 1e-6}, _FLOAT32
     ),
