@@ -243,9 +243,7 @@ class Run:
             context = self._sealing(holders, name)
             secret = open_sealed(self.pair(holders[0]), sealed.tobytes(), context)
         # a backend whose key is no more than a secret, which BFV's is not
-        kind: Any = backend_class(self.config["encryption"])
-        cipher: Cipher = kind.from_secret(secret).bound(run)
-        return cipher
+        return backend_class(self.config["encryption"]).from_secret(secret).bound(run)
 
     def sealed_keys(self) -> list[bytes]:
         """The keys that this client draws, sealed for whoever else has them.

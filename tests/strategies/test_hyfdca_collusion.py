@@ -115,7 +115,7 @@ def _opened(steps: MixtureSteps, traitor: ClientRun) -> int:
         for other in (holders, *agreement.holder_sets):
             if other == holders or "2" in other:
                 with pytest.raises((EncryptionError, ValueError)):
-                    traitor.cipher(other).decrypt(blobs[0], label, size, holders)
+                    traitor.cipher(other).decrypt(blobs, label, size, holders)
     return opened
 
 
