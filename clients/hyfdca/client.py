@@ -19,8 +19,8 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 
 from . import matching, preparation, proposals, scoring, updates
-from .node import NewSamples, NodeRules, Part
-from .run import HOLDING, Run
+from .node import NewSamples, NodeRules, OwnData
+from .run import HOLDING, ClientRun
 
 __all__ = ["HyFDCAClient"]
 
@@ -29,8 +29,8 @@ Fit = tuple[list[NDArray[Any]], int, dict[str, Any]]
 Phase = Callable[["HyFDCAClient", list[NDArray[Any]], dict[str, Any]], Fit]
 
 
-def _phase(function: Callable[[Run], list[NDArray[Any]]]) -> Phase:
-    """Make a method of a function of a :class:`Run` that returns arrays."""
+def _phase(function: Callable[[ClientRun], list[NDArray[Any]]]) -> Phase:
+    """Make a method of a function of a :class:`ClientRun` that returns arrays."""
 
     def fit(
         self: HyFDCAClient, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -151,11 +151,13 @@ class HyFDCAClient(StatefulClient):
         self.on_predictions = on_predictions
         self._rules = rules
 
-    def run_of(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Run:
+    def run_of(
+        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
+    ) -> ClientRun:
         """What a phase works with."""
         w = parameters[0] if parameters else np.zeros((1, 0))
-        part = Part(**{one.name: getattr(self, one.name) for one in fields(Part)})
-        return Run(
+        part = OwnData(**{one.name: getattr(self, one.name) for one in fields(OwnData)})
+        return ClientRun(
             part,
             self.node,
             self._rules,

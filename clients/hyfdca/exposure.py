@@ -14,7 +14,7 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 
 from .node import entry_counts
-from .run import Run, moving
+from .run import ClientRun, moving
 
 __all__ = ["check_exposed", "check_weights_hidden"]
 
@@ -22,7 +22,7 @@ __all__ = ["check_exposed", "check_weights_hidden"]
 _NAMED = 5
 
 
-def check_exposed(run: Run) -> None:
+def check_exposed(run: ClientRun) -> None:
     """Refuse a run whose sums give single numbers of this client away.
 
     A sum hides its terms only if there are several: several holders of a feature,
@@ -76,7 +76,7 @@ def check_exposed(run: Run) -> None:
     _refuse(run, "; ".join(shown), out)
 
 
-def check_weights_hidden(run: Run, balanced: bool) -> None:
+def check_weights_hidden(run: ClientRun, balanced: bool) -> None:
     """Refuse a run whose sums show samples that weigh much more than others.
 
     ``balanced``: whether the classes' totals are known, which those weights need.
@@ -120,7 +120,7 @@ def check_weights_hidden(run: Run, balanced: bool) -> None:
     _refuse(run, few)
 
 
-def _refuse(run: Run, shown: str, or_else: str = "") -> None:
+def _refuse(run: ClientRun, shown: str, or_else: str = "") -> None:
     """Refuse the run if anything is shown, unless the node's owner accepts it.
 
     What is shown stays in the node's log; only in a simulation the error says it.
@@ -139,7 +139,7 @@ def _refuse(run: Run, shown: str, or_else: str = "") -> None:
     raise SettingsError(f"{start}: its node's log says which. {end}")
 
 
-def _few_values(run: Run, least: int) -> list[tuple[str, int]]:
+def _few_values(run: ClientRun, least: int) -> list[tuple[str, int]]:
     """Features of which Σ x and Σ x² would give single entries away.
 
     With fewer than ``least`` entries that are not 0, unless all of them are equal: then
@@ -154,7 +154,7 @@ def _few_values(run: Run, least: int) -> list[tuple[str, int]]:
     return found
 
 
-def _outweighed_columns(run: Run, rows: FloatArray) -> list[str]:
+def _outweighed_columns(run: ClientRun, rows: FloatArray) -> list[str]:
     """Features of which a few samples have nearly all weight."""
     from scipy import sparse
 

@@ -16,7 +16,7 @@ from fedtrellis.settings import SettingsError
 
 from .._split_data import check_split_data
 from .exposure import check_exposed
-from .run import Run, as_arrays, as_bytes
+from .run import ClientRun, as_arrays, as_bytes
 
 __all__ = ["agree", "align", "blind", "evaluate_points", "keyed_hashes"]
 
@@ -27,7 +27,7 @@ _EVALUATORS = 2
 _POINT_BYTES = 32
 
 
-def blind(run: Run) -> Arrays:
+def blind(run: ClientRun) -> Arrays:
     """Blinded ids, where the clients have no common key to hash them under."""
     _check_roster(run)
     check_split_data(run.part, run.config)
@@ -40,7 +40,7 @@ def blind(run: Run) -> Arrays:
     return [intersection.blind(ids, _blinding(run), run.config["session"])]
 
 
-def evaluate_points(run: Run) -> Arrays:
+def evaluate_points(run: ClientRun) -> Arrays:
     """Every client's points times this evaluator's secret."""
     _check_roster(run)
     secret = run.node.identity.derive("evaluate", run.config["session"])
@@ -50,12 +50,12 @@ def evaluate_points(run: Run) -> Arrays:
     return [intersection.evaluate(own, scalar) for own in points]
 
 
-def _check_roster(run: Run) -> None:
+def _check_roster(run: ClientRun) -> None:
     if run.node.kind != "roster":
         raise SettingsError(f"{run.who} has no identity and roster to blind ids with")
 
 
-def _blinding(run: Run) -> int:
+def _blinding(run: ClientRun) -> int:
     secret = run.node.identity.derive("blind", run.config["session"], run.ledger.nonce)
     return intersection.scalar_from(secret)
 
@@ -67,7 +67,7 @@ def _points(data: bytes) -> NDArray[np.uint8]:
     return as_bytes(data).reshape(-1, _POINT_BYTES)
 
 
-def _pseudonyms(run: Run) -> NDArray[np.uint8]:
+def _pseudonyms(run: ClientRun) -> NDArray[np.uint8]:
     """The samples' hashes, then the new samples': shape (n + n_new, 16)."""
     if run.node.kind == "roster":
         points = [_points(run.config[f"points/{i}"]) for i in range(_EVALUATORS)]
@@ -96,7 +96,7 @@ def keyed_hashes(
     )
 
 
-def align(run: Run) -> Arrays:
+def align(run: ClientRun) -> Arrays:
     """Hashes of the samples' ids, features' names, which key this is, a nonce."""
     check_split_data(run.part, run.config)
     hashes = _pseudonyms(run)
@@ -124,7 +124,7 @@ def align(run: Run) -> Arrays:
     return answer
 
 
-def agree(run: Run) -> Arrays:
+def agree(run: ClientRun) -> Arrays:
     """Check what the server wrote down, and remember it.
 
     All keys and masks of the run are derived with its digest in. Returns the keys that

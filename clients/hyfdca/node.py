@@ -18,7 +18,7 @@ from fedtrellis.wire.arrays import FloatArray
 __all__ = [
     "NewSamples",
     "NodeRules",
-    "Part",
+    "OwnData",
     "column_sums",
     "entry_counts",
     "kept",
@@ -45,7 +45,7 @@ class NewSamples(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class OwnData:
     """One client's part of the split data; see ``HyFDCAClient``."""
 
     client_id: str

@@ -21,7 +21,7 @@ from fedtrellis.wire.protocol import RestoreNeededError
 from .exposure import check_weights_hidden
 from .matching import keyed_hashes
 from .node import column_sums, squared_norms
-from .run import Run, as_arrays, as_bytes
+from .run import ClientRun, as_arrays, as_bytes
 
 __all__ = ["LabelError", "finish", "learn", "ready", "send_labels", "send_sums"]
 
@@ -35,7 +35,7 @@ class LabelError(CodedError):
     code = "labels"
 
 
-def learn(run: Run, check: bool = False) -> None:
+def learn(run: ClientRun, check: bool = False) -> None:
     """Open a run, and take what sums say that came along.
 
     Raises
@@ -56,13 +56,13 @@ def learn(run: Run, check: bool = False) -> None:
         check_weights_hidden(run, balanced=True)
 
 
-def ready(run: Run) -> Arrays:
+def ready(run: ClientRun) -> Arrays:
     """Check the key, and the labels of all holders against each other."""
     learn(run, check=True)
     return []
 
 
-def finish(run: Run) -> Arrays:
+def finish(run: ClientRun) -> Arrays:
     """Remove the key that the clients of this machine made for the run."""
     if run.config.get("forget-key") and run.node.kind == "run":
         remove_run_key(run.config["session"])
@@ -81,7 +81,7 @@ def _known(values: NDArray[Any] | None, n: int) -> tuple[FloatArray, FloatArray]
     return known.astype(np.float64), np.where(known, numbers, 0.0)
 
 
-def send_labels(run: Run) -> Arrays:
+def send_labels(run: ClientRun) -> Arrays:
     """Labels, whether there are any, and ‖x_{k,i}‖² if need be, encrypted."""
     run.open()
     n = run.features.shape[0]
@@ -108,7 +108,7 @@ def send_labels(run: Run) -> Arrays:
 
 
 def _entry_tags(
-    run: Run, cipher: Cipher, rows: IntArray, columns: IntArray
+    run: ClientRun, cipher: Cipher, rows: IntArray, columns: IntArray
 ) -> NDArray[np.uint8]:
     """A number for each non-zero entry, to find those that are held twice.
 
@@ -133,7 +133,7 @@ def _entry_tags(
     return as_bytes(np.sort(words[::2]).tobytes())
 
 
-def _take_labels(run: Run, check: bool) -> None:
+def _take_labels(run: ClientRun, check: bool) -> None:
     """Take labels, norms and weights from the sums over the holders."""
     config = run.config
     if not any(key.startswith("labels/") for key in config):
@@ -167,7 +167,7 @@ def _take_labels(run: Run, check: bool) -> None:
 
 
 def _mean(
-    run: Run,
+    run: ClientRun,
     what: str,
     sums: FloatArray,
     counts: FloatArray,
@@ -191,7 +191,7 @@ def _mean(
 # -------------------------------------------------------------- sums over all clients
 
 
-def send_sums(run: Run) -> Arrays:
+def send_sums(run: ClientRun) -> Arrays:
     """Sums of columns and of weights, hidden in those over all who have them.
 
     Σ x and Σ x² of each column with ``standardize``, shape (PARTS · 2 · p_k,); with
@@ -223,7 +223,7 @@ def send_sums(run: Run) -> Arrays:
     return [run.masked(words, PARTS * len(sums))]
 
 
-def _column_sums(run: Run) -> FloatArray:
+def _column_sums(run: ClientRun) -> FloatArray:
     """Statistics of the columns, shape (2, p_k), or with weights (3, p_k)."""
     if not run.config["weighted"]:
         return column_sums(run.features)
@@ -236,7 +236,7 @@ def _column_sums(run: Run) -> FloatArray:
     return np.vstack([column_sums(run.features, s), mass])
 
 
-def _own_totals(run: Run) -> FloatArray:
+def _own_totals(run: ClientRun) -> FloatArray:
     """Return this client's term of the sums that weights are normalised by.
 
     Of the samples that it is the first holder of, so that each counts once.
@@ -249,7 +249,7 @@ def _own_totals(run: Run) -> FloatArray:
     return weight_totals(s[first], y[first], classes, rule)
 
 
-def _take_sums(run: Run) -> None:
+def _take_sums(run: ClientRun) -> None:
     """Take the means and scales of the columns, and what weights are normalised by."""
     names: Mapping[str, str] = {
         **({"means": "column-means"} if run.config["standardize"] else {}),

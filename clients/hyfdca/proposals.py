@@ -32,7 +32,7 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .preparation import learn
-from .run import Run, as_arrays, as_bytes, uniform_of
+from .run import ClientRun, as_arrays, as_bytes, uniform_of
 
 __all__ = ["backup", "inner_product", "propose"]
 
@@ -49,7 +49,7 @@ _PROXIMAL = 0.1
 # ------------------------------------------------------------------------------ phases
 
 
-def inner_product(run: Run) -> Arrays:
+def inner_product(run: ClientRun) -> Arrays:
     """enc(x_{k,i}ᵀ w_k) of the samples of some groups, and enc(α) of others."""
     learn(run)
     config, C = run.config, run.config["classes"]
@@ -75,7 +75,7 @@ def inner_product(run: Run) -> Arrays:
     return as_arrays(blobs)
 
 
-def propose(run: Run) -> Arrays:
+def propose(run: ClientRun) -> Arrays:
     """Proposals for some groups: their v_k, and sums over their samples.
 
     With ``secure-sum`` one vector of words, in which all this is hidden; else v_k of
@@ -103,7 +103,7 @@ def propose(run: Run) -> Arrays:
     return [*vectors, *backups]
 
 
-def backup(run: Run) -> Arrays:
+def backup(run: ClientRun) -> Arrays:
     """enc(α) of some groups, for clients that lost it."""
     learn(run)
     return as_arrays(_backups(run, _points(run)))
@@ -112,7 +112,7 @@ def backup(run: Run) -> Arrays:
 # --------------------------------------------------------------------------- proposals
 
 
-def _scores(run: Run, g: int, version: int) -> FloatArray:
+def _scores(run: ClientRun, g: int, version: int) -> FloatArray:
     """x_iᵀw of a group's samples, (C, n_g); of a shared one's not drawn, 0."""
     config, held, C = run.config, run.held[g], run.config["classes"]
     if g in config["local"]:
@@ -131,7 +131,7 @@ def _scores(run: Run, g: int, version: int) -> FloatArray:
 
 
 def _proposal(
-    run: Run, g: int, version: int, z: FloatArray, known: Points
+    run: ClientRun, g: int, version: int, z: FloatArray, known: Points
 ) -> tuple[FloatArray, FloatArray]:
     """One group's proposals, which it remembers.
 
@@ -178,7 +178,7 @@ def _proposal(
 
 
 def _moved(
-    run: Run,
+    run: ClientRun,
     kind: str,
     held: HeldGroup,
     version: int,
@@ -224,7 +224,9 @@ def _moved(
 # -------------------------------------------------------------------------- hidden sums
 
 
-def _mixing(run: Run, g: int, number: int, version: int, z: FloatArray) -> FloatArray:
+def _mixing(
+    run: ClientRun, g: int, number: int, version: int, z: FloatArray
+) -> FloatArray:
     """R of a group's samples, in [1/2, 1]: the same on all holders, of no other.
 
     Of shape (C, n_g), as z: with one r for all classes the difference of two classes'
@@ -245,7 +247,7 @@ def _mixing(run: Run, g: int, number: int, version: int, z: FloatArray) -> Float
 
 
 def _hidden(
-    run: Run,
+    run: ClientRun,
     vectors: Sequence[FloatArray],
     reports: Sequence[Sequence[FloatArray]],
     scores: Mapping[int, FloatArray],
@@ -278,7 +280,7 @@ def _hidden(
 
 
 def _noise(
-    run: Run, scores: Mapping[int, FloatArray], shape: tuple[int, ...]
+    run: ClientRun, scores: Mapping[int, FloatArray], shape: tuple[int, ...]
 ) -> FloatArray:
     """Gaussian numbers, in units of the most that one sample adds to v_k.
 
@@ -302,7 +304,7 @@ def _noise(
 # ---------------------------------------------------------------------- where α stands
 
 
-def _backups(run: Run, points: Mapping[int, Points]) -> list[bytes]:
+def _backups(run: ClientRun, points: Mapping[int, Points]) -> list[bytes]:
     """enc(α) of the groups that the server wants to keep."""
     records = GroupStep.unpack(run.config, run.config["classes"])
     steps = {record.group: record.step for record in records}
@@ -313,7 +315,7 @@ def _backups(run: Run, points: Mapping[int, Points]) -> list[bytes]:
     return blobs
 
 
-def _points(run: Run) -> dict[int, Points]:
+def _points(run: ClientRun) -> dict[int, Points]:
     """Ids and points of the groups, brought to where the server says they stand.
 
     Raises
@@ -341,7 +343,7 @@ def _points(run: Run) -> dict[int, Points]:
     return points
 
 
-def _brought_to(run: Run, record: GroupStep) -> Points | str:
+def _brought_to(run: ClientRun, record: GroupStep) -> Points | str:
     """Ids and points of one group, the last being α; or why this cannot be.
 
     For a group whose step the server has taken since, α ← Σ_j θ_j a_j.

@@ -37,9 +37,9 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .node import NodeRules, Part, kept, without_rare
+from .node import NodeRules, OwnData, kept, without_rare
 
-__all__ = ["HOLDING", "Run", "as_arrays", "as_bytes", "moving", "targets_of"]
+__all__ = ["HOLDING", "ClientRun", "as_arrays", "as_bytes", "moving", "targets_of"]
 
 IntArray = NDArray[np.int64]
 Arrays = list[NDArray[Any]]
@@ -61,12 +61,12 @@ _SETUP = ("labels", "counts", "norms", "weights", "weight-counts")
 _WISHES = ("least", "exposed", "noise")
 
 
-class Run:
+class ClientRun:
     """What a phase works with, of one request at one client.
 
     Parameters
     ----------
-    part : Part
+    part : OwnData
     node : NodeSecrets
     rules : NodeRules or None
         None: those of the node config.
@@ -89,7 +89,7 @@ class Run:
 
     def __init__(
         self,
-        part: Part,
+        part: OwnData,
         node: NodeSecrets,
         rules: NodeRules | None,
         node_config: Mapping[str, Any],

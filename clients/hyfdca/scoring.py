@@ -13,7 +13,7 @@ from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
 from .preparation import learn
-from .run import Run, as_arrays, targets_of
+from .run import ClientRun, as_arrays, targets_of
 
 __all__ = ["Predictions", "evaluate", "new_products", "predictions_of"]
 
@@ -81,7 +81,7 @@ def predictions_of(
     return Predictions(sample_ids, scores, predicted, probabilities, calibrated)
 
 
-def new_products(run: Run) -> list[NDArray[Any]]:
+def new_products(run: ClientRun) -> list[NDArray[Any]]:
     """enc(x_{k,i}ᵀ w_k) of the new samples."""
     learn(run)
     columns = run.new_columns
@@ -95,7 +95,7 @@ def new_products(run: Run) -> list[NDArray[Any]]:
 
 
 def evaluate(
-    run: Run,
+    run: ClientRun,
     on_scores: Callable[[Sequence[str], FloatArray], None] | None,
     on_predictions: Callable[[Predictions], None] | None,
 ) -> tuple[float, int, dict[str, Any]]:
@@ -128,7 +128,7 @@ def evaluate(
 
 
 def _measured(
-    run: Run, scores: FloatArray, y: FloatArray
+    run: ClientRun, scores: FloatArray, y: FloatArray
 ) -> tuple[float, int, dict[str, Any]]:
     """What the server reads of the scores: mean loss, samples and accuracy."""
     known, least = ~np.isnan(y) & ~np.isnan(scores[0]), run.rules.least

@@ -12,14 +12,14 @@ from fedtrellis.dual.held_groups import MAX_SHARES
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .preparation import learn
-from .run import Run, as_arrays, uniform_of
+from .run import ClientRun, as_arrays, uniform_of
 
 __all__ = ["dual", "primal"]
 
 Arrays = list[NDArray[Any]]
 
 
-def dual(run: Run) -> Arrays:
+def dual(run: ClientRun) -> Arrays:
     """LocalDualMethod: enc(γ_t/|B_n| Δα) of H samples (algorithms 3 and 5)."""
     learn(run)
     config, loss, n = run.config, run.loss, run.features.shape[0]
@@ -59,7 +59,7 @@ def dual(run: Run) -> Arrays:
     return as_arrays(blobs)
 
 
-def primal(run: Run) -> Arrays:
+def primal(run: ClientRun) -> Arrays:
     """PrimalAggregation: ŵ_k/(λN) = (1/λN) Σ_i α_i x_{k,i} (algorithm 4)."""
     learn(run)
     n = run.features.shape[0]

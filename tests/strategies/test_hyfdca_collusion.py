@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from clients import HyFDCAClient
 from clients.hyfdca import scoring
 from clients.hyfdca.node import NodeRules
-from clients.hyfdca.run import Run as ClientRun
+from clients.hyfdca.run import ClientRun
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.identity import Identity
