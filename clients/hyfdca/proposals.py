@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from fedtrellis.dual.columns import Shifted
 from fedtrellis.dual.group_steps import GroupStep
@@ -287,6 +286,8 @@ def _noise(
     They follow from z and this client's own secret: asked twice at one w, it gives the
     same, and no mean over answers takes the noise out.
     """
+    from scipy.special import ndtri
+
     asked = [item for g, z in scores.items() for item in (g, z.tobytes())]
     mark = hashlib.sha256(encode_items(*asked)).digest()
     key = expand(bytes.fromhex(run.ledger.secret), "noise", mark)
