@@ -13,6 +13,7 @@ _LIBRARIES = {
     "sklearn": "scikit-learn",
     "prometheus_client": "prometheus-client",
     "dp_accounting": "dp-accounting",
+    "flwr_datasets": "flwr-datasets",
 }
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import warnings
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,16 @@ from fedtrellis.objectives.demonstrations import (
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Nonconvex, Point, data_path, even_share
+from .base import (
+    Array,
+    Nonconvex,
+    Point,
+    data_path,
+    even_share,
+    once,
+    stratified,
+    toy,
+)
 from .data.datasets import DATASETS, load_cifar10
 from .data.table import fault, load_arrays
 
@@ -89,8 +97,8 @@ class Attack(Nonconvex):
     D. Wagner, 2017, as P.-Y. Chen et al. use it without gradients ("ZOO", 2017).
     """
 
-    name: ClassVar[str] = "attack"
-    summary: ClassVar[str] = "a universal perturbation; any ONNX model"
+    name = "attack"
+    summary = "a universal perturbation; any ONNX model"
 
     dataset: str = setting("digits", "the images", choices=tuple(_DATASETS))
     path: str = setting(
@@ -124,21 +132,15 @@ class Attack(Nonconvex):
     clip: bool = setting(False, "cut perturbed pixels to [0, 1]")
 
     def check(self) -> None:  # noqa: D102
-        if self.dataset != "digits" and not self.path:
-            what = "the folder of its files" if self.dataset == "cifar10" else "a .npz"
-            raise SettingsError(
-                f"attack.path is empty; for attack.dataset = {self.dataset!r} it must "
-                f"name {what}"
-            )
+        self.check_path()
         if not self.has_onnx:
             self._check_own_classifier()
         classes = self._classes()
         if self.label() >= classes:
             why = f"must be below {classes}, the classifier's number of classes"
             raise SettingsError(f"attack.target-label = {self.label()} {why}")
-        for held_out in (False, True):
-            if not len(self.images(held_out=held_out)):
-                part = "held-out" if held_out else "training"
+        for part in ("training", "held-out"):
+            if not len(self.images(held_out=part == "held-out")):
                 raise SettingsError(
                     f"attack.target-label = {self.label()}: the classifier gets none "
                     f"of the {part} images of this class right"
@@ -155,17 +157,12 @@ class Attack(Nonconvex):
         if self.scores != "logits":
             why = f"does not apply to attack.classifier-path = {path!r}"
             raise self.refused("scores", f"{why}, which is no .onnx")
-        if self.dataset == "cifar10" and importlib.util.find_spec("torch") is None:
-            raise SettingsError(
-                "attack.dataset = 'cifar10' needs PyTorch, or an ONNX model as "
-                'attack.classifier-path: pip install "fedtrellis[torch]"'
-            )
-        if self.dataset == "file" or (path and self.dataset == "digits"):
-            raise self.refused(
-                "classifier_path",
-                "must name an ONNX model, FILE.onnx, for attack.dataset = "
-                f"{self.dataset!r}",
-            )
+        if self.dataset == "cifar10":
+            what = "attack.dataset = 'cifar10' without an ONNX model"
+            need("torch", f"{what} as attack.classifier-path", "torch")
+        elif self.dataset == "file" or path:
+            why = "must name an ONNX model, FILE.onnx, for attack.dataset ="
+            raise self.refused("classifier_path", f"{why} {self.dataset!r}")
 
     def _classes(self) -> int:
         blank = np.zeros((1, *self.shapes()[0]))
@@ -228,12 +225,19 @@ class Attack(Nonconvex):
         shape = self.shapes()[0]
         return _classifier(self.dataset, self.classifier_path, self.scores, shape)
 
+    @once(8)
     def images(self, *, held_out: bool) -> Array:
-        """Return the images of the class that the classifier gets right."""
-        # for one more label, seed or number of clients nothing is classified anew
-        source = self.dataset, self.path, self.partial
-        classifier = self.classifier_path, self.scores
-        return _right_images(source, classifier, self.label(), held_out=held_out)
+        """Return the images of the class that the classifier gets right, read-only."""
+        found = _images(self.dataset, self.path, self.partial)
+        images, labels = found[2:] if held_out else found[:2]
+        chosen: Array = images[labels == self.label()]
+        if chosen.dtype == np.uint8:
+            chosen = chosen / 255.0
+        if len(chosen):
+            scores = self.classifier_under_attack().logits(chosen)
+            chosen = chosen[scores.argmax(axis=1) == self.label()]
+        chosen.setflags(write=False)
+        return chosen
 
     def _make(self, images: Array, weight: float) -> UniversalPerturbation:
         # The distortion counts once whatever the weight of a client's images.
@@ -248,7 +252,7 @@ class Attack(Nonconvex):
         )
 
 
-@lru_cache(maxsize=2)
+@once(2)
 def _images(dataset: str, path: str, partial: bool) -> _Images:
     if dataset == "digits":
         return _digits()
@@ -260,21 +264,11 @@ def _images(dataset: str, path: str, partial: bool) -> _Images:
     return _Images(found.features, found.labels, *held_out)
 
 
-@lru_cache(maxsize=1)
+@once(1)
 def _digits() -> _Images:
-    need("sklearn", "task = 'attack'", "sklearn")
-    # a second that other tasks' nodes need not spend
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = toy("digits", "task = 'attack'")
     images, labels = pixels.reshape(-1, *_DIGITS) / 16.0, labels.astype(np.intp)
-    train, other = train_test_split(
-        np.arange(len(labels)),
-        test_size=0.5,
-        stratify=labels,
-        random_state=_VICTIM_SEED,
-    )
+    train, other = stratified(labels, 0.5, _VICTIM_SEED)
     return _Images(images[train], labels[train], images[other], labels[other])
 
 
@@ -299,7 +293,7 @@ def _images_of_file(value: str) -> _Images:
     return _Images(**arrays)
 
 
-@lru_cache(maxsize=4)
+@once(4)
 def _classifier(
     dataset: str, value: str, scores: str, shape: tuple[int, ...]
 ) -> Classifier:
@@ -315,10 +309,8 @@ def _classifier(
     if dataset == "digits":
         return _digits_classifier()
     if not value:
-        raise SettingsError(
-            f"{key} is empty; for attack.dataset = 'cifar10' it must name a file of "
-            f"weights, which {_COMMAND} makes"
-        )
+        what = f"a file of weights, which {_COMMAND} makes"
+        raise SettingsError(f"{key} is empty; for 'cifar10' it must name {what}")
     try:
         path = data_path(key, value)
     except FileNotFoundError as error:
@@ -329,10 +321,8 @@ def _classifier(
     return ConvolutionalClassifier(load_weights(path))
 
 
-@lru_cache(maxsize=1)
+@once(1)
 def _digits_classifier() -> PerceptronClassifier:
-    import warnings
-
     # _digits says what needs it
     images, labels, *_ = _digits()
     from sklearn.exceptions import ConvergenceWarning
@@ -346,25 +336,3 @@ def _digits_classifier() -> PerceptronClassifier:
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(images.reshape(len(images), -1), labels)
     return PerceptronClassifier(model.coefs_, model.intercepts_)
-
-
-@lru_cache(maxsize=40)
-def _right_images(
-    source: tuple[str, str, bool],
-    own: tuple[str, str],
-    label: int,
-    *,
-    held_out: bool,
-) -> Array:
-    """Return the images of a class that the classifier gets right, read-only."""
-    images, labels, *others = _images(*source)
-    if held_out:
-        images, labels = others
-    chosen: Array = images[labels == label]
-    if chosen.dtype == np.uint8:
-        chosen = chosen / 255.0
-    classifier = _classifier(source[0], *own, chosen.shape[1:])
-    if len(chosen):
-        chosen = chosen[classifier.logits(chosen).argmax(axis=1) == label]
-    chosen.setflags(write=False)
-    return chosen

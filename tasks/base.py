@@ -192,6 +192,17 @@ class Task(ABC):
                 f"has {available} {what}, and every client needs at least one"
             )
 
+    def check_path(self) -> None:
+        """Raise a SettingsError unless there is a path where the data set needs one."""
+        field = type(self).__dataclass_fields__.get("path")
+        only = (field.metadata["only"] if field else None) or {}
+        dataset = getattr(self, "dataset", "")
+        if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
+            raise SettingsError(
+                f"{self.name}.path is empty; for {dataset!r} it must name the data's "
+                "file or folder"
+            )
+
     # -- what a task supplies
 
     @abstractmethod
@@ -372,7 +383,7 @@ class Nonconvex(Task):
             "naive-frank-wolfe": {"schedule": "nonconvex"},
         }
     )
-    convex: ClassVar[bool] = False
+    convex = False
 
 
 def in_dtype(objective: Objective, dtype: str) -> Objective:
@@ -385,6 +396,11 @@ def even_share(total: int, parts: int, index: int) -> slice:
     size, longer = divmod(total, parts)
     start = index * size + min(index, longer)
     return slice(start, start + size + (index < longer))
+
+
+def held_out(count: int, share: float) -> int:
+    """Return how many of some examples a share is, at least one on either side."""
+    return min(max(1, round(share * count)), count - 1)
 
 
 def derived_seed(seed: int, purpose: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,8 +127,8 @@ class Characters(Nonconvex, NetworkTask):
     float32.
     """
 
-    name: ClassVar[str] = "characters"
-    summary: ClassVar[str] = "generated text by characters, a small transformer"
+    name = "characters"
+    summary = "generated text by characters, a small transformer"
 
     partition: str = setting(
         "iid",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,14 @@ from .data.datasets import (
     rows_of,
     split_digits,
 )
-from .data.partition import PartitionedTask, limit_setting, validation_setting
 from .data.settings import NODES
-from .data.task import Dealt, Indices, dense
+from .data.task import (
+    Dealt,
+    PartitionedTask,
+    dense,
+    limit_setting,
+    validation_setting,
+)
 
 __all__ = ["Classification", "Digits", "NetworkTask", "device_setting", "synthetic"]
 
@@ -115,8 +120,8 @@ class Digits(PartitionedTask):
     half), with an ℓ1 ball whose radius it does not name.
     """
 
-    name: ClassVar[str] = "digits"
-    summary: ClassVar[str] = "hand-written digits (scikit-learn), logistic regression"
+    name = "digits"
+    summary = "hand-written digits (scikit-learn), logistic regression"
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         return [(65, 10)]
@@ -163,15 +168,10 @@ class Classification(NetworkTask):
     The experiments of FedFW, arXiv 2408.10090, §6.
     """
 
-    name: ClassVar[str] = "classification"
-    summary: ClassVar[str] = (
-        "digits, MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
-    )
+    name = "classification"
+    summary = "digits, MNIST, EMNIST, CIFAR-10 or synthetic; linear, DNN or CNN"
 
-    not_on_nodes: ClassVar[tuple[str, ...]] = (
-        *("path", "split", "partition", "labels_per_client", "alpha", "train_limit"),
-        *("test_limit", "validation_fraction", "partial"),
-    )
+    not_on_nodes = (*PartitionedTask.not_on_nodes, "split")
 
     dataset: str = setting(
         "synthetic",
@@ -277,12 +277,12 @@ class Classification(NetworkTask):
         else:
             examples = load_cifar10(path, partial=self.partial)
         others = self.test_limit, self.validation_fraction, self.seed
-        return self.deal_examples(limited(examples, limit, *others), self._inputs)
-
-    def shares(self, examples: Examples) -> list[Indices]:  # noqa: D102
-        if self.partition != "natural":
-            return super().shares(examples)
-        return [np.flatnonzero(examples.owners == i) for i in range(self.num_clients)]
+        examples, shares = limited(examples, limit, *others), None
+        if self.partition == "natural":
+            shares = [
+                np.flatnonzero(examples.owners == i) for i in range(self.num_clients)
+            ]
+        return self.deal_examples(examples, self._inputs, shares)
 
     def _inputs(self, features: Any) -> Any:
         """Return rows of float64 for mclr, else float32 of the examples' shape."""

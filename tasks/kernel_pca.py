@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
-from fedtrellis.extras import need
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Nonconvex, Point, data_path
+from .base import Array, Nonconvex, Point, data_path, once, toy
 from .data.readers import read_matrix
 from .data.settings import FILE, NODES
 from .data.task import Dealt, Indices, NodeDataTask, dense, starts_of
@@ -47,12 +45,12 @@ class KernelPCA(Nonconvex, NodeDataTask):
     It does not say how the data is centred or scaled.
     """
 
-    name: ClassVar[str] = "kernel-pca"
-    summary: ClassVar[str] = "principal components of digits, iris or a file's matrix"
-    bounded_below: ClassVar[bool] = False
+    name = "kernel-pca"
+    summary = "principal components of digits, iris or a file's matrix"
+    bounded_below = False
 
-    not_on_nodes: ClassVar[tuple[str, ...]] = ("path", "samples", "partition")
-    label_kind: ClassVar[Any] = "none"
+    not_on_nodes = (*NodeDataTask.not_on_nodes, "samples")
+    label_kind = "none"
 
     dataset: str = setting(
         "digits",
@@ -86,7 +84,7 @@ class KernelPCA(Nonconvex, NodeDataTask):
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_nodes:
             return [(self.nodes.num_features(), self.components)]
-        return [(_examples(self)[0].shape[1], self.components)]
+        return [(self._examples()[0].shape[1], self.components)]
 
     def domains(self) -> dict[str, float]:
         """Return the convex hull of the manifold, and a ball as large."""
@@ -102,7 +100,8 @@ class KernelPCA(Nonconvex, NodeDataTask):
 
     def optimum(self) -> float:
         """Return F* = −½ Σ of the r largest eigenvalues of C."""
-        return self._whole().optimum()
+        objective: Any = self.objective()
+        return float(objective.optimum())
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return the minimum over the two domains, which F attains at their rims."""
@@ -113,7 +112,7 @@ class KernelPCA(Nonconvex, NodeDataTask):
             return domain.radius**2 * self.optimum()
         if isinstance(domain, L2Ball):
             # −½ ρ² λ_max
-            return -0.5 * domain.radius**2 * self._whole().lipschitz()
+            return -0.5 * domain.radius**2 * self.objective().lipschitz()
         return None
 
     def metrics(self, x: Point) -> dict[str, float]:
@@ -122,12 +121,9 @@ class KernelPCA(Nonconvex, NodeDataTask):
         See :class:`fedtrellis.objectives.matrices.PrincipalComponents`;
         both are meant for points of the manifold.
         """
-        return self._whole().metrics(self.argument(x))
-
-    def _whole(self) -> PrincipalComponents:
-        objective = self.objective()
-        assert isinstance(objective, PrincipalComponents)
-        return objective
+        objective: Any = self.objective()
+        found: dict[str, float] = objective.metrics(self.argument(x))
+        return found
 
     def _node_inputs(self, features: Any) -> Any:
         return dense(features)
@@ -136,7 +132,7 @@ class KernelPCA(Nonconvex, NodeDataTask):
         return PrincipalComponents(features, self.components, weight=weight)
 
     def _load(self) -> Dealt:
-        rows, labels = _examples(self)
+        rows, labels = self._examples()
         self.check_clients(len(rows), "examples")
         if self.partition == "sorted":
             order = np.argsort(labels, kind="stable")
@@ -156,19 +152,13 @@ class KernelPCA(Nonconvex, NodeDataTask):
         starts = starts_of(np.array_split(order, self.num_clients))
         return Dealt(centred, labels[order], starts)
 
-
-@lru_cache(maxsize=4)
-def _examples(task: KernelPCA) -> tuple[Array, Indices]:
-    """Return the examples as they come, and their labels."""
-    if task.on_file:
-        rows = read_matrix(data_path("kernel-pca.path", task.path))
-        labels = np.zeros(len(rows), dtype=np.intp)
-    else:
-        need("sklearn", f"kernel-pca.dataset = {task.dataset!r}", "sklearn")
-        # half a second that other tasks' nodes need not spend
-        from sklearn import datasets
-
-        load = datasets.load_digits if task.dataset == "digits" else datasets.load_iris
-        rows, labels = load(return_X_y=True)
-    limit = task.samples or len(rows)
-    return rows[:limit].astype(np.float64), labels[:limit].astype(np.intp)
+    @once(4)
+    def _examples(self) -> tuple[Array, Indices]:
+        """Return the examples as they come, and their labels."""
+        if self.on_file:
+            rows = read_matrix(data_path("kernel-pca.path", self.path))
+            labels = np.zeros(len(rows), dtype=np.intp)
+        else:
+            rows, labels = toy(self.dataset, f"kernel-pca.dataset = {self.dataset!r}")
+        limit = self.samples or len(rows)
+        return rows[:limit].astype(np.float64), labels[:limit].astype(np.intp)

@@ -28,12 +28,11 @@ from .base import (
     stratified,
     toy,
 )
-from .data.partition import PartitionedTask
 from .data.readers import is_dense, libsvm_table, read_csv, read_own_file
 from .data.scaling import divide, norms, scaled, with_constant
 from .data.settings import FILE, NODES
 from .data.table import Schema, Table, fault
-from .data.task import Dealt, Indices, data_of, starts_of
+from .data.task import Dealt, Indices, PartitionedTask, data_of, starts_of
 
 __all__ = ["LogisticRegression"]
 
@@ -152,18 +151,13 @@ class LogisticRegression(PartitionedTask):
     1, uneven shares, and μ/d_i instead of μ.
     """
 
-    name: ClassVar[str] = "logistic-regression"
-    summary: ClassVar[str] = (
-        "logistic regression: breast cancer, QSAR, Santander, a file"
-    )
+    name = "logistic-regression"
+    summary = "logistic regression: breast cancer, QSAR, Santander, a file"
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedfw": {"schedule": _SCHEDULE},
         "naive-frank-wolfe": {"schedule": _SCHEDULE},
     }
-    not_on_nodes: ClassVar[tuple[str, ...]] = (
-        *("path", "partition", "labels_per_client", "alpha", "test_fraction"),
-        *("weighting", "classes"),
-    )
+    not_on_nodes = (*PartitionedTask.not_on_nodes, "weighting", "classes")
     node_labels: ClassVar[tuple[str, ...]] = ("0", "1")
 
     # There are two labels: a base class's 3 would never do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,14 @@ from fedtrellis.settings import setting
 
 from .base import Array, Nonconvex, Point, data_path
 from .data.datasets import limited, load_mnist, rows_of, split_digits
-from .data.partition import PartitionedTask, limit_setting, validation_setting
 from .data.settings import NODES
-from .data.task import Dealt, dense
+from .data.task import (
+    Dealt,
+    PartitionedTask,
+    dense,
+    limit_setting,
+    validation_setting,
+)
 
 __all__ = ["LowRankNetwork"]
 
@@ -47,12 +52,8 @@ class LowRankNetwork(Nonconvex, PartitionedTask):
     many hidden layers there are, how wide, or with which activation.
     """
 
-    name: ClassVar[str] = "low-rank-network"
-    summary: ClassVar[str] = "digits or MNIST by a perceptron of low rank"
-    not_on_nodes: ClassVar[tuple[str, ...]] = (
-        *("path", "partition", "labels_per_client", "alpha"),
-        *("train_limit", "test_limit", "validation_fraction"),
-    )
+    name = "low-rank-network"
+    summary = "digits or MNIST by a perceptron of low rank"
 
     dataset: str = setting(
         "digits",

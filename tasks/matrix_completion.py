@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from fedtrellis.objectives import MatrixCompletion
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Point, data_path
-from .data.readers import file_stamp, read_ratings
+from .base import Array, Point, data_path, held_out, once
+from .data.readers import read_ratings
 from .data.settings import NODES, DataSettings
 from .data.table import Schema, Table, fault
 from .data.task import Dealt, NodeDataTask, starts_of
@@ -49,12 +48,10 @@ class MatrixCompletionTask(NodeDataTask):
     ‖X‖_* ≤ 7000, 40 clients. Its terms forbid passing the data on, so it is not here.
     """
 
-    name: ClassVar[str] = "matrix-completion"
-    summary: ClassVar[str] = "low-rank matrix completion, generated or MovieLens-100k"
+    name = "matrix-completion"
+    summary = "low-rank matrix completion, generated or MovieLens-100k"
 
-    not_on_nodes: ClassVar[tuple[str, ...]] = (
-        *("path", "test_fraction", "validation_fraction", "centred"),
-    )
+    not_on_nodes = (*NodeDataTask.not_on_nodes, "centred")
 
     dataset: str = setting(
         "auto",
@@ -101,7 +98,7 @@ class MatrixCompletionTask(NodeDataTask):
         return [self._shape()]
 
     def _shape(self) -> tuple[int, int]:
-        return (self.users, self.items) if self.on_nodes else _ratings(self)[2]
+        return (self.users, self.items) if self.on_nodes else self._ratings()[2]
 
     def domains(self) -> dict[str, float]:
         """Return the nuclear norm ball.
@@ -109,7 +106,7 @@ class MatrixCompletionTask(NodeDataTask):
         Its radius is 7000 for a file, the nuclear norm of the noiseless matrix for
         generated ratings; nodes' own have none.
         """
-        return {"nuclear-norm-ball": 0.0 if self.on_nodes else _ratings(self)[3]}
+        return {"nuclear-norm-ball": 0.0 if self.on_nodes else self._ratings()[3]}
 
     def _loss(self, features: Any, targets: Any, weight: float) -> MatrixCompletion:
         rows, columns = features.astype(np.intp).T
@@ -121,50 +118,36 @@ class MatrixCompletionTask(NodeDataTask):
         return {**super().metrics(x), "rmse-train": train}
 
     def _load(self) -> Dealt:
-        cells, values = _ratings(self)[:2]
-        count = len(values)
-        order = generator(self.seed, "matrix-completion split").permutation(count)
-        # At least one on either side.
-        held_out = min(max(1, round(self.test_fraction * count)), count - 1)
-        held, kept = order[:held_out], order[held_out:]
-        if self.validation_fraction:
-            # the order is random: any share of it will do
-            share = round(self.validation_fraction * len(kept))
-            count = min(max(1, share), len(kept) - 1)
-            held, kept = kept[:count], kept[count:]
+        cells, values = self._ratings()[:2]
+        split = generator(self.seed, "matrix-completion split")
+        held = kept = split.permutation(len(values))
+        # the order is random: any share of it will do
+        for share in filter(None, (self.test_fraction, self.validation_fraction)):
+            held, kept = np.split(kept, [held_out(len(kept), share)])
         if self.centred:
             values = values - values[kept].mean()
         # The ratings are shuffled already: equal consecutive shares are random.
         starts = starts_of(np.array_split(kept, self.num_clients))
         return Dealt(cells[kept], values[kept], starts, cells[held], values[held])
 
-
-def _ratings(task: MatrixCompletionTask) -> tuple[Any, Array, tuple[int, int], float]:
-    """Return users and items of all ratings, these, the matrix's shape and a radius."""
-    if not task.path:
-        return synthetic_ratings(task.seed)
-    path = data_path("matrix-completion.path", task.path)
-    return _ratings_of_file(path, file_stamp(path))
-
-
-@lru_cache(maxsize=2)
-def _ratings_of_file(
-    path: Path, stamp: tuple[int, ...]
-) -> tuple[Any, Array, tuple[int, int], float]:
-    cells, values = read_ratings(path)[:2]
-    assert values is not None
-    if len(values) < 2:
-        fault(path, f"{len(values)} ratings; at least 2 are needed")
-    users, items = (int(number) + 1 for number in cells.max(axis=0))
-    return cells, values, (users, items), _RADIUS
+    @once(4)
+    def _ratings(self) -> tuple[Any, Array, tuple[int, int], float]:
+        """Return users and items, their ratings, the matrix's shape and a radius."""
+        if not self.path:
+            return synthetic_ratings(self.seed)
+        path = data_path("matrix-completion.path", self.path)
+        cells, values, *_ = read_ratings(path)
+        if len(values) < 2:
+            fault(path, f"{len(values)} ratings; at least 2 are needed")
+        users, items = (int(number) + 1 for number in cells.max(axis=0))
+        return cells, values, (users, items), _RADIUS
 
 
-@lru_cache(maxsize=4)
 def synthetic_ratings(seed: int) -> tuple[Any, Array, tuple[int, int], float]:
     """Generate noisy ratings of random entries of a 60 × 50 matrix of rank 3.
 
-    As :func:`_ratings` returns them: users and items of shape (1500, 2), counted from
-    0, values of shape (1500,), the matrix's shape, and its nuclear norm without noise.
+    Return users and items of shape (1500, 2), counted from 0, values of shape (1500,),
+    the matrix's shape, and its nuclear norm without noise.
     """
     rng = generator(seed, "matrix-completion")
     factors = [rng.standard_normal((size, _RANK)) for size in (_USERS, _ITEMS)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,43 +87,34 @@ def make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn
     (features,) or (channels, height, width). The seed is for PyTorch's default
     initialisation, whose global state is left as it was.
     """
-    makers = {"dnn": _dnn, "cnn": _cnn, "small-cnn": _small_cnn}
-    return _seeded(seed, makers[name], shape, classes)
+    return _seeded(seed, _model, name, shape, classes)
 
 
-def _dnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    inputs = int(torch.Size(shape).numel())
-    widths = [inputs, 20, classes] if len(shape) == 1 else [inputs, 100, 100, classes]
-    layers: list[nn.Module] = [nn.Flatten()]
+def _model(name: str, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    if name == "dnn":
+        between = (20,) if len(shape) == 1 else (100, 100)
+        return nn.Sequential(nn.Flatten(), *_dense(prod(shape), *between, classes))
+    widths, hidden, step = {
+        "cnn": ((32, 64), (128,), 1),
+        "small-cnn": ((8, 16), (), 2),
+    }[name]
+    layers: list[nn.Module] = []
+    channels, *sides = shape
+    for width in widths:
+        layers += [nn.Conv2d(channels, width, 5, stride=step), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if step == 1 else []
+        # 4 pixels off, and the largest of two or every other of the rest
+        channels, sides = width, [(side - 5 + step) // 2 for side in sides]
+    layers += [nn.Flatten(), *_dense(channels * prod(sides), *hidden, classes)]
+    return nn.Sequential(*layers)
+
+
+def _dense(*widths: int) -> list[nn.Module]:
+    """Return layers of these widths, with ReLU between them."""
+    layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    channels, *sides = shape
-    # each stage: 4 pixels off by the convolution, then half
-    height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
-    stages = [
-        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
-    ]
-    hidden = nn.Linear(64 * height * width, 128)
-    return nn.Sequential(
-        *stages, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(128, classes)
-    )
-
-
-def _small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    channels, *sides = shape
-    # each stage: 4 pixels off, then every other
-    height, width = (((side - 3) // 2 - 3) // 2 for side in sides)
-    stages = [
-        *(nn.Conv2d(channels, 8, 5, stride=2), nn.ReLU()),
-        *(nn.Conv2d(8, 16, 5, stride=2), nn.ReLU()),
-    ]
-    scores = nn.Linear(16 * height * width, classes)
-    return nn.Sequential(*stages, nn.Flatten(), scores)
+    return layers[:-1]
 
 
 # -- a transformer on characters
@@ -273,40 +264,34 @@ class ConvolutionalClassifier:
         ]
         self._dense = tensors["dense.weight"], tensors["dense.bias"]
 
+    def _parts(self, images: Array) -> Sequence[Tensor]:
+        # a copy, as images may be read-only
+        parts = torch.split(torch.tensor(images, dtype=self._dtype), _SLICE)
+        return [_channels_last(part) for part in parts]
+
     def _scores(self, x: Tensor) -> Tensor:
         for weight, bias in self._convolutions:
             half = weight.shape[-1] // 2
             x = functional.relu(functional.conv2d(x, weight, bias, 2, half))
         return functional.linear(x.flatten(1), *self._dense)
 
-    def _input(self, images: Array) -> Tensor:
-        # a copy, as images may be read-only
-        return _channels_last(torch.tensor(images, dtype=self._dtype))
-
     def logits(self, images: Array) -> Array:
         """Return scores of shape (n, 10) for images of shape (n, 3, 32, 32)."""
-        scores = np.empty((len(images), _CLASSES))
         with torch.inference_mode():
-            for part in _slices(len(images)):
-                scores[part] = self._scores(self._input(images[part])).numpy()
-        return scores
+            scores = [self._scores(part) for part in self._parts(images)]
+        return torch.cat(scores).double().numpy()
 
     def pullback(self, images: Array, cotangents: Array) -> Array:
         """Return ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape."""
-        slopes = np.empty(np.shape(images))
-        for part in _slices(len(images)):
+        slopes: list[Tensor] = []
+        outer = torch.split(torch.tensor(cotangents, dtype=self._dtype), _SLICE)
+        for x, part in zip(self._parts(images), outer, strict=True):
             with torch.enable_grad():
-                x = self._input(images[part]).requires_grad_()
-                outer = torch.tensor(cotangents[part], dtype=self._dtype)
-                [slope] = torch.autograd.grad(self._scores(x), x, outer)
-            slopes[part] = slope.numpy()
-        return slopes
+                x.requires_grad_()
+                slopes += torch.autograd.grad(self._scores(x), x, part)
+        return torch.cat(slopes).double().numpy()
 
 
 def _channels_last(x: Tensor) -> Tensor:
     """Lay the channels out innermost, which makes convolutions 3 times as fast."""
     return x.contiguous(memory_format=torch.channels_last)
-
-
-def _slices(count: int) -> list[slice[Any, Any, Any]]:
-    return [slice(start, start + _SLICE) for start in range(0, count, _SLICE)]

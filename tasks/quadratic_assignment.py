@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -17,7 +17,8 @@ from fedtrellis.objectives import QuadraticAssignment
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Array, DataFileError, Nonconvex, Point, data_path, even_share
+from .base import Array, Nonconvex, Point, data_path, even_share, once
+from .data.table import fault
 
 __all__ = ["Instance", "QuadraticAssignmentTask", "read_instance", "read_solution"]
 
@@ -48,9 +49,9 @@ class QuadraticAssignmentTask(Nonconvex):
     how the cost is split.
     """
 
-    name: ClassVar[str] = "quadratic-assignment"
-    summary: ClassVar[str] = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
-    bounded_below: ClassVar[bool] = False
+    name = "quadratic-assignment"
+    summary = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
+    bounded_below = False
 
     path: str = setting("", "a QAPLIB .dat file; empty for the built-in chr12a")
 
@@ -59,7 +60,7 @@ class QuadraticAssignmentTask(Nonconvex):
 
     def num_examples(self) -> int:
         """Return the number of entries that are dealt."""
-        return int(np.count_nonzero(self._dealt()))
+        return int(np.count_nonzero(self._dealt()[0]))
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         return [self.instance().A.shape]
@@ -76,18 +77,16 @@ class QuadraticAssignmentTask(Nonconvex):
         shape = self.instance().A.shape
         return [np.full(shape, 1.0 / shape[0])]
 
-    def _deals_a(self) -> bool:
+    def _dealt(self) -> tuple[Array, bool]:
+        """Return the matrix that is dealt, and whether it is A."""
         A, B, _ = self.instance()
-        return bool(np.count_nonzero(A) >= np.count_nonzero(B))
-
-    def _dealt(self) -> Array:
-        """Return the matrix that is dealt."""
-        return self.instance().A if self._deals_a() else self.instance().B
+        is_a = bool(np.count_nonzero(A) >= np.count_nonzero(B))
+        return (A if is_a else B), is_a
 
     def mask(self, client: int) -> NDArray[np.bool_]:
         """Return which entries of the dealt matrix a client holds."""
         self.check()
-        matrix = self._dealt()
+        matrix, _ = self._dealt()
         entries = np.flatnonzero(matrix)
         order = generator(self.seed, self.name).permutation(len(entries))
         held = entries[order[even_share(len(order), self.num_clients, client)]]
@@ -101,7 +100,7 @@ class QuadraticAssignmentTask(Nonconvex):
     def _build_client_objective(self, client: int) -> QuadraticAssignment:
         A, B, _ = self.instance()
         mask, weight = self.mask(client), float(self.num_clients)
-        if self._deals_a():
+        if self._dealt()[1]:
             return QuadraticAssignment(A, B, mask=mask, weight=weight)
         return QuadraticAssignment(A, np.where(mask, B, 0.0), weight=weight)
 
@@ -133,7 +132,7 @@ class QuadraticAssignmentTask(Nonconvex):
         return measures
 
 
-@lru_cache(maxsize=8)
+@once(8)
 def _instance(path: str) -> Instance:
     if path:
         file = data_path("quadratic-assignment.path", path)
@@ -155,18 +154,13 @@ def _instance(path: str) -> Instance:
 
 def _numbers(path: Path) -> tuple[int, Array]:
     """Return the first number, the order, and the others; line breaks mean nothing."""
-    numbers: list[float] = []
-    with path.open(encoding="latin-1") as lines:
-        for count, line in enumerate(lines, start=1):
-            try:
-                numbers.extend(map(float, line.replace(",", " ").split()))
-            except ValueError as error:
-                raise DataFileError(f"{path}, line {count}: not numbers") from error
-    values = np.array(numbers)
-    if not np.isfinite(values).all():
-        raise DataFileError(f"{path}: not all numbers are finite")
+    texts, values = path.read_text(encoding="latin-1").replace(",", " ").split(), None
+    with suppress(ValueError):
+        values = np.array(texts, dtype=np.float64)
+    if values is None or not np.isfinite(values).all():
+        fault(path, "must hold finite numbers, and nothing else")
     if not len(values) or values[0] < 1 or values[0] % 1:
-        raise DataFileError(f"{path}: must start with the order n, a whole number >= 1")
+        fault(path, "must start with the order n, a whole number >= 1")
     return int(values[0]), values[1:]
 
 
@@ -177,13 +171,11 @@ def read_instance(path: Path) -> Instance:
     """
     n, values = _numbers(path)
     if len(values) != 2 * n * n:
-        raise DataFileError(
-            f"{path}: order {n} asks for {2 * n * n} entries of A and B, "
-            f"the file has {len(values)}"
-        )
+        asked = f"order {n} asks for {2 * n * n} entries of A and B"
+        fault(path, f"{asked}, the file has {len(values)}")
     A, B = values.reshape(2, n, n)
     if not A.any() or not B.any():
-        raise DataFileError(f"{path}: A or B has zeros only")
+        fault(path, "A or B has zeros only")
     return Instance(A, B, None)
 
 
@@ -195,10 +187,8 @@ def read_solution(path: Path, order: int) -> tuple[float, NDArray[np.intp]]:
     """
     n, values = _numbers(path)
     if n != order or len(values) != 1 + n:
-        raise DataFileError(
-            f"{path}: must hold {order}, the cost and {order} places; "
-            f"it starts with {n} and has {len(values) + 1} numbers"
-        )
+        found = f"it starts with {n} and has {len(values) + 1} numbers"
+        fault(path, f"must hold {order}, the cost and {order} places; {found}")
     if not np.array_equal(np.sort(values[1:]), np.arange(1, n + 1)):
-        raise DataFileError(f"{path}: the places are no permutation of 1 to {n}")
+        fault(path, f"the places are no permutation of 1 to {n}")
     return float(values[0]), values[1:].astype(np.intp) - 1

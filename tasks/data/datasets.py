@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 
-from ..base import DataFileError, derived_seed, stratified, toy
+from ..base import DataFileError, derived_seed, held_out, stratified, toy
 from .table import fault, read_at_most
 
 Bytes = NDArray[np.uint8]
@@ -93,11 +93,9 @@ def limited(
     if validation:
         count = len(examples.labels)
         order = generator(seed, "validation").permutation(count)
-        # at least one on either side
-        held_out = min(max(1, round(validation * count)), count - 1)
-        held = np.sort(order[:held_out])
+        held, kept = map(np.sort, np.split(order, [held_out(count, validation)]))
         tests = examples.features[held], examples.labels[held]
-        examples = examples.train(np.sort(order[held_out:]))
+        examples = examples.train(kept)
     return examples._replace(test_features=tests[0], test_labels=tests[1])
 
 
@@ -161,11 +159,10 @@ def load_emnist(folder: Path, split: str, *, partial: bool, seed: int) -> Exampl
             raise FileNotFoundError(
                 f"{error} (classification.partial = true takes a part)"
             ) from None
-        order = generator(seed, "emnist split").permutation(len(test.labels))
-        parts = np.split(order, [len(order) * 4 // 5])
-        train, test = (
-            Images(test.pixels[part], test.labels[part]) for part in map(np.sort, parts)
-        )
+        pixels, labels = test
+        order = generator(seed, "emnist split").permutation(len(labels))
+        parts = map(np.sort, np.split(order, [len(order) * 4 // 5]))
+        train, test = (Images(pixels[part], labels[part]) for part in parts)
     return _checked(folder, train, test, "emnist", EMNIST_CLASSES[split])
 
 
@@ -190,7 +187,7 @@ def load_cifar10(folder: Path, *, partial: bool, key: str = _KEY) -> Examples:
         partial_key = key.removesuffix("path") + "partial"
         hint = "" if partial else f" ({partial_key} = true does without)"
         raise FileNotFoundError(missing[0] + hint)
-    train = Images(*(np.concatenate(part) for part in zip(*batches, strict=True)))
+    train = Images(*map(np.concatenate, zip(*batches, strict=True)))
     return _checked(folder, train, read("test_batch"), "cifar10", 10)
 
 
@@ -223,18 +220,16 @@ def _idx_pair(
 
 def _checked(folder: Path, train: Images, test: Images, name: str, k: int) -> Examples:
     shape = DATASETS[name]
-    for which, part in (("training", train), ("test", test)):
-        if part.pixels.shape[1:] != shape:
-            size = " x ".join(map(str, part.pixels.shape[2:]))
-            raise DataFileError(
-                f"{folder}: the {which} images have {size} pixels; "
-                f"{' x '.join(map(str, shape[1:]))} are expected"
+    for which, (pixels, labels) in (("training", train), ("test", test)):
+        if pixels.shape[1:] != shape:
+            size, expected = (
+                " x ".join(map(str, sides)) for sides in (pixels.shape[2:], shape[1:])
             )
-        if part.labels.max() >= k:
-            raise DataFileError(
-                f"{folder}: the {which} labels reach {part.labels.max()}; "
-                f"the {k} classes are counted from 0"
-            )
+            kind = f"the {which} images have {size} pixels; {expected} are expected"
+            raise DataFileError(f"{folder}: {kind}")
+        if labels.max() >= k:
+            kind = f"the {which} labels reach {labels.max()}"
+            raise DataFileError(f"{folder}: {kind}; the {k} classes count from 0")
     return Examples(*train, *test)
 
 

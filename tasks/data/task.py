@@ -2,13 +2,16 @@
 
 A task says what it reads (:meth:`NodeDataTask._load`, one data set dealt to the
 clients) and what is learnt from rows (:meth:`NodeDataTask._loss`); with
-``dataset = "nodes"`` the rows are those of each node's own file instead.
+``dataset = "nodes"`` the rows are those of each node's own file instead. Equal random
+shares of labelled examples need nothing but NumPy; shares by label come from the
+partitioners of flwr-datasets, the extra ``data``, which see the labels only.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -16,10 +19,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
 from fedtrellis.objectives import Objective
-from fedtrellis.settings import SettingsError
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
 
-from ..base import Array, Point, Task, in_dtype, once
+from ..base import Array, Point, Task, derived_seed, in_dtype, once
+from .datasets import Examples
 from .readers import file_stamp, node_path, read_table
 from .settings import FILE, NODES
 from .table import Schema, Table
@@ -61,25 +67,20 @@ class Dealt(NamedTuple):
 
 def starts_of(shares: Sequence[Sequence[Any] | Indices]) -> Indices:
     """Return where each client's rows start, and how many there are."""
-    return np.cumsum([0, *(len(share) for share in shares)]).astype(np.intp)
+    return np.cumsum([0, *map(len, shares)]).astype(np.intp)
 
 
 def arrange(
-    features: Any,
-    targets: NDArray[Any],
-    shares: list[Indices],
-    test_features: Any = None,
-    test_targets: Any = None,
+    features: Any, targets: NDArray[Any], shares: list[Indices], *tests: Any
 ) -> Dealt:
     """Put training examples, dense or CSR, in the order of the clients' shares.
 
-    Each example is in one share exactly.
+    Each example is in one share exactly; ``tests`` are test features and targets.
     """
     order = np.concatenate(shares)
     if not np.array_equal(np.sort(order), np.arange(len(targets))):
         raise ValueError("shares leave out an example or name one twice")
-    rows = features[order], targets[order], starts_of(shares)
-    return Dealt(*rows, test_features, test_targets)
+    return Dealt(features[order], targets[order], starts_of(shares), *tests)
 
 
 def dense(features: Any) -> Array:
@@ -116,7 +117,10 @@ class NodeDataTask(Task):
         The classes' labels by default, for a task that has a fixed number of them.
     """
 
-    not_on_nodes: ClassVar[tuple[str, ...]] = ()
+    not_on_nodes: ClassVar[tuple[str, ...]] = (
+        *("path", "partition", "labels_per_client", "alpha", "partial"),
+        *("train_limit", "test_limit", "test_fraction", "validation_fraction"),
+    )
     not_of_file: ClassVar[tuple[str, ...]] = ()
     weighs: ClassVar[bool] = False
     label_kind: ClassVar[Literal["class", "number", "none"]] = "number"
@@ -160,17 +164,6 @@ class NodeDataTask(Task):
 
     def check_settings(self) -> None:
         """Raise a SettingsError unless the settings suit each other."""
-
-    def check_path(self) -> None:
-        """Raise a SettingsError unless there is a path where the data set needs one."""
-        path = [f.metadata for f in dataclasses.fields(self) if f.name == "path"]
-        only = (path[0].get("only") if path else None) or {}
-        dataset = getattr(self, "dataset", None)
-        if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
-            raise SettingsError(
-                f"{self.name}.path is empty; for {dataset!r} it must name the data's "
-                "file or folder"
-            )
 
     def check_nodes(self) -> None:
         """Raise a SettingsError unless the settings suit nodes' own data."""
@@ -360,3 +353,152 @@ class NodeDataTask(Task):
 def data_of(task: NodeDataTask) -> Dealt:
     """Return a task's data set, loaded or generated once per process."""
     return task._load().read_only()
+
+
+# -- labelled examples, which are dealt by a setting
+
+
+def limit_setting(part: str) -> int:
+    """Return the setting of the most examples of a part, training or test."""
+    text = f"the most {part} examples, drawn by the seed; 0 for all"
+    return setting(0, text, minimum=0)  # type: ignore[no-any-return]
+
+
+def validation_setting() -> float:
+    """Return the setting of the share of training examples to choose settings on."""
+    return setting(  # type: ignore[no-any-return]
+        0.0,
+        "share of the training examples that takes the place of the test data, "
+        "to choose settings on; 0: none",
+        minimum=0.0,
+        maximum=0.9,
+    )
+
+
+@dataclass(frozen=True)
+class PartitionedTask(NodeDataTask):
+    """A task whose labelled examples are dealt to the clients by a setting.
+
+    - ``iid``: shuffled, then equal consecutive shares, which is the
+      ``IidPartitioner`` of flwr-datasets on shuffled data;
+    - ``labels``: every client holds ``labels-per-client`` labels, client i the labels
+      ik, ik + 1, …, ik + k − 1 (modulo their number) of a random order, and each
+      label's examples are dealt evenly to those who hold it
+      (``PathologicalPartitioner`` with one label a part, k parts a client);
+    - ``dirichlet``: each label's shares are drawn from Dirichlet(α)
+      (``DirichletPartitioner``).
+    """
+
+    partition: str = setting(
+        "iid",
+        "how examples are dealt to clients",
+        choices=("iid", "labels", "dirichlet"),
+    )
+    labels_per_client: int = setting(
+        3, "labels a client holds, with partition = 'labels'", minimum=1
+    )
+    alpha: float = setting(
+        0.5, "concentration α, with partition = 'dirichlet'", above=0.0
+    )
+
+    label_kind: ClassVar[Any] = "class"
+    node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    def deal_examples(
+        self,
+        examples: Examples,
+        prepare: Callable[[Any], Any] = np.asarray,
+        shares: list[Indices] | None = None,
+    ) -> Dealt:
+        """Deal labelled examples to the clients, by their labels or as ``shares`` says.
+
+        ``prepare`` makes what the model takes of the features. It comes last, so that
+        what is put in order are the bytes of images and not eight times as many.
+        """
+        labels, tests = (
+            part.astype(np.intp) for part in (examples.labels, examples.test_labels)
+        )
+        shares = self.deal(examples.labels) if shares is None else shares
+        dealt = arrange(examples.features, labels, shares)
+        features, test = prepare(dealt.features), prepare(examples.test_features)
+        return Dealt(features, dealt.targets, dealt.starts, test, tests)
+
+    def deal(self, labels: NDArray[Any]) -> list[Indices]:
+        """Deal all examples to the clients, each once and no share empty.
+
+        By their labels, int of shape (d,). A SettingsError: the labels do not suffice
+        for so many clients, or flwr-datasets is needed and not installed.
+        """
+        self.check_clients(len(labels), "examples")
+        if self.partition == "iid":
+            rng = generator(self.seed, "partition")
+            return np.array_split(rng.permutation(len(labels)), self.num_clients)
+        key = f"{self.name}.partition = {self.partition!r}"
+        need("flwr_datasets", key, "data")
+        deal = {"labels": self._deal_labels, "dirichlet": self._deal_dirichlet}
+        return deal[self.partition](labels)
+
+    def _deal_labels(self, labels: NDArray[Any]) -> list[Indices]:
+        present, counts = np.unique(labels, return_counts=True)
+        clients, k = self.num_clients, self.labels_per_client
+
+        def refused(why: str) -> SettingsError:
+            return self.refused("labels_per_client", f"with {clients} clients: {why}")
+
+        if k > len(present):
+            raise refused(f"there are only {len(present)} labels")
+        if clients * k < len(present):
+            raise refused(
+                f"they cannot hold all {len(present)} labels, so that examples would "
+                "be left out; take more labels or more clients"
+            )
+        # Labels in a random order, as ranks; part v gets the label of rank v modulo
+        # their number, so parts ik … ik + k − 1 have k different ones.
+        order = generator(self.seed, "label order").permutation(len(present))
+        holders = np.bincount(np.arange(clients * k) % len(present))
+        scarce = np.flatnonzero(counts[order] < holders)
+        if len(scarce):
+            label, count = present[order[scarce[0]]], counts[order[scarce[0]]]
+            raise refused(
+                f"label {label} has {count} examples for {holders[scarce[0]]} clients; "
+                "take fewer labels or fewer clients"
+            )
+        ranks = np.argsort(order)[np.searchsorted(present, labels)]
+        parts = self._partitioned(
+            "PathologicalPartitioner",
+            ranks,
+            num_partitions=clients * k,
+            num_classes_per_partition=1,
+            class_assignment_mode="deterministic",
+        )
+        return [np.concatenate(parts[i * k : (i + 1) * k]) for i in range(clients)]
+
+    def _deal_dirichlet(self, labels: NDArray[Any]) -> list[Indices]:
+        more = {"num_partitions": self.num_clients, "min_partition_size": 1}
+        try:
+            with warnings.catch_warnings():
+                # It draws again where a share is empty, and warns each time.
+                warnings.simplefilter("ignore")
+                kind = "DirichletPartitioner"
+                return self._partitioned(kind, labels, alpha=self.alpha, **more)
+        except ValueError as error:
+            given = f"with {self.num_clients} clients and {len(labels)} examples"
+            why = "every draw left a client without any; take a larger alpha or fewer"
+            raise self.refused("alpha", f"{given}: {why} clients") from error
+
+    def _partitioned(
+        self, kind: str, labels: NDArray[Any], **settings: Any
+    ) -> list[Indices]:
+        """Deal shuffled examples by a partitioner of flwr-datasets."""
+        from datasets import Dataset
+        from flwr_datasets import partitioner
+
+        order = generator(self.seed, "shuffle").permutation(len(labels))
+        seed = derived_seed(self.seed, "partition")
+        made = getattr(partitioner, kind)(partition_by="label", seed=seed, **settings)
+        # labels and indices alone: pixels would be copied many times over
+        made.dataset = Dataset.from_dict({"label": labels[order], "index": order})
+        return [
+            np.asarray(made.load_partition(i)["index"][:], dtype=np.intp)
+            for i in range(settings["num_partitions"])
+        ]

@@ -1,7 +1,6 @@
 """The task ``attack``: its classifier, its images and what is within reach."""
 
 import hashlib
-import importlib.util
 import os
 import pickle
 import subprocess
@@ -335,7 +334,7 @@ def with_weights(folder: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": ""}, "attack.path is empty; for attack.dataset = 'cifar10'"),
+        ({"path": ""}, "attack.path is empty; for .cifar10."),
         ({"path": "/absent"}, "attack.path = '/absent': there is no folder"),
         (
             {"classifier_path": ""},
@@ -406,7 +405,7 @@ def test_missing_batches_and_images(tmp_path: Path, cifar: dict[str, Any]) -> No
 
 
 def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SettingsError, match=r"pip install \"fedtrellis\[torch\]\""):
         task(dataset="cifar10", path=".", classifier_path="w.npz").check()
     task().check()

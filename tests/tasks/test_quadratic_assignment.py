@@ -109,7 +109,7 @@ def test_a_solution_beside_the_file_is_read(tmp_path: Path) -> None:
         ("2.5 1 1", "must start with the order"),
         ("2\n1 2 3 4\n5 6 7", "asks for 8 entries of A and B, the file has 7"),
         ("2\n1 2 3 4\n5 6 7 8 9", "the file has 9"),
-        ("2\n1 2 3 4\n5 x 7 8", "line 3: not numbers"),
+        ("2\n1 2 3 4\n5 x 7 8", "finite numbers, and nothing else"),
         ("2\n1 2 3 4\n5 nan 7 8", "finite"),
         ("2\n1 2 3 4\n0 0 0 0", "zeros only"),
     ],
