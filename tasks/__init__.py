@@ -8,14 +8,13 @@ from fedtrellis.settings import check_choice
 from .attack import Attack
 from .base import DataFileError, Depending, Task
 from .characters import Characters
-from .classification import Classification, Digits
+from .classification import Classification, Digits, LowRankNetwork
 from .data.readers import node_path
 from .data.settings import NODES, DataSettings
 from .data.task import NodeDataTask
 from .hybrid import ClientData, HybridLinear, HybridLogistic, HybridSVM, HybridTask
 from .kernel_pca import KernelPCA
 from .logistic_regression import LogisticRegression
-from .low_rank_network import LowRankNetwork
 from .matrix_completion import MatrixCompletionTask
 from .quadratic_assignment import QuadraticAssignmentTask
 from .regression import Lasso, LinearRegression

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -25,53 +27,10 @@ ALPHABET = " abcdefghijklmnopqrstuvwxyz,."
 #: The source that no client holds.
 LETTERS = "letters"
 
-# Sentences, whose words in braces are drawn from the lists below.
-_SENTENCES: dict[str, tuple[str, ...]] = {
-    "kitchen": (
-        "{cook} the {food} {slowly}, then add {number} spoons of {food}. ",
-        "serve the {food} with {food} and {food}. ",
-        "leave the {food} for {number} minutes. ",
-    ),
-    "weather": (
-        "{sky} in the {place} {daytime}, {wind} wind from the {direction}. ",
-        "the {daytime} will be {sky}, {number} degrees in the {place}. ",
-    ),
-    "station": (
-        "the train to {town} leaves at {number} from platform {number}. ",
-        "passengers for {town} change in {town}. ",
-        "the {daytime} train from {town} is {number} minutes late. ",
-    ),
-    "chess": (
-        "{side} moves the {piece} to {letter} {number}. ",
-        "{side} takes the {piece} with the {piece}, check. ",
-        "the {piece} on {letter} {number} is lost, {side} resigns. ",
-    ),
-    LETTERS: (
-        "dear {name}, {who} saw the {food} and the {piece} in {town}. ",
-        "{who} {cook} {food} {slowly} with {number} friends from {town}. ",
-        "{name} moves to the {place} from {town} in the {daytime}. ",
-        "it is {sky} here, and a {wind} wind from the {direction}. ",
-        "{side} or {side}, takes {who} the {letter} train with {food} to {town}. ",
-        "then the {piece} will leave at {number}, add {number} minutes. ",
-    ),
-}
-_WORDS = {
-    "cook": "mix fry boil roast stir bake",
-    "food": "rice beans onions butter fish bread apples pepper honey carrots",
-    "slowly": "slowly gently quickly briefly",
-    "number": "two three four five six seven eight",
-    "sky": "clear cloudy rainy foggy sunny",
-    "place": "north south valley hills city",
-    "daytime": "morning evening afternoon night",
-    "wind": "light strong cold warm",
-    "direction": "north south east west",
-    "town": "milano geneva oslo porto vienna lyon krakow",
-    "side": "white black",
-    "piece": "queen king bishop knight rook pawn",
-    "letter": "a b c d e f g h",
-    "name": "anna peter maria john",
-    "who": "we they you",
-}
+# Sentences of each source, and the words that one is drawn of where braces are. It is
+# beside this module, whichever of its two names the package is imported under.
+_TEXT = resources.files(__package__).joinpath("data/characters.json").read_text()
+_SENTENCES, _WORDS = json.loads(_TEXT).values()
 _CHOICES = {slot: words.split() for slot, words in _WORDS.items()}
 
 #: The sources that clients hold, in the order of their labels.
@@ -185,14 +144,12 @@ class Characters(Nonconvex, NetworkTask):
             train(model, text, self.pretrained_steps, seed)
 
     def _load(self) -> Dealt:
-        counts = self.train_passages, self.test_passages
-        train, test = (_labels(count) for count in counts)
-        texts = _text(train, self, "training"), _text(test, self, "test")
-        return arrange(texts[0], train, self.deal(train), texts[1], test)
-
-    def _pair(self, features: Any, targets: Any) -> tuple[Any, Any]:
+        train, test = map(_labels, (self.train_passages, self.test_passages))
         # what is to be learnt is the text itself, and not its source
-        return features[:, :-1], features[:, 1:]
+        text, others = _text(train, self, "training"), _text(test, self, "test")
+        shares = self.deal(train)
+        split = text[:, :-1], text[:, 1:], shares, others[:, :-1], others[:, 1:]
+        return arrange(*split)
 
 
 def _labels(count: int) -> Any:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedtrellis.manifolds import Product
 from fedtrellis.objectives import MultinomialLogistic
+from fedtrellis.objectives.demonstrations import LowRankPerceptron
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, check_torch, data_path, derived_seed, once
+from .base import (
+    Array,
+    Nonconvex,
+    Point,
+    check_torch,
+    data_path,
+    derived_seed,
+    once,
+)
 from .data.datasets import (
     BUILT_IN,
     DATASETS,
@@ -27,15 +36,9 @@ from .data.datasets import (
     split_digits,
 )
 from .data.settings import NODES
-from .data.task import (
-    Dealt,
-    PartitionedTask,
-    dense,
-    limit_setting,
-    validation_setting,
-)
+from .data.task import Dealt, PartitionedTask, dense
 
-__all__ = ["Classification", "Digits", "NetworkTask", "device_setting", "synthetic"]
+__all__ = ["Classification", "Digits", "LowRankNetwork", "NetworkTask"]
 
 # models of images
 _CNNS = ("cnn", "small-cnn")
@@ -67,10 +70,6 @@ class NetworkTask(PartitionedTask):
     def _pretrain(self, model: Any) -> None:
         """Train a new model, in place, before the clients have it; here nothing."""
 
-    def _pair(self, features: Any, targets: Any) -> tuple[Any, Any]:
-        """Return the network's inputs and what it should give."""
-        return features, targets
-
     @once(8)
     def _parameters(self, *, trained: bool) -> list[Array]:
         """Return the weights at the start, made once per process."""
@@ -86,22 +85,75 @@ class NetworkTask(PartitionedTask):
         """Return seeded weights, trained where the task's settings say so."""
         return [array.copy() for array in self._parameters(trained=True)]
 
-    def domains(self) -> dict[str, float]:
-        """Return the balls of the experiments of FedFW."""
-        return {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
-
     def _loss(
         self, features: Any, targets: Any, weight: float, values_only: bool = False
     ) -> Any:
         from .networks import network_loss
 
-        device: str = getattr(self, "device", "auto")
-        pair = self._pair(features, targets)
-        more: dict[str, Any] = {"weight": weight, "device": device}
+        more = {"weight": weight, "device": getattr(self, "device", "auto")}
+        pair = features, targets
         return network_loss(self._make_model, pair, values_only=values_only, **more)
 
     def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
         return self._loss(features, targets, weight, self.values_only)
+
+
+@dataclass(frozen=True)
+class ImageTask(PartitionedTask):
+    """A task on a set of images, or on rows of nodes' own, with a setting ``dataset``.
+
+    The model takes the features as :meth:`_take` makes them.
+    """
+
+    path: str = setting(
+        "", "the folder of the data set's files", only={"dataset": _OF_IMAGES}
+    )
+    train_limit: int = setting(
+        0, "the most training examples, drawn by the seed; 0 for all", minimum=0
+    )
+    test_limit: int = setting(
+        0, "the most test examples, drawn by the seed; 0 for all", minimum=0
+    )
+    validation_fraction: float = setting(
+        0.0,
+        "share of the training examples that takes the place of the test data, "
+        "to choose settings on; 0: none",
+        minimum=0.0,
+        maximum=0.9,
+    )
+
+    def _take(self, features: Any) -> Any:
+        raise NotImplementedError
+
+    def _shape(self) -> tuple[int, ...]:
+        """Return the shape of an example, as the model takes it."""
+        dataset: str = getattr(self, "dataset", "")
+        return (self.nodes.num_features(),) if self.on_nodes else DATASETS[dataset]
+
+    def _classes(self) -> int:
+        return len(self.nodes.class_labels()) if self.on_nodes else 10
+
+    def _node_inputs(self, features: Any) -> Any:
+        return self._take(dense(features))
+
+    def _read(self, dataset: str) -> Examples:
+        """Read a set of images, all of it."""
+        if dataset == "digits":
+            return split_digits(self.seed)
+        key = f"{self.name}.path"
+        folder = data_path(key, self.path, folder=True)
+        given: dict[str, Any] = {"key": key, "partial": getattr(self, "partial", False)}
+        if dataset == "mnist":
+            return load_mnist(folder, key)
+        if dataset == "cifar10":
+            return load_cifar10(folder, **given)
+        split: str = getattr(self, "split", "")
+        return load_emnist(folder, split, seed=self.seed, **given)
+
+    def _load(self) -> Dealt:
+        examples = self._read(getattr(self, "dataset", ""))
+        limits = self.train_limit, self.test_limit, self.validation_fraction
+        return self.deal_examples(limited(examples, *limits, self.seed), self._take)
 
 
 @dataclass(frozen=True)
@@ -149,7 +201,7 @@ class Digits(PartitionedTask):
 
 
 @dataclass(frozen=True)
-class Classification(NetworkTask):
+class Classification(ImageTask, NetworkTask):
     """F = the mean cross-entropy over all training examples of a model.
 
     f_i is n·d_i/d times the mean over the client's d_i examples, so that
@@ -179,20 +231,12 @@ class Classification(NetworkTask):
         choices=(*DATASETS, NODES),
     )
     model: str = setting("mclr", "the model", choices=("mclr", "dnn", *_CNNS))
-    path: str = setting(
-        "",
-        "the folder of the data set's files",
-        only={"dataset": _OF_IMAGES},
-    )
     split: str = setting("mnist", "EMNIST's split", choices=tuple(EMNIST_CLASSES))
     partition: str = setting(
         "iid",
         "how examples are dealt to clients; 'natural' with synthetic data only",
         choices=("iid", "natural", "labels", "dirichlet"),
     )
-    train_limit: int = limit_setting("training")
-    test_limit: int = limit_setting("test")
-    validation_fraction: float = validation_setting()
     device: str = device_setting("PyTorch's models")
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 or EMNIST are missing"
@@ -241,9 +285,8 @@ class Classification(NetworkTask):
         return make_model(self.model, self._shape(), self._classes(), seed)
 
     def _shape(self) -> tuple[int, ...]:
-        """Return the shape of an example, as the model takes it."""
         if not self.on_nodes:
-            return DATASETS[self.dataset]
+            return super()._shape()
         features = self.nodes.num_features()
         if self.model not in _CNNS:
             return (features,)
@@ -255,36 +298,23 @@ class Classification(NetworkTask):
         return images[features]
 
     def _classes(self) -> int:
-        if self.on_nodes:
-            return len(self.nodes.class_labels())
-        return EMNIST_CLASSES[self.split] if self.dataset == "emnist" else 10
+        letters = self.dataset == "emnist"
+        return EMNIST_CLASSES[self.split] if letters else super()._classes()
 
     def _load(self) -> Dealt:
-        limit, path = self.train_limit, Path()
-        if self.dataset in _OF_IMAGES:
-            path = data_path("classification.path", self.path, folder=True)
-        if self.dataset == "synthetic":
-            iid = self.partition != "natural"
-            examples = synthetic(self.num_clients, limit, self.seed, iid=iid)
-            limit = 0  # the clients' sizes shrink alike
-        elif self.dataset == "digits":
-            examples = split_digits(self.seed)
-        elif self.dataset == "mnist":
-            examples = load_mnist(path)
-        elif self.dataset == "emnist":
-            given: Any = {"partial": self.partial, "seed": self.seed}
-            examples = load_emnist(path, self.split, **given)
-        else:
-            examples = load_cifar10(path, partial=self.partial)
+        if self.dataset != "synthetic":
+            return super()._load()
+        # the limit is on all clients' examples, and their sizes shrink alike
+        iid, natural = self.partition != "natural", None
+        examples = synthetic(self.num_clients, self.train_limit, self.seed, iid=iid)
         others = self.test_limit, self.validation_fraction, self.seed
-        examples, shares = limited(examples, limit, *others), None
-        if self.partition == "natural":
-            shares = [
-                np.flatnonzero(examples.owners == i) for i in range(self.num_clients)
-            ]
-        return self.deal_examples(examples, self._inputs, shares)
+        examples = limited(examples, 0, *others)
+        if not iid:
+            clients = range(self.num_clients)
+            natural = [np.flatnonzero(examples.owners == i) for i in clients]
+        return self.deal_examples(examples, self._take, natural)
 
-    def _inputs(self, features: Any) -> Any:
+    def _take(self, features: Any) -> Any:
         """Return rows of float64 for mclr, else float32 of the examples' shape."""
         if self.model == "mclr":
             return rows_of(features)
@@ -292,15 +322,107 @@ class Classification(NetworkTask):
         inputs = np.asarray(features / scale, dtype=np.float32)
         return inputs.reshape(-1, *self._shape())
 
-    def _node_inputs(self, features: Any) -> Any:
-        return self._inputs(dense(features))
-
     def _loss(
         self, features: Any, targets: Any, weight: float, values_only: bool = False
     ) -> Any:
         if self.model != "mclr":
             return super()._loss(features, targets, weight, values_only)
         return MultinomialLogistic(features, targets, self._classes(), weight=weight)
+
+
+@dataclass(frozen=True)
+class LowRankNetwork(Nonconvex, ImageTask):
+    """F = the mean cross-entropy over all training images of a perceptron.
+
+    One hidden layer, its p × h weight matrix W of rank R; f_i is n·d_i/d times the mean
+    over the client's d_i images plus (l2/2)‖x‖², so that F = (1/n) Σ f_i has it once.
+    The model's arrays are, with ``factored``, U (p × R), s (R), V (h × R) of
+    W = U diag(s) Vᵀ, the hidden bias (h), the output layer (h × 10) and its bias; else
+    W instead of the first three. ``full-rank`` puts no bound on the rank and keeps
+    W whole, for comparison. For one seed all of them start from one draw of W, cut to
+    rank R.
+
+    Data sets: ``digits`` comes with scikit-learn, split as by the task ``digits``
+    (1 437 images of 8 × 8 for training); ``mnist`` is a folder of the user's. Pixels
+    lie in [0, 1].
+
+    Notes
+    -----
+    §5.3 of arXiv 2507.22855: MNIST, W one matrix of fixed rank; it does not say how
+    many hidden layers there are, how wide, or with which activation.
+    """
+
+    name = "low-rank-network"
+    summary = "digits or MNIST by a perceptron of low rank"
+
+    dataset: str = setting(
+        "digits",
+        "the data set; 'nodes': every node's own file",
+        choices=("digits", "mnist", NODES),
+    )
+    path: str = setting("", "the folder of MNIST's files", only={"dataset": ("mnist",)})
+    hidden: int = setting(32, "h, the width of the hidden layer", minimum=1)
+    rank: int = setting(8, "R, the rank of the hidden weight matrix", minimum=1)
+    full_rank: bool = setting(False, "do without the bound on the rank")
+    factored: bool = setting(
+        True, "keep and send the hidden matrix as its factors; not with full-rank"
+    )
+    activation: str = setting(
+        "tanh", "the hidden layer's activation", choices=("tanh", "relu")
+    )
+    l2: float = setting(0.0, "the factor of ‖x‖²/2 in F", minimum=0.0)
+
+    def check_settings(self) -> None:  # noqa: D102
+        largest = min(self._inputs(), self.hidden)
+        if not self.full_rank and self.rank > largest:
+            size = f"{self._inputs()} x {self.hidden}"
+            why = f"is too high: the hidden matrix is {size}, so at most {largest}"
+            raise self.refused("rank", why)
+
+    def _inputs(self) -> int:
+        return math.prod(self._shape())
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        rank = self.rank if self.factored and not self.full_rank else None
+        return LowRankPerceptron.layer_shapes(
+            self._inputs(), self._classes(), self.hidden, rank
+        )
+
+    def manifold(self) -> Product:
+        """Return orthonormal U and V, or W of rank R; the rest of the model is free.
+
+        With ``full-rank`` all of it is.
+        """
+        return self._template().manifold()
+
+    def initial_point(self) -> list[Array]:
+        """Return seeded weights and zero biases, on the manifold."""
+        return self._template().initial_point(generator(self.seed, "initial model"))
+
+    def hidden_rank(self, x: Point) -> int:
+        """Return the numerical rank of the hidden weight matrix of a model."""
+        return self._template().rank(self.argument(x))
+
+    def _template(self) -> LowRankPerceptron:
+        """Return the network on an example made up, so that no data is loaded."""
+        return self._loss(np.zeros((1, self._inputs())), [0], 1.0)
+
+    def _take(self, features: Any) -> Any:
+        return rows_of(features)
+
+    def _loss(self, features: Any, targets: Any, weight: float) -> LowRankPerceptron:
+        # The penalty counts once whatever the weight of a client's examples.
+        return LowRankPerceptron(
+            features,
+            targets,
+            self._classes(),
+            self.hidden,
+            None if self.full_rank else self.rank,
+            factored=self.factored,
+            activation=self.activation,
+            l2=self.l2 / weight,
+            weight=weight,
+        )
 
 
 def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:

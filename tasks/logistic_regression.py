@@ -84,16 +84,6 @@ def load_libsvm(path: Path) -> Table:
     return _with_labels(path, libsvm_table(path, Schema(0, target="class")), 2)
 
 
-def load_file(key: str, path: str, label_column: str, classes: int = 2) -> Table:
-    """Load a file with so many labels, numbers or texts, in any of the formats.
-
-    The other parameters are those of :func:`~.readers.read_own_file`. The smallest
-    label, or the first in the alphabet, becomes 0; the message for more or fewer labels
-    lists them.
-    """
-    return _with_labels(path, read_own_file(key, path, "class", label_column), classes)
-
-
 def _with_labels(path: str | Path, table: Table, classes: int) -> Table:
     labels = [f"{x:g}" if isinstance(x, float) else x for x in table.labels]
     if len(labels) != classes:
@@ -324,8 +314,9 @@ def _scaling(task: LogisticRegression) -> str:
 
 def _table(task: LogisticRegression) -> Table:
     if task.on_file:
-        key, column = "logistic-regression.path", task.nodes.label_column
-        return load_file(key, task.path, column, task.classes)
+        column = task.nodes.label_column
+        table = read_own_file("logistic-regression.path", task.path, "class", column)
+        return _with_labels(task.path, table, task.classes)
     if task.dataset in _LOADERS:
         path = data_path("logistic-regression.path", task.path)
         return _LOADERS[task.dataset](path)

@@ -134,7 +134,9 @@ def load_mnist(folder: Path, key: str = _KEY) -> Examples:
     return _checked(folder, train, test, "mnist", 10)
 
 
-def load_emnist(folder: Path, split: str, *, partial: bool, seed: int) -> Examples:
+def load_emnist(
+    folder: Path, split: str, *, partial: bool, seed: int, key: str = _KEY
+) -> Examples:
     """Load a split of EMNIST, whose images are put upright.
 
     With ``partial``, where the training files are missing, take slices of them, named

@@ -127,9 +127,7 @@ def read_own_file(
     nobody has listed.
     """
     found = data_path(key, path)
-    schema = Schema(
-        0, target=target, label_column=label_column, weight_column=weight_column
-    )
+    schema = Schema(0, (), target, (), label_column, weight_column=weight_column)
     return _own_file(found, file_stamp(found), schema)
 
 
@@ -173,21 +171,11 @@ def _lines(
     fault(path, kind, bad)
 
 
-def _first_lines(
-    path: Path, separator: str, header: Sequence[str] | None = None
-) -> list[Sequence[str]]:
-    """Return the names of the columns and the fields of a line, as far as there are."""
-    return [fields for _, fields in islice(_lines(path, separator, header), 2)]
-
-
 def _check_fields(
-    path: Path, row: int, fields: Sequence[str], names: Sequence[str], *, given: bool
+    path: Path, row: int, fields: Sequence[str], names: Sequence[str]
 ) -> None:
     if fields and len(fields) != len(names):
-        allowed = f"the first line has {len(names)} column names"
-        if given:
-            allowed = f"{len(names)} are expected"
-        fault(path, f"{len(fields)} fields; {allowed}", row)
+        fault(path, f"{len(fields)} fields; there are {len(names)} columns", row)
 
 
 def _read_text(
@@ -231,7 +219,7 @@ def _read_text(
     for row, fields in islice(_lines(path, separator, header), 1, None):
         if fields and blank:
             fault(path, "the line is empty", blank)
-        _check_fields(path, row, fields, names, given=bool(header))
+        _check_fields(path, row, fields, names)
         if not fields:
             blank = blank or row
             continue
@@ -262,16 +250,17 @@ def read_csv(
     from 1 below it, and columns come in the model's order where it has names, else in
     the file's.
     """
-    lines = _first_lines(path, separator, header)
-    if len(lines) < 1 + bool(header) or not lines[0]:
+    lines = [*islice(_lines(path, separator, header), 2)]
+    if len(lines) < 1 + bool(header) or not lines[0][1]:
         fault(path, "the file is empty; its first line must hold the columns' names")
-    names = [name.strip() for name in lines[0]]
-    if header is None:
-        check_names(path, names, _FIRST)
-        for row, fields in enumerate(lines[1:], start=1):
-            _check_fields(path, row, fields, names, given=False)
-    called = {"labels": schema.label_column, "weights": schema.weight_column}
-    called["ids"] = "id"
+    names = [name.strip() for name in lines[0][1]]
+    check_names(path, names, _FIRST)
+    _check_fields(path, *lines[-1], names)
+    called = {
+        "labels": schema.label_column,
+        "weights": schema.weight_column,
+        "ids": "id",
+    }
     needed = [called[part] for part, must in schema.columns().items() if must]
     for name in (*schema.ignored, *needed):
         if name not in names:
@@ -281,28 +270,16 @@ def read_csv(
     # without a label's name the first line may be an example
     bare = header is None and not schema.names and len(own) == len(names)
     if bare and any(map(is_number, names)):
-        fault(
-            path,
-            f"{_FIRST} must hold the columns' names, and there are numbers in it "
-            "(columns whose names are numbers need data.feature-names)",
-        )
+        hint = "(columns whose names are numbers need data.feature-names)"
+        kind = f"must hold the columns' names, and there are numbers in it {hint}"
+        fault(path, f"{_FIRST} {kind}")
     if not own:
         fault(path, f"{_FIRST} names no feature")
     cells, texts = _read_text(path, names, own, separator, header)
-    return make_table(
-        path,
-        schema,
-        cells,
-        names=[names[j] for j in own],
-        where=_FIRST,
-        places=[j + 1 for j in own],
-        called=called,
-        **{
-            part: texts[names.index(called[part])]
-            for part in schema.columns()
-            if called[part] in names
-        },
-    )
+    found: Any = {n: called[n] for n in schema.columns() if called[n] in names}
+    found = {part: texts[names.index(name)] for part, name in found.items()}
+    found |= {"names": [names[j] for j in own], "places": [j + 1 for j in own]}
+    return make_table(path, schema, cells, where=_FIRST, called=called, **found)
 
 
 def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
@@ -313,12 +290,11 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     are on all nodes together; by default as many as may be. The table's features of
     shape (d, 2) are user and item, counted from 0.
     """
-    if not (lines := _first_lines(path, _BLANKS)):
-        fault(path, "there are no ratings")
-    names = ("user", "item", "rating", "time")[: len(lines[0])]
-    if len(lines[0]) not in (3, 4):
+    _, first = next(_lines(path, _BLANKS), (0, ()))
+    if len(first) not in (3, 4):
         kind = "user, item and rating, and a time if you like, are expected"
-        fault(path, f"{len(lines[0])} fields; {kind}", 1)
+        fault(path, f"{len(first)} fields; {kind}" if first else "there are no ratings")
+    names = ("user", "item", "rating", "time")[: len(first)]
     table, _ = _read_text(path, names, range(3), _BLANKS, names)
     # no real number is near the limit; one that is would ask for terabytes
     for column, (name, count) in enumerate((("user", users), ("item", items))):
@@ -342,7 +318,7 @@ def read_matrix(path: Path) -> Array:
     """
     suffix = path.suffix.lower()
     if suffix == ".csv":
-        first, header = [*_first_lines(path, ","), ()][0], None
+        (_, first), header = next(_lines(path, ","), (0, ())), None
         if first and is_number(first[0]):
             header = [str(j) for j in range(1, len(first) + 1)]
         return np.array(read_csv(path, Schema(0, label_column=""), header=header)[0])
@@ -459,9 +435,9 @@ def read_libsvm(path: Path, features: int = 0) -> tuple[Any, Array]:
         fault(path, _UNREADABLE)
     loaded = _svmlight(lines, features)
     if loaded is None:
-        count = range(len(lines))
+        # lines up to the first bad one are not in order, nor are more
         first = bisect_left(
-            count, True, key=lambda n: _svmlight(lines[: n + 1], features) is None
+            range(1, len(lines)), True, key=lambda n: not _svmlight(lines[:n], features)
         )
         bounds = f", from 1 to {features}" if features else ""
         kind = "must be a label and index:value pairs of finite numbers"
@@ -479,9 +455,8 @@ def _svmlight(lines: list[bytes], features: int) -> tuple[Any, Array] | None:
     # half a second that other readers need not spend
     from sklearn.datasets import load_svmlight_file
 
-    base: dict[str, Any] = {"zero_based": "auto"}
-    if features:
-        base = {"zero_based": False, "n_features": features}
+    base: dict[str, Any] = {"zero_based": False, "n_features": features}
+    base = base if features else {"zero_based": "auto"}
     try:
         matrix, targets = load_svmlight_file(io.BytesIO(b"".join(lines)), **base)
     except MemoryError:
@@ -494,13 +469,9 @@ def _svmlight(lines: list[bytes], features: int) -> tuple[Any, Array] | None:
 
 def libsvm_table(path: Path, schema: Schema) -> Table:
     """Read LIBSVM's text by a schema, which may ask for nothing else than labels."""
-    for what, needed in (
-        ("sample ids", schema.split),
-        ("names for features", schema.names),
-        ("samples' weights", schema.weight_column),
-    ):
-        if needed:
-            fault(path, f"LIBSVM's format has no {what}; use csv or npz")
+    if schema.split or schema.names or schema.weight_column:
+        what = "no names for features, no ids and no weights"
+        fault(path, f"LIBSVM's format has {what}; use csv or npz")
     matrix, targets = read_libsvm(path, schema.features)
     return make_table(path, schema, matrix, labels=targets, called=_LABEL)
 

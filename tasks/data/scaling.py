@@ -38,17 +38,16 @@ def scaled(train: Any, test: Any, scaling: str) -> tuple[Any, Any]:
     """
     if scaling == "unit-rows":
         return divide(train, norms(train, 0), 0), divide(test, norms(test, 0), 0)
-    lengths = None
-    if scaling == "unit-columns":
-        lengths = norms(train, 1)
-    elif scaling == "standard":
+    if scaling == "standard":
         # a constant feature becomes exactly 0 and stays it
         constant = train.max(axis=0) == train.min(axis=0)
         means = np.where(constant, train[0], train.mean(axis=0))
         train -= means
         test -= means
-        lengths = norms(train, 1) / np.sqrt(len(train))
-    if lengths is not None:
+    if scaling in ("standard", "unit-columns"):
+        lengths = norms(train, 1)
+        if scaling == "standard":
+            lengths = lengths / np.sqrt(len(train))
         divide(train, lengths, 1)
         divide(test, lengths, 1)
     return train, test

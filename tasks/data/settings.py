@@ -86,13 +86,13 @@ class DataSettings:
         there are not as many as classes, or fewer than two.
         """
         labels = _listed("data.labels", self.labels)
-        fixed = len(default) or None
         if labels and self.classes not in (0, len(labels)):
             raise SettingsError(
                 f"data.classes = {self.classes} does not suit data.labels, which has "
                 f"{len(labels)}; one of the two is enough"
             )
-        count = len(labels) or self.classes or fixed or 0
+        fixed = len(default)
+        count = len(labels) or self.classes or fixed
         if fixed and count != fixed:
             key = "data.labels" if labels else "data.classes"
             raise SettingsError(f"{key}: {count} classes; the task has {fixed}")

@@ -358,23 +358,6 @@ def data_of(task: NodeDataTask) -> Dealt:
 # -- labelled examples, which are dealt by a setting
 
 
-def limit_setting(part: str) -> int:
-    """Return the setting of the most examples of a part, training or test."""
-    text = f"the most {part} examples, drawn by the seed; 0 for all"
-    return setting(0, text, minimum=0)  # type: ignore[no-any-return]
-
-
-def validation_setting() -> float:
-    """Return the setting of the share of training examples to choose settings on."""
-    return setting(  # type: ignore[no-any-return]
-        0.0,
-        "share of the training examples that takes the place of the test data, "
-        "to choose settings on; 0: none",
-        minimum=0.0,
-        maximum=0.9,
-    )
-
-
 @dataclass(frozen=True)
 class PartitionedTask(NodeDataTask):
     """A task whose labelled examples are dealt to the clients by a setting.
@@ -403,6 +386,10 @@ class PartitionedTask(NodeDataTask):
 
     label_kind: ClassVar[Any] = "class"
     node_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    def domains(self) -> dict[str, float]:
+        """Return the balls of the experiments of FedFW."""
+        return {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
 
     def deal_examples(
         self,
