@@ -291,9 +291,11 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     shape (d, 2) are user and item, counted from 0.
     """
     _, first = next(_lines(path, _BLANKS), (0, ()))
+    if not first:
+        fault(path, "there are no ratings")
     if len(first) not in (3, 4):
         kind = "user, item and rating, and a time if you like, are expected"
-        fault(path, f"{len(first)} fields; {kind}" if first else "there are no ratings")
+        fault(path, f"{len(first)} fields; {kind}", 1)
     names = ("user", "item", "rating", "time")[: len(first)]
     table, _ = _read_text(path, names, range(3), _BLANKS, names)
     # no real number is near the limit; one that is would ask for terabytes

@@ -77,21 +77,6 @@ def test_only_images_of_the_class_that_are_got_right() -> None:
     assert task().metrics(np.zeros((8, 8))) == {"misclassified": 0.0}
 
 
-@pytest.mark.parametrize("balance", [0.0, 1.0])
-def test_the_clients_mean_is_f(balance: float) -> None:
-    made = task(7, balance=balance)
-    [x] = made.initial_point()
-    clients = [made.client_objective(i) for i in range(7)]
-    assert sum(f.num_examples for f in clients) == made.num_examples()
-    mean = np.mean([f.value(x) for f in clients])
-    assert mean == pytest.approx(made.value(x), rel=1e-12)
-    gradient = np.mean([f.gradient(x) for f in clients], axis=0)
-    np.testing.assert_allclose(gradient, made.gradient(x), rtol=0, atol=1e-12)
-    # every image is dealt once
-    dealt = np.concatenate([f._images for f in clients])  # type: ignore[attr-defined]
-    assert len(np.unique(dealt.reshape(len(dealt), -1), axis=0)) == len(dealt)
-
-
 def test_the_balance_is_a_constant_on_the_sphere() -> None:
     for seed in range(3):
         x = task(seed=seed, radius=1.5).initial_point()
@@ -334,7 +319,6 @@ def with_weights(folder: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": ""}, "attack.path is empty; for .cifar10."),
         ({"path": "/absent"}, "attack.path = '/absent': there is no folder"),
         (
             {"classifier_path": ""},

@@ -30,14 +30,6 @@ def test_the_split_does_not_depend_on_the_number_of_clients() -> None:
     assert not np.array_equal(few.test_targets, other.test_targets)
 
 
-def test_the_data_is_shared_and_read_only() -> None:
-    data = data_of(Digits(num_clients=4, seed=0))
-    share = data.share(1)[0]
-    assert np.shares_memory(share, data.features)
-    with pytest.raises(ValueError, match="read-only"):
-        share[0, 0] = 1.0
-
-
 def test_values_that_are_known() -> None:
     task = Digits(num_clients=4, seed=0)
     zero = np.zeros((65, 10))

@@ -5,7 +5,6 @@ import pytest
 
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.settings import SettingsError
 from tasks import Lasso
 from tasks.data.task import data_of
 
@@ -53,9 +52,3 @@ def test_the_optimum_is_zero_at_the_truth() -> None:
     noisy = Lasso(num_clients=4, seed=1, noise=0.1)
     assert noisy.reference_optimum(L1Ball(radius)) is None
     assert noisy.value(noisy.solution()) == pytest.approx(200 * 0.01, rel=0.5)
-
-
-def test_more_nonzeros_than_columns() -> None:
-    with pytest.raises(SettingsError, match=r"lasso.nonzeros = 20") as caught:
-        Lasso(num_clients=4, seed=0, columns=10).check()
-    assert "\n" not in str(caught.value)

@@ -7,8 +7,6 @@ import pytest
 
 from fedtrellis.domains import BirkhoffPolytope, L1Ball, L2Ball
 from fedtrellis.domains.vectors import WholeSpace
-from fedtrellis.objectives import LeastSquares
-from fedtrellis.settings import SettingsError
 from tasks import LinearRegression
 from tasks.data.task import data_of
 
@@ -190,34 +188,3 @@ def test_the_paper_s_example() -> None:
         assert optimum is not None
         optima.append(optimum)
     assert np.mean(optima) == pytest.approx(1.783, abs=0.04)
-
-
-def test_the_data_is_shared_and_read_only() -> None:
-    task = make()
-    data = data_of(task)
-    objective = task._build_client_objective(3)
-    assert isinstance(objective, LeastSquares)
-    assert np.shares_memory(objective.hessian_factor()[0], data.features)
-    for array in (data.features, data.targets, task.solution()):
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 1.0
-    again = task._load()
-    np.testing.assert_array_equal(again.features, data.features)
-    np.testing.assert_array_equal(again.targets, data.targets)
-    assert not np.array_equal(data_of(make(seed=1)).starts, data.starts)
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"rows_min": 200}, r"rows-min = 200 .*rows-max = 150"),
-        ({"rows_max": 20}, r"rows-min = 50 .*rows-max = 20"),
-    ],
-)
-def test_bounds_the_wrong_way_round(settings: dict[str, int], match: str) -> None:
-    task = make(**settings)
-    with pytest.raises(SettingsError, match=match) as caught:
-        task.check()
-    assert "\n" not in str(caught.value)
-    with pytest.raises(SettingsError, match=match):
-        task.client_objective(0)

@@ -104,7 +104,6 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"shape": ("n", 3, 8, 8)}, {}, "does not fit images of shape (8, 8)"),
     ({}, {"target_label": 12}, "attack.target-label = 12 must be below 10"),
     ({}, {"scores": "probabilities"}, "which are no probabilities"),
-    ({}, {"dataset": "file"}, "attack.path is empty; for 'file'"),
 ]
 
 

@@ -131,15 +131,6 @@ def test_malformed_solutions(tmp_path: Path, text: str) -> None:
         read_solution(tmp_path / "bad.sln", 2)
 
 
-def test_a_missing_file() -> None:
-    task = QuadraticAssignmentTask(num_clients=1, seed=0, path="nowhere/tai.dat")
-    with pytest.raises(
-        FileNotFoundError, match=r"quadratic-assignment\.path"
-    ) as caught:
-        task.check()
-    assert "\n" not in str(caught.value)
-
-
 def test_qaplib() -> None:
     folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / "qaplib"
     if not (folder / "index.csv").is_file():

@@ -11,8 +11,9 @@ from fedtrellis.domains import L1Ball, make_domain
 from fedtrellis.settings import SettingsError, describe_fields, keys
 from fedtrellis.wire.arrays import Layout
 from strategies import FedFW, FedGiA, HybridFedAvg, HyFDCA, HyFEM, NaiveFrankWolfe
-from tasks import TASKS, Task, make_task
+from tasks import TASKS, NodeDataTask, Task, make_task
 from tasks.base import Point, even_share
+from tasks.data.task import data_of
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("digits", {}),
@@ -62,7 +63,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             "low-rank-network.l2": 0.01,
         },
     ),
+    ("low-rank-network", {"low-rank-network.full-rank": True}),
     ("attack", {}),
+    ("attack", {"attack.balance": 0.0}),
     (
         "classification",
         {"classification.model": "dnn", "classification.train-limit": 500},
@@ -115,6 +118,8 @@ def test_the_mean_of_the_clients_is_the_whole(
     for seed in range(2):
         x = random_point(task, seed)
         objectives = [task.client_objective(i) for i in range(n)]
+        if name != "quadratic-assignment":  # of entries, of which an f_i has all
+            assert sum(f.num_examples for f in objectives) == task.num_examples()
         point = task.argument(x)
         mean = np.mean([f.value(point) for f in objectives])
         assert mean == pytest.approx(task.value(x), rel=tolerance)
@@ -192,6 +197,19 @@ def test_tasks_are_values(name: str, config: dict[str, Any]) -> None:
     assert one.client_objective(2) is not one.client_objective(3)
 
 
+@pytest.mark.parametrize(("name", "config"), CASES, ids=IDS)
+def test_what_is_dealt_is_shared_and_read_only(
+    name: str, config: dict[str, Any]
+) -> None:
+    task = task_or_skip(name, config, 5)
+    if not isinstance(task, NodeDataTask):
+        return
+    data = data_of(task)
+    assert np.shares_memory(data.share(1)[0], data.features)
+    assert not any(a.flags.writeable for a in data if isinstance(a, np.ndarray))
+    assert [data.starts[0], data.starts[-1]] == [0, len(data.targets)]
+
+
 def test_forms_of_a_point() -> None:
     task = make_task("digits", {}, 3, 0)
     x = random_point(task, 0)
@@ -246,6 +264,48 @@ def test_a_misspelt_task() -> None:
     with pytest.raises(SettingsError, match="did you mean 'lasso'") as caught:
         make_task("laso", {}, 3, 0)
     assert "matrix-completion" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "match"),
+    [
+        ("lasso", {"columns": 10}, "lasso.nonzeros = 20"),
+        ("linear-regression", {"rows-min": 200}, "rows-min = 200 .*rows-max = 150"),
+        ("linear-regression", {"rows-max": 20}, "rows-min = 50 .*rows-max = 20"),
+        ("kernel-pca", {"dataset": "iris", "components": 5}, "= 5 .* 4 features"),
+        ("low-rank-network", {"rank": 33}, "rank = 33 is too high: .* 64 x 32"),
+        ("low-rank-network", {"rank": 65, "hidden": 100}, "64 x 100, so at most 64"),
+        *(
+            (name, {"dataset": dataset}, rf"{name}\.path is empty; for '{dataset}'")
+            for name, dataset in [
+                *(("kernel-pca", "file"), ("low-rank-network", "mnist")),
+                *(("lasso", "file"), ("attack", "file"), ("attack", "cifar10")),
+                *(("logistic-regression", "qsar"), ("logistic-regression", "libsvm")),
+                *(("classification", "mnist"), ("classification", "emnist")),
+            ]
+        ),
+        *(
+            (name, {"path": "nowhere/x", **more}, rf"{name}\.path = 'nowhere/x'")
+            for name, more in [
+                ("kernel-pca", {"dataset": "file"}),
+                ("low-rank-network", {"dataset": "mnist"}),
+                ("quadratic-assignment", {}),
+                ("matrix-completion", {}),
+                ("linear-regression", {"dataset": "file"}),
+                ("logistic-regression", {"dataset": "santander"}),
+                ("classification", {"dataset": "cifar10"}),
+                ("attack", {"dataset": "file", "classifier-path": "m.onnx"}),
+            ]
+        ),
+    ],
+)
+def test_settings_that_are_refused(
+    name: str, settings: dict[str, Any], match: str
+) -> None:
+    config = {f"{name}.{key}": value for key, value in settings.items()}
+    with pytest.raises((SettingsError, FileNotFoundError), match=match) as caught:
+        make_task(name, config, 4, 0).check()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

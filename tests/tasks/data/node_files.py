@@ -7,7 +7,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_csv", "write_libsvm"]
+import numpy as np
+
+__all__ = ["idx", "write_csv", "write_libsvm"]
+
+
+def idx(values: Any) -> bytes:
+    """Return an idx file of unsigned bytes."""
+    array = np.asarray(values, dtype=np.uint8)
+    sizes = np.array(array.shape, dtype=">u4").tobytes()
+    return bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes()
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -10,12 +10,7 @@ import pytest
 
 from tasks.base import DataFileError
 from tasks.data.datasets import read_idx, read_idx_pair
-
-
-def idx(array: np.ndarray) -> bytes:
-    header = struct.pack(">HBB", 0, 8, array.ndim)
-    dimensions = struct.pack(f">{array.ndim}I", *array.shape)
-    return header + dimensions + array.astype(np.uint8).tobytes()
+from tests.tasks.data.node_files import idx
 
 
 def some(*shape: int) -> np.ndarray:

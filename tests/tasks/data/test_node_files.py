@@ -21,7 +21,7 @@ from fedtrellis.settings import SettingsError
 from tasks import TASKS, DataFileError, DataSettings, NodeDataTask, make_task
 from tasks.data.readers import read_ratings, read_table
 from tasks.data.table import Schema
-from tests.tasks.data.node_files import write_csv, write_libsvm
+from tests.tasks.data.node_files import idx, write_csv, write_libsvm
 
 TWO = Schema(2, target="class", labels=("no", "yes"))
 NAMED = Schema(2, ("age", "weight"), "class", ("0", "1"))
@@ -279,12 +279,6 @@ def test_libsvm_counts_from_one_whatever_a_node_has(tmp_path: Path) -> None:
     assert table.features.toarray().tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]]
     with pytest.raises(DataFileError, match="no names for features"):
         read_table(tmp_path / "a.txt", NAMED)
-
-
-def idx(values: Any) -> bytes:
-    array = np.asarray(values, dtype=np.uint8)
-    sizes = np.array(array.shape, dtype=">u4").tobytes()
-    return bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes()
 
 
 def test_a_folder_of_idx_files(tmp_path: Path) -> None:
