@@ -80,6 +80,8 @@ MAX_COUNT = 10**6
 # Entries of the points of clients side by side: 2 MiB, so that a few arrays of them
 # stay in the cache. A client with as many by itself gains nothing from company.
 _ENTRIES = 2**18
+# Clients side by side, so that their data stay there too.
+_CLIENTS = 1024
 
 # Phases of rounds of several waves that the clients' classes defined so far have, as
 # keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
@@ -326,11 +328,17 @@ class Serving:
     together, by what they are made of.
     """
 
+    __slots__ = (
+        *("client", "config", "context", "function", "model", "node", "request"),
+        *("_before", "_memory", "_received", "_status"),
+    )
     client: NumPyClient
     #: What the method is given, beside the layers of :attr:`model`; not to be changed.
     config: Named
     model: ReceivedModel
-    _before: Mapping[str, Any] | None = None
+    _before: Mapping[str, Any] | None
+    _memory: ClientMemory
+    _status: dict[str, Any]
 
     def __init__(
         self,
@@ -338,12 +346,11 @@ class Serving:
         function: str,
         request: NodeRequest,
         context: Context,
-        received: dict[Any, ReceivedModel] | None = None,
+        received: dict[Any, ReceivedModel],
     ) -> None:
         self.node, self.function = node, function
         self.request, self.context = request, context
-        self._received = {} if received is None else received
-        self._status: dict[str, Any] = {}
+        self._received, self._before = received, None
 
     def begin(self) -> NodeReply | None:
         """Take the request, and make the client; a reply if that is all."""
@@ -353,9 +360,9 @@ class Serving:
             held, records = context.held()
         else:
             records = context.state
-        self._before = {name: record.copy() for name, record in records.items()}
-        self.config, status = request.read(node.max_count)
-        session = self.config["session"]
+        self._before = {n: r.copy() for n, r in records.items()} if records else {}
+        config, status = request.read(node.max_count)
+        self.config, session = config, config["session"]
         if held is not None and held.session == session:
             memory = held.copy()
         else:
@@ -364,7 +371,7 @@ class Serving:
         self._status = {"client-id": client_identity(context), **status}
         try:
             self.model = memory.take_request(
-                request.content, self.config, node.max_parameters, self._receive
+                request.content, config, node.max_parameters, self._receive
             )
         except (OutOfSyncError, RestoreNeededError):
             self._status.pop("model-version", None)
@@ -392,7 +399,7 @@ class Serving:
         model = self._received.get(key)
         if model is None:
             model = receive(record, config, stored, max_parameters)
-            model.point.flags.writeable = False
+            model.point.setflags(write=False)
             self._received[key] = model
         return model
 
@@ -417,7 +424,7 @@ class Serving:
         for name, record in before.items():
             state[name] = record
         # what could not be read is no request
-        if not isinstance(error, CodedError) or not self._status:
+        if not isinstance(error, CodedError) or not hasattr(self, "_status"):
             return error
         log(INFO, "refused: %s", error)
         return NodeReply({**self._status, "refused": error.code, "why": str(error)})
@@ -517,9 +524,11 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
             members = waiting[layout]
             members.append(place)
             # so many at a time, that what they need is still in the cache
-            if len(members) * layout.size >= _ENTRIES:
+            large = len(members) * layout.size >= _ENTRIES
+            if large or len(members) >= _CLIENTS:
                 _side_by_side(servings, waiting.pop(layout), replies)
-                gc.collect(0)  # cycles that clients have made
+                if large:
+                    gc.collect(0)  # cycles that clients have made
         for members in waiting.values():
             _side_by_side(servings, members, replies)
     except BaseException:
@@ -624,7 +633,7 @@ def by_name(module: str, name: str) -> Any:
 def _handle(node: Node, function: str, message: Message, context: Context) -> Message:
     """Handle one message by a method of the client."""
     request = NodeRequest(message.metadata.message_type, message.content)
-    answer = serve(Serving(node, function, request, context))
+    answer = serve(Serving(node, function, request, context, {}))
     if isinstance(answer, Exception):
         raise answer
     return Message(answer.content, reply_to=message)

@@ -220,24 +220,17 @@ def begin(
 ) -> Steps:
     """A client's steps, not yet started; the client knows its ``layout`` from here on.
 
-    Parameters
-    ----------
-    client : MethodClient
-    parameters : sequence of ndarray
-        The model's arrays. The steps are given them as one read-only point.
-    config : mapping
-        What the server sent.
-
-    Raises
-    ------
-    TypeError
-        ``steps`` yields nothing.
+    They are given the model's arrays as one read-only point. TypeError: ``steps``
+    yields nothing.
     """
-    layout = client.layout = Layout.of(parameters)
-    x = parameters.whole if isinstance(parameters, Layers) else layout.point(parameters)
+    if isinstance(parameters, Layers):
+        client.layout, x = parameters.layout, parameters.whole
+    else:
+        client.layout = Layout.of(parameters)
+        x = client.layout.point(parameters)
     if x.flags.writeable:
         x = x.view()
-        x.flags.writeable = False
+        x.setflags(write=False)
     steps = client.steps(x, config)
     if type(steps) is not GeneratorType:
         raise TypeError(
@@ -261,12 +254,6 @@ def run_alone(
     """Take a client's steps, whose requests its own ``objective`` answers.
 
     What overflows on the way is left to the steps' own checks, and no warning.
-
-    Parameters
-    ----------
-    client : MethodClient
-    parameters, config
-        As ``fit`` is given them.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         steps = begin(client, parameters, config)
@@ -294,36 +281,47 @@ def run_together(
     """What each client's ``fit`` would return, or the exception that it would raise.
 
     Mini-batches are the same, and numbers the same to rounding. What one client raises
-    ends its own work alone.
-
-    Parameters
-    ----------
-    clients : sequence of MethodClient
-        Whose ``fit`` is that of the base class.
-    parameters : sequence of sequence of ndarray
-        The model's arrays as each of them has it, all of one layout.
-    configs : sequence of mapping
-        What the server sent to each of them.
+    ends its own work alone. Their ``fit`` is that of the base class, and their models
+    have one layout.
     """
+    layout = Layout.of(parameters[0])
+    everybody = Peers([getattr(c, "objective", None) for c in clients], layout)
+    results: dict[int, Any] = {}
+    steps: dict[int, Steps] = {}
     # what overflows on the way is left to the steps' own checks, as for one client
     with np.errstate(over="ignore", invalid="ignore"):
-        cohort = _Cohort(clients, Layout.of(parameters[0]))
-        requests = cohort.begin(parameters, configs)
-        while requests:
-            requests = cohort.go_on(requests, cohort.answers(requests))
-    return [cohort.results[i] for i in range(len(clients))]
+        for i, given in enumerate(zip(clients, parameters, configs, strict=True)):
+            try:
+                steps[i] = begin(*given)
+            except Exception as error:
+                results[i] = error
+        active: list[int] = list(steps)
+        answers: Sequence[Any] = [None] * len(active)
+        while active:
+            asking, requests = [], []
+            for i, answer in zip(active, answers, strict=True):
+                try:
+                    if isinstance(answer, Exception):
+                        requests.append(steps[i].throw(answer))
+                    else:
+                        requests.append(steps[i].send(answer))
+                    asking.append(i)
+                except StopIteration as end:
+                    try:
+                        results[i] = result_of(end.value, layout)
+                    except Exception as error:
+                        results[i] = error
+                except Exception as error:
+                    results[i] = error
+            active, peers = asking, everybody
+            if len(active) < len(clients):  # others have ended
+                peers = Peers([everybody.objectives[i] for i in active], layout)
+            answers = peers.answers(requests)
+    return [results[i] for i in range(len(clients))]
 
 
 class Peers:
-    """Clients that ask for the same kind of thing at once.
-
-    Attributes
-    ----------
-    objectives : list
-        Of each.
-    layout : Layout
-        Of the model.
-    """
+    """Clients that ask for something at once: their objectives, and the layout."""
 
     def __init__(self, objectives: list[Any], layout: Layout) -> None:
         self.objectives, self.layout = objectives, layout
@@ -336,13 +334,10 @@ class Peers:
     def points(self, asked: Sequence[Any]) -> FloatArray:
         """The points of requests, as stacked objectives take them: a new array.
 
-        Raises
-        ------
-        ValueError
-            One has another shape than the model.
+        ValueError: one has another shape than the model.
         """
         layout = self.layout
-        if any(request.point.shape != layout.point_shape for request in asked):
+        if {request.point.shape for request in asked} != {layout.point_shape}:
             raise ValueError("a point does not have the model's shape")
         only = layout.shapes[0] if len(layout.shapes) == 1 else (layout.size,)
         points = np.concatenate(
@@ -356,100 +351,36 @@ class Peers:
             return None
         return [
             None
-            if request.batches is None
-            else draw_batch(
-                request.batches.rng, objective.num_examples, request.batches.size
-            )
+            if (drawn := request.batches) is None
+            else draw_batch(drawn.rng, objective.num_examples, drawn.size)
             for request, objective in zip(asked, self.objectives, strict=True)
         ]
 
-
-class _Cohort:
-    """Clients of one layout at work, by their places.
-
-    Attributes
-    ----------
-    results : dict of int to Result or Exception
-        Of those whose work has ended.
-    """
-
-    def __init__(self, clients: Sequence[Any], layout: Layout) -> None:
-        self.clients, self.layout = clients, layout
-        self.results: dict[int, Result | Exception] = {}
-        self._steps: dict[int, Steps] = {}
-
-    def begin(
-        self,
-        parameters: Sequence[Sequence[NDArray[Any]]],
-        configs: Sequence[Mapping[str, Any]],
-    ) -> dict[int, Request]:
-        """The first request of each client that has one."""
-        for i, given in enumerate(zip(self.clients, parameters, configs, strict=True)):
-            try:
-                self._steps[i] = begin(*given)
-            except Exception as error:
-                self.results[i] = error
-        return self.go_on(self._steps, [None] * len(self._steps))
-
-    def go_on(
-        self, places: Mapping[int, Any], answers: Sequence[Any]
-    ) -> dict[int, Request]:
-        """The next request of each client that has one, when they are answered."""
-        requests: dict[int, Request] = {}
-        steps = self._steps
-        for i, answer in zip(places, answers, strict=True):
-            try:
-                if isinstance(answer, Exception):
-                    requests[i] = steps[i].throw(answer)
-                else:
-                    requests[i] = steps[i].send(answer)
-            except StopIteration as end:
-                self._end(i, end.value)
-            except Exception as error:
-                self.results[i] = error
-        return requests
-
-    def _end(self, i: int, returned: Any) -> None:
-        try:
-            self.results[i] = result_of(returned, self.layout)
-        except Exception as error:
-            self.results[i] = error
-
-    def answers(self, requests: Mapping[int, Request]) -> Sequence[Any]:
+    def answers(self, requests: Sequence[Any]) -> Sequence[Any]:
         """What each client is sent, or what its loss raised."""
         found = self._together(requests) if len(requests) > 1 else None
         if found is not None:
             return found
-        return [self._alone(i, request) for i, request in requests.items()]
+        answers: list[Any] = []
+        for request, objective in zip(requests, self.objectives, strict=True):
+            try:
+                answers.append(request.answer(objective, self.layout))
+            except Exception as error:
+                answers.append(error)
+        return answers
 
-    def _alone(self, i: int, request: Request) -> Any:
-        try:
-            return request.answer(self.clients[i].objective, self.layout)
-        except Exception as error:
-            return error
-
-    def _together(self, requests: Mapping[int, Any]) -> Sequence[Any] | None:
+    def _together(self, asked: Sequence[Any]) -> Sequence[Any] | None:
         """The answers to requests of one kind, where it answers many at once."""
-        asked = list(requests.values())
-        kinds = {type(request) for request in asked}
-        answer_many = getattr(type(asked[0]), "answer_many", None)
-        if len(kinds) > 1 or answer_many is None:
+        answer_many = getattr(asked[0], "answer_many", None)
+        if answer_many is None or len(set(map(type, asked))) > 1:
             return None
-        peers = self._everybody
-        if len(asked) < len(self.clients):  # others have ended
-            peers = Peers([peers.objectives[i] for i in requests], self.layout)
         batches = [b for r in asked if (b := getattr(r, "batches", None)) is not None]
         before = [drawn.rng.bit_generator.state for drawn in batches]
         try:
-            found: Sequence[Any] | None = answer_many(asked, peers)
+            found: Sequence[Any] | None = answer_many(asked, self)
             return found
         except Exception:
             # whoever is at fault fails alone, with the mini-batches that it would have
             for drawn, state in zip(batches, before, strict=True):
                 drawn.rng.bit_generator.state = state
             return None
-
-    @cached_property
-    def _everybody(self) -> Peers:
-        objectives = [getattr(client, "objective", None) for client in self.clients]
-        return Peers(objectives, self.layout)

@@ -344,6 +344,16 @@ class SparseAtom(Atom):
             raise ValueError(f"sparse atoms need 2 or 3 arrays, got {len(arrays)}")
         indices, values = arrays[:2]
         sizes = [math.prod(shape) for shape in shapes]
+        if (
+            len(arrays) == 2
+            and values.shape == indices.shape == (1,)
+            and values.dtype == dtype
+            and indices.dtype == index_dtype(sizes[0])
+            and len(sizes) == 1
+            and int(indices[0]) < sizes[0]
+            and math.isfinite(values[0])
+        ):  # the most frequent of answers
+            return cls._cut(indices.astype(INTP), values, (1,), shapes)
         check("sparse values", values, dtype, None)
         check("sparse indices", indices, index_dtype(max(sizes)), values.size)
         number = len(shapes)
