@@ -155,14 +155,8 @@ def unpack_steps(
 class ModelBroadcast:
     """The server's half: the model, its version, and the steps that led to it.
 
-    Parameters
-    ----------
-    layout : Layout
-        Shapes and dtype of the model's arrays.
-    model : ndarray of shape ``layout.point_shape``
-        The model to start from; it is copied, rounded to the layout's dtype.
-    version : int
-        Its version number.
+    The ``model`` to start from, of shape ``layout.point_shape``, is copied and rounded
+    to the layout's dtype.
     """
 
     def __init__(self, layout: Layout, model: FloatArray, version: int = 0) -> None:
@@ -224,11 +218,8 @@ class ModelBroadcast:
     def encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
         """The model for a client that has version ``base`` (None: has none).
 
-        Returns
-        -------
-        (ArrayRecord, dict)
-            The arrays, and the keys that :func:`receive` needs beside them. What is
-            returned is shared between the clients it is for: not to be changed.
+        Its arrays, and the keys that :func:`receive` needs beside them; shared between
+        the clients it is for, and not to be changed.
         """
         if base is not None:
             known = max(len(self._steps), len(self._revisions))
@@ -373,23 +364,11 @@ def receive(
 ) -> ReceivedModel:
     """Make the model out of what the server sent and what the client had.
 
-    Parameters
-    ----------
-    record : ArrayRecord
-    config : mapping
-        What :meth:`ModelBroadcast.encode` returned, of the right types.
-    stored : ReceivedModel or None
-        What the client has of this session. A model of other shapes is refused.
-    max_parameters : int
-        How many parameters a model may have that comes as its non-zero entries or as
-        steps: a few bytes could declare any number.
-
-    Raises
-    ------
-    OutOfSyncError
-        If the steps start from a version that the client does not have.
-    ValueError
-        If what arrived is malformed.
+    ``config`` is what :meth:`ModelBroadcast.encode` returned, of the right types;
+    ``stored`` is what the client has of this session. A model that comes as its entries
+    or as steps has at most ``max_parameters``: a few bytes could declare any number.
+    OutOfSyncError: the steps start from a version that the client does not have.
+    ValueError: what arrived is malformed, or of other shapes than before.
     """
     encoding = config["model-encoding"]
     version = cast(int, config["model-version"])

@@ -272,14 +272,9 @@ def _speaks_for(kind: type, many: str, one: str) -> bool:
 def evaluate_objective(
     objective: Any, parameters: Sequence[NDArray[Any]]
 ) -> tuple[float, int, dict[str, Any]]:
-    """What ``NumPyClient.evaluate`` returns: value, examples, metrics of an objective.
+    """What ``NumPyClient.evaluate`` returns, of an objective at a model's arrays.
 
-    Parameters
-    ----------
-    objective : object
-        With ``value(x)`` and ``num_examples``, and if it has any, ``metrics(x)``.
-    parameters : list of ndarray
-        The model's arrays.
+    The objective has ``value(x)`` and ``num_examples``, and maybe ``metrics(x)``.
     """
     layout = Layout.of(parameters)
     x = layout.objective_point(layout.point(parameters))
@@ -574,21 +569,14 @@ class MethodApp(ClientApp):
     projects have it, is pickled as the module's name and its own, so that a process
     imports it once and keeps what it caches; another one is pickled with its
     ``client_fn``, and nothing more.
-
-    Attributes
-    ----------
-    node : Node
-        What its messages are handled with.
-    functions : dict of str to str
-        By types of messages, the client's methods that they are for.
-    plain : bool
-        Whether a message is handled by that and by nothing else: there are no mods and
-        no lifespan around it.
     """
 
     def __init__(self, node: Node, mods: list[Any] | None) -> None:
         super().__init__(mods=mods)
-        self.node, self.plain = node, not mods
+        self.node = node
+        #: Whether no mods and no lifespan are around the handling of a message.
+        self.plain = not mods
+        #: By types of messages, the client's methods that they are for.
         self.functions: dict[str, str] = {}
 
     def lifespan(self) -> Any:

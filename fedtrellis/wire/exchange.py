@@ -69,15 +69,10 @@ Code = Literal["dropped", "no-answer", "crashed", "error", "refused"]
 class Reason(str):
     """Why there is no usable answer: a text for people, and codes to go by.
 
-    Parameters
-    ----------
-    text : str
-    code : str
-        ``"no-answer"``; ``"crashed"``, a SuperNode gave its ClientApp up; ``"error"``,
-        any other error instead of an answer; ``"refused"``, the client says that it
-        will not; or ``"dropped"``, the answer was no good.
-    refusal : str
-        The code of the client's :class:`~fedtrellis.settings.CodedError`; else empty.
+    The code is ``"no-answer"``; ``"crashed"``, a SuperNode gave its ClientApp up;
+    ``"error"``, any other error instead of an answer; ``"refused"``, the client says
+    that it will not; or ``"dropped"``, the answer was no good. ``refusal`` is the code
+    of the client's :class:`~fedtrellis.settings.CodedError`, if it refused.
     """
 
     code: Code
@@ -110,14 +105,10 @@ class Traffic:
     waves: int = 0  # round trips of the round itself, without introductions
 
     def reject(self, who: str, reason: str) -> None:
-        """Note down why an answer is dropped, and log it (lost ones by the wave).
-
-        A reason may quote what a client sent, which may be of any length.
-        """
+        """Note down why an answer is dropped, and log it (lost ones by the wave)."""
         why = reason if isinstance(reason, Reason) else Reason(reason)
-        if len(why) > _REASON_LENGTH:
-            short = why[:_REASON_LENGTH] + " ..."
-            why = Reason(short, why.code, why.refusal)
+        if len(why) > _REASON_LENGTH:  # it may quote what a client sent
+            why = Reason(why[:_REASON_LENGTH] + " ...", why.code, why.refusal)
         self.rejected.append((who, why))
         if why.code != "no-answer":
             log(WARNING, "answer of client %s dropped: %s", who, why)
@@ -131,29 +122,17 @@ def exchange(
     traffic: Traffic,
     clients: Sequence[Client] = (),
 ) -> dict[int, Message | Reason]:
-    """Send one wave and wait for the replies; a signal may end the wait.
+    """Send one wave, at most one message to a node, and wait for the replies.
 
-    Parameters
-    ----------
-    grid : Grid
-        One that has a method ``settled(message_ids)`` is asked whether waiting for
-        the rest makes sense at all (a message that was lost in this process will not
-        come), and one with ``bytes_of(message)`` what a message took.
-    requests : sequence of Message
-        At most one to a node.
-    timeout : float
-        Seconds.
-    traffic : Traffic
-        Counts the bytes.
-    clients : sequence of Client
-        Those that the requests are for. Who may be a message behind is noted down, and
-        gets a second message later on, which pushes the answer to the first one out:
-        when 15 s have gone by without any answer, or half of the timeout.
+    Returns for each node its reply, or the reason why there is none; ``traffic`` counts
+    the bytes, and a signal may end the wait. A grid with a method
+    ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
+    message that was lost in this process will not come), and one with
+    ``bytes_of(message)`` what a message took.
 
-    Returns
-    -------
-    dict
-        For each node its reply, or the reason why there is none.
+    Of ``clients``, which the requests are for, it is noted down who may be a message
+    behind. Such a client gets a second message later on, which pushes the answer to the
+    first one out: when 15 s have gone by without any answer, or half of the timeout.
     """
     settled, measured = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
     if getattr(measured, "__self__", None) is not grid:
@@ -288,15 +267,7 @@ def await_nodes(grid: Grid, count: int, timeout: float) -> int:
     whose processes are forked from this one: a fork while another thread computes ends
     the threads of OpenBLAS, and that thread never returns (or the fork does not).
 
-    Returns
-    -------
-    int
-        How many there are.
-
-    Raises
-    ------
-    TimeoutError
-        Fewer than ``count`` are connected after ``timeout`` seconds.
+    Returns how many there are; TimeoutError: fewer than ``count``.
     """
     settled = _in_this_process(grid)
     if not settled and is_simulation(grid):
@@ -313,20 +284,13 @@ def await_nodes(grid: Grid, count: int, timeout: float) -> int:
 
 @dataclass(frozen=True)
 class Key:
-    """What a SuperLink knows a node by.
+    """What a SuperLink knows a node by."""
 
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of the node's public key, in hexadecimal; empty if it has none, as in
-        this process.
-    lasting : bool
-        Whether it was registered under a name (``flwr supernode register --name``),
-        which takes the SuperLink's operator. A node that registers itself has no name,
-        and without ``--auth-supernode-private-key`` a new key each time it starts.
-    """
-
+    #: SHA-256 of the node's public key, in hexadecimal; empty if it has none.
     digest: str = ""
+    #: Whether it was registered under a name (``flwr supernode register --name``),
+    #: which takes the SuperLink's operator. A node that registers itself has no name,
+    #: and without ``--auth-supernode-private-key`` a new key each time it starts.
     lasting: bool = False
 
     @classmethod
@@ -354,14 +318,9 @@ class Client:
 class Registry:
     """The run's clients by their stable identities, whatever nodes they are on.
 
-    Parameters
-    ----------
-    client_keys : {"bound", "free"}, optional
-        Whether a client has to keep the key of the node that first answered for it;
-        None: if that key is a lasting one.
-    refuse : callable
-        Why a client that comes after the start, of such properties, cannot take part;
-        empty if it can.
+    By ``client_keys`` a client has to keep the key of the node that first answered for
+    it; None: if that key is a lasting one. ``refuse`` says why a client of such
+    properties, that comes after the start, cannot take part.
     """
 
     def __init__(
@@ -386,10 +345,7 @@ class Registry:
     def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
         """Take in the nodes before the start, until no further ones come.
 
-        Raises
-        ------
-        TimeoutError, SettingsError, RuntimeError
-            Fewer than ``count`` came, or as :meth:`introduce` has it.
+        TimeoutError: fewer than ``count`` came; else errors of :meth:`introduce`.
         """
         _wait_for(grid, count, timeout)
         while True:
@@ -414,13 +370,8 @@ class Registry:
 
         Before the start every node becomes a client. Afterwards a known client that
         comes back on another node is taken in, and a new one unless it is refused.
-
-        Raises
-        ------
-        SettingsError
-            If two connected nodes have one identity.
-        RuntimeError
-            If no node can be used at all.
+        SettingsError: two connected nodes have one identity. RuntimeError: no node can
+        be used at all.
         """
         node_ids = list(grid.get_node_ids())
         if self._known_nodes.issuperset(node_ids):

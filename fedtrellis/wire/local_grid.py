@@ -96,9 +96,8 @@ class Faults(TypedDict, total=False):
     duplicate: float
 
 
-def checked_faults(given: Faults) -> dict[str, float]:
+def _checked(chances: Mapping[str, float]) -> dict[str, float]:
     """The probability of each of :data:`FAULTS`; SettingsError if one is wrong."""
-    chances = cast(dict[str, float], given)
     for name, probability in chances.items():
         if name not in FAULTS:
             raise SettingsError(f"{name!r} is no fault; allowed: {', '.join(FAULTS)}")
@@ -312,7 +311,7 @@ class LocalGrid(Grid):
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
             )
-        chances = checked_faults(faults)
+        chances = _checked(cast(dict[str, float], faults))
         self.encode = encode
         self.batched, self.workers = batched, workers
         self.faults = chances
@@ -408,17 +407,15 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to the given messages, and late ones that nobody asks for any more.
-
-        Flower would not show the latter; a strategy has to cope with them anyway.
-        """
+        """Replies to the given messages, and late ones, which Flower would not show."""
         asked = set(message_ids)
-        taken = [
-            key
-            for key, reply in self._replies.items()
-            if reply.metadata.reply_to_message_id in asked or "late" in key
-        ]
-        return [self._replies.pop(key) for key in taken]
+        waiting, self._replies, taken = self._replies, {}, []
+        for key, reply in waiting.items():
+            if reply.metadata.reply_to_message_id in asked or "late" in key:
+                taken.append(reply)
+            else:
+                self._replies[key] = reply
+        return taken
 
     def bytes_of(self, message: Message) -> int | None:
         """What a message of the last wave, or a reply to one, took as bytes, if any."""
@@ -440,10 +437,7 @@ class LocalGrid(Grid):
 
     @property
     def untouched(self) -> bool:
-        """Whether messages go to our own clients, and nobody else can touch them.
-
-        Not where there are mods in the client app, or another grid's methods around.
-        """
+        """Whether messages go to our own clients, with no mods or methods around."""
         app = self._nodes.app
         return (
             isinstance(app, MethodApp)
@@ -454,10 +448,9 @@ class LocalGrid(Grid):
         )
 
     def asks(self, kind: str, node_ids: Iterable[int]) -> bool:
-        """Whether these nodes can be asked for this kind of thing by :meth:`ask`.
+        """Whether nodes can be asked for this kind of thing by :meth:`ask`.
 
-        Not where messages would travel as bytes, or something may happen to them, as to
-        those for nodes that are gone.
+        Not where messages would travel as bytes, or something may happen to them.
         """
         return (
             self.untouched
@@ -471,19 +464,10 @@ class LocalGrid(Grid):
     def ask(
         self, asked: Sequence[tuple[int, NodeRequest]], server_round: int
     ) -> tuple[list[NodeReply | str], int, int]:
-        """The replies of nodes, of which no messages are made.
+        """The replies of nodes, or why there is none, where :meth:`asks` allows it.
 
-        Parameters
-        ----------
-        asked : sequence of (int, NodeRequest)
-            At most one to a node, where :meth:`asks` allows it.
-        server_round : int
-
-        Returns
-        -------
-        (list of NodeReply or str, int, int)
-            The replies, or why there is none; and how many bytes the messages down and
-            up would have taken.
+        And how many bytes messages down and up would have taken, which are not made. At
+        most one request to a node.
         """
         replies = self._handlers().ask(asked)
         self._handled += len(asked)
@@ -542,10 +526,7 @@ class LocalGrid(Grid):
         return self._nodes
 
     def close(self) -> None:
-        """End the worker processes, and with them their nodes' states.
-
-        They also end with this object, and with the process that it is in.
-        """
+        """End the worker processes, and their nodes' states; this object's end does."""
         if isinstance(self._nodes, Workers):
             self._closing()
 

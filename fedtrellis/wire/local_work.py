@@ -48,21 +48,13 @@ class Request(Protocol):
     """What steps may yield: anything that a client's loss can answer.
 
     A class whose requests can be answered many at once has a static method
-    ``answer_many(asked, peers)`` too: given the requests of several clients and
-    the :class:`Peers` that they are, it returns a sequence
-    of answers, or None for those that are to be answered one by one.
+    ``answer_many(asked, peers)`` too: given the requests of several clients and the
+    :class:`Peers` that they are, it returns a sequence of answers, or None for those
+    that are to be answered one by one.
     """
 
     def answer(self, objective: Any, layout: Layout) -> Any:
-        """What the steps are sent.
-
-        Parameters
-        ----------
-        objective : object
-            The client's.
-        layout : Layout
-            Of the model.
-        """
+        """What the steps are sent, by the client's objective and the model's layout."""
 
 
 @dataclass(slots=True, eq=False)

@@ -138,18 +138,9 @@ class Named(dict[str, Any]):
 def read_request(content: RecordDict, max_count: int) -> Named:
     """A request's config, once its records and what the protocol needs are right.
 
-    Parameters
-    ----------
-    content : RecordDict
-        What arrived. Nothing in it is trusted.
-    max_count : int
-        The largest number of local steps, samples or examples that it may ask for, and
-        of samples in all local steps together.
-
-    Raises
-    ------
-    ValueError, KeyError
-        A record or an entry is missing or of the wrong type, or a number too large.
+    Nothing of what arrived is trusted. It may ask for up to ``max_count`` local steps,
+    samples or examples, and samples in all local steps together. ValueError, KeyError:
+    a record or an entry is missing or of the wrong type, or a number too large.
     """
     records = dict(content.items())
     for name, kind in _KINDS.items():
@@ -210,6 +201,7 @@ ANSWER_BOUND = 1e9
 
 # A restored array may come as its non-zero entries, and grow to the model's size.
 _MAX_SPARSE = 8
+_INDICES, _VALUES = ".indices", ".values"
 
 
 def client_identity(context: Context) -> str:
@@ -264,18 +256,11 @@ def moderate_norm(array: NDArray[Any]) -> float | None:
 
 @dataclass(eq=False)
 class NodeRequest:
-    """What the server asks of a client, or of several.
+    """What the server asks of a client, or of several."""
 
-    Attributes
-    ----------
-    kind : str
-        The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
-    content : RecordDict
-        The records of a request; not to be changed.
-    """
-
+    #: The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
     kind: str
-    content: RecordDict
+    content: RecordDict  # not to be changed
     _read: dict[int, tuple[Named, dict[str, Any]]] = field(
         default_factory=dict, repr=False
     )
@@ -306,17 +291,10 @@ class NodeRequest:
 
 @dataclass(slots=True)
 class NodeReply:
-    """What a client answers.
-
-    Attributes
-    ----------
-    status : dict
-    arrays : sequence of ndarray or None
-        Read-only; None of an evaluation, a refusal and a client that is out of step.
-    metrics : dict
-    """
+    """What a client answers."""
 
     status: Mapping[str, Any]
+    #: Read-only; None of an evaluation, a refusal and a client that is out of step.
     arrays: Sequence[NDArray[Any]] | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -362,21 +340,19 @@ def pack_restore(
     state: Mapping[str, FloatArray], model: FloatArray
 ) -> tuple[ArrayRecord, dict[str, Any]]:
     """A client's state for the wire: arrays equal to the model are only named."""
-    record, same = ArrayRecord(), []
+    record = ArrayRecord()
+    config: dict[str, Any] = {"restore": True}
+    if same := [name for name, value in state.items() if value is model]:
+        config["restore-as-model"] = same
     for name, value in state.items():
         if value is model:
-            same.append(name)
             continue
         # a sparse array is unpacked in the model's shape
         alike = value.shape == model.shape and value.dtype.kind == "f"
         parts = sparse_or_dense(value) if alike else [value]
-        if len(parts) == 1:
-            record[name] = encode(parts[0])
-        else:
-            record[name + ".indices"], record[name + ".values"] = map(encode, parts)
-    config: dict[str, Any] = {"restore": True}
-    if same:
-        config["restore-as-model"] = same
+        ends = [""] if len(parts) == 1 else [_INDICES, _VALUES]
+        for end, part in zip(ends, parts, strict=True):
+            record[name + end] = encode(part)
     return record, config
 
 
@@ -387,21 +363,16 @@ def unpack_restore(
     names = config.get("restore-as-model", [])
     # encoded once, however often it is named
     state = dict.fromkeys(names, encoded(model)) if names else {}
-    if sum(name.endswith(".indices") for name in record) > _MAX_SPARSE:
+    sparse = [name.removesuffix(_INDICES) for name in record if name.endswith(_INDICES)]
+    if len(sparse) > _MAX_SPARSE:
         raise ValueError(f"more than {_MAX_SPARSE} sparse arrays are to be restored")
-    for name, array in record.items():
-        if name.endswith(".values"):
-            continue
-        if name.endswith(".indices"):
-            name = name.removesuffix(".indices")
-            if name + ".values" not in record:
-                raise ValueError(f"the values of {name!r} are missing")
-            pair = [decode(array), decode(record[name + ".values"])]
-            point = from_sparse_or_dense(pair, model.layout.point_shape)
-            state[name] = encode(point)
-        else:
-            state[name] = array
-    return state
+    for name in sparse:
+        if name + _VALUES not in record:
+            raise ValueError(f"the values of {name!r} are missing")
+        pair = [decode(record[name + end]) for end in (_INDICES, _VALUES)]
+        state[name] = encode(from_sparse_or_dense(pair, model.layout.point_shape))
+    whole = [name for name in record if not name.endswith((_INDICES, _VALUES))]
+    return state | {name: record[name] for name in whole}
 
 
 def encoded(model: ReceivedModel) -> Array:
@@ -416,22 +387,13 @@ def encoded(model: ReceivedModel) -> Array:
 class ClientMemory:
     """A client's state between messages, as it lies in ``context.state``.
 
-    Attributes
-    ----------
-    session : str
-        The ``strategy.start`` it belongs to.
-    model : ReceivedModel or None
-        x̄ as last received.
-    committed, provisional : dict
-        The method's arrays, encoded or read-only ones that nobody else has: those after
-        ``committed_round``, which the server used, and after ``provisional_round``, of
-        which that is not known yet (``-1``: there is none).
-    committed_epoch, provisional_epoch : str
-        The epochs of these rounds.
+    The method's arrays are encoded, or read-only ones that nobody else has: those after
+    ``committed_round``, which the server used, and after ``provisional_round``, of
+    which that is not known yet (``-1``: there is none).
     """
 
-    session: str = ""
-    model: ReceivedModel | None = None
+    session: str = ""  # the strategy.start it belongs to
+    model: ReceivedModel | None = None  # x̄ as last received
     committed: dict[str, Any] = field(default_factory=dict)
     committed_round: int = NO_ROUND
     committed_epoch: str = ""
@@ -521,17 +483,8 @@ class ClientMemory:
 
         ``content`` and ``config`` are as :func:`read_request` wants them, and
         ``receive`` is :func:`~fedtrellis.wire.broadcast.receive` or does the same.
-
-        Returns
-        -------
-        ReceivedModel
-
-        Raises
-        ------
-        OutOfSyncError, RestoreNeededError
-            If that cannot be done with what the request holds; nothing has changed.
-        ValueError
-            If the request is malformed; nothing has changed.
+        OutOfSyncError, RestoreNeededError: it cannot be done with what the request
+        holds. ValueError: the request is malformed. Then nothing has changed.
         """
         record = cast(ArrayRecord, content[MODEL])
         model = receive(record, config, self.model, max_parameters)

@@ -32,10 +32,7 @@ _MIN_SCALE = 1e-100
 class ReplayedIterate:
     """x = base_weight · base + scale · entries + the steps still pending.
 
-    Parameters
-    ----------
-    base : ndarray of float64
-        The point x starts at; shared between iterates, never changed.
+    The base, where x starts, is shared between iterates and never changed.
     """
 
     def __init__(self, base: FloatArray) -> None:
@@ -102,16 +99,12 @@ class ReplayedIterate:
 
     def _merge(self, indices: NDArray[Any], values: FloatArray) -> None:
         """Add entries, of which several may have one index, to the stored ones."""
-        merged, where = np.unique(
-            np.concatenate([self._indices, indices]), return_inverse=True
+        indices = np.concatenate([self._indices, indices])
+        weights = np.concatenate([self._values, values])
+        self._indices, where = np.unique(indices, return_inverse=True)
+        self._values = np.bincount(where, weights, self._indices.size).astype(
+            np.float64
         )
-        summed = np.bincount(
-            where.reshape(-1),
-            weights=np.concatenate([self._values, values]),
-            minlength=merged.size,
-        )
-        self._indices = merged.astype(np.int64)
-        self._values = summed.astype(np.float64)
 
     def add_to(self, array: FloatArray, weight: float = 1.0) -> None:
         """Do array += weight · x, in place."""
@@ -148,20 +141,21 @@ class ReplayedIterate:
         """Inverse of :meth:`state`, given its base; ValueError if they do not fit."""
         iterate = cls(base)
         if "array" in state:
-            if state["array"].shape != base.shape:
+            array = np.array(state["array"])
+            if array.shape != base.shape:
                 raise ValueError(
-                    f"the iterate has shape {state['array'].shape}, not {base.shape}"
+                    f"the iterate has shape {array.shape}, not {base.shape}"
                 )
-            iterate._array, iterate._base_weight = np.array(state["array"]), 0.0
+            iterate._array, iterate._base_weight = array, 0.0
             return iterate
-        iterate._indices = np.array(state["indices"], dtype=np.int64)
-        iterate._values = np.array(state["values"], dtype=np.float64)
-        shapes = iterate._indices.shape, iterate._values.shape
-        if iterate._indices.ndim != 1 or shapes[0] != shapes[1]:
-            raise ValueError(f"indices and values have shapes {shapes}")
-        if shapes[0][0] and not (
-            0 <= iterate._indices.min() <= iterate._indices.max() < base.size
-        ):
+        indices = np.array(state["indices"], dtype=np.int64)
+        values = np.array(state["values"], dtype=np.float64)
+        if indices.ndim != 1 or indices.shape != values.shape:
+            raise ValueError(
+                f"indices and values have shapes {(indices.shape, values.shape)}"
+            )
+        if indices.size and not 0 <= indices.min() <= indices.max() < base.size:
             raise ValueError(f"an index lies outside of {base.size} entries")
+        iterate._indices, iterate._values = indices, values
         iterate._base_weight = float(state["base-weight"])
         return iterate

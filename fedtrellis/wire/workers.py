@@ -64,28 +64,18 @@ class Workers:
 
     def _share(self, what: str, given: Sequence[Any], ids: Sequence[int]) -> list[Any]:
         """Let each process do its share."""
-        shares: dict[int, list[int]] = {}
-        for index, node_id in enumerate(ids):
-            shares.setdefault(self._homes[node_id], []).append(index)
-        found = self._ask(
-            {
-                home: (what, [given[index] for index in indices])
-                for home, indices in shares.items()
-            }
-        )
-        answers = {
-            index: answer
-            for home, indices in shares.items()
-            for index, answer in zip(indices, found[home], strict=True)
-        }
-        return [answers[index] for index in range(len(given))]
+        shares: dict[int, list[Any]] = {}
+        homes = [self._homes[node_id] for node_id in ids]
+        for home, one in zip(homes, given, strict=True):
+            shares.setdefault(home, []).append(one)
+        found = self._ask({home: (what, share) for home, share in shares.items()})
+        answers = {home: iter(replies) for home, replies in found.items()}
+        return [next(answers[home]) for home in homes]
 
     def states(self) -> dict[str, bytes]:
         """Every node's state as bytes, by client identity."""
         found = self._ask(dict.fromkeys(range(len(self._pipes)), ("states",)))
-        return {
-            name: state for share in found.values() for name, state in share.items()
-        }
+        return {name: share[name] for share in found.values() for name in share}
 
     def load(self, states: Mapping[str, bytes]) -> None:
         """Inverse of :meth:`states`."""
