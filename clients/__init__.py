@@ -13,9 +13,8 @@ from .fedavg import (
 )
 from .fedfw import FedFWClient, NaiveFrankWolfeClient
 from .fedgia import FedGiAClient
-from .hybrid_fedavg import HybridFedAvgClient
+from .hybrid_fedavg import HybridFedAvgClient, HyFEMClient
 from .hyfdca import HyFDCAClient
-from .hyfem import HyFEMClient
 from .riemannian import FirstOrderRFLClient, ZerothOrderRFLClient
 from .zeroth_order_sgd import ZerothOrderSGDClient
 

@@ -15,21 +15,10 @@ __all__ = ["check_split_data"]
 
 
 def check_split_data(client: Any, config: Mapping[str, Any]) -> None:
-    """Find out whether a client's data and its settings fit.
+    """Raise a SettingsError, in one line, unless a client's data and settings fit.
 
-    Parameters
-    ----------
-    client : object
-        With ``client_id``, ``features``, ``feature_names``, ``sample_ids``, ``labels``
-        and ``loss``.
-    config : mapping
-        What the server sent: ``loss``, ``smoothing`` and, if there are more than two,
-        the number of ``classes``.
-
-    Raises
-    ------
-    SettingsError
-        One line that says what does not fit.
+    ``config`` is what the server sent: ``loss``, ``smoothing`` and, if there are more
+    than two, the number of ``classes``.
     """
     who = f"client {client.client_id}"
     n, p = client.features.shape

@@ -1,4 +1,4 @@
-"""The client's half of FedAvg for data that is split by samples and features."""
+"""The clients' half of FedAvg and HyFEM for data split by samples and features."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedtrellis.wire.client import StatefulClient
 
 from ._split_data import check_split_data
 
-__all__ = ["HybridFedAvgClient"]
+__all__ = ["HyFEMClient", "HybridFedAvgClient"]
 
 IntArray = NDArray[np.int64]
 
@@ -111,25 +111,10 @@ class HybridFedAvgClient(StatefulClient):
     ) -> FloatArray:
         """H steps of SGD, batch size one, on (λ/2)‖w_k‖² + the mean of local losses.
 
-        Parameters
-        ----------
-        start : ndarray of shape (p_k,)
-            Not changed.
-        config : mapping
-            What the server sent.
-        pull : ndarray of shape (p_k,), optional
-            w̄, to add (μ/2)‖w_k − w̄‖² with ``config``'s ``matching`` μ: each step ends
-            with the proximal map of γ_t times this term.
-
-        Returns
-        -------
-        ndarray of shape (p_k,)
-            w_k.
-
-        Raises
-        ------
-        FloatingPointError
-            If the steps have carried w_k away from all proportion to w.
+        From ``start``, of shape (p_k,), which stays as it is. With ``pull``, w̄ of the
+        same shape, each step ends with the proximal map of γ_t (μ/2)‖w_k − w̄‖²,
+        ``config``'s ``matching`` being μ. A FloatingPointError: the steps have carried
+        w_k away from all proportion to w.
         """
         loss = make_loss(config["loss"], config["smoothing"])
         labelled = self._labelled()
@@ -159,6 +144,40 @@ class HybridFedAvgClient(StatefulClient):
         # HyFEM's own model goes on from itself; the server looks at its proportion to w
         check_steps(w, start if pull is None else pull, config)
         return w
+
+
+class HyFEMClient(HybridFedAvgClient):
+    """One client of HyFEM; see ``HyFEM`` for the algorithm.
+
+    Parameters are those of :class:`HybridFedAvgClient`.
+
+    Notes
+    -----
+    State: w (w_k, this client's own model, in the order of its features).
+
+    Examples
+    --------
+    A hospital that has two of its patients' features, and the labels:
+
+    >>> import numpy as np
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import HyFEMClient
+    >>> def client_fn(context):
+    ...     X, y = np.ones((2, 2)), np.array([1.0, -1.0])
+    ...     ids = ["patient-1", "patient-2"]
+    ...     return HyFEMClient(context, X, ["age", "dose"], ids, y)
+    >>> app = client_app(client_fn)
+    """
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The local model w_k after H steps from where it was."""
+        (rows,) = parameters
+        # matching is by name: the server's weights come in the order of w_k
+        w_k = self.descend(self.state["w"], config, pull=rows[0])
+        self.state["w"] = w_k
+        return [w_k], 0, {}
 
 
 def _rows(features: Any, drawn: IntArray) -> Iterator[tuple[Any, FloatArray]]:

@@ -13,9 +13,8 @@ from .fedavg import (
 from .fedfw import FedFW, NaiveFrankWolfe
 from .fedgia import FedGiA
 from .fedlmo import FedLMO
-from .hybrid_fedavg import HybridFedAvg
+from .hybrid_fedavg import HybridFedAvg, HyFEM
 from .hyfdca import HyFDCA
-from .hyfem import HyFEM
 from .riemannian import FirstOrderRFL, ZerothOrderRFL
 from .zeroth_order_sgd import ZerothOrderSGD
 

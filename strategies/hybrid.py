@@ -140,38 +140,10 @@ class HybridStrategy(LoopStrategy):
         timeout: float,
         attempts: int | None = None,
     ) -> set[str]:
-        """One wave, and again for those whose answer could not be had.
-
-        Parameters
-        ----------
-        entries : callable
-            What a client's ``config`` is to say, made anew for each attempt.
-        clients : sequence of str
-        take : callable
-            Uses an answer, or raises ValueError with the reason to drop it.
-        attempts : int, optional
-            Waves at most; by default one more than ``retries``.
-
-        Returns
-        -------
-        set of str
-            The clients whose answers were taken.
-
-        Raises
-        ------
-        SettingsError
-            A client refuses to go on.
-        """
-        return ask_again(
-            conversation,
-            server_round,
-            kind,
-            entries,
-            take,
-            timeout,
-            clients,
-            1 + self.retries if attempts is None else attempts,
-        )
+        """As :func:`~.ask_again`, by default once more than ``retries``."""
+        waves = 1 + self.retries if attempts is None else attempts
+        asked = kind, entries, take, timeout, clients, waves
+        return ask_again(conversation, server_round, *asked)
 
     def ask_everyone(
         self,
@@ -182,7 +154,7 @@ class HybridStrategy(LoopStrategy):
         timeout: float,
         clients: Sequence[str] | None = None,
     ) -> None:
-        """Ask until all have answered, see :mod:`fedtrellis.server.conversation`."""
+        """As :func:`~fedtrellis.server.conversation.ask_everyone`, all by default."""
         asked = self.clients if clients is None else clients
         ask_everyone(conversation, kind, entries, take, timeout, asked)
 
@@ -231,7 +203,10 @@ class HybridStrategy(LoopStrategy):
         def take(answer: Answer) -> None:
             arrays = list(answer.arrays)
             if not self.match_samples:
-                arrays.insert(0, _stand_in(self.clients.index(answer.client)))
+                # a sample of its own, as it is not known which it has
+                number = self.clients.index(answer.client)
+                data = number.to_bytes(HASH_BYTES, "big")
+                arrays.insert(0, np.frombuffer(data, dtype=np.uint8)[None])
             if len(arrays) < 2 or arrays[0].ndim != 2:
                 raise ValueError("the answer to the alignment is malformed")
             own, names, *others = arrays
@@ -256,12 +231,6 @@ class HybridStrategy(LoopStrategy):
                 f"{p} features"
             )
         return rest
-
-
-def _stand_in(number: int) -> NDArray[np.uint8]:
-    """The hash of a client's only sample, where it is not known which it has."""
-    data = number.to_bytes(HASH_BYTES, "big")
-    return np.frombuffer(data, dtype=np.uint8).reshape(1, -1)
 
 
 def add_shares(

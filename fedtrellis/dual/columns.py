@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.masks import as_words, from_words
@@ -100,18 +101,11 @@ class ColumnScales:
         N: int,
         weights: FloatArray | None = None,
     ) -> ColumnScales:
-        """Find them from Σ x and Σ x² of each column.
+        """Find them from Σ x and Σ x² of each column, or from Σ s x and Σ s x².
 
-        Parameters
-        ----------
-        sums, squares : ndarray of shape (p,)
-        counts : ndarray of int64, shape (p,)
-            Samples of which some holder has the column.
-        N : int
-            Number of samples. A column that not all of them have is not shifted: of the
-            rest nobody could.
-        weights : ndarray of shape (p,), optional
-            Σ s of these samples, where the sums are Σ s x and Σ s x².
+        ``counts`` says of how many of the N samples some holder has the column, and
+        ``weights`` Σ s of these; all have shape (p,). A column that not all samples
+        have is not shifted: of the rest nobody could.
         """
         count: FloatArray = np.maximum(counts, 1)
         if weights is not None:
@@ -137,9 +131,7 @@ class ColumnScales:
     def raw(self, weights: FloatArray) -> FloatArray:
         """Return the weights of the raw columns, from those of the standardised ones.
 
-        Parameters
-        ----------
-        weights : ndarray of shape (p,) or (p, C)
+        Of shape (p,) or (p, C).
         """
         own = (-1,) + (1,) * (np.ndim(weights) - 1)
         # Σ w̃ (x − m)/s = Σ (w̃/s) x − Σ (w̃/s) m
@@ -183,9 +175,19 @@ class Shifted:
         return product - (self.shifts @ weights)[self.kinds]
 
     @property
-    def T(self) -> _Transposed:  # noqa: N802
-        """To be multiplied by numbers of the rows."""
-        return _Transposed(self)
+    def T(self) -> Any:  # noqa: N802
+        """To be multiplied by numbers a of the rows: Xᵀa − Mᵀ(Σ a of each kind)."""
+        n, p = self.shape
+        ones = np.ones(n), self.kinds, np.arange(n + 1)
+        of_kind = scipy.sparse.csr_array(ones, shape=(n, len(self.shifts))).T
+
+        def product(numbers: FloatArray) -> FloatArray:
+            crossed: FloatArray = self.shifts.T @ (of_kind @ numbers)
+            return np.asarray(self.features.T @ numbers - crossed)
+
+        return scipy.sparse.linalg.LinearOperator(
+            (p, n), matvec=product, matmat=product, dtype=np.float64
+        )
 
     def squared_norms(self) -> FloatArray:
         """‖x − m‖² = ‖x‖² − 2 xᵀm + ‖m‖² of every row."""
@@ -195,16 +197,3 @@ class Shifted:
         own = np.square(self.shifts).sum(axis=1)[self.kinds]
         norms: FloatArray = squares - 2.0 * crossed + own
         return norms
-
-
-@dataclass(frozen=True)
-class _Transposed:
-    of: Shifted
-
-    def __matmul__(self, numbers: FloatArray) -> FloatArray:
-        """Xᵀa − Σ over kinds of m (Σ a of that kind)."""
-        shifts, kinds = self.of.shifts, self.of.kinds
-        total = np.zeros((len(shifts), *np.shape(numbers)[1:]))
-        np.add.at(total, kinds, numbers)
-        product: FloatArray = self.of.features.T @ numbers
-        return product - shifts.T @ total

@@ -41,18 +41,13 @@ def local_dual_passes(
 
     Parameters
     ----------
-    loss : DualLoss
     features : ndarray or scipy CSR array of shape (n_k, p)
     rows : ndarray of int64, shape (n,)
         Which rows the other arrays speak of.
     alpha, z, y, q : ndarray of shape (n,)
         Dual variables, x_iᵀw, labels, ‖x_i‖².
-    scale : float
-        λN.
-    aggregation : float
-        σ' ≥ 1.
-    passes : int
-    rng : Generator
+    scale, aggregation : float
+        λN, and σ' ≥ 1.
 
     Returns
     -------

@@ -57,30 +57,21 @@ class Penalty:
 
     def value(self, w: FloatArray) -> float:
         """Return g at w, of shape (p,)."""
-        if self.plain:
-            return 0.5 * float(w @ w)
-        own = self._penalised(w)
-        ρ = self.l1_ratio
+        own, ρ = self._penalised(w), self.l1_ratio
         return 0.5 * (1.0 - ρ) * float(own @ own) + ρ * float(np.abs(own).sum())
 
     def gradient(self, w: FloatArray) -> FloatArray:
         """Return a subgradient of g at w, of shape (p,)."""
-        if self.plain:
-            return w
         own = self._penalised(w)
         return (1.0 - self.l1_ratio) * own + self.l1_ratio * np.sign(own)
 
     def conjugate(self, v: FloatArray) -> float:
         """Return g* at v, of shape (p,), as if v_m were 0."""
-        if self.plain:
-            return 0.5 * float(v @ v)
         own = self._threshold(v)
         return 0.5 * float(own @ own) / (1.0 - self.l1_ratio)
 
     def weights(self, v: FloatArray, multiplier: float = 0.0) -> FloatArray:
         """Return w, of shape (p,), that belongs to v; w_m is the multiplier."""
-        if self.plain:
-            return v.copy()
         w = self._threshold(v) / (1.0 - self.l1_ratio)
         if self.free >= 0:
             w[self.free] = multiplier
@@ -99,25 +90,9 @@ class Penalty:
     ) -> float:
         """Maximise bᵀθ − λ g*(rest + Vᵀθ) over a product of simplices, in place.
 
-        Parameters
-        ----------
-        V : ndarray of shape (n, p)
-        b : ndarray of shape (n,)
-        rest : ndarray of shape (p,)
-            What does not depend on θ.
-        regularization : float
-            λ.
-        theta : ndarray of shape (n,)
-            Where to start; then the maximum.
-        blocks, tolerance
-            As in :func:`maximise_over_simplices`.
-        multiplier : float
-            w_m to start from.
-
-        Returns
-        -------
-        float
-            w_m.
+        V has shape (n, p), b and θ (n,), and ``rest``, what does not depend on θ, (p,);
+        ``blocks`` and ``tolerance`` are those of :func:`maximise_over_simplices`.
+        Returns w_m, which the search starts from.
         """
         if self.free < 0:
             self._climb(V, b, rest, regularization, theta, blocks, 0.0, tolerance)
@@ -208,6 +183,7 @@ class Penalty:
         return 0.5 * (low + high)
 
     def _penalised(self, w: FloatArray) -> FloatArray:
+        """A copy of w, 0 at the free column."""
         own = np.array(w, dtype=np.float64)
         if self.free >= 0:
             own[self.free] = 0.0
@@ -215,5 +191,6 @@ class Penalty:
 
     def _threshold(self, v: FloatArray) -> FloatArray:
         """S_ρ(v), and 0 at the free column."""
-        own = np.sign(v) * np.maximum(np.abs(v) - self.l1_ratio, 0.0)
-        return self._penalised(own)
+        if self.l1_ratio:
+            v = np.sign(v) * np.maximum(np.abs(v) - self.l1_ratio, 0.0)
+        return self._penalised(v)

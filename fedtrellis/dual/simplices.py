@@ -12,7 +12,7 @@ __all__ = ["maximise_over_simplices"]
 IntArray = NDArray[np.int64]
 
 # Pairwise steps first, to find about the right supports; then whole faces at once.
-_PAIRWISE_SWEEPS = 4
+_SWEEPS = 4
 _STEPS_A_SWEEP = 4
 _MAX_FACES = 300
 _MAX_RETRIES = 20
@@ -50,18 +50,13 @@ def maximise_over_simplices(
     -------
     ndarray of shape (n,)
     """
-    gradient = b - G @ theta
     enough = tolerance * max(float(np.abs(b).max(initial=0.0)), 1e-300)
-    for _ in range(_PAIRWISE_SWEEPS):
-        for block in blocks:
-            _pairwise_steps(G, theta, gradient, block, enough)
-    block_of = np.zeros(len(b), dtype=np.int64)
-    for i, block in enumerate(blocks):
-        block_of[block] = i
+    _pairwise_sweeps(G, b, theta, blocks, enough, _SWEEPS)
+    block_of = np.repeat(np.arange(len(blocks)), [k.stop - k.start for k in blocks])
     free = theta > 0.0
     retries = 0
     for _ in range(_MAX_FACES):
-        target = _maximum_on_face(G, b, free, block_of, len(blocks))
+        target = _maximum_on_face(G, b, free, block_of)
         negative = free & (target < 0.0)
         step = 1.0
         if negative.any():
@@ -72,55 +67,57 @@ def maximise_over_simplices(
             stuck = negative & (moved <= 1e-15)
             moved[stuck] = 0.0
             free &= ~stuck
-        moved = _normalised(np.where(free, np.maximum(moved, 0.0), 0.0), blocks)
+        moved = np.where(free, np.maximum(moved, 0.0), 0.0)
+        for k in blocks:
+            moved[k] /= moved[k].sum()
         if _objective(G, b, moved) < _objective(G, b, theta):
             # rounding, or points of the face that are affinely dependent, so that its
             # maximum is not where the KKT system says: pairwise steps go on from here
             gradient = b - G @ theta
-            if (
-                retries == _MAX_RETRIES
-                or _difference(theta, gradient, blocks) <= enough
-            ):
+            left = max(
+                gradient[k].max() - gradient[k][theta[k] > 0.0].min() for k in blocks
+            )
+            if retries == _MAX_RETRIES or left <= enough:
                 break
             retries += 1
-            for _ in range(_RETRY_SWEEPS):
-                for block in blocks:
-                    _pairwise_steps(G, theta, gradient, block, enough)
+            _pairwise_sweeps(G, b, theta, blocks, enough, _RETRY_SWEEPS)
             free = theta > 0.0
             continue
         theta[:] = moved
         if step < 1.0:
             continue
-        gradient = b - G @ theta
-        entering = _entering(gradient, free, blocks, enough)
+        entering = _entering(b - G @ theta, free, blocks, enough)
         if not entering:
             break
         free[entering] = True
     return theta
 
 
-def _pairwise_steps(
+def _pairwise_sweeps(
     G: FloatArray,
+    b: FloatArray,
     theta: FloatArray,
-    gradient: FloatArray,
-    block: slice,
+    blocks: list[slice],
     enough: float,
+    sweeps: int,
 ) -> None:
-    """Move weight within one simplex; ``theta`` and ``gradient`` change in place."""
-    for _ in range(_STEPS_A_SWEEP):
-        g = gradient[block]
-        up = block.start + int(g.argmax())
-        down = block.start + int(np.where(theta[block] > 0.0, g, np.inf).argmin())
-        difference = float(gradient[up] - gradient[down])
-        if difference <= enough:
-            return
-        curvature = float(G[up, up] + G[down, down] - 2.0 * G[up, down])
-        step = float(theta[down])
-        if curvature > 0.0:
-            step = min(step, difference / curvature)
-        theta[up] += step
-        theta[down] -= step
-        gradient -= step * (G[:, up] - G[:, down])
+    """Move weight within each simplex, a few times; ``theta`` changes in place."""
+    gradient = b - G @ theta
+    for block in [*blocks] * sweeps:
+        for _ in range(_STEPS_A_SWEEP):
+            g = gradient[block]
+            up = block.start + int(g.argmax())
+            down = block.start + int(np.where(theta[block] > 0.0, g, np.inf).argmin())
+            difference = float(gradient[up] - gradient[down])
+            if difference <= enough:
+                break
+            curvature = float(G[up, up] + G[down, down] - 2.0 * G[up, down])
+            step = float(theta[down])
+            if curvature > 0.0:
+                step = min(step, difference / curvature)
+            theta[up] += step
+            theta[down] -= step
+            gradient -= step * (G[:, up] - G[:, down])
 
 
 def _maximum_on_face(
@@ -128,11 +125,10 @@ def _maximum_on_face(
     b: FloatArray,
     free: NDArray[np.bool_],
     block_of: IntArray,
-    num_blocks: int,
 ) -> FloatArray:
     """Maximum over Σ θ = 1 in each block with the other entries 0: a KKT system."""
     index = np.flatnonzero(free)
-    n = len(index)
+    n, num_blocks = len(index), int(block_of[-1]) + 1
     KKT = np.zeros((n + num_blocks, n + num_blocks))
     face = G[np.ix_(index, index)]
     # points of a face may be affinely dependent: the least shift makes it definite
@@ -165,19 +161,6 @@ def _entering(
         if outside[best] > level + enough:
             entering.append(block.start + best)
     return entering
-
-
-def _difference(theta: FloatArray, gradient: FloatArray, blocks: list[slice]) -> float:
-    """By how much a derivative exceeds the lowest in its simplex's support, at most."""
-    return max(
-        float(gradient[k].max() - gradient[k][theta[k] > 0.0].min()) for k in blocks
-    )
-
-
-def _normalised(theta: FloatArray, blocks: list[slice]) -> FloatArray:
-    for block in blocks:
-        theta[block] /= theta[block].sum()
-    return theta
 
 
 def _objective(G: FloatArray, b: FloatArray, theta: FloatArray) -> float:

@@ -56,24 +56,10 @@ def labels_of(classes: int) -> tuple[float, ...]:
 
 
 def class_rule(given: str | Mapping[Any, Any] | None, classes: int) -> ClassRule:
-    """Return classes' weights as the clients agree on them.
+    """Return C classes' weights as the clients agree on them; empty: there are none.
 
-    Parameters
-    ----------
-    given : str, mapping or None
-        ``"balanced"``, or weights by label; a class that is not named has weight 1.
-    classes : int
-        C.
-
-    Returns
-    -------
-    str or list of float
-        Empty where there are none.
-
-    Raises
-    ------
-    SettingsError
-        It is something else, a weight is negative, or there is no such class.
+    ``"balanced"``, or weights by label, where a class that is not named has weight 1.
+    A SettingsError: it is something else, or there is no such weight or class.
     """
     if given is None or given == BALANCED or (isinstance(given, str) and not given):
         return given or ""
@@ -108,18 +94,8 @@ def weight_totals(
 ) -> FloatArray:
     """Return the sums that weights are normalised by, over some of the samples.
 
-    Parameters
-    ----------
-    s, y : ndarray of shape (n,)
-        Weights and labels.
-    classes : int
-        C.
-    rule : str or sequence of float
-
-    Returns
-    -------
-    ndarray of shape (T,)
-        If balanced Σ s of each label; else (Σ s c_y,).
+    Of weights s and labels y, of shape (n,): if balanced Σ s of each label, of shape
+    (C,) or of one problem (2,); else (Σ s c_y,).
     """
     if rule == BALANCED:
         return np.array([s[y == label].sum() for label in labels_of(classes)])
@@ -134,20 +110,9 @@ def normalised(
     totals: FloatArray,
     N: int,
 ) -> FloatArray:
-    """Return s̃ of some samples, for each of the problems.
+    """Return s̃ of some samples, for each of the problems: shape (C, n).
 
-    Parameters
-    ----------
-    s, y, classes, rule
-        As of :func:`weight_totals`.
-    totals : ndarray of shape (T,)
-        Its sums over all samples.
-    N : int
-        Number of all samples.
-
-    Returns
-    -------
-    ndarray of shape (C, n)
+    ``totals`` are the sums of :func:`weight_totals` over all N samples.
     """
     if rule != BALANCED:
         own = s * _of_classes(y, classes, rule) * (N / totals[0])
@@ -175,15 +140,9 @@ def _of_classes(y: FloatArray, classes: int, rule: ClassRule) -> FloatArray:
 def outweighed(weights: FloatArray, least: int) -> bool:
     """Whether a sum with such weights shows its heaviest terms.
 
-    A sum of at least ``least`` equal terms hides each of them; of unequal ones it does
-    if what comes beside the heaviest ``least`` − 1 has a hundredth of all weight.
-
-    Parameters
-    ----------
-    weights : ndarray of shape (n,)
-        At least 0.
-    least : int
-        From 2 on.
+    A sum of at least ``least`` ≥ 2 equal terms hides each of them; of unequal ones,
+    whose ``weights`` are at least 0, it does if what comes beside the heaviest
+    ``least`` − 1 has a hundredth of all weight.
     """
     total = float(weights.sum())
     if len(weights) < least:

@@ -171,10 +171,8 @@ def client_data(task: HybridTask, client: int, test: bool) -> ClientData:
 def _dealt(task: HybridTask, data: Samples) -> list[Share]:
     samples, groups = group_counts(task)
     columns = len(data.names)
-    for what, wanted, there in (
-        ("sample", samples, data.num_train),
-        ("feature", groups, columns),
-    ):
+    counts = ("sample", samples, data.num_train), ("feature", groups, columns)
+    for what, wanted, there in counts:
         if wanted > there:
             raise SettingsError(
                 f"{task.num_clients} clients are too many for task {task.name!r}: they "
@@ -210,13 +208,11 @@ def group_counts(task: HybridTask) -> tuple[int, int]:
     clients, partition = task.num_clients, task.partition
     samples = task.sample_groups or int(partition == "vertical")
     features = task.feature_groups or int(partition == "horizontal")
-    for name, groups, fixed in (
-        ("feature_groups", features, "horizontal"),
-        ("sample_groups", samples, "vertical"),
-    ):
-        if partition == fixed and groups != 1:
-            why = f"does not suit {task.name}.partition = {fixed!r}; allowed: 0, 1"
-            raise task.refused(name, why)
+    alone = {"horizontal": ("feature", features), "vertical": ("sample", samples)}
+    kind, groups = alone.get(partition, ("", 1))
+    if groups != 1:
+        why = f"does not suit {task.name}.partition = {partition!r}; allowed: 0, 1"
+        raise task.refused(f"{kind}_groups", why)
     if not samples and not features:
         root = math.isqrt(clients)
         features = next(q for q in range(root, 0, -1) if clients % q == 0)
@@ -258,21 +254,8 @@ def deal_entries(
 
     Each gets 1/Q of a row's, drawn at random, or one more; all Q of them hold the
     sample, also where it has too few entries for all. A client's columns are those it
-    has an entry of, so that the clients' columns overlap.
-
-    Parameters
-    ----------
-    matrix : scipy.sparse.csr_array of shape (d, p)
-    rows : sequence of ndarray of int
-        The sample groups.
-    groups : int
-        Q.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    list of Share
-        Of client s·Q + q; without columns where there were not enough entries.
+    has an entry of, so that the clients' columns overlap, or none where there were not
+    enough. ``rows`` are the sample groups, ``groups`` is Q; client s·Q + q as above.
 
     Notes
     -----
@@ -323,23 +306,10 @@ def without_rare_entries(
 ) -> tuple[Any, list[Share]]:
     """Leave out what too few training samples of a client have at a feature.
 
-    Parameters
-    ----------
-    features : ndarray or scipy.sparse.csr_array of shape (d, p)
-        The training samples first.
-    shares : sequence of Share
-    num_train : int
-    least : int
-        How many of a client's training samples must have an entry that is not 0 at a
-        feature; where fewer have, these are left out.
-    matrix : scipy.sparse.csr_array of shape (d, p)
-        The features, to whose entries the shares' positions belong.
-
-    Returns
-    -------
-    (ndarray or scipy.sparse.csr_array, list of Share)
-        The features without these entries, and the shares. A client that is dealt
-        single entries does not hold a column any more of which it has none left.
+    Where fewer than ``least`` of them have an entry that is not 0, these become 0; a
+    client that is dealt single entries does not hold a column any more of which it has
+    none left. ``matrix`` has the features as CSR, training samples first; positions in
+    shares are those of its entries. Returns the features, and the shares.
     """
     gone = np.zeros(matrix.nnz, dtype=np.bool_)
     kept = []
@@ -413,19 +383,8 @@ def read_partition_file(
         rows = ["0:900", 1200]
         columns = [":32", "bias"]
 
-    Parameters
-    ----------
-    path : Path
-    clients : int
-        How many it must have.
-    num_rows : int
-    names : sequence of str
-        Of the columns.
-
-    Raises
-    ------
-    DataFileError
-        The file is something else, gives an entry to two clients, or to none.
+    ``names`` are the columns'. A DataFileError: the file is something else, has another
+    number of clients, or gives an entry to two of them, or to none.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -453,9 +412,8 @@ def read_partition_file(
                 f"{where}: {min(unknown)!r} is not known; allowed: columns, rows"
             )
         rows = _selected(f"{where}, rows", client.get("rows"), num_rows, {})
-        columns = _selected(
-            f"{where}, columns", client.get("columns"), len(names), known
-        )
+        held = client.get("columns")
+        columns = _selected(f"{where}, columns", held, len(names), known)
         shares.append(Share(rows, columns))
     _check_cover(path, shares, num_rows, names)
     return shares

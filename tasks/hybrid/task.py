@@ -6,7 +6,6 @@ what else can be set of it.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,13 +204,10 @@ class HybridTask(NodeDataTask):
 
     def node_schema(self) -> Schema:
         """Return the schema: some of the features, of some samples, by their ids."""
-        classes = self.target == "class"
+        labels = self._class_labels() if self.target == "class" else ()
         return Schema(
-            self.nodes.num_features(),
-            self.nodes.names(),
-            self.target,
-            self._class_labels() if classes else (),
-            self.nodes.label_column,
+            *(self.nodes.num_features(), self.nodes.names(), self.target, labels),
+            label_column=self.nodes.label_column,
             split=True,
             weight_column=self.nodes.weight_column,
         )
@@ -244,9 +240,13 @@ class HybridTask(NodeDataTask):
         """Return none: the methods for split data have no constraint."""
         return {}
 
-    @abstractmethod
     def make_loss(self) -> DualLoss:
         """Return l."""
+        loss, smoothing = getattr(self, "loss", "logistic"), self._smoothing()
+        return make_loss(loss, smoothing)
+
+    def _smoothing(self) -> float:
+        return float(getattr(self, "smoothing", 1.0))
 
     def feature_names(self) -> tuple[str, ...]:
         """Return the model's p names in its order; none where only nodes know them."""
@@ -265,7 +265,7 @@ class HybridTask(NodeDataTask):
         return {
             "loss": self.make_loss().name,
             "regularization": self.regularization,
-            "smoothing": getattr(self, "smoothing", 1.0),
+            "smoothing": self._smoothing(),
             "feature_names": self.feature_names() or None,
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
@@ -280,8 +280,7 @@ class HybridTask(NodeDataTask):
     def client_parts(self, client: int) -> dict[str, Any]:
         """Return the fields of :class:`ClientData`, and ``new_samples`` to be scored.
 
-        The latter are the client's test data, a :class:`ClientData`, too; None where
-        there are none.
+        These are the client's test data, a :class:`ClientData`, or None.
         """
         return _parts(self.client_data(client), self.test_client_data(client))
 
@@ -370,10 +369,9 @@ class HybridTask(NodeDataTask):
 
 
 def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
-    if new is not None and not new.sample_ids:
-        new = None
     if new is not None:
-        new = new._replace(weights=None)  # all new samples count alike
+        # all new samples count alike
+        new = new._replace(weights=None) if new.sample_ids else None
     return {**data._asdict(), "new_samples": new}
 
 
@@ -395,9 +393,6 @@ class HybridSVM(HybridTask):
     )
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
 
-    def make_loss(self) -> DualLoss:  # noqa: D102
-        return make_loss(self.loss, self.smoothing)
-
 
 @dataclass(frozen=True)
 class HybridLogistic(HybridTask):
@@ -410,9 +405,6 @@ class HybridLogistic(HybridTask):
     summary: ClassVar[str] = (
         "logistic regression; samples and features split over clients"
     )
-
-    def make_loss(self) -> DualLoss:  # noqa: D102
-        return make_loss("logistic")
 
 
 @dataclass(frozen=True)
@@ -467,10 +459,7 @@ class HybridLinear(HybridTask):
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
 
     required_options: ClassVar[tuple[str, ...]] = (
-        "l1_ratio",
-        "free_feature",
-        "classes",
-        "class_weight",
+        *("l1_ratio", "free_feature", "classes", "class_weight"),
         *HybridTask.required_options,
     )
 
@@ -520,9 +509,6 @@ class HybridLinear(HybridTask):
             found[label_of[name]] = to_number(weight)
         return found
 
-    def make_loss(self) -> DualLoss:  # noqa: D102
-        return make_loss(self.loss, self.smoothing)
-
     @property
     def target(self) -> Literal["class", "number"]:
         """What labels are of: classes, or any numbers."""
@@ -538,45 +524,26 @@ class HybridLinear(HybridTask):
             "real": (*DATASETS, *TARGETS),
             "counts": (*TARGETS, FILE),
         }[kind]
-        loss, all_classes = f"{self.name}.loss = {self.loss!r}", self.every_class
-        positive = self.positive_class != -1
-        for wrong, name, why, fits in (
-            (
-                self.dataset not in (*allowed, NODES),
-                "loss",
-                f"does not suit {self.name}.dataset = {self.dataset!r}",
-                ", ".join((*allowed, NODES)),
-            ),
-            (
-                positive and self.target == "number",
-                "positive_class",
-                "does not suit labels that are numbers and no classes",
-                "-1",
-            ),
-            (
-                all_classes and kind != "signs",
-                "classes",
-                f"does not suit {loss}",
-                "hinge, smoothed-hinge, logistic",
-            ),
-            (
-                all_classes and positive,
-                "positive_class",
-                f"does not suit {self.name}.classes = 'all'",
-                "-1",
-            ),
-            (
-                bool(self.class_weight) and kind != "signs",
-                "class_weight",
-                f"does not suit {loss}, which is none of classes",
-                "empty",
-            ),
-        ):
+        loss, several = f"{self.name}.loss = {self.loss!r}", self.every_class
+        signs, chosen = kind == "signs", self.positive_class != -1
+
+        def refuse(wrong: bool, name: str, why: str, allowed: str) -> None:
             if wrong:
-                raise self.refused(name, f"{why}; allowed: {fits}")
-        if all_classes and self.num_classes() < 3:
-            why = f"does not suit {self.num_classes()} of them; allowed: 'two'"
-            raise self.refused("classes", why)
+                raise self.refused(name, f"does not suit {why}; allowed: {allowed}")
+
+        data = f"{self.name}.dataset = {self.dataset!r}"
+        allowed = (*allowed, NODES)
+        refuse(self.dataset not in allowed, "loss", data, ", ".join(allowed))
+        numbers = chosen and self.target == "number"
+        refuse(numbers, "positive_class", "labels that are numbers", "-1")
+        classes = "hinge, smoothed-hinge, logistic"
+        refuse(several and not signs, "classes", loss, classes)
+        one = several and chosen
+        refuse(one, "positive_class", f"{self.name}.classes = 'all'", "-1")
+        few = several and self.num_classes() < 3
+        refuse(few, "classes", f"{self.num_classes()} of them", "'two'")
+        weighed = bool(self.class_weight) and not signs
+        refuse(weighed, "class_weight", f"{loss}, which is none of classes", "empty")
         self.class_rule()
         # without clients there are no features either, which the rest says
         names = self.feature_names() if self.free_feature and self.num_clients else ()
