@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -75,10 +75,11 @@ class Alignment:
     rows: dict[str, dict[int, IntArray]]
     feature_names: list[str]
     columns: dict[str, IntArray]
-    num_samples: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.num_samples = sum(group.size for group in self.groups)
+    @property
+    def num_samples(self) -> int:
+        """N."""
+        return sum(group.size for group in self.groups)
 
     @property
     def vertical(self) -> bool:
@@ -161,20 +162,11 @@ def align(
 ) -> Alignment:
     """Match clients by their samples' hashes and their features' names.
 
-    Parameters
-    ----------
-    hashes : mapping
-        For each client, in order, an array of shape (n_k, 16): its samples' hashes.
-    features : mapping
-        For each client its features' names, I_k and M_k of the paper.
-    feature_names : sequence of str, optional
-        The model's features in its order; by default all that occur, in the order of
-        the clients and of each client's own.
-    parts : int
-        Into how many groups to cut the samples of one set of holders, at most one a
-        sample.
-    allow_unheld : bool
-        Whether the model may have features that nobody holds: their weights stay 0.
+    Of each client, in order, the hashes of its samples, an array of shape (n_k, 16),
+    and its features' names: I_k and M_k of the paper. ``feature_names`` is the model's
+    order, by default that of the clients and of each client's own; with
+    ``allow_unheld`` it may have some that nobody holds, whose weights stay 0. Samples
+    of one set of holders are cut into so many ``parts``, at most one a sample.
 
     Raises
     ------

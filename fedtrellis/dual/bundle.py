@@ -210,20 +210,11 @@ class DualBundle:
     def search(
         self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
     ) -> dict[int, Mixture]:
-        """Take in proposals, and move the named units to the best mixtures.
+        """Take in proposals, and move the units that have some to the best mixtures.
 
-        Parameters
-        ----------
-        units : list of int
-            The units that have proposals.
-        proposals : dict
-            For each unit its V of shape (C, c, p), and b of shape (C, c), in the order
-            of :meth:`new_ids`; of one class also (c, p) and (c,).
-
-        Returns
-        -------
-        dict
-            By unit, what its clients have to do.
+        Of each unit V of shape (C, c, p) and b of shape (C, c), in the order of
+        :meth:`new_ids`; of one class also (c, p) and (c,). Returns, by unit, what its
+        clients have to do.
         """
         self._append(units, proposals)
         self._select(np.lexsort((self.ids, self.unit)))

@@ -38,15 +38,10 @@ class Sigmoid:
         positive: ArrayLike,
         weights: ArrayLike | None = None,
     ) -> Sigmoid:
-        """Fit it to scores that the model was not trained on.
+        """Fit it to scores, (n,) or (n, C), that the model was not trained on.
 
-        Parameters
-        ----------
-        scores : ndarray of shape (n,) or (n, C)
-        positive : array_like of bool, of the same shape
-            Whether a sample is of the class.
-        weights : array_like of shape (n,), optional
-            What each sample counts; 1 by default.
+        ``positive`` says of each whether the sample is of the class, and ``weights``,
+        of shape (n,), what a sample counts, by default 1.
 
         Raises
         ------
@@ -67,16 +62,7 @@ class Sigmoid:
         return cls(slopes, offsets)
 
     def probabilities(self, scores: FloatArray) -> FloatArray:
-        """Return them; of several classes they add up to 1 for each sample.
-
-        Parameters
-        ----------
-        scores : ndarray of shape (n,) or (n, C)
-
-        Returns
-        -------
-        ndarray of the same shape
-        """
+        """Return them, of the scores' shape; of several classes they add up to 1."""
         columns = np.asarray(scores, dtype=np.float64).reshape(len(scores), -1)
         return shares(columns * self.slopes + self.offsets).reshape(np.shape(scores))
 

@@ -94,19 +94,10 @@ def interior_point(
 ) -> None:
     """Solve the programme by Mehrotra's predictor-corrector method.
 
-    Parameters
-    ----------
-    matrix : ndarray or scipy.sparse.csr_array of shape (n, p)
-        A; matrices of the order of the smaller of n and p must fit in memory.
-    base : ndarray of shape (p,)
-        a.
-    scale : float
-        s above 0.
-    curvature, linear : float or ndarray of shape (n,)
-        c at least 0, and b above 0.
-    done : callable
-        Is shown β, of shape (n,), after every step, and says whether it will do.
-        Rounding ends the search where nothing does.
+    ``matrix`` is A, dense or CSR, of shape (n, p), ``base`` a, ``scale`` s, and
+    ``curvature`` and ``linear`` c ≥ 0 and b > 0; matrices of the order of the smaller
+    of n and p must fit in memory. ``done`` is shown β after every step, and says
+    whether it will do. Rounding ends the search where nothing does.
 
     Notes
     -----

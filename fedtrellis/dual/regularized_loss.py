@@ -151,26 +151,9 @@ class RegularizedLoss(Objective):
 class OneAgainstRest(Objective):
     """P(W) = Σ_c P_c(w_c), W of shape (p, C), with P_c's labels +1 in class c, else −1.
 
-    Parameters
-    ----------
-    features : array_like or scipy.sparse matrix of shape (N, p)
-    classes : array_like of shape (N,)
-        The samples' classes, numbers from 0 to C − 1.
-    count : int
-        C.
-    loss : DualLoss
-        One of labels −1 and +1.
-    regularization : float
-        λ above 0.
-    penalty : Penalty, optional
-        g of each class's weights.
-    weights : array_like of shape (C, N), optional
-        The samples' in each class's problem.
-
-    Raises
-    ------
-    ValueError
-        As of :class:`RegularizedLoss`.
+    ``classes`` has each sample's, a number from 0 to C − 1, ``count`` is C, and the
+    loss one of labels −1 and +1. ``weights`` of shape (C, N) are those in each class's
+    problem; all else is as of :class:`RegularizedLoss`.
     """
 
     def __init__(

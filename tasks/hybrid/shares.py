@@ -32,15 +32,15 @@ __all__ = [
     "client_data",
     "deal_entries",
     "group_counts",
+    "held_of",
     "quadrants",
     "sample_groups",
-    "samples_of",
     "selected_entries",
-    "shares_of",
     "without_rare_entries",
 ]
 
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
 
 
 class Share(NamedTuple):
@@ -98,50 +98,37 @@ def _as_csr(task: HybridTask) -> Any:
     return scipy.sparse.csr_array(_loaded(task).features)
 
 
-def samples_of(task: HybridTask) -> Samples:
-    """Return all samples without those entries that are left out; made once."""
-    return _kept(task)[0]
-
-
 @once(2)
-def _kept(task: HybridTask) -> tuple[Samples, list[Share]]:
-    """All samples and who holds what of them, without rare entries."""
+def held_of(task: HybridTask) -> tuple[Samples, list[tuple[Share, BoolArray]]]:
+    """Return all samples, and what each client holds and has labels of; made once.
+
+    Without those entries that are left out.
+    """
     data = _loaded(task)
     deal = _from_file if task.partition == "file" else _dealt
     shares = deal(task, data)
-    if not task.least_entries:
-        return data, shares
-    features, kept = without_rare_entries(
-        data.features, shares, data.num_train, task.least_entries, _as_csr(task)
-    )
-    return data._replace(features=features), kept
-
-
-@once(2)
-def shares_of(task: HybridTask) -> list[tuple[Share, NDArray[np.bool_]]]:
-    """Return what each client holds, and of which samples it has the label."""
-    data, shares = _kept(task)
+    if task.least_entries:
+        features, shares = without_rare_entries(
+            data.features, shares, data.num_train, task.least_entries, _as_csr(task)
+        )
+        data = data._replace(features=features)
     seen = np.zeros(len(data.labels), dtype=np.bool_)
-    result = []
+    held = []
     for client, share in enumerate(shares):
         if not (share.rows < data.num_train).any() or not len(share.columns):
-            raise task.refused(
-                "partition",
-                f"leaves client {client} of {task.num_clients} without training data",
-            )
-        labelled = np.ones(len(share.rows), dtype=np.bool_)
-        if task.labels_on == "first":
-            labelled = ~seen[share.rows]
-            seen[share.rows] = True
-        result.append((share, labelled))
-    return result
+            why = f"leaves client {client} of {task.num_clients} without training data"
+            raise task.refused("partition", why)
+        labelled = ~seen[share.rows]
+        seen[share.rows] = task.labels_on == "first"
+        held.append((share, labelled))
+    return data, held
 
 
 @once(16_384)
 def client_data(task: HybridTask, client: int, test: bool) -> ClientData:
     """Return a client's training or test data, made once per process."""
-    data = samples_of(task)
-    share, labelled = shares_of(task)[client]
+    data, held = held_of(task)
+    share, labelled = held[client]
     own = (share.rows >= data.num_train) == test
     rows = share.rows[own]
     if share.entries is None:

@@ -37,8 +37,8 @@ from ..data.readers import node_path
 from ..data.settings import FILE, NODES
 from ..data.table import Schema, to_number
 from ..data.task import NodeDataTask
-from .samples import BY_PATH, DATASETS, TARGETS
-from .shares import ClientData, client_data, samples_of, shares_of
+from .samples import BY_PATH, DATASETS, TARGETS, Samples
+from .shares import ClientData, client_data, held_of
 
 __all__ = ["HybridLinear", "HybridLogistic", "HybridSVM", "HybridTask"]
 
@@ -165,7 +165,6 @@ class HybridTask(NodeDataTask):
             return
         # Nothing can be dealt to none, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "samples")
-        shares_of(self)
         self.objective()
 
     def _check_split_nodes(self) -> None:
@@ -200,7 +199,7 @@ class HybridTask(NodeDataTask):
             return 1
         if self.on_nodes:
             return len(self.nodes.class_labels())
-        return len(np.unique(samples_of(self).labels))
+        return len(np.unique(self._samples().labels))
 
     def node_schema(self) -> Schema:
         """Return the schema: some of the features, of some samples, by their ids."""
@@ -228,12 +227,15 @@ class HybridTask(NodeDataTask):
             labels = 2.0 * labels - 1.0
         return ClientData(table.features, table.names, table.ids, labels, table.weights)
 
+    def _samples(self) -> Samples:
+        return held_of(self)[0]
+
     def num_examples(self) -> int:  # noqa: D102
         self._need_central_data()
-        return samples_of(self).num_train
+        return self._samples().num_train
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        p = self.nodes.num_features() if self.on_nodes else len(samples_of(self).names)
+        p = self.nodes.num_features() if self.on_nodes else len(self._samples().names)
         return [(p, self.num_classes()) if self.every_class else (p,)]
 
     def domains(self) -> dict[str, float]:
@@ -250,7 +252,7 @@ class HybridTask(NodeDataTask):
 
     def feature_names(self) -> tuple[str, ...]:
         """Return the model's p names in its order; none where only nodes know them."""
-        return self.nodes.names() if self.on_nodes else samples_of(self).names
+        return self.nodes.names() if self.on_nodes else self._samples().names
 
     def client_data(self, client: int) -> ClientData:
         """Return a client's training data, made once; an IndexError: no such client."""
@@ -328,14 +330,14 @@ class HybridTask(NodeDataTask):
         Without any, ``"train-accuracy"`` or the like on the training samples.
         """
         w = np.asarray(self.argument(x))
-        data = samples_of(self)
+        data = self._samples()
         if len(data.labels) > data.num_train:
             return self.test_objective().metrics(w)
         found = self.objective().metrics(w)
         return {f"train-{name}": value for name, value in found.items()}
 
     def _build_objective(self) -> RegularizedLoss | OneAgainstRest:
-        data = samples_of(self)
+        data = self._samples()
         N, C, rule = data.num_train, self.num_classes(), self.class_rule()
         labels, s = data.labels[:N], data.weights
         weights = None
@@ -347,7 +349,7 @@ class HybridTask(NodeDataTask):
 
     @once(2)
     def test_objective(self) -> RegularizedLoss | OneAgainstRest:  # noqa: D102
-        data = samples_of(self)
+        data = self._samples()
         N = data.num_train
         return self._objective_of(data.features[N:], data.labels[N:])
 
