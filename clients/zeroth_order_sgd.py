@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms.random_signs import signed
+from fedtrellis.domains.atoms.packing import signed
 from fedtrellis.encryption import remove_run_key
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, Question, SumMember

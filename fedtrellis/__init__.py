@@ -3,35 +3,35 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # "as" exports them
-    from fedtrellis.runs import load_run as load_run
-    from fedtrellis.server.aggregation import Aggregation as Aggregation
-    from fedtrellis.server.aggregation import Clipping as Clipping
-    from fedtrellis.server.aggregation import Mean as Mean
-    from fedtrellis.server.aggregation import Median as Median
-    from fedtrellis.server.aggregation import TrimmedMean as TrimmedMean
-    from fedtrellis.server.answers import Answer as Answer
-    from fedtrellis.server.callbacks import Callback as Callback
-    from fedtrellis.server.callbacks import EarlyStop as EarlyStop
-    from fedtrellis.server.callbacks import RoundRecord as RoundRecord
-    from fedtrellis.server.loop import LoopStrategy as LoopStrategy
-    from fedtrellis.server.options import RunOptions as RunOptions
-    from fedtrellis.server.private import Private as Private
-    from fedtrellis.server.progress import JsonLines as JsonLines
-    from fedtrellis.server.progress import Progress as Progress
-    from fedtrellis.server.rounds import RoundStrategy as RoundStrategy
-    from fedtrellis.server.secure_sum import SecureSum as SecureSum
-    from fedtrellis.settings import SettingsError as SettingsError
-    from fedtrellis.settings import given as given
-    from fedtrellis.settings import setting as setting
-    from fedtrellis.wire.client import MethodClient as MethodClient
-    from fedtrellis.wire.client import StatefulClient as StatefulClient
-    from fedtrellis.wire.client import client_app as client_app
-    from fedtrellis.wire.local_grid import LocalGrid as LocalGrid
-    from fedtrellis.wire.local_work import Gradient as Gradient
-    from fedtrellis.wire.local_work import MiniBatches as MiniBatches
+if TYPE_CHECKING:
+    from fedtrellis.runs import load_run
+    from fedtrellis.server.aggregation import (
+        Aggregation,
+        Clipping,
+        Mean,
+        Median,
+        TrimmedMean,
+    )
+    from fedtrellis.server.answers import Answer
+    from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
+    from fedtrellis.server.loop import LoopStrategy
+    from fedtrellis.server.options import RunOptions
+    from fedtrellis.server.private import Private
+    from fedtrellis.server.progress import JsonLines, Progress
+    from fedtrellis.server.rounds import RoundStrategy
+    from fedtrellis.server.secure_sum import SecureSum
+    from fedtrellis.settings import SettingsError, given, setting
+    from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
+    from fedtrellis.wire.local_grid import LocalGrid
+    from fedtrellis.wire.local_work import Gradient, MiniBatches
 
 __version__ = "0.2.0"
+
+__all__ = ["Aggregation", "Answer", "Callback", "Clipping", "EarlyStop", "Gradient"]
+__all__ += ["JsonLines", "LocalGrid", "LoopStrategy", "Mean", "Median", "MethodClient"]
+__all__ += ["MiniBatches", "Private", "Progress", "RoundRecord", "RoundStrategy"]
+__all__ += ["RunOptions", "SecureSum", "SettingsError", "StatefulClient", "TrimmedMean"]
+__all__ += ["__version__", "client_app", "given", "load_run", "setting"]
 
 # Imported when they are asked for: a node starts a process for every message, and needs
 # nothing of the server's, nor a server of the nodes'.
@@ -51,7 +51,6 @@ _HOMES = {
     "wire.local_grid": ("LocalGrid",),
     "wire.local_work": ("Gradient", "MiniBatches"),
 }
-__all__ = ["__version__", *(name for names in _HOMES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["Alias", "unify_roots"]
-
 
 class Alias(MetaPathFinder, Loader):
     """Finds the module ``name``, and what lies in it, as ``alias``, too."""

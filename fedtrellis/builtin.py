@@ -17,8 +17,6 @@ from fedtrellis.app import App, pairs
 from fedtrellis.app.command_line import flatten
 from fedtrellis.settings import SettingsError
 
-__all__ = ["FlowerApp", "installed_app", "load_app", "one_line"]
-
 
 @lru_cache(maxsize=1)
 def installed_app() -> App:

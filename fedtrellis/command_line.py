@@ -19,8 +19,6 @@ from fedtrellis.server.interruption import fedtrellis_command
 from fedtrellis.settings import SettingsError
 from fedtrellis.tune.command_line import add_search_options, search
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, 1 after one line that says what failed, or 128 and a signal's."""

@@ -30,17 +30,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import FloatArray, Layout, from_sparse_or_dense
 
-__all__ = [
-    "ChangeCompression",
-    "Compression",
-    "Natural",
-    "Quantized",
-    "Signs",
-    "TopK",
-    "TopTriples",
-    "compressor",
-]
-
 Compression = Literal["top-k", "rank", "natural"]
 #: Of a client's change, where the server does not mirror what it has sent.
 ChangeCompression = Literal["top-k", "qsgd", "sign"]

@@ -6,8 +6,6 @@ from importlib.util import find_spec
 
 from fedtrellis.settings import SettingsError
 
-__all__ = ["need"]
-
 # where the library is called otherwise than its module
 _LIBRARIES = {
     "sklearn": "scikit-learn",

@@ -26,18 +26,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.settings import SettingsError, check_choice
 
-__all__ = [
-    "LayerOracle",
-    "Orthogonalization",
-    "Scaling",
-    "StepSchedule",
-    "moved",
-    "newton_schulz",
-    "scheduled",
-    "settle_kinds",
-    "with_momentum",
-]
-
 Scaling = Literal["scion", "muon", "none"]
 Orthogonalization = Literal["newton-schulz", "bfloat16", "svd"]
 StepSchedule = Literal["constant", "linear", "cosine"]

@@ -14,17 +14,6 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
-__all__ = [
-    "StepSchedule",
-    "check_steps",
-    "mini_batches",
-    "scheduled_steps",
-    "sizes_of",
-    "step_size_at",
-    "step_sizes",
-    "take_steps",
-]
-
 #: How γ_k falls, see :func:`step_size_at`.
 StepSchedule = Literal["log", "constant", "inverse-sqrt"]
 

@@ -22,16 +22,6 @@ from fedtrellis.domains.atoms import Atom
 from fedtrellis.extras import need
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = [
-    "Accountant",
-    "LocalNoise",
-    "PrivateMean",
-    "SecretNoise",
-    "clipped",
-    "noise_multiplier_for",
-    "report_noisy_max",
-]
-
 Cohort = Literal["all", "bernoulli", "fixed"]
 Mechanism = Literal["gaussian", "exponential"]
 

@@ -13,8 +13,6 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["generator"]
-
 
 def generator(seed: int, purpose: str, *keys: str | int) -> np.random.Generator:
     """Return the PCG64 generator of one purpose of a run with this seed.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Literal, get_args
 
-__all__ = ["SCHEDULES", "FrankWolfeSchedule", "automatic_penalty"]
-
 Schedule = Literal["convex", "nonconvex", "stochastic", "constant"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 

@@ -38,22 +38,6 @@ from typing import (
     get_type_hints,
 )
 
-__all__ = [
-    "AUTO",
-    "CodedError",
-    "Declared",
-    "SettingsError",
-    "arguments_of",
-    "check_choice",
-    "describe_fields",
-    "entries_of",
-    "given",
-    "keys",
-    "parse",
-    "parse_values",
-    "setting",
-]
-
 #: How None, "let it find itself", is written in a run config.
 AUTO = "auto"
 

@@ -15,15 +15,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = [
-    "Interrupted",
-    "check_signals",
-    "deferred",
-    "signals_heard",
-    "signals_interrupt",
-    "window",
-]
-
 # Windows has no SIGHUP
 _SIGNALS = [
     getattr(signal, name)

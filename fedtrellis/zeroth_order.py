@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.domains.atoms.random_signs import draw_signs, sign_rng, signed
+from fedtrellis.domains.atoms.packing import draw_signs, sign_rng, signed
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtrellis.domains import L1Ball, LInfBall
-from fedtrellis.domains.enclosing import enclosing_ball
+from fedtrellis.domains.product import enclosing_ball
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [

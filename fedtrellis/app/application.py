@@ -42,8 +42,6 @@ from fedtrellis.wire.exchange import await_nodes
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_grid import LocalGrid
 
-__all__ = ["App"]
-
 # what says how long and where to run, but not what is computed
 _FREE = {
     *("resume", "results-dir", "rounds", "timeout", "checkpoint-every", "min-nodes"),

@@ -17,8 +17,6 @@ from fedtrellis.server.progress import LOG_FORMATS, print_json, settle_colours
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted
 
-__all__ = ["add_run_options", "flatten", "guarded", "parse_words", "read_config"]
-
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A run config's tables as one, with dotted keys."""

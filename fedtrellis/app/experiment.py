@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedtrellis.app.nodes import prediction_writer
 from fedtrellis.app.registry import AppRegistry, MethodEntry, RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
-from fedtrellis.domains.enclosing import enclosing_ball
+from fedtrellis.domains.product import enclosing_ball
 from fedtrellis.manifolds import Euclidean
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
@@ -33,8 +33,6 @@ from fedtrellis.settings import (
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_grid import GridOptions, LocalGrid
-
-__all__ = ["Experiment", "read_model"]
 
 
 class Experiment:

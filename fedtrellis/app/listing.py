@@ -19,8 +19,6 @@ from fedtrellis.settings import (
     parse,
 )
 
-__all__ = ["config_block", "print_list", "write_config_block"]
-
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
 #: How the settings of the run itself are asked for.
 _RUN = "run"

@@ -18,8 +18,6 @@ from fedtrellis.server.options import RunOptions
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["CheckNodes", "number_of_clients", "prediction_writer"]
-
 
 def number_of_clients(context: Context, on_nodes: bool) -> int:
     """N as a node knows it; SettingsError if its config lacks what the run needs."""

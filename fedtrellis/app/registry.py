@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtrellis._alias import unify_roots
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.domains.enclosing import ENCLOSING
+from fedtrellis.domains.product import ENCLOSING
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.progress import LOG_FORMATS
@@ -25,15 +25,6 @@ from fedtrellis.settings import (
     keys,
     setting,
 )
-
-__all__ = [
-    "AppRegistry",
-    "MethodEntry",
-    "Plugin",
-    "RunSettings",
-    "SettingGroup",
-    "pairs",
-]
 
 #: The entry points by which installed packages name what they bring along.
 PLUGINS = "fedtrellis.plugins"

@@ -36,8 +36,6 @@ from fedtrellis.settings import setting
 if TYPE_CHECKING:
     from fedtrellis.domains.singular import Matrix
 
-__all__ = ["BirkhoffPolytope", "NuclearNormBall", "Spectrahedron", "SpectralNormBall"]
-
 
 class _MatrixBall(NormBall):
     """The matrices whose singular values are in a ball of vectors."""
@@ -111,12 +109,8 @@ class NuclearNormBall(_MatrixBall):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        tolerance = positive(self.name, "tolerance", self.tolerance)
+        tolerance = positive(self.name, "tolerance", self.tolerance, below=1.0)
         object.__setattr__(self, "tolerance", tolerance)
-        if self.tolerance >= 1.0:
-            raise ValueError(
-                f"{self.name}: tolerance must be below 1, got {self.tolerance!r}"
-            )
 
     def lmo(self, gradient: Matrix) -> RankOneAtom:
         """Return −radius · u₁ v₁ᵀ, the leading singular vectors of the gradient.

@@ -13,8 +13,6 @@ from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
 from fedtrellis.domains.numerics import positive, project_simplex, smallest
 from fedtrellis.settings import setting
 
-__all__ = ["CappedSimplex", "NonNegativeL1Ball", "Simplex"]
-
 # p · cap may fall short of the radius by this much: three caps of 0.3 make 0.9.
 _ROUNDING = 1e-12
 

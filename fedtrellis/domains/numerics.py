@@ -11,31 +11,17 @@ from numpy.typing import NDArray
 from fedtrellis.domains.atoms.base import FloatArray
 from fedtrellis.settings import arguments_of
 
-__all__ = [
-    "check_arguments",
-    "magnitude",
-    "positive",
-    "positive_integer",
-    "power_of_two_scaled",
-    "project_l1",
-    "project_simplex",
-    "root",
-    "scaled",
-    "smallest",
-    "thin_svd",
-    "unit",
-]
 
-
-def positive(domain: str, parameter: str, value: Any) -> float:
-    """Return a parameter as float; ValueError unless positive and finite."""
+def positive(domain: str, parameter: str, value: Any, below: float = math.inf) -> float:
+    """Return a parameter as float; ValueError unless positive and below a bound."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(value, bool | str) or not 0.0 < number < math.inf:
+    if isinstance(value, bool | str) or not 0.0 < number < below:
+        kind = "finite number" if below == math.inf else f"number below {below:g}"
         raise ValueError(
-            f"{domain}: {parameter} must be a positive finite number, got {value!r}"
+            f"{domain}: {parameter} must be a positive {kind}, got {value!r}"
         )
     return number
 

@@ -1,4 +1,9 @@
-"""Products of sets, one for each piece of a flat vector."""
+"""Sets made of others: products, and the smallest ball of another kind around one.
+
+A client short of compute may work on an ℓ2 ball around D, whose oracle is a division;
+one short of bandwidth on an ℓ1 or nuclear-norm ball, whose atoms are small (FedFW,
+arXiv 2408.10090, §4.3). As long as one client has D itself the intersection is D.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +16,9 @@ from numpy.typing import ArrayLike
 from fedtrellis.domains.atoms import Atom, ProductAtom
 from fedtrellis.domains.atoms.base import cut
 from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-
-__all__ = ["Product"]
+from fedtrellis.domains.matrices import NuclearNormBall
+from fedtrellis.domains.vectors import L1Ball, L2Ball, LInfBall
+from fedtrellis.settings import SettingsError, check_choice
 
 # The norm of a vector whose pieces have these.
 _NORMS: dict[Norm, Callable[[Any], float]] = {
@@ -138,3 +144,35 @@ class Product(Domain):
         self.check_shape(shape)
         pairs = zip(self.domains, self.shapes, strict=True)
         return np.concatenate([domain.centre(s).reshape(-1) for domain, s in pairs])
+
+
+# A ball of radius r encloses what has no larger norm of its kind than r.
+_BALLS: dict[str, tuple[Norm, Callable[[float], Domain]]] = {
+    L1Ball.name: ("l1", L1Ball),
+    L2Ball.name: ("l2", L2Ball),
+    LInfBall.name: ("linf", LInfBall),
+    NuclearNormBall.name: ("nuclear", NuclearNormBall),
+}
+#: Balls that can be put around a domain.
+ENCLOSING = tuple(_BALLS)
+
+
+def enclosing_ball(name: str, domain: Domain, shape: tuple[int, ...]) -> Domain:
+    """The smallest ball of a kind of :data:`ENCLOSING` that contains a domain.
+
+    SettingsError if the kind is not known, or not for this domain and shape of points;
+    ValueError if the domain has no points of this shape.
+    """
+    check_choice("outer-domain", name, ENCLOSING)
+    norm, ball = _BALLS[name]
+    if norm == "nuclear" and len(shape) != 2:
+        raise SettingsError(
+            f"outer-domain = {name!r} is for matrices, the model has shape {shape}"
+        )
+    radius = domain.largest_norm(norm, shape)
+    if radius is None or radius == math.inf:
+        raise SettingsError(
+            f"outer-domain = {name!r} is not available around {domain!r}; "
+            f"allowed: another of {', '.join(ENCLOSING)}"
+        )
+    return ball(radius)

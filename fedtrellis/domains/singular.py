@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     Matrix = ArrayLike | sparray | spmatrix | LinearOperator[Any]
 
-__all__ = [
-    "LeadingPairs",
-    "Products",
-    "SingularPairs",
-    "as_matrix",
-    "leading_pairs",
-    "polar_factor",
-    "sparse_plus_low_rank",
-    "top_pairs",
-]
-
-
 Array = NDArray[Any]
 #: V, I ↦ A_i V_i and A_iᵀ A_i V_i for the matrices i in the array I.
 Products = Callable[[Array, NDArray[np.intp]], tuple[Array, Array]]

@@ -21,8 +21,6 @@ from fedtrellis.domains.numerics import (
 )
 from fedtrellis.settings import setting
 
-__all__ = ["GroupL1Ball", "KSupportBall", "SparseGroupBall", "group_norms"]
-
 
 @dataclass(frozen=True)
 class KSupportBall(NormBall):

@@ -25,8 +25,6 @@ from fedtrellis.domains.base import (
 from fedtrellis.domains.numerics import project_l1, unit
 from fedtrellis.settings import setting
 
-__all__ = ["Box", "L1Ball", "L2Ball", "LInfBall", "TotalVariationBall", "WholeSpace"]
-
 
 @dataclass(frozen=True)
 class L1Ball(NormBall):

@@ -24,8 +24,6 @@ from fedtrellis.domains.base import (
 from fedtrellis.domains.numerics import root, scaled, unit
 from fedtrellis.settings import setting
 
-__all__ = ["Permutahedron", "SortedL1Ball", "WeightedL1Ball"]
-
 
 @dataclass(frozen=True, eq=False)
 class WeightedL1Ball(ByVector, NormBall):

@@ -33,9 +33,6 @@ from fedtrellis.wire.local_grid import LocalGrid
 
 from .partitions import Part, Partitions, check_positive, is_frame, read_partitions
 
-__all__ = ["FederatedModel", "Found", "dual_ascent", "sparse_regression"]
-
-
 #: What ``grid`` of an estimator may be.
 Grids = LocalGrid | Callable[[ClientApp, int], Grid] | None
 

@@ -21,15 +21,6 @@ from fedtrellis.objectives.checks import Array, check_number
 from .base import FederatedModel, Found, dual_ascent, sparse_regression
 from .partitions import Partitions, check_positive, known
 
-__all__ = [
-    "FederatedElasticNet",
-    "FederatedLasso",
-    "FederatedLogisticRegression",
-    "FederatedRidge",
-    "FederatedSVC",
-]
-
-
 # Parts of the samples that probabilities are calibrated with.
 _FOLDS = 5
 

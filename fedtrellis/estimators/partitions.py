@@ -13,16 +13,6 @@ from numpy.typing import NDArray
 from fedtrellis.dual.weights import LIGHTEST, check_weights
 from fedtrellis.objectives.checks import Array, check_examples
 
-__all__ = [
-    "Part",
-    "Partitions",
-    "check_positive",
-    "is_frame",
-    "known",
-    "read_partitions",
-]
-
-
 # What the largest sample weight is at most, as it is encrypted.
 _HEAVIEST = 2.0**17
 

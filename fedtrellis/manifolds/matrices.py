@@ -18,9 +18,6 @@ from fedtrellis.manifolds.base import (
     unit_columns,
 )
 
-__all__ = ["FixedRank", "Grassmann", "Stiefel", "polar_factor"]
-
-
 # Up to this ‖xᵀx − I‖ the series for (xᵀx)^(−1/2) needs few enough terms (16) to be
 # faster than the eigenvalues.
 _NEAR = 0.1

@@ -14,8 +14,6 @@ from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.signals import signals_interrupt
 
-__all__ = ["add_search_options", "search"]
-
 _TRIALS = 20
 
 

@@ -23,8 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["grey_relational_grades", "pareto_front", "ranked"]
-
 
 def _oriented(
     metrics: ArrayLike, senses: Sequence[str]

@@ -10,8 +10,6 @@ import numpy as np
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
 
-__all__ = ["LATENCIES", "METRICS", "divergence", "measure"]
-
 #: Seconds of a round trip: none, from the USA to Singapore, a geostationary satellite.
 LATENCIES = (0.0, 0.2575, 0.8)
 #: Metrics of a run, and whether small or large ones are wanted.

@@ -50,18 +50,6 @@ from fedtrellis.tune.grey_relational import ranked
 from fedtrellis.tune.metrics import LATENCIES, METRICS, divergence, measure
 from fedtrellis.wire.local_grid import LocalGrid
 
-__all__ = [
-    "PRUNERS",
-    "SAMPLERS",
-    "Search",
-    "check_key",
-    "perform",
-    "ranked_trials",
-    "read_space",
-    "report",
-    "run",
-]
-
 SAMPLERS = ("random", "tpe")
 PRUNERS: dict[str, type[pruners.BasePruner]] = {
     "none": pruners.NopPruner,

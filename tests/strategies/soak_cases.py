@@ -42,7 +42,7 @@ from fedtrellis import LocalGrid, client_app
 from fedtrellis.compressors import Quantized
 from fedtrellis.corrective import Form
 from fedtrellis.domains import L1Ball, L2Ball
-from fedtrellis.domains.atoms.random_signs import sign_bits
+from fedtrellis.domains.atoms.packing import sign_bits
 from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares

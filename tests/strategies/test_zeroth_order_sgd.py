@@ -12,7 +12,7 @@ import pytest
 from clients import ZerothOrderSGDClient
 from fedtrellis import Callback, RoundRecord
 from fedtrellis.domains.atoms import RandomSigns, unpack_atoms
-from fedtrellis.domains.atoms.random_signs import sign_bits, signed
+from fedtrellis.domains.atoms.packing import sign_bits, signed
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.server.loop import LoopStrategy

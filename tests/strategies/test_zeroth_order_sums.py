@@ -12,7 +12,7 @@ from scipy import stats
 
 from clients import ZerothOrderSGDClient
 from fedtrellis import LocalGrid
-from fedtrellis.domains.atoms.random_signs import sign_bits
+from fedtrellis.domains.atoms.packing import sign_bits
 from fedtrellis.encryption import (
     EncryptionError,
     Identity,

@@ -24,10 +24,10 @@ from fedtrellis.domains.atoms.base import (
 )
 from fedtrellis.domains.atoms.packing import (
     ProductAtom,
+    RandomSigns,
     pack_atoms,
     unpack_atoms,
 )
-from fedtrellis.domains.atoms.random_signs import RandomSigns
 
 __all__ = [
     "FLOAT64",

@@ -10,19 +10,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Arrays",
-    "Atom",
-    "DenseAtom",
-    "FloatArray",
-    "PermutationAtom",
-    "RankOneAtom",
-    "Shape",
-    "SignAtom",
-    "SparseAtom",
-]
-
-
 Shape = tuple[int, ...]
 FloatArray = NDArray[np.float64]
 Arrays = Sequence[NDArray[Any]]

@@ -32,7 +32,7 @@ from fedtrellis.domains import (
 )
 from fedtrellis.domains.atoms import SparseAtom
 from fedtrellis.domains.base import Norm
-from fedtrellis.domains.enclosing import ENCLOSING, enclosing_ball
+from fedtrellis.domains.product import ENCLOSING, enclosing_ball
 from fedtrellis.settings import SettingsError
 
 

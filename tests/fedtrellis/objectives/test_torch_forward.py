@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from clients import ZerothOrderSGDClient
-from fedtrellis.domains.atoms.random_signs import draw_signs, sign_rng, signed
+from fedtrellis.domains.atoms.packing import draw_signs, sign_rng, signed
 from tests.harness import Array, grid_of, play
 
 torch = pytest.importorskip("torch")
