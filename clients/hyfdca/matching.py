@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import Cipher, intersection
+from fedtrellis.encryption.block_sum import Introduction
 from fedtrellis.settings import SettingsError
 
 from .._split_data import check_split_data
@@ -31,8 +32,6 @@ def blind(run: ClientRun) -> Arrays:
     """Blinded ids, where the clients have no common key to hash them under."""
     _check_roster(run)
     check_split_data(run.part, run.config)
-    # what is blinded with this nonce is unblinded with it, whatever happens
-    run.ledger.save()
     part = run.part
     new = [] if part.new_samples is None else part.new_samples.sample_ids
     # new samples' are ids of another kind
@@ -56,7 +55,7 @@ def _check_roster(run: ClientRun) -> None:
 
 
 def _blinding(run: ClientRun) -> int:
-    secret = run.node.identity.derive("blind", run.config["session"], run.ledger.nonce)
+    secret = run.node.identity.derive("blind", run.config["session"])
     return intersection.scalar_from(secret)
 
 
@@ -97,26 +96,16 @@ def keyed_hashes(
 
 
 def align(run: ClientRun) -> Arrays:
-    """Hashes of the samples' ids, features' names, which key this is, a nonce."""
+    """Hashes of the samples' ids, features' names, which key this is, a fresh key."""
     check_split_data(run.part, run.config)
     hashes = _pseudonyms(run)
     n = len(run.part.sample_ids)
-    if run.node.kind == "roster":
-        key = run.node.identity.public.hex()
-    else:
-        key = run.common_key.fingerprint
-    ledger = run.ledger
-    if ledger.agreement is not None:
-        raise SettingsError(
-            f"{run.who} has agreed to a run of session {run.config['session']!r} "
-            "already"
-        )
-    ledger.save()
+    own = run.block.introduce(run.config["session"].encode())
     answer = [
         hashes[:n],
         as_bytes("\n".join(run.part.feature_names).encode()),
-        as_bytes(key.encode()),
-        as_bytes(ledger.nonce),
+        as_bytes(own.key.encode()),
+        as_bytes(own.fresh),
         hashes[n:],
     ]
     if run.config["send-context"]:
@@ -125,27 +114,22 @@ def align(run: ClientRun) -> Arrays:
 
 
 def agree(run: ClientRun) -> Arrays:
-    """Check what the server wrote down, and remember it.
+    """Check what the server wrote down, and derive what is shared with each client.
 
-    All keys and masks of the run are derived with its digest in. Returns the keys that
-    this client draws, sealed.
+    All keys and masks of the run follow from its digest. Returns the keys that this
+    client draws for others, sealed.
     """
-    agreement, ledger = run.agreement, run.ledger
-    digest = agreement.digest.hex()
-    if ledger.agreement not in (None, digest):
-        raise SettingsError(f"{run.who} has agreed to something else in this run")
+    agreement = run.agreement
     run.pin()
-    if agreement.members[agreement.index(run.part.client_id)].nonce != (
-        ledger.nonce.hex()
-    ):
-        raise SettingsError(f"{run.who}: the agreement does not have its nonce")
     if run.node.kind != "roster" and run.common_key.name != run.config["encryption"]:
         raise SettingsError(
             f"{run.who}: encryption = {run.config['encryption']!r} on the server, but "
             f"the key is of backend {run.common_key.name!r}"
         )
     check_exposed(run)
-    if ledger.agreement is None:
-        ledger.agreement = digest
-        ledger.save()
+    members = [
+        Introduction(one.name, one.key, bytes.fromhex(one.fresh))
+        for one in agreement.members
+    ]
+    run.block.agree(members, agreement.digest)
     return as_arrays(run.sealed_keys())

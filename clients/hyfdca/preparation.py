@@ -11,9 +11,10 @@ from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import needs_norms
-from fedtrellis.dual.columns import PARTS, in_parts
+from fedtrellis.dual.columns import in_parts
 from fedtrellis.dual.weights import weight_totals
 from fedtrellis.encryption import Cipher, remove_run_key
+from fedtrellis.encryption.fixed_point import RangeError
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
@@ -212,15 +213,13 @@ def send_sums(run: ClientRun) -> Arrays:
         sums = _column_sums(run)
     terms = len(run.agreement.members)
     try:
-        words = np.concatenate(
-            [in_parts(numbers, terms).reshape(-1) for numbers in (sums, totals)]
-        )
-    except ValueError:
+        rows, ends = (in_parts(numbers, terms) for numbers in (sums, totals))
+    except RangeError:
         raise SettingsError(
             f"{run.who}: a column's sum of squares is too large, or not finite, and "
             "cannot be hidden"
         ) from None
-    return [run.masked(words, PARTS * len(sums))]
+    return [run.hidden(rows.reshape(-1, sums.shape[1]), ends.reshape(-1))]
 
 
 def _column_sums(run: ClientRun) -> FloatArray:

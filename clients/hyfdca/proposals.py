@@ -12,19 +12,18 @@ is feasible.
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.columns import Shifted
+from fedtrellis.dual.columns import REPORT, Shifted, in_parts
 from fedtrellis.dual.group_steps import GroupStep
 from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
-from fedtrellis.encryption.labels import encode_items, expand
-from fedtrellis.encryption.masks import as_words, split_number
+from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.objectives.losses import weighted
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
@@ -95,7 +94,7 @@ def propose(run: ClientRun) -> Arrays:
         # what was proposed in another wave of this round is something else
         run.state["proposed"] = as_bytes(config["attempt"])
         second = [found[g][1] for g in config["second-report"]]
-        return [_hidden(run, vectors, (reports, second), scores), *backups]
+        return [_hidden(run, vectors, (reports, second)), *backups]
     kept = 2 + len(vectors[0]) // C  # Σ l and Σ l*; those of a z are for sums
     by_class = [one.reshape(C, -1)[:, :kept].reshape(-1) for one in reports]
     run.numbers = np.concatenate([np.zeros(0), *by_class])
@@ -249,24 +248,23 @@ def _hidden(
     run: ClientRun,
     vectors: Sequence[FloatArray],
     reports: Sequence[Sequence[FloatArray]],
-    scores: Mapping[int, FloatArray],
-) -> NDArray[np.uint64]:
-    """The client's term of the sum over all, shape (c C p_k + 4 C R,).
+) -> Words:
+    """The client's term of the sum over all, shape (c C p_k + 4 C R + 1,).
 
-    v row by row, then the two lists of C R sums, each as whole parts and rests.
+    v row by row, then whole parts and rests of the two lists of C R sums, then a count.
     """
     answered = run.answered()
     if answered is not None:
         return answered
     v = np.sum(vectors, axis=0)
     if run.rules.noise:
-        v = v + run.rules.noise * _noise(run, scores, v.shape)
+        v = v + run.rules.noise * _noise(run, v.shape)
     terms, count = len(run.agreement.members), len(run.config["proposals"])
     zero = np.zeros(run.config["classes"] * (3 + 2 * count))
+    sums = np.stack([np.sum([zero, *own], axis=0) for own in reports])
     try:
-        ends = [split_number(np.sum([zero, *own], axis=0), terms) for own in reports]
-        words = np.concatenate([as_words(v, terms).reshape(-1), *ends])
-    except ValueError:
+        rows, ends = Coding().words(v, terms), in_parts(sums, terms, REPORT)
+    except RangeError:
         # α of a loss of numbers is as large as the labels
         signs = run.loss.labels == "signs"
         what = "the features" if signs else "the features or the labels"
@@ -275,23 +273,14 @@ def _hidden(
             "down, raise regularization, or set hyfdca.standardize = true, which "
             "brings raw columns to one scale"
         ) from None
-    return run.masked(words, len(v))
+    return run.hidden(rows, ends.reshape(-1))
 
 
-def _noise(
-    run: ClientRun, scores: Mapping[int, FloatArray], shape: tuple[int, ...]
-) -> FloatArray:
-    """Gaussian numbers, in units of the most that one sample adds to v_k.
-
-    They follow from z and this client's own secret: asked twice at one w, it gives the
-    same, and no mean over answers takes the noise out.
-    """
+def _noise(run: ClientRun, shape: tuple[int, ...]) -> FloatArray:
+    """Gaussian numbers, in units of the most that one sample adds to v_k."""
     from scipy.special import ndtri
 
-    asked = [item for g, z in scores.items() for item in (g, z.tobytes())]
-    mark = hashlib.sha256(encode_items(*asked)).digest()
-    key = expand(bytes.fromhex(run.ledger.secret), "noise", mark)
-    u = uniform_of(key, int(np.prod(shape))).reshape(shape)
+    u = uniform_of(secrets.token_bytes(32), int(np.prod(shape))).reshape(shape)
     columns = run.columns.features if isinstance(run.columns, Shifted) else run.columns
     values = getattr(columns, "data", columns)
     largest = float(np.abs(np.asarray(values)).max(initial=0.0))

@@ -21,16 +21,11 @@ from fedtrellis.encryption import (
     decrypt_vector,
     encrypt_vector,
 )
+from fedtrellis.encryption.block_sum import BlockMember
+from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import Item
-from fedtrellis.encryption.ledger import Ledger
-from fedtrellis.encryption.masks import Words, add_masks, common_secret
-from fedtrellis.encryption.node_secrets import (
-    NodeSecrets,
-    for_good,
-    pair_of_key,
-    pair_of_roster,
-)
+from fedtrellis.encryption.labels import Item, expand
+from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
 from fedtrellis.encryption.sealing import open_sealed, seal
 from fedtrellis.objectives.losses import DualLoss, make_loss
 from fedtrellis.settings import SettingsError
@@ -115,10 +110,12 @@ class ClientRun:
         known = {key: wishes[key] for key in _WISHES if key in wishes}
         return NodeRules.of({**known, **self._node_config})
 
-    @property
-    def ledger(self) -> Ledger:
-        """What this node remembers of the run."""
-        return self.node.ledger(self.config["session"])
+    @cached_property
+    def block(self) -> BlockMember:
+        """The client's part in sums over all, and what its node remembers of them."""
+        # how many clients a feature has is what the node's rules are about
+        session, backend = self.config["session"], self.config["encryption"]
+        return BlockMember(self.node, session, least=1, backend=backend)
 
     # ------------------------------------------------------------- what was agreed upon
 
@@ -137,18 +134,11 @@ class ClientRun:
         RestoreNeededError
             This client does not have the agreement any more.
         SettingsError
-            Its node does not remember to have agreed.
+            Its node does not have the keys any more that follow from it.
         """
-        agreed, ledger = self.agreement.digest.hex(), self.ledger
-        if ledger.agreement is None:
-            raise SettingsError(
-                f"{self.who} has no ledger of this run ({str(ledger.path)!r}): it was "
-                "removed, or the node has moved. What it agreed to and answered is not "
-                "known any more: start a new run"
-            )
-        if ledger.agreement != agreed:
-            raise SettingsError(f"{self.who} has agreed to something else in this run")
         self.pin()
+        with for_good():
+            self.block.names  # noqa: B018
 
     def pin(self) -> None:
         """Put the agreement's settings over the request's entries.
@@ -220,10 +210,12 @@ class ClientRun:
 
     def pair(self, other: str) -> bytes:
         """Return 32 bytes that this client and another have, in this run."""
-        run, node = self.agreement.digest, self.node
-        if node.kind == "roster":
-            return pair_of_roster(node.identity, node.roster, run, other)
-        return pair_of_key(self.common_key, run, self.part.client_id, other)
+        agreement, config = self.agreement, self.config
+        key = agreement.members[agreement.index(other)].key
+        shared = self.node.shared_with(
+            other, key, config["session"], config["encryption"]
+        )
+        return expand(shared, "run", agreement.digest)
 
     def cipher(self, holders: Holders) -> Cipher:
         """Return the cipher of some holders, of whom this client is one."""
@@ -314,43 +306,29 @@ class ClientRun:
         key = self.cipher(self.holders(g)).derive("draw", g, *purpose)
         return uniform_of(key, count)
 
-    def masked(self, words: Words, rows: int) -> Words:
-        """Words under masks that cancel in the sum over all clients, in one attempt.
+    def hidden(self, rows: Words, ends: Words) -> Words:
+        """Words under masks that cancel in the sum over all, in this attempt.
 
         Parameters
         ----------
-        words : ndarray of uint64
-            ``rows`` times one for each feature, then others that all clients have.
-        rows : int
-
-        Raises
-        ------
-        EncryptionError
-            The node cannot write down that it has answered.
+        rows : ndarray of uint64, shape (r, p_k)
+            Of each feature.
+        ends : ndarray of uint64
+            That all clients have.
         """
-        attempt, agreement = self.config["attempt"], self.agreement
-        own, p_k = self.part.client_id, len(self.part.feature_names)
-        starts, ends = p_k * np.arange(rows)[:, None], np.arange(rows * p_k, len(words))
-        peers = [
-            (
-                agreement.index(other),
-                common_secret(self.pair(other)),
-                np.concatenate([(starts + shared).reshape(-1), ends]),
-            )
-            for other, shared in self.shared_columns.items()
-            if other != own
-        ]
-        add_masks(words, agreement.index(own), peers, attempt)
-        # on the disk before it leaves: the attempt is never used for anything else
-        self.ledger.record(attempt, words.astype("<u8").tobytes())
-        return words
+        count, p_k = rows.shape
+        starts = p_k * np.arange(count)[:, None]
+        last = rows.size + np.arange(len(ends))
+        where = {
+            name: np.concatenate([(starts + shared).reshape(-1), last])
+            for name, shared in self.shared_columns.items()
+        }
+        words = np.concatenate([rows.reshape(-1), ends])
+        return self.block.term(self.config["attempt"], words, where)
 
     def answered(self) -> Words | None:
-        """The words that this attempt got before, if it is the last that got any."""
-        stored = self.ledger.replay(self.config["attempt"])
-        if stored is None:
-            return None
-        return np.frombuffer(stored, dtype="<u8").astype(np.uint64)
+        """What this attempt got before, if it is the last that got anything."""
+        return self.block.answered(self.config["attempt"])
 
     # --------------------------------------------------------------------------- data
 

@@ -1,10 +1,7 @@
 """What all clients of a run agree on before any label leaves a client.
 
-The server writes it down, and each client checks what concerns itself: its own name,
-key and nonce, its features, its samples group by group in their order, the settings.
-What concerns others it cannot check, but all of them have to have agreed on the same
-bytes: every key of the run is derived with their digest in, and before labels travel
-each client wants every other's MAC of it.
+The server writes it down. Every key and mask of the run follows from the digest of its
+bytes, so whoever was sent another one makes every sum noise.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from numpy.typing import NDArray
 from fedtrellis.dual.alignment import Alignment, Group
 
 __all__ = [
-    "NONCE_BYTES",
     "Agreement",
     "Party",
     "feature_digests",
@@ -30,8 +26,6 @@ __all__ = [
     "second_holder",
 ]
 
-#: Bytes of a nonce, the same as those of an encryption.
-NONCE_BYTES = 16
 
 BoolArray = NDArray[np.bool_]
 #: Holders, as indices of members; number of samples; digest of their hashes.
@@ -48,13 +42,13 @@ class Party:
         Its stable identity.
     key : str
         Its public key (hexadecimal), or the fingerprint of the clients' common key.
-    nonce : str
-        Fresh, drawn by the client as it joined; hexadecimal.
+    fresh : str
+        Its public key for this run alone; hexadecimal.
     """
 
     name: str
     key: str
-    nonce: str
+    fresh: str
 
 
 @dataclass(frozen=True)

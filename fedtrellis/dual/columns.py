@@ -10,6 +10,7 @@ columns are scaled by their root mean square and not shifted.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,12 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.encryption.masks import as_words, from_words
+from fedtrellis.encryption.fixed_point import Coding, Words
 from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
     "PARTS",
+    "REPORT",
     "STATISTICS",
     "ColumnScales",
     "Shifted",
@@ -32,39 +34,42 @@ __all__ = [
 
 #: Sums of a column: Σ x and Σ x².
 STATISTICS = 2
-#: Words of one number: whole multiples of 2^80, 2^40, … of it, from the top.
-PARTS = 6
-_EXPONENTS = tuple(range(80, 80 - 40 * PARTS, -40))
+#: Words of one number: multiples of 2^80, 2^40, … of it, from the top.
+EXPONENTS = tuple(range(80, -121, -40))
+PARTS = len(EXPONENTS)
+#: Of a sum of losses: multiples of 1, and of 2^-50.
+REPORT = (0, -50)
 # A column whose deviation is below this part of its size counts as constant.
 _SPREAD = 1e-6
 
 
-def in_parts(values: FloatArray, terms: int) -> NDArray[np.uint64]:
+def in_parts(
+    values: FloatArray, terms: int, exponents: Sequence[int] = EXPONENTS
+) -> Words:
     """Return numbers of any size in words that can be masked, shape (PARTS, …).
 
-    From 2^-120 to 10^42 / ``terms``, to float64's own precision.
+    From 2^-120 to 10^42 / ``terms``, to float64's own precision; with other exponents
+    from half the last one's multiple to 2^63 of the first one's.
 
     Raises
     ------
-    ValueError
+    RangeError
         One is not finite or larger.
     """
     rest = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(rest).all():
-        raise ValueError("a number is not finite")
     parts = []
-    for exponent in _EXPONENTS:
-        whole = np.trunc(np.ldexp(rest, -exponent))
-        parts.append(as_words(whole, terms, 0))
+    for exponent in exponents:
+        whole = np.rint(np.ldexp(rest, -exponent))
+        parts.append(Coding(0).words(whole, terms))
         rest = rest - np.ldexp(whole, exponent)
     return np.stack(parts)
 
 
-def of_parts(words: NDArray[np.uint64]) -> FloatArray:
+def of_parts(words: Words, exponents: Sequence[int] = EXPONENTS) -> FloatArray:
     """Return the inverse of :func:`in_parts`, of a sum."""
     numbers = [
-        np.ldexp(from_words(part, 0), e)
-        for part, e in zip(words, _EXPONENTS, strict=True)
+        np.ldexp(Coding(0).values(part), exponent)
+        for part, exponent in zip(words, exponents, strict=True)
     ]
     total: FloatArray = np.sum(numbers, axis=0)
     return total

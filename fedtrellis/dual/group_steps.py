@@ -8,17 +8,13 @@ that has taken it already does not take it twice, and one that lacks more asks f
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedtrellis.dual.bundle import Mixture
-from fedtrellis.encryption.labels import encode_items
 
-__all__ = ["GroupStep", "next_chain"]
+__all__ = ["GroupStep"]
 
 
 @dataclass(frozen=True)
@@ -127,27 +123,3 @@ def _cut(flat: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
         parts.append(list(flat[start : start + count]))
         start += count
     return parts
-
-
-def next_chain(
-    chain: bytes,
-    tag: bytes,
-    step: int,
-    ids: Sequence[int],
-    weights: Sequence[float],
-    keep: Sequence[int],
-) -> bytes:
-    """Return the chain after one more mixture: a digest of how α came about.
-
-    Parameters
-    ----------
-    chain : bytes
-        That of the step before; empty at α = 0.
-    tag : bytes
-        T of the wave whose proposals are mixed.
-    step, ids, weights, keep
-        The mixture, as in :class:`GroupStep`.
-    """
-    lists = (ids, "<i8"), (weights, "<f8"), (keep, "<i8")
-    parts = [np.asarray(items, kind).tobytes() for items, kind in lists]
-    return hashlib.sha256(encode_items("mixture", chain, tag, step, *parts)).digest()

@@ -65,7 +65,6 @@ LEAST = 3
 
 # A node never hears that a run is over: how long it keeps a key that is not used.
 _KEPT_SECONDS = 7 * 24 * 3600
-_BACKEND = "stream"
 
 Places = NDArray[np.int64]
 
@@ -104,6 +103,8 @@ class BlockMember:
     least : int
         Members of a block that it takes part in, at least; and two more than its node
         config's ``colluders``.
+    backend : str
+        Of the key that the clients of a simulation make for the run.
 
     Examples
     --------
@@ -127,10 +128,17 @@ class BlockMember:
     array([3. , 1.5])
     """
 
-    def __init__(self, node: NodeSecrets, session: str, least: int = LEAST) -> None:
-        self._node, self._session = node, session
-        wanted = node.number("least", least), node.number("colluders", 0) + 2
-        self._least = max(wanted)
+    def __init__(
+        self,
+        node: NodeSecrets,
+        session: str,
+        least: int = LEAST,
+        backend: str = "stream",
+    ) -> None:
+        self._node, self._session, self._backend = node, session, backend
+        colluders = node.number("colluders", 0)
+        wanted = colluders + 2 if colluders else 0
+        self._least = max(node.number("least", least), wanted)
         with for_good():
             folder = private_folder(node.folder(session))
         _remove_expired(folder)
@@ -177,7 +185,7 @@ class BlockMember:
         if self._node.kind == "roster":
             key = self._node.identity.public.hex()
         else:
-            key = self._node.common_key(self._session, _BACKEND, None).fingerprint
+            key = self._node.common_key(self._session, self._backend, None).fingerprint
         return Introduction(self._node.client, key, fresh)
 
     def agree(self, members: Sequence[Introduction], told: bytes = b"") -> None:
@@ -246,7 +254,9 @@ class BlockMember:
         first, second = (
             one for one in members if one.name in (self._node.client, other.name)
         )
-        static = self._node.shared_with(other.name, other.key, self._session, _BACKEND)
+        static = self._node.shared_with(
+            other.name, other.key, self._session, self._backend
+        )
         try:
             fresh = private.exchange(X25519PublicKey.from_public_bytes(other.fresh))
         except ValueError:

@@ -26,15 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import second_holder
+from fedtrellis.dual.columns import REPORT, of_parts
 from fedtrellis.encryption import RefusedError
-from fedtrellis.encryption.masks import from_words, whole_number
+from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
+from fedtrellis.encryption.fixed_point import Coding
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import identity_order
 
 from ..hybrid import ROWS
 from .settings import HyFDCASettings
-from .steps import State, Steps
+from .steps import State, Steps, total_over
 from .units import Unit, Units
 
 __all__ = ["MixtureSteps", "WrongReportError"]
@@ -43,7 +45,6 @@ __all__ = ["MixtureSteps", "WrongReportError"]
 _GAP = 1e-9
 # How far the sums of two holders may lie apart: both have computed the same numbers.
 _SAME = 1e-9
-_ATTEMPT_BYTES = 16
 
 
 class WrongReportError(RuntimeError):
@@ -212,7 +213,7 @@ class MixtureSteps(Steps):
             }
             if not missing:
                 break
-            unit.attempt = unit.attempt or secrets.token_bytes(_ATTEMPT_BYTES)
+            unit.attempt = unit.attempt or secrets.token_bytes(ATTEMPT_BYTES)
             taken |= self._ask_proposals(missing, available, attempts=1)
         return taken
 
@@ -317,7 +318,9 @@ class MixtureSteps(Steps):
     def _take_words(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
         """What a client has hidden; nothing of one that has to wait."""
         for words in arrays:
-            size = self._rows * len(self.alignment.columns[name]) + 4 * self._numbers
+            size = (
+                self._rows * len(self.alignment.columns[name]) + 4 * self._numbers + 1
+            )
             _check((str(words.dtype), words.shape), ("uint64", (size,)), "words")
             self.known.units[0].words[name] = words
 
@@ -420,19 +423,15 @@ class MixtureSteps(Steps):
         Raises
         ------
         WrongReportError
-            The sums of the first and of the second holders differ, or do not belong
-            to V.
+            The masks do not cancel; the sums of the first and of the second holders
+            differ, or do not belong to V.
         """
-        R = self._numbers
-        shape = self._rows, len(self.alignment.feature_names)
-        total, ends = np.zeros(shape, np.uint64), np.zeros(4 * R, np.uint64)
-        with np.errstate(over="ignore"):
-            for name, own in words.items():
-                columns = self.alignment.columns[name]
-                total[:, columns] += own[: -4 * R].reshape(-1, len(columns))
-                ends += own[-4 * R :]
-        V = from_words(total)
-        first, second = whole_number(ends[: 2 * R]), whole_number(ends[2 * R :])
+        try:
+            total, ends = total_over(self.alignment, words, self._rows)
+        except ValueError as error:
+            raise WrongReportError(str(error)) from None
+        V = Coding().values(total)
+        first, second = of_parts(ends.reshape(2, 2, -1), REPORT)
         self._check_reports(V, first, second)
         return V, first
 

@@ -14,6 +14,7 @@ from fedtrellis.dual.alignment import Alignment, align
 from fedtrellis.dual.columns import PARTS, STATISTICS, ColumnScales, of_parts
 from fedtrellis.dual.weights import BALANCED, labels_of
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
+from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import SETUP_ATTEMPTS, Conversation
 from fedtrellis.settings import SettingsError
@@ -21,7 +22,7 @@ from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import Blobs, add_shares
 from .settings import HyFDCASettings
-from .steps import read_blobs, split_blobs
+from .steps import read_blobs, split_blobs, total_over
 
 __all__ = [
     "align_new_samples",
@@ -121,8 +122,8 @@ def settle_cipher(strategy: HyFDCASettings, kind: str, rest: Rest) -> Cipher:
     kind : str
         Of the clients' keys.
     rest : mapping
-        By client, in order: its key's name, nonce, new samples' hashes and, where the
-        clients of a simulation made a BFV key, its context.
+        By client, in order: its key's name, fresh key, new samples' hashes and, where
+        the clients of a simulation made a BFV key, its context.
 
     Raises
     ------
@@ -302,24 +303,17 @@ def ask_sums(
     words: dict[str, NDArray[np.uint64]] = {}
 
     def take(answer: Answer) -> None:
-        size = PARTS * (rows * len(alignment.columns[answer.client]) + T)
+        size = PARTS * (rows * len(alignment.columns[answer.client]) + T) + 1
         (own,) = answer.arrays
         if own.dtype != np.uint64 or own.shape != (size,):
             raise ValueError("the answer does not have the sums of its columns")
         words[answer.client] = own
 
-    config = {**strategy.phase_config(), "attempt": secrets.token_bytes(16)}
+    config = {**strategy.phase_config(), "attempt": secrets.token_bytes(ATTEMPT_BYTES)}
     strategy.ask_everyone(
         conversation, "train.columns", lambda name: config, take, timeout
     )
-    total = np.zeros((PARTS * rows, p), dtype=np.uint64)
-    rest = np.zeros(PARTS * T, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for name, own in words.items():
-            columns = alignment.columns[name]
-            of_columns, ends = np.split(own, [len(own) - len(rest)])
-            total[:, columns] += of_columns.reshape(PARTS * rows, len(columns))
-            rest += ends
+    total, rest = total_over(alignment, words, PARTS * rows)
     totals = _totals(strategy, of_parts(rest.reshape(PARTS, T))) if T else None
     if not rows:
         return None, totals

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.dual.alignment import Alignment
+from fedtrellis.encryption.block_sum import total_of
+from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
@@ -17,7 +20,15 @@ from fedtrellis.wire.arrays import FloatArray
 from ..hybrid import Blobs, add_shares
 from .settings import HyFDCASettings
 
-__all__ = ["Steps", "blobs_of", "pack", "read_blobs", "split_blobs", "unpack"]
+__all__ = [
+    "Steps",
+    "blobs_of",
+    "pack",
+    "read_blobs",
+    "split_blobs",
+    "total_over",
+    "unpack",
+]
 
 State = dict[str, NDArray[Any]]
 
@@ -138,6 +149,31 @@ def split_blobs(blobs: Blobs, counts: Sequence[int]) -> list[Blobs]:
         )
     stops = np.cumsum([0, *counts]).tolist()
     return [blobs[start:stop] for start, stop in pairwise(stops)]
+
+
+def total_over(
+    alignment: Alignment, terms: Mapping[str, Words], rows: int
+) -> tuple[Words, Words]:
+    """Add up what all clients have hidden, in which the masks cancel.
+
+    Returns
+    -------
+    (ndarray of shape (rows, p), ndarray)
+        Of each feature, and of the words after these.
+
+    Raises
+    ------
+    ValueError
+        They do not cancel.
+    """
+    p, places = len(alignment.feature_names), []
+    for name, own in terms.items():
+        columns = alignment.columns[name]
+        ends = len(own) - 1 - rows * len(columns)
+        where = p * np.arange(rows)[:, None] + columns
+        places.append(np.append(where.reshape(-1), rows * p + np.arange(ends)))
+    total = total_of(list(terms.values()), len(terms), places, rows * p + ends)
+    return total[: rows * p].reshape(rows, p), total[rows * p :]
 
 
 def pack(tree: Mapping[Any, Any], prefix: str = "") -> State:

@@ -11,11 +11,12 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import NONCE_BYTES, Agreement, Party
+from fedtrellis.dual.agreement import Agreement, Party
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.held_groups import HeldGroup
 from fedtrellis.encryption import load_evaluation
+from fedtrellis.encryption.labels import KEY_BYTES
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -237,11 +238,11 @@ class HyFDCA(HyFDCASettings):
         return "vertical" if self.alignment.vertical else "hybrid"
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
-        """Check that these are a key's name, a nonce, and new samples' hashes."""
+        """Check that these are a key's name, a fresh key, and new samples' hashes."""
         if len(rest) != self._rest_size or any(a.dtype != np.uint8 for a in rest):
             raise ValueError("the answer to the alignment is malformed")
-        if rest[1].size != NONCE_BYTES:
-            raise ValueError("the answer to the alignment has no nonce")
+        if rest[1].size != KEY_BYTES:
+            raise ValueError("the answer to the alignment has no fresh key")
         rest[0].tobytes().decode()  # one that is no text raises a ValueError
 
     # ---------------------------------------------------------------------- restoring

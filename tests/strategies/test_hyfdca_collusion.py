@@ -17,8 +17,9 @@ from clients.hyfdca.node import NodeRules
 from clients.hyfdca.run import ClientRun
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.encryption import EncryptionError
+from fedtrellis.encryption.block_sum import _mask
+from fedtrellis.encryption.fixed_point import Coding
 from fedtrellis.encryption.identity import Identity
-from fedtrellis.encryption.masks import add_masks, from_words
 from fedtrellis.encryption.roster import Roster
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
@@ -123,9 +124,9 @@ def _check_masks(steps: MixtureSteps, nodes: Nodes, traitor: ClientRun) -> None:
     """Without its own masks, a term is still hidden by those with all other holders."""
     (unit,), agreement = steps.known.units, steps.strategy.agreement
     words: NDArray[np.uint64] = unit.words["0"].copy()
-    secret, own = traitor.pair("0"), agreement.index("2")
-    add_masks(words, 0, [(own, secret, np.arange(len(words)))], unit.attempt)
-    assert np.median(np.abs(from_words(words))) > 1e5
+    key = bytes.fromhex(traitor.block._agreed()[0]["keys"]["0"])
+    _mask(words, key, unit.attempt, None, add=True)
+    assert np.median(np.abs(Coding().values(words))) > 1e5
     # and it has no pair's secret but its own
     for other in ("3", "4"):
         theirs = nodes.identities["0"].pair_secret(nodes.roster.members[other])

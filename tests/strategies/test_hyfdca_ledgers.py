@@ -1,4 +1,4 @@
-"""What a node of HyFDCA must not lose: its ledger, its key, and its roster."""
+"""What a node of HyFDCA must not lose: its block's keys, its key, and its roster."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from clients.hyfdca.node import NodeRules
 from fedtrellis import client_app
 from fedtrellis.encryption import (
     Identity,
-    Ledger,
     load_roster,
     node_secrets,
     run_key,
-    run_ledgers,
     write_identity,
     write_key_pair,
     write_roster,
 )
+from fedtrellis.encryption.block_sum import BlockMember
+from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.settings import SettingsError
 from tests.harness import Stop
 from tests.strategies.hyfdca_runs import Run, Split, small
@@ -43,7 +43,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ledger(run: Run) -> Path:
     session = run.strategy.conversation.session
-    return Ledger.open(run_ledgers(session), session, "1", durable=False).path
+    return BlockMember(NodeSecrets("1", {}), session)._file.path
 
 
 def _lost(run: Run) -> None:
@@ -72,9 +72,9 @@ def _key_gone(run: Run) -> None:
 @pytest.mark.parametrize(
     ("happens", "message"),
     [
-        (_lost, "has no ledger of this run .*start a new run"),
-        (_damaged, "is damaged: .*start a new run"),
-        (_cut, "is damaged: .*start a new run"),
+        (_lost, "client 1 has no keys of its block"),
+        (_damaged, "client 1 has no keys of its block"),
+        (_cut, "client 1 has no keys of its block"),
         (_open_to_others, "is open to others .*chmod 700 it"),
         (_key_gone, "the key that this run's clients made is gone"),
     ],
@@ -142,7 +142,7 @@ def _no_ledgers(files: Files) -> None:
 
 
 def _damaged_ledger(files: Files) -> None:
-    (path,) = files.of("1", "ledgers").glob("*.ledger")
+    (path,) = files.of("1", "ledgers").glob("*.block")
     path.write_bytes(path.read_bytes()[::-1])
 
 
@@ -183,9 +183,9 @@ def _no_identity(files: Files) -> None:
 @pytest.mark.parametrize(
     ("kind", "happens", "message"),
     [
-        ("key", _no_ledgers, "client 1 has no ledger of this run .*start a new run"),
-        ("roster", _no_ledgers, "client 1 has no ledger of this run"),
-        ("roster", _damaged_ledger, "is damaged: .*start a new run"),
+        ("key", _no_ledgers, "client 1 has no keys of its block"),
+        ("roster", _no_ledgers, "client 1 has no keys of its block"),
+        ("roster", _damaged_ledger, "client 1 has no keys of its block"),
         ("key", _other_key, "this client's key has fingerprint"),
         ("key", _no_key, "key.* cannot be read"),
         ("roster", _other_roster, "client 4 has a public key that is not the roster's"),

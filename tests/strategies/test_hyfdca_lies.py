@@ -63,7 +63,7 @@ def test_no_lie_of_one_wave_is_certified(at: int, monkeypatch: Any) -> None:
         kept = {name: copy.deepcopy(vars(known)[name]) for name in ("bundle", "units")}
         for _ in range(167):
             name = rng.choice(self.strategy.clients)
-            told = lie(words[name], rng, len(words[name]) - 4 * self._numbers)
+            told = lie(words[name], rng, len(words[name]) - 4 * self._numbers - 1)
             known.units[0].words = {**words, name: told}
             try:
                 metrics = search(self)

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from clients.hyfdca import run as client_run
-from fedtrellis.encryption import keystream, masks
+from fedtrellis.encryption import block_sum, keystream
+from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.cipher import Cipher
-from fedtrellis.encryption.ledger import Ledger
 from tests.harness import calm
 from tests.strategies.hyfdca_runs import Run, small
 from tests.strategies.test_hyfdca_faults import EVERYTHING
@@ -25,13 +24,11 @@ class Noted:
 
     # digests of what was encrypted under each key of a keystream
     sealed: dict[bytes, set[bytes]] = field(default_factory=dict)
-    # which client hid what under which T, and what left
-    hidden: dict[tuple[int, bytes], set[bytes]] = field(default_factory=dict)
-    left: dict[tuple[int, bytes], set[bytes]] = field(default_factory=dict)
+    # which client hid what in which attempt, and what left
+    hidden: dict[tuple[str, bytes], set[bytes]] = field(default_factory=dict)
+    left: dict[tuple[str, bytes], set[bytes]] = field(default_factory=dict)
     # keys of keystreams that a pair's masks were read from, and who read them
-    pairs: dict[bytes, set[tuple[int, bytes]]] = field(default_factory=dict)
-    # attempts that were answered under each nonce
-    nonces: dict[bytes, set[bytes]] = field(default_factory=dict)
+    pairs: dict[bytes, set[tuple[str, bytes]]] = field(default_factory=dict)
     replays: int = 0
 
 
@@ -53,7 +50,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
             last[:] = [key]
 
     monkeypatch.setattr("fedtrellis.encryption.cipher.Keystream", Noting)
-    monkeypatch.setattr(masks, "Keystream", Noting)
+    monkeypatch.setattr(block_sum, "Keystream", Noting)
 
     seal = Cipher._seal
 
@@ -64,40 +61,32 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
 
     monkeypatch.setattr(Cipher, "_seal", sealing)
 
-    add, words_of = masks.add_masks, masks.pair_words
+    term, mask = BlockMember.term, block_sum._mask
+    asked: list[tuple[str, bytes]] = []
 
-    def hiding(words: Any, own: int, peers: Any, tag: bytes) -> None:
-        plain = _digest(words)
-        found.hidden.setdefault((own, tag), set()).add(plain)
-        asked.append((own, plain))
-        add(words, own, peers, tag)
+    def hiding(self: Any, attempt: bytes, words: Any, where: Any) -> Any:
+        who = self._node.client, attempt
+        found.hidden.setdefault(who, set()).add(_digest(words))
+        asked.append(who)
+        hidden = term(self, attempt, words, where)
         asked.pop()
-        found.left.setdefault((own, tag), set()).add(_digest(words))
+        found.left.setdefault(who, set()).add(_digest(hidden))
+        return hidden
 
-    asked: list[tuple[int, bytes]] = []
-
-    def pairing(secret: bytes, tag: bytes, count: int) -> Any:
-        words = words_of(secret, tag, count)
+    def masking(*given: Any, **options: Any) -> None:
+        mask(*given, **options)
         found.pairs.setdefault(last[0], set()).add(asked[-1])
-        return words
 
-    monkeypatch.setattr(client_run, "add_masks", hiding)
-    monkeypatch.setattr(masks, "pair_words", pairing)
+    monkeypatch.setattr(BlockMember, "term", hiding)
+    monkeypatch.setattr(block_sum, "_mask", masking)
+    answered = BlockMember.answered
 
-    record, replay = Ledger.record, Ledger.replay
-
-    def recording(self: Ledger, question: bytes, answer: bytes) -> None:
-        found.nonces.setdefault(self.nonce, set()).add(question)
-        record(self, question, answer)
-
-    def replaying(self: Ledger, question: bytes) -> bytes | None:
-        answer = replay(self, question)
-        if answer is not None and len(question) == 16:
-            found.replays += 1
+    def replaying(self: Any, attempt: bytes) -> Any:
+        answer = answered(self, attempt)
+        found.replays += answer is not None
         return answer
 
-    monkeypatch.setattr(Ledger, "record", recording)
-    monkeypatch.setattr(Ledger, "replay", replaying)
+    monkeypatch.setattr(BlockMember, "answered", replaying)
     return found
 
 
@@ -120,7 +109,7 @@ def test_nothing_that_hides_is_used_for_two_numbers(kind: Any, noted: Noted) -> 
     )
     run.check()
     assert run.strategy.history[-1].train["moved-groups"] > 0.0
-    for use in ("sealed", "hidden", "left", "nonces"):
+    for use in ("sealed", "hidden", "left"):
         uses = getattr(noted, use)
         assert len(uses) > 50
         assert {len(values) for values in uses.values()} == {1}, use

@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from clients import HyFDCAClient
 from clients.hyfdca import proposals
 from fedtrellis import LocalGrid, client_app
+from fedtrellis.dual import columns as raw_columns
 from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import (
     EncryptionError,
     backend_class,
     load_evaluation,
-    masks,
     shared_run_key,
     split_blob,
     write_key_pair,
 )
 from fedtrellis.encryption.cipher import PlainCipher
+from fedtrellis.encryption.fixed_point import Coding
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
@@ -208,21 +209,22 @@ def test_with_secure_sums_no_single_contribution_is_among_the_bytes(
     """Nor a client's sums of losses: what each hid is noted behind its back."""
     split = small("logistic", n=48)
     hidden: list[Array] = []
-    as_words, split_number = masks.as_words, masks.split_number
+    coded, in_parts = Coding.words, raw_columns.in_parts
 
-    def noted(values: Array, *rest: Any) -> Any:
-        hidden.append(np.ravel(values))
-        return as_words(values, *rest)
+    def noted(self: Coding, values: Array, terms: int) -> Any:
+        if self.bits:
+            hidden.append(np.ravel(values))
+        return coded(self, values, terms)
 
     def noted_too(values: Array, *rest: Any) -> Any:
         hidden.append(np.ravel(values))
-        return split_number(values, *rest)
+        return in_parts(values, *rest)
 
-    monkeypatch.setattr(proposals, "as_words", noted)
-    monkeypatch.setattr(proposals, "split_number", noted_too)
+    monkeypatch.setattr(Coding, "words", noted)
+    monkeypatch.setattr(proposals, "in_parts", noted_too)
     _, grid = _recorded(split, 6)
     every = _floats(grid)
-    assert len(hidden) == 3 * 6 * split.num_clients
+    assert len(hidden) == 2 * 6 * split.num_clients
     received = b"".join(grid.received)
     for values in hidden:
         assert _is_in(values, every) == 0

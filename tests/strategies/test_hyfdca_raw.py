@@ -12,6 +12,7 @@ from clients.hyfdca import NewSamples, Predictions
 from clients.hyfdca.node import column_sums, squared_norms
 from fedtrellis.dual.columns import ColumnScales, Shifted, in_parts, of_parts
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.encryption.fixed_point import RangeError
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
@@ -236,7 +237,7 @@ def test_an_honest_server_reads_the_sum_over_all_holders_and_no_other() -> None:
     # of all holders but one there is no sum either: its masks are left
     (first, *others) = [k for k in Looks.seen if 0 in split.parts[int(k)][1]]
     with np.errstate(over="ignore"):
-        part = sum(Looks.seen[k].reshape(6, 2, -1)[:, :, 0] for k in others)
+        part = sum(Looks.seen[k][:-1].reshape(6, 2, -1)[:, :, 0] for k in others)
     rest = np.concatenate([split.parts[int(k)][0] for k in others])
     assert not np.isclose(of_parts(np.asarray(part))[0], split.X[rest, 0].sum())
     assert first not in others
@@ -260,29 +261,13 @@ def test_numbers_out_of_all_ranges_are_refused_in_one_line() -> None:
         _run(split, 1)
 
 
-class Rescales(HyFDCA):
-    """Gives other scales to a client that lost its state."""
-
-    def restore(self, client: str) -> Any:
-        arrays, entries = super().restore(client)
-        if self.history and "column-scales" in entries:
-            entries["column-scales"] = [2.0 * s for s in entries["column-scales"]]
-        return arrays, entries
-
-
-@pytest.mark.parametrize("honest", [True, False])
-def test_scales_are_given_once(honest: bool) -> None:
+def test_a_client_that_lost_its_scales_is_given_them() -> None:
     def lose(run: Run, t: int) -> None:
         if t == 4:
             run.wipe("1")
 
-    strategy = HyFDCA if honest else Rescales
-    if honest:
-        run = _run(_split("hybrid"), tolerance=1e-10, each=lose, strategy=strategy)
-        assert _away(run.model, _expected(run.split)[0]) < 1e-4
-        return
-    with pytest.raises((SettingsError, RuntimeError), match="other scales"):
-        _run(_split("hybrid"), 20, each=lose, strategy=strategy, max_failed_rounds=3)
+    run = _run(_split("hybrid"), tolerance=1e-10, each=lose)
+    assert _away(run.model, _expected(run.split)[0]) < 1e-4
 
 
 def test_a_run_that_goes_on_has_its_scales(tmp_path: Any) -> None:
@@ -306,7 +291,7 @@ def test_numbers_of_any_size_add_up_in_words() -> None:
     sizes = np.abs(values).max(axis=0)
     assert (np.abs(of_parts(words) - total) <= 1e-15 * sizes + 2.0**-110).all()
     for bad in (np.inf, np.nan, 1e43):
-        with pytest.raises(ValueError, match="number"):
+        with pytest.raises(RangeError):
             in_parts(np.array([bad]), 5)
 
 

@@ -104,7 +104,7 @@ def test_the_digest_changes_with_everything_that_is_agreed() -> None:
         replace(one, groups=(*before, (holders, size, "0" * 64), *after)),
         replace(one, groups=(*before, (holders[::-1], size, digest), *after)),
     ]
-    for name in ("name", "key", "nonce"):
+    for name in ("name", "key", "fresh"):
         changed = replace(one.members[0], **{name: "0"})
         others.append(replace(one, members=(changed, *one.members[1:])))
     assert len({other.digest for other in [one, *others]}) == len(others) + 1

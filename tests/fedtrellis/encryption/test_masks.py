@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedtrellis.dual.questions import inputs_digest
 from fedtrellis.encryption.masks import (
     add_masks,
     as_words,
@@ -176,44 +175,3 @@ def test_a_tag_changes_with_every_input() -> None:
         tags.append(mask_tag(b"run", "propose", nonces, other))
     assert len(set(tags)) == len(tags)
     assert {len(tag) for tag in tags} == {32}
-
-
-ENTRIES: dict[str, Any] = {
-    "propose": [0, 2],
-    "local": [2],
-    "rows": [0],
-    "versions": [3, 3],
-    "report": [0],
-    "second-report": [2],
-    "groups": [0, 2],
-    "steps": [3, 3],
-    "alpha-ids": [5, 5],
-    "mix-counts": [2, 2],
-    "mix-ids": [1, 2, 1, 2],
-    "mix-weights": [0.25, 0.75, 0.5, 0.5],
-    "keep-counts": [1, 1],
-    "keep-ids": [2, 2],
-    "scores/0": [b"ab", b"c"],
-}
-
-
-def test_a_digest_of_inputs_changes_with_every_one_of_them() -> None:
-    weights = np.array([[0.5, -1.0]])
-    digests = [
-        inputs_digest(ENTRIES, weights),
-        inputs_digest(ENTRIES, weights + 1e-16 * np.array([[0.0, 8.0]])),
-        inputs_digest(ENTRIES, weights.T),
-        inputs_digest({**ENTRIES, "scores/0": [b"a", b"bc"]}, weights),
-        inputs_digest({**ENTRIES, "scores/0": [b"ab"]}, weights),
-        inputs_digest({**ENTRIES, "scores/2": [b"c"]}, weights),
-    ]
-    for key in ENTRIES:
-        without = {k: v for k, v in ENTRIES.items() if k != key}
-        digests.append(inputs_digest(without, weights))
-        if not key.startswith("scores/"):
-            other = [*ENTRIES[key][:-1], ENTRIES[key][-1] + 1]
-            digests.append(inputs_digest({**ENTRIES, key: other}, weights))
-    assert len(set(digests)) == len(digests)
-    # what changes from one attempt to the next is no input
-    again = {**ENTRIES, "backup": [0], "nonces": [b""], "scores/0": (b"ab", b"c")}
-    assert inputs_digest(again, weights) == digests[0]
