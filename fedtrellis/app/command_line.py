@@ -63,6 +63,17 @@ def read_config(arguments: Sequence[str], option: str = "-c") -> dict[str, Any]:
     return overrides
 
 
+def add_run_config(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option ``-c``, for :func:`read_config`."""
+    parser.add_argument(
+        *("-c", "--run-config"),
+        action="append",
+        default=[],
+        metavar="'key=value ...'|FILE.toml",
+        help=f"{what}; may be given several times",
+    )
+
+
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What a run on a grid in this process takes."""
     add = parser.add_argument
@@ -74,14 +85,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that the nodes are spread over, where clients take long [1]",
     )
-    add(
-        "-c",
-        "--run-config",
-        action="append",
-        default=[],
-        metavar="'key=value ...'|FILE.toml",
-        help="settings; may be given several times",
-    )
+    add_run_config(parser, "settings")
     add(
         "--node-config",
         action="append",

@@ -201,17 +201,12 @@ class Experiment:
             raise SettingsError(f"domain = {name!r}: {error}") from None
         return domain
 
-    @property
-    def name(self) -> str:
-        """The method's."""
-        return self.entry.name
-
     # ---------------------------------------------------------------- the server's part
 
     def suggestions(self) -> dict[str, Any]:
         """What the task suggests for settings that are left to themselves, by field."""
         given = {name for name, value in self.settings.items() if value is not None}
-        suggested: dict[str, Any] = self.task.suggestions(self.name, given)
+        suggested: dict[str, Any] = self.task.suggestions(self.run.method, given)
         # what the user sets may leave a suggestion without a purpose
         together = {**self.settings, **suggested}
         idle = misplaced(self.entry.strategy, together)
@@ -230,7 +225,7 @@ class Experiment:
             if name in parts and name not in known:
                 key = self.task.option_key(name)
                 raise SettingsError(
-                    f"method {self.name!r} does not know {key}, which is set: it "
+                    f"method {self.run.method!r} does not know {key}, which is set: it "
                     "would solve another problem"
                 )
         values = {name: v for name, v in self.settings.items() if v is not None}
@@ -395,8 +390,8 @@ class Experiment:
         missing = [n for n, needed in wanted.items() if needed and n not in there]
         if missing:
             raise SettingsError(
-                f"the client of method {self.name!r} needs {', '.join(missing)}, which "
-                f"task {self.task.name!r} does not have"
+                f"the client of method {self.run.method!r} needs {', '.join(missing)}, "
+                f"which task {self.task.name!r} does not have"
             )
         return self.entry.client(**{n: x for n, x in there.items() if n in wanted})
 

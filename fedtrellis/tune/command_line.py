@@ -7,7 +7,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from fedtrellis.app.command_line import read_config
+from fedtrellis.app.command_line import add_run_config, read_config
 from fedtrellis.builtin import load_app, one_line
 from fedtrellis.extras import need
 from fedtrellis.server.records import default_results_dir
@@ -29,14 +29,7 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     add("--search", required=True, metavar="FILE.toml", help="keys, values and bounds")
     add("--trials", type=int, help=f"how many [what the file says, or {_TRIALS}]")
     add("--nodes", type=int, default=10, help="simulated nodes [10]")
-    add(
-        "-c",
-        "--run-config",
-        action="append",
-        default=[],
-        metavar="'key=value ...'|FILE.toml",
-        help="settings of all trials; may be given several times",
-    )
+    add_run_config(tune, "settings of all trials")
     add("--sampler", default="random", help="who draws: random or tpe [random]")
     add(
         "--pruner",
@@ -53,16 +46,12 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     )
 
 
+@signals_interrupt()
 def search(options: argparse.Namespace) -> None:
     """Run trials of an app as a study of Optuna's, and recommend one of them.
 
     The recommendation is by grey relational analysis over seven metrics.
     """
-    with signals_interrupt():
-        _search(options)
-
-
-def _search(options: argparse.Namespace) -> None:
     for library in ("optuna", "pandas", "matplotlib"):
         need(library, "fedtrellis tune", "tune")
     import optuna

@@ -108,7 +108,7 @@ def test_defaults_of_others_are_no_settings_of_the_run() -> None:
     """``flwr run`` passes all keys of pyproject.toml."""
     foreigners = {"fedfw.penalty": "auto", "feddr.local-steps": 20, "lasso.rows": 200.0}
     config = {"method": "fedgia", "task": "linear-regression", **foreigners}
-    assert sim.app.experiment(config, 3).name == "fedgia"
+    assert sim.app.experiment(config, 3).run.method == "fedgia"
 
 
 @pytest.mark.parametrize(
