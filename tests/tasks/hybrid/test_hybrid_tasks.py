@@ -592,6 +592,14 @@ def test_a_client_of_test_samples_only(tmp_path: Path) -> None:
         (4, {"positive_class": 10}, r"positive-class = 10 .* allowed: -1, 0, 1, "),
         (4, {"dataset": "breast-cancer", "positive_class": 1}, "two classes"),
         (4, {"test_fraction": 1e-4}, "test-fraction = 0.0001 does not suit"),
+        (
+            65,
+            {
+                **{"partition": "entries", "sample_groups": 1},
+                **{"train_limit": 1, "test_fraction": 0.0},
+            },
+            "leaves client .* of 65 without training data",
+        ),
         (0, {}, "at least 1"),
     ],
 )
@@ -601,11 +609,29 @@ def test_settings_that_will_not_do(
     refused(SettingsError, match, svm(n, **settings))
 
 
-def test_too_many_clients_for_the_entries() -> None:
-    task = svm(
-        65, partition="entries", sample_groups=1, train_limit=1, test_fraction=0.0
-    )
-    refused(SettingsError, "leaves client .* of 65 without training data", task)
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"loss": "hinge", "dataset": "diabetes"}, "allowed: digits"),
+        ({"loss": "poisson", "dataset": "digits"}, "allowed: diabetes, file, nodes"),
+        (
+            {"loss": "squared", "dataset": "diabetes", "positive_class": 3},
+            "positive-class = 3 does not suit labels that are numbers",
+        ),
+        (
+            {"classes": "all", "loss": "squared"},
+            "allowed: hinge, smoothed-hinge, logistic",
+        ),
+        (
+            {"classes": "all", "dataset": "breast-cancer"},
+            "does not suit 2 of them; allowed: 'two'",
+        ),
+        ({"classes": "all", "positive_class": 3}, "positive-class = 3 does not suit"),
+        ({"free_feature": "age"}, "free-feature = 'age' is not the name"),
+    ],
+)
+def test_settings_of_any_loss_that_will_not_do(settings: Any, match: str) -> None:
+    refused(SettingsError, match, HybridLinear(6, 0, **settings))
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "covtype", "a9a", "news20"])
@@ -848,21 +874,6 @@ def test_diabetes(loss: str) -> None:
         assert explained == pytest.approx(model.score(total, targets), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"loss": "hinge", "dataset": "diabetes"}, "allowed: digits"),
-        ({"loss": "poisson", "dataset": "digits"}, "allowed: diabetes, file, nodes"),
-        (
-            {"loss": "squared", "dataset": "diabetes", "positive_class": 3},
-            "positive-class = 3 does not suit labels that are numbers",
-        ),
-    ],
-)
-def test_losses_and_data_that_do_not_fit(settings: Any, match: str) -> None:
-    refused(SettingsError, match, HybridLinear(6, 0, **settings))
-
-
 def test_labels_of_nodes_are_numbers_for_a_loss_of_numbers(tmp_path: Path) -> None:
     file = tmp_path / "node.csv"
     file.write_text("id,a,b,label\nx,1,2,3.5\ny,0,1,\nz,4,5,17\n")
@@ -924,21 +935,6 @@ def test_classes_of_nodes_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(task.node_client_data(file).labels, [0, np.nan, 2])
 
 
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"loss": "squared"}, "allowed: hinge, smoothed-hinge, logistic"),
-        (
-            {"dataset": "breast-cancer"},
-            "does not suit 2 of them; allowed: 'two'",
-        ),
-        ({"positive_class": 3}, "positive-class = 3 does not suit"),
-    ],
-)
-def test_classes_that_do_not_fit(settings: Any, match: str) -> None:
-    refused(SettingsError, match, HybridLinear(6, 0, classes="all", **settings))
-
-
 # -- penalties
 
 
@@ -966,8 +962,6 @@ def test_an_elastic_net_with_an_intercept_is_the_task_s_objective() -> None:
     options = other.method_options()
     assert (options["l1_ratio"], options["free_feature"]) == (0.25, "bias")
     assert other.certified_optimum() is None
-    wrong = HybridLinear(6, 0, free_feature="age")
-    refused(SettingsError, "free-feature = 'age' is not the name", wrong)
 
 
 def test_a_method_that_knows_no_elastic_net_is_refused() -> None:
