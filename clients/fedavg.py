@@ -22,6 +22,7 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import MethodClient, StatefulClient
 from fedtrellis.wire.local_work import Gradient, Steps
 from fedtrellis.wire.protocol import client_identity
+from fedtrellis.wire.summing import ATTEMPT
 
 
 class FedAvgGDClient(MethodClient):
@@ -138,6 +139,12 @@ class StatefulDescent(StatefulClient):
         super().__init__(context)
         self.objective = objective
 
+    def _sent(self, by: Any, arrays: list[Any], config: dict[str, Any]) -> list[Any]:
+        """What a compressor packed; dense, where it is to be added up unseen."""
+        if ATTEMPT not in config:
+            return arrays
+        return [self.layout.to_wire(by.unpack(arrays, self.layout))]
+
 
 class ScaffoldClient(StatefulDescent):
     """Takes local steps with a control variate; see ``Scaffold``.
@@ -196,12 +203,12 @@ class CompressedSGDClient(StatefulDescent):
         fraction, levels = config["kept-fraction"], config["levels"]
         by = compressor(kind, fraction, levels=levels, rng=rng)
         if kind != "top-k":
-            return by.pack(change, self.layout), 0, {}
+            return self._sent(by, by.pack(change, self.layout), config), 0, {}
         change = change + self.state.get("error", np.zeros_like(x))
         arrays = by.pack(change, self.layout)
         # e_i ← e_i + Δ_i − d_i, of what the server reads
         self.state["error"] = change - by.unpack(arrays, self.layout)
-        return arrays, 0, {}
+        return self._sent(by, arrays, config), 0, {}
 
 
 class FedDRClient(StatefulDescent):
@@ -286,7 +293,7 @@ class FedLMOClient(StatefulDescent):
             arrays = by.pack(d - v, layout)
             # v_i ← v_i + C(D_i − v_i), from what is sent, to the last bit
             self.state["estimate"] = v + by.unpack(arrays, layout)
-            return arrays, 0, {}
+            return self._sent(by, arrays, config), 0, {}
         oracle = LayerOracle(
             tuple(config["layers"].split(",")),
             config["scaling"],

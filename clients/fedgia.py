@@ -12,10 +12,11 @@ from fedtrellis.admm.hessians import call_method, lipschitz_of, majoriser_of
 from fedtrellis.admm.shifted_systems import cached_system
 from fedtrellis.local_steps import mini_batches
 from fedtrellis.objectives import DifferentiableLoss
-from fedtrellis.settings import setting
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.settings import SettingsError, setting
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient
 from fedtrellis.wire.local_work import Gradient, Steps
+from fedtrellis.wire.summing import hides
 
 
 class FedGiAClient(StatefulClient):
@@ -84,6 +85,13 @@ class FedGiAClient(StatefulClient):
         properties: dict[str, Any] = {}
         if self.context.node_config.get("slow"):
             properties["slow"] = True
+        if hides(self.context):  # see fit_bounds
+            properties["lipschitz-problem"] = "its node has a key, and hides it"
+            return properties
+        return properties | self._bounds()
+
+    def _bounds(self) -> dict[str, Any]:
+        properties: dict[str, Any] = {}
         # of the objective, whatever H_i a user gives
         modulus = call_method(self.objective, "strong_convexity")
         if modulus is not None:
@@ -100,6 +108,22 @@ class FedGiAClient(StatefulClient):
             # a server that is given σ does without
             properties["lipschitz-problem"] = str(error)
         return properties
+
+    def fit_bounds(
+        self, parameters: list[Any], config: dict[str, Any]
+    ) -> tuple[list[Any], int, dict[str, Any]]:
+        """What ``get_properties`` says of f_i, to be added up unseen.
+
+        The diagonal; r_i, the modulus, and whether σ is to be one number.
+        """
+        found, layout = self._bounds(), Layout.of(parameters)
+        if "lipschitz-problem" in found:
+            raise SettingsError(f"{found['lipschitz-problem']}; or set sigma")
+        diagonal = np.broadcast_to(np.frombuffer(found["majoriser"]), (layout.size,))
+        numbers = [found["lipschitz"], found.get("strong-convexity", 0.0)]
+        self.numbers = np.array([*numbers, float("one-sigma" in found)])
+        point = diagonal.reshape(layout.point_shape)
+        return [layout.to_wire(point.astype(layout.point_dtype))], 0, {}
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """ADMM steps, or one gradient step, from x; the answer is z_i."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -15,16 +12,13 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.packing import signed
-from fedtrellis.encryption import remove_run_key
-from fedtrellis.encryption.node_secrets import NodeSecrets
-from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, Question, SumMember
 from fedtrellis.local_steps import sizes_of
 from fedtrellis.objectives import Loss
 from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layers, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
+from fedtrellis.wire.summing import ATTEMPT
 from fedtrellis.zeroth_order import (
     START,
     PooledSigns,
@@ -37,12 +31,6 @@ from fedtrellis.zeroth_order import (
 
 Arrays = list[NDArray[Any]]
 Fit = tuple[Arrays, int, dict[str, Any]]
-# What an answer depends on beside x, the round, the client and its data.
-_ASKED = (
-    *("local-steps", "samples", "step-size", "step-schedule", "smoothing"),
-    *("batch-size", "variant", "clip", "seed"),
-    *("privacy-clip", "privacy-noise-multiplier"),
-)
 # Points whose entries together are no more than this are evaluated in one call.
 _AT_ONCE = 2**21
 
@@ -62,10 +50,7 @@ class ZerothOrderSGDClient(StatefulClient):
 
     Notes
     -----
-    With secure sums the node's keys are those of its node config: ``key-file``, or
-    ``identity-file`` and ``roster-file``. ``ledger`` names a folder for what it
-    remembers of its answers, and ``least`` the terms of a sum that it takes part in. A
-    node with keys answers in sums only, unless it has ``exposed = "accept"``.
+    State: the model's start, with a pool of directions.
 
     Examples
     --------
@@ -101,19 +86,12 @@ class ZerothOrderSGDClient(StatefulClient):
         ------
         FloatingPointError
             If a function value is not finite.
-        SettingsError, EncryptionError
-            As :meth:`~fedtrellis.encryption.secure_sum.SumMember.hidden`.
         """
         x, layout = self._model(parameters, config)
         tau, m, seed = config["local-steps"], config["samples"], config["seed"]
         server_round, clip = config["server-round"], config["clip"]
         if tau > 1:  # the steps between are the client's own
             x = x.copy()
-        asked = self._asked_for_a_sum(x, config)
-        if asked is not None:
-            known = self._member.answered(asked)
-            if known is not None:  # the answer was lost
-                return [known], 0, {}
         private = LocalNoise.asked_for(config)
         batches = generator(seed, "mini-batch", self.client_id, server_round)
         u: StreamedSigns | PooledSigns = StreamedSigns(seed, server_round, x.size)
@@ -146,68 +124,12 @@ class ZerothOrderSGDClient(StatefulClient):
         if private is not None:
             scalars = private.hidden(scalars)
         signs = config["variant"] == "feedsign"
-        if asked is not None:
-            votes = np.where(scalars > 0.0, 1.0, -1.0)
-            return [self._member.hidden(asked, votes if signs else scalars)], 0, {}
-        if signs:
+        if signs and ATTEMPT in config:
+            scalars = np.where(scalars > 0.0, 1.0, -1.0)
+        elif signs:
             return [np.packbits(scalars > 0.0)], 0, {}
         self.numbers = scalars
         return [], 0, {}
-
-    @cached_property
-    def _node(self) -> NodeSecrets:
-        return NodeSecrets(self.client_id, self.context.node_config)
-
-    @cached_property
-    def _member(self) -> SumMember:
-        least: Any = self.context.node_config.get("least", LEAST_TERMS)
-        return SumMember(self._node, least)
-
-    def fit_sum_keys(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
-        """A nonce, and which key the node has."""
-        own = self._member.introduction(config["session"])
-        answer = own.nonce, own.key.encode()
-        return [np.frombuffer(data, np.uint8) for data in answer], 0, {}
-
-    def fit_sum_agree(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
-        """Check everybody's nonces and keys."""
-        sent = (config[key] for key in ("members", "member-keys", "member-nonces"))
-        members = [Member(*one) for one in zip(*sent, strict=True)]
-        self._member.agree(config["session"], members)
-        return [], 0, {}
-
-    def fit_sum_finish(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
-        """Remove the key that the clients of this machine made for the run."""
-        if self._node.kind == "run":
-            remove_run_key(config["session"])
-        return [], 0, {}
-
-    def _check_exposed(self, what: str) -> None:
-        """Whoever has a key does not answer in the clear, whatever the server asks."""
-        accepted = self.context.node_config.get("exposed") == "accept"
-        if self._node.kind != "run" and not accepted:
-            raise SettingsError(
-                f"client {self.client_id} has a key, and its {what} would travel in "
-                "the clear; its node allows that with exposed = 'accept'"
-            )
-
-    def _asked_for_a_sum(
-        self, x: FloatArray, config: dict[str, Any]
-    ) -> Question | None:
-        """What the masks depend on; None where the scalars travel as they are."""
-        if "sum-cohort" not in config:
-            self._check_exposed("scalars")
-            return None
-        asked = [[key, config.get(key)] for key in _ASKED]
-        inputs = hashlib.sha256(json.dumps([asked, x.dtype.str, x.size]).encode())
-        inputs.update(np.ascontiguousarray(x).data)
-        return Question(
-            config["session"],
-            config["server-round"],
-            config["sum-cohort"],
-            config["sum-key"],
-            inputs.digest(),
-        )
 
     def _model(
         self, parameters: Arrays, config: dict[str, Any]
@@ -273,13 +195,6 @@ class ZerothOrderSGDClient(StatefulClient):
     def evaluate(
         self, parameters: Arrays, config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """f_i(x) and the objective's metrics on this client's data.
-
-        Raises
-        ------
-        SettingsError
-            The node has a key, and does not let its values travel in the clear.
-        """
-        self._check_exposed("evaluation")
+        """f_i(x) and the objective's metrics on this client's data."""
         x, layout = self._model(parameters, config)
         return evaluate_objective(self.objective, layout.layers(x))

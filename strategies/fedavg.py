@@ -19,6 +19,9 @@ from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, given, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 
+# A mean of signs is a multiple of 1/n.
+_DRAW = 1e-9
+
 Optimizer = Literal["momentum", "adam", "yogi"]
 
 
@@ -355,7 +358,7 @@ class Scaffold(FedAvgGD):
     name = "scaffold"
     about = "FedAvg with control variates, without a constraint"
     # each c_i is replayed from its x_i
-    needs = "each"
+    needs, linear, _replayed = "each", True, "_controls"
     stateful = True
     _newcomers = False
     _kept = ("_controls",)
@@ -444,6 +447,7 @@ class CompressedSGD(FedOpt):
     name = "compressed-sgd"
     about = "FedAvg whose changes go up as few entries, levels or signs"
     stateful = True
+    _sent_arrays = (0, 1)
     _state_settings: tuple[str, ...] = ("optimizer", "compressor")
 
     compressor: ChangeCompression = setting(
@@ -482,6 +486,9 @@ class CompressedSGD(FedOpt):
     def check(self, answer: Answer) -> FloatArray:
         """The change d_i; in proportion to the model, but for signs."""
         x, layout = self.broadcast.model, self.broadcast.layout
+        if self.aggregator.seen_by == "client":  # dense, as nobody can add it up else
+            dense: FloatArray = self.aggregator.take(answer, x.shape, layout)
+            return dense
         by = compressor(self.compressor, self.kept_fraction, levels=self.levels)
         change = by.unpack(answer.arrays, layout)
         if not np.isfinite(change).all():
@@ -493,8 +500,10 @@ class CompressedSGD(FedOpt):
     def mean_change(self, answers: dict[str, Any]) -> FloatArray:
         """Δ, the mean of the d_i, or its sign."""
         mean = self.mean_of(answers, np.zeros_like(self.broadcast.model))
-        # the majority; 0 where it is a draw
-        return np.sign(mean) if self.compressor == "sign" else mean
+        if self.compressor == "sign":
+            # the majority; 0 where it is a draw, also of means that were rounded
+            return np.sign(np.where(np.abs(mean) < _DRAW, 0.0, mean))
+        return mean
 
 
 class ProjectedFedAvg(LocalModels):
@@ -580,7 +589,7 @@ class FedDR(ProjectedFedAvg):
     about = "federated Douglas-Rachford splitting"
     audience = RoundStrategy._all_alike
     # of every client the last is kept
-    needs = "each"
+    needs, linear = "each", True
     _least_answers = 1
     stateful, _newcomers = True, False
     _kept = ("_reflections",)
@@ -627,6 +636,7 @@ class FedDR(ProjectedFedAvg):
         return {}
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
-        """A state whose x̂ = 2x − y is the one that the server has."""
-        reflection = self._reflections[client]
+        """A state whose x̂ = 2x − y is the one that the server has; else x̄."""
+        hidden = self.aggregator.seen_by == "client"
+        reflection = self.broadcast.model if hidden else self._reflections[client]
         return {"x": reflection, "y": reflection}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.random import generator
+from fedtrellis.server.aggregation import Sent
 from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Conversation, ask_everyone
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
@@ -72,7 +75,8 @@ class FedGiA(RoundStrategy):
     F(x) − F* is at most.
 
     Privacy: from the z_i of a client outside C the server gets its gradient back
-    exactly, ḡ_i = σ(x − z_i).
+    exactly, ḡ_i = σ(x − z_i). With ``aggregation="secure-sum"`` it gets those of
+    blocks; C is empty then, and S, μ and r come from sums, too.
 
     Examples
     --------
@@ -86,7 +90,7 @@ class FedGiA(RoundStrategy):
     name = "fedgia"
     about = "inexact ADMM and gradient descent, without a constraint"
     # of every client the last is kept
-    needs, _least_answers = "each", 1
+    needs, linear, _least_answers = "each", True, 1
     dtypes = DTYPES
 
     keep_model = False
@@ -178,8 +182,13 @@ class FedGiA(RoundStrategy):
         # for the next x where σ = θS/m is adapted; None: σ is one number for the run
         self._search: QuasiNewton | None = None
         asked = self._client_properties
+        hidden = self.aggregator.seen_by == "client"
         if self.sigma is not None:
             self.settled_sigma = self.sigma
+        elif hidden:  # until prepare has the clients' bounds
+            self._scale, self._modulus = np.ones(point.size), 0.0
+            self.settled_sigma = inf
+            self._search = None if self.sigma_scale else self._fresh_search()
         elif self.sigma_scale is not None:
             bounds = [self._lipschitz_of(name) for name in self.clients]
             r = max(bounds)
@@ -200,8 +209,10 @@ class FedGiA(RoundStrategy):
             ]
             self._modulus = self._h.l2 + float(np.mean(moduli))
         self._eligible = [name for name in self.clients if not asked(name).get("slow")]
+        if hidden:
+            self._eligible = []  # C is empty: an ADMM step would show its client's H_i
         if not self._eligible:
-            log(WARNING, "every client is slow: plain gradient descent, without ADMM")
+            log(WARNING, "C is empty: plain gradient descent, without ADMM")
         self._index = {name: i for i, name in enumerate(self.clients)}
         self._z = np.tile(point, (m, *[1] * point.ndim))
         # ‖z_i − z_i before‖² of each client's last answer, each entry times that of S
@@ -217,6 +228,43 @@ class FedGiA(RoundStrategy):
         # who has answered at this x, and for how many rounds each has been silent
         self._answered, self._silent = np.zeros(m, dtype=bool), np.zeros(m)
         self._residual = self._lowest = self._last = inf
+
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
+        """With secure sums, ask for sums of the clients' bounds."""
+        if self.settled_sigma < inf:
+            return
+        answers: dict[str, Answer] = {}
+
+        def take(answer: Answer) -> None:
+            answers[answer.client] = answer
+
+        aggregator, names = self.aggregator, conversation.names
+        entries = {**aggregator.entries(names), "sum-points": 0}
+
+        def asked(name: str) -> dict[str, Any]:
+            return entries
+
+        ask_everyone(conversation, "train.bounds", asked, take, timeout, names)
+        sent = Sent(0, 1, False, (), set(), 0.0)
+        model, layout = self.broadcast.model, self.broadcast.layout
+        found = aggregator.opened(
+            conversation, list(answers.values()), sent, model, layout
+        )
+        m = self.num_clients
+        if len(found) < m:
+            raise SettingsError("a sum of the clients' bounds was lost; or set sigma")
+        r, modulus, one = np.mean([answer.numbers for answer in found], axis=0)
+        if self.sigma_scale is not None:
+            # the largest block's sum of r_i, at least the largest r_i
+            of_blocks = Counter(float(answer.numbers[0]) for answer in found)
+            r = max(mean * size for mean, size in of_blocks.items())
+            self.settled_sigma = float(self.sigma_scale * r / m)
+            return
+        diagonals = [layout.from_wire(a.arrays[0]).reshape(-1) for a in found]
+        self._scale = self._positive(np.mean(diagonals, axis=0), one > 0.0)
+        self._search = self._fresh_search()
+        self.settled_sigma = self._search.growth / m
+        self._modulus = self._h.l2 + float(modulus)
 
     def _lipschitz_of(self, name: str) -> float:
         """A client's r_i."""
@@ -252,6 +300,10 @@ class FedGiA(RoundStrategy):
             # one client alone cannot have any σ
             most = _MOST_CURVED * np.median(diagonals, axis=0)
             scale = np.where(most > 0.0, np.minimum(scale, most), scale)
+        return self._positive(scale, one)
+
+    @staticmethod
+    def _positive(scale: FloatArray, one: bool) -> FloatArray:
         # a column of zeros everywhere has no curvature, and no gradient to step along
         scale[scale == 0.0] = scale.max()
         if one:  # a client's own solve knows multiples of the identity only
@@ -456,6 +508,11 @@ class FedGiA(RoundStrategy):
     def client_point(self, client: str) -> FloatArray:
         """The client's z_i that the average counts, a new array."""
         return np.array(self._z[self._index[client]])
+
+    def _replaces_state(self, client: str) -> bool:
+        """Whether a client has no S yet, as it was asked for a part of it first."""
+        hidden = self.aggregator.seen_by == "client" and self._search is not None
+        return hidden and not self.conversation.client(client).used_round
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """S, where σ is adapted."""

@@ -93,6 +93,7 @@ class FedLMO(RoundStrategy):
     about = "Muon's and Scion's steps in federated learning of networks"
     dtypes = DTYPES
 
+    linear = True
     keep_model = False
     _state_settings = ("variant", "compressor", "kept_fraction", "rank")
 
@@ -191,6 +192,8 @@ class FedLMO(RoundStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._needs_planned_rounds = self.step_schedule != "constant"
+        points = int(self.variant not in ("server", "ef21"))
+        self._sent_arrays = points, 1 + (self.variant in _BESIDE)
 
     def _check_aggregation(self) -> None:
         """One vector is enough where nothing travels beside it."""
@@ -264,6 +267,8 @@ class FedLMO(RoundStrategy):
         if self.variant == "server":
             return self.aggregator.take(answer, model.shape, layout)
         if self.variant == "ef21":
+            if self.aggregator.seen_by == "client":
+                return self.aggregator.take(answer, model.shape, layout)
             change = self._compressor.unpack(answer.arrays, layout)
             if not np.isfinite(change).all():
                 raise ValueError("the answer is not finite")
@@ -326,6 +331,11 @@ class FedLMO(RoundStrategy):
             averaged = self.variant == "averaged"
             beside = self._momentum if averaged else self._mean_vector()
             self._beside = self.broadcast.layout.to_wire(beside).tobytes()
+
+    @property
+    def _replayed(self) -> str:  # type: ignore[override]
+        """v_i; every c_i is another one in each round."""
+        return "_vectors" if self.variant == "ef21" else ""
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i or v_i; its momentum starts anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, prod, sqrt
 from typing import Any, Literal
 
@@ -65,7 +65,7 @@ class FirstOrderRFL(RoundStrategy):
     audience = RoundStrategy._all_alike
     space = "manifold"
     # each c_i is replayed from its ẑ_i
-    needs = "each"
+    needs, linear, _replayed = "each", True, "_corrections"
 
     keep_model = False
     # a half's digits are no point of a manifold
@@ -193,7 +193,12 @@ class FirstOrderRFL(RoundStrategy):
     def _replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""
         used_round = self.conversation.client(client).used_round
-        return self.correction and 0 < used_round != self._x_round
+        moved = self.correction and 0 < used_round != self._x_round
+        return moved or super()._replaces_state(client)
+
+    def _forget(self, clients: Sequence[str]) -> None:
+        """Begin anew with c_i = 0 for everybody, as Σ c_i has to stay zero."""
+        super()._forget(self.clients)
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i, but for a client that has none yet."""
@@ -263,6 +268,8 @@ class ZerothOrderRFL(FirstOrderRFL):
     """
 
     name = "zeroth-order-rfl"
+    # a client's scalars are along directions of its own
+    linear = False
     about = "Riemannian federated learning from function values"
     audience = RoundStrategy._all_alike
     _values_only = True

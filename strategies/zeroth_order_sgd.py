@@ -13,7 +13,6 @@ from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.answers import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
@@ -70,10 +69,9 @@ class ZerothOrderSGD(RoundStrategy):
 
     Privacy: the scalars are exact projections of the client's gradient onto directions
     that the server knows. With ``aggregation="secure-sum"`` it learns their sum over
-    the round's clients and no client's own (:mod:`fedtrellis.server.secure_sum`); x
-    then differs from what it is without by rounding to multiples of 2^-40, and a round
-    in which one of them is silent is lost. ``privacy="local"`` is noise of the clients'
-    with an ε, ``aggregation="private"`` the server's.
+    each block of clients and no client's own (:mod:`fedtrellis.server.secure_sum`).
+    ``privacy="local"`` is noise of the clients' with an ε, ``aggregation="private"``
+    the server's.
 
     Examples
     --------
@@ -90,6 +88,7 @@ class ZerothOrderSGD(RoundStrategy):
     needs = "sum"
     dtypes = DTYPES
     _private_mechanism = "gaussian"
+    _sent_arrays = (0, 0)
 
     local_steps: int = setting(1, "steps of a client in a round", symbol="τ", minimum=1)
     samples: int = setting(10, "directions of a step", symbol="m", minimum=1)
@@ -143,9 +142,9 @@ class ZerothOrderSGD(RoundStrategy):
         self.stateful = self.variant == "fedkseed"
 
     def _admits(self, kind: type[Aggregation]) -> bool:
-        """Scalars along directions that all share can be hidden, too."""
-        shared = issubclass(kind, SecureSum) and self.variant in _SHARED
-        return shared or super()._admits(kind)
+        """Only scalars along directions that all share can be added up."""
+        hidden = kind.seen_by == "client"
+        return super()._admits(kind) and not (hidden and self.variant not in _SHARED)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """With a pool of directions, what travels are their weights."""
@@ -196,13 +195,13 @@ class ZerothOrderSGD(RoundStrategy):
         return entries_of(self, *steps, "batch_size", "variant", "clip", "seed")
 
     def check(self, answer: Answer) -> NDArray[Any]:
-        """The scalars or signs, of shape (τ·m,); or what hides them, of one more.
+        """The scalars or signs, of shape (τ·m,).
 
         With a pool of directions what they come to for each of these, of shape (K,).
         """
         count = self.local_steps * self.samples
-        if isinstance(self.aggregator, SecureSum):
-            return self.aggregator.take(answer, (count,), self.broadcast.layout)
+        if self.aggregator.seen_by == "client":
+            return scalars_of(answer, count)
         if self.variant != "feedsign":
             scalars = scalars_of(answer, count)
             # noise may be larger
@@ -239,7 +238,8 @@ class ZerothOrderSGD(RoundStrategy):
             # x ← x − Σ_k (γ_k/m) Σ_j s̄_kj u_kj
             scalars = self.mean_of(answers, np.zeros(weights.size))
             if self.variant == "feedsign":
-                scalars = np.where(scalars >= 0.0, 1.0, -1.0)
+                # a draw counts as +1, also of means that were rounded
+                scalars = np.where(scalars >= -1e-9, 1.0, -1.0)
             shape = self.broadcast.layout.point_shape
             moved = RandomSigns(self.seed, server_round, -weights * scalars, shape)
             self.broadcast.advance(Step(1.0, 1.0, (moved,)))

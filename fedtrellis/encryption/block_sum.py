@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -301,6 +301,7 @@ class BlockMember:
         attempt: bytes,
         words: Words,
         where: Mapping[str, Places] | None = None,
+        noise: Callable[[], Words] | None = None,
     ) -> Words:
         """Return this client's term of a sum.
 
@@ -314,6 +315,8 @@ class BlockMember:
             For each other member, the places in ``words`` that both hold, in an order
             that both know; by default all. A place that nobody else holds stays as it
             is.
+        noise : callable, optional
+            Makes words of noise to be added, once for each attempt.
 
         Returns
         -------
@@ -340,7 +343,8 @@ class BlockMember:
                     "something else"
                 )
             return before
-        hidden: Words = np.append(words, words.dtype.type(1))
+        noisy = words if noise is None else words + noise()
+        hidden: Words = np.append(noisy, words.dtype.type(1))
         after = False
         for name in content["names"]:
             if name == self._node.client:

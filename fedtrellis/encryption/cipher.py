@@ -16,7 +16,7 @@ import secrets
 import struct
 from collections.abc import Sequence
 from functools import cache
-from logging import WARNING
+from logging import getLogger
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -26,6 +26,7 @@ from fedtrellis.encryption.fixed_point import (
     MAX_TERMS,
     Coding,
     EncryptionError,
+    FloatArray,
     IntArray,
     RefusedError,
     Words,
@@ -39,8 +40,6 @@ from fedtrellis.encryption.key_format import (
 )
 from fedtrellis.encryption.keystream import Keystream
 from fedtrellis.encryption.labels import KEY_BYTES, Item, Label, encode_label, expand
-from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.flower_internals import log
 
 __all__ = [
     "Cipher",
@@ -422,8 +421,7 @@ class PlainCipher(Cipher):
 
 @cache
 def _warn() -> None:
-    log(
-        WARNING,
+    getLogger("flwr").warning(
         "NO ENCRYPTION: the encryption backend is 'none', everybody on the way reads "
         "every value; use it to find faults, never with data that matters",
     )

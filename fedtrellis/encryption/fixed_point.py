@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.settings import CodedError
-from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
     "MAX_TERMS",
     "Coding",
     "EncryptionError",
+    "FloatArray",
     "IntArray",
     "RangeError",
     "RefusedError",
@@ -23,6 +23,7 @@ __all__ = [
     "check_terms",
 ]
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 #: Integers modulo 2^64 or 2^32: uint64 or uint32.
 Words = NDArray[np.unsignedinteger[Any]]
@@ -64,11 +65,12 @@ class RangeError(EncryptionError):
 
     code = "range"
 
-    def __init__(self) -> None:
-        super().__init__(
-            "a value is not finite, or too large for the fixed point of a sum; clip "
-            "the values, or scale the loss down"
-        )
+    def __init__(
+        self,
+        text: str = "a value is not finite, or too large for the fixed point of a sum; "
+        "clip the values, or scale the loss down",
+    ) -> None:
+        super().__init__(text)
 
 
 def check_terms(terms: int) -> int:

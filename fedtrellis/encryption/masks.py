@@ -20,9 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.encryption.fixed_point import FloatArray
 from fedtrellis.encryption.keystream import Keystream
 from fedtrellis.encryption.labels import expand
-from fedtrellis.wire.arrays import FloatArray
 
 __all__ = [
     "FRACTION_BITS",

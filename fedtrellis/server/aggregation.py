@@ -8,7 +8,7 @@ differ: then it is not their mean either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar, Literal
@@ -30,6 +30,7 @@ __all__ = [
     "Mean",
     "Median",
     "Sealed",
+    "Sent",
     "TrimmedMean",
 ]
 
@@ -66,6 +67,33 @@ class Cohorts:
     fixed: int | None
     expected: float
     rounds: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the clients of a method send.
+
+    Attributes
+    ----------
+    points, arrays : int
+        How many of an answer's first arrays are models, and how many arrays it has;
+        each has the model's shape. Scalars may stand beside them.
+    replayed : bool
+        Whether the server replays the clients' states, from their last values.
+    anew : collection of str
+        Clients whose states begin anew in this round.
+    lost : set of str
+        Takes the clients whose states do so in the next.
+    largest : float
+        w_max, where answers weigh as many examples as their clients have; else 0.
+    """
+
+    points: int
+    arrays: int
+    replayed: bool
+    anew: Collection[str]
+    lost: set[str]
+    largest: float
 
 
 class Sealed:
@@ -179,6 +207,17 @@ class Aggregation(Declared, ABC):
     ) -> Sequence[Answer]:
         """The answers of a round's clients, each of whom is sent its entries."""
         return conversation.ask(server_round, "train", entries, timeout)
+
+    def opened(
+        self,
+        conversation: Conversation,
+        answers: Sequence[Answer],
+        sent: Sent,
+        model: FloatArray,
+        layout: Layout,
+    ) -> Sequence[Answer]:
+        """A round's answers as the method checks them, where clients hide them."""
+        return answers
 
     def take(self, answer: Answer, shape: tuple[int, ...], layout: Layout) -> Any:
         """The one vector of an answer, for :meth:`combine`; ValueError if it is none.

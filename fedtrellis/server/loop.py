@@ -34,6 +34,7 @@ from fedtrellis.server.aggregation import (
     Mean,
     Points,
     Sealed,
+    Sent,
 )
 from fedtrellis.server.answers import Answer, mean_metrics
 from fedtrellis.server.callbacks import RoundRecord, observers
@@ -174,6 +175,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     #: :meth:`average` or :meth:`mean_of` makes of them; "each", single answers, too;
     #: None: it makes something else of them, so that no aggregation but the mean fits.
     needs: Needs | None = None
+    #: Whether what the server makes of answers is linear in them, so that the mean of a
+    #: block of clients can stand for each of its answers.
+    linear: ClassVar[bool] = False
     #: Whether the method's clients keep state (and so take part in the protocol).
     stateful = True
     #: Whether clients keep the model, to be sent the steps that they lack.
@@ -208,6 +212,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     # Answers that a robust average of a round needs; 1 where those who sat out count
     # with what they last sent, or the method looks after itself.
     _least_answers: ClassVar[int] = LEAST
+    # How many of an answer's arrays are models, and how many there are.
+    _sent_arrays: tuple[int, int] = (1, 1)
+    # The attribute that holds what the server replays of each client's state, if it
+    # goes on from its last value.
+    _replayed: ClassVar[str] = ""
     # What a client releases with privacy="local": "gaussian" noise on a vector, or
     # vertices drawn by the "exponential" mechanism too; None: it adds no noise.
     _private_mechanism: ClassVar[Mechanism | None] = None
@@ -254,6 +263,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.num_rounds = self.planned_rounds = 0
         self.sampled: list[str] = []
         self.used: list[str] = []
+        # clients whose state is no longer known, and begins at zero
+        self._zeroed: set[str] = set()
         self._model_size: tuple[Any, int, float] = None, 0, 0.0
         options = self.options
         if options.dtype is not None and options.dtype not in self.dtypes:
@@ -446,8 +457,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         reference = self.broadcast.model if reference is None else reference
         aggregator, layout = self.aggregator, self.broadcast.layout
         point: FloatArray = aggregator.take(answer, reference.shape, layout)
-        if aggregator.seen_by != "client":
-            self._check_proportion(point, reference, answer.norm)
+        self._check_proportion(point, reference, answer.norm)
         return point
 
     def average(self, points: Points, centre: FloatArray) -> FloatArray:
@@ -464,7 +474,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         -------
         ndarray of float64, of shape S
         """
-        if self.aggregator.seen_by != "method":
+        if self.aggregator.seen_by == "server":
             points = [cast(Sealed, point).value for point in points]
         return self.aggregator.combine(points, centre)
 
@@ -542,7 +552,27 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _replaces_state(self, client: str) -> bool:
         """Whether a client's own state no longer counts, only :meth:`client_state`."""
-        return False
+        return client in self._zeroed
+
+    def _forget(self, clients: Sequence[str]) -> None:
+        """Begin anew with zero for what the server replays of these clients."""
+        replayed: dict[str, FloatArray] = getattr(self, self._replayed)
+        for name in clients:
+            replayed[name] = np.zeros_like(replayed[name])
+        self._zeroed.update(clients)
+
+    def _what_is_sent(self, lost: set[str]) -> Sent:
+        """What an answer is made of, and counts for.
+
+        ``lost`` takes the clients whose states are no longer known.
+        """
+        largest = 0.0
+        if self.options.client_weights != "equal":
+            counts = [self._client_properties(name)[EXAMPLES] for name in self.clients]
+            largest = float(max(counts))
+        points, arrays = self._sent_arrays
+        replayed = bool(self._replayed)
+        return Sent(points, arrays, replayed, self._zeroed, lost, largest)
 
     def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """Why a client that comes after the start cannot take part; empty if it can."""
@@ -590,10 +620,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _admits(self, kind: type[Aggregation]) -> bool:
         """Whether the method can go on from what an aggregation gives it."""
+        if kind.seen_by == "client":
+            return self.needs == "sum" or self.linear
         if issubclass(kind, Mean):
             return True
-        if kind.seen_by == "client":  # takes clients that can hide what they send
-            return False
         enough = self.needs == "each" and kind.seen_by == "method"
         return self.needs == "sum" or enough
 
@@ -618,6 +648,13 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             why = f"beside {stated}, with which all clients count alike; allowed: equal"
         if why and weights != "equal":
             raise SettingsError(f"client_weights = {weights!r} does not apply {why}")
+        exposed = getattr(self.aggregator, "exposed", "accept")
+        if exposed != "accept" and self.options.client_evaluate_every:
+            raise SettingsError(
+                f"client-evaluate-every = {self.options.client_evaluate_every} does "
+                f"not apply beside {stated}: evaluations travel in the clear; allowed: "
+                "0, or secure-sum.exposed = 'accept'"
+            )
 
     def _make_noise(self) -> LocalPrivacy:
         """Noise by the clients; SettingsError where it would leave no guarantee."""
@@ -653,7 +690,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         shown = {**self.options._described(), **self._described()}
         names = ("aggregation", self.aggregator.name), ("privacy", self.options.privacy)
         for part, (option, value) in zip(self._parts, names, strict=False):
-            if not isinstance(part, Mean):
+            if type(part) is not Mean:
                 shown[option] = value
                 before = value if option == "aggregation" else option
                 settings = part._described().items()

@@ -96,9 +96,9 @@ class RoundStrategy(LoopStrategy):
         answers : dict
             What :meth:`check` returned, by client, in the order of
             :func:`~fedtrellis.wire.protocol.identity_order`, whatever order they came
-            in. Never empty, but where ``aggregation`` is ``"private"``. With that, and
-            with ``"secure-sum"``, only :meth:`average` and :meth:`mean_of` can make
-            something of them.
+            in. Never empty, but where ``aggregation`` is ``"private"``; then only
+            :meth:`average` and :meth:`mean_of` can make something of them. With
+            ``"secure-sum"`` each is the mean of its block.
 
         Returns
         -------
@@ -154,6 +154,10 @@ class RoundStrategy(LoopStrategy):
             common["answer-bound"] = self.options.answer_bound
         for part in self._parts:
             common |= part.entries(asked)
+        if self.aggregator.seen_by == "client":
+            sent = self._what_is_sent(set())
+            common |= {"sum-points": sent.points}
+            common |= {"sum-largest": sent.largest} if sent.largest else {}
         if type(self).audience is RoundStrategy._all_alike:
             common |= self.instruction(server_round, asked[0])
             return dict.fromkeys(asked, common)
@@ -170,8 +174,22 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, answers: Sequence[Answer]
     ) -> dict[str, float] | None:
         """Check the answers, aggregate the good ones and remember whose they were."""
+        lost: set[str] = set()
+        try:
+            return self._checked_and_used(server_round, answers, lost)
+        finally:
+            if lost:  # not before the others' answers are used
+                self._forget(sorted(lost))
+
+    def _checked_and_used(
+        self, server_round: int, answers: Sequence[Answer], lost: set[str]
+    ) -> dict[str, float] | None:
         conversation, aggregator = self.conversation, self.aggregator
         checked: dict[str, Any] = {}
+        sent, layout = self._what_is_sent(lost), self.broadcast.layout
+        answers = aggregator.opened(
+            conversation, answers, sent, self.broadcast.model, layout
+        )
         for answer in answers:
             try:
                 checked[answer.client] = self.check(answer)
@@ -187,11 +205,12 @@ class RoundStrategy(LoopStrategy):
             return None
         self._loop.whole = None
         sealed = checked
-        if aggregator.seen_by != "method":
+        if aggregator.seen_by == "server":
             sealed = {name: Sealed(answer) for name, answer in checked.items()}
         metrics = self.aggregate(server_round, sealed)
         for name in checked:
             conversation.note_used(name, server_round)
+            self._zeroed.discard(name)
         for part in self._parts:
             metrics = metrics | part.metrics()
         return metrics

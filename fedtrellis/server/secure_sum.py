@@ -1,47 +1,62 @@
-"""The server's half of sums whose terms it does not see, in rounds of one wave.
+"""The server's half of secure sums: blocks of clients, and what they come to.
 
-What the clients do is in :mod:`fedtrellis.encryption.secure_sum`. A sum is over a whole
-cohort or lost. So whoever does not answer is asked again, the same; where that is no
-use the round is lost, with new directions or samples in the next one, and whoever was
-silent sits out for a while. A sum over those who did answer is never asked for: its
-difference from the whole one, which a late answer completes, would be one client's.
+What the clients do is in :mod:`fedtrellis.wire.summing`. Clients are dealt once into
+fixed blocks; of a round the server learns the sum of each block whose members all
+answered, and of those that did not, nothing. A block's mean then stands for the answer
+of each of its members, so that a method whose server is linear in answers goes on as it
+is, and keeps the blocks' vectors where it would keep the clients'.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from logging import WARNING
-from math import prod
-from typing import Any
+from dataclasses import replace
+from logging import INFO, WARNING
+from math import floor, isfinite, log2, sqrt
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedtrellis.encryption.masks import Words
-from fedtrellis.encryption.secure_sum import LEAST_TERMS, Member, total_of
-from fedtrellis.server.aggregation import Aggregation, Points
+from fedtrellis.encryption.block_sum import (
+    ATTEMPT_BYTES,
+    LEAST,
+    Introduction,
+    LostKeyError,
+    deal,
+    total_of,
+)
+from fedtrellis.encryption.discrete_normal import MOST_DEVIATION
+from fedtrellis.encryption.fixed_point import Coding, Words
+from fedtrellis.extras import need
+from fedtrellis.privacy import Accountant
+from fedtrellis.server.aggregation import Cohorts, Mean, Sent
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
+from fedtrellis.settings import SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.protocol import EXAMPLES
+from fedtrellis.wire.summing import ATTEMPT
 
 __all__ = ["SecureSum"]
 
 # How often a client that is silent is asked in one round
 _ATTEMPTS = 3
-_KEY_BYTES = 200
-_NONCE_BYTES = 16
-# Rounds that a client sits out at most
-_LONGEST_REST = 64
+_FRESH_BYTES = 32
+# Deviations of noise that a word has room for, in the sum
+_ROOM = 8.0
 
 
-class SecureSum(Aggregation):
-    """Sums of what clients hide from the server.
+class SecureSum(Mean):
+    """The mean, of sums over fixed blocks of clients of which nobody sees a term.
 
-    What a client is sent by :meth:`entries` makes it hide its vector under masks that
-    cancel in the sum over the round's cohort
-    (:class:`~fedtrellis.encryption.secure_sum.SumMember`); :meth:`take` checks what it
-    sends, and :meth:`combine` adds. A method that admits it sends a vector whose mean
-    is all that it needs, in the same units from every client.
+    Every number is rounded to a multiple of 2^−f, f the largest with which a block's
+    sum fits. A silent client costs its block the round. With ``clip`` a client's vector
+    is shortened to that length, and takes 4 bytes a number instead of 8; with
+    ``noise_multiplier`` z each of a block's m + t members, t of them colluding, adds
+    noise of deviation z·clip/√m, of the discrete Gaussian.
 
     Raises
     ------
@@ -53,60 +68,167 @@ class SecureSum(Aggregation):
     Examples
     --------
     >>> from fedtrellis import SecureSum
-    >>> from fedtrellis.strategies import ZerothOrderSGD
-    >>> strategy = ZerothOrderSGD(aggregation=SecureSum())
+    >>> from fedtrellis.strategies import FedAvgGD
+    >>> strategy = FedAvgGD(aggregation=SecureSum(block_size=5))
     >>> strategy.aggregator.seen_by
     'client'
     """
 
     name = "secure-sum"
-    about = "masked sums over a round's clients, of which the server sees no term"
+    about = "the mean, of masked sums over fixed blocks of clients"
     seen_by = "client"
-    no_resume = (
-        "rounds after the checkpoint would be asked for again, of others perhaps, and "
-        "the difference of two sums is what a client said; use initial-model"
+
+    least: int = setting(  # type: ignore[misc]
+        LEAST, "clients of a block, at least", minimum=LEAST
     )
-    # of a sum over fewer each client knows the others' part
-    least = LEAST_TERMS
+    colluders: int = setting(
+        0,
+        "clients that may share what they know with the server; a block has two more",
+        symbol="t",
+        minimum=0,
+    )
+    block_size: int = setting(
+        None, "clients of a block; auto: one block of all", minimum=3
+    )
+    value_range: float = setting(
+        1e5,
+        "largest number that a client hides, without a clip; a larger one is refused",
+        above=0.0,
+    )
+    clip: float = setting(
+        None,
+        "the length that a client's vector is clipped to; auto: none",
+        symbol="C",
+        above=0.0,
+    )
+    noise_multiplier: float = setting(
+        0.0,
+        "standard deviation of a block's noise, in units of the clip; 0: none",
+        symbol="z",
+        minimum=0.0,
+    )
+    delta: float = setting(
+        1e-5, "the probability that ε does not hold", symbol="δ", above=0.0, below=1.0
+    )
+    exposed: Literal["refuse", "accept"] = setting(
+        "refuse",
+        "whether clients' evaluations may travel in the clear",
+        choices=("refuse", "accept"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_multiplier:
+            need("dp_accounting", "secure-sum.noise-multiplier", "privacy")
+            if self.clip is None:
+                raise SettingsError(
+                    f"secure-sum.noise-multiplier = {self.noise_multiplier:g} needs "
+                    "secure-sum.clip, a length"
+                )
+
+    @property
+    def no_resume(self) -> str:  # type: ignore[override]
+        """With noise: no checkpoint knows what was released after it."""
+        if not self.noise_multiplier:
+            return ""
+        return "ε would be too small: rounds after the checkpoint count, too"
+
+    # --------------------------------------------------------------- before the rounds
+
+    def begin(self, cohorts: Cohorts) -> None:
+        """Deal the clients into blocks, and settle the fixed point and the noise."""
+        clients = list(cohorts.clients)
+        least = max(self.least, self.colluders + 2)
+        size = max(self.block_size or len(clients), least)
+        self._blocks = deal(clients, size, least)
+        most, fewest = (f(map(len, self._blocks)) for f in (max, min))
+        self._deviation, room = 0.0, self.value_range
+        if self.clip is not None:
+            members = fewest - self.colluders
+            # σ/√m a client, and the sum is noisy enough without the colluders'
+            deviation = self.noise_multiplier * self.clip / sqrt(members)
+            room = self.clip + _ROOM * deviation
+            self._deviation = deviation
+        self._coding = Coding.of_range(room, most, 64 if self.clip is None else 32)
+        if self._deviation:
+            finest = floor(log2(MOST_DEVIATION / self._deviation))
+            bits = min(self._coding.bits, finest)
+            self._coding = replace(self._coding, bits=bits)
+            self._accountant = Accountant(
+                self.noise_multiplier, self.delta, mechanism="exponential"
+            )
+        # by block: attempts that were asked; and which begin anew
+        self._asked = [0] * len(self._blocks)
+        self._anew: set[int] = set()
+        sizes = ", ".join(str(len(block)) for block in self._blocks)
+        log(INFO, "secure sums over blocks of %s clients", sizes)
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
-        """Two waves in which the clients agree on keys."""
-        clients = conversation.names
-        # by client: silences in a row, and the last round that it sits out
-        self._resting: dict[str, tuple[int, int]] = {}
-        members: dict[str, Member] = {}
+        """Two waves in which the members of each block agree on keys."""
+        missing = [name for name in conversation.names if not self._block_of(name)]
+        if missing:
+            log(INFO, "client %s waits for a block", ", ".join(missing))
+        everybody = [name for block in self._blocks for name in block]
+        members = self._introduced(conversation, everybody, timeout, ask_everyone)
+        self._agree(conversation, everybody, members, timeout, ask_everyone)
 
-        def introduced(answer: Answer) -> None:
-            members[answer.client] = _member(answer)
+    def _introduced(
+        self, conversation: Conversation, names: Sequence[str], timeout: float, ask: Any
+    ) -> dict[str, Introduction]:
+        members: dict[str, Introduction] = {}
+
+        def take(answer: Answer) -> None:
+            members[answer.client] = _introduction(answer)
             conversation.note_version(answer)
 
-        phase = "train.sum_keys"
-        ask_everyone(conversation, phase, lambda name: {}, introduced, timeout, clients)
-        agreed = [members[name] for name in clients]
-        self._key = agreed[0].key
-        agreement = {
-            "members": [one.name for one in agreed],
-            "member-keys": [one.key for one in agreed],
-            "member-nonces": [one.nonce for one in agreed],
-        }
-        phase, take = "train.sum_agree", conversation.note_version
-        ask_everyone(
-            conversation, phase, lambda name: agreement, take, timeout, clients
-        )
+        entries = {"beginning": secrets.token_bytes(ATTEMPT_BYTES)}
+        ask(conversation, "train.sum_keys", lambda name: entries, take, timeout, names)
+        return members
+
+    def _agree(
+        self,
+        conversation: Conversation,
+        names: Sequence[str],
+        members: Mapping[str, Introduction],
+        timeout: float,
+        ask: Any,
+    ) -> Any:
+        told = f"{self._coding} {self.clip} {self.noise_multiplier} {self.colluders}"
+        entries: dict[str, Any] = {}
+        for name in names:
+            block = [members[one] for one in self._block_of(name)]
+            entries[name] = {
+                "members": [one.name for one in block],
+                "member-keys": [one.key for one in block],
+                "member-fresh": [one.fresh for one in block],
+                "sum-told": told.encode(),
+            }
+        take, of = conversation.note_version, entries.__getitem__
+        return ask(conversation, "train.sum_agree", of, take, timeout, names)
+
+    def _block_of(self, name: str) -> list[str]:
+        return next((block for block in self._blocks if name in block), [])
+
+    # --------------------------------------------------------------------- in a round
 
     def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
-        """Whom of those drawn a round asks: nobody where a sum would show too much."""
-        there = [
-            name for name in drawn if self._resting.get(name, (0, 0))[1] < server_round
-        ]
-        if len(there) >= LEAST_TERMS:
-            return there
-        # those who were silent may be back
-        return list(drawn) if len(drawn) >= LEAST_TERMS else []
+        """The blocks whose first member was drawn, whole; at least one."""
+        there = set(drawn)
+        blocks = [block for block in self._blocks if block[0] in there]
+        blocks = blocks or [self._blocks[server_round % len(self._blocks)]]
+        return [name for block in blocks for name in block]
 
     def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
         """What each of a round's clients is sent."""
-        return {"sum-cohort": list(cohort), "sum-key": self._key}
+        coding = self._coding
+        return {
+            ATTEMPT: secrets.token_bytes(ATTEMPT_BYTES),
+            "sum-bits": coding.bits,
+            "sum-word": coding.word,
+            "sum-terms": max(map(len, self._blocks)),
+            "sum-clip": self.clip or 0.0,
+            "sum-deviation": self._deviation * 2.0**coding.bits,
+        }
 
     def ask(
         self,
@@ -115,66 +237,125 @@ class SecureSum(Aggregation):
         entries: Mapping[str, Mapping[str, Any]],
         timeout: float,
     ) -> list[Answer]:
-        """Ask a cohort, and those who are silent again.
+        """Ask whole blocks, and those who are silent again; keys anew where lost.
 
         Raises
         ------
         SettingsError
-            A client refused for good, and with it everybody's sum.
+            A client refused for good.
         """
         answers: dict[str, Answer] = {}
 
         def take(answer: Answer) -> None:
             answers[answer.client] = answer
 
-        clients, of = list(entries), entries.__getitem__
+        for index in sorted(self._anew):
+            self._begin_anew(conversation, index, timeout)
+        waiting = {n for index in self._anew for n in self._blocks[index]}
+        clients, of = [n for n in entries if n not in waiting], entries.__getitem__
+        before = len(conversation.traffic.rejected)
         ask_again(
             conversation, server_round, "train", of, take, timeout, clients, _ATTEMPTS
         )
+        for name, why in conversation.traffic.rejected[before:]:
+            if getattr(why, "refusal", "") == LostKeyError.code:
+                self._anew.add(self._blocks.index(self._block_of(name)))
+        asked = set(clients)
+        for index, block in enumerate(self._blocks):
+            self._asked[index] += block[0] in asked
         return list(answers.values())
 
-    def take(self, answer: Answer, shape: tuple[int, ...], layout: Layout) -> Words:
-        """A client's term of a vector of this size, and one more; else ValueError."""
-        count = prod(shape)
-        term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
-        if term.dtype != np.uint64 or term.shape != (count + 1,) or answer.numbers.size:
-            raise ValueError(
-                f"the answer has {len(answer.arrays)} arrays and {answer.numbers.size} "
-                f"scalars, expected one of {count + 1} masked numbers"
-            )
-        words: Words = term
-        return words
+    def _begin_anew(
+        self, conversation: Conversation, index: int, timeout: float
+    ) -> None:
+        """Let a block agree on new keys; it waits for the next round if it cannot."""
+        block = self._blocks[index]
 
-    def lost(
+        def ask(conversation: Any, kind: str, of: Any, take: Any, *rest: Any) -> Any:
+            limit, names = rest
+            return ask_again(conversation, 0, kind, of, take, limit, names, _ATTEMPTS)
+
+        log(WARNING, "the block of client %s agrees on new keys", block[0])
+        members = self._introduced(conversation, block, timeout, ask)
+        if len(members) == len(block):
+            agreed = self._agree(conversation, block, members, timeout, ask)
+            if len(agreed) == len(block):
+                self._anew.discard(index)
+
+    def opened(
         self,
-        server_round: int,
-        cohort: Sequence[str],
-        answers: Mapping[str, Any],
-        least: int,
-    ) -> str:
-        """Why a round's sum cannot be had; empty if it can.
+        conversation: Conversation,
+        answers: Sequence[Answer],
+        sent: Sent,
+        model: FloatArray,
+        layout: Layout,
+    ) -> list[Answer]:
+        """The answers of complete blocks: each member's is its block's mean."""
+        by_name = {answer.client: answer for answer in answers}
+        result = []
+        for block in self._blocks:
+            there = [name for name in block if name in by_name]
+            if not there:
+                continue
+            missing = [name for name in block if name not in by_name]
+            known = [name for name in block if name not in sent.anew]
+            lost = [name for name in known if _lost(conversation, name)]
+            try:
+                if missing:
+                    names = ", ".join(missing)
+                    raise ValueError(f"its block's sum is lost without client {names}")
+                if sent.replayed and lost:
+                    sent.lost.update(block)
+                    names = ", ".join(lost)
+                    raise ValueError(f"its block begins anew: client {names} had to")
+                total = self._total([by_name[name] for name in block])
+                total /= sum(self._weights(conversation, block, sent))
+                arrays, numbers = _cut(total, sent, model, layout)
+            except ValueError as error:
+                for name in there:
+                    conversation.reject(name, str(error))
+                continue
+            result += [
+                replace(by_name[name], arrays=arrays, numbers=numbers, norm=None)
+                for name in block
+            ]
+        return result
 
-        ``answers`` are the terms. Whoever is missing sits out for a while.
-        """
-        missing = [name for name in cohort if name not in answers]
-        for name in cohort:
-            times = self._resting.pop(name, (0, 0))[0] + 1
-            if name in missing:
-                rest = min(2 ** (times - 1), _LONGEST_REST)
-                self._resting[name] = times, server_round + rest
-        if missing:
-            who = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
-            return f"the sum over {len(cohort)} clients is lost without client {who}"
-        try:
-            total_of(list(answers.values()))
-        except ValueError as error:
-            return str(error)
-        return ""
+    def _total(self, answers: Sequence[Answer]) -> FloatArray:
+        """A block's sum."""
+        terms: list[Words] = []
+        for answer in answers:
+            term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
+            if term.dtype != self._coding.dtype or term.ndim != 1 or term.size < 2:
+                raise ValueError(f"client {answer.client} sent no term of a sum")
+            terms.append(term)
+        if len({term.size for term in terms}) > 1:
+            raise ValueError("the block's terms have different lengths")
+        return self._coding.values(total_of(terms, len(answers)))
 
-    def combine(self, points: Points, centre: FloatArray) -> FloatArray:
-        """The mean of the terms of a cohort, whose masks cancel."""
-        found: FloatArray = total_of(list(points)) / len(points)  # type: ignore[arg-type]
-        return found
+    @staticmethod
+    def _weights(
+        conversation: Conversation, block: Sequence[str], sent: Sent
+    ) -> list[float]:
+        if not sent.largest:
+            return [1.0] * len(block)
+        examples = [conversation.client(name).properties[EXAMPLES] for name in block]
+        return [count / sent.largest for count in examples]
+
+    # ---------------------------------------------------------------------- afterwards
+
+    def metrics(self) -> dict[str, float]:
+        """ε of the block that was asked most, void attempts included."""
+        if not self._deviation:
+            return {}
+        epsilon = self._accountant.epsilon(max(self._asked))
+        return {"epsilon": epsilon} if isfinite(epsilon) else {}
+
+    def warning(self) -> str:
+        """What ε is about."""
+        if not self.noise_multiplier:
+            return ""
+        return "secure-sum: ε is about the models, for a client's whole data"
 
     def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made."""
@@ -185,14 +366,29 @@ class SecureSum(Aggregation):
             log(WARNING, "the run's key may not have been removed: %s", error)
 
 
-def _member(answer: Answer) -> Member:
+def _introduction(answer: Answer) -> Introduction:
     arrays = answer.arrays
     if len(arrays) != 2 or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
-        raise ValueError("the answer is not a nonce and a key's name")
-    nonce, key = (array.tobytes() for array in arrays)
-    if len(nonce) != _NONCE_BYTES or not 0 < len(key) <= _KEY_BYTES:
-        raise ValueError("the answer's nonce or key's name has another length")
-    try:
-        return Member(answer.client, key.decode("ascii"), nonce)
-    except UnicodeDecodeError:
-        raise ValueError("the key's name is no text") from None
+        raise ValueError("the answer is not a key's name and a fresh key")
+    key, fresh = (array.tobytes() for array in arrays)
+    if len(fresh) != _FRESH_BYTES or not 0 < len(key) <= 200 or not key.isascii():
+        raise ValueError("the answer's key, or its name, has another form")
+    return Introduction(answer.client, key.decode(), fresh)
+
+
+def _lost(conversation: Conversation, name: str) -> bool:
+    """Whether a client came without its state, which it had before."""
+    client = conversation.client(name)
+    return client.used_round > 0 and not client.ready
+
+
+def _cut(
+    values: FloatArray, sent: Sent, model: FloatArray, layout: Layout
+) -> tuple[list[NDArray[Any]], FloatArray]:
+    """The arrays and scalars of a mean answer."""
+    arrays, size = [], model.size
+    for index in range(sent.arrays):
+        part = values[index * size : (index + 1) * size].reshape(model.shape)
+        point = part + model if index < sent.points else part
+        arrays.append(layout.to_wire(point.astype(layout.point_dtype)))
+    return arrays, values[sent.arrays * size :]

@@ -48,6 +48,7 @@ from fedtrellis.wire.protocol import (
     client_identity,
     is_memory,
 )
+from fedtrellis.wire.summing import ATTEMPT, SUM_PHASES, check_exposed, hidden
 
 __all__ = [
     "MAX_COUNT",
@@ -85,7 +86,7 @@ _CLIENTS = 1024
 
 # Phases of rounds of several waves that the clients' classes defined so far have, as
 # keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
-_PHASES: dict[str, None] = {}
+_PHASES: dict[str, None] = dict.fromkeys(n.removeprefix(PHASE) for n in SUM_PHASES)
 
 
 class MethodClient(NumPyClient):
@@ -372,6 +373,9 @@ class Serving:
             self._status.pop("model-version", None)
             return self._out_of_step()
         client = self.client = node.client(context)
+        clear = self.function in ("fit", "evaluate") and ATTEMPT not in self.config
+        if clear and not _has_phases(type(client)):
+            check_exposed(context, self.function)
         if isinstance(client, StatefulClient):
             if client.restorable is not None and RESTORE in request.content:
                 given = cast(Mapping[str, Any], request.content[RESTORE])
@@ -426,6 +430,8 @@ class Serving:
 
     def call(self) -> Any:
         """What the client's method returns, for :meth:`finish`."""
+        if self.function in SUM_PHASES:
+            return SUM_PHASES[self.function](self.context, self.config)
         handle = getattr(self.client, self.function, None)
         kind = type(self.client).__name__
         if handle is None:
@@ -448,6 +454,18 @@ class Serving:
         if result is None:
             return self._out_of_step()
         client, memory, config = self.client, self._memory, self.config
+        numbers = getattr(client, "numbers", None)
+        if ATTEMPT in config:
+            model, examples = self.model, _examples_of(client)
+            term = hidden(
+                self.context,
+                {**config, "sum-examples": examples},
+                model.layout,
+                model.point,
+                result[0],
+                numbers,
+            )
+            result, numbers = ([term], 0, {}), None
         reply = NodeReply(self._status)
         metrics: dict[str, Any] = {}
         evaluates = self.function == "evaluate"
@@ -463,8 +481,8 @@ class Serving:
             if num_examples:  # a method that reveals nothing of its data returns 0
                 metrics[EXAMPLES] = int(num_examples)
             if isinstance(client, StatefulClient):
-                if client.numbers is not None:
-                    self._status["numbers"] = client.numbers.astype("<f8").tobytes()
+                if numbers is not None:
+                    self._status["numbers"] = numbers.astype("<f8").tobytes()
                 if "used-round" in config:
                     memory.note(config, client.state)
         metrics.update(extra)
@@ -627,6 +645,16 @@ def _handle(node: Node, function: str, message: Message, context: Context) -> Me
     return Message(answer.content, reply_to=message)
 
 
+def _examples_of(client: Any) -> Any:
+    return getattr(getattr(client, "objective", None), "num_examples", None)
+
+
+@lru_cache(maxsize=128)
+def _has_phases(kind: type) -> bool:
+    """Whether a class has phases of its own, and so looks itself at what it answers."""
+    return any(name.startswith(PHASE) for name in dir(kind))
+
+
 def _introduce(node: Node, message: Message, context: Context) -> Message:
     """Answer who the client is, and what there is to know of it before round 1."""
     client, config = node.client(context), context.node_config
@@ -634,7 +662,7 @@ def _introduce(node: Node, message: Message, context: Context) -> Message:
     parts = "num-partitions"
     properties: dict[str, Any] = {parts: config[parts]} if parts in config else {}
     # what a client weighs in an evaluation is declared before there is a model
-    examples = getattr(getattr(client, "objective", None), "num_examples", None)
+    examples = _examples_of(client)
     if examples is not None:
         properties[EXAMPLES] = int(examples)
     properties |= client.get_properties({})

@@ -219,7 +219,8 @@ def test_a_lost_damaged_or_expired_file_loses_the_key_and_the_block_begins_anew(
         block.file("b").unlink()
 
     def damage() -> None:
-        block.file("b").write_bytes(block.file("b").read_bytes()[:-1] + b"x")
+        data = block.file("b").read_bytes()
+        block.file("b").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
     def expire() -> None:
         os.utime(block.file("b"), (0.0, 0.0))
