@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.extras import need
 from fedtrellis.manifolds import Sphere
@@ -31,10 +29,8 @@ from .base import (
     stratified,
     toy,
 )
-from .data.datasets import DATASETS, load_cifar10
+from .data.datasets import DATASETS, Examples, load_cifar10
 from .data.table import fault, load_arrays
-
-__all__ = ["Attack"]
 
 # The victim is one and the same whatever the run's seed.
 _VICTIM_SEED = 0
@@ -48,13 +44,8 @@ _COMMAND = "python -m scripts.train_cifar_cnn --data FOLDER --out FILE"
 _DATASETS = {"digits": (3, 1.0), "cifar10": (4, 2.0), "file": (0, 1.0)}
 
 
-class _Images(NamedTuple):
-    """Images that are dealt to clients, and those that the metric is of."""
-
-    images: NDArray[Any]
-    labels: NDArray[Any]
-    held_out_images: NDArray[Any]
-    held_out_labels: NDArray[Any]
+# The arrays of a file: images that are dealt to clients, those that the metric is of.
+_ARRAYS = ("images", "labels", "held_out_images", "held_out_labels")
 
 
 @dataclass(frozen=True)
@@ -133,9 +124,10 @@ class Attack(Nonconvex):
 
     def check(self) -> None:  # noqa: D102
         self.check_path()
-        if not self.has_onnx:
+        if not self.classifier_path.endswith(".onnx"):
             self._check_own_classifier()
-        classes = self._classes()
+        blank = np.zeros((1, *self.shapes()[0]))
+        classes = self.classifier_under_attack().logits(blank).shape[1]
         if self.label() >= classes:
             why = f"must be below {classes}, the classifier's number of classes"
             raise SettingsError(f"attack.target-label = {self.label()} {why}")
@@ -146,11 +138,6 @@ class Attack(Nonconvex):
                     f"of the {part} images of this class right"
                 )
         super().check()
-
-    @property
-    def has_onnx(self) -> bool:
-        """Whether the classifier is an ONNX model."""
-        return self.classifier_path.endswith(".onnx")
 
     def _check_own_classifier(self) -> None:
         path = self.classifier_path
@@ -163,10 +150,6 @@ class Attack(Nonconvex):
         elif self.dataset == "file" or path:
             why = "must name an ONNX model, FILE.onnx, for attack.dataset ="
             raise self.refused("classifier_path", f"{why} {self.dataset!r}")
-
-    def _classes(self) -> int:
-        blank = np.zeros((1, *self.shapes()[0]))
-        return int(self.classifier_under_attack().logits(blank).shape[1])
 
     def label(self) -> int:
         """Return t, the data set's own where the setting leaves it open."""
@@ -184,7 +167,7 @@ class Attack(Nonconvex):
         if self.dataset == "cifar10":
             return [DATASETS["cifar10"]]
         if self.dataset == "file":
-            return [_images(self.dataset, self.path, self.partial).images.shape[1:]]
+            return [_images(self.dataset, self.path, self.partial).features.shape[1:]]
         return [_DIGITS]
 
     def domains(self) -> dict[str, float]:
@@ -196,10 +179,6 @@ class Attack(Nonconvex):
     def manifold(self) -> Sphere:
         """Return the sphere of radius ε."""
         return Sphere(self.shapes()[0], self.epsilon())
-
-    def initial_point(self) -> list[Array]:
-        """Return a uniform draw from the sphere."""
-        return [self.manifold().random_point(generator(self.seed, "initial point"))]
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"misclassified": ...}``, of the images held out.
@@ -229,7 +208,7 @@ class Attack(Nonconvex):
     def images(self, *, held_out: bool) -> Array:
         """Return the images of the class that the classifier gets right, read-only."""
         found = _images(self.dataset, self.path, self.partial)
-        images, labels = found[2:] if held_out else found[:2]
+        images, labels = found[2:4] if held_out else found[:2]
         chosen: Array = images[labels == self.label()]
         if chosen.dtype == np.uint8:
             chosen = chosen / 255.0
@@ -253,29 +232,27 @@ class Attack(Nonconvex):
 
 
 @once(2)
-def _images(dataset: str, path: str, partial: bool) -> _Images:
+def _images(dataset: str, path: str, partial: bool) -> Examples:
     if dataset == "digits":
         return _digits()
     if dataset == "file":
         return _images_of_file(path)
     folder = data_path("attack.path", path, folder=True)
-    found = load_cifar10(folder, partial=partial, key="attack.path")
-    held_out = found.test_features, found.test_labels
-    return _Images(found.features, found.labels, *held_out)
+    return load_cifar10(folder, partial=partial, key="attack.path")
 
 
 @once(1)
-def _digits() -> _Images:
+def _digits() -> Examples:
     pixels, labels = toy("digits", "task = 'attack'")
-    images, labels = pixels.reshape(-1, *_DIGITS) / 16.0, labels.astype(np.intp)
+    images = pixels.reshape(-1, *_DIGITS) / 16.0
     train, other = stratified(labels, 0.5, _VICTIM_SEED)
-    return _Images(images[train], labels[train], images[other], labels[other])
+    return Examples(images[train], labels[train], images[other], labels[other])
 
 
-def _images_of_file(value: str) -> _Images:
+def _images_of_file(value: str) -> Examples:
     path = data_path("attack.path", value)
-    arrays = load_arrays(path, _Images._fields)
-    if missing := [name for name in _Images._fields if name not in arrays]:
+    arrays = load_arrays(path, _ARRAYS)
+    if missing := [name for name in _ARRAYS if name not in arrays]:
         fault(path, f"has no array {missing[0]!r}")
     shape = arrays["images"].shape[1:]
     for prefix in ("", "held_out_"):
@@ -290,7 +267,7 @@ def _images_of_file(value: str) -> _Images:
         if images.dtype.kind != "f" or not np.isfinite(images).all():
             fault(path, f"{prefix}images is not made of finite numbers")
         arrays[prefix + "images"] = images.astype(np.float64)
-    return _Images(**arrays)
+    return Examples(*(arrays[name] for name in _ARRAYS))
 
 
 @once(4)

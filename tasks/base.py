@@ -229,7 +229,12 @@ class Task(ABC):
         """Make f_i, its weight included."""
 
     def initial_point(self) -> list[Array]:
-        """Return where to start; the run projects it into the domain."""
+        """Return where to start; the run projects it into the domain.
+
+        Zeros, or a uniform draw from the manifold where the task has one.
+        """
+        if (manifold := self.manifold()) is not None:
+            return [manifold.random_point(generator(self.seed, "initial point"))]
         return [np.zeros(shape) for shape in self.shapes()]
 
     def metrics(self, x: Point) -> dict[str, float]:

@@ -19,8 +19,6 @@ from .base import Nonconvex, check_torch, derived_seed
 from .classification import NetworkTask, device_setting
 from .data.task import Dealt, arrange
 
-__all__ = ["ALPHABET", "LETTERS", "SOURCES", "Characters", "passages"]
-
 #: The symbols that a text is made of; a symbol's number is its place here.
 ALPHABET = " abcdefghijklmnopqrstuvwxyz,."
 

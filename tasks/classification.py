@@ -38,8 +38,6 @@ from .data.datasets import (
 from .data.settings import NODES
 from .data.task import Dealt, PartitionedTask, dense
 
-__all__ = ["Classification", "Digits", "LowRankNetwork", "NetworkTask"]
-
 # models of images
 _CNNS = ("cnn", "small-cnn")
 # those with images

@@ -19,8 +19,6 @@ from .data.readers import read_matrix
 from .data.settings import FILE, NODES
 from .data.task import Dealt, Indices, NodeDataTask, dense, starts_of
 
-__all__ = ["KernelPCA"]
-
 
 @dataclass(frozen=True)
 class KernelPCA(Nonconvex, NodeDataTask):
@@ -93,10 +91,6 @@ class KernelPCA(Nonconvex, NodeDataTask):
     def manifold(self) -> Stiefel:
         """Return the p × r matrices with orthonormal columns."""
         return Stiefel(self.shapes()[0])
-
-    def initial_point(self) -> list[Array]:
-        """Return a uniform draw from the manifold."""
-        return [self.manifold().random_point(generator(self.seed, "initial point"))]
 
     def optimum(self) -> float:
         """Return F* = −½ Σ of the r largest eigenvalues of C."""

@@ -34,8 +34,6 @@ from .data.settings import FILE, NODES
 from .data.table import Schema, Table, fault
 from .data.task import Dealt, Indices, PartitionedTask, data_of, starts_of
 
-__all__ = ["LogisticRegression"]
-
 _QSAR_FEATURES, _SANTANDER_FEATURES = 1024, 200
 # How many labels a message lists.
 _LISTED = 10

@@ -19,8 +19,6 @@ from .data.settings import NODES, DataSettings
 from .data.table import Schema, Table, fault
 from .data.task import Dealt, NodeDataTask, starts_of
 
-__all__ = ["MatrixCompletionTask", "synthetic_ratings"]
-
 # The generated set, small enough for an LMO in milliseconds.
 _USERS, _ITEMS, _RANK, _OBSERVED, _NOISE = 60, 50, 3, 0.5, 0.1
 # The radius that the paper takes for MovieLens-100k.

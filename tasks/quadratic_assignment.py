@@ -20,8 +20,6 @@ from fedtrellis.settings import setting
 from .base import Array, Nonconvex, Point, data_path, even_share, once
 from .data.table import fault
 
-__all__ = ["Instance", "QuadraticAssignmentTask", "read_instance", "read_solution"]
-
 
 class Instance(NamedTuple):
     """A QAPLIB instance: minimise Σ_ij A_ij B_{p(i), p(j)} over permutations p.

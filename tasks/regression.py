@@ -20,8 +20,6 @@ from .data.readers import read_own_file
 from .data.settings import FILE, NODES
 from .data.task import Dealt, NodeDataTask, arrange, data_of, starts_of
 
-__all__ = ["Lasso", "LinearRegression"]
-
 
 @dataclass(frozen=True)
 class RegressionTask(NodeDataTask):
@@ -44,7 +42,7 @@ class RegressionTask(NodeDataTask):
         "", "the file, with dataset = 'file'", only={"dataset": (FILE,)}
     )
 
-    def shapes(self) -> list[tuple[int, ...]]:
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_file:
             return [(data_of(self).features.shape[1],)]
         generated = getattr(self, self.width_field)

@@ -62,17 +62,13 @@ def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
     FileNotFoundError: there is no such file or folder.
     """
     value = node_config.get(key)
-    if value is None:
-        raise SettingsError(
-            f"node config: {key} is missing, and the run has dataset = 'nodes'; start "
-            f"the node with --node-config '{key}=\"/absolute/path\"'"
+    path = Path(value).expanduser() if isinstance(value, str) else Path()
+    if not path.is_absolute():
+        given = (
+            "is missing" if value is None else f"= {value!r} must be an absolute path"
         )
-    if not isinstance(value, str) or not Path(value).expanduser().is_absolute():
-        raise SettingsError(
-            f"node config: {key} = {value!r} must be an absolute path; a run happens "
-            "in a bundle's folder"
-        )
-    path = Path(value).expanduser()
+        hint = f"start the node with --node-config '{key}=\"/absolute/path\"'"
+        raise SettingsError(f"node config: {key} {given}; with 'nodes' data {hint}")
     if not path.exists():
         raise FileNotFoundError(f"node config: {key} = {value!r}: there is none")
     return path
@@ -172,10 +168,12 @@ def _lines(
 
 
 def _check_fields(
-    path: Path, row: int, fields: Sequence[str], names: Sequence[str]
+    path: Path, row: int, fields: Sequence[str], names: Sequence[str], *, given: bool
 ) -> None:
     if fields and len(fields) != len(names):
-        fault(path, f"{len(fields)} fields; there are {len(names)} columns", row)
+        kind = f"{_FIRST} has {len(names)} column names"
+        kind = f"{len(names)} are expected" if given else kind
+        fault(path, f"{len(fields)} fields; {kind}", row)
 
 
 def _read_text(
@@ -219,7 +217,7 @@ def _read_text(
     for row, fields in islice(_lines(path, separator, header), 1, None):
         if fields and blank:
             fault(path, "the line is empty", blank)
-        _check_fields(path, row, fields, names)
+        _check_fields(path, row, fields, names, given=bool(header))
         if not fields:
             blank = blank or row
             continue
@@ -255,7 +253,7 @@ def read_csv(
         fault(path, "the file is empty; its first line must hold the columns' names")
     names = [name.strip() for name in lines[0][1]]
     check_names(path, names, _FIRST)
-    _check_fields(path, *lines[-1], names)
+    _check_fields(path, *lines[-1], names, given=bool(header))
     called = {
         "labels": schema.label_column,
         "weights": schema.weight_column,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import hashlib
 import lzma
 import math
 import zipfile
@@ -113,10 +112,6 @@ class Table(NamedTuple):
     ids: tuple[str, ...] = ()
     labels: tuple[str | float, ...] = ()
     weights: Array | None = None
-
-    def columns_digest(self) -> str:
-        """Return what tells whether two nodes' columns are the same, in one order."""
-        return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
 
 
 def fault(
@@ -225,14 +220,13 @@ def make_table(
     check_width(path, features.shape[1], schema)
     targets = counts = None
     found: Sequence[str | float] = ()
+    name = {part: called.get(part, part) for part in ("labels", "weights", "ids")}
     if schema.target != "none" and labels is not None:
-        column = called.get("labels", "labels")
-        targets, found = _targets(path, _texts(labels), schema, column)
+        targets, found = _targets(path, _texts(labels), schema, name["labels"])
     if schema.weight_column and weights is not None:
-        column = called.get("weights", "weights")
-        counts = _weights(path, _texts(weights), schema, column)
+        counts = _weights(path, _texts(weights), schema, name["weights"])
     if schema.split:
-        ids = _unique(path, [str(entry) for entry in ids], called.get("ids", "ids"))
+        ids = _unique(path, [str(entry) for entry in ids], name["ids"])
         # the file has the column, and nothing in it
         targets = None if targets is None or np.isnan(targets).all() else targets
         counts = None if counts is None or np.isnan(counts).all() else counts

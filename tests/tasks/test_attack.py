@@ -32,14 +32,14 @@ def task(n: int = 5, seed: int = 0, **settings: Any) -> Attack:
 def test_the_classifier_is_a_good_one() -> None:
     found, classifier = _digits(), _digits_classifier()
     for images, labels, least in (
-        (found.images, found.labels, 0.99),
-        (found.held_out_images, found.held_out_labels, 0.95),
+        (found.features, found.labels, 0.99),
+        (found.test_features, found.test_labels, 0.95),
     ):
         predicted = classifier.logits(images).argmax(axis=1)
         assert np.mean(predicted == labels) > least
-    assert len(found.labels) + len(found.held_out_labels) == 1797
+    assert len(found.labels) + len(found.test_labels) == 1797
     # no image is in both halves
-    both = np.concatenate([found.images, found.held_out_images])
+    both = np.concatenate([found.features, found.test_features])
     assert len(np.unique(both.reshape(1797, -1), axis=0)) == 1797
 
 
@@ -70,8 +70,8 @@ def test_only_images_of_the_class_that_are_got_right() -> None:
     for held_out in (False, True):
         images = task().images(held_out=held_out)
         assert (classifier.logits(images).argmax(axis=1) == 3).all()
-        source = found.held_out_images if held_out else found.images
-        labels = found.held_out_labels if held_out else found.labels
+        source = found.test_features if held_out else found.features
+        labels = found.test_labels if held_out else found.labels
         right = classifier.logits(source).argmax(axis=1) == labels
         assert len(images) == np.sum(right & (labels == 3)) > 80
     assert task().metrics(np.zeros((8, 8))) == {"misclassified": 0.0}

@@ -173,7 +173,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         ("short.npz", "cannot be read"),
         ("raw.npz", "cannot be read"),
         ("words.csv", "row 2, column '2': must be a number"),
-        ("ragged.csv", "row 2: 1 fields; there are 2 columns"),
+        ("ragged.csv", "row 2: 1 fields; 2 are expected"),
         ("empty.csv", "the file is empty"),
         ("bytes.csv", "the first line: column 1 has no name"),
         ("matrix.txt", "must end in .npy, .npz or .csv"),

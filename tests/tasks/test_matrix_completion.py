@@ -120,7 +120,7 @@ def test_generated_ratings() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (RATINGS + "1\t2\t3\n", "row 4: 3 fields; there are 4 columns"),
+        (RATINGS + "1\t2\t3\n", "row 4: 3 fields; 4 are expected"),
         (RATINGS + "\n" + RATINGS, "row 4: the line is empty"),
         ("1\t2\t3\t4\t5\n" + RATINGS, "fields; user, item and rating"),
         (RATINGS + "0\t2\t3\t4\n", "row 4, column 'user': must be a whole"),

@@ -12,7 +12,7 @@ import pytest
 from fedtrellis.objectives.demonstrations import OnnxClassifier, PerceptronClassifier
 from fedtrellis.settings import SettingsError
 from tasks import Attack
-from tasks.attack import _digits, _digits_classifier
+from tasks.attack import _ARRAYS, _digits, _digits_classifier
 from tests.harness import run_app
 
 onnx = pytest.importorskip("onnx")
@@ -56,13 +56,17 @@ def write(
     return path
 
 
+def arrays_of_digits() -> dict[str, Any]:
+    return dict(zip(_ARRAYS, _digits(), strict=False))
+
+
 @pytest.mark.parametrize("shape", [("n", 8, 8), ("n", 1, 8, 8), ("n", 64), (7, 8, 8)])
 def test_scores_are_those_of_the_same_network(
     tmp_path: Path, shape: Sequence[Any]
 ) -> None:
     own = _digits_classifier()
     made = OnnxClassifier(write(tmp_path / "m.onnx", own, shape), (8, 8))
-    images = _digits().images[:300]
+    images = _digits().features[:300]
     assert made.logits(images) == pytest.approx(own.logits(images), abs=1e-4)
     softmax = write(tmp_path / "s.onnx", own, shape, softmax=True)
     logs = OnnxClassifier(softmax, (8, 8), "probabilities").logits(images[:5])
@@ -73,7 +77,7 @@ def test_scores_are_those_of_the_same_network(
 def test_a_run_attacks_the_file(tmp_path: Path, dataset: str) -> None:
     path = write(tmp_path / "victim.onnx", _digits_classifier())
     images = tmp_path / "images.npz"
-    np.savez(images, **_digits()._asdict())
+    np.savez(images, **arrays_of_digits())
     config: dict[str, Any] = {
         "method": "zeroth-order-rfl",
         "task": "attack",
@@ -93,7 +97,7 @@ def test_a_run_attacks_the_file(tmp_path: Path, dataset: str) -> None:
     assert np.linalg.norm(delta) == pytest.approx(1.0)
     # counted by the network that the file was made of, on images held out
     found = _digits()
-    threes = found.held_out_images[found.held_out_labels == 3]
+    threes = found.test_features[found.test_labels == 3]
     right = threes[_digits_classifier().logits(threes).argmax(axis=1) == 3]
     fooled = _digits_classifier().logits(right + delta).argmax(axis=1) != 3
     assert fooled.mean() > 0.8
@@ -131,7 +135,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 def test_images_that_are_none(tmp_path: Path) -> None:
     model = write(tmp_path / "m.onnx", _digits_classifier())
-    whole = _digits()._asdict()
+    whole = arrays_of_digits()
     for change, message in (
         ({"labels": whole["labels"][:3]}, "labels has shape (3,)"),
         ({"held_out_images": whole["images"][:, :5]}, "held_out_images has shape"),

@@ -137,8 +137,8 @@ CSV_FAULTS = [
     ("a,b,label\n1,2,\n", TWO, "row 1, column 'label': is empty"),
     ("a,b,label\n1,2,s3cret\n", NUMBERS, "row 1, column 'label': must be a finite"),
     ("a,b,label\n1,2,3\n1,2,inf\n", NUMBERS, "row 2, column 'label': must be a finite"),
-    ("a,b,label\n1,2\n", TWO, "row 1: 2 fields; there are 3 columns"),
-    ("a,b,label\n1,2,no,s3cret\n", TWO, "row 1: 4 fields; there are 3 columns"),
+    ("a,b,label\n1,2\n", TWO, "row 1: 2 fields; the first line has 3"),
+    ("a,b,label\n1,2,no,s3cret\n", TWO, "row 1: 4 fields; the first line has 3"),
     ("a,b,label\n1,2,no\n\n1,2,no\n", TWO, "row 2: the line is empty"),
     ('a,b,label\n1,2,no\n1,"s3cret,no\n', TWO, "row 2: quotation marks"),
     (
