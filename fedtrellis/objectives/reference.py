@@ -27,13 +27,12 @@ class Certified:
     """A point of D and how far its value can be from the minimum.
 
     F* lies in [value − gap, value] if F is convex, with the Frank-Wolfe gap at the
-    point; ``iterations`` counts the projected gradient steps taken.
+    point.
     """
 
     point: Array
     value: float
     gap: float
-    iterations: int
 
 
 def certified_minimum(
@@ -57,7 +56,7 @@ def certified_minimum(
     x = domain.project(start)
     y, momentum = x, 1.0
     lipschitz = 1.0
-    best = Certified(x, float("inf"), float("inf"), 0)
+    best = Certified(x, float("inf"), float("inf"))
     for iteration in range(1, max_iterations + 1):
         value_y, gradient_y = objective.value(y), np.asarray(objective.gradient(y))
         while True:
@@ -79,7 +78,7 @@ def certified_minimum(
         if iteration % 10 == 0 or iteration == max_iterations:
             gap = domain.gap(np.asarray(objective.gradient(x)), x)
             if gap < best.gap:
-                best = Certified(x, value, gap, iteration)
+                best = Certified(x, value, gap)
             if best.gap <= tolerance * max(1.0, abs(best.value)):
                 break
             lipschitz *= 0.9  # the curvature may have become smaller
