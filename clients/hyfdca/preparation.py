@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,13 +38,8 @@ class LabelError(CodedError):
 def learn(run: ClientRun, check: bool = False) -> None:
     """Open a run, and take what sums say that came along.
 
-    Raises
-    ------
-    RestoreNeededError
-        Something has not come along, and this client does not have it.
-    LabelError, SettingsError
-        With ``check``: labels or weights of several clients contradict each other, or
-        a few samples weigh more than all others.
+    With ``check`` labels and weights of several clients must not contradict each other
+    (LabelError), and no few samples outweigh all others (SettingsError).
     """
     run.open()
     if "labels" not in run.state:
@@ -250,12 +244,9 @@ def _own_totals(run: ClientRun) -> FloatArray:
 
 def _take_sums(run: ClientRun) -> None:
     """Take the means and scales of the columns, and what weights are normalised by."""
-    names: Mapping[str, str] = {
-        **({"means": "column-means"} if run.config["standardize"] else {}),
-        **({"scales": "column-scales"} if run.config["standardize"] else {}),
-        **({"totals": "weight-totals"} if run.weighs else {}),
-    }
-    for key, entry in names.items():
+    columns = ("means", "column-means"), ("scales", "column-scales")
+    wanted = [*columns] * run.config["standardize"]
+    for key, entry in wanted + [("totals", "weight-totals")] * run.weighs:
         if entry not in run.config:
             raise RestoreNeededError(f"this client has no {entry}")
         run.state[key] = np.array(run.config[entry], dtype=np.float64)

@@ -308,10 +308,7 @@ def _backups(run: ClientRun, points: Mapping[int, Points]) -> list[bytes]:
 def _points(run: ClientRun) -> dict[int, Points]:
     """Ids and points of the groups, brought to where the server says they stand.
 
-    Raises
-    ------
-    RestoreNeededError
-        This client has not what the server thinks it has.
+    RestoreNeededError where this client has not what the server thinks it has.
     """
     points: dict[int, Points] = {}
     proposing = set(run.config.get("propose", []))

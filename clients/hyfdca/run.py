@@ -59,25 +59,10 @@ _WISHES = ("least", "exposed", "noise")
 class ClientRun:
     """What a phase works with, of one request at one client.
 
-    Parameters
-    ----------
-    part : OwnData
-    node : NodeSecrets
-    rules : NodeRules or None
-        None: those of the node config.
-    node_config : mapping
-    state : mapping
-        The client's, which phases change; see ``HyFDCAClient``.
-    config : mapping
-        The request's entries; once a run is opened, over them the settings that were
-        agreed on.
-    w : ndarray
-        The request's weights.
-
-    Attributes
-    ----------
-    numbers : ndarray or None
-        What the answer has beside its arrays.
+    ``state`` is the client's, which phases change (see ``HyFDCAClient``); ``config``
+    has the request's entries and, once a run is opened, over them the settings that
+    were agreed on; ``w`` are the request's weights. ``numbers`` are for the answer,
+    beside its arrays. Without ``rules`` those of the node config count.
     """
 
     numbers: FloatArray | None = None
@@ -127,15 +112,7 @@ class ClientRun:
         return Agreement.from_bytes(self.state["agreement"].tobytes())
 
     def open(self) -> None:
-        """Take the settings that were agreed on.
-
-        Raises
-        ------
-        RestoreNeededError
-            This client does not have the agreement any more.
-        SettingsError
-            Its node does not have the keys any more that follow from it.
-        """
+        """Take the settings agreed on; SettingsError where the node lost its keys."""
         self.pin()
         with for_good():
             self.block.names  # noqa: B018
@@ -143,10 +120,7 @@ class ClientRun:
     def pin(self) -> None:
         """Put the agreement's settings over the request's entries.
 
-        Raises
-        ------
-        SettingsError
-            A member's public key is not the roster's.
+        SettingsError where a member's public key is not the roster's.
         """
         entries = {**self.config, **_DEFAULTS, **self.agreement.settings}
         self.config = Named("the request's config", entries)
@@ -309,12 +283,7 @@ class ClientRun:
     def hidden(self, rows: Words, ends: Words) -> Words:
         """Words under masks that cancel in the sum over all, in this attempt.
 
-        Parameters
-        ----------
-        rows : ndarray of uint64, shape (r, p_k)
-            Of each feature.
-        ends : ndarray of uint64
-            That all clients have.
+        ``rows``, shape (r, p_k), are of each feature; ``ends`` all clients have.
         """
         count, p_k = rows.shape
         starts = p_k * np.arange(count)[:, None]

@@ -418,14 +418,7 @@ class MixtureSteps(Steps):
     def _complete_sum(
         self, words: dict[str, NDArray[np.uint64]]
     ) -> tuple[FloatArray, FloatArray]:
-        """V and the C R sums, in which the masks cancel.
-
-        Raises
-        ------
-        WrongReportError
-            The masks do not cancel; the sums of the first and of the second holders
-            differ, or do not belong to V.
-        """
+        """V and the C R sums, in which the masks cancel."""
         try:
             total, ends = total_over(self.alignment, words, self._rows)
         except ValueError as error:

@@ -116,19 +116,9 @@ def _read_points(arrays: Sequence[NDArray[Any]], count: int) -> list[bytes]:
 def settle_cipher(strategy: HyFDCASettings, kind: str, rest: Rest) -> Cipher:
     """What the server adds ciphertexts with: never a secret key.
 
-    Parameters
-    ----------
-    strategy : HyFDCASettings
-    kind : str
-        Of the clients' keys.
-    rest : mapping
-        By client, in order: its key's name, fresh key, new samples' hashes and, where
-        the clients of a simulation made a BFV key, its context.
-
-    Raises
-    ------
-    SettingsError, EncryptionError
-        Clients and server do not have one key between them, or a client sent its key.
+    ``rest`` has by client, in order: its key's name, fresh key, new samples' hashes
+    and, where the clients of a simulation made a BFV key, its context. SettingsError
+    where clients and server do not have one key between them.
     """
     given = strategy.given_cipher
     if strategy.encryption == "tenseal-bfv":
@@ -171,13 +161,7 @@ def align_new_samples(alignment: Alignment, rest: Rest) -> Alignment | None:
 def ask_agreement(
     strategy: HyFDCASettings, conversation: Conversation, timeout: float
 ) -> Sealed:
-    """Have every client check the agreement; returns holders' keys, sealed.
-
-    Raises
-    ------
-    SettingsError
-        A client does not agree.
-    """
+    """Have every client check the agreement; returns holders' keys, sealed."""
     sealed: Sealed = {}
 
     def take(answer: Answer) -> None:
@@ -204,12 +188,8 @@ def ask_labels(
 ) -> list[Labels]:
     """Have the clients share labels and norms under encryption; by group.
 
-    Raises
-    ------
-    SettingsError
-        A client refused, or a sample's value of a feature is held twice.
-    TimeoutError
-        A client never answered, or never with ciphertexts that can be added.
+    SettingsError where a sample's value of a feature is held twice, TimeoutError where
+    a client never sent ciphertexts that can be added.
     """
     alignment, cipher = strategy.alignment, strategy.cipher
     settings, overlaps = strategy.agreement.settings, alignment.overlaps()
@@ -283,16 +263,9 @@ def ask_sums(
 ) -> tuple[ColumnScales | None, FloatArray | None]:
     """Ask all clients for sums of their columns and weights; masks cancel in the sum.
 
-    Returns
-    -------
-    (ColumnScales or None, ndarray of shape (T,) or None)
-        What columns are shifted and divided by, if that is done; and what weights are
-        normalised by, if there are any.
-
-    Raises
-    ------
-    SettingsError
-        A client refused, or the sums are none of any columns or weights.
+    Returns what columns are shifted and divided by, if that is done; and what weights
+    are normalised by, shape (T,), if there are any. SettingsError where the sums are
+    none of any columns or weights.
     """
     alignment, settings = strategy.alignment, strategy.agreement.settings
     p, rule = len(alignment.feature_names), strategy.class_rule

@@ -182,71 +182,48 @@ class HyFDCASettings(HybridStrategy):
         super().__post_init__()
         self.safe = self.step in ("bundle", "line-search")
         self.class_rule = class_rule(self.class_weight, self.classes)
-        bundle = self.step == "bundle"
-        two_classes = LOSSES[self.loss].labels == "signs"
-        of_step, of_loss = f"step = {self.step!r}", f"loss = {self.loss!r}"
-        safe, no_classes = f"{of_step}; allowed: {STEPS[:2]}", "is none of two classes"
-        several = self.classes > 1
-        for wrong, what in (
-            (
-                self.cyclic_groups
-                and (self.cyclic_groups < 2 or self.step != "theoretical"),
-                f"cyclic_groups = {self.cyclic_groups} must be 0, or at least 2 with "
-                "step 'theoretical'",
-            ),
-            (
-                self.classes == 2,
-                "classes = 2 is one problem of labels -1 and +1; allowed: 1, or 3 and "
-                "more",
-            ),
-            (
-                self.l1_ratio and not bundle,
-                f"l1_ratio = {self.l1_ratio!r} does not go with {of_step}; allowed: "
-                "'bundle'",
-            ),
-            (
-                self.free_feature and not bundle,
-                f"free_feature = {self.free_feature!r} does not go with {of_step}; "
-                "allowed: 'bundle'",
-            ),
-            (
-                self.class_rule and not two_classes,
-                f"class_weight = {self.class_weight!r} does not go with {of_loss}, "
-                f"which {no_classes}",
-            ),
-            (
-                several and not self.safe,
-                f"classes = {self.classes} does not go with {safe}",
-            ),
-            (
-                several and not two_classes,
-                f"classes = {self.classes} does not go with {of_loss}, which "
-                f"{no_classes}",
-            ),
-            (
-                self.secure_sum and not self.safe,
-                f"{of_step} sends each client's own sums in the clear: it needs "
-                "secure_sum = False, and every node to accept that (exposed = "
-                "'accept')",
-            ),
-            (
-                self.secure_sum and self.local_passes,
-                f"local_passes = {self.local_passes} must be 0 with secure_sum: all "
-                "groups move together",
-            ),
-            (
-                self.secure_sum and self.parts > 1,
-                f"parts = {self.parts} must be 1 with secure_sum: all groups move "
-                "together",
-            ),
-            (
-                self.context is not None and self.encryption == "stream",
-                "context = ... does not apply to encryption = 'stream', whose server "
-                "needs no context; allowed: nothing, or encryption = 'tenseal-bfv'",
-            ),
+        bundle, several = self.step == "bundle", self.classes > 1
+        signs = LOSSES[self.loss].labels == "signs"
+        step = f"step = {self.step!r}; allowed: "
+        loss = f"loss = {self.loss!r}, which is none of two classes"
+        for name, fits, other in (
+            ("l1_ratio", bundle or not self.l1_ratio, f"{step}'bundle'"),
+            ("free_feature", bundle or not self.free_feature, f"{step}'bundle'"),
+            ("class_weight", signs or not self.class_rule, loss),
+            ("classes", self.safe or not several, f"{step}'bundle', 'line-search'"),
+            ("classes", signs or not several, loss),
         ):
-            if wrong:
-                raise SettingsError(what)
+            if not fits:
+                value = getattr(self, name)
+                raise SettingsError(f"{name} = {value!r} does not go with {other}")
+        if self.classes == 2:
+            raise SettingsError(
+                "classes = 2 is one problem of labels -1 and +1; allowed: 1, or 3 and "
+                "more"
+            )
+        turns = self.cyclic_groups
+        if turns and (turns < 2 or self.step != "theoretical"):
+            raise SettingsError(
+                f"cyclic_groups = {turns} must be 0, or at least 2 with step "
+                "'theoretical'"
+            )
+        if self.secure_sum and not self.safe:
+            raise SettingsError(
+                f"step = {self.step!r} sends each client's own sums in the clear: it "
+                "needs secure_sum = False, and every node to accept that (exposed = "
+                "'accept')"
+            )
+        for name, off in (("local_passes", 0), ("parts", 1)):
+            if self.secure_sum and getattr(self, name) != off:
+                raise SettingsError(
+                    f"{name} = {getattr(self, name)} must be {off} with secure_sum: "
+                    "all groups move together"
+                )
+        if self.context is not None and self.encryption == "stream":
+            raise SettingsError(
+                "context = ... does not apply to encryption = 'stream', whose server "
+                "needs no context; allowed: nothing, or encryption = 'tenseal-bfv'"
+            )
         if self.class_rule:
             self.check_weights(f"class_weight = {self.class_weight!r}")
         # refused now, before any client has sent anything, if it holds a secret key

@@ -154,17 +154,9 @@ def split_blobs(blobs: Blobs, counts: Sequence[int]) -> list[Blobs]:
 def total_over(
     alignment: Alignment, terms: Mapping[str, Words], rows: int
 ) -> tuple[Words, Words]:
-    """Add up what all clients have hidden, in which the masks cancel.
+    """Add up what all clients have hidden; ValueError where the masks do not cancel.
 
-    Returns
-    -------
-    (ndarray of shape (rows, p), ndarray)
-        Of each feature, and of the words after these.
-
-    Raises
-    ------
-    ValueError
-        They do not cancel.
+    Returns the sums of each feature's words, shape (rows, p), and of those after them.
     """
     p, places = len(alignment.feature_names), []
     for name, own in terms.items():

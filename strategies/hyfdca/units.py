@@ -141,13 +141,7 @@ class Units:
         self.wished: dict[str, list[int]] = {}
 
     def _memory(self) -> int:
-        """How many proposals of a unit there is room for.
-
-        Raises
-        ------
-        SettingsError
-            Fewer than three.
-        """
+        """How many proposals of a unit there is room for; SettingsError below 3."""
         strategy, units = self.strategy, len(self.units)
         # a line search is between two
         wanted = strategy.memory if strategy.step == "bundle" else 2
