@@ -168,6 +168,7 @@ def records_from_bytes(data: bytes) -> RecordDict:
 # ------------------------------------------------------------------ bytes of messages
 
 
+@lru_cache(maxsize=4096)
 def _object(kind: str, parts: int, body: int) -> int:
     """Bytes of an object that names so many others, and has so long a body."""
     # the names, of 64 characters, have commas between them
@@ -176,9 +177,8 @@ def _object(kind: str, parts: int, body: int) -> int:
 
 def _naming(kind: str, parts: Mapping[str, Hashable]) -> int:
     """Bytes of an object that names others, and whose body is JSON of their names."""
-    body = 0
-    for key in parts:
-        body += len(_quoted(key)) + 70  # of "key": "name", with a comma or a bracket
+    # of each "key": "name", with a comma or a bracket
+    body = sum(map(len, map(_quoted, parts))) + 70 * len(parts)
     return _object(kind, len(set(parts.values())), max(body, 2))
 
 
