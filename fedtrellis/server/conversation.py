@@ -88,16 +88,18 @@ class Conversation:
         """What is known of a client."""
         return self.registry.clients[name]
 
-    def note_used(self, name: str, server_round: int) -> None:
-        """Note down that a client's answer was used, which decides about its state."""
-        client = self.registry.clients[name]
-        client.used_round, client.epoch = server_round, self.epoch
-        client.ready = True
+    def note_used(self, server_round: int, *names: str) -> None:
+        """Note down whose answers were used, which decides about their states."""
+        for name in names:
+            client = self.registry.clients[name]
+            client.used_round, client.epoch = server_round, self.epoch
+            client.ready = True
 
-    def note_version(self, answer: Answer) -> None:
-        """Note down which model a client has, of an answer that is used."""
-        if answer.version is not None:
-            self.registry.clients[answer.client].version = answer.version
+    def note_version(self, *answers: Answer) -> None:
+        """Note down which model clients have, of answers that are used."""
+        for answer in answers:
+            if answer.version is not None:
+                self.registry.clients[answer.client].version = answer.version
 
     def reject(self, who: str, reason: str) -> None:
         """Note down and log why an answer is dropped."""
@@ -205,7 +207,7 @@ class Conversation:
         made: dict[Any, NodeRequest] | None = None
         if local is not None and local.untouched:
             made = {}  # nobody can change what requests have in common
-        order = todo = sorted(entries, key=identity_order)
+        order = todo = [name for name in self.registry.names if name in entries]
         for attempt in (1, 2):
             self.traffic.waves += 1
             asked = {}

@@ -457,7 +457,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         reference = self.broadcast.model if reference is None else reference
         aggregator, layout = self.aggregator, self.broadcast.layout
         point: FloatArray = aggregator.take(answer, reference.shape, layout)
-        self._check_proportion(point, reference, answer.norm)
+        # ‖x_i‖ ≤ b, whatever x is, needs no look at x
+        small = answer.norm is not None and answer.norm <= self.options.answer_bound
+        if not small:
+            self._check_proportion(point, reference, answer.norm)
         return point
 
     def average(self, points: Points, centre: FloatArray) -> FloatArray:
@@ -594,8 +597,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         """Mean of the clients' metrics of their own data."""
         entries = {name: dict(config) for name in self.clients}
         answers = conversation.ask(server_round, "evaluate", entries, timeout)
-        for answer in answers:
-            conversation.note_version(answer)
+        conversation.note_version(*answers)
         return self._mean_evaluation(answers)
 
     def _mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
@@ -949,7 +951,8 @@ class Loop:
         strategy, conversation = self.strategy, self.conversation
         registry, traffic = conversation.registry, conversation.traffic
         registry.introduce(self.grid, self.timeout, traffic, started=True)
-        strategy.clients = registry.names
+        if strategy.clients is not registry.names:
+            strategy.clients = registry.names
         asked = conversation, server_round
         if strategy._one_wave:
             metrics = strategy.run_round(*asked, self.train_config, self.timeout)
@@ -978,7 +981,7 @@ class Loop:
             seconds=time.perf_counter() - began,
             round_trips=waves,
             train=metrics or {},
-            client_evaluation=plain_metrics(evaluated),
+            client_evaluation=plain_metrics(evaluated) if evaluated else {},
         )
 
     def evaluates_clients(self, server_round: int) -> bool:
@@ -989,8 +992,9 @@ class Loop:
     def _evaluate(self, server_round: int) -> dict[str, float]:
         assert self.evaluate_fn is not None
         metrics = self.evaluate_fn(server_round, self.model_record())
-        if metrics is not None:
-            self.result.evaluate_metrics_serverapp[server_round] = metrics
+        if metrics is None:
+            return {}
+        self.result.evaluate_metrics_serverapp[server_round] = metrics
         return plain_metrics(metrics)
 
     def _finished(self, record: RoundRecord) -> bool:
@@ -1146,10 +1150,13 @@ def _diverged(strategy: LoopStrategy) -> str:
     return ""
 
 
-def plain_metrics(metrics: MetricRecord | None) -> dict[str, float]:
-    """The numbers among metrics, as floats; none of None."""
-    found = (metrics or {}).items()
-    return {name: float(v) for name, v in found if isinstance(v, int | float)}
+def plain_metrics(metrics: MetricRecord) -> dict[str, float]:
+    """The numbers among metrics, as floats."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    }
 
 
 def _norm(point: FloatArray) -> float:

@@ -46,8 +46,6 @@ class Budget(Declared):
     no_resume: ClassVar[str] = (
         "no checkpoint knows what was released after it, so ε would be too small"
     )
-    #: How long a round's noise is, in units of the clip, where that is known.
-    relative_noise = 0.0
 
     clip: float = setting(
         0.1,
@@ -130,12 +128,10 @@ class Budget(Declared):
         """The noise, where there is some, for a run that came to nothing."""
         if not self.settled_noise_multiplier:
             return ""
-        why = f"the noise of {self.wanted} is too much for {self._clients} clients"
-        if times := self.relative_noise:
-            why += f": in a round it is {times:.2g} times as long as any change counts"
         return (
-            f"{why}. More clients or a larger {self.prefix}epsilon make it less; so "
-            f"does a {self.prefix}clip, here {self.clip:g}, near what clients change"
+            f"the noise of {self.wanted} is too much for {self._clients} clients. More "
+            f"of them or a larger {self.prefix}epsilon make it less; so does a "
+            f"{self.prefix}clip, here {self.clip:g}, near what clients change"
         )
 
 
@@ -207,9 +203,7 @@ class Private(Budget, Aggregation):
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """The noisy mean of what the points change in the centre."""
-        found = self._mean(points, centre)
-        self.relative_noise = self._mean.relative_noise
-        return found
+        return self._mean(points, centre)
 
     def lost(
         self,

@@ -195,8 +195,7 @@ class RoundStrategy(LoopStrategy):
                 checked[answer.client] = self.check(answer)
             except ValueError as error:
                 conversation.reject(answer.client, str(error))
-            else:
-                conversation.note_version(answer)
+        conversation.note_version(*[a for a in answers if a.client in checked])
         why = aggregator.lost(server_round, self.sampled, checked, self._least_answers)
         self.used = [] if why else list(checked)
         if why:
@@ -208,9 +207,8 @@ class RoundStrategy(LoopStrategy):
         if aggregator.seen_by == "server":
             sealed = {name: Sealed(answer) for name, answer in checked.items()}
         metrics = self.aggregate(server_round, sealed)
-        for name in checked:
-            conversation.note_used(name, server_round)
-            self._zeroed.discard(name)
+        conversation.note_used(server_round, *checked)
+        self._zeroed.difference_update(checked)
         for part in self._parts:
             metrics = metrics | part.metrics()
         return metrics

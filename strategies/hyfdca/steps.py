@@ -111,7 +111,7 @@ class Steps(ABC):
     def _used(self, client: str) -> None:
         """An answer was used that changes the client's state."""
         conversation, server_round, _ = self._wave
-        conversation.note_used(client, server_round)
+        conversation.note_used(server_round, client)
 
     def _shared_groups(self, client: str) -> list[int]:
         groups = self.alignment.groups

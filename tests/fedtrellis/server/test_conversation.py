@@ -78,7 +78,7 @@ class Spread(LoopStrategy):
             server_round, "train.their_distance", asked, timeout
         ):
             conversation.note_version(answer)
-            conversation.note_used(answer.client, server_round)
+            conversation.note_used(server_round, answer.client)
             self.counts[answer.client] += 1
             self.used.append(answer.client)
             distances.append(float(answer.arrays[0][0]))

@@ -70,7 +70,7 @@ class Listening(LoopStrategy):
         answers = conversation.ask(t, "train", entries, timeout)
         self.used = [answer.client for answer in answers]
         for name in self.used:
-            conversation.note_used(name, t)
+            conversation.note_used(t, name)
         self.counts = [float(answer.arrays[0][0]) for answer in answers]
         rejected = conversation.traffic.rejected
         codes = [(why.code, why.refusal) for _, why in rejected]
