@@ -227,7 +227,11 @@ class HyFDCA(HyFDCASettings):
         """Let every client check its key and, if it was just given them, its labels."""
         config = self.phase_config()
         self.ask_everyone(
-            conversation, "train.ready", lambda name: config, lambda _: None, timeout
+            conversation,
+            "train.ready",
+            lambda name: config,
+            lambda answer: None,
+            timeout,
         )
 
     @property

@@ -49,7 +49,6 @@ def give(name: str, exchange: Exchange, content: RecordDict) -> Message:
     [
         ("sizes", np.array([10**12])),
         ("sizes", np.array([-1])),
-        ("sizes", np.array([32.0])),
         ("rows", np.zeros(32, dtype=np.int64)),
         ("rows", np.arange(1, 33)),
     ],
