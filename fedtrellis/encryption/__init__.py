@@ -27,7 +27,6 @@ from fedtrellis.encryption.keys import (
     write_key_pair,
 )
 from fedtrellis.encryption.labels import Label, encode_label
-from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.roster import Roster, load_roster, write_roster
 from fedtrellis.encryption.run_key import remove_run_key, run_ledgers, shared_run_key
 from fedtrellis.encryption.sealing import open_sealed, seal
@@ -41,7 +40,6 @@ __all__ = [
     "Header",
     "Identity",
     "Label",
-    "Ledger",
     "RangeError",
     "RefusedError",
     "Roster",

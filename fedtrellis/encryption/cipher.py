@@ -142,7 +142,6 @@ class Cipher:
     name: ClassVar[str] = "stream"
     parameters: ClassVar[str] = "AES-256 in counter mode, sums modulo 2^64"
     slots: ClassVar[int] = 2**31
-    wears_out: ClassVar[bool] = False
     #: Integers of a sum stay within ±2^(word − 1).
     word: ClassVar[int] = 64
 

@@ -12,13 +12,11 @@ from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.identity import Identity, load_identity
 from fedtrellis.encryption.keys import load_key
-from fedtrellis.encryption.labels import expand
-from fedtrellis.encryption.ledger import Ledger
 from fedtrellis.encryption.roster import Roster, load_roster
 from fedtrellis.encryption.run_key import run_ledgers, shared_run_key
 from fedtrellis.settings import SettingsError
 
-__all__ = ["NodeSecrets", "for_good", "pair_of_key", "pair_of_roster"]
+__all__ = ["NodeSecrets", "for_good"]
 
 
 class NodeSecrets:
@@ -68,7 +66,6 @@ class NodeSecrets:
         self._identity = identity or node_config.get("identity-file")
         self._roster = roster or node_config.get("roster-file")
         self._folder = ledger or node_config.get("ledger")
-        self._ledger: Ledger | None = None
         if bool(self._identity) != bool(self._roster):
             raise SettingsError(
                 f"client {client}: identity-file and roster-file belong together; give "
@@ -204,41 +201,6 @@ class NodeSecrets:
         if not folder and isinstance(named, str | Path):
             folder = Path(named).expanduser().with_suffix(".ledger")
         return Path(folder) if folder else run_ledgers(session)
-
-    def ledger(self, session: str) -> Ledger:
-        """Return what this node remembers of a run."""
-        if self._ledger is None or self._ledger.session != session:
-            with for_good():
-                self._ledger = Ledger.open(
-                    self.folder(session), session, self.client, self.kind != "run"
-                )
-        return self._ledger
-
-
-def pair_of_key(key: Cipher, run: bytes, one: str, other: str) -> bytes:
-    """Return the secret of two clients in a run, of one key that all clients have.
-
-    Parameters
-    ----------
-    key : Cipher
-    run : bytes
-        Of that run alone.
-    one, other : str
-        In whatever order.
-    """
-    first, second = sorted((one, other))
-    return key.derive("pair", run, first, second)
-
-
-def pair_of_roster(identity: Identity, roster: Roster, run: bytes, other: str) -> bytes:
-    """Return the secret that an identity shares with another of its roster in a run.
-
-    Raises
-    ------
-    EncryptionError
-        The roster does not have the other one.
-    """
-    return expand(identity.pair_secret(roster.public(other)), "run", run)
 
 
 @contextmanager

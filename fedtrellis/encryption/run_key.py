@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.keys import backend_class, load_key
+from fedtrellis.encryption.node_file import private_folder
 
 __all__ = ["remove_run_key", "run_ledgers", "shared_run_key"]
 
@@ -27,23 +27,7 @@ _run_keys: dict[tuple[int, str], Cipher] = {}
 
 def _run_directory() -> Path:
     """Return this user's directory for run keys, made if needed, and private."""
-    path = Path(tempfile.gettempdir()) / f"fedtrellis-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise EncryptionError(f"{str(path)!r} cannot be made: {why}") from error
-    found = path.lstat()  # of a link, not of where somebody made it point to
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise EncryptionError(f"{str(path)!r} is not a directory of this user's")
-    if found.st_mode & 0o077:
-        raise EncryptionError(
-            f"{str(path)!r} is open to others (mode {stat.S_IMODE(found.st_mode):04o})"
-            "; chmod 700 it"
-        )
-    return path
+    return private_folder(Path(tempfile.gettempdir()) / f"fedtrellis-{os.getuid()}")
 
 
 def _run_key_path(session: str) -> Path:

@@ -1,4 +1,4 @@
-"""Mutated agreements, sealed keys, points and ledgers for the nodes of HyFDCA.
+"""Mutated agreements, sealed keys, points and nodes' files for the nodes of HyFDCA.
 
 ``python -m tests.strategies.fuzz_formats`` gives 10 000 of each and prints a table;
 ``--messages`` and ``--seed`` make it another.
@@ -20,8 +20,9 @@ import numpy as np
 from clients.hyfdca.matching import _points
 from fedtrellis.dual.agreement import Agreement, Party
 from fedtrellis.dual.alignment import align
-from fedtrellis.encryption import EncryptionError, Ledger, open_sealed, seal
+from fedtrellis.encryption import EncryptionError, open_sealed, seal
 from fedtrellis.encryption.intersection import blind, evaluate, scalar_from
+from fedtrellis.encryption.node_file import NodeFile, private_folder
 from tests.strategies.fuzz_runs import (
     HEADER,
     SECONDS,
@@ -49,14 +50,14 @@ def formats(folder: Path) -> Iterator[tuple[str, bytes, Callable[[bytes], Any]]]
     scalar = scalar_from(secret)
     points = blind([f"id {i}" for i in range(5)], scalar, "domain").tobytes()
     yield "points", points, lambda data: evaluate(_points(data), scalar)
-    ledger = Ledger.open(folder, "s", "a", durable=False)
-    ledger.record(b"question", b"answer" * 20)
+    file = NodeFile(private_folder(folder) / "a.block", durable=False)
+    file.write({"names": ["a", "b"]}, b"answer" * 20)
 
-    def opened(data: bytes) -> Ledger:
-        ledger.path.write_bytes(data)
-        return Ledger.open(folder, "s", "a", durable=False)
+    def opened(data: bytes) -> Any:
+        file.path.write_bytes(data)
+        return file.read()
 
-    yield "ledger", ledger.path.read_bytes(), opened
+    yield "a node's file", file.path.read_bytes(), opened
 
 
 def _hashes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -65,7 +66,7 @@ def _hashes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def fuzz_formats(count: int, seed: int, folder: Path) -> Iterator[Tally]:
-    """So many mutated agreements, sealed keys, points and ledgers.
+    """So many mutated agreements, sealed keys, points and nodes' files.
 
     Who reads them refuses them with a reason, or they are what they were: points that
     lie on the curve, and another agreement, are whole, and nobody signed them.

@@ -31,7 +31,9 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
-from fedtrellis.encryption import Cipher, Ledger, run_ledgers
+from fedtrellis.encryption import Cipher, run_ledgers
+from fedtrellis.encryption.block_sum import BlockMember
+from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.server.answers import refusal_in
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.exchange import Reason
@@ -141,9 +143,9 @@ class Recorder(LocalGrid):
 def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:
     config: Mapping[str, Any] = message.content.config_records.get("config", {})
     session = str(config.get("session", ""))
-    if not session or not (folder := run_ledgers(session)).is_dir():
+    if not session or not run_ledgers(session).is_dir():
         return None
-    path = Ledger.open(folder, session, name, False).path
+    path = BlockMember(NodeSecrets(name, {}), session)._file.path
     return (path, path.read_bytes()) if path.is_file() else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import pickle
 import struct
@@ -15,7 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.encryption import Cipher, Label, backend_class, load_evaluation
+from fedtrellis.encryption import (
+    Cipher,
+    Label,
+    backend_class,
+    cipher,
+    load_evaluation,
+)
 from fedtrellis.encryption.cipher import split_blob
 from fedtrellis.encryption.fixed_point import (
     EncryptionError,
@@ -210,6 +217,20 @@ def test_tenseal_is_imported_when_it_is_needed() -> None:
     )
     check = f"{code}; sys.exit('tenseal' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_no_encryption_is_loud_once() -> None:
+    logger, said = logging.getLogger("flwr"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    cipher._warn.cache_clear()
+    logger.addHandler(handler)
+    try:
+        for _ in range(2):
+            backend_class("none").generate()
+    finally:
+        logger.removeHandler(handler)
+    assert [text[:13] for text in said] == ["NO ENCRYPTION"]
 
 
 # -- SEAL's bytes ---------------------------------------------------------------------
