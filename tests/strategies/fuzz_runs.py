@@ -320,13 +320,13 @@ def _give(
 
 
 def _promises(path: Path, before: bytes, refused: bool) -> str:
-    """What a message has made a node's ledger forget; empty if nothing."""
+    """What a message has made a block's file forget; empty if nothing."""
     old, new = (_ledger_in(path, data) for data in (before, path.read_bytes()))
-    agreed = old["agreement"] is not None
-    if agreed and old["agreement"] != new["agreement"]:
-        return "another agreement is in the ledger"
-    if refused and old["nonce"] != new["nonce"]:
-        return "a refused message has used a nonce up"
+    same = old.get("begun") == new.get("begun")
+    if same and "agreed" in old and old["agreed"] != new.get("agreed"):
+        return "another agreement is in the block's file"
+    if same and refused and old.get("attempts") != new.get("attempts"):
+        return "a refused message has used an attempt up"
     return ""
 
 
