@@ -358,7 +358,7 @@ class Scaffold(FedAvgGD):
     name = "scaffold"
     about = "FedAvg with control variates, without a constraint"
     # each c_i is replayed from its x_i
-    needs, linear, _replayed = "each", True, "_controls"
+    needs, _linear, _replayed = "each", True, "_controls"
     stateful = True
     _newcomers = False
     _kept = ("_controls",)
@@ -589,7 +589,7 @@ class FedDR(ProjectedFedAvg):
     about = "federated Douglas-Rachford splitting"
     audience = RoundStrategy._all_alike
     # of every client the last is kept
-    needs, linear = "each", True
+    needs, _linear = "each", True
     _least_answers = 1
     stateful, _newcomers = True, False
     _kept = ("_reflections",)

@@ -90,7 +90,7 @@ class FedGiA(RoundStrategy):
     name = "fedgia"
     about = "inexact ADMM and gradient descent, without a constraint"
     # of every client the last is kept
-    needs, linear, _least_answers = "each", True, 1
+    needs, _linear, _least_answers = "each", True, 1
     dtypes = DTYPES
 
     keep_model = False

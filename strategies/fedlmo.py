@@ -93,7 +93,7 @@ class FedLMO(RoundStrategy):
     about = "Muon's and Scion's steps in federated learning of networks"
     dtypes = DTYPES
 
-    linear = True
+    _linear = True
     keep_model = False
     _state_settings = ("variant", "compressor", "kept_fraction", "rank")
 

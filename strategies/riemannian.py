@@ -65,7 +65,7 @@ class FirstOrderRFL(RoundStrategy):
     audience = RoundStrategy._all_alike
     space = "manifold"
     # each c_i is replayed from its ẑ_i
-    needs, linear, _replayed = "each", True, "_corrections"
+    needs, _linear, _replayed = "each", True, "_corrections"
 
     keep_model = False
     # a half's digits are no point of a manifold
@@ -269,7 +269,7 @@ class ZerothOrderRFL(FirstOrderRFL):
 
     name = "zeroth-order-rfl"
     # a client's scalars are along directions of its own
-    linear = False
+    _linear = False
     about = "Riemannian federated learning from function values"
     audience = RoundStrategy._all_alike
     _values_only = True

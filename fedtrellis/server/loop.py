@@ -177,7 +177,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     needs: Needs | None = None
     #: Whether what the server makes of answers is linear in them, so that the mean of a
     #: block of clients can stand for each of its answers.
-    linear: ClassVar[bool] = False
+    _linear: ClassVar[bool] = False
     #: Whether the method's clients keep state (and so take part in the protocol).
     stateful = True
     #: Whether clients keep the model, to be sent the steps that they lack.
@@ -623,7 +623,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _admits(self, kind: type[Aggregation]) -> bool:
         """Whether the method can go on from what an aggregation gives it."""
         if kind.seen_by == "client":
-            return self.needs == "sum" or self.linear
+            return self.needs == "sum" or self._linear
         if issubclass(kind, Mean):
             return True
         enough = self.needs == "each" and kind.seen_by == "method"
