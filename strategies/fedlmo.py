@@ -93,7 +93,7 @@ class FedLMO(RoundStrategy):
     about = "Muon's and Scion's steps in federated learning of networks"
     dtypes = DTYPES
 
-    _linear = True
+    _linear, _kept = True, ("_vectors",)
     keep_model = False
     _state_settings = ("variant", "compressor", "kept_fraction", "rank")
 
@@ -225,8 +225,8 @@ class FedLMO(RoundStrategy):
             self.compressor, self.kept_fraction, rank=self.rank
         )
         self._momentum = zero
-        one = self.variant in ("server", "averaged")
-        self._kept = ("_momentum",) if one else ("_vectors",)
+        if self.variant in ("server", "averaged"):
+            self._kept = ("_momentum",)
         self._publish()
 
     def step_size_at(self, server_round: int) -> float:
