@@ -112,10 +112,7 @@ class FedGiAClient(StatefulClient):
     def fit_bounds(
         self, parameters: list[Any], config: dict[str, Any]
     ) -> tuple[list[Any], int, dict[str, Any]]:
-        """What ``get_properties`` says of f_i, to be added up unseen.
-
-        The diagonal; r_i, the modulus, and whether σ is to be one number.
-        """
+        """The diagonal; r_i, the modulus and whether σ is one number, to be hidden."""
         found, layout = self._bounds(), Layout.of(parameters)
         if "lipschitz-problem" in found:
             raise SettingsError(f"{found['lipschitz-problem']}; or set sigma")

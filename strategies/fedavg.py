@@ -62,11 +62,6 @@ class FedAvgGD(LocalModels):
     al., AISTATS 2017, algorithm 1, with all of a client's examples in its batch and
     clients of equal weight.
 
-    Raises
-    ------
-    SettingsError
-        If a parameter has a value that is not allowed.
-
     Notes
     -----
     The matching client is ``FedAvgGDClient(context, objective)``.
@@ -189,11 +184,6 @@ class FedProx(FedAvgGD):
     Notes
     -----
     The matching client is ``FedProxClient(context, objective)``.
-
-    Flower's own ``FedProx`` cannot stand in for this one: it weighs the local models by
-    their numbers of examples, which is another objective than (1/m) Σ f_i, and its
-    messages carry neither a session nor the state protocol, so that it neither drives
-    these clients nor writes this package's run records.
 
     Examples
     --------

@@ -85,12 +85,9 @@ class FrankWolfeStrategy(RoundStrategy):
 
     def _settle_domains(self, shape: tuple[int, ...]) -> None:
         """Find out which set each client has, of what was declared and what it sent."""
-        named: Mapping[str, Domain] = {}
-        anybody: Sequence[Domain] = ()
-        if isinstance(self.client_domains, Mapping):
-            named = self.client_domains
-        else:
-            anybody = self.client_domains
+        given = self.client_domains
+        named: Mapping[str, Domain] = given if isinstance(given, Mapping) else {}
+        anybody: Sequence[Domain] = () if isinstance(given, Mapping) else given
         for name in sorted(named.keys() - set(self.clients)):
             raise SettingsError(
                 f"client_domains has client {name!r}; the clients are "

@@ -241,10 +241,8 @@ class FedGiA(RoundStrategy):
         aggregator, names = self.aggregator, conversation.names
         entries = {**aggregator.entries(names), "sum-points": 0}
 
-        def asked(name: str) -> dict[str, Any]:
-            return entries
-
-        ask_everyone(conversation, "train.bounds", asked, take, timeout, names)
+        of = dict.fromkeys(names, entries).__getitem__
+        ask_everyone(conversation, "train.bounds", of, take, timeout, names)
         sent = Sent(0, 1, False, (), set(), 0.0)
         model, layout = self.broadcast.model, self.broadcast.layout
         found = aggregator.opened(
@@ -522,20 +520,18 @@ class FedGiA(RoundStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """σ, every client's z_i, and where σ is adapted what it goes by."""
-        arrays: dict[str, NDArray[Any]] = {
-            "sigma": np.array(self.settled_sigma),
-            "first-residual": np.array(self._first_residual),
+        numbers = {"sigma": self.settled_sigma, "first-residual": self._first_residual}
+        arrays: dict[str, Any] = {
+            key: np.array(value) for key, value in numbers.items()
         }
         for name, i in self._index.items():
-            arrays[f"{name}/z"] = self._z[i]
-            arrays[f"{name}/change"] = self._changes[i]
+            arrays |= {f"{name}/z": self._z[i], f"{name}/change": self._changes[i]}
         if self._search is None:
             return arrays
         flags = [self._stopped, self._plainly, self._exact]
-        numbers = [*flags, self._lowest, self._last, self._residual]
         return arrays | {
             "scale": self._scale,
-            "adapted": np.array(numbers, dtype=np.float64),
+            "adapted": np.array([*flags, self._lowest, self._last, self._residual]),
             "heard": self._answered,
             "silent": self._silent,
             **{f"search/{name}": a for name, a in self._search.state().items()},
@@ -544,19 +540,16 @@ class FedGiA(RoundStrategy):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
         sigma, adapted = float(state["sigma"]), "scale" in state
-        if adapted and self._search is None:
+        if (adapted and self._search is None) or self.sigma not in (None, sigma):
+            had = "adapts it: leave sigma and sigma_scale to 'auto'" if adapted else ""
             raise SettingsError(
-                f"sigma = {self.settled_sigma}, but the run to go on with adapts it: "
-                "leave sigma and sigma_scale to 'auto'"
+                f"sigma = {self.settled_sigma}, but the run to go on with "
+                + (had or f"had {sigma}")
             )
         if not adapted and self._search is not None:
             # the run goes on as it began
             log(INFO, "sigma σ = %.6g, that of the checkpoint", sigma)
             self._search = None
-        if self.sigma is not None and self.sigma != sigma:
-            raise SettingsError(
-                f"sigma = {self.sigma}, but the run to go on with had {sigma}"
-            )
         self.settled_sigma = sigma
         self._first_residual = float(state["first-residual"])
         for name, i in self._index.items():

@@ -200,12 +200,10 @@ class ZerothOrderSGD(RoundStrategy):
         With a pool of directions what they come to for each of these, of shape (K,).
         """
         count = self.local_steps * self.samples
-        if self.aggregator.seen_by == "client":
-            return scalars_of(answer, count)
-        if self.variant != "feedsign":
+        hidden = self.aggregator.seen_by == "client"
+        if hidden or self.variant != "feedsign":
             scalars = scalars_of(answer, count)
-            # noise may be larger
-            noisy = self.privacy == "local"
+            noisy = hidden or self.privacy == "local"
             if self.clip and not noisy and float(np.abs(scalars).max()) > self.clip:
                 raise ValueError(f"a scalar is larger than clip = {self.clip}")
             if self.variant != "fedkseed":
