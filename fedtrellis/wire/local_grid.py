@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 from flwr.app import (
@@ -83,19 +83,6 @@ FAULTS = {
 }
 
 
-class Faults(TypedDict, total=False):
-    """:data:`FAULTS` as keyword arguments, for editors and type checkers."""
-
-    request_loss: float
-    wipe: float
-    crash: float
-    state_loss: float
-    reply_loss: float
-    late_reply: float
-    garbage: float
-    duplicate: float
-
-
 def _checked(chances: Mapping[str, float]) -> dict[str, float]:
     """The probability of each of :data:`FAULTS`; SettingsError if one is wrong."""
     for name, probability in chances.items():
@@ -108,9 +95,17 @@ def _checked(chances: Mapping[str, float]) -> dict[str, float]:
     return {name: float(chances.get(name, 0.0)) for name in FAULTS}
 
 
-class GridOptions(Faults, total=False):
+class GridOptions(TypedDict, total=False):
     """What :class:`LocalGrid` takes besides app and number of nodes, as keywords."""
 
+    request_loss: float
+    wipe: float
+    crash: float
+    state_loss: float
+    reply_loss: float
+    late_reply: float
+    garbage: float
+    duplicate: float
     seed: int
     run_config: Mapping[str, Any] | None
     node_configs: Sequence[Mapping[str, Any]] | None
@@ -136,20 +131,16 @@ def _reason(error: Exception) -> str:
 class Nodes:
     """Some of a grid's nodes: the app that serves them, and their contexts by id.
 
-    ``ask`` and ``answer`` take ``stopped``, which is asked before each request whether
-    the rest is not to be handled any more.
+    ``stopped`` says before each request whether the rest is not to be handled any more.
     """
 
     def __init__(
         self, app: ClientApp, contexts: Mapping[int, Context], batched: bool
     ) -> None:
         self.app, self.contexts, self.batched = app, contexts, batched
+        self.stopped: Callable[[], bool] = lambda: False
 
-    def ask(
-        self,
-        asked: Sequence[tuple[int, NodeRequest]],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> list[NodeReply | str]:
+    def ask(self, asked: Sequence[tuple[int, NodeRequest]]) -> list[NodeReply | str]:
         """The replies of nodes to requests, or why there is none, in their order.
 
         At most one to a node, of a ``MethodApp`` and for one of its functions.
@@ -163,19 +154,15 @@ class Nodes:
             for node_id, request in asked
         ]
         replies: list[Any] = [InterruptedError("the wave was given up")] * len(servings)
-        if self.batched and not stopped():
+        if self.batched and not self.stopped():
             replies = [None] * len(servings)
             serve_together(servings, replies)
         for place, serving in enumerate(() if self.batched else servings):
-            if not stopped():
+            if not self.stopped():
                 replies[place] = serve(serving)
         return [_reason(r) if isinstance(r, Exception) else r for r in replies]
 
-    def answer(
-        self,
-        deliveries: Sequence[Delivery],
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> list[Message | str]:
+    def answer(self, deliveries: Sequence[Delivery]) -> list[Message | str]:
         """The replies to messages, or why there is none, in their order.
 
         At most one to a node.
@@ -198,14 +185,14 @@ class Nodes:
                 if key not in requests:
                     requests[key] = NodeRequest(kind, message.content)
                 asked[place] = context.node_id, requests[key]
-            elif stopped():
+            elif self.stopped():
                 answers[place] = _reason(InterruptedError("the wave was given up"))
             else:
                 try:
                     answers[place] = app(message, context)
                 except Exception as error:
                     answers[place] = _reason(error)
-        replies = self.ask(list(asked.values()), stopped) if asked else []
+        replies = self.ask(list(asked.values())) if asked else []
         for place, reply in zip(asked, replies, strict=True):
             answers[place] = (
                 reply
@@ -301,7 +288,7 @@ class LocalGrid(Grid):
         encode: bool = False,
         batched: bool = False,
         workers: int = 1,
-        **faults: Unpack[Faults],
+        **faults: float,
     ) -> None:
         if num_nodes < 1:
             raise SettingsError(f"num_nodes = {num_nodes} must be at least 1")
@@ -311,10 +298,9 @@ class LocalGrid(Grid):
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
             )
-        chances = _checked(cast(dict[str, float], faults))
+        self.faults = _checked(faults)
         self.encode = encode
         self.batched, self.workers = batched, workers
-        self.faults = chances
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = self.bytes_down = 0
         self._seed = seed

@@ -6,8 +6,15 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    BrokenExecutor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from multiprocessing import connection
+from threading import Thread
 from typing import Any
 
 from fedtrellis.settings import SettingsError
@@ -15,12 +22,12 @@ from fedtrellis.signals import deferred
 
 __all__ = ["Workers"]
 
-# Seconds that a worker is given to end by itself, once its pipe is closed.
+# Seconds that a worker is given to end by itself.
 _PATIENCE = 5.0
 
 
 class Workers:
-    """Nodes in processes, where their states stay.
+    """Nodes in processes, where their states stay: a pool of one for each share.
 
     The processes are copies of this one (they are forked), so a ``client_fn`` may be
     any function, and what it has loaded is there. Each of ``shares`` is a ``Nodes``,
@@ -36,22 +43,16 @@ class Workers:
         fork = multiprocessing.get_context("fork")
         self._stop = fork.Event()
         self._homes: dict[int, int] = {}
-        self._pipes: list[Connection] = []
-        self._processes = []
+        self._pools: list[ProcessPoolExecutor] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
         for number, nodes in enumerate(shares):
             self.app = nodes.app
             self._homes |= dict.fromkeys(nodes.contexts, number)
-            ours, theirs = fork.Pipe()
-            self._pipes.append(ours)
-            process = fork.Process(
-                target=_serve,
-                args=(nodes, theirs, list(self._pipes), self._stop.is_set),
-                name=f"fedtrellis-worker-{number}",
-                daemon=True,
-            )
-            process.start()
-            self._processes.append(process)
-            theirs.close()
+            pool = ProcessPoolExecutor(1, fork, _start, (nodes, self._stop.is_set))
+            self._pools.append(pool)
+            pid = pool.submit(os.getpid).result()
+            children = multiprocessing.active_children()
+            self._processes += [child for child in children if child.pid == pid]
 
     def ask(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
         """As ``Nodes.ask``."""
@@ -74,115 +75,82 @@ class Workers:
 
     def states(self) -> dict[str, bytes]:
         """Every node's state as bytes, by client identity."""
-        found = self._ask(dict.fromkeys(range(len(self._pipes)), ("states",)))
+        found = self._ask(dict.fromkeys(range(len(self._pools)), ("states",)))
         return {name: share[name] for share in found.values() for name in share}
 
     def load(self, states: Mapping[str, bytes]) -> None:
         """Inverse of :meth:`states`."""
-        self._ask(dict.fromkeys(range(len(self._pipes)), ("load", dict(states))))
+        self._ask(dict.fromkeys(range(len(self._pools)), ("load", dict(states))))
 
     def _ask(self, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Send an order to each of some processes, and wait for what they return.
+        """What processes return for an order to each of them.
 
         An interruption lets each finish the request that it has in hand, so that the
         nodes' states are whole. RuntimeError: a process has ended.
         """
-        waiting: dict[Connection, int] = {}
-        results: dict[int, Any] = {}
+        futures: dict[int, Future[Any]] = {}
+        number = 0
         try:
-            with deferred():  # half a message would be the end of a pipe
+            with deferred():
                 for number, order in orders.items():
-                    self._send(number, order)
-                    waiting[self._pipes[number]] = number
-            self._collect(waiting, results)
-        except RuntimeError:
+                    futures[number] = self._pools[number].submit(_do, *order)
+            wait(futures.values(), return_when=FIRST_EXCEPTION)
+            results = {}
+            for number in sorted(futures, key=lambda n: not futures[n].done()):
+                results[number] = futures[number].result()
+            return results
+        except Exception as error:
+            process = self._processes[number]
+            broken = isinstance(error, BrokenExecutor) or process.exitcode is not None
             self.close()
-            raise
+            who = f"worker {number} of {len(self._pools)}"
+            if broken:
+                raise RuntimeError(
+                    f"{who} ended with exit code {process.exitcode}, and its nodes' "
+                    "states with it; a checkpoint has those of its round"
+                ) from None
+            problem = f"{type(error).__name__}: {error}"
+            raise RuntimeError(f"{who} failed: {problem}") from error
         except BaseException:
             self._stop.set()
             try:
-                # what is on its way would be taken for the answer to something else
-                self._collect(waiting, results)
+                wait(futures.values())
                 self._stop.clear()
             except BaseException:
                 self.close()
                 raise
             raise
-        return results
-
-    def _send(self, number: int, order: tuple[Any, ...]) -> None:
-        try:
-            self._pipes[number].send(order)
-        except OSError:
-            raise self._ended(number) from None
-
-    def _collect(self, waiting: dict[Connection, int], results: dict[int, Any]) -> None:
-        while waiting:
-            for pipe in wait(list(waiting)):
-                assert isinstance(pipe, Connection)
-                number = waiting[pipe]
-                with deferred():
-                    try:
-                        problem, result = pipe.recv()
-                    except (EOFError, OSError):
-                        raise self._ended(number) from None
-                    del waiting[pipe]
-                if problem:
-                    who = f"worker {number} of {len(self._pipes)}"
-                    raise RuntimeError(f"{who} failed: {problem}")
-                results[number] = result
-
-    def _ended(self, number: int) -> RuntimeError:
-        process = self._processes[number]
-        process.join(_PATIENCE)
-        return RuntimeError(
-            f"worker {number} of {len(self._pipes)} ended with exit code "
-            f"{process.exitcode}, and its nodes' states with it; a checkpoint has "
-            "those of its round"
-        )
 
     def close(self) -> None:
         """End the processes; their nodes' states go with them."""
-        for pipe in self._pipes:
-            # a process that was forked since holds the pipe open, too
-            with suppress(OSError), pipe:
-                pipe.send(("end",))
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
-            process.join(_PATIENCE)
-            if process.exitcode is None:
+            if not connection.wait([process.sentinel], _PATIENCE):
                 process.kill()
-                process.join()
+            process.join()
 
 
-def _serve(
-    nodes: Any,
-    pipe: Connection,
-    others: Sequence[Connection],
-    stopped: Callable[[], bool],
-) -> None:
-    """What a process does until its pipe is closed."""
+# ------------------------------------------------------------- within such a process
+
+_nodes: Any
+
+
+def _start(nodes: Any, stopped: Callable[[], bool]) -> None:
+    global _nodes
+    _nodes, nodes.stopped = nodes, stopped
     # a signal is for the process that all belongs to, which then ends this one
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    for other in others:  # or nobody would ever see that pipe closed
-        other.close()
-    parent = os.getppid()
-    while True:
-        try:
-            while not pipe.poll(_PATIENCE):
-                if os.getppid() != parent:  # it was killed
-                    return
-            what, *given = pipe.recv()
-        except (EOFError, OSError):
-            return
-        if what == "end":
-            return
-        try:
-            if what in ("ask", "answer"):
-                given.append(stopped)
-            result = getattr(nodes, what)(*given)
-            pipe.send(("", result))
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        except Exception as error:
-            pipe.send((f"{type(error).__name__}: {error}", None))
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()  # it was killed, or would have ended this process
+    os._exit(1)
+
+
+def _do(what: str, *given: Any) -> Any:
+    return getattr(_nodes, what)(*given)
