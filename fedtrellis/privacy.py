@@ -1,7 +1,7 @@
 """Differential privacy: mechanisms, secret noise, and a library's accountant.
 
 What a run's settings ``privacy``, ``privacy-clip`` and so on are made of; the page
-docs/privacy.md says what they guarantee. The accountant is dp-accounting's, an extra:
+docs/security.md says what they guarantee. The accountant is dp-accounting's, an extra:
 ``pip install "fedtrellis[privacy]"``.
 """
 

@@ -53,7 +53,7 @@ def test_a_test_that_is_gone_is_found() -> None:
 
 
 def test_pages_that_speak_of_privacy_link_it() -> None:
-    for name in ("hyfdca", "fedfw", "fedgia", "riemannian", "deploy", "keys", "data"):
+    for name in ("hyfdca", "fedfw", "fedgia", "riemannian", "deploy", "data"):
         text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         assert "(security.md" in text, name
     assert "docs/security.md" in (ROOT / "README.md").read_text(encoding="utf-8")
