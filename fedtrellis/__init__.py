@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from fedtrellis.server.answers import Answer
     from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
+    from fedtrellis.server.flower_sums import SecureSums
     from fedtrellis.server.loop import LoopStrategy
     from fedtrellis.server.options import RunOptions
     from fedtrellis.server.private import Private
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
     from fedtrellis.wire.local_work import Gradient, MiniBatches
+    from fedtrellis.wire.sum_mod import secure_sum_mod
 
 __version__ = "0.2.0"
 
 __all__ = ["Aggregation", "Answer", "Callback", "Clipping", "EarlyStop", "Gradient"]
 __all__ += ["JsonLines", "LocalGrid", "LoopStrategy", "Mean", "Median", "MethodClient"]
 __all__ += ["MiniBatches", "Private", "Progress", "RoundRecord", "RoundStrategy"]
-__all__ += ["RunOptions", "SecureSum", "SettingsError", "StatefulClient", "TrimmedMean"]
-__all__ += ["__version__", "client_app", "given", "load_run", "setting"]
+__all__ += ["RunOptions", "SecureSum", "SecureSums", "SettingsError", "StatefulClient"]
+__all__ += ["TrimmedMean", "__version__", "client_app", "given", "load_run"]
+__all__ += ["secure_sum_mod", "setting"]
 
 # Imported when they are asked for: a node starts a process for every message, and needs
 # nothing of the server's, nor a server of the nodes'.
@@ -40,6 +43,7 @@ _HOMES = {
     "server.aggregation": ("Aggregation", "Clipping", "Mean", "Median", "TrimmedMean"),
     "server.answers": ("Answer",),
     "server.callbacks": ("Callback", "EarlyStop", "RoundRecord"),
+    "server.flower_sums": ("SecureSums",),
     "server.loop": ("LoopStrategy",),
     "server.options": ("RunOptions",),
     "server.private": ("Private",),
@@ -50,6 +54,7 @@ _HOMES = {
     "wire.client": ("MethodClient", "StatefulClient", "client_app"),
     "wire.local_grid": ("LocalGrid",),
     "wire.local_work": ("Gradient", "MiniBatches"),
+    "wire.sum_mod": ("secure_sum_mod",),
 }
 
 

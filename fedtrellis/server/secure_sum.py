@@ -40,7 +40,7 @@ from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import EXAMPLES
 from fedtrellis.wire.summing import ATTEMPT
 
-__all__ = ["SecureSum"]
+__all__ = ["SecureSum", "introduction"]
 
 # How often a client that is silent is asked in one round
 _ATTEMPTS = 3
@@ -178,7 +178,7 @@ class SecureSum(Mean):
         members: dict[str, Introduction] = {}
 
         def take(answer: Answer) -> None:
-            members[answer.client] = _introduction(answer)
+            members[answer.client] = introduction(answer.client, answer.arrays)
             conversation.note_version(answer)
 
         entries = {"beginning": secrets.token_bytes(ATTEMPT_BYTES)}
@@ -205,6 +205,11 @@ class SecureSum(Mean):
             }
         take, of = conversation.note_version, entries.__getitem__
         return ask(conversation, "train.sum_agree", of, take, timeout, names)
+
+    @property
+    def blocks(self) -> list[list[str]]:
+        """The clients, as they were dealt."""
+        return self._blocks
 
     def _block_of(self, name: str) -> list[str]:
         return next((block for block in self._blocks if name in block), [])
@@ -308,7 +313,7 @@ class SecureSum(Mean):
                     sent.lost.update(block)
                     names = ", ".join(lost)
                     raise ValueError(f"its block begins anew: client {names} had to")
-                total = self._total([by_name[name] for name in block])
+                total = self.total({name: by_name[name].arrays for name in block})
                 total /= sum(self._weights(conversation, block, sent))
                 arrays, numbers = _cut(total, sent, model, layout)
             except ValueError as error:
@@ -321,13 +326,13 @@ class SecureSum(Mean):
             ]
         return result
 
-    def _total(self, answers: Sequence[Answer]) -> FloatArray:
-        """A block's sum."""
+    def total(self, answers: Mapping[str, Sequence[NDArray[Any]]]) -> FloatArray:
+        """A block's sum, of what each member sent; ValueError if it is none."""
         terms: list[Words] = []
-        for answer in answers:
-            term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
+        for client, arrays in answers.items():
+            term: Any = arrays[0] if len(arrays) == 1 else np.zeros(0)
             if term.dtype != self._coding.dtype or term.ndim != 1 or term.size < 2:
-                raise ValueError(f"client {answer.client} sent no term of a sum")
+                raise ValueError(f"client {client} sent no term of a sum")
             terms.append(term)
         if len({term.size for term in terms}) > 1:
             raise ValueError("the block's terms have different lengths")
@@ -366,14 +371,14 @@ class SecureSum(Mean):
             log(WARNING, "the run's key may not have been removed: %s", error)
 
 
-def _introduction(answer: Answer) -> Introduction:
-    arrays = answer.arrays
+def introduction(client: str, arrays: Sequence[NDArray[Any]]) -> Introduction:
+    """What a client sent of itself; ValueError if it is something else."""
     if len(arrays) != 2 or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
         raise ValueError("the answer is not a key's name and a fresh key")
     key, fresh = (array.tobytes() for array in arrays)
     if len(fresh) != _FRESH_BYTES or not 0 < len(key) <= 200 or not key.isascii():
         raise ValueError("the answer's key, or its name, has another form")
-    return Introduction(answer.client, key.decode(), fresh)
+    return Introduction(client, key.decode(), fresh)
 
 
 def _lost(conversation: Conversation, name: str) -> bool:

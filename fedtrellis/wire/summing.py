@@ -24,7 +24,14 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.protocol import client_identity
 
-__all__ = ["ATTEMPT", "SUM_PHASES", "check_exposed", "hidden", "hides"]
+__all__ = [
+    "ATTEMPT",
+    "SUM_PHASES",
+    "check_exposed",
+    "hidden",
+    "hides",
+    "node_secrets",
+]
 
 #: The entry of a request that asks for a term of a sum.
 ATTEMPT = "sum-attempt"
@@ -32,13 +39,14 @@ ATTEMPT = "sum-attempt"
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
-def _node(context: Context) -> NodeSecrets:
+def node_secrets(context: Context) -> NodeSecrets:
+    """The keys of the node that a message came to."""
     return NodeSecrets(client_identity(context), context.node_config)
 
 
 def _introduce(context: Context, config: Mapping[str, Any]) -> Answer:
     """A fresh key, and which key the node has."""
-    member = BlockMember(_node(context), config["session"])
+    member = BlockMember(node_secrets(context), config["session"])
     own = member.introduce(config["beginning"])
     sent = own.key.encode(), own.fresh
     return [np.frombuffer(data, np.uint8) for data in sent], 0, {}
@@ -48,13 +56,15 @@ def _agree(context: Context, config: Mapping[str, Any]) -> Answer:
     """Check the block's keys, and derive what is shared with each member."""
     sent = (config[key] for key in ("members", "member-keys", "member-fresh"))
     members = [Introduction(*one) for one in zip(*sent, strict=True)]
-    BlockMember(_node(context), config["session"]).agree(members, config["sum-told"])
+    BlockMember(node_secrets(context), config["session"]).agree(
+        members, config["sum-told"]
+    )
     return [], 0, {}
 
 
 def _finish(context: Context, config: Mapping[str, Any]) -> Answer:
     """Remove the key that the clients of this machine made for the run."""
-    if _node(context).kind == "run":
+    if node_secrets(context).kind == "run":
         remove_run_key(config["session"])
     return [], 0, {}
 
@@ -119,7 +129,7 @@ def hidden(
         # whole numbers of steps, rounded up
         return coding.wrapped(discrete_normal(ceil(deviation), vector.size))
 
-    member = BlockMember(_node(context), config["session"])
+    member = BlockMember(node_secrets(context), config["session"])
     try:
         words = coding.words(vector, config["sum-terms"])
     except RangeError as error:

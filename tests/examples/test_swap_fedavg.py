@@ -29,10 +29,11 @@ main(grid, Context(1, 1, {}, RecordDict(), config))
 """
 
 
-def test_there_are_three() -> None:
+def test_there_are_four() -> None:
     assert [path.stem for path in PATCHES] == [
         "to-fedfw",
         "to-fedgia",
+        "to-secure-sums",
         "to-zeroth-order",
     ]
 
@@ -72,6 +73,33 @@ def test_a_patch_is_small_and_its_app_learns(patch: Path, tmp_path: Path) -> Non
     assert float(found[1]) < 0.5  # from 2.0
     # every round is logged, as Flower's own strategies do; FedGiA stops by itself
     assert 5 <= shown.stderr.count("[ROUND ") <= 10
+
+
+def test_secure_sums_take_six_lines_and_give_fedavg_s_model(tmp_path: Path) -> None:
+    changed = [
+        line
+        for line in (APP / "to-secure-sums.diff").read_text("utf-8").splitlines()
+        if line[0] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    assert len(changed) <= 6
+    secure = patched(APP / "to-secure-sums.diff", tmp_path)
+    shown = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(app)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=True,
+        )
+        for app in (APP, secure)
+    ]
+    assert shown[0].stdout == shown[1].stdout
+    assert "Secure sums over fixed blocks" in shown[1].stderr
+    distances = [re.findall(r"'distance': ([\d.e-]+)", one.stderr) for one in shown]
+    plain, found = ([float(value) for value in one] for one in distances)
+    assert found == pytest.approx(plain, abs=1e-9)
+    assert len(found) >= 11
 
 
 def test_the_page_shows_the_first() -> None:

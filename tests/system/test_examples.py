@@ -159,7 +159,9 @@ def test_the_quickstart_learns_a_sparse_classifier(
     assert 20.0 < norm <= 30.0
 
 
-@pytest.mark.parametrize("patch", ["", "to-fedfw", "to-fedgia", "to-zeroth-order"])
+@pytest.mark.parametrize(
+    "patch", ["", "to-fedfw", "to-fedgia", "to-secure-sums", "to-zeroth-order"]
+)
 def test_fedavg_is_swapped_in_a_few_lines(
     installed: Flower, apps: Path, tmp_path: Path, patch: str
 ) -> None:
@@ -172,6 +174,8 @@ def test_fedavg_is_swapped_in_a_few_lines(
     found = re.search(r"([\d.]+) from the truth", output)
     assert found, output[-3000:]
     assert float(found[1]) < 0.5  # from 2.0
+    blocks = output.count("secure sums: 1 of 1 blocks")
+    assert blocks == (10 if patch == "to-secure-sums" else 0)
 
 
 def test_a_set_and_a_loss_of_ones_own(

@@ -1,0 +1,347 @@
+"""Flower's own strategies on secure sums: the plain model, and blocks' sums only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import message_size_mod
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedXgbBagging,
+    FedXgbCyclic,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+)
+
+from fedtrellis import LocalGrid, SecureSums, secure_sum_mod
+from fedtrellis.encryption import backend_class, block_sum
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.sum_mod import RECORD
+from strategies import FedAvgGD
+
+N, SHAPES = 7, {"w": (3, 2), "b": (2,)}
+SIZE = 8
+PLAIN: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": N}
+INNER: dict[str, Any] = {
+    "FedAvg": lambda: FedAvg(**PLAIN),
+    "FedAvgM": lambda: FedAvgM(**PLAIN, server_momentum=0.9, server_learning_rate=0.5),
+    "FedAdam": lambda: FedAdam(**PLAIN, eta=0.02, beta_1=0.9, beta_2=0.99),
+    "FedAdagrad": lambda: FedAdagrad(**PLAIN, eta=0.02),
+    "FedYogi": lambda: FedYogi(**PLAIN, eta=0.02, beta_1=0.9, beta_2=0.99),
+    "FedProx": lambda: FedProx(**PLAIN, proximal_mu=0.1),
+}
+
+
+def app_of(mods: list[Any] | None, fails: set[int] | None = None) -> ClientApp:
+    """Clients whose models go to points of their own, with weights of their own."""
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        assert list(msg.content) == ["arrays", "config"]  # an app sees nothing else
+        index = int(context.node_config["partition-id"])
+        if index in (fails or set()):
+            raise ValueError(f"row 17 of client {index} is bad")
+        rng, arrays, content = np.random.default_rng(index), {}, msg.content
+        sent: Any = content["arrays"]
+        config: Any = content["config"]
+        pull = 0.3 / (1 + config.get("proximal-mu", 0.0))
+        for name, array in sent.items():
+            x = array.numpy()
+            arrays[name] = x + pull * (rng.normal(size=x.shape) - x).astype(x.dtype)
+        metrics = {"loss": float(index), "num-examples": 10 + index, "secret": 1.0}
+        records = ArrayRecord({k: _array(v) for k, v in arrays.items()})
+        reply = RecordDict({"arrays": records, "metrics": MetricRecord({**metrics})})
+        return Message(reply, reply_to=msg)
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context) -> Message:
+        metrics = MetricRecord({"accuracy": 0.5, "num-examples": 10})
+        return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+    return app
+
+
+def _array(values: Any) -> Any:
+    return ArrayRecord([np.asarray(values)])["0"]
+
+
+def start(dtype: str = "float64") -> ArrayRecord:
+    arrays = {k: _array(np.full(s, 0.5, dtype)) for k, s in SHAPES.items()}
+    return ArrayRecord(arrays)
+
+
+def model(result: Any) -> dict[str, Any]:
+    return {name: array.numpy() for name, array in result.arrays.items()}
+
+
+def run(strategy: Any, mods: list[Any] | None, rounds: int = 8, **options: Any) -> Any:
+    dtype = options.pop("dtype", "float64")
+    kind, fails = options.pop("kind", LocalGrid), options.pop("fails", None)
+    grid = kind(app_of(mods, fails), N, **options)
+    return strategy.start(grid, start(dtype), num_rounds=rounds, timeout=0.05), grid
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float64", 1e-9), ("float32", 5e-7)])
+@pytest.mark.parametrize("name", INNER)
+def test_the_model_is_the_plain_strategy_s(name: str, dtype: str, close: float) -> None:
+    plain, _ = run(INNER[name](), None, dtype=dtype)
+    wrapped = SecureSums(INNER[name](), block_size=3, metrics=["loss"])
+    secure, _ = run(wrapped, [secure_sum_mod], dtype=dtype, encode=True)
+    found = model(secure)
+    for key, values in model(plain).items():
+        assert found[key].dtype == values.dtype
+        assert found[key].shape == SHAPES[key]
+        assert np.abs(found[key] - values).max() < close
+        assert np.abs(values - 0.5).max() > 0.01
+    (before, *_), last = plain.train_metrics_clientapp, secure.train_metrics_clientapp
+    assert set(last[8]) == {"loss"}
+    expected = plain.train_metrics_clientapp[before]["loss"]
+    assert last[1]["loss"] == pytest.approx(expected, abs=1e-9)
+
+
+class Listening(LocalGrid):
+    """Keeps every reply that the server received, with what it was asked."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Any:
+        sent = list(messages)
+        configs = [dict(message.content.get(RECORD, {})) for message in sent]
+        ids = list(super().push_messages(sent))
+        self.__dict__.setdefault("asked", {}).update(zip(ids, configs, strict=True))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Any:
+        found = list(super().pull_messages(message_ids))
+        self.__dict__.setdefault("received", []).extend(found)
+        return found
+
+
+def heard(faults: dict[str, Any]) -> tuple[dict[bytes, dict[str, Any]], SecureSums]:
+    """All terms that the server received, by attempt and client."""
+    strategy = SecureSums(FedAvg(**PLAIN), block_size=3, metrics=["loss"])
+    mods = [secure_sum_mod]
+    _, grid = run(strategy, mods, 12, kind=Listening, encode=True, **faults)
+    terms: dict[bytes, dict[str, Any]] = defaultdict(dict)
+    for message in grid.received:
+        asked = grid.asked[message.metadata.reply_to_message_id]
+        if message.has_error():
+            continue
+        assert set(message.content) == {RECORD, "arrays"}  # nothing in the clear
+        assert set(message.content[RECORD]) <= {"client-id", "wave", "refused", "why"}
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        if asked["step"] == "term" and arrays:
+            (words,) = arrays
+            assert words.dtype == np.uint64
+            assert words.size == SIZE + 3  # a metric, the weight, the count
+            name = message.content[RECORD]["client-id"]
+            before = terms[asked["sum-attempt"]].setdefault(name, words)
+            assert np.array_equal(before, words)  # a repeat says nothing new
+    return terms, strategy
+
+
+def readable(terms: dict[bytes, dict[str, Any]], sizes: Iterable[int]) -> set[Any]:
+    """The sets of clients whose masks cancel, by their last words."""
+    found = set()
+    for answers in terms.values():
+        for size in sizes:
+            for chosen in combinations(sorted(answers), size):
+                total = sum(int(answers[name][-1]) for name in chosen)
+                if total % 2**64 == size:
+                    found.add(chosen)
+    return found
+
+
+FAULTS = {"request_loss": 0.1, "reply_loss": 0.2, "late_reply": 0.1, "seed": 3}
+
+
+def test_of_real_messages_only_whole_blocks_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lost, late and repeated answers; with the masks taken out each can be read."""
+    terms, strategy = heard(FAULTS)
+    blocks = {tuple(block) for block in strategy._sum.blocks}
+    assert sorted(map(len, blocks)) == [3, 4]
+    assert len(terms) == 12
+    assert readable(terms, range(1, N)) == blocks
+    # each word of a term is uniform: its bits' mean, of 5 000 words or so
+    words = np.concatenate([w for answers in terms.values() for w in answers.values()])
+    bits = np.unpackbits(words.view(np.uint8)).reshape(-1, 64)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 4.5 * 0.5 / np.sqrt(len(bits))
+    with monkeypatch.context() as without:
+        without.setattr(block_sum, "_mask", lambda *_, **more: None)
+        terms, _ = heard(FAULTS)
+    assert {(str(i),) for i in range(N)} <= readable(terms, [1])
+
+
+def test_a_client_that_fails_costs_its_block_the_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The model is that of the other block alone; an error's text stays there."""
+    strategy = SecureSums(FedAvg(**PLAIN), block_size=3)
+    options: dict[str, Any] = {"kind": Listening, "fails": {1}}
+    result, grid = run(strategy, [secure_sum_mod], 1, **options)
+    left = next(block for block in strategy._sum.blocks if "1" not in block)
+    expected, total = np.zeros(SHAPES["w"]), 0
+    for index in map(int, left):
+        goal = np.random.default_rng(index).normal(size=SHAPES["w"])
+        expected += (10 + index) * (0.5 + 0.3 * (goal - 0.5))
+        total += 10 + index
+    assert np.abs(model(result)["w"] - expected / total).max() < 1e-9
+    asked = [c for c in grid.asked.values() if c["step"] == "term"]
+    assert len(asked) == N + 2  # the silent one three times
+    assert "the block of client 0 is left out: client 1 is silent" in caplog.text
+    said = [m.error.reason for m in grid.received if m.has_error()]
+    assert len(said) == 3
+    assert not any("row 17" in text for text in said)
+
+
+def test_a_block_whose_file_is_lost_begins_anew(tmp_path: Path) -> None:
+    class Server(FedAvg):
+        def configure_train(self, server_round: int, *rest: Any) -> Any:
+            if server_round == 3:
+                next(tmp_path.rglob("*.block")).unlink()
+            return super().configure_train(server_round, *rest)
+
+    configs = [{"ledger": str(tmp_path / str(i))} for i in range(N)]
+    strategy = SecureSums(Server(**PLAIN), block_size=3, metrics=["loss"])
+    result, _ = run(strategy, [secure_sum_mod], 4, node_configs=configs)
+    losses = [m["loss"] for m in result.train_metrics_clientapp.values()]
+    assert losses[0] == losses[1] == losses[3] != losses[2]
+
+
+def test_whole_blocks_are_drawn() -> None:
+    inner = FedAvg(fraction_evaluate=0.0, fraction_train=0.3)
+    terms: dict[bytes, set[str]] = defaultdict(set)
+    strategy = SecureSums(inner, block_size=3)
+    _, grid = run(strategy, [secure_sum_mod], 12, kind=Listening)
+    for message in grid.received:
+        asked = grid.asked[message.metadata.reply_to_message_id]
+        if asked["step"] == "term":
+            name = message.content[RECORD]["client-id"]
+            terms[asked["sum-attempt"]].add(name)
+    blocks = [set(block) for block in strategy._sum.blocks]
+    assert len(terms) == 12
+    assert all(drawn in (*blocks, set.union(*blocks)) for drawn in terms.values())
+    assert any(len(drawn) < N for drawn in terms.values())
+
+
+def test_a_mod_after_it_and_evaluations_that_are_accepted() -> None:
+    inner = FedAvg(min_train_nodes=N)
+    mods = [secure_sum_mod, message_size_mod]
+    result, _ = run(SecureSums(inner, exposed="accept"), mods, 2)
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum]
+    + [QFedAvg, FedAvgGD, DifferentialPrivacyServerSideFixedClipping],
+)
+def test_what_needs_single_answers_is_refused_by_name(kind: Any) -> None:
+    options: Any = {"fraction_evaluate": 0.0}
+    if kind is FedAvgGD:
+        options = {}
+    if kind is DifferentialPrivacyServerSideFixedClipping:
+        options = {"strategy": FedAvg(**PLAIN), "noise_multiplier": 1.0}
+        options |= {"clipping_norm": 1.0, "num_sampled_clients": 5}
+    if kind is QFedAvg:
+        options |= {"client_learning_rate": 0.1}
+    with pytest.raises(SettingsError, match=f"cannot wrap {kind.__name__}, .* FedAvg,"):
+        SecureSums(kind(**options))
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "match"),
+    [
+        ({"fraction_evaluate": 1.0}, {}, "fraction_evaluate = 1.*exposed='accept'"),
+        ({}, {"clip": 1.0}, "takes no clip; it takes largest_weight, metrics, bl"),
+        ({}, {"largest_weight": 0.0}, "largest_weight = 0 must be"),
+        ({}, {"value_range": 0.5}, "value_range = 0.5 at least 1"),
+        ({}, {"block_size": 2}, "block_size = 2 must be at least 3"),
+    ],
+)
+def test_settings_that_do_not_go(inner: Any, options: Any, match: str) -> None:
+    with pytest.raises(SettingsError, match=match):
+        SecureSums(FedAvg(**{**PLAIN, **inner}), **options)
+
+
+@pytest.mark.parametrize(
+    ("node", "match"),
+    [
+        ({"least": 8}, "its node wants 8"),
+        ({"partition-id": 0}, "two clients have one name"),
+        ({"identity-file": "x"}, "identity-file and roster-file belong together"),
+    ],
+)
+def test_clients_that_do_not_agree_end_the_run_before_it(node: Any, match: str) -> None:
+    with pytest.raises(SettingsError, match=match):
+        run(
+            SecureSums(FedAvg(**PLAIN)),
+            [secure_sum_mod],
+            node_configs=[{}, node, *[{}] * (N - 2)],
+        )
+
+
+def test_without_the_mod_or_without_the_wrapper() -> None:
+    with pytest.raises(SettingsError, match="7 of 7 clients sent no key: .*secure_sum"):
+        run(SecureSums(FedAvg(**PLAIN)), None)
+    _, grid = run(FedAvg(**PLAIN), [secure_sum_mod], 1, kind=Listening)
+    assert all(m.has_error() for m in grid.received)
+    assert "wrap the ServerApp's strategy" in grid.received[0].error.reason
+
+
+def test_a_node_without_a_key_takes_part_in_simulations_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fedtrellis.server.flower_sums.LocalGrid", FedAvg)
+    with pytest.raises(SettingsError, match="has no key, .* make one with fedtrellis-"):
+        run(SecureSums(FedAvg(**PLAIN)), [secure_sum_mod])
+    key = tmp_path / "all.key"
+    key.write_bytes(backend_class("stream").generate().secret_bytes())
+    key.chmod(0o600)
+    configs = [{"key-file": str(key), "ledger": str(tmp_path)} for _ in range(N)]
+    result, _ = run(SecureSums(FedAvg(**PLAIN)), [secure_sum_mod], node_configs=configs)
+    plain, _ = run(FedAvg(**PLAIN), None)
+    assert np.abs(model(result)["w"] - model(plain)["w"]).max() < 1e-9
+    # its evaluations would travel in the clear
+    inner = FedAvg(min_train_nodes=N)
+    sums = SecureSums(inner, exposed="accept")
+    _, grid = run(sums, [secure_sum_mod], 1, node_configs=configs, kind=Listening)
+    reasons = [m.error.reason for m in grid.received if m.has_error()]
+    assert len(reasons) == N
+    assert all("evaluation would travel in the clear" in text for text in reasons)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"largest_weight": 12.0}, "from 0 to largest_weight = 12"),
+        ({"metrics": ["accuracy"]}, "must have a number 'accuracy'"),
+        ({"value_range": 2.0, "metrics": ["loss"], "largest_weight": 16}, "too large"),
+    ],
+)
+def test_a_reply_that_does_not_fit_costs_its_block_the_round(
+    options: Any, match: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Client 6 has 16 examples; a loss of 6 does not fit."""
+    run(SecureSums(FedAvg(**PLAIN), **options), [secure_sum_mod], 1)
+    assert "0 of 1 blocks" in caplog.text
+    assert match in caplog.text
