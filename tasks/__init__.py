@@ -6,12 +6,12 @@ from typing import Any
 from fedtrellis.settings import check_choice
 
 from .attack import Attack
-from .base import DataFileError, Depending, Task
+from .base import DataFileError, Depending
 from .characters import Characters
 from .classification import Classification, Digits, LowRankNetwork
 from .data.readers import node_path
 from .data.settings import NODES, DataSettings
-from .data.task import NodeDataTask
+from .data.task import Task
 from .hybrid import ClientData, HybridLinear, HybridLogistic, HybridSVM, HybridTask
 from .kernel_pca import KernelPCA
 from .logistic_regression import LogisticRegression
@@ -40,7 +40,6 @@ __all__ = [
     "LogisticRegression",
     "LowRankNetwork",
     "MatrixCompletionTask",
-    "NodeDataTask",
     "QuadraticAssignmentTask",
     "Task",
     "make_task",

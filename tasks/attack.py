@@ -21,7 +21,6 @@ from fedtrellis.settings import SettingsError, setting
 
 from .base import (
     Array,
-    Nonconvex,
     Point,
     data_path,
     even_share,
@@ -31,6 +30,7 @@ from .base import (
 )
 from .data.datasets import DATASETS, Examples, load_cifar10
 from .data.table import fault, load_arrays
+from .data.task import Nonconvex
 
 # The victim is one and the same whatever the run's seed.
 _VICTIM_SEED = 0

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Nonconvex, check_torch, derived_seed
+from .base import check_torch, derived_seed
 from .classification import NetworkTask, device_setting
-from .data.task import Dealt, arrange
+from .data.task import Dealt, Nonconvex, arrange
 
 #: The symbols that a text is made of; a symbol's number is its place here.
 ALPHABET = " abcdefghijklmnopqrstuvwxyz,."

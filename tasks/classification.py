@@ -16,7 +16,6 @@ from fedtrellis.settings import SettingsError, setting
 
 from .base import (
     Array,
-    Nonconvex,
     Point,
     check_torch,
     data_path,
@@ -36,7 +35,7 @@ from .data.datasets import (
     split_digits,
 )
 from .data.settings import NODES
-from .data.task import Dealt, PartitionedTask, dense
+from .data.task import Dealt, Nonconvex, PartitionedTask, dense
 
 # models of images
 _CNNS = ("cnn", "small-cnn")

@@ -14,14 +14,14 @@ from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, Nonconvex, Point, data_path, once, toy
+from .base import Array, Point, data_path, once, toy
 from .data.readers import read_matrix
 from .data.settings import FILE, NODES
-from .data.task import Dealt, Indices, NodeDataTask, dense, starts_of
+from .data.task import Dealt, Indices, Nonconvex, Task, dense, starts_of
 
 
 @dataclass(frozen=True)
-class KernelPCA(Nonconvex, NodeDataTask):
+class KernelPCA(Nonconvex, Task):
     """F(x) = −(1/2N) Σ_j Tr(xᵀ H_j x) over the p × r matrices with xᵀx = I.
 
     H_j = a_j a_jᵀ, a_j the centred examples, so that F(x) = −½ Tr(xᵀ C x) with C their
@@ -47,7 +47,7 @@ class KernelPCA(Nonconvex, NodeDataTask):
     summary = "principal components of digits, iris or a file's matrix"
     bounded_below = False
 
-    not_on_nodes = (*NodeDataTask.not_on_nodes, "samples")
+    not_on_nodes = (*Task.not_on_nodes, "samples")
     label_kind = "none"
 
     dataset: str = setting(

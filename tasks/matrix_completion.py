@@ -17,7 +17,7 @@ from .base import Array, Point, data_path, held_out, once
 from .data.readers import read_ratings
 from .data.settings import NODES, DataSettings
 from .data.table import Schema, Table, fault
-from .data.task import Dealt, NodeDataTask, starts_of
+from .data.task import Dealt, Task, starts_of
 
 # The generated set, small enough for an LMO in milliseconds.
 _USERS, _ITEMS, _RANK, _OBSERVED, _NOISE = 60, 50, 3, 0.5, 0.1
@@ -26,7 +26,7 @@ _RADIUS = 7000.0
 
 
 @dataclass(frozen=True)
-class MatrixCompletionTask(NodeDataTask):
+class MatrixCompletionTask(Task):
     """F(X) = mean over the training ratings of (X_user,item − rating)².
 
     The ratings are shuffled by the seed; ``test-fraction`` of them are test data and
@@ -49,7 +49,7 @@ class MatrixCompletionTask(NodeDataTask):
     name = "matrix-completion"
     summary = "low-rank matrix completion, generated or MovieLens-100k"
 
-    not_on_nodes = (*NodeDataTask.not_on_nodes, "centred")
+    not_on_nodes = (*Task.not_on_nodes, "centred")
 
     dataset: str = setting(
         "auto",

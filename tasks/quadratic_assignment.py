@@ -17,8 +17,9 @@ from fedtrellis.objectives import QuadraticAssignment
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Array, Nonconvex, Point, data_path, even_share, once
+from .base import Array, Point, data_path, even_share, once
 from .data.table import fault
+from .data.task import Nonconvex
 
 
 class Instance(NamedTuple):

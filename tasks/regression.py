@@ -18,11 +18,11 @@ from fedtrellis.settings import setting
 from .base import Array, Point, once
 from .data.readers import read_own_file
 from .data.settings import FILE, NODES
-from .data.task import Dealt, NodeDataTask, arrange, data_of, starts_of
+from .data.task import Dealt, Task, arrange, data_of, starts_of
 
 
 @dataclass(frozen=True)
-class RegressionTask(NodeDataTask):
+class RegressionTask(Task):
     """Least squares, on generated data with a known solution x* or on files.
 
     Attributes

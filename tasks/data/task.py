@@ -1,10 +1,10 @@
-"""Tasks that learn from a data set: how settings become data, and data losses.
+"""The contract of a task: what is learnt, from which data, over which set.
 
-A task says what it reads (:meth:`NodeDataTask._load`, one data set dealt to the
-clients) and what is learnt from rows (:meth:`NodeDataTask._loss`); with
-``dataset = "nodes"`` the rows are those of each node's own file instead. Equal random
-shares of labelled examples need nothing but NumPy; shares by label come from the
-partitioners of flwr-datasets, the extra ``data``, which see the labels only.
+A task is a small frozen dataclass of settings, so that it can be hashed, compared and
+sent around. Its data is loaded or generated :func:`once` per process; under Ray
+anything else would be copied with every message. Equal random shares of labelled
+examples need nothing but NumPy; shares by label come from the partitioners of
+flwr-datasets, the extra ``data``, which see the labels only.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.domains import Domain
+from fedtrellis.dual.regularized_loss import Optimum
 from fedtrellis.extras import need
+from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import SettingsError, keys, parse, setting
 
-from ..base import Array, Point, Task, derived_seed, in_dtype, once
+from ..base import Array, Depending, Point, derived_seed, in_dtype, once
 from .datasets import Examples
 from .readers import file_stamp, node_path, read_table
-from .settings import FILE, NODES
+from .settings import FILE, NODES, DataSettings
 from .table import Schema, Table
 
 Indices = NDArray[np.intp]
@@ -83,10 +87,16 @@ def dense(features: Any) -> Array:
 
 
 @dataclass(frozen=True)
-class NodeDataTask(Task):
-    """A task that learns from examples, with a setting ``dataset``.
+class Task:
+    """What a run learns.
 
-    F = (1/n) Σ f_i with f_i a weight times the mean loss over the client's examples.
+    **Every example counts once**: F is the loss over all training data, the mean or
+    the sum as the task says, and the f_i carry the weights that make
+    F = (1/n) Σ f_i exact, whatever the sizes of the clients' shares.
+
+    A task says what it loads (:meth:`_load`, one data set dealt to the clients) and
+    what is learnt from rows (:meth:`_loss`, a weight times their mean loss); one that
+    has no examples makes F and the f_i itself, and says how many there are to deal.
 
     - A named data set is loaded and dealt to the clients.
     - ``"file"``, where a task has it, is one file of the user's, in any format.
@@ -97,8 +107,46 @@ class NodeDataTask(Task):
       of all nodes together counts the same, and F is that of the same data on one
       computer; else it is 1.
 
+    A point is a list of float64 arrays of :meth:`shapes`; tasks with one array take it
+    bare, too. The objectives of one-array tasks take the bare array only.
+
+    Parameters
+    ----------
+    num_clients : int
+        n, given by the run.
+    seed : int
+        The run's seed: same seed, same data, same initial model.
+    dtype : str
+        The run's: what the clients compute in. F is evaluated in float64.
+    values_only : bool
+        Whether the clients of the run's method ask for values of their f_i and for no
+        gradients: an f_i may then be one that has none and takes less memory.
+    nodes : DataSettings
+        What a run config says of data that lies on the nodes.
+
     Attributes
     ----------
+    name : str
+        What run configurations call the task; its settings' keys start with it.
+    summary : str
+        One line for listings.
+    suggested : mapping
+        What suits F for some of a method's settings, where that is not the method's own
+        default: by the method's name, then by the name of the strategy's field. FedFW's
+        ``penalty`` is λ_0 for about ten clients. A :class:`Depending` is a value that
+        depends on how the task is set.
+    convex : bool
+        Whether F is known to be convex.
+    bounded_below : bool
+        Whether F has a minimum without a constraint.
+    split_data : bool
+        Whether clients hold some of the samples and some of the features, so that none
+        has a loss of its own; for the methods that work on such data.
+    shared : mapping
+        Groups of settings that several tasks have, by what their keys begin with.
+    node_metrics : tuple of str
+        Those of an objective's metrics whose mean over nodes with data of their own
+        means something.
     not_on_nodes : tuple of str
         Fields that have no meaning with nodes' own data.
     not_of_file : tuple of str
@@ -109,8 +157,24 @@ class NodeDataTask(Task):
         What a node's label column holds.
     node_labels : tuple of str
         The classes' labels by default, for a task that has a fixed number of them.
+    required_options : tuple of str
+        Those of :meth:`method_options` without which a method solves another problem.
     """
 
+    num_clients: int
+    seed: int
+    dtype: str = field(default="float64", kw_only=True)
+    values_only: bool = field(default=False, kw_only=True)
+    nodes: DataSettings = field(default=DataSettings(), kw_only=True)
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    convex: ClassVar[bool] = True
+    bounded_below: ClassVar[bool] = True
+    split_data: ClassVar[bool] = False
+    shared: ClassVar[Mapping[str, type[Any]]] = {"data": DataSettings}
+    node_metrics: ClassVar[tuple[str, ...]] = ()
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha", "partial"),
         *("train_limit", "test_limit", "test_fraction", "validation_fraction"),
@@ -119,11 +183,11 @@ class NodeDataTask(Task):
     weighs: ClassVar[bool] = False
     label_kind: ClassVar[Literal["class", "number", "none"]] = "number"
     node_labels: ClassVar[tuple[str, ...]] = ()
-
-    # -- which data
+    required_options: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def on_nodes(self) -> bool:  # type: ignore[override]  # noqa: D102
+    def on_nodes(self) -> bool:
+        """Whether every node has its own data, and the server none."""
         return getattr(self, "dataset", "") == NODES
 
     @property
@@ -132,18 +196,49 @@ class NodeDataTask(Task):
         return getattr(self, "dataset", "") == FILE
 
     @property
-    def of_file(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Which column of a csv file has the label, and which the weights."""
+    def of_file(self) -> tuple[str, ...]:
+        """The fields of :class:`DataSettings` that describe a file of the user's."""
         columns = ("label_column", *["weight_column"] * self.weighs)
         return columns if self.on_file else ()
 
     @property
-    def node_examples(self) -> int:  # type: ignore[override]
-        """The setting ``data.examples``."""
+    def node_examples(self) -> int:
+        """How many examples all nodes have together; 0: nobody knows."""
         return self.nodes.examples
 
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], num_clients: int, seed: int, **more: Any
+    ) -> Self:
+        """Make the task from a flat run config, whose keys start with its name.
+
+        ``more`` are fields that are no settings. A SettingsError: a setting that is not
+        allowed, or one of nodes' own data although the task brings its own.
+        """
+        nodes = parse(DataSettings, config, "data.")
+        more |= {"num_clients": num_clients, "seed": seed, "nodes": nodes}
+        task = parse(cls, config, f"{cls.name}.", **more)
+        if not task.on_nodes:
+            for key, field in keys(DataSettings, "data.").items():
+                value = getattr(nodes, field.name)
+                if value != field.default and field.name not in task.of_file:
+                    raise SettingsError(
+                        f"{key} = {value!r} is for data that lies on the nodes, and "
+                        f"{cls.name}.dataset is not {NODES!r}"
+                    )
+        return task
+
     def check(self) -> None:
-        """As of every task: first what needs no data, then that there is enough."""
+        """Find out, before anything starts, whether the task can be run as set.
+
+        Raises
+        ------
+        SettingsError
+            A setting that is not allowed, more clients than examples, an extra that is
+            not installed or a malformed data file, in one line.
+        FileNotFoundError
+            A data file that is missing, with the key of the setting that names it.
+        """
         self.check_settings()
         if self.on_nodes:
             self.check_nodes()
@@ -154,7 +249,7 @@ class NodeDataTask(Task):
             self._refuse(self.not_of_file, FILE, why)
         # Nothing can be made or dealt for no client, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "examples")
-        super().check()
+        self.check_clients(self.num_examples(), "examples")
 
     def check_settings(self) -> None:
         """Raise a SettingsError unless the settings suit each other."""
@@ -182,10 +277,43 @@ class NodeDataTask(Task):
                     f"allowed: {entry.default!r}",
                 )
 
-    def num_examples(self) -> int:  # noqa: D102
+    def check_clients(self, available: int, what: str) -> None:
+        """Raise a SettingsError unless there is something for every client."""
+        if self.num_clients < 1:
+            raise SettingsError(f"{self.num_clients} clients; at least 1 is needed")
+        if self.num_clients > available:
+            raise SettingsError(
+                f"{self.num_clients} clients are too many for task {self.name!r}: it "
+                f"has {available} {what}, and every client needs at least one"
+            )
+
+    def check_path(self) -> None:
+        """Raise a SettingsError unless there is a path where the data set needs one."""
+        field = type(self).__dataclass_fields__.get("path")
+        only = (field.metadata["only"] if field else None) or {}
+        dataset = getattr(self, "dataset", "")
+        if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
+            raise SettingsError(
+                f"{self.name}.path is empty; for {dataset!r} it must name the data's "
+                "file or folder"
+            )
+
+    # -- what a task supplies
+
+    def num_examples(self) -> int:
+        """Return d, the number of training examples of all clients together."""
         return self.nodes.examples if self.on_nodes else len(data_of(self).targets)
 
-    # -- what a task supplies: the data set, and the loss of some of its rows
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the model's arrays."""
+        raise NotImplementedError
+
+    def domains(self) -> dict[str, float]:
+        """Return the domains that fit, by name, with the radius they have by default.
+
+        The first is the default; the radius is 0.0 for a set that has none.
+        """
+        raise NotImplementedError
 
     def _load(self) -> Dealt:
         """Load or generate the data set, dealt to the clients."""
@@ -208,17 +336,26 @@ class NodeDataTask(Task):
         """Return a node's features as the loss takes them."""
         return features
 
-    # -- what follows from it
-
     def _build_objective(self) -> Any:
+        """Make F, over all training data at once."""
         data = data_of(self)
         return self._loss(data.features, data.targets, 1.0)
 
     def _build_client_objective(self, client: int) -> Any:
+        """Make f_i, its weight included."""
         self.check_settings()
         self.check_clients(self.num_examples(), "examples")
         share = data_of(self).share(client)
         return self._client_loss(*share, self._client_weight(client))
+
+    def initial_point(self) -> list[Array]:
+        """Return where to start; the run projects it into the domain.
+
+        Zeros, or a uniform draw from the manifold where the task has one.
+        """
+        if (manifold := self.manifold()) is not None:
+            return [manifold.random_point(generator(self.seed, "initial point"))]
+        return [np.zeros(shape) for shape in self.shapes()]
 
     @once(2)
     def test_objective(self) -> Any:
@@ -227,11 +364,76 @@ class NodeDataTask(Task):
         return self._loss(data.test_features, data.test_targets, 1.0)
 
     def metrics(self, x: Point) -> dict[str, float]:
-        """Return the loss's own measures, as ``accuracy``, on the test examples."""
+        """Return measures of quality at x: the loss's own, on the test examples."""
         found: dict[str, float] = self.test_objective().metrics(self.argument(x))
         return found
 
-    # -- nodes' own files
+    def reference_optimum(self, domain: Domain) -> float | None:
+        """Return the minimum of F over a domain where it is known, else None."""
+        return None
+
+    def certified_optimum(self) -> Optimum | None:
+        """Return the minimum with its certificate, None without a solver for it.
+
+        For tasks that bring a central solver; it may take long.
+        """
+        return None
+
+    def manifold(self) -> Manifold | None:
+        """Return the manifold that the model lives on; None: the task has none.
+
+        Its points are shaped as one array stands for the model
+        (:class:`fedtrellis.wire.arrays.Layout`), and :meth:`initial_point` is one of
+        them.
+        """
+        return None
+
+    def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return what suits the task, as it is set, for a method's settings.
+
+        By the method's name in run configurations; values by the names of the
+        strategy's fields, and none for those in ``given``, which the user sets.
+        A SettingsError: one depends on what nobody has set.
+        """
+        values = {
+            name: value.find(self, given) if isinstance(value, Depending) else value
+            for name, value in self.suggested.get(method, {}).items()
+            if name not in given
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def method_options(self) -> dict[str, Any]:
+        """Return what a strategy has to know of the task, by its fields' names.
+
+        Here what a node's evaluation weighs: its examples, or 1 like any other's where
+        every node counts the same, as F is then the plain mean of the nodes' losses.
+        """
+        equal = self.on_nodes and not self.nodes.examples
+        return {"evaluation_weights": "equal"} if equal else {}
+
+    def option_key(self, name: str) -> str:
+        """Return the run-config key of a field, or of one of :meth:`method_options`."""
+        return f"{self.name}.{name.replace('_', '-')}"
+
+    def refused(self, name: str, why: str) -> SettingsError:
+        """Return the error that a field's value is refused with; ``why`` follows it."""
+        return SettingsError(f"{self.option_key(name)} = {getattr(self, name)!r} {why}")
+
+    def client_parts(self, client: int) -> dict[str, Any]:
+        """Return what client i in [0, n) is made of, by its constructor's arguments.
+
+        Here ``objective``, which is f_i; :class:`tasks.hybrid.HybridTask` has the
+        features and labels instead. An IndexError: there is no such client.
+        """
+        return {"objective": self._client_part(client)}
+
+    # All clients of a large simulation: with fewer places than clients, who are asked
+    # in turn, every message would make its objective anew.
+    @once(16_384)
+    def _client_part(self, client: int) -> Objective:
+        return in_dtype(self.client_objective(client), self.dtype)
+
+    # -- where nodes have data of their own
 
     def node_schema(self) -> Schema:
         """Return what a node's file must hold.
@@ -279,14 +481,24 @@ class NodeDataTask(Task):
         return in_dtype(self._client_loss(features, targets, weight), self.dtype)
 
     def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``objective``, made of the file that ``data`` names."""
+        """Return what the client of a node with its own data is made of.
+
+        As :meth:`client_parts`; ``data`` of the node config names the node's file.
+
+        Raises
+        ------
+        SettingsError
+            The node config does not go with the task.
+        FileNotFoundError, DataFileError
+            The file is missing or does not hold what it should.
+        """
         path = node_path(node_config)
         if "test-data" in node_config:
             raise SettingsError("node config: test-data is for hybrid tasks")
         return {"objective": self.node_objective(path)}
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``announcement`` and ``weigh_evaluation``.
+        """Return what such a client gets beside its parts, by attributes' names.
 
         See :class:`fedtrellis.wire.client.MethodClient`.
         """
@@ -294,14 +506,6 @@ class NodeDataTask(Task):
             "announcement": self.announcement(node_path(node_config)),
             "weigh_evaluation": self.weigh_evaluation,
         }
-
-    def method_options(self) -> dict[str, Any]:
-        """Return what a node's evaluation weighs: its examples, or 1 like any other's.
-
-        Where every node counts the same, F is the plain mean of the nodes' losses.
-        """
-        equal = self.on_nodes and not self.nodes.examples
-        return {"evaluation_weights": "equal"} if equal else {}
 
     def node_weight(self, examples: int) -> float:
         """Return n·d_i/d, or 1 where every node counts the same.
@@ -344,10 +548,64 @@ class NodeDataTask(Task):
         # Σ (d_i/d) (d/(n·d_i)) f_i = (1/n) Σ f_i
         return loss * total / (self.num_clients * examples), kept
 
+    # -- what follows from it
+
+    # More tasks than one are alive in a process only in tests and sweeps.
+    @once(4)
+    def objective(self) -> Objective:
+        """Return F as one objective over all training data, made once per process."""
+        self._need_central_data()
+        return self._build_objective()  # type: ignore[no-any-return]
+
+    @once(16_384)
+    def client_objective(self, client: int) -> Objective:
+        """Return f_i of i in [0, n), made once per process; else an IndexError."""
+        self._need_central_data()
+        made: Objective = self._build_client_objective(self._existing(client))
+        return made
+
+    def _need_central_data(self) -> None:
+        if self.on_nodes:
+            raise SettingsError(
+                f"{self.name}.dataset = {NODES!r}: the data lies on the nodes, and "
+                "there is none here to measure anything on"
+            )
+
+    def _existing(self, client: int) -> int:
+        """Return a client's number, if there is such a client."""
+        if not 0 <= client < self.num_clients:
+            raise IndexError(
+                f"client {client} of task {self.name!r} does not exist: "
+                f"there are {self.num_clients}, counted from 0"
+            )
+        return int(client)
+
+    def value(self, x: Point) -> float:
+        """Return F(x) = (1/n) Σ f_i(x)."""
+        return self.objective().value(self.argument(x))
+
+    def gradient(self, x: Point) -> Any:
+        """Return ∇F(x) = (1/n) Σ ∇f_i(x), in the form of x: an array or a list."""
+        result = self.objective().gradient(self.argument(x))
+        bare = not isinstance(x, np.ndarray) and not isinstance(result, list)
+        return [result] if bare else result
+
+    def argument(self, x: Point) -> Any:
+        """Return a point as the task's objectives take it.
+
+        A ValueError: a list with another number of arrays than the model has.
+        """
+        if isinstance(x, np.ndarray):
+            return x
+        shapes = self.shapes()
+        if len(x) != len(shapes):
+            raise ValueError(f"x has {len(x)} arrays; the model has {len(shapes)}")
+        return x[0] if len(shapes) == 1 else list(x)
+
 
 # More tasks than one are alive in a process only in tests and sweeps.
 @once(2)
-def data_of(task: NodeDataTask) -> Dealt:
+def data_of(task: Task) -> Dealt:
     """Return a task's data set, loaded or generated once per process."""
     data = task._load()
     for array in data:
@@ -356,11 +614,23 @@ def data_of(task: NodeDataTask) -> Dealt:
     return data
 
 
+class Nonconvex(Task):
+    """A task whose F is not convex, and what suits Frank-Wolfe there."""
+
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+        {
+            "fedfw": {"schedule": "nonconvex"},
+            "naive-frank-wolfe": {"schedule": "nonconvex"},
+        }
+    )
+    convex = False
+
+
 # -- labelled examples, which are dealt by a setting
 
 
 @dataclass(frozen=True)
-class PartitionedTask(NodeDataTask):
+class PartitionedTask(Task):
     """A task whose labelled examples are dealt to the clients by a setting.
 
     - ``iid``: shuffled, then equal consecutive shares, which is the

@@ -36,7 +36,7 @@ from ..base import Depending, Point, once
 from ..data.readers import node_path
 from ..data.settings import FILE, NODES
 from ..data.table import Schema, to_number
-from ..data.task import NodeDataTask
+from ..data.task import Task
 from .samples import BY_PATH, DATASETS, TARGETS, Samples
 from .shares import ClientData, client_data, held_of
 
@@ -48,7 +48,7 @@ _RAW = Depending("on for nodes' own files", lambda task, given: task.on_nodes or
 
 
 @dataclass(frozen=True)
-class HybridTask(NodeDataTask):
+class HybridTask(Task):
     """A linear model of data that is split over the clients by samples and features.
 
     P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i) over all N training samples. It has no f_i:
