@@ -16,7 +16,6 @@ from fedtrellis.settings import SettingsError, setting
 
 from .base import (
     Array,
-    Point,
     check_torch,
     data_path,
     derived_seed,
@@ -395,10 +394,6 @@ class LowRankNetwork(Nonconvex, ImageTask):
     def initial_point(self) -> list[Array]:
         """Return seeded weights and zero biases, on the manifold."""
         return self._template().initial_point(generator(self.seed, "initial model"))
-
-    def hidden_rank(self, x: Point) -> int:
-        """Return the numerical rank of the hidden weight matrix of a model."""
-        return self._template().rank(self.argument(x))
 
     def _template(self) -> LowRankPerceptron:
         """Return the network on an example made up, so that no data is loaded."""

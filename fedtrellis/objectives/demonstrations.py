@@ -138,16 +138,6 @@ class LowRankPerceptron(FiniteSum):
                 first = [U.copy(), s.copy(), Vt.T.copy()]
         return [*first, np.zeros(self.hidden), B, np.zeros(self.classes)]
 
-    def hidden_matrix(self, x: Point) -> Array:
-        """Return W, of shape (p, h)."""
-        W, *rest = self._forms.split(self._point(x))
-        # W = U diag(s) Vᵀ
-        return (W * rest[0]) @ rest[1].T if self.factored else W.copy()
-
-    def rank(self, x: Point) -> int:
-        """Return the numerical rank of W."""
-        return int(np.linalg.matrix_rank(self.hidden_matrix(x)))
-
     def _point(self, x: Any, name: str = "x") -> Array:
         return self._forms.vector(x).astype(np.float64, copy=False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.objectives.base import FiniteSum, inverse_fraction
@@ -124,14 +123,6 @@ class MatrixCompletion(FiniteSum):
         residuals = self._residuals(points, rows)
         squares: Array = np.einsum("mk,mk->m", residuals, residuals)
         return self._scale(rows) * squares
-
-    def sparse_gradient(self, x: Array) -> scipy.sparse.csr_matrix:
-        """Return ∇f(x) as a CSR matrix with one stored value per observed entry."""
-        data = self._entry_gradient(self._residuals(self._point(x), None), None)
-        m, n = self.shape
-        rows, columns = np.divmod(self._entries, n)
-        starts = np.searchsorted(rows, np.arange(m + 1))
-        return scipy.sparse.csr_matrix((data, columns, starts), shape=(m, n))
 
     def hessian_bound(self) -> Bound:
         """Return ∇²f = (2 weight/d) diag(how often each entry is observed)."""
@@ -365,10 +356,6 @@ class PrincipalComponents(FiniteSum):
         """Return −(weight/2) Σ of the r largest eigenvalues, min f over xᵀx = I."""
         return -0.5 * self.weight * float(self._eigen[0].sum())
 
-    def leading_subspace(self) -> Array:
-        """Return a minimiser over xᵀx = I, eigenvectors of C of shape (p, r)."""
-        return self._eigen[1].copy()
-
     @cached_property
     def _eigen(self) -> tuple[Array, Array]:
         values, vectors = np.linalg.eigh(self.covariance)
@@ -381,7 +368,7 @@ class PrincipalComponents(FiniteSum):
 
         ``"optimality-gap"`` is f(x) less the minimum there. ``"subspace-error"`` is the
         sine of the largest angle between the column space of x and that of
-        :meth:`leading_subspace`, which says nothing where the r-th largest eigenvalue
+        the leading eigenvectors, which says nothing where the r-th largest eigenvalue
         is as large as the next.
         """
         x = self._point(x)

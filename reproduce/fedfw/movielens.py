@@ -200,8 +200,8 @@ def run(
     gradients, places, at_zero, curvature = [], [], [], []
     for i in range(nodes):
         objective: Any = task.client_objective(i)
-        zero = objective.sparse_gradient(x_bar)
-        ones = objective.sparse_gradient(np.ones(shape))
+        zero = _sparse_gradient(objective, x_bar)
+        ones = _sparse_gradient(objective, np.ones(shape))
         at_zero.append(zero.data / nodes)
         curvature.append((ones.data - zero.data) / nodes)
         gradients.append(scipy.sparse.csr_matrix(zero.astype(dtype)))
@@ -290,6 +290,14 @@ def _perform(config: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _sparse_gradient(objective: Any, x: Array) -> scipy.sparse.csr_matrix:
+    """Return ∇f(x) with one stored value per observed entry."""
+    entries = objective._entries
+    places = np.divmod(entries, x.shape[1])
+    values = objective.gradient(x).reshape(-1)[entries]
+    return scipy.sparse.csr_matrix((values, places), shape=x.shape)
+
+
 def centralised(config: dict[str, Any], rounds: int) -> dict[str, float]:
     """Frank-Wolfe with line search on all training ratings in one place.
 
@@ -306,7 +314,7 @@ def centralised(config: dict[str, Any], rounds: int) -> dict[str, float]:
     start = np.random.default_rng(0).standard_normal(min(shape))
     bound = 0.0
     for _ in range(rounds):
-        gradient = objective.sparse_gradient(x)
+        gradient = _sparse_gradient(objective, x)
         left, _, right = svds(gradient, k=1, tol=1e-3, v0=start)
         start = left[:, 0] if shape[0] <= shape[1] else right[0]
         step = -config["radius"] * np.outer(left[:, 0], right[0]) - x

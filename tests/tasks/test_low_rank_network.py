@@ -51,8 +51,6 @@ def test_the_start_lies_on_the_manifold(kind: dict[str, Any]) -> None:
     point = Layout(tuple(made.shapes())).point(x)
     assert made.manifold().shape == point.shape
     assert made.manifold().contains(point, 1e-12)
-    assert made.hidden_rank(x) == (32 if made.full_rank else 8)
-    assert made.hidden_rank(point) == made.hidden_rank(x)
     for again, array in zip(made.initial_point(), x, strict=True):
         np.testing.assert_array_equal(again, array)
 
@@ -86,7 +84,7 @@ def test_projected_gradient_learns_on_the_manifold(kind: dict[str, Any]) -> None
         x = manifold.retract(x, step)
     assert before < 0.3
     assert made.metrics(x)["accuracy"] > 0.88
-    assert made.hidden_rank(x) == (32 if made.full_rank else 8)
+    assert manifold.contains(x, 1e-10)
 
 
 def test_the_real_mnist() -> None:

@@ -50,14 +50,12 @@ def test_optimum_and_constant_are_eigenvalues(d: int) -> None:
     values, vectors = np.linalg.eigh(A.T @ A / d)
     assert f.optimum() == pytest.approx(-0.75 * values[-3:].sum(), rel=1e-12)
     assert f.lipschitz() == pytest.approx(1.5 * values[-1], rel=1e-9)
-    x = f.leading_subspace()
-    np.testing.assert_allclose(x.T @ x, np.eye(3), atol=1e-12)
+    x = vectors[:, :-4:-1]
     assert f.value(x) == pytest.approx(f.optimum(), rel=1e-12)
     # no random point with xᵀx = I is below
     rng = np.random.default_rng(0)
     others = np.linalg.qr(rng.standard_normal((200, 7, 3)))[0]
     assert (f.values(others) > f.optimum()).all()
-    np.testing.assert_allclose(np.abs(vectors[:, -1] @ x[:, 0]), 1.0, rtol=1e-9)
 
 
 def test_metrics_measure_gap_and_angle() -> None:
@@ -73,7 +71,7 @@ def test_metrics_measure_gap_and_angle() -> None:
     gap = f.value(x) - f.optimum()
     assert gap > 0.01
     assert metrics["optimality-gap"] == pytest.approx(gap, rel=1e-9)
-    best = f.metrics(f.leading_subspace())
+    best = f.metrics(V[:, :3])
     assert best["subspace-error"] < 1e-12
     assert abs(best["optimality-gap"]) < 1e-12
 
