@@ -10,16 +10,35 @@ one float64 array of the objective's ``shape``. For PyTorch modules see
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from fedtrellis.objectives.checks import FLOAT64, Array, IntArray, check_point
-from fedtrellis.objectives.symmetric import Bound, largest_eigenvalue
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+Point = Array | Sequence[Array]
+
+#: The dtypes that points keep.
+FLOATS = (np.dtype(np.float32), FLOAT64)
+
+#: A symmetric matrix, as an array or by its products.
+Bound: TypeAlias = "Array | LinearOperator[Any]"
+
+# Up to this order a matrix is formed and decomposed densely (32 MiB, seconds);
+# above it only its products are used.
+DENSE_ORDER = 2048
+
+# Up to this order the largest eigenvalue comes from all of them (under a millisecond);
+# above it from the Lanczos iteration, whose products are far cheaper.
+DIRECT_ORDER = 64
 
 # values(points) works through a batch of points in slices whose intermediate arrays
 # have at most this many entries (64 MiB).
@@ -299,3 +318,130 @@ def draw_batch(
 def inverse_fraction(rows: IntArray | None, num_examples: int) -> float:
     """Return num_examples / len(rows), what makes a mini-batch's sum unbiased."""
     return 1.0 if rows is None else num_examples / len(rows)
+
+
+# -- points of models of several arrays
+
+
+class PointForms:
+    """A list of arrays, one flat array, or a single array in its own shape."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.shapes = list(shapes)
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.flat = (sum(self.sizes),)
+
+    def layers(self, x: Point, batch: tuple[int, ...] = ()) -> list[Array]:
+        """Return a point, or a batch of them, as arrays of float32 or float64."""
+        wanted = [(*batch, *s) for s in self.shapes] if batch else self.shapes
+        if isinstance(x, np.ndarray):
+            array, flat = _floats(x), (*batch, *self.flat)
+            if len(wanted) == 1 and array.shape == wanted[0]:
+                return [array]
+            if array.shape != flat:
+                raise ValueError(f"x has shape {array.shape}; it must be {flat}")
+            return self.split(array)
+        # a call for what is as it should be would be dear for a small model
+        parts = [
+            p if type(p) is np.ndarray and p.dtype in FLOATS else _floats(np.asarray(p))
+            for p in x
+        ]
+        given = [part.shape for part in parts]
+        if given != wanted:
+            raise ValueError(f"x has shapes {given}; they must be {wanted}")
+        if len({part.dtype for part in parts}) > 1:
+            parts = [np.asarray(part, dtype=np.float64) for part in parts]
+        return parts
+
+    def vector(self, x: Point, batch: tuple[int, ...] = ()) -> Array:
+        """Return a point, or a batch of them, as a new array of shape (*batch, p)."""
+        parts = [
+            layer.reshape((*batch, size))
+            for layer, size in zip(self.layers(x, batch), self.sizes, strict=True)
+        ]
+        return np.concatenate(parts, axis=-1)
+
+    def count(self, points: Point) -> tuple[int]:
+        """Return the number of points on the leading axis, as a batch's shape."""
+        first = points if isinstance(points, np.ndarray) else next(iter(points), ())
+        return (np.shape(first)[0],)
+
+    def like(self, x: Point, layers: list[Array]) -> Any:
+        """Return layers in the form that the point x has."""
+        if not isinstance(x, np.ndarray):
+            return layers
+        if len(layers) == 1:
+            return layers[0].reshape(x.shape)
+        return np.concatenate([layer.reshape(-1) for layer in layers])
+
+    def split(self, array: Array) -> list[Array]:
+        """Return the layers of flat points, the last axis of ``array``, as views."""
+        layers, start, lead = [], 0, array.shape[:-1]
+        for shape, size in zip(self.shapes, self.sizes, strict=True):
+            layers.append(array[..., start : start + size].reshape((*lead, *shape)))
+            start += size
+        return layers
+
+
+def _floats(array: Any) -> Array:
+    """Return an array as float32 if it has no more digits, else as float64."""
+    half = array.dtype in (np.float16, np.float32)
+    found: Array = array.astype(np.float32 if half else np.float64, copy=False)
+    return found
+
+
+# -- symmetric matrices known by their products
+
+
+def symmetric_operator(order: int, product: Any) -> LinearOperator[Any]:
+    """Return a symmetric LinearOperator from its product with one vector."""
+    from scipy.sparse.linalg import LinearOperator
+
+    def matvec(vector: Array) -> Any:
+        return product(vector.reshape(order))
+
+    return LinearOperator((order, order), matvec, matvec, dtype=np.float64)
+
+
+def diagonal_bound(diagonal: Array) -> Bound:
+    """Return a diagonal matrix, dense where it has at most 2048 rows."""
+    if len(diagonal) <= DENSE_ORDER:
+        return np.diag(diagonal)
+    return symmetric_operator(len(diagonal), lambda v: diagonal * v)
+
+
+def largest_eigenvalue(matrix: Bound) -> float:
+    """Return the largest eigenvalue of a symmetric matrix or operator.
+
+    Its relative error is below 1e-12, unless other eigenvalues lie as close to it as
+    1e-8: then it is at most 1e-10, and 1e-4 in cases where the order is above 2048.
+    """
+    order = int(matrix.shape[0])
+    if order > DIRECT_ORDER:
+        # A fixed start makes the answer the same in every process.
+        start = np.random.default_rng(0).standard_normal(order)
+        if not np.any(matrix @ start):
+            return 0.0  # ARPACK refuses the zero matrix
+        from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+
+        operator: Any = matrix
+        for tolerance in (1e-10,) if order <= DENSE_ORDER else (1e-10, 1e-7, 1e-4):
+            # The tolerance is on ‖Hv − λv‖/λ, which bounds the error of λ; that is
+            # about the square of it over the relative distance to the next one.
+            with contextlib.suppress(ArpackNoConvergence):
+                values = eigsh(
+                    operator,
+                    k=1,
+                    which="LA",
+                    v0=start,
+                    tol=tolerance,
+                    maxiter=300,
+                    return_eigenvectors=False,
+                )
+                return float(values[0])
+        if order > DENSE_ORDER:
+            raise RuntimeError(
+                f"the largest eigenvalue of a matrix of order {order} was not found"
+            )
+    dense = matrix if isinstance(matrix, np.ndarray) else matrix @ np.eye(order)
+    return float(np.linalg.eigvalsh(dense)[-1])

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.extras import need
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
-from fedtrellis.objectives.base import FiniteSum, inverse_fraction
+from fedtrellis.objectives.base import FiniteSum, Point, PointForms, inverse_fraction
 from fedtrellis.objectives.checks import (
     Array,
     IntArray,
@@ -23,7 +23,6 @@ from fedtrellis.objectives.checks import (
     check_number,
 )
 from fedtrellis.objectives.losses import CrossEntropy
-from fedtrellis.objectives.points import Point, PointForms
 
 __all__ = [
     "SCORES",

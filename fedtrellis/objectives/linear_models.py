@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from fedtrellis.objectives import losses
-from fedtrellis.objectives.base import FiniteSum, inverse_fraction
+from fedtrellis.objectives.base import (
+    DENSE_ORDER,
+    Bound,
+    FiniteSum,
+    inverse_fraction,
+    largest_eigenvalue,
+    symmetric_operator,
+)
 from fedtrellis.objectives.checks import (
     Array,
     IntArray,
@@ -26,12 +33,6 @@ from fedtrellis.objectives.checks import (
     is_sparse,
 )
 from fedtrellis.objectives.stacked import StackedLinear
-from fedtrellis.objectives.symmetric import (
-    DENSE_ORDER,
-    Bound,
-    largest_eigenvalue,
-    symmetric_operator,
-)
 
 __all__ = [
     "DesignMatrix",

@@ -7,7 +7,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.objectives.base import FiniteSum, inverse_fraction
+from fedtrellis.objectives.base import (
+    Bound,
+    FiniteSum,
+    diagonal_bound,
+    inverse_fraction,
+    largest_eigenvalue,
+)
 from fedtrellis.objectives.checks import (
     Array,
     IntArray,
@@ -17,7 +23,6 @@ from fedtrellis.objectives.checks import (
     check_integers,
     check_number,
 )
-from fedtrellis.objectives.symmetric import Bound, diagonal_bound, largest_eigenvalue
 
 __all__ = ["MatrixCompletion", "PrincipalComponents", "QuadraticAssignment"]
 

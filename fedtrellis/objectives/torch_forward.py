@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtrellis.objectives.base import common_batch
+from fedtrellis.objectives.base import Point, common_batch
 from fedtrellis.objectives.checks import Array, IntArray
-from fedtrellis.objectives.points import Point
 from fedtrellis.objectives.torch_module import check_learnable, prepare
 from fedtrellis.objectives.torch_objective import ModuleLoss
 

@@ -7,12 +7,12 @@ import pytest
 import scipy.sparse
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.linear_models import DesignMatrix
-from fedtrellis.objectives.symmetric import (
+from fedtrellis.objectives.base import (
     DIRECT_ORDER,
     largest_eigenvalue,
     symmetric_operator,
 )
+from fedtrellis.objectives.linear_models import DesignMatrix
 
 Array = NDArray[np.float64]
 
