@@ -166,9 +166,8 @@ class LowRankPerceptron(FiniteSum):
         return inner, first, scores
 
     def _chosen(self, rows: IntArray | None) -> tuple[Array, IntArray]:
-        if rows is None:
-            return self._features, self._labels
-        return self._features[rows], self._labels[rows]
+        part = slice(None) if rows is None else rows
+        return self._features[part], self._labels[part]
 
     def _entries_per_point(self, rows: IntArray | None) -> int:
         # slices of an eighth of the usual stay in the processor's caches
@@ -341,26 +340,6 @@ class OnnxClassifier:
 
     A SettingsError: ONNX Runtime is not installed. A ValueError, in one line: the file
     is no ONNX model, or one that does not fit.
-
-    Examples
-    --------
-    A model that sums up the pixels of 2 × 2 images, with and without a sign:
-
-    >>> import tempfile, numpy as np, onnx
-    >>> from onnx import TensorProto, helper
-    >>> from fedtrellis.objectives.demonstrations import OnnxClassifier
-    >>> weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 2], [1.0, -1.0] * 4)
-    >>> real = TensorProto.FLOAT
-    >>> graph = helper.make_graph(
-    ...     [helper.make_node("MatMul", ["x", "w"], ["z"])], "sums",
-    ...     [helper.make_tensor_value_info("x", real, ["n", 4])],
-    ...     [helper.make_tensor_value_info("z", real, ["n", 2])], [weight])
-    >>> model = helper.make_model(
-    ...     graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    >>> with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
-    ...     onnx.save(model, file.name)
-    ...     OnnxClassifier(file.name, (2, 2)).logits(np.ones((1, 2, 2)))
-    array([[ 4., -4.]])
     """
 
     def __init__(

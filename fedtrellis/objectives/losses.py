@@ -65,8 +65,7 @@ class ScoreLoss(ABC):
     def slope(self, z: Array, y: Any, out: Array | None = None) -> Array:
         """Return the derivative of l by z; at a kink the subgradient of smaller size.
 
-        ``out`` is memory of z's shape that may be used for the result; z itself will
-        do.
+        ``out`` is memory of z's shape for the result, if wanted; z itself will do.
         """
 
 
@@ -113,13 +112,11 @@ class DualLoss(ScoreLoss):
                 "they must be a vector of real numbers"
             )
         numbers = labels.astype(np.float64)
+        finite = np.isfinite(numbers)
         right, allowed = {
             "signs": (np.abs(numbers) == 1.0, "-1 or +1"),
-            "real": (np.isfinite(numbers), "finite"),
-            "counts": (
-                np.isfinite(numbers) & (numbers >= 0.0),
-                "finite and at least 0",
-            ),
+            "real": (finite, "finite"),
+            "counts": (finite & (numbers >= 0.0), "finite and at least 0"),
         }[self.labels]
         if not right.all():
             first = int(np.argmin(right))

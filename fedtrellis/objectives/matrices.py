@@ -98,20 +98,17 @@ class MatrixCompletion(FiniteSum):
             self.weight / self.num_examples * inverse_fraction(rows, self.num_examples)
         )
 
-    def _entry_gradient(self, residuals: Array, rows: IntArray | None) -> Array:
-        entry_of = self._entry_of if rows is None else self._entry_of[rows]
-        # (2 weight/d) Σ of the residuals that fall on the same entry
-        sums = np.bincount(entry_of, residuals, minlength=len(self._entries))
-        return np.asarray(2.0 * self._scale(rows) * sums)
-
     def _value(self, x: Array) -> float:
         residuals = self._residuals(x, None)
         return self._scale(None) * float(residuals @ residuals)
 
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
+        entry_of = self._entry_of if rows is None else self._entry_of[rows]
+        # (2 weight/d) Σ of the residuals that fall on the same entry
+        residuals = self._residuals(x, rows)
+        sums = np.bincount(entry_of, residuals, minlength=len(self._entries))
         result = np.zeros(self.shape)
-        entries = self._entry_gradient(self._residuals(x, rows), rows)
-        result.reshape(-1)[self._entries] = entries
+        result.reshape(-1)[self._entries] = 2.0 * self._scale(rows) * sums
         return result
 
     def curvature(self, x: Array, direction: Array) -> float:

@@ -150,9 +150,8 @@ class StackedLinear:
         if points.shape[1:] != self._shape:
             raise ValueError(f"points have shape {points.shape[1:]}, not {self._shape}")
         if rows is None:
-            return self._gradients(
-                self._features, self._labels, self._factors, points, None
-            )
+            given = self._features, self._labels, self._factors
+            return self._gradients(*given, points, None)
         sizes = self._sizes
         batches = [
             np.arange(size) if chosen is None else chosen

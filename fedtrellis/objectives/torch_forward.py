@@ -151,22 +151,12 @@ class TorchForward(ModuleLoss):
     ) -> Array:
         """Return f at x plus each of the shifts, without a copy of x.
 
-        Parameters
-        ----------
-        x : list of ndarray, or ndarray of shape (p,)
-            It is not changed, not even meanwhile.
-        shifts : iterable of callable
-            Each adds a direction v_j to a block of a point: it is called with the entry
-            of the flat point that the block begins at, and with the block, which is a
-            layer's copy of dtype float32 or float64, flat. A layer can be asked for
-            several times, and in any order. None is no shift.
-        rng, batch_size
-            As in :meth:`values`.
-
-        Returns
-        -------
-        ndarray of float64, shape (m,)
-            f(x + v_1), …, f(x + v_m).
+        x, a list of ndarrays or one of shape (p,), is not changed, not even meanwhile.
+        Each shift adds a direction v_j to a block of a point: it is called with the
+        entry of the flat point that the block begins at, and with the block, a layer's
+        flat copy of dtype float32 or float64. A layer can be asked for several times,
+        and in any order. None is no shift. A mini-batch is drawn as in :meth:`values`.
+        The result is f(x + v_1), …, f(x + v_m), float64 of shape (m,).
         """
         rows = common_batch(rng, self.num_examples, batch_size)
         layers = self._forms.layers(x)

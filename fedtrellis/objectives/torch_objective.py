@@ -515,10 +515,8 @@ class _Likeness(pickle.Pickler):
 class TorchCohort:
     """f_1, …, f_n of one model and loss, on data of their own.
 
-    A pass is one forward pass of ``torch.func.vmap`` over stacked parameters and
-    examples, for the clients with equally many examples, and one backward pass.
-    ``TorchObjective.stack`` has found them to be alike. ``entries`` counts the numbers
-    in the copies that it keeps of the data.
+    A pass is one forward and one backward pass of ``torch.func.vmap``, for the clients
+    with equally many examples. ``entries`` counts the numbers kept of the data.
     """
 
     def __init__(self, objectives: Sequence[Any]) -> None:

@@ -174,7 +174,7 @@ def test_a_large_bound_is_an_operator(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense, largest = CASES[name]().hessian_bound(), CASES[name]().lipschitz()
-    for module in ("symmetric", "linear_models"):
+    for module in ("base", "linear_models"):
         monkeypatch.setattr(f"fedtrellis.objectives.{module}.DENSE_ORDER", 2)
     objective = CASES[name]()
     operator = objective.hessian_bound()
