@@ -23,10 +23,7 @@ from rich.console import Console
 from fedtrellis.encryption import (
     Coding,
     Label,
-    add_vectors,
     backend_class,
-    decrypt_vector,
-    encrypt_vector,
     load_evaluation,
 )
 from fedtrellis.wire.arrays import FloatArray
@@ -119,15 +116,15 @@ class _Ours(_Scheme):
     def encrypt(self, values: FloatArray) -> list[bytes]:
         sender = self._senders[self._shares % len(self._senders)]
         self._shares += 1
-        return encrypt_vector(self._key, values, self._label(), sender, _TERMS)
+        return self._key.encrypt(values, self._label(), sender, _TERMS)
 
     def add(self, shares: Sequence[list[bytes]]) -> list[bytes]:
-        return add_vectors(self._server, shares)
+        return self._server.add(shares)
 
     def decrypt(self, total: list[bytes]) -> FloatArray:
         label = self._label()
         self._round, self._shares = self._round + 1, 0
-        return decrypt_vector(self._key, total, label, self.values, self._senders)
+        return self._key.decrypt(total, label, self.values, self._senders)
 
 
 class _Paillier(_Scheme):

@@ -12,10 +12,9 @@ from typing import Any, cast
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import clients.hyfdca.run
 import fedtrellis.wire.local_grid
-import strategies.hybrid
 from clients import HybridFedAvgClient, HyFDCAClient, HyFEMClient
+from fedtrellis.encryption import Cipher
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies.hyfdca.mixtures import MixtureSteps
 
@@ -84,9 +83,9 @@ def instrumented(clock: Clock) -> Iterator[None]:
     ]
     targets: list[tuple[Any, str, str]] = [
         *fits,
-        (clients.hyfdca.run, "encrypt_vector", "encrypt"),
-        (clients.hyfdca.run, "decrypt_vector", "decrypt"),
-        (strategies.hybrid, "add_vectors", "add"),
+        (Cipher, "encrypt", "encrypt"),
+        (Cipher, "decrypt", "decrypt"),
+        (Cipher, "add", "add"),
         (fedtrellis.wire.local_grid, "through_bytes", "messages"),
         (MixtureSteps, "_search", "search"),
     ]

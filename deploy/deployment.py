@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.encryption.identity import write_identity
-from fedtrellis.encryption.roster import write_roster
+from fedtrellis.encryption.identity import write_identity, write_roster
 
 from .cases import NODES, Files, write_data
 

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
-from fedtrellis.encryption import Cipher, EncryptionError, add_vectors
+from fedtrellis.encryption import Cipher, EncryptionError
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
@@ -244,12 +244,12 @@ def add_shares(
         The sum; or None, and by client the reason why its share has to be had again.
     """
     try:
-        return add_vectors(cipher, list(shares.values())), {}
+        return cipher.add(list(shares.values())), {}
     except EncryptionError as error:
         spoilt = {}
         for name, blobs in shares.items():
             try:
-                add_vectors(cipher, [blobs])
+                cipher.add([blobs])
             except EncryptionError as own:
                 spoilt[name] = str(own)
         # each is good by itself, and together they are not: all over again

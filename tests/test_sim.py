@@ -618,7 +618,7 @@ def test_hyfdca_goes_on_with_its_own_key_or_says_that_it_is_gone(
     _, first = run(tmp_path / "first", config + " rounds=3", nodes=2)
     assert whole is not None
     # in a process of its own nothing would be remembered
-    monkeypatch.setattr("fedtrellis.encryption.run_key._run_keys", {})
+    monkeypatch.setattr("fedtrellis.encryption.node_secrets._run_keys", {})
     if gone:
         for key in temporary.rglob("*.key"):
             key.unlink()

@@ -12,9 +12,8 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.encryption import Cipher
-from fedtrellis.encryption.identity import Identity
+from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.encryption.node_secrets import NodeSecrets
-from fedtrellis.encryption.roster import Roster
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 

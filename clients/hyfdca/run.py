@@ -18,15 +18,11 @@ from fedtrellis.encryption import (
     Cipher,
     EncryptionError,
     backend_class,
-    decrypt_vector,
-    encrypt_vector,
 )
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.fixed_point import Words
-from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import Item, expand
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
-from fedtrellis.encryption.sealing import open_sealed, seal
+from fedtrellis.encryption.symmetric import Item, Keystream, expand, open_sealed, seal
 from fedtrellis.objectives.losses import DualLoss, make_loss
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
@@ -250,7 +246,7 @@ class ClientRun:
         """Numbers for the server to add to those of the other holders."""
         name, count = self.part.client_id, len(holders) if terms is None else terms
         try:
-            return encrypt_vector(self.cipher(holders), values, label, name, count)
+            return self.cipher(holders).encrypt(values, label, name, count)
         except EncryptionError:
             if label[0] in _SETUP:
                 raise
@@ -273,7 +269,7 @@ class ClientRun:
         ``senders`` are all holders if it is empty; None: any of them.
         """
         expected = holders if senders is not None and not senders else senders
-        return decrypt_vector(self.cipher(holders), blobs, label, count, expected)
+        return self.cipher(holders).decrypt(blobs, label, count, expected)
 
     def uniform(self, g: int, count: int, *purpose: Item) -> FloatArray:
         """Numbers in [0, 1) that all holders of a group have, and the server not."""

@@ -4,12 +4,13 @@ TenSEAL is imported when a key of its backend is made or read, not before.
 """
 
 from fedtrellis.encryption.cipher import (
+    BACKENDS,
     Cipher,
-    Header,
-    add_vectors,
-    decrypt_vector,
-    encrypt_vector,
+    backend_class,
+    load_evaluation,
+    load_key,
     split_blob,
+    write_key_pair,
 )
 from fedtrellis.encryption.fixed_point import (
     MAX_TERMS,
@@ -18,18 +19,20 @@ from fedtrellis.encryption.fixed_point import (
     RangeError,
     RefusedError,
 )
-from fedtrellis.encryption.identity import Identity, load_identity, write_identity
-from fedtrellis.encryption.keys import (
-    BACKENDS,
-    backend_class,
-    load_evaluation,
-    load_key,
-    write_key_pair,
+from fedtrellis.encryption.identity import (
+    Identity,
+    Roster,
+    load_identity,
+    load_roster,
+    write_identity,
+    write_roster,
 )
-from fedtrellis.encryption.labels import Label, encode_label
-from fedtrellis.encryption.roster import Roster, load_roster, write_roster
-from fedtrellis.encryption.run_key import remove_run_key, run_ledgers, shared_run_key
-from fedtrellis.encryption.sealing import open_sealed, seal
+from fedtrellis.encryption.node_secrets import (
+    remove_run_key,
+    run_ledgers,
+    shared_run_key,
+)
+from fedtrellis.encryption.symmetric import Label, encode_label, open_sealed, seal
 
 __all__ = [
     "BACKENDS",
@@ -37,17 +40,13 @@ __all__ = [
     "Cipher",
     "Coding",
     "EncryptionError",
-    "Header",
     "Identity",
     "Label",
     "RangeError",
     "RefusedError",
     "Roster",
-    "add_vectors",
     "backend_class",
-    "decrypt_vector",
     "encode_label",
-    "encrypt_vector",
     "load_evaluation",
     "load_identity",
     "load_key",

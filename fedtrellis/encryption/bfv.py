@@ -30,8 +30,8 @@ import numpy as np
 
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import EncryptionError, IntArray, RangeError
-from fedtrellis.encryption.key_format import KeyFile
-from fedtrellis.encryption.labels import Item
+from fedtrellis.encryption.node_file import KeyFile
+from fedtrellis.encryption.symmetric import Item
 
 __all__ = ["DEGREE", "PLAIN_MODULUS", "BfvCipher"]
 

@@ -39,14 +39,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.fixed_point import EncryptionError, Words
-from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import derive_key, encode_items, expand
 from fedtrellis.encryption.node_file import (
     DamagedFileError,
     NodeFile,
     private_folder,
 )
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
+from fedtrellis.encryption.symmetric import Keystream, derive_key, encode_items, expand
 from fedtrellis.settings import SettingsError
 
 __all__ = [

@@ -12,11 +12,15 @@ less the sum of their r is the sum of their x (Castelluccia, Mykletun, Tsudik,
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
 import secrets
 import struct
 from collections.abc import Sequence
 from functools import cache
 from logging import getLogger
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
@@ -32,24 +36,41 @@ from fedtrellis.encryption.fixed_point import (
     Words,
     check_terms,
 )
-from fedtrellis.encryption.key_format import (
+from fedtrellis.encryption.node_file import (
     KeyFile,
-    fingerprint_of,
+    check_mode,
+    create_file,
+    is_key,
     pack_key,
+    read_file,
     unpack_key,
 )
-from fedtrellis.encryption.keystream import Keystream
-from fedtrellis.encryption.labels import KEY_BYTES, Item, Label, encode_label, expand
+from fedtrellis.encryption.symmetric import (
+    KEY_BYTES,
+    Item,
+    Keystream,
+    Label,
+    encode_label,
+    expand,
+)
 
 __all__ = [
+    "BACKENDS",
     "Cipher",
-    "Header",
     "PlainCipher",
-    "add_vectors",
-    "decrypt_vector",
-    "encrypt_vector",
+    "backend_class",
+    "load_evaluation",
+    "load_key",
     "split_blob",
+    "write_key_pair",
 ]
+
+#: Where each backend is, by its name; imported when it is needed.
+BACKENDS = {
+    "stream": ("fedtrellis.encryption.cipher", "Cipher"),
+    "tenseal-bfv": ("fedtrellis.encryption.bfv", "BfvCipher"),
+    "none": ("fedtrellis.encryption.cipher", "PlainCipher"),
+}
 
 _NONCE_BYTES = 16
 _MAGIC = b"FTC3"
@@ -58,26 +79,14 @@ _LAYOUT = struct.Struct("<4s8sII")
 
 
 class Header(NamedTuple):
-    """What a ciphertext says of itself.
+    """What a ciphertext says of itself: its key, and what was added.
 
-    Attributes
-    ----------
-    fingerprint : str
-        Of the key, hexadecimal.
-    terms : int
-        How many shares its numbers left room for.
-    shares : tuple of (str, bytes)
-        What was added: sender and nonce of each.
+    Its numbers left room for ``terms`` shares; of each there is sender and nonce.
     """
 
     fingerprint: str
     terms: int
     shares: tuple[tuple[str, bytes], ...]
-
-    @property
-    def senders(self) -> list[str]:
-        """Who made the shares, in alphabetical order."""
-        return sorted(sender for sender, _ in self.shares)
 
     def pack(self, payload: bytes) -> bytes:
         """Return header and payload as one blob."""
@@ -90,13 +99,7 @@ class Header(NamedTuple):
 
 
 def split_blob(blob: bytes) -> tuple[Header, bytes]:
-    """Read a blob's header, and return it with the payload.
-
-    Raises
-    ------
-    EncryptionError
-        It is malformed.
-    """
+    """Return a blob's header and its payload; EncryptionError if it is malformed."""
     try:
         magic, mark, terms, count = _LAYOUT.unpack_from(blob)
         position, shares = _LAYOUT.size, []
@@ -178,9 +181,7 @@ class Cipher:
             raise EncryptionError(
                 f"a secret has {KEY_BYTES} bytes, and bits = {bits} must be 1 to 52"
             )
-        payload = cls._new_payload()
-        mark = fingerprint_of(secret, cls.name, bits, payload)
-        return cls(KeyFile(cls.name, bits, mark, payload, secret))
+        return cls(KeyFile.of_secret(cls.name, bits, cls._new_payload(), secret))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -269,10 +270,10 @@ class Cipher:
         integers = self.coding.integers(array, check_terms(terms))
         result = []
         for index in range(self.blocks(array.size)):
-            part = integers[index * self.slots : (index + 1) * self.slots]
+            part = integers[self._part(index, array.size)]
             # random, never counted: nothing to forget, and nothing a server chooses
             share = sender, secrets.token_bytes(_NONCE_BYTES)
-            use = self._use(label, index, part.size, terms)
+            use = "share", encode_label(label), index, part.size, terms
             payload = self._seal(np.append(part, 1), use, share)
             result.append(Header(self.fingerprint, terms, (share,)).pack(payload))
         return result
@@ -331,31 +332,35 @@ class Cipher:
             An argument is malformed, or this is an evaluation context.
         """
         self._secret()
-        encode_label(label)
+        encoded = encode_label(label)
         if len(blobs) != self.blocks(count):
             raise RefusedError
         values = np.empty(count)
         for index, blob in enumerate(blobs):
-            start = index * self.slots
-            part = slice(start, min(count, start + self.slots))
+            part = self._part(index, count)
+            size = part.stop - part.start
             try:
                 header, payload = split_blob(blob)
-                use = self._use(label, index, part.stop - start, header.terms)
+                use = "share", encoded, index, size, header.terms
                 integers = self._unseal(payload, use, header.shares)
             except EncryptionError:
                 raise RefusedError from None
             if (
                 header.fingerprint != self.fingerprint
-                or (senders is not None and header.senders != sorted(senders))
-                or integers.size != part.stop - start + 1
+                or (
+                    senders is not None
+                    and sorted(name for name, _ in header.shares) != sorted(senders)
+                )
+                or integers.size != size + 1
                 or integers[-1] != len(header.shares)
             ):
                 raise RefusedError
             values[part] = np.ldexp(integers[:-1].astype(float), -self.coding.bits)
         return values
 
-    def _use(self, label: Label, index: int, size: int, terms: int) -> tuple[Item, ...]:
-        return "share", encode_label(label), index, size, terms
+    def _part(self, index: int, count: int) -> slice:
+        """The numbers, of so many, that are in a vector's ciphertext ``index``."""
+        return slice(index * self.slots, min(count, (index + 1) * self.slots))
 
     # -- what another backend does otherwise -----------------------------------------
 
@@ -426,7 +431,106 @@ def _warn() -> None:
     )
 
 
-#: The three functions, of any backend's cipher.
-encrypt_vector = Cipher.encrypt
-add_vectors = Cipher.add
-decrypt_vector = Cipher.decrypt
+# ----------------------------------------------------------- backends, and key files
+
+
+def backend_class(name: str) -> type[Cipher]:
+    """Return a backend by its name; EncryptionError if there is none."""
+    if name not in BACKENDS:
+        allowed = ", ".join(BACKENDS)
+        raise EncryptionError(
+            f"encryption backend {name!r} is not known; allowed: {allowed}"
+        )
+    module, attribute = BACKENDS[name]
+    found: type[Cipher] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _from_bytes(data: bytes) -> Cipher:
+    return backend_class(unpack_key(data).backend).from_bytes(data)
+
+
+def write_key_pair(
+    key_path: str | Path,
+    context_path: str | Path,
+    backend: str = "stream",
+    bits: int = 40,
+) -> Cipher:
+    """Make a new key, and write it and its evaluation context to new files.
+
+    Parameters
+    ----------
+    key_path : str or Path
+        For the clients, all of them: mode 0600. Whoever has it reads everything.
+    context_path : str or Path
+        For the server: mode 0644. Nothing in it is secret.
+    backend : str
+        ``"stream"``, ``"tenseal-bfv"``, or ``"none"``, which encrypts nothing.
+    bits : int
+        Fractional bits of the fixed point.
+
+    Returns
+    -------
+    Cipher
+        With the secret.
+
+    Raises
+    ------
+    EncryptionError
+        A file exists or cannot be written; then neither is left behind.
+    """
+    key, context = Path(key_path).expanduser(), Path(context_path).expanduser()
+    if os.path.lexists(context):  # before a key is made
+        raise EncryptionError(f"{str(context)!r} exists; keys are never overwritten")
+    cipher = backend_class(backend).generate(bits)
+    create_file(key, cipher.secret_bytes(), 0o600)
+    try:
+        create_file(context, cipher.evaluation_bytes(), 0o644)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            key.unlink()
+        raise
+    return cipher
+
+
+def load_key(path: str | Path) -> Cipher:
+    """Read the clients' key.
+
+    Raises
+    ------
+    EncryptionError
+        The file cannot be read, can be read or changed by others than its owner, or is
+        not a key.
+    """
+    data, mode = read_file(path)
+    if not is_key(data):
+        unpack_key(data)  # says if it is something else entirely
+        raise EncryptionError(
+            f"{str(path)!r} is an evaluation context, for the server; clients need "
+            "the key"
+        )
+    check_mode(path, mode, "key file")
+    return _from_bytes(data)
+
+
+def load_evaluation(source: str | Path | bytes) -> Cipher:
+    """Read the server's evaluation context.
+
+    Parameters
+    ----------
+    source : str, Path or bytes
+        A path, or the context itself.
+
+    Raises
+    ------
+    EncryptionError
+        It contains a secret key, which must never reach a server (it is refused
+        before the secret is read); or it cannot be read.
+    """
+    data = source if isinstance(source, bytes) else read_file(source)[0]
+    if is_key(data):
+        raise EncryptionError(
+            "this contains the clients' secret key, and a server must not have it; "
+            "give it the context file"
+        )
+    return _from_bytes(data)

@@ -6,27 +6,25 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from fedtrellis.encryption.cipher import BACKENDS, backend_class, write_key_pair
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.identity import (
     Identity,
-    is_identity,
-    load_identity,
-    parse_public,
-    public_line,
-    write_identity,
-)
-from fedtrellis.encryption.key_format import unpack_key
-from fedtrellis.encryption.keys import BACKENDS, backend_class, write_key_pair
-from fedtrellis.encryption.node_file import read_file
-from fedtrellis.encryption.roster import (
     Roster,
+    is_identity,
     is_roster,
+    load_identity,
     load_roster,
+    parse_public,
     parse_roster,
+    public_line,
     shown,
+    write_identity,
     write_roster,
 )
+from fedtrellis.encryption.node_file import read_file, unpack_key
 
 __all__ = ["main"]
 
@@ -49,67 +47,6 @@ A key file never leaves its node. Send the line NAME=PUBLIC that "identity" prin
 whoever writes the roster, and the roster to every node, by a way that the server cannot
 change; then read each other the digest that "check" prints (on the telephone).
 """
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedtrellis-keys",
-        description="Make and look at the keys of encrypted aggregation.",
-        epilog=f"{_EXAMPLE}\n{_ROSTER_EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    new = commands.add_parser(
-        "new",
-        help="make a key for the clients and its context for the server",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    new.add_argument("--key", required=True, metavar="FILE", help="for the clients")
-    new.add_argument("--context", required=True, metavar="FILE", help="for the server")
-    new.add_argument(
-        "--backend",
-        choices=list(BACKENDS),
-        default="stream",
-        help="default: %(default)s; 'none' encrypts nothing",
-    )
-    new.add_argument(
-        "--bits",
-        type=int,
-        default=40,
-        help="fractional bits that values are rounded to (default: %(default)s)",
-    )
-    show = commands.add_parser("show", help="say what a file is; never a secret")
-    show.add_argument("file", metavar="FILE")
-    _add_roster_commands(commands)
-    return parser
-
-
-def _add_roster_commands(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> None:
-    def add(name: str, about: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
-            name,
-            help=about,
-            epilog=_ROSTER_EXAMPLE,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
-    identity = add("identity", "make a node's own key, and print its public line")
-    identity.add_argument("--name", required=True, help="its client-id")
-    identity.add_argument("--key", required=True, metavar="FILE", help="mode 0600")
-    roster = add("roster", "write down which nodes work together")
-    roster.add_argument("--out", required=True, metavar="FILE")
-    roster.add_argument(
-        "members",
-        nargs="+",
-        metavar="MEMBER",
-        help="NAME=PUBLIC, or a file with such lines, or another roster",
-    )
-    check = add("check", "say whether a node's key fits its roster; exit code 0 or 1")
-    check.add_argument("--key", required=True, metavar="FILE", help="of this node")
-    check.add_argument("--roster", required=True, metavar="FILE", help="of this node")
 
 
 def _new(options: argparse.Namespace) -> None:
@@ -140,7 +77,12 @@ def _show(options: argparse.Namespace) -> None:
         f"values:      multiples of 2^-{file.bits} = {2.0**-file.bits:.3g}; a sum of "
         f"1000 has room for up to ±{room:.6g} each"
     )
-    if secret and mode & 0o077:
+    if secret:
+        _warn(mode)
+
+
+def _warn(mode: int) -> None:
+    if mode & 0o077:
         print(f"warning:     others can read it (mode {mode:04o}); chmod 600 it")
 
 
@@ -148,8 +90,7 @@ def _show_identity(identity: Identity, mode: int) -> None:
     print("kind:       ", "identity of a node (secret)")
     print("client id:  ", identity.name)
     print("public:     ", public_line(identity.name, identity.public))
-    if mode & 0o077:
-        print(f"warning:     others can read it (mode {mode:04o}); chmod 600 it")
+    _warn(mode)
 
 
 def _show_roster(roster: Roster) -> None:
@@ -200,20 +141,91 @@ def _check(options: argparse.Namespace) -> None:
     print("every node must have this digest; ask the others, not through the server")
 
 
-_COMMANDS = {
-    "new": _new,
-    "show": _show,
-    "identity": _identity,
-    "roster": _roster,
-    "check": _check,
+def _file(about: str | None = None) -> dict[str, Any]:
+    return {"required": True, "metavar": "FILE", "help": about}
+
+
+#: Of each command: what runs it, what it is for, an example, and its options.
+_COMMANDS: dict[str, tuple[Any, str, str | None, dict[str, dict[str, Any]]]] = {
+    "new": (
+        _new,
+        "make a key for the clients and its context for the server",
+        _EXAMPLE,
+        {
+            "--key": _file("for the clients"),
+            "--context": _file("for the server"),
+            "--backend": {
+                "choices": list(BACKENDS),
+                "default": "stream",
+                "help": "default: %(default)s; 'none' encrypts nothing",
+            },
+            "--bits": {
+                "type": int,
+                "default": 40,
+                "help": "fractional bits that values are rounded to "
+                "(default: %(default)s)",
+            },
+        },
+    ),
+    "show": (
+        _show,
+        "say what a file is; never a secret",
+        None,
+        {"file": {"metavar": "FILE"}},
+    ),
+    "identity": (
+        _identity,
+        "make a node's own key, and print its public line",
+        _ROSTER_EXAMPLE,
+        {
+            "--name": {"required": True, "help": "its client-id"},
+            "--key": _file("mode 0600"),
+        },
+    ),
+    "roster": (
+        _roster,
+        "write down which nodes work together",
+        _ROSTER_EXAMPLE,
+        {
+            "--out": _file(),
+            "members": {
+                "nargs": "+",
+                "metavar": "MEMBER",
+                "help": "NAME=PUBLIC, or a file with such lines, or another roster",
+            },
+        },
+    ),
+    "check": (
+        _check,
+        "say whether a node's key fits its roster; exit code 0 or 1",
+        _ROSTER_EXAMPLE,
+        {"--key": _file("of this node"), "--roster": _file("of this node")},
+    ),
 }
+
+
+def _parser() -> argparse.ArgumentParser:
+    layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(
+        prog="fedtrellis-keys",
+        description="Make and look at the keys of encrypted aggregation.",
+        epilog=f"{_EXAMPLE}\n{_ROSTER_EXAMPLE}",
+        **layout,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (run, about, example, options) in _COMMANDS.items():
+        command = commands.add_parser(name, help=about, epilog=example, **layout)
+        command.set_defaults(run=run)
+        for option, details in options.items():
+            command.add_argument(option, **details)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0, or 1 after one line on standard error."""
     options = _parser().parse_args(arguments)
     try:
-        _COMMANDS[options.command](options)
+        options.run(options)
     except EncryptionError as error:
         print(f"fedtrellis-keys: {error}", file=sys.stderr)
         return 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.encryption.keystream import Keystream
+from fedtrellis.encryption.symmetric import Keystream
 
 __all__ = ["MOST_DEVIATION", "discrete_normal"]
 

@@ -1,14 +1,27 @@
-"""A node's identity: an X25519 key, by which two nodes share a secret.
+"""Who takes part: a node's identity, an X25519 key, and the roster of all of them.
 
-The private half stays on the node, in a file of its own. The public half is what the
-other nodes pin in their rosters (:mod:`fedtrellis.encryption.roster`). Two nodes that
-pin each other share a secret that nobody else can compute, a server that carries all
-their messages included (RFC 7748; static-static, so it takes no message at all).
+The private half stays on the node, in a file of its own. Two nodes that know each
+other's public half share a secret that nobody else can compute, a server that carries
+all their messages included (RFC 7748; static-static, so it takes no message at all).
+Every node has a roster of public keys, and none of it comes from the server: it is a
+TOML file that people exchange, by a way that the server cannot change, and compare by
+its digest (on the telephone)::
+
+    roster = 1
+
+    [nodes]
+    "clinic-a" = "5f0c...c2"
+    "clinic-b" = "a91e...07"
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import (
@@ -17,44 +30,42 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import Item, derive_key
-from fedtrellis.encryption.node_file import create_file, read_file
+from fedtrellis.encryption.node_file import create_file, load_file
+from fedtrellis.encryption.symmetric import Item, derive_key, encode_items
 
 __all__ = [
-    "PUBLIC_BYTES",
     "Identity",
-    "check_name",
-    "check_public",
+    "Roster",
     "is_identity",
+    "is_roster",
     "load_identity",
+    "load_roster",
     "parse_public",
+    "parse_roster",
     "public_line",
+    "shown",
     "write_identity",
+    "write_roster",
 ]
 
 #: Bytes of a public key.
-PUBLIC_BYTES = 32
-
+_PUBLIC_BYTES = 32
 _MAGIC = b"FTL-IDN1"
 _PRIVATE_BYTES = 32
 _DIGEST_BYTES = 32
 _LONGEST_NAME = 100
+_VERSION = 1
+# Of a digest that is compared by eye or ear: 128 bits, so that whoever may choose keys
+# in two rosters needs 2^64 attempts to make them look alike
+_SHOWN_DIGITS = 32
 # X25519 computes modulo this
 _PRIME = 2**255 - 19
 
 
-def check_name(name: str) -> str:
-    """Return a client's id if it can be one of a roster.
-
-    Raises
-    ------
-    EncryptionError
-        It is not 1 to 100 printable characters, has an ``=``, begins with ``#``, or
-        begins or ends with a space.
-    """
+def _check_name(name: str) -> None:
+    """Raise EncryptionError if it cannot be the client id of a line NAME=PUBLIC."""
     if (
-        not isinstance(name, str)
-        or not 1 <= len(name) <= _LONGEST_NAME
+        not 1 <= len(name) <= _LONGEST_NAME
         or not name.isprintable()
         or name != name.strip()
         or name.startswith("#")
@@ -64,31 +75,18 @@ def check_name(name: str) -> str:
             f"client id {name!r} must be 1 to {_LONGEST_NAME} printable characters "
             "without '=', and begin neither with '#' nor with a space"
         )
-    return name
 
 
-def check_public(public: bytes, name: str) -> bytes:
-    """Return a public key if it is one.
-
-    Raises
-    ------
-    EncryptionError
-        It has another length, is no reduced number, or is one of the few points with
-        which every secret is the same.
-    """
-    good = len(public) == PUBLIC_BYTES
-    good = good and int.from_bytes(public, "little") < _PRIME
-    if good:
-        try:
-            # a point of low order gives zero, which the library refuses
-            X25519PrivateKey.generate().exchange(
-                X25519PublicKey.from_public_bytes(public)
-            )
-        except ValueError:
-            good = False
-    if not good:
-        raise EncryptionError(f"the public key of {name!r} is not an X25519 key")
-    return public
+def _exchange(private: X25519PrivateKey, public: bytes, name: str) -> bytes:
+    """X25519 of two nodes; EncryptionError if the public key is none."""
+    try:
+        # reduced, so that no key has two forms; a point of low order, with which every
+        # secret would be zero, the library refuses
+        if int.from_bytes(public, "little") < _PRIME:
+            return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        pass
+    raise EncryptionError(f"the public key of {name!r} is not an X25519 key")
 
 
 def public_line(name: str, public: bytes) -> str:
@@ -97,24 +95,21 @@ def public_line(name: str, public: bytes) -> str:
 
 
 def parse_public(line: str) -> tuple[str, bytes]:
-    """Return the client id and the public key of a line ``NAME=PUBLIC``.
+    """Return client id and public key of ``NAME=PUBLIC``; EncryptionError if it is not.
 
-    Raises
-    ------
-    EncryptionError
-        It is no such line; or the name or the key is not one.
+    A roster checks them further.
     """
     name, equals, text = line.strip().rpartition("=")
     try:
         public = bytes.fromhex(text)
     except ValueError:
         public = b""
-    if not equals or len(text) != 2 * PUBLIC_BYTES or len(public) != PUBLIC_BYTES:
+    if not equals or len(text) != 2 * _PUBLIC_BYTES or len(public) != _PUBLIC_BYTES:
         raise EncryptionError(
             f"{line.strip()[:200]!r} must be NAME=PUBLIC, with a public key of "
-            f"{2 * PUBLIC_BYTES} hexadecimal digits"
+            f"{2 * _PUBLIC_BYTES} hexadecimal digits"
         )
-    return check_name(name), check_public(public, name)
+    return name, public
 
 
 class Identity:
@@ -134,7 +129,8 @@ class Identity:
     """
 
     def __init__(self, name: str, private: X25519PrivateKey) -> None:
-        self.name = check_name(name)
+        _check_name(name)
+        self.name = name
         self.public = private.public_key().public_bytes_raw()
         self._private = private
 
@@ -148,41 +144,20 @@ class Identity:
 
     def to_bytes(self) -> bytes:
         """Return the bytes of its file; they are secret."""
-        name = self.name.encode()
-        body = b"".join(
-            (
-                _MAGIC,
-                len(name).to_bytes(2, "big"),
-                name,
-                self._private.private_bytes_raw(),
-            )
-        )
+        name, private = self.name.encode(), self._private.private_bytes_raw()
+        body = b"".join((_MAGIC, len(name).to_bytes(2, "big"), name, private))
         return body + hashlib.sha256(body).digest()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:
-        """Inverse of :meth:`to_bytes`.
-
-        Raises
-        ------
-        EncryptionError
-            These are no identity's bytes, or they are damaged.
-        """
+        """Inverse of :meth:`to_bytes`; EncryptionError if it is none, or damaged."""
         if not is_identity(data):
             raise EncryptionError("this is not an identity of fedtrellis")
-        start = len(_MAGIC) + 2
-        middle = start + int.from_bytes(data[len(_MAGIC) : start], "big")
-        end = middle + _PRIVATE_BYTES
-        if (
-            len(data) != end + _DIGEST_BYTES
-            or hashlib.sha256(data[:end]).digest() != data[end:]
-        ):
+        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if hashlib.sha256(body).digest() != digest:
             raise EncryptionError("identity is damaged: its own checksum is wrong")
-        try:
-            name = data[start:middle].decode()
-        except UnicodeDecodeError:
-            raise EncryptionError("identity has a malformed name") from None
-        return cls(name, X25519PrivateKey.from_private_bytes(data[middle:end]))
+        name, private = body[len(_MAGIC) + 2 : -_PRIVATE_BYTES], body[-_PRIVATE_BYTES:]
+        return cls(name.decode(), X25519PrivateKey.from_private_bytes(private))
 
     def pair_secret(self, other_public: bytes) -> bytes:
         """Return the secret that this node shares with one other: 32 bytes.
@@ -200,30 +175,23 @@ class Identity:
         EncryptionError
             It is not a public key, or is this node's own.
         """
-        check_public(other_public, "the other node")
         if other_public == self.public:
             raise EncryptionError(
                 f"{self.name!r} shares a secret with other nodes, not with itself"
             )
-        shared = self._private.exchange(X25519PublicKey.from_public_bytes(other_public))
+        shared = _exchange(self._private, other_public, "the other node")
         pair = sorted((self.public, other_public))
         return derive_key(shared, "fedtrellis pair", *pair)
 
     def derive(self, *context: Item) -> bytes:
-        """Return a secret of 32 bytes that follows from this node's key alone.
-
-        Parameters
-        ----------
-        *context : bytes, str or int
-            Its use; another one gives another secret.
-        """
+        """Return a secret of 32 bytes for one use, of this node's key alone."""
         own = self._private.private_bytes_raw()
         return derive_key(own, "fedtrellis own", *context)
 
 
 def is_identity(data: bytes) -> bool:
     """Whether bytes are those of an identity."""
-    return data[: len(_MAGIC)] == _MAGIC
+    return data.startswith(_MAGIC)
 
 
 def write_identity(path: str | Path, name: str) -> Identity:
@@ -235,7 +203,7 @@ def write_identity(path: str | Path, name: str) -> Identity:
         The file exists or cannot be written, or the name cannot be a client id.
     """
     identity = Identity.generate(name)
-    create_file(Path(path).expanduser(), identity.to_bytes(), 0o600)
+    create_file(path, identity.to_bytes(), 0o600)
     return identity
 
 
@@ -249,7 +217,7 @@ def load_identity(path: str | Path) -> Identity:
         be read or changed by others than its owner, or is not an identity.
     """
     try:
-        data, mode = read_file(path)
+        return load_file(path, "identity", Identity.from_bytes)
     except EncryptionError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise EncryptionError(
@@ -258,12 +226,133 @@ def load_identity(path: str | Path) -> Identity:
                 "every node's roster"
             ) from error
         raise
-    if mode & 0o077:
-        raise EncryptionError(
-            f"identity {str(path)!r} is open to others (mode {mode:04o}); chmod 600 "
-            "it, and if others may have read it, make a new one"
-        )
+
+
+def shown(digest: str) -> str:
+    """Return the first 128 bits of a digest, in groups of four digits."""
+    return " ".join(digest[i : i + 4] for i in range(0, _SHOWN_DIGITS, 4))
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The clients that a node knows, and their public keys.
+
+    Parameters
+    ----------
+    members : dict
+        Client id → public key of 32 bytes, at least two of them.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of all members, whatever their order: 64 hexadecimal digits.
+
+    Raises
+    ------
+    EncryptionError
+        There are fewer than two members, two with one key, or something is not a client
+        id or not a public key.
+    """
+
+    members: dict[str, bytes]
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.members) < 2:
+            raise EncryptionError(
+                f"a roster needs at least two nodes, this one has {len(self.members)}"
+            )
+        owners: dict[bytes, str] = {}
+        probe = X25519PrivateKey.generate()
+        for name, public in self.members.items():
+            _check_name(name)
+            _exchange(probe, public, name)
+            first = owners.setdefault(public, name)
+            if first != name:
+                raise EncryptionError(
+                    f"{first!r} and {name!r} have the same public key in the roster; "
+                    "each node needs an identity of its own"
+                )
+        # sorted: a roster means the same in whatever order people have written it
+        flat = [part for member in sorted(self.members.items()) for part in member]
+        data = encode_items("fedtrellis roster", *flat)
+        object.__setattr__(self, "digest", hashlib.sha256(data).hexdigest())
+
+    def public(self, name: str) -> bytes:
+        """Return a client's public key; EncryptionError if it is not in the roster."""
+        if name not in self.members:
+            raise EncryptionError(f"{name!r} is not in this node's roster")
+        return self.members[name]
+
+    def check(self, identity: Identity) -> None:
+        """Raise EncryptionError if a node is not in it, or with another public key."""
+        pinned = self.members.get(identity.name)
+        if pinned is None:
+            raise EncryptionError(
+                f"this node, {identity.name!r}, is not in its roster (which has "
+                f"{len(self.members)} nodes, digest {shown(self.digest)})"
+            )
+        if pinned != identity.public:
+            raise EncryptionError(
+                f"the roster has another public key for this node, {identity.name!r}: "
+                f"{pinned.hex()}, and its identity has {identity.public.hex()}. Either "
+                "the identity was made anew or the roster was changed"
+            )
+
+    def to_text(self) -> str:
+        """Return the roster as TOML, sorted by client id."""
+        lines = [
+            f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(public.hex())}"
+            for name, public in sorted(self.members.items())
+        ]
+        head = ["# fedtrellis-keys: public keys of the nodes that work together"]
+        head += [f"roster = {_VERSION}", "", "[nodes]"]
+        return "\n".join([*head, *lines]) + "\n"
+
+
+def is_roster(data: bytes) -> bool:
+    """Whether bytes are meant as a roster, well-formed or not."""
+    return re.search(rb"(?m)^\s*roster\s*=", data) is not None
+
+
+def parse_roster(data: bytes) -> Roster:
+    """Inverse of :meth:`Roster.to_text`, in bytes; EncryptionError if they are none."""
     try:
-        return Identity.from_bytes(data)
-    except EncryptionError as error:
-        raise EncryptionError(f"{str(path)!r}: {error}") from None
+        content = tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        raise EncryptionError("roster is not text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise EncryptionError(f"roster is not TOML: {error}") from None
+    version, nodes = content.get("roster"), content.get("nodes")
+    if version != _VERSION or not isinstance(nodes, dict):
+        raise EncryptionError(
+            f"a roster has roster = {_VERSION} and a table [nodes], client id = "
+            "public key"
+        )
+    # parsed as the lines that people paste; a roster edited by hand is checked alike
+    return Roster({name: parse_public(f"{name}={nodes[name]}")[1] for name in nodes})
+
+
+def load_roster(path: str | Path) -> Roster:
+    """Read a node's roster.
+
+    Raises
+    ------
+    EncryptionError
+        The file cannot be read, can be changed by others than its owner, or is not a
+        roster.
+    """
+    return load_file(path, "roster", parse_roster)
+
+
+def write_roster(path: str | Path, publics: Mapping[str, bytes]) -> Roster:
+    """Write a roster to a new file, and return it.
+
+    Raises
+    ------
+    EncryptionError
+        The file exists or cannot be written, or the roster is not one.
+    """
+    roster = Roster(dict(publics))
+    create_file(path, roster.to_text().encode(), 0o644)
+    return roster

@@ -56,7 +56,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.labels import encode_items, expand
+from fedtrellis.encryption.symmetric import encode_items, expand
 
 __all__ = [
     "POINT_BYTES",

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from fedtrellis.encryption.block_sum import BlockMember, Introduction
 from fedtrellis.encryption.discrete_normal import discrete_normal
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
-from fedtrellis.encryption.node_secrets import NodeSecrets
-from fedtrellis.encryption.run_key import remove_run_key
+from fedtrellis.encryption.node_secrets import NodeSecrets, remove_run_key
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.protocol import client_identity

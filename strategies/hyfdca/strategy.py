@@ -16,7 +16,7 @@ from fedtrellis.dual.alignment import Alignment
 from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.held_groups import HeldGroup
 from fedtrellis.encryption import load_evaluation
-from fedtrellis.encryption.labels import KEY_BYTES
+from fedtrellis.encryption.symmetric import KEY_BYTES
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout

@@ -15,7 +15,7 @@ from benchmarks.hyfdca_split import ENCRYPTION, PARTS, Clock, instrumented
 from benchmarks.report import Spread
 from clients import HyFDCAClient
 from fedtrellis.dual.alignment import align
-from strategies import hybrid
+from fedtrellis.encryption import Cipher
 from tasks import HybridSVM
 
 SMALL = hyfdca.IterationCase(120, 4, 2, iterations=2, turns=2, real=False)
@@ -48,19 +48,19 @@ def test_the_clock_counts_inner_calls_once() -> None:
 
 
 def test_the_instruments_are_taken_out_again() -> None:
-    before = (vars(hybrid)["add_vectors"], HyFDCAClient.fit_propose)
+    before = (Cipher.add, HyFDCAClient.fit_propose)
     clock = Clock()
     inside = []
 
     def fail() -> None:
         with instrumented(clock):
-            inside.append(vars(hybrid)["add_vectors"])
+            inside.append(Cipher.add)
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     assert inside != [before[0]]
-    assert (vars(hybrid)["add_vectors"], HyFDCAClient.fit_propose) == before
+    assert (Cipher.add, HyFDCAClient.fit_propose) == before
 
 
 def test_random_quadrants_hold_every_entry_once() -> None:

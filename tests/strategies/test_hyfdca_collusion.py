@@ -19,8 +19,7 @@ from fedtrellis import LocalGrid, client_app
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.block_sum import _mask
 from fedtrellis.encryption.fixed_point import Coding
-from fedtrellis.encryption.identity import Identity
-from fedtrellis.encryption.roster import Roster
+from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 from strategies.hyfdca.mixtures import MixtureSteps

@@ -17,7 +17,6 @@ from fedtrellis.encryption import (
     Identity,
     load_roster,
     node_secrets,
-    run_key,
     write_identity,
     write_key_pair,
     write_roster,
@@ -65,8 +64,8 @@ def _open_to_others(run: Run) -> None:
 
 
 def _key_gone(run: Run) -> None:
-    run_key._run_keys.clear()
-    run_key._run_key_path(run.strategy.conversation.session).unlink()
+    node_secrets._run_keys.clear()
+    node_secrets._run_key_path(run.strategy.conversation.session).unlink()
 
 
 @pytest.mark.parametrize(
@@ -125,8 +124,7 @@ class Files:
 
     def run(self, rounds: int, **options: Any) -> Run:
         """As by processes that have just been started."""
-        for read in ("_load_key", "_load_identity", "_load_roster"):
-            getattr(node_secrets, read).cache_clear()
+        node_secrets._cached.cache_clear()
 
         def client_fn(context: Context) -> Any:
             name = str(context.node_config["partition-id"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtrellis.encryption import block_sum, keystream
+from fedtrellis.encryption import block_sum, symmetric
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.cipher import Cipher
 from tests.harness import calm
@@ -41,7 +41,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     found = Noted()
     last: list[bytes] = []
 
-    class Noting(keystream.Keystream):
+    class Noting(symmetric.Keystream):
         """Remembers its key, also for whoever made it last."""
 
         def __init__(self, key: bytes) -> None:

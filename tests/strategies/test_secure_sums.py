@@ -17,7 +17,7 @@ import strategies
 from fedtrellis import LocalGrid, SecureSum
 from fedtrellis.domains import L1Ball
 from fedtrellis.encryption import block_sum, write_identity, write_roster
-from fedtrellis.encryption.run_key import _run_key_path
+from fedtrellis.encryption.node_secrets import _run_key_path
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import Accountant

@@ -27,9 +27,9 @@ from fedtrellis.encryption.block_sum import (
     deal,
     total_of,
 )
+from fedtrellis.encryption.cipher import backend_class
 from fedtrellis.encryption.discrete_normal import discrete_normal
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
-from fedtrellis.encryption.keys import backend_class
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.settings import SettingsError
 

@@ -134,7 +134,7 @@ def test_the_stream_is_its_definition() -> None:
     from cryptography.hazmat.primitives.ciphers.algorithms import AES
     from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-    from fedtrellis.encryption.labels import encode_label, expand
+    from fedtrellis.encryption.symmetric import encode_label, expand
 
     key = key_of("stream")
     (blob,) = key.encrypt([1.5, -2.0], LABEL, "a", 7)

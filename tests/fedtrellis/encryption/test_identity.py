@@ -18,16 +18,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.identity import (
     Identity,
-    load_identity,
-    parse_public,
-    public_line,
-    write_identity,
-)
-from fedtrellis.encryption.roster import (
     Roster,
+    load_identity,
     load_roster,
+    parse_public,
     parse_roster,
+    public_line,
     shown,
+    write_identity,
     write_roster,
 )
 

@@ -20,7 +20,7 @@ from fedtrellis.encryption.intersection import (
     scalar_from,
     unblind,
 )
-from fedtrellis.encryption.labels import encode_items
+from fedtrellis.encryption.symmetric import encode_items
 
 # FIPS 186-4, D.1.2.3
 P = 2**256 - 2**224 + 2**192 + 2**96 - 1

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtrellis.encryption import EncryptionError, encode_label
-from fedtrellis.encryption.labels import expand
+from fedtrellis.encryption.symmetric import expand
 
 _SECRET = bytes(range(32))
 _labels = st.tuples(

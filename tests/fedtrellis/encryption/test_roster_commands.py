@@ -9,7 +9,7 @@ import pytest
 
 from fedtrellis.encryption import load_identity, load_roster, seal
 from fedtrellis.encryption.command_line import main
-from fedtrellis.encryption.sealing import open_sealed
+from fedtrellis.encryption.symmetric import open_sealed
 
 Captured = pytest.CaptureFixture[str]
 

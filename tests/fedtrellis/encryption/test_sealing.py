@@ -8,7 +8,7 @@ import pytest
 
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.identity import Identity
-from fedtrellis.encryption.sealing import SEALED_BYTES, open_sealed, seal
+from fedtrellis.encryption.symmetric import SEALED_BYTES, open_sealed, seal
 
 PURPOSE = ("group key", "run 1", "a", "b", 3)
 REFUSED = "^sealed message was refused$"
