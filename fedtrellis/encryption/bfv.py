@@ -60,8 +60,7 @@ def _needed(library: str) -> Any:
         return importlib.import_module(library)
     except ImportError as error:
         raise EncryptionError(
-            f"encryption backend 'tenseal-bfv' needs {library}: "
-            'pip install "fedtrellis[encryption]"'
+            f"'tenseal-bfv' needs {library}: pip install \"fedtrellis[encryption]\""
         ) from error
 
 
@@ -157,16 +156,14 @@ class BfvCipher(Cipher):
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         total = self._load(payloads[0])
         for other in map(self._load, payloads[1:]):
-            # not a copy of TenSEAL's, which would ask for the secret key
-            total.add_(other)
+            total.add_(other)  # a copy would take the secret key
         # a BFVVectorProto of one ciphertext: sizes, and its bytes
         message = bytes(total.serialize())
         return message[message.index(_SEAL) :]
 
     def _load(self, payload: bytes) -> Any:
         plain = _plain_form(payload)
-        sizes, length = _varint(DEGREE), _varint(len(plain))
-        message = b"\x0a%c%b\x12%b%b" % (len(sizes), sizes, length, plain)
+        message = b"\x0a\x02%b\x12%b%b" % (_varint(DEGREE), _varint(len(plain)), plain)
         return _translate(
             "ciphertext cannot be read",
             lambda: self._cpp.BFVVector(self._context, message),
@@ -174,11 +171,8 @@ class BfvCipher(Cipher):
 
 
 def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
 
 
 def _plain_form(payload: bytes) -> bytes:

@@ -77,13 +77,8 @@ class LostKeyError(EncryptionError):
 class Introduction(NamedTuple):
     """What all members of a block are sent of each.
 
-    Attributes
-    ----------
-    name : str
-    key : str
-        Its identity's public key, or the fingerprint of the key that all have.
-    fresh : bytes
-        Its public key for this block, 32 bytes.
+    ``key`` is its identity's public key, or the fingerprint of the key that all have;
+    ``fresh`` its public key for this block, 32 bytes.
     """
 
     name: str
@@ -151,11 +146,8 @@ class BlockMember:
     def introduce(self, beginning: bytes) -> Introduction:
         """Return what the others are sent of this client: a fresh key.
 
-        Parameters
-        ----------
-        beginning : bytes
-            Another one each time that the block begins; the same again gets the same
-            answer.
+        ``beginning`` is another one each time that the block begins; the same again
+        gets the same answer.
 
         Raises
         ------
@@ -190,13 +182,8 @@ class BlockMember:
     def agree(self, members: Sequence[Introduction], told: bytes = b"") -> None:
         """Check what was sent of everybody, and derive what is shared with each.
 
-        Parameters
-        ----------
-        members : sequence of Introduction
-            In an order that all are sent.
-        told : bytes
-            What else all were sent. Whoever was sent something else has other keys, and
-            no sum comes out.
+        ``members`` are in an order that all are sent. ``told`` is what else all were
+        sent: whoever was sent something else has other keys, and no sum comes out.
 
         Raises
         ------
@@ -289,7 +276,8 @@ class BlockMember:
         used, words = blob[:count], blob[count:]
         if attempt == used[count - ATTEMPT_BYTES :]:
             return np.frombuffer(words, content["dtype"])
-        if attempt in _cut(used):
+        starts = range(0, len(used), ATTEMPT_BYTES)
+        if attempt in {used[start : start + ATTEMPT_BYTES] for start in starts}:
             raise EncryptionError(
                 f"client {self._node.client} has answered a later attempt already"
             )
@@ -376,13 +364,6 @@ class BlockMember:
         return content, blob
 
 
-def _cut(used: bytes) -> set[bytes]:
-    return {
-        used[start : start + ATTEMPT_BYTES]
-        for start in range(0, len(used), ATTEMPT_BYTES)
-    }
-
-
 def _mask(
     hidden: Words, key: bytes, attempt: bytes, places: Places | None, *, add: bool
 ) -> None:
@@ -409,19 +390,7 @@ def _remove_expired(folder: Path) -> None:
 
 
 def deal(clients: Sequence[str], size: int, least: int = LEAST) -> list[list[str]]:
-    """Deal clients into blocks, in their order.
-
-    Parameters
-    ----------
-    clients : sequence of str
-    size : int
-        Of a block; some may be larger by what is left over.
-    least : int
-        All are in one block where there are fewer than twice as many.
-
-    Returns
-    -------
-    list of list of str
+    """Deal clients, in their order, into blocks of ``size`` or somewhat more.
 
     Raises
     ------
@@ -452,22 +421,10 @@ def total_of(
     places: Sequence[Places] | None = None,
     length: int = 0,
 ) -> Words:
-    """Add up the terms of a whole block.
+    """Add up the terms of all members of a block; their number is ``size``.
 
-    Parameters
-    ----------
-    terms : sequence of ndarray
-        Of all members.
-    size : int
-        How many these are.
-    places : sequence of ndarray, optional
-        Where each term's words stand in a sum of ``length`` words; by default the terms
-        are alike.
-
-    Returns
-    -------
-    ndarray
-        Of one word less than the terms have; without masks.
+    ``places`` are where each term's words stand in a sum of ``length`` words; by
+    default the terms are alike. The sum has neither masks nor the word that counts.
 
     Raises
     ------

@@ -128,18 +128,8 @@ class Cipher:
     ``senders`` that are expected: that finds mistakes. Holders of a key trust each
     other, and the server to add what it was asked to.
 
-    Attributes
-    ----------
-    name : str
-        The backend's.
-    coding : Coding
-        How real numbers become integers.
-    slots : int
-        Numbers of one ciphertext at most; a longer vector takes several.
-    has_secret : bool
-        Whether this is a key.
-    fingerprint : str
-        16 hexadecimal digits; the same for a key, its context and all that is bound.
+    A ciphertext has ``slots`` numbers at most; a longer vector takes several.
+    ``fingerprint`` is the same for a key, its context and all that is bound.
     """
 
     name: ClassVar[str] = "stream"
@@ -234,24 +224,19 @@ class Cipher:
     def encrypt(
         self, values: ArrayLike, label: Label, sender: str, terms: int
     ) -> list[bytes]:
-        """Encrypt a vector as a share of a sum.
+        """Encrypt a vector as a share of a sum, in ⌈n / slots⌉ ciphertexts.
 
         Parameters
         ----------
         values : array_like of float64, shape (n,)
             Rounded to multiples of 2^−bits.
         label : tuple of str or int
-            What this is a share of: first its purpose, then everything that must not be
-            confused, such as run, round and quantity.
+            First its purpose, then everything that must not be confused, such as run,
+            round and quantity.
         sender : str
             Who encrypts, of 1 to 255 bytes; the server reads it.
         terms : int
             How many shares will be added at most.
-
-        Returns
-        -------
-        list of bytes
-            ⌈n / slots⌉ ciphertexts.
 
         Raises
         ------
@@ -307,22 +292,10 @@ class Cipher:
         count: int,
         senders: Sequence[str] | None,
     ) -> FloatArray:
-        """Decrypt a sum of shares.
+        """Decrypt a sum of shares, to float64 of shape (count,).
 
-        Parameters
-        ----------
-        blobs : sequence of bytes
-            As from :meth:`encrypt` or :meth:`add`.
-        label : tuple of str or int
-            That of all shares within.
-        count : int
-            How many numbers each share has.
-        senders : sequence of str or None
-            Who made the shares, one each; None takes any.
-
-        Returns
-        -------
-        ndarray of float64, shape (count,)
+        ``label`` and ``count`` are those of all shares; ``senders`` who made them, one
+        each (None takes any).
 
         Raises
         ------
@@ -458,21 +431,8 @@ def write_key_pair(
 ) -> Cipher:
     """Make a new key, and write it and its evaluation context to new files.
 
-    Parameters
-    ----------
-    key_path : str or Path
-        For the clients, all of them: mode 0600. Whoever has it reads everything.
-    context_path : str or Path
-        For the server: mode 0644. Nothing in it is secret.
-    backend : str
-        ``"stream"``, ``"tenseal-bfv"``, or ``"none"``, which encrypts nothing.
-    bits : int
-        Fractional bits of the fixed point.
-
-    Returns
-    -------
-    Cipher
-        With the secret.
+    The key is for the clients (mode 0600): whoever has it reads everything. Nothing in
+    the context is secret; it is for the server (mode 0644).
 
     Raises
     ------
@@ -514,12 +474,7 @@ def load_key(path: str | Path) -> Cipher:
 
 
 def load_evaluation(source: str | Path | bytes) -> Cipher:
-    """Read the server's evaluation context.
-
-    Parameters
-    ----------
-    source : str, Path or bytes
-        A path, or the context itself.
+    """Read the server's evaluation context, of a file or given as bytes.
 
     Raises
     ------

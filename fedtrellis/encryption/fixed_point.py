@@ -74,18 +74,11 @@ class RangeError(EncryptionError):
 
 
 def check_terms(terms: int) -> int:
-    """Return ``terms`` if a sum may have so many.
-
-    Raises
-    ------
-    EncryptionError
-        It is not an integer from 1 to ``MAX_TERMS``.
-    """
-    # bool is an int to Python, but True terms are a mistake
-    if isinstance(terms, bool) or not isinstance(terms, int | np.integer):
-        raise EncryptionError(f"terms = {terms!r} must be an integer")
-    if not 1 <= terms <= MAX_TERMS:
-        raise EncryptionError(f"terms = {terms} must be from 1 to {MAX_TERMS}")
+    """Return ``terms``, as many as a sum may have, or raise EncryptionError."""
+    if not isinstance(terms, int | np.integer) or not 1 <= terms <= MAX_TERMS:
+        raise EncryptionError(
+            f"terms = {terms!r} must be an integer from 1 to {MAX_TERMS}"
+        )
     return int(terms)
 
 

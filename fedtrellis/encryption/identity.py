@@ -115,17 +115,7 @@ def parse_public(line: str) -> tuple[str, bytes]:
 class Identity:
     """The private key of one node.
 
-    Parameters
-    ----------
-    name : str
-        Its client id.
-    private : X25519PrivateKey
-
-    Attributes
-    ----------
-    name : str
-    public : bytes
-        32 bytes, for the others' rosters.
+    ``name`` is its client id; ``public``, 32 bytes, is for the others' rosters.
     """
 
     def __init__(self, name: str, private: X25519PrivateKey) -> None:
@@ -163,12 +153,8 @@ class Identity:
         """Return the secret that this node shares with one other: 32 bytes.
 
         The same on both nodes: HKDF-SHA256 of X25519(own private, other's public),
-        with both public keys, sorted, in its info.
-
-        Parameters
-        ----------
-        other_public : bytes
-            From the roster, never from the server.
+        with both public keys, sorted, in its info. ``other_public`` comes from the
+        roster, never from the server.
 
         Raises
         ------

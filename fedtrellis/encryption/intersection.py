@@ -17,7 +17,7 @@ EC 1999) in the form of De Cristofaro and Tsudik (FC 2010), with the hash around
 2HashDH (Jarecki, Kiayias and Krawczyk, ASIACRYPT 2014; RFC 9497), over the outputs
 alone, since clients keep no id beside them. An x-coordinate stands for a point and its
 negative, which multiplication does not tell apart. The curve is the library's
-(``cryptography``, thus OpenSSL); nothing here adds, doubles or takes a root.
+(``cryptography``, thus OpenSSL).
 
 * H tries x = SHA-256(domain, id, counter) until the library takes x for a point's: two
   attempts on average, more for some ids than for others, which only the node can time.
@@ -84,13 +84,7 @@ _ATTEMPTS = 128
 
 
 def scalar_from(secret: bytes) -> int:
-    """Return a secret number from 1 to n − 1.
-
-    Parameters
-    ----------
-    secret : bytes
-        32 bytes that are derived for this run and this purpose.
-    """
+    """A number from 1 to n − 1, of 32 secret bytes derived for this run and purpose."""
     # 16 bytes more than n has: nearly uniform (RFC 9380, section 5.1)
     wide = expand(secret, "intersection", size=48)
     return 1 + int.from_bytes(wide, "big") % (_ORDER - 1)
@@ -125,8 +119,24 @@ def _hashed(domain: str, name: str) -> ec.EllipticCurvePublicKey:
     raise AssertionError("SHA-256 found no point")  # once in 2^128 ids
 
 
-def _multiply(points: ByteArray, scalar: int) -> ByteArray:
-    """x(scalar · P) of each point P."""
+def blind(ids: Sequence[str], scalar: int, domain: str) -> ByteArray:
+    """Return x(r H(id)) of each id, uint8 of shape (n, 32); r is the client's secret.
+
+    Evaluators see the order of the ids, so it should say nothing. ``domain`` is what
+    the ids are of, the same on every client: H differs from domain to domain.
+    """
+    key, method = _key(scalar), ec.ECDH()
+    return _as_array([key.exchange(method, _hashed(domain, str(i))) for i in ids])
+
+
+def evaluate(points: ByteArray, scalar: int) -> ByteArray:
+    """Return x(s P) of each point P, uint8 of shape (n, 32); s is the evaluator's.
+
+    Raises
+    ------
+    EncryptionError
+        A point is not on the curve, or the array has another shape or dtype.
+    """
     if points.ndim != 2 or points.shape[1] != POINT_BYTES or points.dtype != np.uint8:
         raise EncryptionError(
             f"points must be an array of uint8 of shape (n, {POINT_BYTES}), not of "
@@ -145,83 +155,17 @@ def _multiply(points: ByteArray, scalar: int) -> ByteArray:
     return _as_array(products)
 
 
-def blind(ids: Sequence[str], scalar: int, domain: str) -> ByteArray:
-    """Return x(r H(id)) of each id.
-
-    Parameters
-    ----------
-    ids : sequence of str
-        A client's samples, each once. Their order is seen by the evaluators: it should
-        say nothing.
-    scalar : int
-        The client's own secret r, from :func:`scalar_from`.
-    domain : str
-        What the ids are of, the same on every client: H differs from domain to domain.
-
-    Returns
-    -------
-    array of uint8, shape (n, 32)
-    """
-    key, method = _key(scalar), ec.ECDH()
-    return _as_array([key.exchange(method, _hashed(domain, str(i))) for i in ids])
-
-
-def evaluate(points: ByteArray, scalar: int) -> ByteArray:
-    """Return x(s P) of each of a client's points P.
-
-    Parameters
-    ----------
-    points : array of uint8, shape (n, 32)
-    scalar : int
-        The evaluator's secret s, the same for all clients.
-
-    Returns
-    -------
-    array of uint8, shape (n, 32)
-
-    Raises
-    ------
-    EncryptionError
-        A point is not on the curve, or the array has another shape or dtype.
-    """
-    return _multiply(points, scalar)
-
-
 def unblind(points: ByteArray, scalar: int) -> ByteArray:
-    """Return x(r⁻¹ P) of each point P, so x(s H(id)) of what was evaluated.
-
-    Parameters
-    ----------
-    points : array of uint8, shape (n, 32)
-        An evaluator's answer.
-    scalar : int
-        The r that they were blinded with.
-
-    Returns
-    -------
-    array of uint8, shape (n, 32)
-
-    Raises
-    ------
-    EncryptionError
-        A point is not on the curve, or the array has another shape or dtype.
-    """
+    """Return x(r⁻¹ P) of each point P of an evaluator's answer, so x(s H(id))."""
     _key(scalar)  # from 1 to n - 1
-    return _multiply(points, pow(scalar, -1, _ORDER))
+    return evaluate(points, pow(scalar, -1, _ORDER))
 
 
 def pseudonyms(*outputs: ByteArray) -> ByteArray:
-    """Return each id's pseudonym.
+    """Return each id's pseudonym, uint8 of shape (n, 16).
 
-    Parameters
-    ----------
-    *outputs : array of uint8, shape (n, 32)
-        What :func:`unblind` made of each evaluator's answer, the evaluators in the same
-        order on every client.
-
-    Returns
-    -------
-    array of uint8, shape (n, 16)
+    ``outputs`` are what :func:`unblind` made of each evaluator's answer, the evaluators
+    in the same order on every client.
 
     Raises
     ------

@@ -172,13 +172,7 @@ def is_key(data: bytes) -> bool:
 
 
 def unpack_key(data: bytes) -> KeyFile:
-    """Inverse of :func:`pack_key`.
-
-    Raises
-    ------
-    EncryptionError
-        The bytes are neither a key nor a context, or are damaged.
-    """
+    """Inverse of :func:`pack_key`; EncryptionError if it is neither, or damaged."""
     secret = is_key(data)
     if not secret and not data.startswith(_CONTEXT_MAGIC):
         raise EncryptionError("this is neither a key nor a context of fedtrellis")

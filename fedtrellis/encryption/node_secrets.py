@@ -47,20 +47,9 @@ class NodeSecrets:
 
     Two ways: one key that all clients have, ``key-file``, or an identity of its own and
     a roster of everybody's public keys, ``identity-file`` and ``roster-file``. Without
-    any of them the clients of a simulation make a key for the run.
-
-    Parameters
-    ----------
-    client : str
-        Its identity.
-    node_config : mapping
-        With ``key-file`` or ``identity-file``, ``roster-file`` and ``ledger``, which
-        the other parameters take the place of.
-    key : Cipher, str or Path, optional
-    identity : Identity, str or Path, optional
-    roster : Roster, str or Path, optional
-    ledger : str or Path, optional
-        The folder.
+    any of them the clients of a simulation make a key for the run. What is not given
+    is in the node config: ``key-file`` or ``identity-file``, ``roster-file``, and
+    ``ledger``, the folder of what the node remembers.
 
     Raises
     ------
@@ -160,14 +149,9 @@ class NodeSecrets:
     ) -> Cipher:
         """Return the key that all clients have.
 
-        Parameters
-        ----------
-        session, backend : str
-            The run, and the cipher that its clients make a key of if they have none.
-        expected : str or None
-            The key's fingerprint; None where it is not settled yet.
-        own : bool
-            Whether the run takes keys of the nodes' own only.
+        ``session`` is the run, ``backend`` the cipher that a simulation's clients make
+        a key of, ``expected`` the key's fingerprint (None where it is not settled yet).
+        With ``own`` the run takes keys of the nodes' own only.
 
         Raises
         ------
@@ -197,12 +181,7 @@ class NodeSecrets:
     def shared_with(self, other: str, key: str, session: str, backend: str) -> bytes:
         """Return what this node shares with another whatever the run.
 
-        Parameters
-        ----------
-        other, key : str
-            The other client, and its public key or the fingerprint of the common one.
-        session, backend : str
-            As :meth:`common_key` takes them.
+        ``key`` is the other's public key, or the fingerprint of the common one.
 
         Raises
         ------
@@ -295,17 +274,8 @@ def shared_run_key(
     The first process to ask makes it, in a private directory of this user's among the
     temporary files; :func:`remove_run_key` removes it, and if nobody calls that, a
     later run does after a week (a run that was killed may go on until then). For
-    simulations only: the server could read it too.
-
-    Parameters
-    ----------
-    session : str
-        The run: letters, digits, ``_`` and ``-``.
-    backend : str
-    bits : int
-        Fractional bits of the fixed point.
-    make : bool
-        Whether to make the key if there is none; else that is an error.
+    simulations only: the server could read it too. Without ``make``, that there is no
+    key is an error.
 
     Raises
     ------
