@@ -225,7 +225,7 @@ def _column_sums(run: ClientRun) -> FloatArray:
     for g, held in run.held.items():
         own = run.sample_weights[held.own]
         s[held.rows] = own
-        mass += own.sum() * run.first_columns(g, False)
+        mass += own[held.by_row].sum() * run.first_columns(g, False)
     return np.vstack([column_sums(run.features, s), mass])
 
 

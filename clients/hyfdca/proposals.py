@@ -113,11 +113,12 @@ def backup(run: ClientRun) -> Arrays:
 def _scores(run: ClientRun, g: int, version: int) -> FloatArray:
     """x_iᵀw of a group's samples, (C, n_g); of a shared one's not drawn, 0."""
     config, held, C = run.config, run.held[g], run.config["classes"]
+    z = np.zeros((C, held.size))
     if g in config["local"]:
         row = dict(zip(config["local"], config["rows"], strict=True))[g]
         part = run.rows_of(held)
-        return np.stack([part @ one for one in run.w[row * C : (row + 1) * C]])
-    z = np.zeros((C, held.size))
+        z[:, held.by_row] = [part @ one for one in run.w[row * C : (row + 1) * C]]
+        return z
     drawn = run.drawn(held, version)
     where = np.arange(held.size)
     if config["slots"] == "chosen" and drawn is not None:
@@ -157,17 +158,18 @@ def _proposal(
             moved = alpha[:, moves] + r * (moved - alpha[:, moves])
         point[:, moves] = moved
         new.append(loss.feasible(point, y))
-    proposals = np.stack(new)
+    proposals, order = np.stack(new), held.by_row
     # v_k = (1/λN) Σ_i α_i x_{k,i}
-    rows = proposals.reshape(-1, held.size)
+    rows = proposals.reshape(-1, held.size)[:, order]
     v = np.ascontiguousarray((run.rows_of(held).T @ rows.T).T) / run.scale
     numbers = []
     for c in range(config["classes"]):
-        every = [alpha[c], *proposals[:, c]]
-        own = weighted(run.loss, None if s is None else s[c])
-        numbers.append(float(own.value(z[c], y[c]).sum()))
-        numbers += [float(own.conjugate(a, y[c]).sum()) for a in every]
-        numbers += [float(a @ z[c]) for a in every]
+        every = [a[order] for a in (alpha[c], *proposals[:, c])]
+        own = weighted(run.loss, None if s is None else s[c, order])
+        z_c, y_c = z[c, order], y[c, order]
+        numbers.append(float(own.value(z_c, y_c).sum()))
+        numbers += [float(own.conjugate(a, y_c).sum()) for a in every]
+        numbers += [float(a @ z_c) for a in every]
     first = int(ids[-1]) + 1
     points = proposals.reshape(len(proposals), -1)
     run.state[f"points/{g}"] = np.vstack([remembered, points])
@@ -362,7 +364,7 @@ def _brought_to(run: ClientRun, record: GroupStep) -> Points | str:
         # α ← Σ_j θ_j a_j, of each class its own
         points = known[_positions(ids, record.ids)].reshape(-1, C, held.size)
         weights = np.asarray(record.weights).reshape(C, -1)
-        alpha = np.concatenate([own @ points[:, c] for c, own in enumerate(weights)])
+        alpha = np.einsum("cj,jcn->cn", weights, points).reshape(-1)
         stay = np.asarray(record.keep)[np.isin(record.keep, ids)]
         known = np.vstack([known[_positions(ids, stay)], alpha])
         ids = np.append(stay.astype(np.int64), record.alpha_id)

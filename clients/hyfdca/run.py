@@ -356,9 +356,9 @@ class ClientRun:
         return self._standardized(features, self.new_rows, new=True)
 
     def rows_of(self, held: HeldGroup) -> Any:
-        """A group's rows of the columns."""
-        whole = np.array_equal(held.rows, np.arange(self.part.features.shape[0]))
-        return self.columns if whole else self.columns[held.rows]
+        """A group's rows of the columns, in the order of ``held.by_row``."""
+        whole = held.size == self.part.features.shape[0]
+        return self.columns if whole else self.columns[held.rows[held.by_row]]
 
     def _standardized(
         self, features: Any, groups: Mapping[int, IntArray], new: bool

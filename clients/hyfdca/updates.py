@@ -53,8 +53,9 @@ def dual(run: ClientRun) -> Arrays:
         share = γ / len(holders) * delta
         blobs += run.encrypt(holders, ("dual", g), share, MAX_SHARES)
         if g in config["report"]:
-            numbers.append(float(loss.value(z, y).sum()))
-            numbers.append(float(loss.conjugate(loss.feasible(alpha, y), y).sum()))
+            conjugates = loss.conjugate(loss.feasible(alpha, y), y)
+            sums = loss.value(z, y), conjugates
+            numbers += [float(one[held.by_row].sum()) for one in sums]
     run.numbers = np.array(numbers)
     return as_arrays(blobs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,14 @@ class HeldGroup:
     def own(self) -> slice:
         """Where its samples stand in the client's vectors."""
         return slice(self.start, self.start + self.size)
+
+    @cached_property
+    def by_row(self) -> IntArray:
+        """The samples in the order of their rows, which no pseudonym changes.
+
+        Sums in this order are the same numbers in every run.
+        """
+        return np.argsort(self.rows)
 
     @staticmethod
     def pack(held: Iterable[HeldGroup]) -> dict[str, IntArray]:
