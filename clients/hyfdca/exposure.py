@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from logging import ERROR
-
 import numpy as np
 
 from fedtrellis.dual.agreement import feature_digests
@@ -11,10 +9,9 @@ from fedtrellis.dual.columns import STATISTICS
 from fedtrellis.dual.weights import BALANCED, labels_of, normalised, outweighed
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.flower_internals import log
 
 from .node import entry_counts
-from .run import ClientRun, moving
+from .run import ClientRun, IntArray, moving
 
 __all__ = ["check_exposed", "check_weights_hidden"]
 
@@ -26,7 +23,8 @@ def check_exposed(run: ClientRun) -> None:
     """Refuse a run whose sums give single numbers of this client away.
 
     A sum hides its terms only if there are several: several holders of a feature,
-    several entries of it on this client, several samples in a group.
+    several entries of it on this client, several samples in a group, several samples
+    outside of a group of categories.
     """
     rules, config, agreement = run.rules, run.config, run.agreement
     names, own = run.part.feature_names, agreement.index(run.part.client_id)
@@ -68,7 +66,8 @@ def check_exposed(run: ClientRun) -> None:
             f"standardize needs {least}"
             for name, count in _few_values(run, least)
         ]
-    for found in (few, rare, thin, small):
+    left = _left_by_categories(run, rules.least)
+    for found in (few, rare, thin, left, small):
         shown += found[:_NAMED]
         if len(found) > _NAMED:
             shown.append(f"and {len(found) - _NAMED} more like that")
@@ -121,10 +120,7 @@ def check_weights_hidden(run: ClientRun, balanced: bool) -> None:
 
 
 def _refuse(run: ClientRun, shown: str, or_else: str = "") -> None:
-    """Refuse the run if anything is shown, unless the node's owner accepts it.
-
-    What is shown stays in the node's log; only in a simulation the error says it.
-    """
+    """Refuse the run if anything is shown, unless the node's owner accepts it."""
     if not shown or run.rules.exposed == "accept":
         return
     who, least = run.who, run.rules.least
@@ -133,10 +129,11 @@ def _refuse(run: ClientRun, shown: str, or_else: str = "") -> None:
         f"Its node allows it with exposed = 'accept'{or_else}, or with a smaller least "
         "(in a simulation hyfdca.exposed, hyfdca.least)"
     )
-    if run.node.kind == "run":
-        raise SettingsError(f"{start}: {shown}. {end}")
-    log(ERROR, "%s: %s", start, shown)
-    raise SettingsError(f"{start}: its node's log says which. {end}")
+    raise run.refusal(
+        SettingsError,
+        f"{start}: {shown}. {end}",
+        f"{start}: its node's log says which. {end}",
+    )
 
 
 def _few_values(run: ClientRun, least: int) -> list[tuple[str, int]]:
@@ -151,6 +148,37 @@ def _few_values(run: ClientRun, least: int) -> list[tuple[str, int]]:
         column = np.asarray(run.features[:, [m]] @ np.ones(1)).ravel()
         if len(np.unique(column[column != 0.0])) > 1:
             found.append((str(run.part.feature_names[m]), int(counts[m])))
+    return found
+
+
+def _left_by_categories(run: ClientRun, least: int) -> list[str]:
+    """Groups of binary columns that nearly all samples have one of.
+
+    The constant column's sum less those of a group is one over the samples that have
+    none of its columns. Groups are runs of neighbours, as one-hot columns stand.
+    """
+    from scipy import sparse
+
+    columns = sparse.csc_array(run.features)
+    columns.eliminate_zeros()
+    left = np.ones(columns.shape[0], dtype=np.bool_)
+    group: list[tuple[str, IntArray]] = []
+    found = []
+    for m, name in enumerate(run.part.feature_names):
+        entries = slice(columns.indptr[m], columns.indptr[m + 1])
+        rows = columns.indices[entries]
+        if len(np.unique(columns.data[entries])) != 1:
+            continue
+        while not left[rows].all():  # no two of a group's columns have one sample
+            left[group.pop(0)[1]] = True
+        left[rows] = False
+        group.append((str(name), rows))
+        count = int(left.sum())
+        if 0 < count < least:
+            found.append(
+                f"features {group[0][0]!r} to {name!r} are all zero in {count} of its "
+                "samples only"
+            )
     return found
 
 

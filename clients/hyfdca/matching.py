@@ -31,7 +31,7 @@ _POINT_BYTES = 32
 def blind(run: ClientRun) -> Arrays:
     """Blinded ids, where the clients have no common key to hash them under."""
     _check_roster(run)
-    check_split_data(run.part, run.config)
+    _check_data(run)
     part = run.part
     new = [] if part.new_samples is None else part.new_samples.sample_ids
     # new samples' are ids of another kind
@@ -47,6 +47,14 @@ def evaluate_points(run: ClientRun) -> Arrays:
     count = len(run.config["owners"])
     points = [_points(run.config[f"points/{i}"]) for i in range(count)]
     return [intersection.evaluate(own, scalar) for own in points]
+
+
+def _check_data(run: ClientRun) -> None:
+    try:
+        check_split_data(run.part, run.config)
+    except SettingsError as error:
+        public = f"{run.who}: its data cannot be used; its node's log says why"
+        raise run.refusal(SettingsError, str(error), public) from None
 
 
 def _check_roster(run: ClientRun) -> None:
@@ -97,7 +105,7 @@ def keyed_hashes(
 
 def align(run: ClientRun) -> Arrays:
     """Hashes of the samples' ids, features' names, which key this is, a fresh key."""
-    check_split_data(run.part, run.config)
+    _check_data(run)
     hashes = _pseudonyms(run)
     n = len(run.part.sample_ids)
     own = run.block.introduce(run.config["session"].encode())

@@ -173,13 +173,16 @@ def _mean(
     values: FloatArray = sums / np.maximum(counts, 1.0)
     if not check:
         return values
+    public = f"the {what} do not fit together: its node's log says how many"
     missing = int((counts == 0).sum())
     if missing:
-        raise LabelError(f"{missing} samples have {what} on none of their holders")
+        private = f"{missing} samples have {what} on none of their holders"
+        raise run.refusal(LabelError, private, public)
     known, here = own
     wrong = int(((known > 0) & (np.abs(values - here) > 1e-9)).sum())
     if wrong:
-        raise LabelError(f"{wrong} samples have other {what} on another client")
+        private = f"{wrong} samples have other {what} on another client"
+        raise run.refusal(LabelError, private, public)
     return values
 
 

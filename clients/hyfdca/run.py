@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import cached_property, lru_cache
+from logging import ERROR
 from math import ceil
 from typing import Any
 
@@ -24,8 +25,9 @@ from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
 from fedtrellis.encryption.symmetric import Item, Keystream, expand, open_sealed, seal
 from fedtrellis.objectives.losses import DualLoss, make_loss
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
 from .node import NodeRules, OwnData, kept, without_rare
@@ -81,6 +83,13 @@ class ClientRun:
     def who(self) -> str:
         """The client, for an error."""
         return f"client {self.part.client_id}"
+
+    def refusal(self, kind: type[CodedError], private: str, public: str) -> CodedError:
+        """An error that says what is private in the node's log, or in a simulation."""
+        if self.node.kind == "run":
+            return kind(private)
+        log(ERROR, "%s: %s", self.who, private)
+        return kind(public)
 
     @cached_property
     def rules(self) -> NodeRules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
 from strategies import HyFDCA
+from strategies.hyfdca.mixtures import MixtureSteps
 from tests.strategies.hyfdca_runs import Array, Run, Split, irregular, small
 
 
@@ -453,7 +455,11 @@ def test_labels_that_contradict_each_other(encryption: str) -> None:
     _refused(split, flip, reason, encryption=encryption)
 
 
-def test_a_sample_that_nobody_labels() -> None:
+@pytest.mark.parametrize("own_key", [False, True])
+def test_a_sample_that_nobody_labels(
+    own_key: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How many there are stays on the node, unless all is one simulation."""
     split = small(n=48)
 
     def labelled(k: int) -> Array:
@@ -462,8 +468,51 @@ def test_a_sample_that_nobody_labels() -> None:
         return y
 
     split.labelled = labelled
-    reason = "client 0: 2 samples have labels on none of their holders"
-    _refused(split, split.app(), reason)
+    reason = "2 samples have labels on none of their holders"
+    if not own_key:
+        _refused(split, split.app(), f"client 0: {reason}")
+        return
+    key = PlainCipher.generate()
+    grid = Recorded(split.app(key=key), split.num_clients)
+    with caplog.at_level("ERROR", logger="flwr"):
+        logging.getLogger("flwr").addHandler(caplog.handler)
+        with pytest.raises(SettingsError, match="labels do not fit together"):
+            Run(split, 5, grid=grid, context=key.evaluation_bytes())
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert reason in caplog.text
+    assert not any(b"2 samples" in data for data in grid.received)
+
+
+@pytest.mark.parametrize("exposed", ["accept", "refuse", "leave-out"])
+@pytest.mark.parametrize("label", [-1.0, 1.0])
+def test_the_label_of_a_sample_of_no_category(
+    exposed: str, label: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V of the constant less V of all categories is that sample's α, with its label."""
+    rng = np.random.default_rng(7)
+    X = np.column_stack([np.eye(3)[np.arange(48) % 3], np.ones(48)])
+    X[0, :3] = 0.0
+    y = rng.choice([-1.0, 1.0], 48)
+    y[0] = label
+    parts = [(np.arange(k, 48, 4), np.arange(4)) for k in range(4)]
+    sums: list[Array] = []
+    honest = MixtureSteps._complete_sum
+
+    def noted(self: MixtureSteps, words: dict[str, NDArray[np.uint64]]) -> Any:
+        found = honest(self, words)
+        sums.append(found[0])
+        return found
+
+    monkeypatch.setattr(MixtureSteps, "_complete_sum", noted)
+    split = Split(X, y, parts)
+    if exposed == "accept":
+        Run(split, 2, encryption="stream", exposed=exposed)
+        (alpha, *_) = (sums[0][:, 3] - sums[0][:, :3].sum(axis=1)).tolist()
+        assert alpha * label > 1e-3
+        return
+    with pytest.raises(SettingsError, match="are all zero in 1 of its samples only"):
+        Run(split, 2, encryption="stream", exposed=exposed)
+    assert not sums
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
