@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
-from fedtrellis.encryption import Cipher, EncryptionError
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
@@ -24,7 +23,7 @@ from fedtrellis.wire.arrays import (
 )
 from fedtrellis.wire.flower_internals import filled
 
-__all__ = ["ROWS", "HybridStrategy", "add_shares"]
+__all__ = ["ROWS", "HybridStrategy"]
 
 #: Under this name a request's entries carry the weights to send: an array of shape
 #: (r, p_k), r versions of the client's own features' weights.
@@ -231,26 +230,3 @@ class HybridStrategy(LoopStrategy):
                 f"{p} features"
             )
         return rest
-
-
-def add_shares(
-    cipher: Cipher, shares: Mapping[str, Blobs]
-) -> tuple[Blobs | None, dict[str, str]]:
-    """Add several clients' ciphertexts, or say whose cannot be added, and why.
-
-    Returns
-    -------
-    (list of bytes or None, dict)
-        The sum; or None, and by client the reason why its share has to be had again.
-    """
-    try:
-        return cipher.add(list(shares.values())), {}
-    except EncryptionError as error:
-        spoilt = {}
-        for name, blobs in shares.items():
-            try:
-                cipher.add([blobs])
-            except EncryptionError as own:
-                spoilt[name] = str(own)
-        # each is good by itself, and together they are not: all over again
-        return None, spoilt or dict.fromkeys(shares, str(error))

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.columns import REPORT, Shifted, in_parts
-from fedtrellis.dual.group_steps import GroupStep
-from fedtrellis.dual.held_groups import MAX_SHARES, HeldGroup
+from fedtrellis.dual.group_records import MAX_SHARES, GroupStep, HeldGroup
 from fedtrellis.dual.local_passes import local_dual_passes
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.objectives.losses import weighted

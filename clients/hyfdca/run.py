@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.dual.agreement import Agreement, feature_digests
 from fedtrellis.dual.columns import Shifted, scales_mark
-from fedtrellis.dual.held_groups import HeldGroup
+from fedtrellis.dual.group_records import HeldGroup
 from fedtrellis.dual.weights import normalised
 from fedtrellis.encryption import (
     Cipher,

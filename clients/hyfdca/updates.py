@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.held_groups import MAX_SHARES
+from fedtrellis.dual.group_records import MAX_SHARES
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .preparation import learn

@@ -158,10 +158,6 @@ class Agreement:
         counts: NDArray[np.int64] = self.holdings.sum(axis=0)
         return counts
 
-    def columns_of(self, member: int) -> NDArray[np.int64]:
-        """The features that a member holds, ascending."""
-        return np.flatnonzero(self.holdings[member])
-
     def held_groups(self, member: int, new: bool = False) -> list[int]:
         """The groups of whose holders a member is one."""
         groups = self.new_groups if new else self.groups

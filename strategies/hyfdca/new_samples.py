@@ -11,9 +11,9 @@ from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
-from ..hybrid import ROWS, Blobs, add_shares
+from ..hybrid import ROWS, Blobs
 from .settings import HyFDCASettings
-from .steps import read_blobs, split_blobs
+from .steps import add_shares, read_blobs, split_blobs
 
 __all__ = ["score_new_samples"]
 

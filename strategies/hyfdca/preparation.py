@@ -20,9 +20,9 @@ from fedtrellis.server.conversation import SETUP_ATTEMPTS, Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 
-from ..hybrid import Blobs, add_shares
+from ..hybrid import Blobs
 from .settings import HyFDCASettings
-from .steps import read_blobs, split_blobs, total_over
+from .steps import add_shares, read_blobs, split_blobs, total_over
 
 __all__ = [
     "align_new_samples",

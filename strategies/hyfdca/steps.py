@@ -11,17 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
+from fedtrellis.encryption import Cipher, EncryptionError
 from fedtrellis.encryption.block_sum import total_of
 from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
-from ..hybrid import Blobs, add_shares
+from ..hybrid import Blobs
 from .settings import HyFDCASettings
 
 __all__ = [
     "Steps",
+    "add_shares",
     "blobs_of",
     "pack",
     "read_blobs",
@@ -131,6 +133,26 @@ class Steps(ABC):
         for name, why in spoilt.items():
             self.strategy.conversation.reject(name, why)
         return total, set(spoilt)
+
+
+def add_shares(
+    cipher: Cipher, shares: Mapping[str, Blobs]
+) -> tuple[Blobs | None, dict[str, str]]:
+    """Add several clients' ciphertexts, or say whose cannot be added, and why.
+
+    Returns the sum; or None, and by client why its share has to be had again.
+    """
+    try:
+        return cipher.add(list(shares.values())), {}
+    except EncryptionError as error:
+        spoilt = {}
+        for name, blobs in shares.items():
+            try:
+                cipher.add([blobs])
+            except EncryptionError as own:
+                spoilt[name] = str(own)
+        # each is good by itself, and together they are not: all over again
+        return None, spoilt or dict.fromkeys(shares, str(error))
 
 
 def read_blobs(arrays: Sequence[NDArray[Any]]) -> Blobs:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedtrellis.dual.agreement import Agreement, Party
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.dual.columns import ColumnScales
-from fedtrellis.dual.held_groups import HeldGroup
+from fedtrellis.dual.group_records import HeldGroup
 from fedtrellis.encryption import load_evaluation
 from fedtrellis.encryption.symmetric import KEY_BYTES
 from fedtrellis.server.conversation import Conversation

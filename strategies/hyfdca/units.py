@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture, points_within
-from fedtrellis.dual.group_steps import GroupStep
+from fedtrellis.dual.group_records import GroupStep
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 
-from ..hybrid import Blobs, add_shares
+from ..hybrid import Blobs
 from .settings import HyFDCASettings
-from .steps import State, blobs_of, pack, unpack
+from .steps import State, add_shares, blobs_of, pack, unpack
 
 __all__ = ["Unit", "Units"]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.held_groups import MAX_SHARES
+from fedtrellis.dual.group_records import MAX_SHARES
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray
 

@@ -57,7 +57,7 @@ def test_it_says_who_holds_what(held: Any) -> None:
     assert agreement.num_samples == len(set().union(*samples.values()))
     for i, name in enumerate(samples):
         assert agreement.index(name) == i
-        said = {agreement.features[m] for m in agreement.columns_of(i)}
+        said = {agreement.features[m] for m in np.flatnonzero(agreement.holdings[i])}
         assert said == set(feature_digests(features[name]))
         groups = agreement.held_groups(i)
         assert sum(agreement.groups[g][1] for g in groups) == len(samples[name])

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedtrellis.dual.bundle import Mixture
-from fedtrellis.dual.group_steps import GroupStep
-from fedtrellis.dual.held_groups import HeldGroup
+from fedtrellis.dual.group_records import GroupStep, HeldGroup
 
 # Three groups: one with a mixture of two points, one that has not moved, one of which
 # the client lost α.
