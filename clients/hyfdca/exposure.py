@@ -166,7 +166,7 @@ def _left_by_categories(run: ClientRun, least: int) -> list[str]:
     found = []
     for m, name in enumerate(run.part.feature_names):
         entries = slice(columns.indptr[m], columns.indptr[m + 1])
-        rows = columns.indices[entries]
+        rows = columns.indices[entries].astype(np.int64)
         if len(np.unique(columns.data[entries])) != 1:
             continue
         while not left[rows].all():  # no two of a group's columns have one sample

@@ -237,9 +237,8 @@ def _mixing(
     if run.config["encryption"] == "none":
         # nothing is hidden: the same in every run, in whatever order a key puts the
         # samples
-        ids = [str(run.part.sample_ids[i]) for i in run.held[g].rows]
         rng = np.random.default_rng([number, version])
-        return rng.uniform(0.5, 1.0, size=z.shape)[:, np.argsort(np.argsort(ids))]
+        return rng.uniform(0.5, 1.0, size=z.shape)[:, run.ranks(run.held[g])]
     step = int(run.state[f"step/{g}"])
     u = run.uniform(g, z.size, "proposal", number, version, step, z.tobytes())
     return 0.5 + 0.5 * u.reshape(z.shape)

@@ -407,12 +407,23 @@ class ClientRun:
             first[self.shared_columns[name]] = False
         return first
 
+    def ranks(self, held: HeldGroup) -> IntArray:
+        """Each sample's place in the order of the ids, the same on all holders."""
+        ids = [str(self.part.sample_ids[i]) for i in held.rows]
+        return np.argsort(np.argsort(ids))
+
     def drawn(self, held: HeldGroup, version: int) -> IntArray | None:
         """The samples of a group that move in this step; None: all."""
         fraction = self.config["local-fraction"]
         if fraction == 1.0:
             return None
-        order = np.argsort(self.uniform(held.group, held.size, version))
+        if self.config["encryption"] == "none":
+            # nothing is hidden: the same in every run, whatever pseudonyms it has
+            u = np.random.default_rng([held.group, version]).uniform(size=held.size)
+            u = u[self.ranks(held)]
+        else:
+            u = self.uniform(held.group, held.size, version)
+        order = np.argsort(u)
         return np.sort(order[: moving(held.size, fraction)])
 
 
