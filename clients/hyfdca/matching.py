@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import Cipher, intersection
 from fedtrellis.encryption.block_sum import Introduction
+from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import SettingsError
 
 from .._split_data import check_split_data
@@ -139,5 +140,9 @@ def agree(run: ClientRun) -> Arrays:
         Introduction(one.name, one.key, bytes.fromhex(one.fresh))
         for one in agreement.members
     ]
-    run.block.agree(members, agreement.digest)
+    part = run.part
+    # without a file of the node's what the client was given must do
+    given = part.features, part.labels, part.weights
+    rows = part.rows or OwnRows(tuple(part.feature_names), given)
+    run.block.agree(members, agreement.digest, rows)
     return as_arrays(run.sealed_keys())

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.columns import Shifted
+from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.wire.arrays import FloatArray
 
@@ -56,6 +57,7 @@ class OwnData:
     loss: str | None = None
     weights: NDArray[Any] | None = None
     new_samples: NewSamples | None = None
+    rows: OwnRows | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

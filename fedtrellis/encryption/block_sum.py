@@ -45,6 +45,7 @@ from fedtrellis.encryption.node_file import (
     private_folder,
 )
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
+from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
 from fedtrellis.encryption.symmetric import Keystream, derive_key, encode_items, expand
 from fedtrellis.settings import SettingsError
 
@@ -179,14 +180,22 @@ class BlockMember:
             key = self._node.common_key(self._session, self._backend, None).fingerprint
         return Introduction(self._node.client, key, fresh)
 
-    def agree(self, members: Sequence[Introduction], told: bytes = b"") -> None:
+    def agree(
+        self,
+        members: Sequence[Introduction],
+        told: bytes = b"",
+        rows: OwnRows | None = None,
+    ) -> None:
         """Check what was sent of everybody, and derive what is shared with each.
 
         ``members`` are in an order that all are sent. ``told`` is what else all were
         sent: whoever was sent something else has other keys, and no sum comes out.
+        ``rows`` are this client's, for its node's memory of releases.
 
         Raises
         ------
+        ReleaseError
+            Beside what earlier runs released this one gives too much away.
         SettingsError
             There are too few, this client is not among them as it introduced itself, a
             key is not what the node knows, or the block was another one before.
@@ -214,6 +223,7 @@ class BlockMember:
             raise SettingsError(
                 f"{who}: its block has other clients than before in this run"
             )
+        ReleaseMemory(self._node, self._session).admit(names, rows)
         keys = {
             one.name: self._pair(private, members, one, digest.digest()).hex()
             for one in members

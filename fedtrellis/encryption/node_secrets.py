@@ -200,13 +200,32 @@ class NodeSecrets:
         first, second = sorted((self.client, other))
         return self.common_key(session, backend, key).derive("pair", first, second)
 
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """Return a word of the node config, by default the first that is allowed."""
+        value: str = self._config.get(name, allowed[0])
+        if value not in allowed:
+            words = ", ".join(map(repr, allowed))
+            raise SettingsError(
+                f"client {self.client}: {name} = {value!r} in the node config is not "
+                f"allowed; allowed: {words}"
+            )
+        return value
+
     def folder(self, session: str) -> Path:
         """Return where this node keeps what it remembers of a run."""
-        folder = self._folder
+        found = Path(self._folder) if self._folder else self.lasting_folder()
+        return found or run_ledgers(session)
+
+    def lasting_folder(self) -> Path | None:
+        """Return where a node with keys keeps what it remembers of all runs."""
+        if self.kind == "run":
+            return None
         named = self._identity if self._identity else self._key
-        if not folder and isinstance(named, str | Path):
-            folder = Path(named).expanduser().with_suffix(".ledger")
-        return Path(folder) if folder else run_ledgers(session)
+        if self._folder:
+            return Path(self._folder)
+        if isinstance(named, str | Path):
+            return Path(named).expanduser().with_suffix(".ledger")
+        return None
 
 
 @contextlib.contextmanager

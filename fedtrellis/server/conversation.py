@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedtrellis.encryption.releases import ReleaseError
 from fedtrellis.server.answers import Answer, check_moderate, refusal_in, refusal_of
 from fedtrellis.server.callbacks import listed
 from fedtrellis.settings import SettingsError
@@ -412,7 +413,8 @@ def ask_again(
         wave = {name: entries(name) for name in missing}
         answers = conversation.ask(server_round, kind, wave, timeout)
         for name, why in conversation.traffic.rejected[before:]:
-            if why.refusal and code in ("", why.refusal):
+            for_good = code in ("", why.refusal) or why.refusal == ReleaseError.code
+            if why.refusal and for_good:
                 who = f"client {name}"
                 raise SettingsError(why if why.startswith(who) else f"{who}: {why}")
         for answer in answers:

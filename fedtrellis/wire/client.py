@@ -22,6 +22,7 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout, owned
 from fedtrellis.wire.broadcast import (
@@ -115,6 +116,8 @@ class MethodClient(NumPyClient):
     weigh_evaluation : callable or None
         Given the loss, the number of examples and the metrics that ``evaluate``
         returned, returns the loss and the metrics to be sent.
+    rows : OwnRows or None
+        Of the client's data, for the memory of releases of a node with keys.
 
     Examples
     --------
@@ -135,6 +138,7 @@ class MethodClient(NumPyClient):
     weigh_evaluation: (
         Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
     ) = None
+    rows: OwnRows | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Note the phases of a subclass, for the apps to come."""
@@ -425,13 +429,16 @@ class Serving:
         # what could not be read is no request
         if not isinstance(error, CodedError) or not hasattr(self, "_status"):
             return error
-        log(INFO, "refused: %s", error)
+        # what the server is not to read
+        log(INFO, "refused: %s", getattr(error, "detail", error))
         return NodeReply({**self._status, "refused": error.code, "why": str(error)})
 
     def call(self) -> Any:
         """What the client's method returns, for :meth:`finish`."""
         if self.function in SUM_PHASES:
-            return SUM_PHASES[self.function](self.context, self.config)
+            own = getattr(self.client, "rows", None)
+            phase = SUM_PHASES[self.function]
+            return phase(self.context, self.config, own, self.model.point)
         handle = getattr(self.client, self.function, None)
         kind = type(self.client).__name__
         if handle is None:
@@ -464,6 +471,7 @@ class Serving:
                 model.point,
                 result[0],
                 numbers,
+                getattr(client, "rows", None),
             )
             result, numbers = ([term], 0, {}), None
         reply = NodeReply(self._status)

@@ -88,6 +88,8 @@ def secure_sum_mod(
             arrays = SUM_PHASES[f"fit_sum_{config['step']}"](context, config)[0]
     except CodedError as error:
         arrays = []
+        # what the server is not to read
+        log(ERROR, "refused: %s", getattr(error, "detail", error))
         status |= {"refused": error.code, "why": str(error)}
     content: dict[str, Any] = {RECORD: ConfigRecord({**status})}
     content["arrays"] = ArrayRecord(arrays)

@@ -19,6 +19,7 @@ from fedtrellis.encryption.block_sum import BlockMember, Introduction
 from fedtrellis.encryption.discrete_normal import discrete_normal
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.encryption.node_secrets import NodeSecrets, remove_run_key
+from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.protocol import client_identity
@@ -43,7 +44,7 @@ def node_secrets(context: Context) -> NodeSecrets:
     return NodeSecrets(client_identity(context), context.node_config)
 
 
-def _introduce(context: Context, config: Mapping[str, Any]) -> Answer:
+def _introduce(context: Context, config: Mapping[str, Any], *_: Any) -> Answer:
     """A fresh key, and which key the node has."""
     member = BlockMember(node_secrets(context), config["session"])
     own = member.introduce(config["beginning"])
@@ -51,19 +52,31 @@ def _introduce(context: Context, config: Mapping[str, Any]) -> Answer:
     return [np.frombuffer(data, np.uint8) for data in sent], 0, {}
 
 
-def _agree(context: Context, config: Mapping[str, Any]) -> Answer:
+def _agree(
+    context: Context,
+    config: Mapping[str, Any],
+    rows: OwnRows | None = None,
+    x: FloatArray | None = None,
+) -> Answer:
     """Check the block's keys, and derive what is shared with each member."""
     sent = (config[key] for key in ("members", "member-keys", "member-fresh"))
     members = [Introduction(*one) for one in zip(*sent, strict=True)]
-    BlockMember(node_secrets(context), config["session"]).agree(
-        members, config["sum-told"]
-    )
+    member = BlockMember(node_secrets(context), config["session"])
+    member.agree(members, config["sum-told"], rows)
     return [], 0, {}
 
 
-def _finish(context: Context, config: Mapping[str, Any]) -> Answer:
-    """Remove the key that the clients of this machine made for the run."""
-    if node_secrets(context).kind == "run":
+def _finish(
+    context: Context,
+    config: Mapping[str, Any],
+    rows: OwnRows | None = None,
+    x: FloatArray | None = None,
+) -> Answer:
+    """Remember the run's model; a simulation's key for the run goes."""
+    node = node_secrets(context)
+    if x is not None:
+        ReleaseMemory(node, config["session"]).note_model(x)
+    if node.kind == "run":
         remove_run_key(config["session"])
     return [], 0, {}
 
@@ -83,6 +96,7 @@ def hidden(
     x: FloatArray,
     arrays: Sequence[NDArray[Any]],
     numbers: FloatArray | None,
+    rows: OwnRows | None = None,
 ) -> Words:
     """The term of an answer.
 
@@ -97,6 +111,8 @@ def hidden(
         Of the model that the client was sent.
     arrays, numbers
         What ``fit`` returned and left.
+    rows
+        Of the client's data, if it knows them.
 
     Raises
     ------
@@ -128,7 +144,14 @@ def hidden(
         # whole numbers of steps, rounded up
         return coding.wrapped(discrete_normal(ceil(deviation), vector.size))
 
-    member = BlockMember(node_secrets(context), config["session"])
+    node = node_secrets(context)
+    member = BlockMember(node, config["session"])
+    releases = ReleaseMemory(node, config["session"])
+    releases.admit(member.names, rows)  # a file may have changed since the agreement
+    # where the run config names none, an app begins at its task's own start
+    if config["server-round"] <= 1 and context.run_config.get("initial-model", "any"):
+        releases.check_start(x)
+    releases.note_model(x)
     try:
         words = coding.words(vector, config["sum-terms"])
     except RangeError as error:

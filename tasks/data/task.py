@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain
 from fedtrellis.dual.regularized_loss import Optimum
+from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.extras import need
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
@@ -510,7 +511,18 @@ class Task:
         return {
             "announcement": self.announcement(node_path(node_config)),
             "weigh_evaluation": self.weigh_evaluation,
+            "rows": self.node_rows(node_path(node_config)),
         }
+
+    def node_rows(self, path: Path) -> OwnRows:
+        """Return the rows of a node's file, for its memory of releases."""
+        return self._node_rows(path, file_stamp(path))
+
+    @once(1024)
+    def _node_rows(self, path: Path, stamp: tuple[int, ...]) -> OwnRows:
+        table = self.node_table(path)
+        parts = table.features, table.targets, table.weights
+        return OwnRows(table.names or (str(table.features.shape[1]),), parts)
 
     def node_weight(self, examples: int) -> float:
         """Return n·d_i/d, or 1 where every node counts the same.

@@ -303,8 +303,8 @@ class HybridTask(Task):
         return _parts(data, new)
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: the methods for split data agree on samples and features."""
-        return {}
+        """Return ``rows``: methods for split data agree on samples and features."""
+        return {"rows": self.node_rows(node_path(node_config))}
 
     def make_penalty(self) -> Penalty:
         """Return g, by default ½‖w‖²."""

@@ -1,0 +1,246 @@
+"""What a node remembers of the runs that it took part in, and what it refuses for that.
+
+The difference of two sums over data sets that differ by a few rows is the sum of these
+rows, whatever hides each sum's terms. So a node with keys keeps, beside them, the keyed
+hashes of the rows behind each of its releases, with the block and the columns; before
+it agrees to a block it compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.encryption.node_file import NodeFile, private_folder
+from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
+from fedtrellis.encryption.symmetric import encode_items
+from fedtrellis.settings import SettingsError
+
+__all__ = ["LEAST_ROWS", "OwnRows", "ReleaseError", "ReleaseMemory"]
+
+#: Rows that two releases may differ by, at least; ``least-rows`` of the node config.
+LEAST_ROWS = 10
+
+_HASH_BYTES = 16
+_MODELS = 100
+
+
+class ReleaseError(SettingsError):
+    """What a run would give away, together with earlier ones; the server hears a code.
+
+    Attributes
+    ----------
+    detail : str
+        For the node's log.
+    """
+
+    code: ClassVar[str] = "release"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("this node's memory of earlier runs refuses; its log says why")
+        self.detail = detail
+
+
+class OwnRows(NamedTuple):
+    """A node's rows as they are in its file, before any preparation.
+
+    A client has them as its attribute ``rows``, which tasks set for files of the nodes'
+    own. Without it (a user's own objective) a node compares the block alone.
+
+    Attributes
+    ----------
+    columns : tuple of str
+    parts : tuple
+        Arrays of one entry a row, or CSR: features, targets, weights, whatever there
+        is. Ids are no part of a row: whoever numbers anew has the same rows.
+    """
+
+    columns: tuple[str, ...]
+    parts: tuple[Any, ...]
+
+    def texts(self) -> list[bytes]:
+        """Each row as bytes, each time it occurs another ones."""
+        kinds: list[list[bytes]] = []
+        for part in self.parts:
+            if part is None:
+                continue
+            if isinstance(part, np.ndarray):
+                kinds.append([(row + 0.0).tobytes() for row in part])  # -0.0 is 0.0
+                continue
+            ends = zip(part.indptr[:-1], part.indptr[1:], strict=True)
+            kinds.append([_entries(part, int(i), int(j)) for i, j in ends])
+        seen: Counter[bytes] = Counter()
+        result = []
+        for row in map(b"|".join, zip(*kinds, strict=True)):
+            seen[row] += 1
+            result.append(encode_items("row", row, seen[row]))
+        return result
+
+
+def _entries(part: Any, start: int, stop: int) -> bytes:
+    columns, values = part.indices[start:stop], part.data[start:stop]
+    there = np.flatnonzero(values)
+    order = there[np.argsort(columns[there])]
+    numbers = columns[order].astype(np.int64), values[order].astype(np.float64)
+    return b"".join(one.tobytes() for one in numbers)
+
+
+# What a process has found in order, so that it need not compare in each round.
+_SETTLED: dict[Any, tuple[Any, ...]] = {}
+
+
+class ReleaseMemory:
+    """The memory of a client's node; a simulation's clients have none.
+
+    ``releases`` of the node config says what the owner makes of what would be refused:
+    ``"refuse"``, ``"once"`` (one run is taken and remembered; the next one only after
+    the node took part in a run with ``"refuse"``) or ``"accept"``. ``least-rows`` is
+    how many rows a new cell of the Venn diagram of all releases' rows must have.
+
+    Parameters
+    ----------
+    node : NodeSecrets
+    session : str
+        The run.
+    """
+
+    def __init__(self, node: NodeSecrets, session: str) -> None:
+        self._node, self._session = node, session
+        self._choice = node.choice("releases", ("refuse", "once", "accept"))
+        self._least = node.number("least-rows", LEAST_ROWS)
+        self._folder = node.lasting_folder()
+
+    def _file(self, what: str) -> NodeFile:
+        assert self._folder is not None
+        with for_good():
+            folder = private_folder(self._folder)
+        mark = hashlib.sha256(encode_items("releases", self._node.client)).hexdigest()
+        return NodeFile(folder / f"{mark[:32]}.{what}", durable=True)
+
+    def admit(self, names: Sequence[str], rows: OwnRows | None) -> None:
+        """Compare a run's block and rows with those of earlier ones; remember them.
+
+        Raises
+        ------
+        ReleaseError
+            They give away a few rows or a client, and the owner does not accept it.
+        SettingsError
+            The memory is damaged or cannot be written.
+        """
+        place = self._folder, self._node.client
+        session, block_before, rows_before = _SETTLED.get(place, (None, None, None))
+        same = session == self._session and block_before == [*names]
+        if self._folder is None or (same and rows_before is rows):
+            return
+        file = self._file("releases")
+        with for_good():
+            content, blob = file.read() or ({"secret": secrets.token_hex(32)}, b"")
+        key = bytes.fromhex(content["secret"])
+
+        def keyed(*items: str | bytes) -> bytes:
+            return hmac.digest(key, encode_items(*items), "sha256")[:_HASH_BYTES]
+
+        known = [set(one) for one in _cut(blob, content.get("sizes", []))]
+        new = {keyed(text) for text in rows.texts()} if rows else set()
+        block = keyed("block", *sorted(names)).hex()
+        columns = keyed("columns", *rows.columns).hex() if rows else ""
+        why = []
+        if block not in content.get("blocks", [block]):
+            why.append("its block has other clients than in earlier runs")
+        if columns not in content.get("columns", [columns]):
+            why.append("the data has other columns than in earlier runs")
+        if known and (cell := _smallest_cut(known, new)) < self._least:
+            why.append(
+                f"with earlier runs a difference of {cell} rows can be told apart "
+                f"(least-rows = {self._least})"
+            )
+        self._refuse(content, why)
+        for entry, value in (("blocks", block), ("columns", columns)):
+            content[entry] = sorted({*content.get(entry, []), value})
+        if new not in known:
+            content["sizes"] = [*content.get("sizes", []), len(new)]
+            blob += b"".join(sorted(new))
+        if self._choice == "refuse":
+            content.pop("once", None)
+        with for_good():
+            file.write(content, blob)
+        _SETTLED[place] = self._session, [*names], rows
+
+    def check_start(self, model: NDArray[Any]) -> None:
+        """Refuse to begin at a model that is not zero, nor of an earlier run.
+
+        Raises
+        ------
+        ReleaseError
+            As for :meth:`admit`.
+        """
+        if self._folder is None or not model.any():
+            return
+        with for_good():
+            seen, _ = self._file("models").read() or ({}, b"")
+        if _digest(model) in seen.get("models", []):
+            return
+        file = self._file("releases")
+        with for_good():
+            content, blob = file.read() or ({"secret": secrets.token_hex(32)}, b"")
+        self._refuse(content, ["the run begins at a model that no earlier run sent"])
+        with for_good():
+            file.write(content, blob)
+
+    def note_model(self, model: NDArray[Any]) -> None:
+        """Remember that a run has sent a model; the last 100 are kept."""
+        if self._folder is None:
+            return
+        file, mark = self._file("models"), _digest(model)
+        with for_good():
+            models = (file.read() or ({}, b""))[0].get("models", [])
+            if mark not in models:
+                file.write({"models": [*models, mark][-_MODELS:]})
+
+    def _refuse(self, content: dict[str, Any], why: list[str]) -> None:
+        """Raise, unless there is nothing or the owner accepts it."""
+        if not why or self._choice == "accept":
+            return
+        if self._choice == "once" and content.get("once") in (None, self._session):
+            content["once"] = self._session
+            return
+        raise ReleaseError(
+            f"client {self._node.client}: {'; '.join(why)}; its owner may accept that "
+            "with releases = 'once' or 'accept' in the node config"
+        )
+
+
+def _digest(model: NDArray[Any]) -> str:
+    numbers = np.asarray(model, np.float64).reshape(-1) + 0.0
+    return hashlib.sha256(numbers.tobytes()).hexdigest()[: 2 * _HASH_BYTES]
+
+
+def _cut(blob: bytes, sizes: Sequence[int]) -> list[list[bytes]]:
+    """The hashes of each release."""
+    places = range(0, len(blob), _HASH_BYTES)
+    hashes = iter([blob[place : place + _HASH_BYTES] for place in places])
+    return [[next(hashes) for _ in range(size)] for size in sizes]
+
+
+def _smallest_cut(known: Sequence[set[bytes]], new: set[bytes]) -> float:
+    """Rows of the smallest cell of the Venn diagram that the new set makes.
+
+    Cells that there were before do not count: they are given away already.
+    """
+    cells: Counter[tuple[bool, ...]] = Counter()
+    for row in set().union(new, *known):
+        cells[(row in new, *(row in one for one in known))] += 1
+    # what is in no earlier release, and either part of a cell that is cut in two
+    made = [
+        count
+        for (inside, *rest), count in cells.items()
+        if not any(rest) or (not inside, *rest) in cells
+    ]
+    return min(made, default=np.inf)

@@ -1,0 +1,191 @@
+"""The memory of releases: what differs between runs must not be a few rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from clients import FedAvgGDClient
+from fedtrellis import LocalGrid, SecureSum, client_app
+from fedtrellis.encryption import write_key_pair
+from fedtrellis.encryption.node_secrets import NodeSecrets
+from fedtrellis.encryption.releases import OwnRows, ReleaseError, ReleaseMemory
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.settings import SettingsError
+from strategies import FedAvgGD
+from tests.harness import Array, number_of, play
+
+P, ROWS = 4, 60
+RNG = np.random.default_rng(0)
+TABLES = [
+    (RNG.standard_normal((ROWS, P)), RNG.standard_normal(ROWS) + 3.0) for _ in range(4)
+]
+STEP = 0.01
+EXTRA = np.array([0.3, -1.2, 2.0, 0.7]), 1.5
+
+
+class Nodes:
+    """Four nodes with one key file, and what they keep between runs."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        write_key_pair(folder / "key", folder / "context", "stream")
+        self.config = {"key-file": str(folder / "key"), **config}
+        self.tables, self.columns = list(TABLES), [str(j) for j in range(P)]
+
+    def run(
+        self, there: Sequence[int] = (0, 1, 2, 3), start: Array | None = None
+    ) -> Any:
+        """One step of gradient descent, of which the server learns the sum."""
+        tables = [self.tables[i] for i in there]
+
+        def client_fn(context: Any) -> Any:
+            A, b = tables[number_of(context)]
+            # of the whole sum: as a mean it tells the same, divided by what is known
+            client = FedAvgGDClient(context, LeastSquares(A, b, scale="sum"))
+            client.rows = OwnRows(tuple(self.columns), (A, b))
+            return client
+
+        nodes = [{"client-id": str(i), **self.config} for i in there]
+        grid = LocalGrid(client_app(client_fn), len(nodes), node_configs=nodes)
+        strategy = FedAvgGD(
+            step_size=STEP, local_steps=1, seed=0, aggregation=SecureSum()
+        )
+        return play(strategy, grid, np.zeros(P) if start is None else start, 1).model
+
+    def gradient(self, there: Sequence[int] = (0, 1, 2, 3)) -> Array:
+        """Half the sum of all gradients at 0, of the server's model alone."""
+        total: Array = -self.run(there) * len(there) / (2.0 * STEP)
+        return total
+
+    def add(self, node: int, row: Any = EXTRA) -> None:
+        A, b = self.tables[node]
+        self.tables[node] = np.vstack([A, row[0]]), np.append(b, row[1])
+
+
+def refused(caplog: pytest.LogCaptureFixture, act: Any, why: str) -> None:
+    caplog.clear()
+    with caplog.at_level(logging.INFO), pytest.raises(SettingsError) as error:
+        act()
+    assert "its log says why" in str(error.value)
+    assert why not in str(error.value)
+    assert any(why in record.message for record in caplog.records)
+
+
+def test_a_row_more_is_refused_and_would_be_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Nodes(tmp_path)
+    before = nodes.gradient()
+    assert np.array_equal(nodes.gradient(), before)  # the same again is no news
+    nodes.add(1)
+    refused(caplog, nodes.run, "a difference of 1 rows")
+    nodes.config["releases"] = "accept"
+    found = before - nodes.gradient()
+    assert np.abs(found - EXTRA[0] * EXTRA[1]).max() < 1e-6
+
+
+def test_a_batch_of_rows_is_taken(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, **{"least-rows": 5})
+    nodes.run()
+    for row in RNG.standard_normal((5, P)):
+        nodes.add(1, (row, 1.0))
+    nodes.run()
+
+
+def test_a_node_that_is_away_is_refused_and_would_be_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Nodes(tmp_path)
+    everybody = nodes.gradient()
+    refused(caplog, lambda: nodes.run((0, 1, 2)), "other clients")
+    nodes.config["releases"] = "accept"
+    found = everybody - nodes.gradient((0, 1, 2))
+    A, b = TABLES[3]
+    assert np.abs(found + A.T @ b).max() < 1e-6
+
+
+def test_four_sets_that_meet_in_one_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any two differ by 24 rows at least; with inclusion and exclusion one is left."""
+    A, b = RNG.standard_normal((121, P)), RNG.standard_normal(121) + 3.0
+    quarters = np.split(np.arange(1, 121), 8)
+    # cells by bits: 000 .. 111 of three sets, of 15 rows each; row 0 in all but the 4th
+    sets = [
+        np.concatenate([[0], *(quarters[c] for c in range(8) if c >> bit & 1)])
+        for bit in range(3)
+    ]
+    sets.append(np.concatenate([q for c, q in enumerate(quarters) if c in (0, 7)]))
+    nodes = Nodes(tmp_path, releases="accept")
+    for rows in sets[:3]:
+        nodes.tables[0] = A[rows], b[rows]
+        nodes.run()
+    nodes.config["releases"] = "refuse"
+    nodes.tables[0] = A[sets[3]], b[sets[3]]
+    far = min(len(set(sets[3]) ^ set(rows)) for rows in sets[:3])
+    assert far > 10
+    refused(caplog, nodes.run, "a difference of 1 rows")
+
+
+def test_a_changed_column_is_refused_until_the_owner_takes_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Nodes(tmp_path)
+    nodes.run()
+    nodes.columns[2] = "another"
+    refused(caplog, nodes.run, "other columns")
+    nodes.config["releases"] = "once"
+    nodes.run()
+    nodes.columns[1] = "a third"
+    refused(caplog, nodes.run, "other columns")
+    nodes.columns[1] = "1"
+    nodes.config["releases"] = "refuse"
+    nodes.run()
+
+
+def test_a_foreign_start_is_refused_and_would_tell_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Nodes(tmp_path)
+    model = nodes.run()
+    nodes.run(start=model)  # an earlier run's
+    foreign = np.array([1.0, 0.0, 0.0, 0.0])
+    refused(caplog, lambda: nodes.run(start=foreign), "begins at a model")
+    nodes.config["releases"] = "accept"
+    # a column of the block's Gram matrix
+    moved = (foreign - nodes.run(start=foreign) + model) * 4 / (2.0 * STEP)
+    gram = np.sum([A.T @ A for A, _ in TABLES], axis=0)
+    assert np.abs(moved - gram[:, 0]).max() < 1e-6
+
+
+def test_rows_are_a_multiset_and_the_same_dense_and_sparse() -> None:
+    A = np.array([[0.0, 1.0], [0.0, 1.0], [2.0, -0.0]])
+    texts = OwnRows(("a", "b"), (A, None)).texts()
+    assert len(set(texts)) == 3
+    assert texts[2] == OwnRows(("a", "b"), (np.abs(A), None)).texts()[2]
+    odd = sparse.csr_array(A)
+    assert len(set(OwnRows((), (odd, np.ones(3))).texts())) == 3
+
+
+def test_what_a_simulation_keeps_and_what_is_damaged(tmp_path: Path) -> None:
+    rows = OwnRows((), (np.ones((3, 1)),))
+    ReleaseMemory(NodeSecrets("0", {"ledger": str(tmp_path / "l")}), "a").admit(
+        "abc", rows
+    )
+    assert not (tmp_path / "l").exists()
+    nodes = Nodes(tmp_path)
+    secrets = NodeSecrets("0", nodes.config)
+    ReleaseMemory(secrets, "a").admit("abc", rows)
+    (file,) = (tmp_path / "key.ledger").glob("*.releases")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(SettingsError, match="damaged"):
+        ReleaseMemory(secrets, "b").admit("abc", rows)
+    with pytest.raises(SettingsError, match="allowed: 'refuse', 'once', 'accept'"):
+        ReleaseMemory(NodeSecrets("0", {"releases": "yes"}), "a")
+    assert issubclass(ReleaseError, SettingsError)
