@@ -113,15 +113,8 @@ class Conversation:
     ) -> Message:
         """A message to one client, with the model and, if it has none, its state.
 
-        Parameters
-        ----------
-        server_round : int
-        name : str
-            The client.
-        kind : str
-            The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
-        entries : mapping
-            The method's, for the client's ``config``.
+        ``kind`` is its type, ``"train"``, ``"train.NAME"`` or ``"evaluate"``, and
+        ``entries`` are the method's, for the client's ``config``.
         """
         content = self._request(server_round, name, kind, entries, None).content
         node_id, group = self.client(name).node_id, str(server_round)
@@ -187,21 +180,9 @@ class Conversation:
     ) -> list[Answer]:
         """Send one wave to the named clients, and again to those out of step.
 
-        Parameters
-        ----------
-        server_round : int
-        kind : str
-            The messages' type, as :meth:`request` takes it.
-        entries : mapping
-            The method's, by client.
-        timeout : float
-            Seconds to wait for the answers of the wave.
-
-        Returns
-        -------
-        list of Answer
-            Those that passed the checks, in the clients' order; why the others did
-            not is in :attr:`traffic`.
+        ``entries`` are the method's by client, ``timeout`` is in seconds for a wave's
+        answers. Returns those that passed the checks, in the clients' order; why the
+        others did not is in :attr:`traffic`.
         """
         grid, answers = self.grid, {}
         local = grid if isinstance(grid, LocalGrid) else None
@@ -287,10 +268,7 @@ class Conversation:
     ) -> tuple[dict[str, Message], list[str]]:
         """One wave of messages that somebody else has made of :meth:`request`'s.
 
-        Returns
-        -------
-        (dict, list of str)
-            The replies by client, and the clients that were asked, in their order.
+        Returns the replies by client, and the clients that were asked, in their order.
         """
         by_node = {self.client(name).node_id: name for name in self.names}
         asked = {by_node[m.metadata.dst_node_id]: m for m in messages}
@@ -334,13 +312,9 @@ class Conversation:
     ) -> Answer | Reason | None:
         """Check a reply, of which nothing is trusted.
 
-        Returns
-        -------
-        Answer, Reason or None
-            A reason where the client refuses, or its answer is malformed, of somebody
-            else or another round or phase, or not finite. None: it is out of step, and
-            is given state and model whole from now on. What an answer holds counts
-            once it is used.
+        A reason where the client refuses, or its answer is malformed, of somebody else
+        or another round or phase, or not finite. None: it is out of step, and is given
+        state and model whole from now on. What an answer holds counts once it is used.
         """
         try:
             if isinstance(reply, Message):

@@ -79,17 +79,8 @@ class Layout:
     entries, one layer after the other, each in C order. A single number, an array
     without axes, is a vector of one entry.
 
-    Parameters
-    ----------
-    shapes : tuple of tuple of int
-        The layers' shapes.
-    dtype : str
-        One of :data:`DTYPES`, for all layers.
-
-    Raises
-    ------
-    ValueError
-        There is no such dtype.
+    ``shapes`` are the layers', ``dtype`` is one of :data:`DTYPES` for all of them, or
+    else a ValueError.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -141,10 +132,7 @@ class Layout:
     def rounded(self, point: NDArray[Any]) -> FloatArray:
         """A point as a new C-contiguous array of numbers that the dtype can hold.
 
-        Raises
-        ------
-        FloatingPointError
-            An entry is too large for it.
+        FloatingPointError: an entry is too large for it.
         """
         with np.errstate(over="ignore"):
             made: FloatArray = np.array(point, dtype=self.point_dtype, order="C")
@@ -169,13 +157,7 @@ class Layout:
             return made if made.dtype == wire else _narrowed(made, wire)
 
     def from_wire(self, array: NDArray[Any]) -> FloatArray:
-        """Inverse of :meth:`to_wire`; the result may be read-only.
-
-        Raises
-        ------
-        ValueError
-            The array has another dtype.
-        """
+        """Inverse of :meth:`to_wire`, maybe read-only; ValueError: another dtype."""
         if array.dtype != self.wire_dtype:
             raise ValueError(
                 f"an array of dtype {array.dtype} for a model of {self.dtype}, "
@@ -226,20 +208,10 @@ class Layout:
     def objective_gradient(self, gradient: Any) -> FloatArray:
         """Join an objective's gradient into the point's shape, in ``point_dtype``.
 
-        Parameters
-        ----------
-        gradient : ndarray or list of ndarray
-            One array in the shape that the model's only array has, or flat, of p
-            entries; or a list of arrays in the layers' shapes. What has no axes may be
-            a NumPy scalar.
-
-        Raises
-        ------
-        TypeError
-            If it is neither.
-        ValueError
-            If it has another shape: as many entries alone do not make a gradient, a
-            transposed one would be read in the wrong order.
+        It is one array in the shape of the model's only array, or flat, of p entries;
+        or a list of arrays in the layers' shapes (TypeError: neither). What has no axes
+        may be a NumPy scalar. ValueError: it has another shape, in which as many
+        entries would be read in the wrong order.
         """
         if (
             type(gradient) is np.ndarray
@@ -303,15 +275,10 @@ class Layers(list[FloatArray]):
     """A model's layers, as a client's ``fit`` gets them, which know their layout.
 
     An array of float32 does not say whether the model is one of bfloat16.
-
-    Attributes
-    ----------
-    layout : Layout
-    whole : ndarray of shape ``layout.point_shape``
-        The point that they are views of.
     """
 
     layout: Layout
+    #: The point that they are views of, of shape ``layout.point_shape``.
     whole: FloatArray
 
 
@@ -396,11 +363,8 @@ def owned(array: NDArray[Any]) -> NDArray[Any]:
 def decode(array: Array) -> NDArray[Any]:
     """Read a Flower ``Array`` as a read-only ndarray, without copying its data.
 
-    Raises
-    ------
-    ValueError
-        If the bytes are not an array of a float, integer or boolean dtype, or their
-        number does not fit the shape: a header cannot make this function allocate.
+    ValueError: the bytes are no array of a float, integer or boolean dtype, or their
+    number does not fit the shape, so that a header cannot make this function allocate.
     """
     if array.stype != _NUMPY_STYPE:
         raise ValueError(f"array has serialisation {array.stype!r}, not numpy.ndarray")

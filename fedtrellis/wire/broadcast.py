@@ -284,7 +284,7 @@ class ReceivedModel:
 
 
 def _received_steps(record: ArrayRecord, layout: Layout) -> Sequence[Step]:
-    """Unpack steps; the clients of one process are all sent the same few."""
+    # the clients of one process are all sent the same few
     if len(record) == 1:
         (array,) = record.values()
         if len(array.data) <= _CACHED_BYTES:

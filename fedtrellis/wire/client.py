@@ -258,16 +258,13 @@ class StatefulClient(MethodClient):
         self.numbers: FloatArray | None = None
 
 
+@lru_cache(maxsize=1024)
 def speaks_for(kind: Any, many: str, one: str) -> bool:
     """Whether a class's method for many clients does what its method for one does.
 
-    It is not if a subclass has overridden the latter alone.
+    It does not if a subclass has overridden the latter alone.
     """
-    return _speaks_for(kind, many, one)
 
-
-@lru_cache(maxsize=1024)
-def _speaks_for(kind: type, many: str, one: str) -> bool:
     def place(name: str) -> int:
         return next((i for i, c in enumerate(kind.__mro__) if name in vars(c)), -1)
 

@@ -189,9 +189,12 @@ def exchange(
             break
         quiet_since = now if len(waiting) < before else quiet_since
         if behind and now > min(quiet_since + _NUDGE_AFTER, began + timeout / 2):
+            # messages whose answers nobody needs
             late = [c for c in behind if c.node_id in waiting.values()]
-            if late:
-                _nudge(grid, late)
+            hellos = [_hello(client.node_id) for client in late]
+            nudges = grid.push_messages(hellos) if late else []
+            for client, nudge in zip(late, nudges, strict=False):
+                client.nudge = nudge or ""
             behind = []
         wait = max(_SHORTEST_WAIT, _WAIT_SHARE * (now - began))
         time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
@@ -202,13 +205,6 @@ def exchange(
         if isinstance(why, Reason):
             client.behind |= why.code in ("no-answer", "crashed")
     return result
-
-
-def _nudge(grid: Grid, clients: Sequence[Client]) -> None:
-    """Send clients that are behind a message whose answer nobody needs."""
-    nudges = grid.push_messages([_hello(client.node_id) for client in clients])
-    for client, nudge in zip(clients, nudges, strict=False):
-        client.nudge = nudge or ""
 
 
 def _hello(node_id: int) -> Message:

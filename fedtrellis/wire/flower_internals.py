@@ -262,11 +262,7 @@ def through_bytes(
 ) -> tuple[Message, int]:
     """A message encoded and read again, and how many bytes its objects took.
 
-    Parameters
-    ----------
-    message : Message
-    shared : dict, optional
-        Where messages of one content may have its copy in common: to be kept.
+    Messages of one content may have its copy in common, kept in ``shared``.
     """
     size, decoded, own = 0, None, _envelope(message).SerializeToString()
     if message.has_content():

@@ -549,14 +549,12 @@ class LocalGrid(Grid):
 
     def _post(self, reply: Message, suffix: str) -> None:
         if not suffix:
-            reply_id = f"{reply.metadata.reply_to_message_id}-reply"
-            name_message(reply, reply_id)
+            name_message(reply, f"{reply.metadata.reply_to_message_id}-reply")
         self._replies[reply.metadata.message_id + suffix] = reply
 
     def _strikes(self, message: Message) -> set[str]:
-        if not any(self.faults.values()):
-            return set()
-        if message.metadata.message_type.startswith("query"):
+        introduction = message.metadata.message_type.startswith("query")
+        if introduction or not any(self.faults.values()):
             return set()
         number = int(message.metadata.message_id)
         draws = generator(self._seed, "faults", number).random(len(FAULTS))

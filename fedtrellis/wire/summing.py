@@ -98,27 +98,11 @@ def hidden(
     numbers: FloatArray | None,
     rows: OwnRows | None = None,
 ) -> Words:
-    """The term of an answer.
+    """The term of an answer, of what ``fit`` returned and left.
 
-    Parameters
-    ----------
-    context : Context
-    config : mapping
-        The request's: ``sum-points``, how many of the arrays are models, of which the
-        change is hidden; ``sum-bits`` and ``sum-word``, the fixed point; and what else
-        the server's half sends.
-    layout, x
-        Of the model that the client was sent.
-    arrays, numbers
-        What ``fit`` returned and left.
-    rows
-        Of the client's data, if it knows them.
-
-    Raises
-    ------
-    SettingsError, EncryptionError
-        As :class:`~fedtrellis.encryption.block_sum.BlockMember`; RangeError where a
-        number does not fit.
+    Of the first ``sum-points`` arrays, which are models, the change from ``x`` is
+    hidden. Raises what BlockMember does; RangeError: a number does not fit.
+    ``rows`` are those of the client's data, if it knows them.
     """
     parts = []
     for index, array in enumerate(arrays):
