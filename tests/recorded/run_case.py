@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from matplotlib.figure import Figure
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -178,12 +179,23 @@ def quiet(name: str) -> Iterator[None]:
     run's own name, which is drawn at its start, which of them move.
     """
 
+    from fedtrellis.encryption import block_sum
+
     drawn = itertools.count()
 
     def not_secret(size: int | None = None) -> bytes:
         # what is to be drawn anew differs from what was drawn before
         text = f"{name}{next(drawn) or ''}"
         return hashlib.shake_256(text.encode()).digest(size or 32)
+
+    class keys:  # noqa: N801
+        """X25519PrivateKey, whose new keys come from the name, too."""
+
+        from_private_bytes = X25519PrivateKey.from_private_bytes
+
+        @staticmethod
+        def generate() -> X25519PrivateKey:
+            return X25519PrivateKey.from_private_bytes(not_secret(32))
 
     def no_picture(*args: Any, **kwargs: Any) -> None:
         pass
@@ -195,6 +207,7 @@ def quiet(name: str) -> Iterator[None]:
         with (
             threadpool_limits(limits=1),
             mock.patch.object(secrets, "token_bytes", not_secret),
+            mock.patch.object(block_sum, "X25519PrivateKey", keys),
             mock.patch.object(Figure, "savefig", no_picture),
             contextlib.redirect_stdout(io.StringIO()),
             warnings.catch_warnings(),
