@@ -325,10 +325,9 @@ def _files(folder: Path) -> list[dict[str, Any]]:
     made_of = [write_identity(folder / f"{i}.identity", str(i)) for i in range(N)]
     write_roster(folder / "roster", {one.name: one.public for one in made_of})
     roster = str(folder / "roster")
-    return [
-        {"identity-file": str(folder / f"{i}.identity"), "roster-file": roster}
-        for i in range(N)
-    ]
+    # these runs begin at a model that no earlier run has sent
+    keys = {"roster-file": roster, "releases": "accept"}
+    return [{"identity-file": str(folder / f"{i}.identity"), **keys} for i in range(N)]
 
 
 def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> None:
