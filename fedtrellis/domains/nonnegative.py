@@ -21,7 +21,6 @@ class _OfSum(Domain):
     """A set of 0 ≤ x_i ≤ cap whose sum is the radius, or at most that."""
 
     radius: float
-    cap: float = math.inf
     sparse_atoms: ClassVar[bool] = True
     #: Whether the sum is the radius.
     _exact: ClassVar[bool] = True
@@ -46,7 +45,8 @@ class _OfSum(Domain):
         with np.errstate(over="ignore"):
             excess = x.sum() - self.radius
         fits = abs(excess) <= t if self._exact else excess <= t
-        return bool(fits and x.min() >= -t and x.max() <= self.cap + t)
+        cap: float = getattr(self, "cap", math.inf)
+        return bool(fits and x.min() >= -t and x.max() <= cap + t)
 
     def centre(self, shape: Shape) -> FloatArray:
         """Return radius / p in every coordinate."""

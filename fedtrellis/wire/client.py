@@ -48,6 +48,7 @@ from fedtrellis.wire.protocol import (
     RestoreNeededError,
     client_identity,
     is_memory,
+    restored_names,
 )
 from fedtrellis.wire.summing import ATTEMPT, SUM_PHASES, check_exposed, hidden
 
@@ -379,8 +380,8 @@ class Serving:
             check_exposed(context, self.function)
         if isinstance(client, StatefulClient):
             if client.restorable is not None and RESTORE in request.content:
-                given = cast(Mapping[str, Any], request.content[RESTORE])
-                for strange in sorted(set(given) - client.restorable):
+                given = restored_names(cast(Any, request.content[RESTORE]))
+                for strange in sorted(given - client.restorable):
                     raise ValueError(
                         f"a client of this method takes no {strange!r} back"
                     )

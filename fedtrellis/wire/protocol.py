@@ -28,7 +28,7 @@ time, which another ``epoch`` beside the round gives away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod, sqrt
@@ -202,6 +202,11 @@ ANSWER_BOUND = 1e9
 # A restored array may come as its non-zero entries, and grow to the model's size.
 _MAX_SPARSE = 8
 _INDICES, _VALUES = ".indices", ".values"
+
+
+def restored_names(record: Iterable[str]) -> set[str]:
+    """The names of the arrays that a request restores, sparse ones as whole ones."""
+    return {name.removesuffix(_INDICES).removesuffix(_VALUES) for name in record}
 
 
 def client_identity(context: Context) -> str:

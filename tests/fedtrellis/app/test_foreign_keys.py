@@ -137,7 +137,7 @@ def test_defaults_of_others_are_no_settings_of_the_run() -> None:
         (
             'aggregation="private" private.epsilon=8.0',
             "aggregation = 'private' does not apply to fedgia; allowed: mean, median, "
-            "trimmed-mean, clipping",
+            "trimmed-mean, clipping, secure-sum",
         ),
         (
             "box.lower=-2.0",
