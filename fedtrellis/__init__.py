@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
     from fedtrellis.wire.local_work import Gradient, MiniBatches
-    from fedtrellis.wire.sum_mod import secure_sum_mod
+    from fedtrellis.wire.summing import secure_sum_mod
 
 __version__ = "0.2.0"
 
@@ -54,7 +54,7 @@ _HOMES = {
     "wire.client": ("MethodClient", "StatefulClient", "client_app"),
     "wire.local_grid": ("LocalGrid",),
     "wire.local_work": ("Gradient", "MiniBatches"),
-    "wire.sum_mod": ("secure_sum_mod",),
+    "wire.summing": ("secure_sum_mod",),
 }
 
 

@@ -1,6 +1,6 @@
 """Secure sums around one of Flower's own strategies.
 
-The clients' half is the mod of :mod:`fedtrellis.wire.sum_mod`. Blocks, keys and masks
+The clients' half is the mod of :mod:`fedtrellis.wire.summing`. Blocks, keys and masks
 are those of ``aggregation = "secure-sum"``; the strategy inside is given one reply a
 round, the weighted mean over the blocks that answered whole.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any
 
@@ -25,31 +25,31 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedtrellis.encryption.block_sum import (
-    ATTEMPT_BYTES,
-    Introduction,
-    LostKeyError,
-)
+from fedtrellis.encryption.block_sum import Introduction
 from fedtrellis.server.aggregation import Cohorts
-from fedtrellis.server.secure_sum import SecureSum, introduction
+from fedtrellis.server.secure_sum import (
+    ATTEMPTS,
+    SecureSum,
+    Take,
+    beginning,
+    introduction,
+)
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import is_simulation, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import identity_order
-from fedtrellis.wire.sum_mod import RECORD
+from fedtrellis.wire.summing import RECORD
 
 __all__ = ["SecureSums"]
 
-# How often a client that is silent is asked in one round
-_ATTEMPTS = 3
 _SETTINGS = {"least", "colluders", "block_size", "value_range", "exposed"}
 # What looks at single answers, and is a FedAvg to Python
 _REFUSED = {
     *("FedMedian", "Krum", "MultiKrum", "Bulyan", "FedTrimmedAvg", "QFedAvg"),
     *("FedXgbBagging", "FedXgbCyclic"),
 }
-Configs = Mapping[int, dict[str, Any]]
+Configs = Mapping[int, Mapping[str, Any]]
 
 
 class SecureSums(Strategy):
@@ -155,7 +155,9 @@ class SecureSums(Strategy):
         finally:
             if self._ids and self._simulated:
                 # the clients' key for the run
-                self._exchange({i: {"step": "finish"} for i in self._ids.values()}, 30)
+                self._timeout = min(timeout, 30.0)
+                nodes: dict[int, Any] = {i: {} for i in self._ids.values()}
+                self._ask("finish", nodes, lambda *answer: None)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -175,7 +177,7 @@ class SecureSums(Strategy):
             return []
         if not self._ids:
             self._begin()
-        for block in list(self._anew):
+        for block in [b for b in self._sum.blocks if b[0] in self._sum.anew]:
             log(WARNING, "the block of client %s agrees on new keys", block[0])
             self._agree([block])
         names = {i: name for name, i in self._ids.items()}
@@ -198,26 +200,24 @@ class SecureSums(Strategy):
             return self.strategy.aggregate_train(server_round, [])
         terms: dict[str, list[Any]] = {}
         refused: dict[str, str] = {}
-        for attempt in range(_ATTEMPTS):
-            for node_id, (status, answer) in self._read(
-                replies, self._term["wave"]
-            ).items():
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                answered = terms.keys() | refused.keys()
+                lost = [name for name in self._cohort if name not in answered]
+                if not lost:
+                    break
+                again = {self._ids[name]: self._term for name in lost}
+                messages = self._requests(again, self._content)
+                replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+            for node_id, status, arrays in self._read(replies, self._term["wave"]):
                 name = status["client-id"]
                 if self._ids.get(name) != node_id:
                     continue
-                if "refused" not in status:
-                    terms[name] = answer
-                    continue
-                refused[name] = status["why"]
-                block = next(b for b in self._sum.blocks if name in b)
-                if status["refused"] == LostKeyError.code and block not in self._anew:
-                    self._anew.append(block)
-            lost = [n for n in self._cohort if n not in terms and n not in refused]
-            if not lost or attempt + 1 == _ATTEMPTS:
-                break
-            again = {self._ids[name]: self._term for name in lost}
-            messages = self._requests(again, self._content)
-            replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+                if "refused" in status:
+                    refused[name] = status["why"]
+                    self._sum.refused(name, status["refused"])
+                else:
+                    terms[name] = arrays
         totals = []
         blocks = [b for b in self._sum.blocks if b[0] in self._cohort]
         for block in blocks:
@@ -257,60 +257,40 @@ class SecureSums(Strategy):
         while len(nodes := list(self._grid.get_node_ids())) < wanted:
             log(INFO, "Waiting for nodes: %d of at least %d", len(nodes), wanted)
             time.sleep(1)
-        self._ids, members = self._introduced(nodes)
-        if len(self._ids) < len(nodes):
+        members: dict[int, Introduction] = {}
+
+        def take(node_id: int, name: str, arrays: Sequence[Any]) -> None:
+            members[node_id] = introduction(name, arrays)
+
+        self._ask("keys", dict.fromkeys(nodes, beginning()), take)
+        if len(members) < len(nodes):
             raise SettingsError(
-                f"{len(nodes) - len(self._ids)} of {len(nodes)} clients sent no key: "
+                f"{len(nodes) - len(members)} of {len(nodes)} clients sent no key: "
                 "does their ClientApp have mods=[secure_sum_mod], from fedtrellis?"
             )
+        self._ids = {one.name: node_id for node_id, one in members.items()}
+        if len(self._ids) < len(members):
+            raise SettingsError("two clients have one name (client-id, partition-id)")
         names = sorted(self._ids, key=identity_order)
         self._sum.begin(Cohorts(names, 1.0, None, 1.0, 0))
-        self._anew: list[list[str]] = []
-        self._agree(self._sum.blocks, members)
-        if self._anew:
+        by_name = {one.name: one for one in members.values()}
+        self._agree(self._sum.blocks, by_name)
+        if self._sum.anew:
             raise SettingsError("not all clients answered when keys were agreed on")
-
-    def _introduced(
-        self, nodes: Sequence[int]
-    ) -> tuple[dict[str, int], dict[str, Introduction]]:
-        beginning = secrets.token_bytes(ATTEMPT_BYTES)
-        request = {"step": "keys", "beginning": beginning}
-        answers = self._exchange(dict.fromkeys(nodes, request))
-        members = [introduction(s["client-id"], a) for s, a in answers.values()]
-        names = [one.name for one in members]
-        if len(set(names)) < len(names):
-            raise SettingsError("two clients have one name (client-id, partition-id)")
-        by_name = dict(zip(names, members, strict=True))
-        return dict(zip(names, answers, strict=True)), by_name
 
     def _agree(
         self,
-        blocks: Sequence[list[str]],
+        blocks: Sequence[Sequence[str]],
         members: Mapping[str, Introduction] | None = None,
     ) -> None:
         """Agree on keys; a block in which one is silent does in the next round."""
-        for block in blocks:
-            if block not in self._anew:
-                self._anew.append(block)
-        names = [name for block in blocks for name in block]
-        if members is None:
-            members = self._introduced([self._ids[name] for name in names])[1]
+
+        def wave(step: str, entries: Mapping[str, Any], take: Take) -> None:
+            nodes = {self._ids[name]: entry for name, entry in entries.items()}
+            self._ask(step, nodes, lambda _, name, arrays: take(name, arrays))
+
         told = f"{self.largest_weight} {self.metrics} {self._sum.value_range}"
-        requests: dict[int, dict[str, Any]] = {}
-        for block in blocks:
-            if not members.keys() >= set(block):
-                continue
-            sent = [members[name] for name in block]
-            request = {
-                **{"step": "agree", "members": [one.name for one in sent]},
-                **{"member-keys": [one.key for one in sent], "sum-told": told.encode()},
-                "member-fresh": [one.fresh for one in sent],
-            }
-            requests |= {self._ids[name]: request for name in block}
-        agreed = self._exchange(requests)
-        for block in blocks:
-            if all(self._ids[name] in agreed for name in block):
-                self._anew.remove(block)
+        self._sum.agree(blocks, wave, told, members)
 
     # ----------------------------------------------------------------------- messages
 
@@ -330,36 +310,39 @@ class SecureSums(Strategy):
             self._asked[node_id] = messages[-1]
         return messages
 
-    def _exchange(
-        self, configs: Configs, timeout: float | None = None
-    ) -> dict[int, tuple[dict[str, Any], list[Any]]]:
-        """Answers by node, of those that gave one; asked three times.
+    def _ask(
+        self, step: str, configs: Configs, take: Callable[[int, str, list[Any]], object]
+    ) -> None:
+        """A step's wave, and again to those whose answers were lost.
 
-        Raises SettingsError where one refuses for good.
+        ``take`` uses an answer, or raises ValueError to drop it. Raises SettingsError
+        where a client refuses for good.
         """
-        answers: dict[int, tuple[dict[str, Any], list[Any]]] = {}
-        wave = secrets.token_hex(16)
-        for _ in range(_ATTEMPTS):
+        wave, taken = secrets.token_hex(16), set()
+        for _ in range(ATTEMPTS):
             waiting = {
-                i: {**config, "wave": wave}
+                i: {**config, "step": step, "wave": wave}
                 for i, config in configs.items()
-                if i not in answers
+                if i not in taken
             }
-            if waiting:
-                messages = self._requests(waiting)
-                limit = self._timeout if timeout is None else timeout
-                replies = self._grid.send_and_receive(messages, timeout=limit)
-                answers |= self._read(replies, wave)
-        for status, _ in answers.values():
-            if "refused" in status:
-                raise SettingsError(str(status["why"]))
-        return answers
+            if not waiting:
+                break
+            messages = self._requests(waiting)
+            replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+            for node_id, status, arrays in self._read(replies, wave):
+                if "refused" in status:
+                    raise SettingsError(str(status["why"]))
+                try:
+                    take(node_id, status["client-id"], arrays)
+                except ValueError as error:
+                    log(WARNING, "node %d: %s", node_id, error)
+                else:
+                    taken.add(node_id)
 
     def _read(
         self, replies: Iterable[Message], wave: str
-    ) -> dict[int, tuple[dict[str, Any], list[Any]]]:
-        """What a wave's replies say and have, by node; an error's text is logged."""
-        found = {}
+    ) -> Iterator[tuple[int, dict[str, Any], list[Any]]]:
+        """Node, status and arrays of a wave's replies; an error's text is logged."""
         for reply in replies:
             node_id = reply.metadata.src_node_id
             if reply.has_error():
@@ -373,8 +356,7 @@ class SecureSums(Strategy):
                 status: Any = reply.content[RECORD]
                 arrays: Any = reply.content["arrays"]
                 if status["wave"] == wave:  # not late from another
-                    found[node_id] = ({**status}, arrays.to_numpy_ndarrays())
-        return found
+                    yield node_id, {**status}, arrays.to_numpy_ndarrays()
 
     def _synthetic(self, total: FloatArray) -> Message:
         """The one reply of a round: means, and the sum of weights."""

@@ -10,7 +10,7 @@ is, and keeps the blocks' vectors where it would keep the clients'.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from math import floor, isfinite, log2, sqrt
@@ -40,10 +40,13 @@ from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import EXAMPLES
 from fedtrellis.wire.summing import ATTEMPT
 
-__all__ = ["SecureSum", "introduction"]
+__all__ = ["ATTEMPTS", "SecureSum", "Take", "beginning", "introduction"]
 
-# How often a client that is silent is asked in one round
-_ATTEMPTS = 3
+#: Uses a client's arrays, or raises ValueError with the reason to drop them.
+Take = Callable[[str, Sequence[NDArray[Any]]], object]
+
+#: How often a client that is silent is asked in one round.
+ATTEMPTS = 3
 _FRESH_BYTES = 32
 # Deviations of noise that a word has room for, in the sum
 _ROOM = 8.0
@@ -157,9 +160,9 @@ class SecureSum(Mean):
             self._accountant = Accountant(
                 self.noise_multiplier, self.delta, mechanism="exponential"
             )
-        # by block: attempts that were asked; and which begin anew
-        self._asked = [0] * len(self._blocks)
-        self._anew: set[int] = set()
+        self._asked = [0] * len(self._blocks)  # attempts, by block
+        #: First members of the blocks that have no keys yet, or not any more.
+        self.anew = {block[0] for block in self._blocks}
         sizes = ", ".join(str(len(block)) for block in self._blocks)
         log(INFO, "secure sums over blocks of %s clients", sizes)
 
@@ -168,43 +171,72 @@ class SecureSum(Mean):
         missing = [name for name in conversation.names if not self._block_of(name)]
         if missing:
             log(INFO, "client %s waits for a block", ", ".join(missing))
-        everybody = [name for block in self._blocks for name in block]
-        members = self._introduced(conversation, everybody, timeout, ask_everyone)
-        self._agree(conversation, everybody, members, timeout, ask_everyone)
-
-    def _introduced(
-        self, conversation: Conversation, names: Sequence[str], timeout: float, ask: Any
-    ) -> dict[str, Introduction]:
-        members: dict[str, Introduction] = {}
-
-        def take(answer: Answer) -> None:
-            members[answer.client] = introduction(answer.client, answer.arrays)
-            conversation.note_version(answer)
-
-        entries = {"beginning": secrets.token_bytes(ATTEMPT_BYTES)}
-        ask(conversation, "train.sum_keys", lambda name: entries, take, timeout, names)
-        return members
+        self._agree(conversation, self._blocks, timeout, ask_everyone)
 
     def _agree(
         self,
         conversation: Conversation,
-        names: Sequence[str],
-        members: Mapping[str, Introduction],
+        blocks: Sequence[Sequence[str]],
         timeout: float,
-        ask: Any,
-    ) -> Any:
+        ask: Callable[..., Any],
+    ) -> None:
+        def wave(step: str, entries: Mapping[str, Any], take: Take) -> None:
+            def taken(answer: Answer) -> None:
+                take(answer.client, answer.arrays)
+                conversation.note_version(answer)
+
+            kind, of = f"train.sum_{step}", entries.__getitem__
+            ask(conversation, kind, of, taken, timeout, list(entries))
+
         told = f"{self._coding} {self.clip} {self.noise_multiplier} {self.colluders}"
+        self.agree(blocks, wave, told)
+
+    def agree(
+        self,
+        blocks: Sequence[Sequence[str]],
+        ask: Callable[[str, Mapping[str, Any], Take], None],
+        told: str,
+        members: Mapping[str, Introduction] | None = None,
+    ) -> None:
+        """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`.
+
+        Parameters
+        ----------
+        blocks : sequence of sequences of str
+        ask : callable
+            Sends a step's entries, by client, and has each answer taken.
+        told : str
+            What else all clients have to be sent alike.
+        members : mapping, optional
+            What the clients sent of themselves; by default they are asked.
+        """
+        agreed: set[str] = set()
+        if members is None:
+            members = known = {}
+
+            def take(name: str, arrays: Sequence[NDArray[Any]]) -> None:
+                known[name] = introduction(name, arrays)
+
+            names = [name for block in blocks for name in block]
+            ask("keys", dict.fromkeys(names, beginning()), take)
         entries: dict[str, Any] = {}
-        for name in names:
-            block = [members[one] for one in self._block_of(name)]
-            entries[name] = {
-                "members": [one.name for one in block],
-                "member-keys": [one.key for one in block],
-                "member-fresh": [one.fresh for one in block],
-                "sum-told": told.encode(),
-            }
-        take, of = conversation.note_version, entries.__getitem__
-        return ask(conversation, "train.sum_agree", of, take, timeout, names)
+        for block in blocks:
+            if members.keys() >= set(block):
+                keys = [members[name] for name in block]
+                sent = {
+                    "members": [one.name for one in keys],
+                    "member-keys": [one.key for one in keys],
+                    "member-fresh": [one.fresh for one in keys],
+                    "sum-told": told.encode(),
+                }
+                entries |= dict.fromkeys(block, sent)
+        ask("agree", entries, lambda name, _: agreed.add(name))
+        self.anew -= {block[0] for block in blocks if agreed >= set(block)}
+
+    def refused(self, name: str, code: str) -> None:
+        """Note that a client refuses; without its keys its block begins anew."""
+        if code == LostKeyError.code:
+            self.anew.add(self._block_of(name)[0])
 
     @property
     def blocks(self) -> list[list[str]]:
@@ -254,38 +286,21 @@ class SecureSum(Mean):
         def take(answer: Answer) -> None:
             answers[answer.client] = answer
 
-        for index in sorted(self._anew):
-            self._begin_anew(conversation, index, timeout)
-        waiting = {n for index in self._anew for n in self._blocks[index]}
-        clients, of = [n for n in entries if n not in waiting], entries.__getitem__
+        for block in [block for block in self._blocks if block[0] in self.anew]:
+            log(WARNING, "the block of client %s agrees on new keys", block[0])
+            self._agree(conversation, [block], timeout, _ask_a_few_times)
+        clients = [n for n in entries if self._block_of(n)[0] not in self.anew]
         before = len(conversation.traffic.rejected)
+        of = entries.__getitem__
         ask_again(
-            conversation, server_round, "train", of, take, timeout, clients, _ATTEMPTS
+            conversation, server_round, "train", of, take, timeout, clients, ATTEMPTS
         )
         for name, why in conversation.traffic.rejected[before:]:
-            if getattr(why, "refusal", "") == LostKeyError.code:
-                self._anew.add(self._blocks.index(self._block_of(name)))
+            self.refused(name, getattr(why, "refusal", ""))
         asked = set(clients)
         for index, block in enumerate(self._blocks):
             self._asked[index] += block[0] in asked
         return list(answers.values())
-
-    def _begin_anew(
-        self, conversation: Conversation, index: int, timeout: float
-    ) -> None:
-        """Let a block agree on new keys; it waits for the next round if it cannot."""
-        block = self._blocks[index]
-
-        def ask(conversation: Any, kind: str, of: Any, take: Any, *rest: Any) -> Any:
-            limit, names = rest
-            return ask_again(conversation, 0, kind, of, take, limit, names, _ATTEMPTS)
-
-        log(WARNING, "the block of client %s agrees on new keys", block[0])
-        members = self._introduced(conversation, block, timeout, ask)
-        if len(members) == len(block):
-            agreed = self._agree(conversation, block, members, timeout, ask)
-            if len(agreed) == len(block):
-                self._anew.discard(index)
 
     def opened(
         self,
@@ -369,6 +384,16 @@ class SecureSum(Mean):
             conversation.ask(0, "train.sum_finish", entries, 30.0)
         except Exception as error:
             log(WARNING, "the run's key may not have been removed: %s", error)
+
+
+def _ask_a_few_times(conversation: Conversation, *asked: Any) -> None:
+    kind, entries, take, timeout, clients = asked
+    ask_again(conversation, 0, kind, entries, take, timeout, clients, ATTEMPTS)
+
+
+def beginning() -> dict[str, Any]:
+    """What clients are sent who begin a block, another one each time."""
+    return {"beginning": secrets.token_bytes(ATTEMPT_BYTES)}
 
 
 def introduction(client: str, arrays: Sequence[NDArray[Any]]) -> Introduction:

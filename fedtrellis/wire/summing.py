@@ -1,18 +1,20 @@
-"""A client's half of ``aggregation = "secure-sum"``, whatever its method.
+"""A client's half of secure sums, whatever its method or app.
 
-The server's half is :mod:`fedtrellis.server.secure_sum`. What ``fit`` returned becomes
-one vector, of changes where it is a model, and leaves under masks that cancel in the
-sum over the client's block (:mod:`fedtrellis.encryption.block_sum`).
+The server's halves are :mod:`fedtrellis.server.secure_sum` and, around a strategy of
+Flower's, :mod:`fedtrellis.server.flower_sums`. What a client trained becomes one
+vector, of changes where it is a model, and leaves under masks that cancel in the sum
+over the client's block (:mod:`fedtrellis.encryption.block_sum`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from logging import ERROR
 from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.block_sum import BlockMember, Introduction
@@ -20,21 +22,26 @@ from fedtrellis.encryption.discrete_normal import discrete_normal
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.encryption.node_secrets import NodeSecrets, remove_run_key
 from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import client_identity
 
 __all__ = [
     "ATTEMPT",
+    "RECORD",
     "SUM_PHASES",
     "check_exposed",
     "hidden",
     "hides",
     "node_secrets",
+    "secure_sum_mod",
 ]
 
 #: The entry of a request that asks for a term of a sum.
 ATTEMPT = "sum-attempt"
+#: The record of a message, and of its reply, that is about sums.
+RECORD = "secure-sum"
 
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
@@ -44,10 +51,13 @@ def node_secrets(context: Context) -> NodeSecrets:
     return NodeSecrets(client_identity(context), context.node_config)
 
 
+def _member(context: Context, config: Mapping[str, Any]) -> BlockMember:
+    return BlockMember(node_secrets(context), config["session"])
+
+
 def _introduce(context: Context, config: Mapping[str, Any], *_: Any) -> Answer:
     """A fresh key, and which key the node has."""
-    member = BlockMember(node_secrets(context), config["session"])
-    own = member.introduce(config["beginning"])
+    own = _member(context, config).introduce(config["beginning"])
     sent = own.key.encode(), own.fresh
     return [np.frombuffer(data, np.uint8) for data in sent], 0, {}
 
@@ -61,8 +71,7 @@ def _agree(
     """Check the block's keys, and derive what is shared with each member."""
     sent = (config[key] for key in ("members", "member-keys", "member-fresh"))
     members = [Introduction(*one) for one in zip(*sent, strict=True)]
-    member = BlockMember(node_secrets(context), config["session"])
-    member.agree(members, config["sum-told"], rows)
+    _member(context, config).agree(members, config["sum-told"], rows)
     return [], 0, {}
 
 
@@ -136,11 +145,17 @@ def hidden(
     if config["server-round"] <= 1 and context.run_config.get("initial-model", "any"):
         releases.check_start(x)
     releases.note_model(x)
+    words = _words(context, coding, vector, config)
+    return member.term(config[ATTEMPT], words, noise=noise if deviation else None)
+
+
+def _words(
+    context: Context, coding: Coding, vector: FloatArray, config: Mapping[str, Any]
+) -> Words:
     try:
-        words = coding.words(vector, config["sum-terms"])
+        return coding.words(vector, config["sum-terms"])
     except RangeError as error:
         raise RangeError(f"client {client_identity(context)}: {error}") from None
-    return member.term(config[ATTEMPT], words, noise=noise if deviation else None)
 
 
 def hides(context: Context) -> bool:
@@ -157,3 +172,143 @@ def check_exposed(context: Context, what: str) -> None:
             f"client {client_identity(context)} has a key, and its {what} would travel "
             "in the clear; its node allows that with exposed = 'accept'"
         )
+
+
+# -------------------------------------------------------- around an app of one's own
+
+
+def secure_sum_mod(
+    msg: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Hide what a ClientApp trained in the sum over its block.
+
+    For an app whose strategy :class:`~fedtrellis.SecureSums` wraps. It has to be the
+    first of the app's mods, so that it is the last to see a reply. Of a reply to a
+    train message nothing leaves in the clear, neither metrics nor an error's text,
+    which is in the node's log. Other messages pass; an evaluation does not where the
+    node has a key, unless its node config has ``exposed = "accept"``.
+
+    Parameters
+    ----------
+    msg : Message
+    context : Context
+        Keys are named in the node config, as for ``aggregation = "secure-sum"``; only
+        the clients of a simulation need none.
+    call_next : callable
+        The app, or its next mod.
+
+    Raises
+    ------
+    SettingsError
+        The message asks for an answer in the clear.
+    RuntimeError
+        The app failed.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> from fedtrellis import secure_sum_mod
+    >>> app = ClientApp(mods=[secure_sum_mod])
+    """
+    category = msg.metadata.message_type.partition(".")[0]
+    if category == "evaluate":
+        check_exposed(context, "evaluation")
+    if category != "train":
+        return call_next(msg, context)
+    who = f"client {client_identity(context)}"
+    if RECORD not in msg.content:
+        raise SettingsError(
+            f"{who}: secure_sum_mod answers a train message of SecureSums(...) only: "
+            "wrap the ServerApp's strategy"
+        )
+    config: Any = msg.content[RECORD]
+    records = {name: r for name, r in msg.content.items() if name != RECORD}
+    status = {"client-id": client_identity(context), "wave": config["wave"]}
+    arrays: list[NDArray[Any]] = []
+    try:
+        if config["step"] == "term":
+            msg.content = RecordDict(records)
+            arrays = [_term(who, msg, context, call_next, config)]
+        else:
+            _check_key(who, context, config)
+            arrays = SUM_PHASES[f"fit_sum_{config['step']}"](context, config)[0]
+    except CodedError as error:
+        arrays = []
+        # what the server is not to read
+        log(ERROR, "refused: %s", getattr(error, "detail", error))
+        status |= {"refused": error.code, "why": str(error)}
+    content: dict[str, Any] = {RECORD: ConfigRecord({**status})}
+    content["arrays"] = ArrayRecord(arrays)
+    return Message(RecordDict(content), reply_to=msg)
+
+
+def _check_key(who: str, context: Context, config: Mapping[str, Any]) -> None:
+    """Only the clients of a simulation make a key for their run."""
+    simulated = config["simulated"] and "num-partitions" in context.node_config
+    if node_secrets(context).kind == "run" and not simulated:
+        raise SettingsError(
+            f"{who} has no key, and this is no simulation: make one with "
+            "fedtrellis-keys (identity and roster, or new), and name it in the node "
+            "config (identity-file and roster-file, or key-file)"
+        )
+
+
+def _term(
+    who: str,
+    msg: Message,
+    context: Context,
+    call_next: Callable[[Message, Context], Message],
+    config: Mapping[str, Any],
+) -> NDArray[Any]:
+    """What is answered to an attempt: what it was before, if it is asked again."""
+    member = _member(context, config)
+    before = member.answered(config[ATTEMPT])
+    if before is not None:
+        return before
+    sent: Any = msg.content[config["arrays"]]
+    model = {name: array.numpy() for name, array in sent.items()}
+    try:
+        reply = call_next(msg, context)
+        failed = reply.error.reason if reply.has_error() else ""
+    except Exception as error:
+        failed = f"{type(error).__name__}: {error}"
+    if failed:  # it may say something of the data
+        log(ERROR, "%s failed: %s", who, failed)
+        raise RuntimeError(f"{who} failed; its node's log says why")
+    vector = _vector(who, reply.content, model, config)
+    words = _words(context, Coding(config["sum-bits"]), vector, config)
+    return member.term(config[ATTEMPT], words)
+
+
+def _vector(
+    who: str,
+    content: RecordDict,
+    model: Mapping[str, NDArray[Any]],
+    config: Mapping[str, Any],
+) -> FloatArray:
+    """Changes and metrics times w_i/w_max, and w_i/w_max itself, as one vector."""
+    found = list(content.array_records.values())
+    trained = {k: array.numpy() for k, array in found[0].items()} if found else {}
+    shapes = {name: array.shape for name, array in model.items()}
+    if len(found) != 1 or shapes != {k: a.shape for k, a in trained.items()}:
+        raise SettingsError(
+            f"{who}: its reply must have one ArrayRecord, of the names and shapes that "
+            "the model has"
+        )
+    metrics = {k: v for r in content.metric_records.values() for k, v in r.items()}
+    wanted = [*config["metrics"], config["weight"]]
+    for name in wanted:
+        if not isinstance(metrics.get(name), int | float):
+            raise SettingsError(f"{who}: its reply must have a number {name!r}")
+    *measured, weight = (float(metrics[name]) for name in wanted)  # type: ignore[arg-type]
+    if not 0.0 <= weight <= config["largest"]:
+        raise RangeError(
+            f"{who}: its {wanted[-1]!r} must be from 0 to largest_weight = "
+            f"{config['largest']:g}, which SecureSums(...) takes"
+        )
+    changes = [
+        (trained[name].astype(np.float64) - array.astype(np.float64)).reshape(-1)
+        for name, array in model.items()
+    ]
+    vector: FloatArray = np.concatenate([*changes, [*measured, 1.0]])
+    return vector * (weight / float(config["largest"]))

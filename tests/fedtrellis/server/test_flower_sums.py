@@ -34,7 +34,7 @@ from flwr.serverapp.strategy import (
 from fedtrellis import LocalGrid, SecureSums, secure_sum_mod
 from fedtrellis.encryption import backend_class, block_sum
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.sum_mod import RECORD
+from fedtrellis.wire.summing import RECORD
 from strategies import FedAvgGD
 
 N, SHAPES = 7, {"w": (3, 2), "b": (2,)}
