@@ -1,4 +1,4 @@
-"""A simulation on two Ray nodes, started on one machine as docs/scale.md says."""
+"""A simulation on two Ray nodes, started on one machine as docs/running.md says."""
 
 from __future__ import annotations
 
