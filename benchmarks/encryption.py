@@ -20,12 +20,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedtrellis.encryption import (
-    Coding,
-    Label,
-    backend_class,
-    load_evaluation,
-)
+from fedtrellis.encryption import backend_class, load_evaluation
+from fedtrellis.encryption.fixed_point import Coding
+from fedtrellis.encryption.symmetric import Label
 from fedtrellis.wire.arrays import FloatArray
 
 from .report import Aim, Comparison, Row, Spread, machine, ratios

@@ -15,11 +15,7 @@ from fedtrellis.dual.agreement import Agreement, feature_digests
 from fedtrellis.dual.columns import Shifted, scales_mark
 from fedtrellis.dual.group_records import HeldGroup
 from fedtrellis.dual.weights import normalised
-from fedtrellis.encryption import (
-    Cipher,
-    EncryptionError,
-    backend_class,
-)
+from fedtrellis.encryption import Cipher, EncryptionError, backend_class
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,18 +32,11 @@ BoolArray = NDArray[np.bool_]
 GroupEntry = tuple[tuple[int, ...], int, str]
 
 
-@dataclass(frozen=True)
-class Party:
-    """A client of the run.
+class Party(NamedTuple):
+    """A client of the run: its stable identity, and its keys, in hexadecimal.
 
-    Attributes
-    ----------
-    name : str
-        Its stable identity.
-    key : str
-        Its public key (hexadecimal), or the fingerprint of the clients' common key.
-    fresh : str
-        Its public key for this run alone; hexadecimal.
+    ``key`` is its public key, or the fingerprint of the clients' common key; ``fresh``
+    its public key for this run alone.
     """
 
     name: str
@@ -77,8 +70,6 @@ class Agreement:
     groups: tuple[GroupEntry, ...]
     new_groups: tuple[GroupEntry, ...] = ()
 
-    # ---------------------------------------------------------------- the server's part
-
     @classmethod
     def of(
         cls,
@@ -89,44 +80,37 @@ class Agreement:
     ) -> Agreement:
         """Write down an alignment."""
         index = {member.name: i for i, member in enumerate(members)}
-        p = len(alignment.feature_names)
-        held = np.zeros((len(members), p), dtype=np.bool_)
+        held = np.zeros((len(members), len(alignment.feature_names)), dtype=np.bool_)
         for name, columns in alignment.columns.items():
             held[index[name], columns] = True
-
-        def listed(groups: Sequence[Group]) -> tuple[GroupEntry, ...]:
-            return tuple(
-                (tuple(index[n] for n in g.holders), g.size, g.digest) for g in groups
-            )
-
+        groups, new_groups = (
+            tuple((tuple(index[n] for n in g.holders), g.size, g.digest) for g in some)
+            for some in (alignment.groups, new)
+        )
         return cls(
             dict(settings),
             tuple(members),
             tuple(feature_digests(alignment.feature_names)),
             tuple(np.packbits(row).tobytes().hex() for row in held),
-            listed(alignment.groups),
-            listed(new),
+            groups,
+            new_groups,
         )
 
     def to_bytes(self) -> bytes:
         """Return it as it travels: in one form, so that equal ones have equal bytes."""
         content = {
-            f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)
+            "settings": self.settings,
+            "members": self.members,
+            "features": self.features,
+            "held": self.held,
+            "groups": self.groups,
+            "new-groups": self.new_groups,
         }
-        content["members"] = [astuple(member) for member in self.members]
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-
-    # ---------------------------------------------------------------- the clients' part
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Agreement:
-        """Read what a server sent.
-
-        Raises
-        ------
-        ValueError
-            It is not an agreement, or contradicts itself.
-        """
+        """Read what a server sent; ValueError if it is none, or contradicts itself."""
         return _parse(data)
 
     @cached_property
@@ -175,11 +159,6 @@ class Agreement:
         sets = [tuple(self.names[i] for i in holders) for holders, _, _ in groups]
         return tuple(dict.fromkeys(holders for holders in sets if len(holders) > 1))
 
-    @property
-    def num_samples(self) -> int:
-        """N."""
-        return sum(size for _, size, _ in self.groups)
-
 
 def second_holder(holders: Sequence[str]) -> str:
     """Who reports a group's sums beside its first holder; the first if it is alone."""
@@ -203,28 +182,28 @@ def feature_digests(names: Sequence[str]) -> list[str]:
 def _parse(data: bytes) -> Agreement:
     try:
         content = json.loads(data)
+        groups, new_groups = (
+            tuple((tuple(holders), int(n), str(digest)) for holders, n, digest in some)
+            for some in (content["groups"], content["new-groups"])
+        )
         found = Agreement(
             dict(content["settings"]),
-            tuple(Party(*map(str, entry)) for entry in content["members"]),
-            tuple(map(str, content["features"])),
-            tuple(map(str, content["held"])),
-            *(
-                tuple(
-                    (tuple(map(int, holders)), int(size), str(digest))
-                    for holders, size, digest in content[key]
-                )
-                for key in ("groups", "new-groups")
-            ),
+            tuple(Party(*entry) for entry in content["members"]),
+            tuple(content["features"]),
+            tuple(content["held"]),
+            groups,
+            new_groups,
         )
-        K, groups = len(found.members), (*found.groups, *found.new_groups)
+        K, everyone = len(found.members), set(range(len(found.members)))
         fits = (
             found.to_bytes() == data
             and K == len(set(found.names)) == len(found.held) > 0
             and {2 * -(-len(found.features) // 8)} == set(map(len, found.held))
             and found.holdings.any(axis=1).all()
-            and all(size > 0 and holders for holders, size, _ in groups)
-            and all(len(set(holders)) == len(holders) for holders, _, _ in groups)
-            and all(0 <= i < K for holders, _, _ in groups for i in holders)
+            and all(
+                size > 0 and holders and len(set(holders) & everyone) == len(holders)
+                for holders, size, _ in (*groups, *new_groups)
+            )
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"the agreement is malformed: {error}") from None

@@ -17,12 +17,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HASH_BYTES", "Alignment", "Group", "align", "hashes_digest"]
+__all__ = ["HASH_BYTES", "Alignment", "Group", "align"]
 
 #: Bytes of a sample's keyed hash: 128 bits, so that two ids never meet by accident.
 HASH_BYTES = 16
@@ -30,18 +30,11 @@ HASH_BYTES = 16
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The samples that one set of clients holds.
 
-    Attributes
-    ----------
-    holders : tuple of str
-        B_n, the same for every sample of the group, in the clients' order.
-    size : int
-        Number of samples.
-    digest : str
-        SHA-256 of the samples' hashes in the group's order, hexadecimal.
+    ``holders`` are B_n, the same for every sample of the group, in the clients' order;
+    ``digest`` is the SHA-256 of the samples' hashes in the group's order, hexadecimal.
     """
 
     holders: tuple[str, ...]
@@ -133,23 +126,19 @@ class Alignment:
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Alignment:
         """Inverse of :meth:`state`."""
-        names, holds, sizes = (
-            state["clients"].tolist(),
-            state["holders"],
-            state["sizes"],
-        )
+        names, holds, sizes = (state[key] for key in ("clients", "holders", "sizes"))
         groups = [
-            Group(tuple(n for n, h in zip(names, held, strict=True) if h), size, digest)
+            Group(tuple(names[held].tolist()), size, digest)
             for held, size, digest in zip(
                 holds, sizes.tolist(), state["digests"].tolist(), strict=True
             )
         ]
         rows = {}
-        for i, name in enumerate(names):
+        for i, name in enumerate(names.tolist()):
             own = np.flatnonzero(holds[:, i])
             parts = np.split(state[f"rows/{i}"], np.cumsum(sizes[own])[:-1])
             rows[name] = dict(zip(own.tolist(), parts, strict=True))
-        columns = {name: state[f"columns/{i}"] for i, name in enumerate(names)}
+        columns = {name: state[f"columns/{i}"] for i, name in enumerate(names.tolist())}
         return cls(groups, rows, state["feature-names"].tolist(), columns)
 
 
@@ -166,13 +155,9 @@ def align(
     and its features' names: I_k and M_k of the paper. ``feature_names`` is the model's
     order, by default that of the clients and of each client's own; with
     ``allow_unheld`` it may have some that nobody holds, whose weights stay 0. Samples
-    of one set of holders are cut into so many ``parts``, at most one a sample.
-
-    Raises
-    ------
-    ValueError
-        A client has a sample or a feature twice, holds one that the model has not, or
-        nobody holds a feature of the model.
+    of one set of holders are cut into so many ``parts``, at most one a sample. A
+    ValueError: a client has a sample or a feature twice, holds one that the model has
+    not, or nobody holds a feature of the model.
     """
     names = list(hashes)
     for name in names:
@@ -184,7 +169,16 @@ def align(
     named = chain(*features.values()) if feature_names is None else feature_names
     order = list(dict.fromkeys(named))
     places = {feature: i for i, feature in enumerate(order)}
-    columns = {name: _columns(name, held, places) for name, held in features.items()}
+    columns = {}
+    for name, own in features.items():
+        if unknown := [feature for feature in own if feature not in places]:
+            raise ValueError(
+                f"client {name} has feature {unknown[0]!r}, which is not among the "
+                f"model's {len(order)} features"
+            )
+        if len(set(own)) < len(own):
+            raise ValueError(f"client {name} names a feature twice")
+        columns[name] = np.array([places[feature] for feature in own], np.int64)
     unheld = np.setdiff1d(np.arange(len(order)), np.concatenate([*columns.values()]))
     if len(unheld) and not allow_unheld:
         raise ValueError(
@@ -206,40 +200,19 @@ def align(
         raise ValueError(f"client {who} has {int(twice.sum())} sample ids twice")
 
     starts = np.searchsorted(sample, np.arange(len(unique) + 1))
-    members: dict[bytes, list[int]] = {}
-    for index in range(len(unique)):
-        holders = client[starts[index] : starts[index + 1]].tobytes()
-        members.setdefault(holders, []).append(index)
+    members: dict[tuple[int, ...], list[int]] = {}
+    for index, held in enumerate(np.split(client, starts[1:-1])):
+        members.setdefault(tuple(held.tolist()), []).append(index)
 
     groups: list[Group] = []
     rows: dict[str, dict[int, IntArray]] = {name: {} for name in names}
-    for key in sorted(members, key=lambda k: np.frombuffer(k, np.int64).tolist()):
-        holders_of = [names[i] for i in np.frombuffer(key, dtype=np.int64)]
+    for holders in sorted(members):
+        holders_of = tuple(names[i] for i in holders)
         # unique keys are sorted, so the samples come in the order of their hashes
-        samples = np.array(members[key])
+        samples = np.array(members[holders])
         for part in np.array_split(samples, min(parts, len(samples))):
             for position, name in enumerate(holders_of):
                 rows[name][len(groups)] = row[starts[part] + position]
-            groups.append(
-                Group(tuple(holders_of), len(part), hashes_digest(unique[part]))
-            )
+            digest = hashlib.sha256(unique[part].tobytes()).hexdigest()
+            groups.append(Group(holders_of, len(part), digest))
     return Alignment(groups, rows, order, columns)
-
-
-def hashes_digest(hashes: NDArray[Any]) -> str:
-    """Return the digest of some samples' hashes in their order, hexadecimal."""
-    return hashlib.sha256(np.ascontiguousarray(hashes).tobytes()).hexdigest()
-
-
-def _columns(name: str, held: Sequence[str], index: Mapping[str, int]) -> IntArray:
-    """A client's features by their index in the model's order."""
-    unknown = [feature for feature in held if feature not in index]
-    if unknown:
-        raise ValueError(
-            f"client {name} has feature {unknown[0]!r}, which is not among the "
-            f"model's {len(index)} features"
-        )
-    own = np.array([index[feature] for feature in held], dtype=np.int64)
-    if len(np.unique(own)) != len(own):
-        raise ValueError(f"client {name} names a feature twice")
-    return own

@@ -9,9 +9,10 @@ that has taken it already does not take it twice, and one that lacks more asks f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +31,9 @@ IntArray = NDArray[np.int64]
 class HeldGroup:
     """One group as one of its holders has it.
 
-    Attributes
-    ----------
-    group : int
-        Which of the alignment's groups.
-    rows : ndarray of int64, shape (n_g,)
-        The group's samples as rows of this client's features, in the group's order.
-    start : int
-        Where its samples begin in the client's vectors, which go group by group.
+    ``group`` is which of the alignment's groups, ``rows`` its samples as rows of this
+    client's features, in the group's order; ``start`` is where they begin in the
+    client's vectors, which go group by group.
     """
 
     group: int
@@ -79,17 +75,7 @@ class HeldGroup:
     ) -> list[HeldGroup]:
         """Inverse of :meth:`pack`.
 
-        Parameters
-        ----------
-        state : mapping
-            With the arrays.
-        num_samples : int
-            How many samples the client has.
-
-        Raises
-        ------
-        ValueError
-            If the groups do not deal out the client's samples.
+        A ValueError: the groups do not deal out the client's ``num_samples`` samples.
         """
         rows, sizes, groups = state["rows"], state["sizes"], state["groups"]
         dealt = np.array_equal(np.sort(rows), np.arange(num_samples))
@@ -98,17 +84,16 @@ class HeldGroup:
                 "rows, groups and sizes do not deal out this client's "
                 f"{num_samples} samples"
             )
-        stops = np.cumsum(sizes).tolist()
+        starts = (np.cumsum(sizes) - sizes).tolist()
         return [
-            cls(group, rows[stop - size : stop].astype(np.int64), stop - size)
-            for group, size, stop in zip(
-                groups.tolist(), sizes.tolist(), stops, strict=True
+            cls(group, rows[start : start + size].astype(np.int64), start)
+            for group, size, start in zip(
+                groups.tolist(), sizes.tolist(), starts, strict=True
             )
         ]
 
 
-@dataclass(frozen=True)
-class GroupStep:
+class GroupStep(NamedTuple):
     """Where one group stands.
 
     Attributes
@@ -134,7 +119,7 @@ class GroupStep:
     ids: Sequence[int] = ()
     weights: Sequence[float] = ()
     keep: Sequence[int] = ()
-    alpha: Sequence[bytes] | None = field(default=None, repr=False)
+    alpha: Sequence[bytes] | None = None
 
     @classmethod
     def after(
@@ -146,16 +131,13 @@ class GroupStep:
         alpha: Sequence[bytes] | None = None,
     ) -> GroupStep:
         """The record of a group whose last mixture was this one, if it had any."""
+        start = cls(group, step, alpha_id, alpha=alpha)
         if mixture is None:
-            return cls(group, step, alpha_id, alpha=alpha)
-        return cls(
-            group,
-            step,
-            alpha_id,
-            mixture.ids.tolist(),
-            mixture.weights.reshape(-1).tolist(),
-            mixture.keep.tolist(),
-            alpha,
+            return start
+        return start._replace(
+            ids=mixture.ids.tolist(),
+            weights=mixture.weights.reshape(-1).tolist(),
+            keep=mixture.keep.tolist(),
         )
 
     @staticmethod
@@ -181,35 +163,29 @@ class GroupStep:
 
     @classmethod
     def unpack(cls, config: Mapping[str, Any], classes: int = 1) -> list[GroupStep]:
-        """Inverse of :meth:`pack`, of the ``config`` of a request.
+        """Inverse of :meth:`pack`; ``classes`` says how many θ a point has.
 
-        ``classes`` says how many θ a point has.
-
-        Raises
-        ------
-        KeyError, ValueError
-            An entry is missing, or the lists do not have one length.
+        A KeyError or ValueError: an entry is missing, or the lists do not have one
+        length.
         """
-        counts = config["mix-counts"]
-        each = [classes * count for count in counts]
+        ids, weights = iter(config["mix-ids"]), iter(config["mix-weights"])
+        kept = iter(config["keep-ids"])
         return [
-            cls(g, step, alpha_id, ids, weights, keep, config.get(f"alpha/{g}"))
-            for g, step, alpha_id, ids, weights, keep in zip(
+            cls(
+                group,
+                step,
+                alpha_id,
+                list(islice(ids, count)),
+                list(islice(weights, classes * count)),
+                list(islice(kept, keep)),
+                config.get(f"alpha/{group}"),
+            )
+            for group, step, alpha_id, count, keep in zip(
                 config["groups"],
                 config["steps"],
                 config["alpha-ids"],
-                _cut(config["mix-ids"], counts),
-                _cut(config["mix-weights"], each),
-                _cut(config["keep-ids"], config["keep-counts"]),
+                config["mix-counts"],
+                config["keep-counts"],
                 strict=True,
             )
         ]
-
-
-def _cut(flat: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
-    """Cut a list into lists of the given lengths."""
-    parts, start = [], 0
-    for count in counts:
-        parts.append(list(flat[start : start + count]))
-        start += count
-    return parts

@@ -106,7 +106,7 @@ class BfvCipher(Cipher):
             lambda: self._cpp.TenSEALContext.deserialize(file.payload, 1),
         )
         _LIVE.add(self)
-        if self._context.has_secret_key() is not self.has_secret:
+        if self._context.has_secret_key() is not (file.secret is not None):
             raise EncryptionError("a key has a secret key, and a context has none")
         if tuple(self._context.seal_context().first_parms_id()) != _PARAMETERS_HASH:
             raise EncryptionError("this key has other parameters than this version")

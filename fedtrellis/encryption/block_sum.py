@@ -23,26 +23,22 @@ out: a sum over fewer clients is never made.)
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.fixed_point import EncryptionError, Words
+from fedtrellis.encryption.identity import exchange
 from fedtrellis.encryption.node_file import (
     DamagedFileError,
     NodeFile,
     private_folder,
+    remove_expired,
 )
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
 from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
@@ -62,9 +58,6 @@ __all__ = [
 ATTEMPT_BYTES = 16
 #: Members of a block, at least: of a sum of two, each would learn the other's term.
 LEAST = 3
-
-# A node never hears that a run is over: how long it keeps a key that is not used.
-_KEPT_SECONDS = 7 * 24 * 3600
 
 Places = NDArray[np.int64]
 
@@ -90,16 +83,9 @@ class Introduction(NamedTuple):
 class BlockMember:
     """A client's part in the sums of its block.
 
-    Parameters
-    ----------
-    node : NodeSecrets
-    session : str
-        The run.
-    least : int
-        Members of a block that it takes part in, at least; and two more than its node
-        config's ``colluders``.
-    backend : str
-        Of the key that the clients of a simulation make for the run.
+    ``session`` is the run, ``least`` how many members its block must have (at least two
+    more than its node config's ``colluders``), ``backend`` that of the key that the
+    clients of a simulation make for the run.
 
     Examples
     --------
@@ -136,7 +122,7 @@ class BlockMember:
         self._least = max(node.number("least", least), wanted)
         with for_good():
             folder = private_folder(node.folder(session))
-        _remove_expired(folder)
+        remove_expired(folder, "*.block")
         # a digest: the session is the server's word, and no part of a path
         mark = hashlib.sha256(encode_items("block", session, node.client)).hexdigest()
         path = folder / f"{mark[:32]}.block"
@@ -148,25 +134,20 @@ class BlockMember:
         """Return what the others are sent of this client: a fresh key.
 
         ``beginning`` is another one each time that the block begins; the same again
-        gets the same answer.
-
-        Raises
-        ------
-        SettingsError
-            The node's keys cannot be used.
-        EncryptionError
-            It is an older beginning, delivered late.
+        gets the same answer. A SettingsError: the node's keys cannot be used. An
+        EncryptionError: it is an older beginning, delivered late.
         """
         self._node.check_simulated()
         content, begun = self._read()[0], beginning.hex()
-        if content.get("begun", [None])[-1] != begun:
-            if begun in content.get("begun", []):
+        before = content.get("begun", [])
+        if before[-1:] != [begun]:
+            if begun in before:
                 raise EncryptionError(
                     f"client {self._node.client} has begun its block anew already"
                 )
             private = X25519PrivateKey.generate()
             content = {
-                "begun": [*content.get("begun", []), begun],
+                "begun": [*before, begun],
                 "private": private.private_bytes_raw().hex(),
                 "fresh": private.public_key().public_bytes_raw().hex(),
                 # whoever begins anew does so with the same clients
@@ -190,17 +171,10 @@ class BlockMember:
 
         ``members`` are in an order that all are sent. ``told`` is what else all were
         sent: whoever was sent something else has other keys, and no sum comes out.
-        ``rows`` are this client's, for its node's memory of releases.
-
-        Raises
-        ------
-        ReleaseError
-            Beside what earlier runs released this one gives too much away.
-        SettingsError
-            There are too few, this client is not among them as it introduced itself, a
-            key is not what the node knows, or the block was another one before.
-        LostKeyError
-            Its fresh key is gone.
+        ``rows`` are this client's, for its node's memory of releases, which may raise a
+        ReleaseError. A SettingsError: there are too few, this client is not among them
+        as it introduced itself, a key is not what the node knows, or the block was
+        another one before. A LostKeyError: its fresh key is gone.
         """
         who, names = f"client {self._node.client}", [one.name for one in members]
         content, _ = self._read()
@@ -253,10 +227,8 @@ class BlockMember:
         static = self._node.shared_with(
             other.name, other.key, self._session, self._backend
         )
-        try:
-            fresh = private.exchange(X25519PublicKey.from_public_bytes(other.fresh))
-        except ValueError:
-            raise SettingsError(f"client {other.name}'s fresh key is none") from None
+        with for_good():
+            fresh = exchange(private, other.fresh, f"client {other.name} for this run")
         return derive_key(
             fresh + static,
             "fedtrellis block",
@@ -274,12 +246,8 @@ class BlockMember:
     def answered(self, attempt: bytes) -> Words | None:
         """Return the term that this attempt got, if it is the last that got one.
 
-        Raises
-        ------
-        EncryptionError
-            It is an older attempt.
-        LostKeyError
-            The node does not have the block's keys any more.
+        An EncryptionError: it is an older attempt. A LostKeyError: the node does not
+        have the block's keys any more.
         """
         content, blob = self._agreed()
         count = content.get("attempts", 0) * ATTEMPT_BYTES
@@ -305,7 +273,8 @@ class BlockMember:
         Parameters
         ----------
         attempt : bytes
-            16 bytes of the server's.
+            16 bytes of the server's. The same again gets what it got, if its words are
+            the same; an EncryptionError: they are others, or it is an older attempt.
         words : ndarray of uint64 or uint32, shape (m,)
             What is hidden, see :class:`~fedtrellis.encryption.fixed_point.Coding`.
         where : mapping, optional
@@ -318,15 +287,7 @@ class BlockMember:
         Returns
         -------
         ndarray, shape (m + 1,)
-            Of the same dtype; the last word counts. The same attempt again gets what it
-            got, if its words are the same.
-
-        Raises
-        ------
-        EncryptionError
-            The attempt is an older one, or it was answered with other words.
-        LostKeyError
-            The node does not have the block's keys any more.
+            Of the same dtype; the last word counts.
         """
         if len(attempt) != ATTEMPT_BYTES:
             raise EncryptionError(f"an attempt has {ATTEMPT_BYTES} bytes")
@@ -342,14 +303,12 @@ class BlockMember:
             return before
         noisy = words if noise is None else words + noise()
         hidden: Words = np.append(noisy, words.dtype.type(1))
-        after = False
-        for name in content["names"]:
-            if name == self._node.client:
-                after = True
-                continue
-            places = None if where is None else where[name]
-            key = bytes.fromhex(content["keys"][name])
-            _mask(hidden, key, attempt, places, add=after)
+        own = content["names"].index(self._node.client)
+        for index, name in enumerate(content["names"]):
+            if index != own:
+                places = None if where is None else where[name]
+                key = bytes.fromhex(content["keys"][name])
+                _mask(hidden, key, attempt, places, add=index > own)
         # on the disk before it leaves
         count = content.get("attempts", 0)
         used = blob[: count * ATTEMPT_BYTES] + attempt
@@ -360,7 +319,7 @@ class BlockMember:
 
     def _read(self) -> tuple[dict[str, Any], bytes]:
         try:
-            return self._file.read() or ({}, b"")
+            return self._file.read()
         except DamagedFileError:  # as good as lost
             return {}, b""
 
@@ -386,14 +345,6 @@ def _mask(
     at: Any = slice(-1) if places is None else places
     hidden[at] = change(hidden[at], mask[:-1])
     hidden[-1:] = change(hidden[-1:], mask[-1:])
-
-
-def _remove_expired(folder: Path) -> None:
-    oldest = time.time() - _KEPT_SECONDS
-    for path in folder.glob("*.block"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest:
-                path.unlink()
 
 
 # ------------------------------------------------------------------- the server's half
@@ -435,20 +386,14 @@ def total_of(
 
     ``places`` are where each term's words stand in a sum of ``length`` words; by
     default the terms are alike. The sum has neither masks nor the word that counts.
-
-    Raises
-    ------
-    ValueError
-        The masks do not cancel: a term is missing or spoilt, or a client was sent
-        something else than the others.
+    A ValueError: the masks do not cancel, as a term is missing or spoilt, or a client
+    was sent something else than the others.
     """
     length = len(terms[0]) - 1 if places is None else length
     total = np.zeros(length + 1, terms[0].dtype)
     for index, term in enumerate(terms):
-        if places is None:
-            total[:-1] += term[:-1]
-        else:
-            total[places[index]] += term[:-1]
+        at: Any = slice(-1) if places is None else places[index]
+        total[at] += term[:-1]
         total[-1:] += term[-1:]
     if int(total[-1]) != size:
         raise ValueError(

@@ -12,12 +12,11 @@ less the sum of their r is the sum of their x (Castelluccia, Mykletun, Tsudik,
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 import secrets
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from logging import getLogger
 from pathlib import Path
@@ -34,23 +33,19 @@ from fedtrellis.encryption.fixed_point import (
     IntArray,
     RefusedError,
     Words,
-    check_terms,
 )
 from fedtrellis.encryption.node_file import (
     KeyFile,
-    check_mode,
     create_file,
-    is_key,
-    pack_key,
+    load_file,
     read_file,
-    unpack_key,
 )
 from fedtrellis.encryption.symmetric import (
     KEY_BYTES,
     Item,
     Keystream,
     Label,
-    encode_label,
+    encode_items,
     expand,
 )
 
@@ -126,7 +121,8 @@ class Cipher:
     has no secret, adds shares, and a client decrypts the sum. It is checked that the
     sum has as many shares, of this key, label and length, as its header lists, and the
     ``senders`` that are expected: that finds mistakes. Holders of a key trust each
-    other, and the server to add what it was asked to.
+    other, and the server to add what it was asked to. An EncryptionError: an evaluation
+    context is asked for what takes the secret.
 
     A ciphertext has ``slots`` numbers at most; a longer vector takes several.
     ``fingerprint`` is the same for a key, its context and all that is bound.
@@ -139,18 +135,13 @@ class Cipher:
     word: ClassVar[int] = 64
 
     def __init__(self, file: KeyFile) -> None:
-        if file.backend != self.name:
-            raise EncryptionError(
-                f"this is of backend {file.backend!r}, not {self.name!r}"
-            )
         self._file = file
         self._root = file.secret and expand(file.secret, "cipher", self.name)
         self.coding = Coding(file.bits, self.word)
         self.fingerprint = file.fingerprint
-        self.has_secret = file.secret is not None
 
     def __repr__(self) -> str:
-        kind = "key" if self.has_secret else "evaluation context"
+        kind = "key" if self._root else "evaluation context"
         return f"{type(self).__name__}({kind} {self.fingerprint})"
 
     def __reduce__(self) -> NoReturn:
@@ -162,39 +153,36 @@ class Cipher:
     @classmethod
     def generate(cls, bits: int = 40) -> Self:
         """Make a new key; ``bits``, 1 to 52, are the fixed point's."""
+        if not 1 <= bits <= 52:
+            raise EncryptionError(f"bits = {bits} must be 1 to 52")
         return cls.from_secret(secrets.token_bytes(KEY_BYTES), bits)
 
     @classmethod
     def from_secret(cls, secret: bytes, bits: int = 40) -> Self:
         """Make the cipher of a secret of 32 bytes that several clients have."""
-        if len(secret) != KEY_BYTES or not 1 <= bits <= 52:
-            raise EncryptionError(
-                f"a secret has {KEY_BYTES} bytes, and bits = {bits} must be 1 to 52"
-            )
-        return cls(KeyFile.of_secret(cls.name, bits, cls._new_payload(), secret))
+        return cls(KeyFile(cls.name, bits, cls._new_payload(), secret))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Cipher:
+        """Read a key or an evaluation context, of any backend; else EncryptionError."""
+        file = KeyFile.from_bytes(data)
+        return backend_class(file.backend)(file)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Read a key or an evaluation context; EncryptionError if it is neither."""
-        return cls(unpack_key(data))
-
-    @classmethod
-    def adder(cls) -> Self:
+    def adder(cls) -> Cipher:
         """Make what adds the ciphertexts of any key: a context that is nobody's."""
         return cls.from_bytes(cls.generate().evaluation_bytes())
 
     def secret_bytes(self) -> bytes:
         """Return the key; whoever has it reads everything. Not of what is bound."""
-        secret = self._file.secret
-        if secret is None or self._secret() != expand(secret, "cipher", self.name):
+        if self._file.secret is None:
             raise EncryptionError("this needs the clients' key, and not one bound")
-        return pack_key(self._file)
+        return self._file.to_bytes()
 
     def evaluation_bytes(self) -> bytes:
         """Return what a server needs: nothing in it is secret."""
         payload = self._evaluation_payload()
-        file = KeyFile(self.name, self._file.bits, self.fingerprint, payload)
-        return pack_key(file)
+        return replace(self._file, payload=payload, secret=None).to_bytes()
 
     def derive(self, *context: Item) -> bytes:
         """Return a secret of 32 bytes for a use of its own; other uses, other ones."""
@@ -204,6 +192,7 @@ class Cipher:
         """Return this key for one context only, such as a run or a group."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
+        other._file = replace(self._file, secret=None)
         other._root = expand(self._secret(), "bound", *context)
         return other
 
@@ -234,31 +223,26 @@ class Cipher:
             First its purpose, then everything that must not be confused, such as run,
             round and quantity.
         sender : str
-            Who encrypts, of 1 to 255 bytes; the server reads it.
+            Who encrypts, of 255 bytes at most; the server reads it.
         terms : int
-            How many shares will be added at most.
+            How many shares will be added at most; from 1 to ``MAX_TERMS``.
 
         Raises
         ------
         RangeError
             A value is not finite, or too large for so many terms.
-        EncryptionError
-            An argument is malformed, or this is an evaluation context.
         """
         self._secret()
+        if len(sender.encode()) > 255:
+            raise EncryptionError(f"client id {sender!r} has more than 255 bytes")
         array = np.asarray(values, np.float64)
-        if array.ndim != 1 or not 1 <= len(sender.encode()) <= 255:
-            raise EncryptionError(
-                f"values of shape {array.shape} by sender {sender!r}: expected a "
-                "vector, and a text of 1 to 255 bytes"
-            )
-        integers = self.coding.integers(array, check_terms(terms))
+        integers = self.coding.integers(array, terms)
         result = []
         for index in range(self.blocks(array.size)):
             part = integers[self._part(index, array.size)]
             # random, never counted: nothing to forget, and nothing a server chooses
             share = sender, secrets.token_bytes(_NONCE_BYTES)
-            use = "share", encode_label(label), index, part.size, terms
+            use = "share", encode_items(*label), index, part.size, terms
             payload = self._seal(np.append(part, 1), use, share)
             result.append(Header(self.fingerprint, terms, (share,)).pack(payload))
         return result
@@ -266,10 +250,8 @@ class Cipher:
     def add(self, vectors: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Add encrypted vectors; the secret is not needed.
 
-        Raises
-        ------
-        EncryptionError
-            There is none, one is malformed, or they are of several keys or lengths.
+        An EncryptionError: there is none, one is malformed, or they are of several keys
+        or lengths.
         """
         if len({len(vector) for vector in vectors}) != 1:
             raise EncryptionError("encrypted vectors have different lengths")
@@ -295,17 +277,10 @@ class Cipher:
         """Decrypt a sum of shares, to float64 of shape (count,).
 
         ``label`` and ``count`` are those of all shares; ``senders`` who made them, one
-        each (None takes any).
-
-        Raises
-        ------
-        RefusedError
-            It is not such a sum.
-        EncryptionError
-            An argument is malformed, or this is an evaluation context.
+        each (None takes any). A RefusedError: it is not such a sum.
         """
         self._secret()
-        encoded = encode_label(label)
+        encoded = encode_items(*label)
         if len(blobs) != self.blocks(count):
             raise RefusedError
         values = np.empty(count)
@@ -419,10 +394,6 @@ def backend_class(name: str) -> type[Cipher]:
     return found
 
 
-def _from_bytes(data: bytes) -> Cipher:
-    return backend_class(unpack_key(data).backend).from_bytes(data)
-
-
 def write_key_pair(
     key_path: str | Path,
     context_path: str | Path,
@@ -432,23 +403,16 @@ def write_key_pair(
     """Make a new key, and write it and its evaluation context to new files.
 
     The key is for the clients (mode 0600): whoever has it reads everything. Nothing in
-    the context is secret; it is for the server (mode 0644).
-
-    Raises
-    ------
-    EncryptionError
-        A file exists or cannot be written; then neither is left behind.
+    the context is secret; it is for the server (mode 0644). An EncryptionError: a file
+    exists or cannot be written; then neither is left behind.
     """
-    key, context = Path(key_path).expanduser(), Path(context_path).expanduser()
-    if os.path.lexists(context):  # before a key is made
-        raise EncryptionError(f"{str(context)!r} exists; keys are never overwritten")
+    context = Path(context_path).expanduser()
     cipher = backend_class(backend).generate(bits)
-    create_file(key, cipher.secret_bytes(), 0o600)
+    create_file(context, cipher.evaluation_bytes(), 0o644)
     try:
-        create_file(context, cipher.evaluation_bytes(), 0o644)
+        create_file(key_path, cipher.secret_bytes(), 0o600)
     except BaseException:
-        with contextlib.suppress(OSError):
-            key.unlink()
+        context.unlink(missing_ok=True)
         raise
     return cipher
 
@@ -456,36 +420,27 @@ def write_key_pair(
 def load_key(path: str | Path) -> Cipher:
     """Read the clients' key.
 
-    Raises
-    ------
-    EncryptionError
-        The file cannot be read, can be read or changed by others than its owner, or is
-        not a key.
+    An EncryptionError: the file cannot be read, can be read or changed by others than
+    its owner, or is not a key.
     """
-    data, mode = read_file(path)
-    if not is_key(data):
-        unpack_key(data)  # says if it is something else entirely
+    if KeyFile.from_bytes(read_file(path)[0]).secret is None:
         raise EncryptionError(
             f"{str(path)!r} is an evaluation context, for the server; clients need "
             "the key"
         )
-    check_mode(path, mode, "key file")
-    return _from_bytes(data)
+    return load_file(path, "key file", Cipher.from_bytes)
 
 
 def load_evaluation(source: str | Path | bytes) -> Cipher:
     """Read the server's evaluation context, of a file or given as bytes.
 
-    Raises
-    ------
-    EncryptionError
-        It contains a secret key, which must never reach a server (it is refused
-        before the secret is read); or it cannot be read.
+    An EncryptionError: it contains a secret key, which must never reach a server, or it
+    cannot be read.
     """
     data = source if isinstance(source, bytes) else read_file(source)[0]
-    if is_key(data):
+    if KeyFile.from_bytes(data).secret is not None:
         raise EncryptionError(
             "this contains the clients' secret key, and a server must not have it; "
             "give it the context file"
         )
-    return _from_bytes(data)
+    return Cipher.from_bytes(data)

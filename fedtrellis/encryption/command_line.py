@@ -11,9 +11,8 @@ from typing import Any
 from fedtrellis.encryption.cipher import BACKENDS, backend_class, write_key_pair
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.identity import (
+    IDENTITY,
     Identity,
-    Roster,
-    is_identity,
     is_roster,
     load_identity,
     load_roster,
@@ -24,7 +23,7 @@ from fedtrellis.encryption.identity import (
     write_identity,
     write_roster,
 )
-from fedtrellis.encryption.node_file import read_file, unpack_key
+from fedtrellis.encryption.node_file import KeyFile, read_file
 
 __all__ = ["main"]
 
@@ -58,46 +57,34 @@ def _new(options: argparse.Namespace) -> None:
 
 def _show(options: argparse.Namespace) -> None:
     data, mode = read_file(options.file)
-    if is_identity(data):
-        _show_identity(Identity.from_bytes(data), mode)
-        return
     if is_roster(data):
-        _show_roster(parse_roster(data))
+        roster = parse_roster(data)
+        print("kind:       ", f"roster of {len(roster.members)} nodes")
+        for name, public in sorted(roster.members.items()):
+            print("node:       ", public_line(name, public))
+        print("digest:     ", shown(roster.digest))
         return
     # the file's own fields are enough: TenSEAL need not be there
-    file = unpack_key(data)
-    backend = backend_class(file.backend)
-    secret = file.secret is not None
-    print("kind:       ", "clients' key (secret)" if secret else "evaluation context")
-    print("backend:    ", file.backend)
-    print("fingerprint:", file.fingerprint)
-    print("parameters: ", backend.parameters)
-    room = 2.0 ** (backend.word - 1 - file.bits) / 1000.0
-    print(
-        f"values:      multiples of 2^-{file.bits} = {2.0**-file.bits:.3g}; a sum of "
-        f"1000 has room for up to ±{room:.6g} each"
-    )
-    if secret:
-        _warn(mode)
-
-
-def _warn(mode: int) -> None:
-    if mode & 0o077:
+    file = KeyFile.from_bytes(data)
+    if file.backend == IDENTITY:
+        identity = Identity.from_bytes(data)
+        print("kind:       ", "identity of a node (secret)")
+        print("client id:  ", identity.name)
+        print("public:     ", public_line(identity.name, identity.public))
+    else:
+        backend = backend_class(file.backend)
+        kind = "clients' key (secret)" if file.secret else "evaluation context"
+        print("kind:       ", kind)
+        print("backend:    ", file.backend)
+        print("fingerprint:", file.fingerprint)
+        print("parameters: ", backend.parameters)
+        room = 2.0 ** (backend.word - 1 - file.bits) / 1000.0
+        print(
+            f"values:      multiples of 2^-{file.bits} = {2.0**-file.bits:.3g}; a sum "
+            f"of 1000 has room for up to ±{room:.6g} each"
+        )
+    if file.secret is not None and mode & 0o077:
         print(f"warning:     others can read it (mode {mode:04o}); chmod 600 it")
-
-
-def _show_identity(identity: Identity, mode: int) -> None:
-    print("kind:       ", "identity of a node (secret)")
-    print("client id:  ", identity.name)
-    print("public:     ", public_line(identity.name, identity.public))
-    _warn(mode)
-
-
-def _show_roster(roster: Roster) -> None:
-    print("kind:       ", f"roster of {len(roster.members)} nodes")
-    for name, public in sorted(roster.members.items()):
-        print("node:       ", public_line(name, public))
-    print("digest:     ", shown(roster.digest))
 
 
 def _identity(options: argparse.Namespace) -> None:
@@ -141,69 +128,6 @@ def _check(options: argparse.Namespace) -> None:
     print("every node must have this digest; ask the others, not through the server")
 
 
-def _file(about: str | None = None) -> dict[str, Any]:
-    return {"required": True, "metavar": "FILE", "help": about}
-
-
-#: Of each command: what runs it, what it is for, an example, and its options.
-_COMMANDS: dict[str, tuple[Any, str, str | None, dict[str, dict[str, Any]]]] = {
-    "new": (
-        _new,
-        "make a key for the clients and its context for the server",
-        _EXAMPLE,
-        {
-            "--key": _file("for the clients"),
-            "--context": _file("for the server"),
-            "--backend": {
-                "choices": list(BACKENDS),
-                "default": "stream",
-                "help": "default: %(default)s; 'none' encrypts nothing",
-            },
-            "--bits": {
-                "type": int,
-                "default": 40,
-                "help": "fractional bits that values are rounded to "
-                "(default: %(default)s)",
-            },
-        },
-    ),
-    "show": (
-        _show,
-        "say what a file is; never a secret",
-        None,
-        {"file": {"metavar": "FILE"}},
-    ),
-    "identity": (
-        _identity,
-        "make a node's own key, and print its public line",
-        _ROSTER_EXAMPLE,
-        {
-            "--name": {"required": True, "help": "its client-id"},
-            "--key": _file("mode 0600"),
-        },
-    ),
-    "roster": (
-        _roster,
-        "write down which nodes work together",
-        _ROSTER_EXAMPLE,
-        {
-            "--out": _file(),
-            "members": {
-                "nargs": "+",
-                "metavar": "MEMBER",
-                "help": "NAME=PUBLIC, or a file with such lines, or another roster",
-            },
-        },
-    ),
-    "check": (
-        _check,
-        "say whether a node's key fits its roster; exit code 0 or 1",
-        _ROSTER_EXAMPLE,
-        {"--key": _file("of this node"), "--roster": _file("of this node")},
-    ),
-}
-
-
 def _parser() -> argparse.ArgumentParser:
     layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(
@@ -213,11 +137,35 @@ def _parser() -> argparse.ArgumentParser:
         **layout,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (run, about, example, options) in _COMMANDS.items():
-        command = commands.add_parser(name, help=about, epilog=example, **layout)
-        command.set_defaults(run=run)
-        for option, details in options.items():
-            command.add_argument(option, **details)
+
+    def command(run: Any, about: str, example: str | None, **files: str) -> Any:
+        """A command with files that it needs, and what each is for."""
+        name = run.__name__.removeprefix("_")
+        one = commands.add_parser(name, help=about, epilog=example, **layout)
+        one.set_defaults(run=run)
+        for option, text in files.items():
+            one.add_argument(f"--{option}", required=True, metavar="FILE", help=text)
+        return one
+
+    about = "make a key for the clients and its context for the server"
+    whose = {"key": "for the clients", "context": "for the server"}
+    new = command(_new, about, _EXAMPLE, **whose)
+    text = "default: %(default)s; 'none' encrypts nothing"
+    new.add_argument("--backend", choices=list(BACKENDS), default="stream", help=text)
+    text = "fractional bits that values are rounded to (default: %(default)s)"
+    new.add_argument("--bits", type=int, default=40, help=text)
+    show = command(_show, "say what a file is; never a secret", None)
+    show.add_argument("file", metavar="FILE")
+    about = "make a node's own key, and print its public line"
+    identity = command(_identity, about, _ROSTER_EXAMPLE, key="mode 0600")
+    identity.add_argument("--name", required=True, help="its client-id")
+    about = "write down which nodes work together"
+    roster = command(_roster, about, _ROSTER_EXAMPLE, out="for every node")
+    text = "NAME=PUBLIC, or a file with such lines, or another roster"
+    roster.add_argument("members", nargs="+", metavar="MEMBER", help=text)
+    about = "say whether a node's key fits its roster; exit code 0 or 1"
+    whose = {"key": "of this node", "roster": "of this node"}
+    command(_check, about, _ROSTER_EXAMPLE, **whose)
     return parser
 
 

@@ -20,7 +20,6 @@ __all__ = [
     "RangeError",
     "RefusedError",
     "Words",
-    "check_terms",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -71,15 +70,6 @@ class RangeError(EncryptionError):
         "clip the values, or scale the loss down",
     ) -> None:
         super().__init__(text)
-
-
-def check_terms(terms: int) -> int:
-    """Return ``terms``, as many as a sum may have, or raise EncryptionError."""
-    if not isinstance(terms, int | np.integer) or not 1 <= terms <= MAX_TERMS:
-        raise EncryptionError(
-            f"terms = {terms!r} must be an integer from 1 to {MAX_TERMS}"
-        )
-    return int(terms)
 
 
 @dataclass(frozen=True)

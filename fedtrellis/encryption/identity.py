@@ -30,13 +30,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.node_file import create_file, load_file
+from fedtrellis.encryption.node_file import KeyFile, create_file, load_file
 from fedtrellis.encryption.symmetric import Item, derive_key, encode_items
 
 __all__ = [
+    "IDENTITY",
     "Identity",
     "Roster",
-    "is_identity",
+    "exchange",
     "is_roster",
     "load_identity",
     "load_roster",
@@ -48,11 +49,10 @@ __all__ = [
     "write_roster",
 ]
 
-#: Bytes of a public key.
+#: What a key file of an identity names where others name a cipher.
+IDENTITY = "identity"
+
 _PUBLIC_BYTES = 32
-_MAGIC = b"FTL-IDN1"
-_PRIVATE_BYTES = 32
-_DIGEST_BYTES = 32
 _LONGEST_NAME = 100
 _VERSION = 1
 # Of a digest that is compared by eye or ear: 128 bits, so that whoever may choose keys
@@ -77,7 +77,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _exchange(private: X25519PrivateKey, public: bytes, name: str) -> bytes:
+def exchange(private: X25519PrivateKey, public: bytes, whose: str) -> bytes:
     """X25519 of two nodes; EncryptionError if the public key is none."""
     try:
         # reduced, so that no key has two forms; a point of low order, with which every
@@ -86,7 +86,7 @@ def _exchange(private: X25519PrivateKey, public: bytes, name: str) -> bytes:
             return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         pass
-    raise EncryptionError(f"the public key of {name!r} is not an X25519 key")
+    raise EncryptionError(f"the public key of {whose} is not an X25519 key")
 
 
 def public_line(name: str, public: bytes) -> str:
@@ -99,17 +99,13 @@ def parse_public(line: str) -> tuple[str, bytes]:
 
     A roster checks them further.
     """
-    name, equals, text = line.strip().rpartition("=")
-    try:
-        public = bytes.fromhex(text)
-    except ValueError:
-        public = b""
-    if not equals or len(text) != 2 * _PUBLIC_BYTES or len(public) != _PUBLIC_BYTES:
+    found = re.fullmatch(r"(.*)=([0-9a-fA-F]{64})", line.strip())
+    if not found:
         raise EncryptionError(
             f"{line.strip()[:200]!r} must be NAME=PUBLIC, with a public key of "
             f"{2 * _PUBLIC_BYTES} hexadecimal digits"
         )
-    return name, public
+    return found[1], bytes.fromhex(found[2])
 
 
 class Identity:
@@ -134,38 +130,31 @@ class Identity:
 
     def to_bytes(self) -> bytes:
         """Return the bytes of its file; they are secret."""
-        name, private = self.name.encode(), self._private.private_bytes_raw()
-        body = b"".join((_MAGIC, len(name).to_bytes(2, "big"), name, private))
-        return body + hashlib.sha256(body).digest()
+        own = self._private.private_bytes_raw()
+        return KeyFile(IDENTITY, 0, self.name.encode(), own).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:
         """Inverse of :meth:`to_bytes`; EncryptionError if it is none, or damaged."""
-        if not is_identity(data):
+        file = KeyFile.from_bytes(data)
+        if file.backend != IDENTITY or file.secret is None:
             raise EncryptionError("this is not an identity of fedtrellis")
-        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != digest:
-            raise EncryptionError("identity is damaged: its own checksum is wrong")
-        name, private = body[len(_MAGIC) + 2 : -_PRIVATE_BYTES], body[-_PRIVATE_BYTES:]
-        return cls(name.decode(), X25519PrivateKey.from_private_bytes(private))
+        private = X25519PrivateKey.from_private_bytes(file.secret)
+        return cls(file.payload.decode(), private)
 
     def pair_secret(self, other_public: bytes) -> bytes:
         """Return the secret that this node shares with one other: 32 bytes.
 
         The same on both nodes: HKDF-SHA256 of X25519(own private, other's public),
         with both public keys, sorted, in its info. ``other_public`` comes from the
-        roster, never from the server.
-
-        Raises
-        ------
-        EncryptionError
-            It is not a public key, or is this node's own.
+        roster, never from the server. An EncryptionError: it is no public key, or this
+        node's own.
         """
         if other_public == self.public:
             raise EncryptionError(
                 f"{self.name!r} shares a secret with other nodes, not with itself"
             )
-        shared = _exchange(self._private, other_public, "the other node")
+        shared = exchange(self._private, other_public, "the other node")
         pair = sorted((self.public, other_public))
         return derive_key(shared, "fedtrellis pair", *pair)
 
@@ -175,18 +164,11 @@ class Identity:
         return derive_key(own, "fedtrellis own", *context)
 
 
-def is_identity(data: bytes) -> bool:
-    """Whether bytes are those of an identity."""
-    return data.startswith(_MAGIC)
-
-
 def write_identity(path: str | Path, name: str) -> Identity:
     """Make a new identity, and write it to a new file of mode 0600.
 
-    Raises
-    ------
-    EncryptionError
-        The file exists or cannot be written, or the name cannot be a client id.
+    An EncryptionError: the file exists or cannot be written, or the name cannot be a
+    client id.
     """
     identity = Identity.generate(name)
     create_file(path, identity.to_bytes(), 0o600)
@@ -196,11 +178,8 @@ def write_identity(path: str | Path, name: str) -> Identity:
 def load_identity(path: str | Path) -> Identity:
     """Read a node's identity.
 
-    Raises
-    ------
-    EncryptionError
-        The file is not there (a lost identity cannot be restored), cannot be read, can
-        be read or changed by others than its owner, or is not an identity.
+    An EncryptionError: the file is not there (a lost identity cannot be restored),
+    cannot be read, can be read or changed by others than its owner, or is not one.
     """
     try:
         return load_file(path, "identity", Identity.from_bytes)
@@ -223,21 +202,10 @@ def shown(digest: str) -> str:
 class Roster:
     """The clients that a node knows, and their public keys.
 
-    Parameters
-    ----------
-    members : dict
-        Client id → public key of 32 bytes, at least two of them.
-
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of all members, whatever their order: 64 hexadecimal digits.
-
-    Raises
-    ------
-    EncryptionError
-        There are fewer than two members, two with one key, or something is not a client
-        id or not a public key.
+    ``members`` has at least two, a public key of 32 bytes for each client id;
+    ``digest`` is the SHA-256 of them all, whatever their order, in 64 hexadecimal
+    digits. An EncryptionError: there are fewer, two with one key, or something is not a
+    client id or not a public key.
     """
 
     members: dict[str, bytes]
@@ -252,7 +220,7 @@ class Roster:
         probe = X25519PrivateKey.generate()
         for name, public in self.members.items():
             _check_name(name)
-            _exchange(probe, public, name)
+            exchange(probe, public, repr(name))
             first = owners.setdefault(public, name)
             if first != name:
                 raise EncryptionError(
@@ -263,12 +231,6 @@ class Roster:
         flat = [part for member in sorted(self.members.items()) for part in member]
         data = encode_items("fedtrellis roster", *flat)
         object.__setattr__(self, "digest", hashlib.sha256(data).hexdigest())
-
-    def public(self, name: str) -> bytes:
-        """Return a client's public key; EncryptionError if it is not in the roster."""
-        if name not in self.members:
-            raise EncryptionError(f"{name!r} is not in this node's roster")
-        return self.members[name]
 
     def check(self, identity: Identity) -> None:
         """Raise EncryptionError if a node is not in it, or with another public key."""
@@ -322,23 +284,14 @@ def parse_roster(data: bytes) -> Roster:
 def load_roster(path: str | Path) -> Roster:
     """Read a node's roster.
 
-    Raises
-    ------
-    EncryptionError
-        The file cannot be read, can be changed by others than its owner, or is not a
-        roster.
+    An EncryptionError: the file cannot be read, can be changed by others than its
+    owner, or is not a roster.
     """
     return load_file(path, "roster", parse_roster)
 
 
 def write_roster(path: str | Path, publics: Mapping[str, bytes]) -> Roster:
-    """Write a roster to a new file, and return it.
-
-    Raises
-    ------
-    EncryptionError
-        The file exists or cannot be written, or the roster is not one.
-    """
+    """Write a roster to a new file, and return it; EncryptionError if that is none."""
     roster = Roster(dict(publics))
     create_file(path, roster.to_text().encode(), 0o644)
     return roster

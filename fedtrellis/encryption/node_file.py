@@ -1,9 +1,9 @@
 """Files of a node: keys, which are written once, and what it keeps beside them.
 
-A key or an evaluation context is a magic, the backend's name, the fractional bits; then
-the clients' secret of 32 bytes (a key) or the fingerprint of 8 (a context); then what
-the backend keeps; then a SHA-256 of all that, which finds damage and protects against
-nothing else.
+A key file is a magic, the name of what it is for, the fractional bits; then a secret of
+32 bytes (a key, or an identity) or the fingerprint of 8 (an evaluation context); then
+what else belongs to it; then a SHA-256 of all that, which finds damage and protects
+against nothing else.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import hashlib
 import hmac
 import json
 import os
+import shutil
 import stat
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +30,12 @@ __all__ = [
     "DamagedFileError",
     "KeyFile",
     "NodeFile",
-    "check_mode",
     "create_file",
-    "is_key",
     "load_file",
-    "pack_key",
+    "locked",
     "private_folder",
     "read_file",
-    "unpack_key",
+    "remove_expired",
 ]
 
 T = TypeVar("T")
@@ -43,21 +43,25 @@ T = TypeVar("T")
 #: Of a key, a context or a roster.
 _MOST_BYTES = 1 << 20
 _DIGEST_BYTES = 32
+# How long files of a run are kept that nobody removes: a node never hears that a run
+# is over, and one that was killed may go on.
+_KEPT_SECONDS = 7 * 24 * 3600
 
+_OPEN_KEY = (
+    0o077,
+    "is open to others",
+    "chmod 600 it, and if others may have read it, make a new one",
+)
 #: What nobody else may do with a file, by what it is: the bits, and what is said.
 _CLOSED = {
-    "key file": (
-        0o077,
-        "is open to others",
-        "chmod 600 it, and if others may have read it, make a new one",
-    ),
+    "key file": _OPEN_KEY,
+    "identity": _OPEN_KEY,
     "roster": (
         0o022,
         "can be changed by others",
         "chmod 644 it, and compare its digest with the other nodes'",
     ),
 }
-_CLOSED["identity"] = _CLOSED["key file"]
 
 
 def _failed(path: Path, what: str, error: OSError) -> EncryptionError:
@@ -89,8 +93,8 @@ def create_file(path: str | Path, data: bytes, mode: int) -> None:
         raise _failed(path, "written", error) from error
 
 
-def read_file(path: str | Path) -> tuple[bytes, int]:
-    """Return a file's bytes and its mode; EncryptionError if it cannot be a node's."""
+def read_file(path: str | Path, what: str = "") -> tuple[bytes, int]:
+    """Return a file's bytes and its mode, which must suit ``what`` it is, if given."""
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file:
@@ -101,22 +105,17 @@ def read_file(path: str | Path) -> tuple[bytes, int]:
         raise _failed(path, "read", error) from error
     if len(data) > _MOST_BYTES:
         raise EncryptionError(f"{str(path)!r} is too long for a key or a context")
-    return data, mode
-
-
-def check_mode(path: str | Path, mode: int, what: str) -> None:
-    """Raise EncryptionError if others can do with a file what only its owner may."""
-    bits, state, remedy = _CLOSED[what]
+    bits, state, remedy = _CLOSED.get(what, (0, "", ""))
     if mode & bits:
         raise EncryptionError(
             f"{what} {str(path)!r} {state} (mode {mode:04o}); {remedy}"
         )
+    return data, mode
 
 
 def load_file(path: str | Path, what: str, parse: Callable[[bytes], T]) -> T:
     """Read a node's file, check its mode, and parse it; errors name the file."""
-    data, mode = read_file(path)
-    check_mode(path, mode, what)
+    data, _ = read_file(path, what)
     try:
         return parse(data)
     except EncryptionError as error:
@@ -135,62 +134,57 @@ _FIXED = struct.Struct("<BBI")  # length of the name, fractional bits, length of
 class KeyFile:
     """A key or an evaluation context, parsed; no library has seen its payload yet.
 
-    ``fingerprint`` has 16 hexadecimal digits. ``secret`` is the clients', of 32 bytes;
-    None in an evaluation context.
+    ``backend`` is the cipher's, or ``"x25519"`` of an identity. ``secret`` has 32
+    bytes; None in an evaluation context. ``fingerprint`` has 16 hexadecimal digits, and
+    that of a key follows from everything in it.
     """
 
     backend: str
     bits: int
-    fingerprint: str
     payload: bytes = field(repr=False)
     secret: bytes | None = field(default=None, repr=False)
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if self.secret is not None:
+            text = f"fingerprint {self.backend} {self.bits}".encode()
+            digest = hashlib.sha256(self.payload).digest()
+            message = struct.pack("<I", len(text)) + text + digest
+            mark = hmac.digest(self.secret, message, "sha256")[:_FINGERPRINT_BYTES]
+            object.__setattr__(self, "fingerprint", mark.hex())
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes of a key, or of a context where there is no secret."""
+        name = self.backend.encode()
+        fixed = _FIXED.pack(len(name), self.bits, len(self.payload))
+        magic = _CONTEXT_MAGIC if self.secret is None else _KEY_MAGIC
+        mark = self.secret or bytes.fromhex(self.fingerprint)
+        body = b"".join((magic, fixed, name, mark, self.payload))
+        return body + hashlib.sha256(body).digest()
 
     @classmethod
-    def of_secret(
-        cls, backend: str, bits: int, payload: bytes, secret: bytes
-    ) -> KeyFile:
-        """A key; its fingerprint follows from everything in it."""
-        text = f"fingerprint {backend} {bits}".encode()
-        message = struct.pack("<I", len(text)) + text + hashlib.sha256(payload).digest()
-        mark = hmac.digest(secret, message, "sha256")[:_FINGERPRINT_BYTES].hex()
-        return cls(backend, bits, mark, payload, secret)
+    def from_bytes(cls, data: bytes) -> KeyFile:
+        """Inverse of :meth:`to_bytes`; EncryptionError if it is none, or damaged."""
+        if not cls.is_one(data):
+            raise EncryptionError("this is neither a key nor a context of fedtrellis")
+        secret, start = data.startswith(_KEY_MAGIC), len(_KEY_MAGIC) + _FIXED.size
+        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if hashlib.sha256(body).digest() != digest:
+            raise EncryptionError("this is damaged: its own checksum is wrong")
+        length, bits, size = _FIXED.unpack_from(body, len(_KEY_MAGIC))
+        middle = start + length
+        end = middle + (KEY_BYTES if secret else _FINGERPRINT_BYTES)
+        name, mark, payload = body[start:middle], body[middle:end], body[end:]
+        if len(payload) != size or not name.isascii():
+            raise EncryptionError("key or context is malformed")
+        if secret:
+            return cls(name.decode(), bits, payload, mark)
+        return cls(name.decode(), bits, payload, fingerprint=mark.hex())
 
-
-def pack_key(file: KeyFile) -> bytes:
-    """Return the bytes of a key, or of a context where there is no secret."""
-    name = file.backend.encode()
-    fixed = _FIXED.pack(len(name), file.bits, len(file.payload))
-    magic = _CONTEXT_MAGIC if file.secret is None else _KEY_MAGIC
-    identity = file.secret or bytes.fromhex(file.fingerprint)
-    body = b"".join((magic, fixed, name, identity, file.payload))
-    return body + hashlib.sha256(body).digest()
-
-
-def is_key(data: bytes) -> bool:
-    """Whether bytes are those of a key, which has a secret."""
-    return data.startswith(_KEY_MAGIC)
-
-
-def unpack_key(data: bytes) -> KeyFile:
-    """Inverse of :func:`pack_key`; EncryptionError if it is neither, or damaged."""
-    secret = is_key(data)
-    if not secret and not data.startswith(_CONTEXT_MAGIC):
-        raise EncryptionError("this is neither a key nor a context of fedtrellis")
-    start = len(_KEY_MAGIC) + _FIXED.size
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if len(body) < start:
-        raise EncryptionError("key or context is cut off")
-    if hashlib.sha256(body).digest() != digest:
-        raise EncryptionError("key or context is damaged: its own checksum is wrong")
-    length, bits, size = _FIXED.unpack_from(body, len(_KEY_MAGIC))
-    middle = start + length
-    end = middle + (KEY_BYTES if secret else _FINGERPRINT_BYTES)
-    name, identity, payload = body[start:middle], body[middle:end], body[end:]
-    if len(payload) != size or not name.isascii():
-        raise EncryptionError("key or context is malformed")
-    if secret:
-        return KeyFile.of_secret(name.decode(), bits, payload, identity)
-    return KeyFile(name.decode(), bits, identity.hex(), payload)
+    @staticmethod
+    def is_one(data: bytes) -> bool:
+        """Whether bytes are meant as those of a key or a context."""
+        return data.startswith((_KEY_MAGIC, _CONTEXT_MAGIC))
 
 
 # --------------------------------------------------------- what a node keeps of a run
@@ -223,6 +217,27 @@ def private_folder(path: str | Path) -> Path:
     return path
 
 
+def remove_expired(folder: Path, pattern: str) -> None:
+    """Remove files that nobody has written for a week, and folders of their names."""
+    oldest = time.time() - _KEPT_SECONDS
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+                shutil.rmtree(path.with_suffix(".ledgers"), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Hold a lock on a folder; it goes with the process, however that ends."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
+
+
 class NodeFile:
     """A file that is replaced whole, by one process at a time.
 
@@ -236,22 +251,18 @@ class NodeFile:
         self.path, self.durable = path, durable
         self._seen: bytes | None = None
 
-    def read(self) -> tuple[dict[str, Any], bytes] | None:
-        """Return what the file says, and the bytes that belong to it; None: no file.
+    def read(self) -> tuple[dict[str, Any], bytes]:
+        """Return what the file says, and the bytes that belong to it.
 
-        Raises
-        ------
-        DamagedFileError
-            It is not as it was written; :meth:`write` replaces it all the same.
-        EncryptionError
-            It cannot be read.
+        Nothing where there is no file. A DamagedFileError: it is not as it was written;
+        :meth:`write` replaces it all the same.
         """
         try:
-            with self._locked():
+            with locked(self.path.parent):
                 data = self.path.read_bytes()
         except FileNotFoundError:
             self._seen = None
-            return None
+            return {}, b""
         except OSError as error:
             raise _failed(self.path, "read", error) from error
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
@@ -271,7 +282,7 @@ class NodeFile:
         digest = hashlib.sha256(body).digest()
         temporary = self.path.with_suffix(".tmp")
         try:
-            with self._locked() as folder:
+            with locked(self.path.parent) as folder:
                 if self._on_disk() != self._seen:
                     raise EncryptionError(
                         f"{str(self.path)!r} was changed by another process; a client "
@@ -300,13 +311,3 @@ class NodeFile:
                 return file.read()
         except FileNotFoundError:
             return None
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
-        """Hold a lock on the folder; it goes with the process, however that ends."""
-        handle = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield handle
-        finally:
-            os.close(handle)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,7 +20,12 @@ from fedtrellis.encryption.identity import (
     load_identity,
     load_roster,
 )
-from fedtrellis.encryption.node_file import private_folder
+from fedtrellis.encryption.node_file import (
+    create_file,
+    locked,
+    private_folder,
+    remove_expired,
+)
 from fedtrellis.settings import SettingsError
 
 __all__ = [
@@ -34,10 +38,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-_SESSION = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_ATTEMPTS = 10
-# How long the key of a run that was killed is kept, for it to go on
-_KEPT_SECONDS = 7 * 24 * 3600
 # (process, session): a forked child reads the file again
 _run_keys: dict[tuple[int, str], Cipher] = {}
 
@@ -49,12 +49,8 @@ class NodeSecrets:
     a roster of everybody's public keys, ``identity-file`` and ``roster-file``. Without
     any of them the clients of a simulation make a key for the run. What is not given
     is in the node config: ``key-file`` or ``identity-file``, ``roster-file``, and
-    ``ledger``, the folder of what the node remembers.
-
-    Raises
-    ------
-    SettingsError
-        An identity without a roster or the other way round, or both kinds of keys.
+    ``ledger``, the folder of what the node remembers. A SettingsError: an identity
+    without a roster or the other way round, or both kinds of keys.
 
     Examples
     --------
@@ -93,6 +89,8 @@ class NodeSecrets:
         """``roster``, ``key`` or, where the clients make a key for the run, ``run``."""
         return "roster" if self._identity else "key" if self._key else "run"
 
+    # ------------------------------------------------------------ the node config
+
     def check_simulated(self) -> None:
         """Raise SettingsError for data of the node's own without a key of its own.
 
@@ -117,89 +115,6 @@ class NodeSecrets:
             )
         return value
 
-    @cached_property
-    def identity(self) -> Identity:
-        """The node's, which its roster has."""
-        found = self._identity
-        with for_good():
-            identity = (
-                found
-                if isinstance(found, Identity)
-                else _cached(load_identity, str(found))
-            )
-        if identity.name != self.client:
-            raise SettingsError(
-                f"client {self.client} has the identity of {identity.name!r}"
-            )
-        with for_good():
-            self.roster.check(identity)
-        return identity
-
-    @cached_property
-    def roster(self) -> Roster:
-        """Everybody's public keys, as the node pins them."""
-        found = self._roster
-        with for_good():
-            return (
-                found if isinstance(found, Roster) else _cached(load_roster, str(found))
-            )
-
-    def common_key(
-        self, session: str, backend: str, expected: str | None, *, own: bool = False
-    ) -> Cipher:
-        """Return the key that all clients have.
-
-        ``session`` is the run, ``backend`` the cipher that a simulation's clients make
-        a key of, ``expected`` the key's fingerprint (None where it is not settled yet).
-        With ``own`` the run takes keys of the nodes' own only.
-
-        Raises
-        ------
-        SettingsError
-            There is none, or it is another than expected.
-        """
-        if isinstance(self._key, Cipher):
-            cipher = self._key
-        elif self._key:
-            with for_good():
-                cipher = _cached(load_key, str(self._key))
-        elif own:
-            raise SettingsError(
-                f"client {self.client} has no key: start the node with "
-                "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
-            )
-        else:
-            with for_good():
-                cipher = shared_run_key(session, backend, make=expected is None)
-        if expected not in (None, cipher.fingerprint):
-            raise SettingsError(
-                f"this client's key has fingerprint {cipher.fingerprint}, that of the "
-                f"run has {expected}"
-            )
-        return cipher
-
-    def shared_with(self, other: str, key: str, session: str, backend: str) -> bytes:
-        """Return what this node shares with another whatever the run.
-
-        ``key`` is the other's public key, or the fingerprint of the common one.
-
-        Raises
-        ------
-        SettingsError
-            This node knows another key, or does not know the client.
-        """
-        if self.kind == "roster":
-            identity = self.identity
-            with for_good():
-                public = self.roster.public(other)
-                if public.hex() != key:
-                    raise EncryptionError(
-                        f"client {other} has another key than this node's roster says"
-                    )
-                return identity.pair_secret(public)
-        first, second = sorted((self.client, other))
-        return self.common_key(session, backend, key).derive("pair", first, second)
-
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
         """Return a word of the node config, by default the first that is allowed."""
         value: str = self._config.get(name, allowed[0])
@@ -220,12 +135,75 @@ class NodeSecrets:
         """Return where a node with keys keeps what it remembers of all runs."""
         if self.kind == "run":
             return None
-        named = self._identity if self._identity else self._key
         if self._folder:
             return Path(self._folder)
+        named = self._identity or self._key
         if isinstance(named, str | Path):
             return Path(named).expanduser().with_suffix(".ledger")
         return None
+
+    # --------------------------------------------------------------------- the keys
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The node's, which its roster has."""
+        identity = _loaded(self._identity, load_identity)
+        if identity.name != self.client:
+            raise SettingsError(
+                f"client {self.client} has the identity of {identity.name!r}"
+            )
+        with for_good():
+            self.roster.check(identity)
+        return identity
+
+    @cached_property
+    def roster(self) -> Roster:
+        """Everybody's public keys, as the node pins them."""
+        return _loaded(self._roster, load_roster)
+
+    def common_key(
+        self, session: str, backend: str, expected: str | None, *, own: bool = False
+    ) -> Cipher:
+        """Return the key that all clients have.
+
+        ``session`` is the run, ``backend`` the cipher that a simulation's clients make
+        a key of, ``expected`` the key's fingerprint (None where it is not settled yet).
+        With ``own`` the run takes keys of the nodes' own only. A SettingsError: there
+        is none, or it is another than expected.
+        """
+        if self._key:
+            cipher = _loaded(self._key, load_key)
+        elif own:
+            raise SettingsError(
+                f"client {self.client} has no key: start the node with "
+                "--node-config 'key-file=\"PATH\"', a key made by fedtrellis-keys"
+            )
+        else:
+            with for_good():
+                cipher = shared_run_key(session, backend, make=expected is None)
+        if expected not in (None, cipher.fingerprint):
+            raise SettingsError(
+                f"this client's key has fingerprint {cipher.fingerprint}, that of the "
+                f"run has {expected}"
+            )
+        return cipher
+
+    def shared_with(self, other: str, key: str, session: str, backend: str) -> bytes:
+        """Return what this node shares with another whatever the run.
+
+        ``key`` is the other's public key, or the fingerprint of the common one. A
+        SettingsError: this node knows another key, or does not know the client.
+        """
+        if self.kind != "roster":
+            first, second = sorted((self.client, other))
+            return self.common_key(session, backend, key).derive("pair", first, second)
+        public = self.roster.members.get(other, b"")
+        if public.hex() != key:
+            raise SettingsError(
+                f"client {other} has another key than this node's roster says"
+            )
+        with for_good():
+            return self.identity.pair_secret(public)
 
 
 @contextlib.contextmanager
@@ -237,6 +215,13 @@ def for_good() -> Iterator[None]:
         raise SettingsError(str(error)) from error
 
 
+def _loaded(given: Any, load: Callable[[str], T]) -> T:
+    """What was given itself, or what its file has, which a process reads once."""
+    with for_good():
+        found: T = _cached(load, str(given)) if isinstance(given, str | Path) else given
+    return found
+
+
 @cache
 def _cached(load: Callable[[str], T], path: str) -> T:
     return load(path)
@@ -246,12 +231,10 @@ def _cached(load: Callable[[str], T], path: str) -> T:
 
 
 def _run_key_path(session: str) -> Path:
-    if not isinstance(session, str) or not _SESSION.fullmatch(session):
-        raise EncryptionError(
-            f"session = {session!r} must be 1 to 100 letters, digits, '_' and '-'"
-        )
+    # a digest: the session is the server's word, and no part of a path
+    mark = hashlib.sha256(session.encode()).hexdigest()[:32]
     folder = private_folder(Path(tempfile.gettempdir()) / f"fedtrellis-{os.getuid()}")
-    return folder / f"{session}.key"
+    return folder / f"{mark}.key"
 
 
 def run_ledgers(session: str) -> Path:
@@ -259,55 +242,21 @@ def run_ledgers(session: str) -> Path:
     return _run_key_path(session).with_suffix(".ledgers")
 
 
-def _make_run_key(path: Path, backend: str, bits: int) -> None:
-    """Put a new key there unless another process has been faster."""
-    _remove_left_behind(path.parent)
-    data = backend_class(backend).generate(bits).secret_bytes()
-    # mkstemp makes a file that only its owner can read (mode 0600)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        # unlike a rename, a link appears complete and never replaces another's
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        os.unlink(temporary)
-
-
-def _remove_left_behind(directory: Path) -> None:
-    """Remove keys of runs that ended long ago without removing theirs."""
-    oldest = time.time() - _KEPT_SECONDS
-    for path in directory.glob("*.key"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest:
-                path.unlink()
-                shutil.rmtree(path.with_suffix(".ledgers"), ignore_errors=True)
-
-
 def shared_run_key(
-    session: str, backend: str = "stream", bits: int = 40, *, make: bool = True
+    session: str, backend: str = "stream", *, make: bool = True
 ) -> Cipher:
     """Return the key that the clients of one run on one machine share.
 
     The first process to ask makes it, in a private directory of this user's among the
     temporary files; :func:`remove_run_key` removes it, and if nobody calls that, a
     later run does after a week (a run that was killed may go on until then). For
-    simulations only: the server could read it too. Without ``make``, that there is no
-    key is an error.
-
-    Raises
-    ------
-    EncryptionError
-        The session's name is malformed, its key is of another backend or of other
-        bits or (without ``make``) not there, or the directory is not private.
+    simulations only: the server could read it too. An EncryptionError: the key is of
+    another backend or, without ``make``, not there, or the directory is not private.
     """
     path = _run_key_path(session)
     cipher = _run_keys.get((os.getpid(), session))
-    for _ in range(_ATTEMPTS):
-        if cipher is not None:
-            break
-        try:
+    if cipher is None:
+        with locked(path.parent):
             if not path.exists():
                 if not make:
                     raise EncryptionError(
@@ -315,19 +264,14 @@ def shared_run_key(
                         "kept for a week, where the run was. A run that goes on later "
                         "or elsewhere needs a key pair (fedtrellis-keys)"
                     )
-                _make_run_key(path, backend, bits)
+                remove_expired(path.parent, "*.key")
+                made = backend_class(backend).generate()
+                create_file(path, made.secret_bytes(), 0o600)
             cipher = load_key(path)
-        except (OSError, EncryptionError) as error:
-            # its maker may have ended between our look and our reading
-            cause = error if isinstance(error, OSError) else error.__cause__
-            if not isinstance(cause, FileNotFoundError):
-                raise
-    if cipher is None:
-        raise EncryptionError(f"the key of session {session!r} is removed all the time")
-    if (cipher.name, cipher.coding.bits) != (backend, bits):
+    if cipher.name != backend:
         raise EncryptionError(
-            f"the key of session {session!r} is of backend {cipher.name!r} with "
-            f"{cipher.coding.bits} bits, not of {backend!r} with {bits}"
+            f"the key of session {session!r} is of backend {cipher.name!r}, not of "
+            f"{backend!r}"
         )
     _run_keys[os.getpid(), session] = cipher
     return cipher
@@ -336,5 +280,7 @@ def shared_run_key(
 def remove_run_key(session: str) -> None:
     """Remove a session's key from this machine and this process, if it is there."""
     _run_keys.pop((os.getpid(), session), None)
-    _run_key_path(session).unlink(missing_ok=True)
+    path = _run_key_path(session)
+    with locked(path.parent):
+        path.unlink(missing_ok=True)
     shutil.rmtree(run_ledgers(session), ignore_errors=True)

@@ -35,10 +35,7 @@ _MODELS = 100
 class ReleaseError(SettingsError):
     """What a run would give away, together with earlier ones; the server hears a code.
 
-    Attributes
-    ----------
-    detail : str
-        For the node's log.
+    ``detail`` is for the node's log.
     """
 
     code: ClassVar[str] = "release"
@@ -52,14 +49,9 @@ class OwnRows(NamedTuple):
     """A node's rows as they are in its file, before any preparation.
 
     A client has them as its attribute ``rows``, which tasks set for files of the nodes'
-    own. Without it (a user's own objective) a node compares the block alone.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    parts : tuple
-        Arrays of one entry a row, or CSR: features, targets, weights, whatever there
-        is. Ids are no part of a row: whoever numbers anew has the same rows.
+    own. Without it (a user's own objective) a node compares the block alone. ``parts``
+    are arrays of one entry a row, or CSR: features, targets, weights, whatever there is
+    (or None). Ids are no part of a row: whoever numbers anew has the same rows.
     """
 
     columns: tuple[str, ...]
@@ -103,12 +95,7 @@ class ReleaseMemory:
     ``"refuse"``, ``"once"`` (one run is taken and remembered; the next one only after
     the node took part in a run with ``"refuse"``) or ``"accept"``. ``least-rows`` is
     how many rows a new cell of the Venn diagram of all releases' rows must have.
-
-    Parameters
-    ----------
-    node : NodeSecrets
-    session : str
-        The run.
+    ``session`` is the run.
     """
 
     def __init__(self, node: NodeSecrets, session: str) -> None:
@@ -117,32 +104,29 @@ class ReleaseMemory:
         self._least = node.number("least-rows", LEAST_ROWS)
         self._folder = node.lasting_folder()
 
-    def _file(self, what: str) -> NodeFile:
+    def _open(self, what: str) -> tuple[NodeFile, dict[str, Any], bytes]:
+        """A file of the memory, and what it has; a SettingsError if it is damaged."""
         assert self._folder is not None
         with for_good():
             folder = private_folder(self._folder)
-        mark = hashlib.sha256(encode_items("releases", self._node.client)).hexdigest()
-        return NodeFile(folder / f"{mark[:32]}.{what}", durable=True)
+            mark = hashlib.sha256(encode_items("releases", self._node.client))
+            name = f"{mark.hexdigest()[:32]}.{what}"
+            file = NodeFile(folder / name, durable=True)
+            return file, *file.read()
 
     def admit(self, names: Sequence[str], rows: OwnRows | None) -> None:
         """Compare a run's block and rows with those of earlier ones; remember them.
 
-        Raises
-        ------
-        ReleaseError
-            They give away a few rows or a client, and the owner does not accept it.
-        SettingsError
-            The memory is damaged or cannot be written.
+        A ReleaseError: they give away a few rows or a client, and the owner does not
+        accept it. A SettingsError: the memory is damaged or cannot be written.
         """
         place = self._folder, self._node.client
         session, block_before, rows_before = _SETTLED.get(place, (None, None, None))
         same = session == self._session and block_before == [*names]
         if self._folder is None or (same and rows_before is rows):
             return
-        file = self._file("releases")
-        with for_good():
-            content, blob = file.read() or ({"secret": secrets.token_hex(32)}, b"")
-        key = bytes.fromhex(content["secret"])
+        file, content, blob = self._open("releases")
+        key = bytes.fromhex(content.setdefault("secret", secrets.token_hex(32)))
 
         def keyed(*items: str | bytes) -> bytes:
             return hmac.digest(key, encode_items(*items), "sha256")[:_HASH_BYTES]
@@ -174,22 +158,12 @@ class ReleaseMemory:
         _SETTLED[place] = self._session, [*names], rows
 
     def check_start(self, model: NDArray[Any]) -> None:
-        """Refuse to begin at a model that is not zero, nor of an earlier run.
-
-        Raises
-        ------
-        ReleaseError
-            As for :meth:`admit`.
-        """
+        """Raise a ReleaseError for a first model that is not 0, nor of earlier runs."""
         if self._folder is None or not model.any():
             return
-        with for_good():
-            seen, _ = self._file("models").read() or ({}, b"")
-        if _digest(model) in seen.get("models", []):
+        if _digest(model) in self._open("models")[1].get("models", []):
             return
-        file = self._file("releases")
-        with for_good():
-            content, blob = file.read() or ({"secret": secrets.token_hex(32)}, b"")
+        file, content, blob = self._open("releases")
         self._refuse(content, ["the run begins at a model that no earlier run sent"])
         with for_good():
             file.write(content, blob)
@@ -198,10 +172,10 @@ class ReleaseMemory:
         """Remember that a run has sent a model; the last 100 are kept."""
         if self._folder is None:
             return
-        file, mark = self._file("models"), _digest(model)
-        with for_good():
-            models = (file.read() or ({}, b""))[0].get("models", [])
-            if mark not in models:
+        file, content, _ = self._open("models")
+        models, mark = content.get("models", []), _digest(model)
+        if mark not in models:
+            with for_good():
                 file.write({"models": [*models, mark][-_MODELS:]})
 
     def _refuse(self, content: dict[str, Any], why: list[str]) -> None:

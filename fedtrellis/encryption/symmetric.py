@@ -28,7 +28,6 @@ __all__ = [
     "Label",
     "derive_key",
     "encode_items",
-    "encode_label",
     "expand",
     "open_sealed",
     "seal",
@@ -68,33 +67,12 @@ def encode_items(*items: Item) -> bytes:
     return b"".join(parts)
 
 
-def encode_label(label: Label) -> bytes:
-    """Return the bytes of a label; two labels never have the same.
-
-    Raises
-    ------
-    EncryptionError
-        It is not a tuple of texts and integers that begins with its purpose, a text.
-    """
-    if not isinstance(label, tuple) or not label or not isinstance(label[0], str):
-        raise EncryptionError(f"label = {label!r} must be a tuple that begins with str")
-    if not label[0] or any(isinstance(item, bytes) for item in label):
-        raise EncryptionError(f"label = {label!r} must have texts and integers")
-    return encode_items(*label)
-
-
 def expand(secret: bytes, *context: Item, size: int = KEY_BYTES) -> bytes:
     """Return a key for one use of a secret: HKDF-Expand of RFC 5869, with SHA-256.
 
-    Parameters
-    ----------
-    secret : bytes
-        32 bytes that are uniformly random to whoever does not know them, so that the
-        extraction of HKDF has nothing to do.
-    *context : bytes, str or int
-        The use; another tuple gives an independent key.
-    size : int
-        In bytes. Keys of one use and several sizes begin alike.
+    ``secret`` are 32 bytes that are uniformly random to whoever does not know them, so
+    that the extraction of HKDF has nothing to do; another ``context``, the use, gives
+    an independent key. Keys of one use and several sizes (in bytes) begin alike.
     """
     return HKDFExpand(_SHA256, size, encode_items(*context)).derive(secret)
 
@@ -130,21 +108,10 @@ def _box(pair_secret: bytes, associated: tuple[Item, ...]) -> ChaCha20Poly1305:
 def seal(pair_secret: bytes, data: bytes, associated: tuple[Item, ...]) -> bytes:
     """Encrypt and authenticate a message to another client: ChaCha20-Poly1305.
 
-    Whoever opens it knows that one of the two sealed it, and for what (RFC 8439).
-
-    Parameters
-    ----------
-    pair_secret : bytes
-        What the two share (``Identity.pair_secret``).
-    data : bytes
-    associated : tuple of str, int and bytes
-        What the message is and where it belongs: purpose, run, sender, recipient, and
-        whatever else recipient and sender must agree on. It is not sent.
-
-    Returns
-    -------
-    bytes
-        ``SEALED_BYTES`` longer than ``data``; another one each time.
+    Whoever opens it knows that one of the two that have ``pair_secret`` sealed it, and
+    for what (RFC 8439). ``associated`` says what the message is and where it belongs:
+    purpose, run, sender, recipient, and whatever else both must agree on. It is not
+    sent. The result is ``SEALED_BYTES`` longer than ``data``, another one each time.
     """
     nonce = os.urandom(_NONCE_BYTES)
     box = _box(pair_secret, associated)
@@ -156,11 +123,8 @@ def open_sealed(
 ) -> bytes:
     """Return what a message says, given what it was sealed with.
 
-    Raises
-    ------
-    EncryptionError
-        It was altered, or sealed by somebody else or for something else. The text is
-        the same whatever the cause.
+    An EncryptionError, in the same words whatever the cause: it was altered, or sealed
+    by somebody else or for something else.
     """
     nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
     try:

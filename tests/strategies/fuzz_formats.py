@@ -20,9 +20,10 @@ import numpy as np
 from clients.hyfdca.matching import _points
 from fedtrellis.dual.agreement import Agreement, Party
 from fedtrellis.dual.alignment import align
-from fedtrellis.encryption import EncryptionError, open_sealed, seal
+from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.intersection import blind, evaluate, scalar_from
 from fedtrellis.encryption.node_file import NodeFile, private_folder
+from fedtrellis.encryption.symmetric import open_sealed, seal
 from tests.strategies.fuzz_runs import (
     HEADER,
     SECONDS,

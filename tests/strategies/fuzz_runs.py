@@ -31,9 +31,9 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
-from fedtrellis.encryption import Cipher, run_ledgers
+from fedtrellis.encryption import Cipher
 from fedtrellis.encryption.block_sum import BlockMember
-from fedtrellis.encryption.node_secrets import NodeSecrets
+from fedtrellis.encryption.node_secrets import NodeSecrets, run_ledgers
 from fedtrellis.server.answers import refusal_in
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.exchange import Reason
@@ -646,7 +646,8 @@ def fuzz_ciphertexts(backend: str, count: int, seed: int) -> Tally:
 
     The server adds them, a client decrypts them; a crash ends this process.
     """
-    from fedtrellis.encryption import EncryptionError, backend_class, split_blob
+    from fedtrellis.encryption import EncryptionError, backend_class
+    from fedtrellis.encryption.cipher import split_blob
 
     rng = np.random.default_rng(seed)
     key = backend_class(backend).generate()

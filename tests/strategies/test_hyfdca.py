@@ -16,8 +16,8 @@ from clients import HyFDCAClient
 from clients.hyfdca import proposals
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual.regularized_loss import central_optimum
-from fedtrellis.encryption import Identity, Roster
 from fedtrellis.encryption.cipher import Cipher
+from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.objectives.losses import LOSSES, make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA

@@ -13,15 +13,15 @@ from flwr.app import Context
 
 from clients.hyfdca.node import NodeRules
 from fedtrellis import client_app
-from fedtrellis.encryption import (
+from fedtrellis.encryption import node_secrets
+from fedtrellis.encryption.block_sum import BlockMember
+from fedtrellis.encryption.cipher import write_key_pair
+from fedtrellis.encryption.identity import (
     Identity,
     load_roster,
-    node_secrets,
     write_identity,
-    write_key_pair,
     write_roster,
 )
-from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.settings import SettingsError
 from tests.harness import Stop

@@ -19,16 +19,10 @@ from clients.hyfdca import proposals
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual import columns as raw_columns
 from fedtrellis.dual.alignment import HASH_BYTES
-from fedtrellis.encryption import (
-    EncryptionError,
-    backend_class,
-    load_evaluation,
-    shared_run_key,
-    split_blob,
-    write_key_pair,
-)
-from fedtrellis.encryption.cipher import PlainCipher
+from fedtrellis.encryption import EncryptionError, backend_class, load_evaluation
+from fedtrellis.encryption.cipher import PlainCipher, split_blob, write_key_pair
 from fedtrellis.encryption.fixed_point import Coding
+from fedtrellis.encryption.node_secrets import shared_run_key
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
@@ -249,7 +243,7 @@ def test_the_server_has_no_secret_key() -> None:
 
     def each(run: Run, _: int) -> None:
         key = shared_run_key(run.strategy.conversation.session, "tenseal-bfv")
-        assert key.has_secret
+        assert key._root
         whole, shared = key.secret_bytes(), key._file.secret
         assert shared is not None
         secrets.extend([shared, whole[len(whole) // 2 :][:64], key._file.payload[-64:]])
@@ -257,7 +251,7 @@ def test_the_server_has_no_secret_key() -> None:
     run, grid = _recorded(split, 2, each=each, encryption="tenseal-bfv")
     cipher = run.strategy.cipher
     assert cipher is not None
-    assert not cipher.has_secret
+    assert not cipher._root
     with pytest.raises(EncryptionError, match="needs the clients' key"):
         cipher.derive("draw")
     received = b"".join(grid.received)
@@ -271,7 +265,7 @@ def test_the_server_has_no_secret_key() -> None:
         arrays = record_arrays(cast(ArrayRecord, content[ARRAYS]))
         if kind == "align":
             context = arrays[-1].tobytes()
-            assert not load_evaluation(context).has_secret
+            assert not load_evaluation(context)._root
             assert len(context) < 1000  # there is no room for a key of the scheme
             continue
         for array in arrays:

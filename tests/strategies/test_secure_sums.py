@@ -16,7 +16,8 @@ import clients
 import strategies
 from fedtrellis import LocalGrid, SecureSum
 from fedtrellis.domains import L1Ball
-from fedtrellis.encryption import block_sum, write_identity, write_roster
+from fedtrellis.encryption import block_sum
+from fedtrellis.encryption.identity import write_identity, write_roster
 from fedtrellis.encryption.node_secrets import _run_key_path
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares

@@ -10,7 +10,7 @@ from fault_runs import FAMILIES, NODES, Deployment
 from flower_process import ROOT
 
 import sim
-from fedtrellis.encryption import write_key_pair
+from fedtrellis.encryption.cipher import write_key_pair
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 

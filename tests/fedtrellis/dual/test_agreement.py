@@ -54,7 +54,6 @@ def test_it_says_who_holds_what(held: Any) -> None:
     samples, features = held
     agreement = Agreement.from_bytes(_agreed(samples, features).to_bytes())
     assert agreement.names == tuple(samples)
-    assert agreement.num_samples == len(set().union(*samples.values()))
     for i, name in enumerate(samples):
         assert agreement.index(name) == i
         said = {agreement.features[m] for m in np.flatnonzero(agreement.holdings[i])}
@@ -105,7 +104,7 @@ def test_the_digest_changes_with_everything_that_is_agreed() -> None:
         replace(one, groups=(*before, (holders[::-1], size, digest), *after)),
     ]
     for name in ("name", "key", "fresh"):
-        changed = replace(one.members[0], **{name: "0"})
+        changed = one.members[0]._replace(**{name: "0"})
         others.append(replace(one, members=(changed, *one.members[1:])))
     assert len({other.digest for other in [one, *others]}) == len(others) + 1
 

@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedtrellis.encryption import (
-    Cipher,
-    EncryptionError,
-    Identity,
-    Roster,
-    remove_run_key,
-)
+from fedtrellis.encryption import Cipher, EncryptionError, remove_run_key
 from fedtrellis.encryption.block_sum import (
     BlockMember,
     Introduction,
@@ -30,6 +24,7 @@ from fedtrellis.encryption.block_sum import (
 from fedtrellis.encryption.cipher import backend_class
 from fedtrellis.encryption.discrete_normal import discrete_normal
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
+from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.settings import SettingsError
 
@@ -255,7 +250,7 @@ def test_a_block_has_the_same_clients_for_the_whole_run(tmp_path: Path) -> None:
         (lambda m: [*m, m[0]], "once, with its own key"),
         (lambda m: [m[0]._replace(fresh=bytes(range(32))), *m[1:]], "own key"),
         (lambda m: [m[0], m[1]._replace(key="00" * 32), *m[2:]], "key"),
-        (lambda m: [m[0], m[1]._replace(fresh=bytes(32)), *m[2:]], "fresh key is none"),
+        (lambda m: [m[0], m[1]._replace(fresh=bytes(32)), *m[2:]], "X25519 key"),
     ],
 )
 @pytest.mark.parametrize("kind", ["key", "roster"])

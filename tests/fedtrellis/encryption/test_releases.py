@@ -13,7 +13,7 @@ from scipy import sparse
 
 from clients import FedAvgGDClient
 from fedtrellis import LocalGrid, SecureSum, client_app
-from fedtrellis.encryption import write_key_pair
+from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.encryption.releases import OwnRows, ReleaseError, ReleaseMemory
 from fedtrellis.objectives import LeastSquares

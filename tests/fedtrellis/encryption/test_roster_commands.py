@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtrellis.encryption import load_identity, load_roster, seal
 from fedtrellis.encryption.command_line import main
-from fedtrellis.encryption.symmetric import open_sealed
+from fedtrellis.encryption.identity import Identity, load_identity, load_roster
+from fedtrellis.encryption.symmetric import open_sealed, seal
 
 Captured = pytest.CaptureFixture[str]
 
@@ -79,7 +79,7 @@ def test_check_says_what_does_not_fit(tmp_path: Path, capsys: Captured) -> None:
     assert "cannot be read" in _refused(
         capsys, "check", "--roster", tmp_path / "none", "--key", key
     )
-    assert "not an identity" in _refused(capsys, *check, _private(tmp_path / "text"))
+    assert "neither a key" in _refused(capsys, *check, _private(tmp_path / "text"))
 
 
 def _private(path: Path) -> Path:
@@ -130,7 +130,8 @@ def test_show_knows_every_kind_and_no_secret(tmp_path: Path, capsys: Captured) -
     shown = capsys.readouterr().out
     assert a in shown
     assert "others can read it (mode 0644)" in shown
-    assert key.read_bytes()[-64:-32].hex() not in shown
+    own = Identity.from_bytes(key.read_bytes())._private.private_bytes_raw()
+    assert own.hex() not in shown
     roster.write_text(roster.read_text().replace(a[-8:], "x"))
     assert "NAME=PUBLIC" in _refused(capsys, "show", roster)
     assert "neither a key" in _refused(capsys, "show", _private(tmp_path / "text"))
