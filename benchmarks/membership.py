@@ -21,8 +21,8 @@ from scipy.stats import norm, t
 from clients import FedAvgGDClient
 from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.random import generator
+from fedtrellis.server.aggregation import Private
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.private import Private
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid

@@ -10,15 +10,20 @@ if TYPE_CHECKING:
         Clipping,
         Mean,
         Median,
+        Private,
         TrimmedMean,
     )
     from fedtrellis.server.answers import Answer
-    from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
+    from fedtrellis.server.callbacks import (
+        Callback,
+        EarlyStop,
+        JsonLines,
+        Progress,
+        RoundRecord,
+    )
     from fedtrellis.server.flower_sums import SecureSums
     from fedtrellis.server.loop import LoopStrategy
     from fedtrellis.server.options import RunOptions
-    from fedtrellis.server.private import Private
-    from fedtrellis.server.progress import JsonLines, Progress
     from fedtrellis.server.rounds import RoundStrategy
     from fedtrellis.server.secure_sum import SecureSum
     from fedtrellis.settings import SettingsError, given, setting
@@ -40,14 +45,16 @@ __all__ += ["secure_sum_mod", "setting"]
 # nothing of the server's, nor a server of the nodes'.
 _HOMES = {
     "runs": ("load_run",),
-    "server.aggregation": ("Aggregation", "Clipping", "Mean", "Median", "TrimmedMean"),
+    "server.aggregation": (
+        *("Aggregation", "Clipping", "Mean", "Median", "Private", "TrimmedMean"),
+    ),
     "server.answers": ("Answer",),
-    "server.callbacks": ("Callback", "EarlyStop", "RoundRecord"),
+    "server.callbacks": (
+        *("Callback", "EarlyStop", "JsonLines", "Progress", "RoundRecord"),
+    ),
     "server.flower_sums": ("SecureSums",),
     "server.loop": ("LoopStrategy",),
     "server.options": ("RunOptions",),
-    "server.private": ("Private",),
-    "server.progress": ("JsonLines", "Progress"),
     "server.rounds": ("RoundStrategy",),
     "server.secure_sum": ("SecureSum",),
     "settings": ("SettingsError", "given", "setting"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fedtrellis.app.command_line import add_run_options, guarded, parse_words
@@ -15,7 +16,7 @@ from fedtrellis.runs import (
     compare_runs,
     list_runs,
 )
-from fedtrellis.server.interruption import fedtrellis_command
+from fedtrellis.server.records import sim_command
 from fedtrellis.settings import SettingsError
 from fedtrellis.tune.command_line import add_search_options, search
 
@@ -37,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     """Run a federated method in this process, as Flower would run it."""
-    installed_app().run_in_process(options, fedtrellis_command)
+    again = partial(sim_command, program="fedtrellis run")
+    installed_app().run_in_process(options, again)
 
 
 def _list(options: argparse.Namespace) -> None:

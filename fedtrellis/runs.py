@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from fedtrellis.app.command_line import flatten
 from fedtrellis.extras import need
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
-from fedtrellis.server.files import naming
-from fedtrellis.server.records import default_results_dir
+from fedtrellis.server.records import default_results_dir, naming
 from fedtrellis.settings import SettingsError, check_choice
 
 if TYPE_CHECKING:

@@ -25,12 +25,9 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from flwr.serverapp.strategy import Result
-
 from fedtrellis.extras import need
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.records import how_it_ended
 from fedtrellis.settings import AUTO, SettingsError, check_choice
 from fedtrellis.wire.flower_internals import log
 
@@ -122,13 +119,8 @@ class Tracker(Callback):
         self._pass_on(self.write, record.round, finite)
         return None
 
-    def on_end(self, strategy: LoopStrategy, result: Result) -> None:
-        """Close it."""
-        self._pass_on(self.close, "completed")
-
-    def on_failure(self, strategy: LoopStrategy, error: BaseException) -> None:
-        """Close it, with how the run ended."""
-        self._pass_on(self.close, how_it_ended(error))
+    def _ended(self, strategy: LoopStrategy, how: Mapping[str, str]) -> None:
+        self._pass_on(self.close, how["status"])
 
     def _pass_on(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call it; after the first error nothing more is passed on."""

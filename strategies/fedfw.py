@@ -203,10 +203,6 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
         0.01, "of the constant schedule", symbol="η", above=0.0, maximum=1.0
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._needs_planned_rounds = self.schedule == "nonconvex"
-
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Make the schedule, now that rounds and clients are known."""
         self._settle_domains(layout.point_shape)
@@ -434,7 +430,6 @@ class FedFW(FrankWolfeStrategy):
                 "step_count = 'own' is for schedule = 'convex', not for "
                 f"{self.schedule!r}; allowed: 'round'"
             )
-        self._needs_planned_rounds = self.schedule == "nonconvex"
 
     def _check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""

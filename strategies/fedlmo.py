@@ -191,7 +191,6 @@ class FedLMO(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._needs_planned_rounds = self.step_schedule != "constant"
         points = int(self.variant not in ("server", "ef21"))
         self._sent_arrays = points, 1 + (self.variant in _BESIDE)
 

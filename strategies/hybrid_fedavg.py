@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.objectives.losses import LOSSES
-from fedtrellis.server.aggregation import LEAST, Aggregation, ByCoordinate, Mean
+from fedtrellis.server.aggregation import LEAST, Aggregation, Mean, Median
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.rounds import RoundStrategy
@@ -130,7 +130,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
 
     def _admits(self, kind: type[Aggregation]) -> bool:
         """Rules that look at one feature after the other."""
-        return super()._admits(kind) and issubclass(kind, Mean | ByCoordinate)
+        return super()._admits(kind) and issubclass(kind, Mean | Median)
 
     # ------------------------------------------------------------------ before round 1
 
@@ -211,7 +211,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         for row, name in enumerate(names):
             columns = self.alignment.columns[name]
             points[row, columns], held[row, columns] = local[name], 1.0
-        if isinstance(self.aggregator, ByCoordinate):
+        if isinstance(self.aggregator, Median):
             return self.aggregator.of_held(points, held > 0.0, w)
         counts = held.sum(axis=0)
         # w_j ← (1/|S_j|) Σ over S_j of w_{k,j}

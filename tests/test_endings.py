@@ -20,8 +20,7 @@ import pytest
 import sim
 from clients import FedFWClient
 from fedtrellis import Callback, EarlyStop, LocalGrid, RoundStrategy
-from fedtrellis.server.interruption import sim_command
-from fedtrellis.server.records import RunRecord
+from fedtrellis.server.records import RunRecord, sim_command
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted
 from strategies import FedFW

@@ -29,12 +29,25 @@ from fedtrellis.app.listing import print_list, write_config_block
 from fedtrellis.app.nodes import CheckNodes, number_of_clients
 from fedtrellis.app.registry import AppRegistry, Pair, RunSettings
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.server.callbacks import Callback, EarlyStop, RoundRecord
+from fedtrellis.server.callbacks import (
+    Callback,
+    EarlyStop,
+    JsonLines,
+    Progress,
+    RoundRecord,
+    json_log,
+    print_json,
+    summary_rows,
+)
 from fedtrellis.server.checkpoint import Checkpoint
-from fedtrellis.server.interruption import ending_in_order, flwr_command, sim_command
 from fedtrellis.server.options import RunOptions
-from fedtrellis.server.progress import JsonLines, Progress, json_log, print_json
-from fedtrellis.server.records import RunRecord, default_results_dir, summary_rows
+from fedtrellis.server.records import (
+    RunRecord,
+    default_results_dir,
+    ending_in_order,
+    flwr_command,
+    sim_command,
+)
 from fedtrellis.settings import SettingsError, check_choice, parse, parse_values
 from fedtrellis.trackers import make_trackers, tracker_names
 from fedtrellis.wire.client import by_name, client_app, name_of

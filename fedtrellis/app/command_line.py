@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.server.interruption import DEFAULT_NODES
-from fedtrellis.server.progress import LOG_FORMATS, print_json, settle_colours
+from fedtrellis.server.callbacks import LOG_FORMATS, print_json, settle_colours
+from fedtrellis.server.records import DEFAULT_NODES
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted
 

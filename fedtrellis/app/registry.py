@@ -14,9 +14,9 @@ from typing import Any
 from fedtrellis._alias import unify_roots
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.domains.product import ENCLOSING
+from fedtrellis.server.callbacks import LOG_FORMATS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
-from fedtrellis.server.progress import LOG_FORMATS
 from fedtrellis.settings import (
     AUTO,
     SettingsError,

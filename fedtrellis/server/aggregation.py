@@ -1,8 +1,13 @@
-"""How a round's answers become one vector: the mean, and rules that no few can choose.
+"""How a round's answers become one vector: the mean, robust rules, noise with an ε.
 
 The mean of n points is wherever one of them wants it. Each robust rule here stays near
 the points of the majority, whatever the others are, and pays for it where honest points
 differ: then it is not their mean either.
+
+The unit of differential privacy is a client with all its data. With ``privacy="local"``
+every client clips and adds noise before it answers
+(:class:`~fedtrellis.privacy.LocalNoise`), so that nobody has to be trusted. ε is an
+accountant's, of what was released.
 """
 
 from __future__ import annotations
@@ -10,27 +15,35 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from logging import INFO
+from math import ceil, isfinite
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.extras import need
+from fedtrellis.privacy import (
+    Accountant,
+    Mechanism,
+    PrivateMean,
+    Releases,
+    SecretNoise,
+    noise_multiplier_for,
+)
 from fedtrellis.server.answers import Answer, check_moderate
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import Declared, SettingsError, setting
+from fedtrellis.settings import AUTO, Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 __all__ = [
     "LEAST",
     "Aggregation",
-    "ByCoordinate",
     "Clipping",
-    "Cohorts",
     "Mean",
     "Median",
-    "Sealed",
-    "Sent",
+    "Private",
     "TrimmedMean",
 ]
 
@@ -46,53 +59,29 @@ _CLIPPINGS = 3
 
 @dataclass(frozen=True)
 class Cohorts:
-    """Whom the rounds of a run ask.
-
-    Attributes
-    ----------
-    clients : sequence of str
-        All of the run's.
-    participation : float
-        p, the setting.
-    fixed : int or None
-        Clients of a round, where their number is fixed; None: a coin for each.
-    expected : float
-        How likely a client is to take part in a round.
-    rounds : int
-        Planned.
-    """
+    """Whom the rounds of a run ask."""
 
     clients: Sequence[str]
-    participation: float
-    fixed: int | None
-    expected: float
-    rounds: int
+    participation: float  # p, the setting
+    fixed: int | None  # clients of a round; None: a coin for each
+    expected: float  # how likely a client is to take part in a round
+    rounds: int  # planned
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What the clients of a method send.
+    """What the clients of a method send."""
 
-    Attributes
-    ----------
-    points, arrays : int
-        How many of an answer's first arrays are models, and how many arrays it has;
-        each has the model's shape. Scalars may stand beside them.
-    replayed : bool
-        Whether the server replays the clients' states, from their last values.
-    anew : collection of str
-        Clients whose states begin anew in this round.
-    lost : set of str
-        Takes the clients whose states do so in the next.
-    largest : float
-        w_max, where answers weigh as many examples as their clients have; else 0.
-    """
-
+    # how many of an answer's first arrays are models, and how many arrays it has, each
+    # of the model's shape; scalars may stand beside them
     points: int
     arrays: int
+    # whether the server replays the clients' states, from their last values; whose
+    # begin anew in this round; takes those whose do so in the next
     replayed: bool
     anew: Collection[str]
     lost: set[str]
+    # w_max, where answers weigh as many examples as their clients have; else 0
     largest: float
 
 
@@ -119,8 +108,8 @@ class Aggregation(Declared, ABC):
     defaults for what looks at answers in the clear, once. An object serves one run at a
     time: a strategy makes a copy of its own. A run calls :meth:`begin` and
     :meth:`prepare`; in a round :meth:`cohort`, :meth:`entries`, :meth:`ask`,
-    :meth:`take` for each answer, :meth:`lost`, :meth:`combine` as often as the method
-    likes, :meth:`metrics`; and in the end :meth:`finish`.
+    :meth:`opened`, :meth:`take` for each answer, :meth:`lost`, :meth:`combine` as often
+    as the method likes, :meth:`metrics`; and in the end :meth:`finish`.
 
     Examples
     --------
@@ -239,22 +228,14 @@ class Aggregation(Declared, ABC):
             check_moderate(point)  # of bits nobody could tell before
         return point
 
-    def lost(
-        self,
-        server_round: int,
-        cohort: Sequence[str],
-        answers: Mapping[str, Any],
-        least: int,
-    ) -> str:
-        """Why a round's checked answers come to nothing; empty if they do not.
+    def lost(self, answers: int, least: int) -> str:
+        """Why so many checked answers come to nothing; empty if they do not.
 
         ``least`` is how many a robust average of them needs.
         """
-        if self.robust and len(answers) < least:
-            return (
-                f"{self.wanted} needs at least {least} answers in a round, and this "
-                f"one had {len(answers)}"
-            )
+        if self.robust and answers < least:
+            few = f"needs at least {least} answers in a round, and this one had"
+            return f"{self.wanted} {few} {answers}"
         return "" if answers else "nobody has answered"
 
     def metrics(self) -> dict[str, float]:
@@ -292,9 +273,22 @@ class Mean(Aggregation):
         return mean
 
 
-class ByCoordinate(Aggregation):
-    """Base class of rules that look at every coordinate by itself."""
+class Median(Aggregation):
+    """The coordinate-wise median.
 
+    Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
+    Towards Optimal Statistical Rates", ICML 2018, arXiv 1803.01498, definition 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import Median
+    >>> Median().combine(np.array([[1.0], [2.0], [1e9]]), np.zeros(1))
+    array([2.])
+    """
+
+    name = "median"
+    about = "the median of each coordinate"
     robust = True
     least = LEAST
 
@@ -335,25 +329,7 @@ class ByCoordinate(Aggregation):
         return middle
 
 
-class Median(ByCoordinate):
-    """The coordinate-wise median.
-
-    Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
-    Towards Optimal Statistical Rates", ICML 2018, arXiv 1803.01498, definition 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis import Median
-    >>> Median().combine(np.array([[1.0], [2.0], [1e9]]), np.zeros(1))
-    array([2.])
-    """
-
-    name = "median"
-    about = "the median of each coordinate"
-
-
-class TrimmedMean(ByCoordinate):
+class TrimmedMean(Median):
     """In each coordinate the mean without its largest and smallest values.
 
     ⌈βn⌉ are left out at either end, never all of them.
@@ -433,3 +409,229 @@ class Clipping(Aggregation):
             weights[far] = radius / distances[far]
             v = v + weights @ offsets / len(rows)
         return v.reshape(centre.shape)
+
+
+class Budget(Declared):
+    """How much noise, and what ε it comes to.
+
+    Attributes
+    ----------
+    settled_noise_multiplier : float
+        z of the run; from :meth:`open` on.
+    """
+
+    #: The setting that asks for it, with its value.
+    wanted: ClassVar[str] = ""
+    #: What stands before the settings' names in a run config.
+    prefix: ClassVar[str] = "private."
+    #: Why no run with it goes on from a checkpoint.
+    no_resume: ClassVar[str] = (
+        "no checkpoint knows what was released after it, so ε would be too small"
+    )
+
+    clip: float = setting(
+        0.1,
+        "the length that what a client answers is clipped to",
+        note="of the size of what clients change or smaller: the noise grows with it",
+        symbol="C",
+        above=0.0,
+    )
+    noise_multiplier: float = setting(
+        None,
+        "standard deviation of the noise, in units of how far one client can move "
+        "what it is added to; 0: clip only, without a guarantee; auto: what epsilon "
+        "needs",
+        symbol="z",
+        minimum=0.0,
+    )
+    epsilon: float = setting(
+        None,
+        "ε that all planned rounds together may cost; auto: what noise-multiplier "
+        "comes to",
+        symbol="ε",
+        above=0.0,
+    )
+    delta: float = setting(
+        1e-5,
+        "the probability that ε does not hold; well below 1/n",
+        symbol="δ",
+        above=0.0,
+        below=1.0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        values = self.noise_multiplier, self.epsilon
+        if values.count(None) != 1:
+            z, epsilon = ("'auto'" if v is None else f"{v:g}" for v in values)
+            raise SettingsError(
+                f"{self.prefix}noise-multiplier = {z} and {self.prefix}epsilon = "
+                f"{epsilon}: one of them must be a number, and the other 'auto'"
+            )
+        need("dp_accounting", self.wanted, "privacy")
+
+    def _described(self) -> dict[str, Any]:
+        """Its settings' values, by name and symbol; none that is left open."""
+        shown = super()._described()
+        return {name: value for name, value in shown.items() if value != AUTO}
+
+    def open(self, planned: int, clients: int, how: Releases) -> None:
+        """Settle the noise, of so many releases each; ``how`` is as Accountant's."""
+        z = self.noise_multiplier
+        if z is None:
+            z = noise_multiplier_for(self.epsilon, self.delta, planned, **how)
+            name = f"{self.prefix}noise-multiplier"
+            log(INFO, "%s %.4g, for ε = %g", name, z, self.epsilon)
+        self.settled_noise_multiplier, self._clients = z, clients
+        self._accountant = Accountant(z, self.delta, **how)
+        if self.delta >= 1.0 / clients:
+            stated = f"{self.prefix}delta = {self.delta:g} is not below 1/n for the"
+            log(INFO, "%s %d clients: one of them may be shown", stated, clients)
+
+    def spent(self, releases: int) -> dict[str, float]:
+        """ε of so many releases, as a metric; nothing where no guarantee holds."""
+        epsilon = self._accountant.epsilon(releases)
+        return {"epsilon": epsilon} if isfinite(epsilon) else {}
+
+    def warning(self) -> str:
+        """What ε is about."""
+        if self.noise_multiplier == 0.0 or getattr(self, "test_seed", None) is not None:
+            return f"{self.wanted}, without noise that is secret: no ε"
+        return (
+            f"{self.wanted}: ε is about the models, for a client's whole data; metrics "
+            "and counts in this record have no noise"
+        )
+
+    def why_failed(self) -> str:
+        """The noise, where there is some, for a run that came to nothing."""
+        if not self.settled_noise_multiplier:
+            return ""
+        return (
+            f"the noise of {self.wanted} is too much for {self._clients} clients. More "
+            f"of them or a larger {self.prefix}epsilon make it less; so does a "
+            f"{self.prefix}clip, here {self.clip:g}, near what clients change"
+        )
+
+
+class Private(Budget, Aggregation):
+    """The noisy mean of clipped changes: central differential privacy.
+
+    The server, which is trusted, adds the noise; all that leaves it is made of these
+    means (:class:`~fedtrellis.privacy.PrivateMean`). Cohorts are drawn by coins that
+    are secret, where ε relies on that. ε of what was released is a metric of every
+    round.
+
+    Raises
+    ------
+    SettingsError
+        Not exactly one of ``noise_multiplier`` and ``epsilon`` is given, or the extra
+        ``privacy`` is not installed.
+
+    Examples
+    --------
+    >>> from fedtrellis import Private
+    >>> from fedtrellis.strategies import FedAvgGD
+    >>> strategy = FedAvgGD(aggregation=Private(epsilon=8.0, clip=0.03))
+    >>> strategy.aggregator.name
+    'private'
+    """
+
+    name = "private"
+    about = "clipped changes and noise by a trusted server, with an ε"
+    seen_by = "server"
+
+    test_seed: int | None = given(
+        "for tests: noise that can be drawn again, which voids the guarantee, so that "
+        "no ε is shown",
+        default=None,
+        shown=False,
+    )
+
+    def begin(self, cohorts: Cohorts) -> None:
+        """Settle the noise, and forget an earlier run."""
+        super().begin(cohorts)
+        self._cohorts, n = cohorts, len(cohorts.clients)
+        how: Releases = {}
+        if cohorts.expected < 1.0:
+            how = {"sampling": "bernoulli", "participation": cohorts.participation}
+            if cohorts.fixed is not None:
+                how = {"sampling": "fixed", "cohort": cohorts.fixed, "clients": n}
+        self.open(cohorts.rounds, n, how)
+        self._noise = SecretNoise(self.test_seed)
+        z, weight = self.settled_noise_multiplier, cohorts.expected * n
+        self._mean = PrivateMean(self.clip, z, weight, self._noise)
+        self._drawn: tuple[int, list[str]] = 0, []
+        self._rounds = self._draws = 0
+
+    def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
+        """The clients of a round, by coins that nobody can draw again."""
+        cohorts = self._cohorts
+        if cohorts.participation == 1.0:
+            return list(drawn)
+        if self._drawn[0] != server_round:
+            clients = cohorts.clients
+            coins = self._noise.uniform((len(clients),))
+            if cohorts.fixed is not None:
+                chosen = sorted(coins.argsort()[: cohorts.fixed].tolist())
+            else:
+                chosen = (coins < cohorts.participation).nonzero()[0].tolist()
+            self._drawn = server_round, [clients[i] for i in chosen]
+            self._draws += 1
+        return self._drawn[1]
+
+    def combine(self, points: Points, centre: FloatArray) -> FloatArray:
+        """The noisy mean of what the points change in the centre."""
+        return self._mean(points, centre)
+
+    def lost(self, answers: int, least: int) -> str:
+        """Nothing is lost: a round without answers has noise for a result."""
+        return ""
+
+    def metrics(self) -> dict[str, float]:
+        """ε of what was released so far; nothing where no guarantee holds."""
+        self._rounds += 1
+        if self._mean.releases < self._rounds:
+            raise RuntimeError(
+                f"a round's model was made without the noise of {self.wanted}: "
+                "aggregate has to use self.average or self.mean_of"
+            )
+        if self._cohorts.participation < 1.0 and self._draws < self._rounds:
+            raise RuntimeError(
+                f"{self.wanted} relies on secret coins, and sample does not ask for "
+                "them: it has to use super().sample"
+            )
+        if self.test_seed is not None:
+            return {}
+        return self.spent(self._mean.releases)
+
+
+class LocalPrivacy(Budget):
+    """Noise by each client: what it is sent, and the ε of the one asked most."""
+
+    wanted = "privacy = 'local'"
+    prefix = "privacy-"
+
+    mechanism: Mechanism = given(
+        "of a release: noise on a vector, or vertices drawn at random, too"
+    )
+    each: int = given("releases of a client that a round makes")
+
+    def begin(self, cohorts: Cohorts) -> None:
+        """Settle the noise, and forget an earlier run."""
+        self._asked: dict[str, int] = {}
+        # no coins: the server knows whom it asks
+        how: Releases = {"mechanism": self.mechanism}
+        self.open(self.each * cohorts.rounds, len(cohorts.clients), how)
+
+    def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
+        """What each of a round's clients is sent; it counts, whatever gets lost."""
+        for name in cohort:
+            self._asked[name] = self._asked.get(name, 0) + 1
+        return {
+            "privacy-clip": self.clip,
+            "privacy-noise-multiplier": self.settled_noise_multiplier,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """ε so far; nothing where no guarantee holds."""
+        return self.spent(self.each * max(self._asked.values(), default=0))

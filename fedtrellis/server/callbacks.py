@@ -1,17 +1,26 @@
-"""A round's record, and the callbacks that get it."""
+"""A round's record, the callbacks that get it, and those that show how a run goes."""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+import os
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from datetime import UTC, datetime
+from logging import INFO
+from typing import Any, ClassVar, TextIO
 
 from flwr.serverapp.strategy import Result
 
-__all__ = ["Callback", "EarlyStop", "RoundRecord", "format_bytes"]
+from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
+
+__all__ = ["Callback", "EarlyStop", "JsonLines", "Progress", "RoundRecord"]
 
 #: What shows best how far a run has come, with and without a constraint, in order.
 CRITERIA = (
@@ -20,6 +29,9 @@ CRITERIA = (
 )
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
+LOG_FORMATS = ("text", "json")
+# Reasons why answers were dropped, in a line and at the end; the history has all.
+_REASONS = 5
 
 
 @dataclass
@@ -75,9 +87,8 @@ class RoundRecord:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RoundRecord:
         """Inverse of :meth:`to_dict`, after JSON; TypeError if it is something else."""
-        record = cls(**data)
-        record.rejected = [(who, why) for who, why in record.rejected]
-        return record
+        rejected = [(who, why) for who, why in data.get("rejected", ())]
+        return cls(**{**data, "rejected": rejected})
 
 
 class Callback:
@@ -117,9 +128,20 @@ class Callback:
 
     def on_end(self, strategy: Any, result: Result) -> None:
         """After the last round."""
+        self._ended(strategy, {"status": "completed"})
 
     def on_failure(self, strategy: Any, error: BaseException) -> None:
         """When the run ends with an error, which is raised afterwards."""
+        self._ended(strategy, how_it_ended(error))
+
+    def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
+        """When the run ends, whatever its status."""
+
+
+def how_it_ended(error: BaseException) -> dict[str, str]:
+    """The status of a run that ended with an error, and that error."""
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    return {"status": status, "error": f"{type(error).__name__}: {error}"}
 
 
 #: The callbacks of :func:`observed_by` around this line.
@@ -157,13 +179,26 @@ class EarlyStop(Callback):
     def __init__(self, metric: str, tolerance: float) -> None:
         if not math.isfinite(tolerance):
             raise ValueError(f"tolerance = {tolerance} must be finite")
-        self.metric = metric
-        self.tolerance = tolerance
+        self.metric, self.tolerance = metric, tolerance
 
     def on_round(self, strategy: Any, record: RoundRecord) -> bool | None:
         """Compare; a round without the metric goes on."""
         value = record.metrics.get(self.metric, math.inf)
         return record.round > 0 and value <= self.tolerance
+
+
+class Call(Callback):
+    """Call a function after every round; it may return True to stop the run."""
+
+    def __init__(self, function: Callable[[RoundRecord], bool | None]) -> None:
+        self.function = function
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool | None:
+        """Call it."""
+        return self.function(record)
+
+
+# ------------------------------------------------------------------- as people read it
 
 
 def format_bytes(count: float) -> str:
@@ -186,16 +221,280 @@ def shortened(text: str, length: int = 80) -> str:
 def listed(names: Sequence[str], length: int = 5) -> str:
     """The first of many names, and how many more there are."""
     rest = len(names) - length
-    more = f" and {rest} more" if rest > 0 else ""
-    return ", ".join(names[:length]) + more
+    return ", ".join(names[:length]) + (f" and {rest} more" if rest > 0 else "")
 
 
-class Call(Callback):
-    """Call a function after every round; it may return True to stop the run."""
+def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Totals and last metrics of a history."""
+    metrics: dict[str, float] = {}
+    for record in history:
+        metrics.update(record.metrics)
+    reasons = Counter(reason for record in history for _, reason in record.rejected)
+    added = ("bytes_up", "bytes_down", "seconds", "sampled", "used")
+    return {
+        "rounds": history[-1].round if history else 0,
+        "metrics": metrics,
+        **{name: sum(getattr(record, name) for record in history) for name in added},
+        "rejected": reasons.total(),
+        "rejected_by_reason": dict(reasons.most_common()),
+    }
 
-    def __init__(self, function: Callable[[RoundRecord], bool | None]) -> None:
-        self.function = function
 
-    def on_round(self, strategy: Any, record: RoundRecord) -> bool | None:
-        """Call it."""
-        return self.function(record)
+def summary_rows(history: Sequence[RoundRecord]) -> list[tuple[str, str]]:
+    """The short table that ends a run: names and values as people read them."""
+    total = summarise(history)
+    rows = [
+        ("rounds", str(total["rounds"])),
+        *((name, f"{value:.6g}") for name, value in total["metrics"].items()),
+        ("bytes up", format_bytes(total["bytes_up"])),
+        ("bytes down", format_bytes(total["bytes_down"])),
+        ("seconds", f"{total['seconds']:.2f}"),
+        ("answers used", f"{total['used']} of {total['sampled']}"),
+    ]
+    if total["rejected"]:
+        rows.append(("answers dropped", str(total["rejected"])))
+        reasons = list(total["rejected_by_reason"].items())
+        rows += [(f"  {shortened(why)}", str(n)) for why, n in reasons[:_REASONS]]
+        if rest := sum(count for _, count in reasons[_REASONS:]):
+            rows.append(("  for other reasons", str(rest)))
+    return rows
+
+
+def why_dropped(rejected: Sequence[tuple[str, str]]) -> str:
+    """A round's dropped answers on one line: whose they were, reason by reason."""
+    clients: dict[str, list[str]] = defaultdict(list)
+    for who, reason in rejected:
+        clients[shortened(reason)].append(who)
+    parts = [f"client {listed(names)}: {reason}" for reason, names in clients.items()]
+    return "; ".join(parts[:_REASONS] + ["..."] * (len(parts) > _REASONS))
+
+
+class RoundLog(Callback):
+    """Logs a line a round and the totals: what a run has where nothing tells of rounds.
+
+    ``lines`` is as :class:`Progress` takes it.
+    """
+
+    tells_of_rounds = True
+
+    def __init__(self, lines: int = 1000) -> None:
+        self.lines = lines
+
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
+        """Begin to count; a resumed run's rounds so far count."""
+        self._up = sum(record.bytes_up for record in strategy.history)
+        self._down = sum(record.bytes_down for record in strategy.history)
+        self._last: dict[str, tuple[float, int]] = {}  # a metric, and of which round
+        self._began, self._first, self._total = time.time(), first_round, num_rounds
+        self._logged = -math.inf
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        """Draw or log."""
+        self._up += record.bytes_up
+        self._down += record.bytes_down
+        self._last |= {name: (v, record.round) for name, v in record.metrics.items()}
+        self._show(record)
+
+    def _show(self, record: RoundRecord) -> None:
+        now, total = time.time(), self._total
+        wanted = total <= self.lines or record.round in (0, 1, total)
+        if not wanted and now - self._logged < 1.0:
+            return
+        self._logged, parts = now, self._numbers(record.round, older=False)
+        if record.round:
+            parts.insert(0, f"{record.used} of {record.sampled} used")
+            parts.append(f"{record.seconds:.2f} s")
+        if (done := record.round - self._first + 1) > 0:
+            rest = (now - self._began) / done * (total - record.round)
+            parts.append(f"{rest:.0f} s left")
+        if dropped := record.rejected:
+            parts.append(f"{len(dropped)} dropped ({why_dropped(dropped)})")
+        log(INFO, "%s", "  ".join([f"round {record.round}/{total}", *parts]))
+
+    def _numbers(self, server_round: int, older: bool) -> list[str]:
+        """A round's metrics; on request older ones too, and which round they are of."""
+        shown = []
+        for name in (*CRITERIA, *QUALITIES):
+            value, of = self._last.get(name, (math.nan, -1))
+            if of == server_round:
+                shown.append(f"{name} {value:.4g}")
+            elif older and of >= 0:
+                shown.append(f"{name} {value:.4g} (round {of})")
+        return [*shown, f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}"]
+
+    def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
+        rows = [f"{name.strip()} {n}" for name, n in summary_rows(strategy.history)]
+        log(INFO, "total: %s", "  ".join(rows))
+
+
+class Progress(RoundLog):
+    """Loss, bytes and time left: a live bar on a terminal, a line a round elsewhere.
+
+    Where there is no terminal each round is a line of the log, with the clients whose
+    answers were dropped and why, and the totals end the run. A run of many rounds has
+    at most one line a second: deployed, where a round takes seconds, that is still
+    every round, and 10 000 quick ones do not fill a screen each.
+
+    Parameters
+    ----------
+    lines : int
+        Runs of up to this many rounds have a line for every round, however quick.
+    console : rich.console.Console, optional
+        Where to draw; by default the standard output.
+
+    Examples
+    --------
+    >>> from fedtrellis import Progress
+    >>> callback = Progress(lines=100)
+    """
+
+    def __init__(self, lines: int = 1000, console: Any = None) -> None:
+        super().__init__(lines)
+        self._console = console
+        self._bar: Any = None
+
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
+        """Start the bar, if there is a terminal to draw it on."""
+        # rich takes a while to load
+        from rich import progress
+        from rich.console import Console
+
+        super().on_start(strategy, first_round, num_rounds)
+        console = self._console or Console()
+        if console.is_terminal:
+            self._bar = progress.Progress(
+                *("round", progress.MofNCompleteColumn(), progress.BarColumn(24)),
+                *("{task.fields[text]}", progress.TimeElapsedColumn()),
+                *("left", progress.TimeRemainingColumn()),
+                console=console,
+            )
+            task = {"total": num_rounds, "completed": first_round - 1, "text": ""}
+            self._task = self._bar.add_task("", **task)
+            self._bar.start()
+
+    def _show(self, record: RoundRecord) -> None:
+        if self._bar is None:
+            super()._show(record)
+            return
+        shown = self._numbers(record.round, older=True)
+        if record.rejected:
+            shown.append(f"{len(record.rejected)} dropped")
+        self._bar.update(self._task, completed=record.round, text="  ".join(shown))
+
+    def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
+        if self._bar is None:
+            super()._ended(strategy, how)
+        else:  # it stays as it is
+            self._bar.stop()
+            self._bar = None
+
+
+# ------------------------------------------------------------------ as machines read it
+
+
+def _to_json(event: str, fields: Mapping[str, Any]) -> str:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    text = json.dumps(
+        {"event": event, "time": now, **fields},
+        default=lambda value: dict(value) if isinstance(value, Mapping) else str(value),
+    )
+    # JSON has no NaN and no infinities: null instead
+    plain = json.loads(text, parse_constant=lambda name: None)
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def print_json(event: str, file: TextIO | None = None, **fields: Any) -> None:
+    """Print one event as one line of JSON, to the standard output by default."""
+    # one write: under flwr run others write to the same log
+    print(_to_json(event, fields) + "\n", end="", file=file, flush=True)
+
+
+class JsonLines(Callback):
+    """Prints a JSON object a line: ``start``, ``round`` for every round, ``end``.
+
+    =========== ======================================================================
+    ``start``   ``strategy``, ``clients``, ``first_round``, ``rounds``
+    ``round``   ``round``, ``rounds``, ``seconds``, ``sampled``, ``used``,
+                ``rejected`` (a list of ``client`` and ``reason``), ``bytes_up``,
+                ``bytes_down``, ``round_trips``, ``metrics``
+    ``end``     ``status`` (completed, interrupted or failed), ``error`` if it did not
+                complete, ``rounds``, ``metrics`` (the last of each), ``sampled``,
+                ``used``, ``rejected``, ``rejected_by_reason``, ``bytes_up``,
+                ``bytes_down``, ``seconds``
+    =========== ======================================================================
+
+    Each has its ``event`` and the ``time`` (ISO 8601, UTC); a number that is not
+    finite is null.
+
+    Parameters
+    ----------
+    start, end : mapping, optional
+        More fields of the first and of the last object; what ``end`` holds when the
+        run ends counts.
+
+    Examples
+    --------
+    >>> from fedtrellis import JsonLines
+    >>> callback = JsonLines(start={'experiment': 'a'})
+    """
+
+    tells_of_rounds = True
+
+    def __init__(
+        self,
+        start: Mapping[str, Any] | None = None,
+        end: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.start, self.end = start or {}, {} if end is None else end
+
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
+        """Print ``start``."""
+        self._rounds = num_rounds
+        name, n = type(strategy).__name__, strategy.num_clients
+        what = {"first_round": first_round, "rounds": num_rounds, **self.start}
+        print_json("start", strategy=name, clients=n, **what)
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        """Print ``round``; round 0 is the model that the run starts from."""
+        fields = record.to_dict()
+        for kind in ("train", "client_evaluation", "evaluation"):
+            del fields[kind]
+        fields["rejected"] = [{"client": w, "reason": y} for w, y in record.rejected]
+        print_json("round", rounds=self._rounds, **fields, metrics=record.metrics)
+
+    def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
+        print_json("end", None, **how, **summarise(strategy.history), **self.end)
+
+
+def _consoles() -> list[ConsoleHandler]:
+    """Flower's own handlers of its log."""
+    handlers = logging.getLogger(LOGGER_NAME).handlers
+    return [handler for handler in handlers if isinstance(handler, ConsoleHandler)]
+
+
+def settle_colours() -> None:
+    """Flower's log lines have colours on a terminal only, and not under NO_COLOR."""
+    for handler in _consoles():
+        wanted = handler.stream.isatty() and not os.environ.get("NO_COLOR")
+        handler.colored = wanted
+
+
+@contextmanager
+def json_log() -> Iterator[None]:
+    """Make Flower's log lines in this process JSON objects too, with event ``log``."""
+
+    def as_json(record: logging.LogRecord) -> str:
+        fields = {"level": record.levelname, "message": record.getMessage().strip()}
+        if record.exc_info:
+            fields["traceback"] = logging.Formatter().formatException(record.exc_info)
+        return _to_json("log", fields)
+
+    consoles = _consoles()
+    for handler in consoles:
+        # it takes no Formatter; and as its stream changes over time, it has to stay
+        handler.format = as_json  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for handler in consoles:
+            del handler.format

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.server.callbacks import RoundRecord
-from fedtrellis.server.files import append_lines, replacing
+from fedtrellis.server.records import append_lines, replacing
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import ModelBroadcast
@@ -37,50 +37,53 @@ _META = (
     *("layout", "dtype", "planned-rounds", "settings", "clients", "shapes"),
 )
 
+# A TypeError: say a single array, which is no archive.
+_UNREADABLE = (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile)
+
 
 def _history_path(path: Path) -> Path:
     return path.with_name(path.name + ".history.jsonl")
 
 
+def _of_run(strategy: Any, layout: Layout) -> dict[str, Any]:
+    """What a run and a checkpoint that it goes on from have in common."""
+    return {
+        "format": _FORMAT,
+        "strategy": type(strategy).__name__,
+        "seed": strategy.seed,
+        "layout": layout.to_list(),
+        "dtype": layout.dtype,
+        "settings": {n: getattr(strategy, n) for n in strategy._state_settings},
+    }
+
+
 def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, Any]:
     """The arrays of a checkpoint; some are the strategy's own, which it may change."""
     conversation, broadcast = strategy.conversation, strategy.broadcast
+    arrays: dict[str, Any] = {"model": broadcast.model}
+    arrays |= {f"state/{name}": array for name, array in strategy.state().items()}
+    states = getattr(grid, "client_states", None)
+    for name, data in ({} if states is None else states()).items():
+        arrays[f"client/{name}"] = np.frombuffer(data, dtype=np.uint8)
+    clients = {
+        name: {
+            **{"used-round": client.used_round, "epoch": client.epoch},
+            **{"ready": client.ready, **asdict(client.key)},
+        }
+        for name, client in conversation.registry.clients.items()
+    }
     meta = {
-        "format": _FORMAT,
-        "strategy": type(strategy).__name__,
+        **_of_run(strategy, broadcast.layout),
         "round": server_round,
         "session": conversation.session,
         "epoch": conversation.epoch,
-        "seed": strategy.seed,
         "version": broadcast.version,
-        "layout": broadcast.layout.to_list(),
-        "dtype": broadcast.layout.dtype,
         "planned-rounds": strategy.planned_rounds,
-        "settings": _bound_settings(strategy),
-        "clients": {
-            name: {
-                "used-round": client.used_round,
-                "epoch": client.epoch,
-                "ready": client.ready,
-                **asdict(client.key),
-            }
-            for name, client in conversation.registry.clients.items()
-        },
+        "clients": clients,
+        "shapes": {name: list(np.shape(array)) for name, array in arrays.items()},
     }
-    arrays: dict[str, Any] = {"model": broadcast.model}
-    for name, array in strategy.state().items():
-        arrays["state/" + name] = array
-    snapshot = getattr(grid, "client_states", None)
-    if snapshot is not None:
-        for name, data in snapshot().items():
-            arrays["client/" + name] = np.frombuffer(data, dtype=np.uint8)
-    meta["shapes"] = {name: list(np.shape(array)) for name, array in arrays.items()}
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     return arrays
-
-
-def _bound_settings(strategy: Any) -> dict[str, Any]:
-    return {name: getattr(strategy, name) for name in strategy._state_settings}
 
 
 def write_checkpoint(
@@ -115,31 +118,23 @@ class Checkpoint:
             raise SettingsError(f"{self._name}: there is no such checkpoint")
         try:
             with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            meta: dict[str, Any] = json.loads(arrays.pop("meta").tobytes())
+                self._arrays = {name: file[name] for name in file.files}
+            meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
             for name in _META:
                 meta[name]  # a KeyError names the missing one
             self._layout = Layout.from_list(meta["layout"], meta["dtype"])
             for name, shape in meta["shapes"].items():
-                _check_shape(name, arrays[name], tuple(shape))
+                _check_shape(name, self._arrays[name], tuple(shape))
             self.planned_rounds = int(meta["planned-rounds"])
             self.keys = {
                 name: Key(str(client["digest"]), bool(client["lasting"]))
                 for name, client in meta["clients"].items()
             }
-        except (
-            OSError,
-            EOFError,
-            TypeError,  # say a single array, which is no archive
-            ValueError,
-            KeyError,
-            zipfile.BadZipFile,
-        ) as error:
-            why = _in_a_line(error)
-            raise SettingsError(f"{self._name} is no checkpoint: {why}") from None
-        self._meta, self._arrays = meta, arrays
+        except _UNREADABLE as error:
+            why = f"is no checkpoint: {_in_a_line(error)}"
+            raise SettingsError(f"{self._name} {why}") from None
 
-    def load(self, strategy: Any, grid: Grid) -> list[RoundRecord]:
+    def load(self, strategy: Any, grid: Any) -> list[RoundRecord]:
         """Put a strategy that has been set up where it was; return the rounds so far.
 
         SettingsError if it is of another method or variant, model, seed or clients.
@@ -151,16 +146,13 @@ class Checkpoint:
         except SettingsError:
             raise
         except Exception as error:  # whatever a method makes of arrays that do not fit
-            raise SettingsError(
-                f"{self._name} does not fit this {type(strategy).__name__}: "
-                f"{_in_a_line(error)}"
-            ) from error
+            why = f"does not fit this {type(strategy).__name__}: {_in_a_line(error)}"
+            raise SettingsError(f"{self._name} {why}") from error
         try:
             return self._history()
         except (OSError, ValueError, TypeError) as error:
-            raise SettingsError(
-                f"{self._name}: its history cannot be read: {error}"
-            ) from None
+            why = f"its history cannot be read: {error}"
+            raise SettingsError(f"{self._name}: {why}") from None
 
     def _history(self) -> list[RoundRecord]:
         """The rounds up to its own; later ones were never part of a checkpoint."""
@@ -175,30 +167,25 @@ class Checkpoint:
 
     def _check_same_run(self, strategy: Any) -> None:
         """Raise SettingsError where it is of another run."""
-        meta, layout, bound = self._meta, self._layout, self._meta["settings"]
-        for what, saved, now in (
-            ("format", meta["format"], _FORMAT),
-            ("strategy", meta["strategy"], type(strategy).__name__),
-            ("seed", meta["seed"], strategy.seed),
-            ("model shapes", layout.shapes, strategy.broadcast.layout.shapes),
-            ("dtype", layout.dtype, strategy.broadcast.layout.dtype),
-            ("clients", sorted(meta["clients"]), sorted(strategy.clients)),
-            *(
-                (name, bound[name], value)
-                for name, value in _bound_settings(strategy).items()
-                if name in bound
-            ),
-        ):
-            if saved == now:
-                continue
-            hint = ""
-            if what == "clients":
-                if len(saved) != len(now):
-                    what, saved, now = "number of clients", len(saved), len(now)
+        meta, layout = self._meta, strategy.broadcast.layout
+        settings, now = meta["settings"], _of_run(strategy, layout)
+        del now["layout"]
+        bound = {n: v for n, v in now.pop("settings").items() if n in settings}
+        pairs = [(name, meta[name], value) for name, value in now.items()]
+        pairs.append(("model shapes", self._layout.shapes, layout.shapes))
+        pairs += [(name, settings[name], value) for name, value in bound.items()]
+        saved, here = sorted(meta["clients"]), sorted(strategy.clients)
+        if len(saved) == len(here):
+            pairs.append(("clients", saved, here))
+        else:
+            pairs.append(("number of clients", len(saved), len(here)))
+        for what, before, value in pairs:
+            if before != value:
                 hint = "; start as many nodes, with the same client-ids"
-            raise SettingsError(
-                f"{self._name}: its {what} is {saved}, this run's is {now}{hint}"
-            )
+                raise SettingsError(
+                    f"{self._name}: its {what} is {before}, this run's is {value}"
+                    + hint * what.endswith("clients")
+                )
 
     def _of(self, kind: str) -> dict[str, NDArray[Any]]:
         """The arrays of ``"state/"`` or of ``"client/"``, by their names in it."""
@@ -226,7 +213,7 @@ class Checkpoint:
         if foreign := sorted(set(state) - set(strategy.state())):
             raise ValueError(f"it has an entry {'state/' + foreign[0]!r} too many")
 
-    def _load_clients(self, strategy: Any, grid: Grid) -> None:
+    def _load_clients(self, strategy: Any, grid: Any) -> None:
         """Note what the clients are known to have, and load theirs into the grid."""
         meta, conversation = self._meta, strategy.conversation
         for name, saved in meta["clients"].items():

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields
-from logging import INFO, WARNING
+from logging import INFO, WARNING, getLogger
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
@@ -30,29 +30,26 @@ from fedtrellis.random import generator
 from fedtrellis.server.aggregation import (
     LEAST,
     Aggregation,
+    Budget,
     Cohorts,
+    LocalPrivacy,
     Mean,
     Points,
     Sealed,
     Sent,
 )
 from fedtrellis.server.answers import Answer, mean_metrics
-from fedtrellis.server.callbacks import RoundRecord, observers
-from fedtrellis.server.checkpoint import (
-    Checkpoint,
-    pack_checkpoint,
-    write_checkpoint,
-)
+from fedtrellis.server.callbacks import RoundLog, RoundRecord, observers
+from fedtrellis.server.checkpoint import Checkpoint, pack_checkpoint, write_checkpoint
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
-from fedtrellis.server.private import Budget, LocalPrivacy
 from fedtrellis.server.same_code import check_same_code
 from fedtrellis.settings import Declared, SettingsError
 from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Traffic
-from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.flower_internals import LOGGER_NAME, log
 from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
 
 __all__ = ["HOOKS", "LoopStrategy", "Needs"]
@@ -71,9 +68,10 @@ _BEYOND = 1e6
 # Flower's parameters, and what is the same here
 _INSTEAD = {
     "fraction_train": "participation",
-    "min_train_nodes": "min_nodes",
-    "min_available_nodes": "min_nodes",
-    "min_evaluate_nodes": "min_nodes",
+    **{
+        f"min_{which}_nodes": "min_nodes"
+        for which in ("train", "available", "evaluate")
+    },
     "fraction_evaluate": "client_evaluate_every, the rounds between evaluations on all "
     "clients",
     "weighted_by_key": "client_weights, where the method has a mean to weigh; else "
@@ -137,15 +135,13 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     ...     def run_round(self, conversation, server_round, config, timeout):
     ...         # whom the round asks, and whose answers it uses
     ...         self.sampled = self.used = list(self.clients)
-    ...
-    ...         def mean_of(phase, entries):
-    ...             asked = {client: entries for client in self.clients}
+    ...         def mean(phase, **entries):
+    ...             asked = dict.fromkeys(self.clients, entries)
     ...             answers = conversation.ask(server_round, phase, asked, timeout)
     ...             return np.mean([answer.arrays[0] for answer in answers], axis=0)
-    ...
     ...         x, steps = self.broadcast.model, np.array([0.01, 0.1, 1.0])
-    ...         g = mean_of("train.slope", {})
-    ...         values = mean_of("train.values", {"g": g.tolist(), "s": steps.tolist()})
+    ...         g = mean("train.slope")
+    ...         values = mean("train.values", g=g.tolist(), s=steps.tolist())
     ...         self.broadcast.replace(x - steps[values.argmin()] * g)
     ...         return {"value": float(values.min())}
     >>> class LineClient(MethodClient):    # of f_i(x) = (x − c_i)²/2
@@ -175,9 +171,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     #: :meth:`average` or :meth:`mean_of` makes of them; "each", single answers, too;
     #: None: it makes something else of them, so that no aggregation but the mean fits.
     needs: Needs | None = None
-    #: Whether what the server makes of answers is linear in them, so that the mean of a
-    #: block of clients can stand for each of its answers.
-    _linear: ClassVar[bool] = False
     #: Whether the method's clients keep state (and so take part in the protocol).
     stateful = True
     #: Whether clients keep the model, to be sent the steps that they lack.
@@ -185,43 +178,23 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     #: What a model may be made of; float64 always.
     dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 
-    # Whether the method's numbers depend on planned_rounds.
-    _needs_planned_rounds = False
-    # Whether a round is one wave, which changes nothing before it has its answers.
-    _one_wave = False
-    # Whether a method on a domain needs a bounded one.
-    _bounded: ClassVar[bool] = False
-    # Whether a client that is out of step keeps what it has of the entries that
-    # client_state does not give back, however old; else it starts without.
-    _keep_old_state = True
-    # Whether a client that comes after the start takes part from then on. For methods
-    # whose server keeps nothing of a single client.
-    _newcomers: ClassVar[bool] = False
-    # Settings (names of attributes) that decide what state() holds and means: a
-    # checkpoint is for runs that have the same.
-    _state_settings: tuple[str, ...] = ()
-    # Attributes that state() holds: of "_x" the array as entry "x", or an array for
-    # each client as an entry of the client's name.
-    _kept: tuple[str, ...] = ()
-    # Settings that a run may go on from a checkpoint without.
-    _free_to_change: ClassVar[tuple[str, ...]] = ()
-    # Whether clients ask their f_i for values and for no gradients.
-    _values_only: ClassVar[bool] = False
-    # Metrics of a round that the method itself measures and a run may stop on.
-    _measures: ClassVar[tuple[str, ...]] = ()
-    # Answers that a robust average of a round needs; 1 where those who sat out count
-    # with what they last sent, or the method looks after itself.
-    _least_answers: ClassVar[int] = LEAST
-    # How many of an answer's arrays are models, and how many there are.
-    _sent_arrays: tuple[int, int] = (1, 1)
-    # The attribute that holds what the server replays of each client's state, if it
-    # goes on from its last value.
-    _replayed: ClassVar[str] = ""
-    # What a client releases with privacy="local": "gaussian" noise on a vector, or
-    # vertices drawn by the "exponential" mechanism too; None: it adds no noise.
-    _private_mechanism: ClassVar[Mechanism | None] = None
-    # How often it does so in a round.
-    _private_releases = 1
+    # what strategies and the app alone go by:
+    _linear: ClassVar[bool] = False  # a block's mean can stand for each of its answers
+    _one_wave = False  # a round is one wave, and changes nothing before its answers
+    _bounded: ClassVar[bool] = False  # a method on a domain needs a bounded one
+    _keep_old_state = True  # out of step, a client keeps what it is not given back
+    _newcomers: ClassVar[bool] = False  # later clients take part: none is kept
+    _values_only: ClassVar[bool] = False  # clients ask f_i for values, not gradients
+    _measures: ClassVar[tuple[str, ...]] = ()  # its own that a run may stop on
+    _state_settings: tuple[str, ...] = ()  # decide what state() holds
+    _free_to_change: ClassVar[tuple[str, ...]] = ()  # where a run goes on
+    _kept: tuple[str, ...] = ()  # in state(): "_x" as entry "x", a dict as its entries
+    _least_answers: ClassVar[int] = LEAST  # for a robust average; 1: older ones count
+    _sent_arrays: tuple[int, int] = (1, 1)  # an answer's models, and all its arrays
+    _replayed: ClassVar[str] = ""  # the attribute with what is replayed of clients
+    _private_mechanism: ClassVar[Mechanism | None] = None  # of privacy="local"
+    _private_releases = 1  # of a client in a round
+    _hooks: Collection[str] = ()  # overridden parts of Flower's loop, once a run starts
 
     # an editor completes the declared fields, which this signature would hide
     if not TYPE_CHECKING:
@@ -247,10 +220,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         def __setattr__(self, name: str, value: Any) -> None:
             """An option of the run is set where it is read."""
             options = self.__dict__.get("options")
-            if options is not None and name in options.__dict__:
-                setattr(options, name, value)
-            else:
-                super().__setattr__(name, value)
+            there = options is not None and name in options.__dict__
+            object.__setattr__(options if there else self, name, value)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -265,29 +236,32 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.used: list[str] = []
         # clients whose state is no longer known, and begins at zero
         self._zeroed: set[str] = set()
+        # ‖x‖ of a version of the model
         self._model_size: tuple[Any, int, float] = None, 0, 0.0
         options = self.options
-        if options.dtype is not None and options.dtype not in self.dtypes:
-            raise SettingsError(
-                f"dtype = {options.dtype!r} does not fit {self._described_name}; "
-                f"allowed: {', '.join(self.dtypes)}"
-            )
         chosen = options.aggregation
         if isinstance(chosen, str):
             chosen = next(kind for kind in AGGREGATIONS if kind.name == chosen)()
         #: The run's own aggregation.
         self.aggregator: Aggregation = copy(chosen)
         self._check_aggregation()
-        #: The noise that clients add, if they do.
-        self.local_noise = None if options.privacy == "none" else self._make_noise()
         self._parts: list[Aggregation | LocalPrivacy] = [self.aggregator]
-        if self.local_noise is not None:
+        #: The noise that clients add, if they do.
+        self.local_noise: LocalPrivacy | None = None
+        if self._private_mechanism is not None and options.privacy == "local":
+            self.local_noise = LocalPrivacy(
+                mechanism=self._private_mechanism,
+                each=self._private_releases,
+                **{
+                    f.name: getattr(options, f"privacy_{f.name}")
+                    for f in fields(Budget)
+                },
+            )
             self._parts.append(self.local_noise)
         for part in self._parts:
             if part.no_resume and options.resume is not None:
-                wanted = part.wanted
-                why = f"resume does not apply beside {wanted}: {part.no_resume}"
-                raise SettingsError(why)
+                why = f"beside {part.wanted}: {part.no_resume}"
+                raise SettingsError(f"resume does not apply {why}")
         options.callbacks = [*options.callbacks, *observers.get()]
 
     @property
@@ -300,17 +274,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Prepare the server's state for ``self.num_clients`` clients.
 
-        Parameters
-        ----------
-        point : ndarray of shape ``layout.point_shape``
-            The model to start from.
-        layout : Layout
-            Shapes and dtype of the model's arrays.
-
-        Raises
-        ------
-        ValueError
-            If the model does not fit the method, for example its domain.
+        ``point``, of shape ``layout.point_shape``, is the model to start from; the
+        ``layout`` has shapes and dtype of the model's arrays. ValueError if the model
+        does not fit the method, for example its domain.
         """
 
     @abstractmethod
@@ -321,26 +287,12 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         config: ConfigRecord,
         timeout: float,
     ) -> dict[str, float] | None:
-        """One round, in as many waves as it takes.
+        """One round, in as many waves as it takes; its metrics.
 
         Notes in ``self.sampled`` whom it asked, and in ``self.used`` whose answers it
-        used.
-
-        Parameters
-        ----------
-        conversation : Conversation
-            With the clients.
-        server_round : int
-            From 1.
-        config : ConfigRecord
-            The run's own entries for the clients' ``config``.
-        timeout : float
-            Seconds to wait for the answers of one wave.
-
-        Returns
-        -------
-        dict or None
-            The round's metrics; None if no answer was used.
+        used; None if no answer was used. Rounds count from 1. ``config`` has the run's
+        own entries for the clients' ``config``; ``timeout`` is in seconds, for the
+        answers of one wave.
         """
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
@@ -442,40 +394,24 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     ) -> FloatArray:
         """The one dense array of an answer, a point in proportion to the model.
 
-        Parameters
-        ----------
-        answer : Answer
-        reference : ndarray, optional
-            What of the model the client has; by default all of it.
-
-        Raises
-        ------
-        ValueError
-            Another number of arrays, another shape or dtype, or out of proportion; the
-            message is the reason that log and history give.
+        ``reference`` is what of the model the client has, by default all of it.
+        ValueError for another number of arrays, another shape or dtype, or a point out
+        of proportion; the message is the reason that log and history give.
         """
         reference = self.broadcast.model if reference is None else reference
         aggregator, layout = self.aggregator, self.broadcast.layout
         point: FloatArray = aggregator.take(answer, reference.shape, layout)
         # ‖x_i‖ ≤ b, whatever x is, needs no look at x
-        small = answer.norm is not None and answer.norm <= self.options.answer_bound
-        if not small:
+        if answer.norm is None or answer.norm > self.options.answer_bound:
             self._check_proportion(point, reference, answer.norm)
         return point
 
     def average(self, points: Points, centre: FloatArray) -> FloatArray:
-        r"""What some points come to, by the run's aggregation.
+        r"""What some points come to, by the run's aggregation; float64, of shape S.
 
-        Parameters
-        ----------
-        points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
-            A round's answers, or vectors made of them.
-        centre : ndarray of shape S
-            Their last average, or what they changed: the model, or zero.
-
-        Returns
-        -------
-        ndarray of float64, of shape S
+        ``points`` are a round's answers or vectors made of them, n ndarrays of shape S
+        or one of shape (n, \*S); ``centre``, of shape S, is their last average, or what
+        they changed: the model, or zero.
         """
         if self.aggregator.seen_by == "server":
             points = [cast(Sealed, point).value for point in points]
@@ -484,14 +420,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def mean_of(
         self, answers: Mapping[str, FloatArray], centre: FloatArray
     ) -> FloatArray:
-        r"""What a round's answers come to, weighted if ``client_weights`` says so.
+        """As :meth:`average`, of answers by client, weighted as client_weights says.
 
-        Parameters
-        ----------
-        answers : mapping of str to ndarray of shape S
-            By client; at least one, but for noise that a round without any has, too.
-        centre : ndarray of shape S
-            As :meth:`average` takes it.
+        At least one, but for noise that a round without any has, too.
         """
         points = list(answers.values())
         if self.options.client_weights == "equal":
@@ -537,7 +468,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 "diverge, or a lie"
             )
 
-    # ------------------------------------------------------------------ its messages
+    # -------------------------------------------------------- messages and evaluations
 
     def _model_for(
         self, client: str, entries: dict[str, Any]
@@ -565,24 +496,21 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self._zeroed.update(clients)
 
     def _what_is_sent(self, lost: set[str]) -> Sent:
-        """What an answer is made of, and counts for.
-
-        ``lost`` takes the clients whose states are no longer known.
-        """
+        """What an answer is made of; ``lost`` takes whose states are forgotten."""
         largest = 0.0
         if self.options.client_weights != "equal":
             counts = [self._client_properties(name)[EXAMPLES] for name in self.clients]
             largest = float(max(counts))
-        points, arrays = self._sent_arrays
         replayed = bool(self._replayed)
-        return Sent(points, arrays, replayed, self._zeroed, lost, largest)
+        return Sent(*self._sent_arrays, replayed, self._zeroed, lost, largest)
 
     def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """Why a client that comes after the start cannot take part; empty if it can."""
+        planned = "is planned for the clients of the start"
         if self.local_noise is not None:
-            return "privacy is planned for the clients of the start"
+            return f"privacy {planned}"
         if self.aggregator.seen_by != "method":
-            return "aggregation is planned for the clients of the start"
+            return f"aggregation {planned}"
         if self.options.client_weights == "examples" and not properties.get(EXAMPLES):
             return "client_weights = 'examples', and it declares none"
         return "" if self._newcomers else "the method's clients are those of the start"
@@ -594,7 +522,13 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         config: ConfigRecord,
         timeout: float,
     ) -> MetricRecord | None:
-        """Mean of the clients' metrics of their own data."""
+        """Mean of the clients' metrics, or what overridden hooks make of them."""
+        if {"configure_evaluate", "aggregate_evaluate"}.intersection(self._hooks):
+            model, grid = self._loop.model_record(), conversation.grid
+            asked = self.configure_evaluate(server_round, model, config.copy(), grid)
+            replies, _ = conversation.send(asked, timeout)
+            metrics = self.aggregate_evaluate(server_round, list(replies.values()))
+            return cast("MetricRecord | None", metrics)
         entries = {name: dict(config) for name in self.clients}
         answers = conversation.ask(server_round, "evaluate", entries, timeout)
         conversation.note_version(*answers)
@@ -618,85 +552,95 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             metrics.append({**answer.metrics, EXAMPLES: examples})
         return mean_metrics(metrics, equal=equal, median=self.aggregator.robust)
 
-    # ---------------------------------------------------------------- its aggregation
+    # ----------------------------------------------------------------- what fits what
 
     def _admits(self, kind: type[Aggregation]) -> bool:
         """Whether the method can go on from what an aggregation gives it."""
         if kind.seen_by == "client":
             return self.needs == "sum" or self._linear
-        if issubclass(kind, Mean):
-            return True
         enough = self.needs == "each" and kind.seen_by == "method"
-        return self.needs == "sum" or enough
+        return issubclass(kind, Mean) or self.needs == "sum" or enough
 
     def _check_aggregation(self) -> None:
-        """Raise SettingsError if it does not fit the method or other settings."""
-        kind, stated = type(self.aggregator), self.aggregator.wanted
-        if not self._admits(kind):
-            allowed = [k.name for k in AGGREGATIONS if self._admits(k)]
-            variant: str = getattr(self, "variant", "")
-            beside = f" with variant = {variant!r}" if variant else ""
-            raise SettingsError(
-                f"{stated} does not apply to {self._described_name}{beside}; allowed: "
-                f"{', '.join(allowed)}"
-            )
-        weights, why = self.options.client_weights, ""
+        """Raise SettingsError for options that do not fit the method or one another."""
+        kind, method = type(self.aggregator), f"apply to {self._described_name}"
+        values = {"aggregation": self.aggregator.name}
+        admitted = [k.name for k in (*AGGREGATIONS, kind) if self._admits(k)]
+        variant = getattr(self, "variant", "")
+        beside = f" with variant = {variant!r}" if variant else ""
+        stated = f"apply beside {self.aggregator.wanted}"
+        checks: list[tuple[str, Sequence[Any], str]] = [
+            ("dtype", [None, *self.dtypes], f"fit {self._described_name}"),
+            ("aggregation", admitted, method + beside),
+        ]
         if self.needs != "sum":
-            why = (
-                f"to {self._described_name}; allowed: equal (scale each client's f_i "
-                "by its examples)"
-            )
+            checks.append(("client_weights", ["equal"], method))
         elif not issubclass(kind, Mean):
-            why = f"beside {stated}, with which all clients count alike; allowed: equal"
-        if why and weights != "equal":
-            raise SettingsError(f"client_weights = {weights!r} does not apply {why}")
-        exposed = getattr(self.aggregator, "exposed", "accept")
-        if exposed != "accept" and self.options.client_evaluate_every:
+            why = f"{stated}, with which all clients count alike"
+            checks.append(("client_weights", ["equal"], why))
+        if getattr(self.aggregator, "exposed", "accept") != "accept":
+            why = f"{stated}: evaluations travel in the clear"
+            either = [0, "or secure-sum.exposed = 'accept'"]
+            checks.append(("client-evaluate-every", either, why))
+        if self.options.privacy == "local":
+            # no average of the middle, and no second noise
+            means = [k.name for k in AGGREGATIONS if issubclass(k, Mean)]
+            why = f"apply beside {LocalPrivacy.wanted}"
+            noise = ["none", *(["local"] if self._private_mechanism else [])]
+            checks += [("privacy", noise, method), ("aggregation", means, why)]
+            checks += [("client_weights", ["equal"], why)]
+            checks += [("client-evaluate-every", [0], why)]
+        for name, allowed, why in checks:
+            value = values.get(name) or getattr(self.options, name.replace("-", "_"))
+            if value not in allowed:
+                rest = ", ".join(str(one) for one in allowed if one is not None)
+                raise SettingsError(
+                    f"{name} = {value!r} does not {why}; allowed: {rest}"
+                )
+
+    def _check_hooks(self) -> None:
+        """Note what of Flower's loop is overridden; refuse what nobody would call."""
+        kind = type(self)
+        self._hooks = [
+            hook
+            for hook in HOOKS
+            if not getattr(kind, hook).__module__.startswith("fedtrellis.server.")
+        ]
+        if self._hooks and not self._one_wave:
+            raise TypeError(
+                f"{kind.__name__} overrides {self._hooks[0]}, but its rounds take "
+                "several waves of messages, which Flower's loop does not have: "
+                "override run_round, or use a callback"
+            )
+        ways = [*self._hooks, *([] if self._one_wave else ["run_round"])]
+        part = self._parts[-1]
+        if ways and (part is self.local_noise or self.aggregator.seen_by != "method"):
             raise SettingsError(
-                f"client-evaluate-every = {self.options.client_evaluate_every} does "
-                f"not apply beside {stated}: evaluations travel in the clear; allowed: "
-                "0, or secure-sum.exposed = 'accept'"
+                f"{part.wanted} does not apply to {self._described_name}, which "
+                f"overrides {ways[0]}: what it does there with answers is not known"
             )
 
-    def _make_noise(self) -> LocalPrivacy:
-        """Noise by the clients; SettingsError where it would leave no guarantee."""
-        options, wanted = self.options, LocalPrivacy.wanted
-        if self._private_mechanism is None:
-            raise SettingsError(
-                f"{wanted} does not apply to {self._described_name}; allowed: none"
-            )
-        # no average of the middle, and no second noise
-        others = [kind for kind in AGGREGATIONS if not issubclass(kind, Budget)]
-        means = [kind.name for kind in others if not kind.robust]
-        for name, value, allowed in (
-            ("aggregation", self.aggregator.name, means),
-            ("client_weights", options.client_weights, ["equal"]),
-            ("client-evaluate-every", options.client_evaluate_every, [0]),
-        ):
-            if value not in allowed:
-                raise SettingsError(
-                    f"{name} = {value!r} does not apply beside {wanted}; allowed: "
-                    f"{', '.join(map(str, allowed))}"
-                )
-        budget = {
-            field.name: getattr(options, f"privacy_{field.name}")
-            for field in fields(Budget)
-        }
-        mechanism, each = self._private_mechanism, self._private_releases
-        return LocalPrivacy(**budget, mechanism=mechanism, each=each)
+    def _not_one_wave(self, *arguments: Any, **more: Any) -> Any:
+        """Refuse: a round is not one wave; RuntimeError."""
+        raise RuntimeError(
+            f"{type(self).__name__} takes several waves of messages a round, which "
+            "Flower's own loop cannot send: use strategy.start"
+        )
+
+    configure_train = aggregate_train = _not_one_wave
+    configure_evaluate = aggregate_evaluate = _not_one_wave
 
     # ------------------------------------------------------------------------ a run
 
     def _settings(self) -> dict[str, Any]:
         """The settings that :meth:`summary` logs; the mean goes without a line."""
         shown = {**self.options._described(), **self._described()}
-        names = ("aggregation", self.aggregator.name), ("privacy", self.options.privacy)
-        for part, (option, value) in zip(self._parts, names, strict=False):
+        for part in self._parts:
             if type(part) is not Mean:
-                shown[option] = value
+                option, _, value = part.wanted.replace("'", "").partition(" = ")
                 before = value if option == "aggregation" else option
                 settings = part._described().items()
-                shown |= {f"{before} {name}": setting for name, setting in settings}
+                shown |= {option: value, **{f"{before} {n}": v for n, v in settings}}
         return shown
 
     def summary(self) -> None:
@@ -762,30 +706,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self._loop = Loop(self, grid, timeout, configs, evaluate_fn)
         return self._loop.go(initial_arrays)
 
-    def _overridden(self, base: type) -> list[str]:
-        """The parts of Flower's loop that are not those of a base class."""
-        kind = type(self)
-        return [one for one in HOOKS if getattr(kind, one) is not getattr(base, one)]
-
-    def _check_hooks(self) -> None:
-        """Raise TypeError if an overridden part of Flower's loop is never called."""
-        if hooks := self._overridden(LoopStrategy):
-            raise TypeError(
-                f"{type(self).__name__} overrides {hooks[0]}, but its rounds take "
-                "several waves of messages, which Flower's loop does not have: "
-                "override run_round, or use a callback"
-            )
-
-    def _not_one_wave(self, *arguments: Any, **more: Any) -> Any:
-        """Refuse: a round is not one wave; RuntimeError."""
-        raise RuntimeError(
-            f"{type(self).__name__} takes several waves of messages a round, which "
-            "Flower's own loop cannot send: use strategy.start"
-        )
-
-    configure_train = aggregate_train = _not_one_wave
-    configure_evaluate = aggregate_evaluate = _not_one_wave
-
 
 class Loop:
     """One run of a strategy: its clients, rounds, evaluations, checkpoints and end."""
@@ -802,7 +722,10 @@ class Loop:
         self.timeout, self.evaluate_fn = timeout, evaluate_fn
         self.train_config, self.evaluate_config = configs
         self.conversation = strategy.conversation = Conversation(grid, strategy)
-        self.result = Result()
+        self.result, callbacks = Result(), self.options.callbacks
+        tells = any(callback.tells_of_rounds for callback in callbacks)
+        logs = getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells
+        self.callbacks = [*callbacks, *([RoundLog()] if logs else [])]
         # of the arrays that the run begins with, by name
         self.dtypes: dict[str, np.dtype[Any]] = {}
         # of which finished round the state is, None while it is changed; and, where it
@@ -810,17 +733,15 @@ class Loop:
         self.whole: int | None = None
         self.snapshot: dict[str, Any] | None = None
         self._saved = 0  # rounds that the history beside the checkpoint has
-        self._logs = not any(one.tells_of_rounds for one in self.options.callbacks)
-        self._logged = -inf
 
     def go(self, initial: ArrayRecord) -> Result:
         """From the first message to the last; parameters are those of ``start``."""
         strategy, options = self.strategy, self.options
-        num_rounds = strategy.num_rounds
-        layout = Layout.of(record_arrays(initial))
+        arrays, num_rounds = record_arrays(initial), strategy.num_rounds
+        layout = Layout.of(arrays)
         found = layout.dtype if layout.dtype in strategy.dtypes else "float64"
         layout = Layout(layout.shapes, options.dtype or found)
-        point = layout.point(record_arrays(initial))
+        point = layout.point(arrays)
         if not np.isfinite(point).all():
             raise ValueError("initial_arrays are not finite")
         point = layout.rounded(point)
@@ -834,18 +755,12 @@ class Loop:
         strategy.broadcast = ModelBroadcast(layout, point)
         planned = num_rounds if resumed is None else resumed.planned_rounds
         strategy.planned_rounds = planned
-        if planned != num_rounds and strategy._needs_planned_rounds:
-            log(
-                INFO,
-                "The schedule goes on with T = %d, the rounds planned when the run "
-                "began, not with %d",
-                planned,
-                num_rounds,
-            )
+        if planned != num_rounds:
+            log(INFO, "Schedules go on with T = %d, as first planned", planned)
         strategy.setup(point, layout)
         before = self.whole = 0 if resumed is None else self._go_on(resumed)
-        del point, resumed  # one model is enough for the rounds
-        for callback in options.callbacks:
+        del arrays, point, resumed  # one model is enough for the rounds
+        for callback in self.callbacks:
             callback.on_start(strategy, before + 1, num_rounds)
         # a signal has to wait until the state is whole: that of a finished round, with
         # nothing of the next but messages
@@ -853,26 +768,22 @@ class Loop:
             self._rounds(before)
             _check_ended(strategy)
             self.result.arrays = self.model_record()
-            for callback in options.callbacks:
+            for callback in self.callbacks:
                 callback.on_end(strategy, self.result)
         return self.result
 
     def _resumed(self) -> Checkpoint | None:
         """The checkpoint to go on from; its clients keep their nodes' keys."""
-        if self.options.resume is None:
+        strategy, path = self.strategy, self.options.resume
+        if path is None:
             return None
-        kind = type(self.strategy)
-        if (
-            self.strategy.stateful
-            and kind.state is LoopStrategy.state
-            and not self.strategy._kept
-        ):
+        says = type(strategy).state is not LoopStrategy.state or strategy._kept
+        if strategy.stateful and not says:
             raise SettingsError(
-                f"resume = {str(self.options.resume)!r} does not apply to "
-                f"{self.strategy._described_name}, whose clients keep state: it needs "
-                "state() and load_state()"
+                f"resume = {str(path)!r} does not apply to {strategy._described_name}, "
+                "whose clients keep state: it needs state() and load_state()"
             )
-        resumed = Checkpoint(Path(self.options.resume))
+        resumed = Checkpoint(Path(path))
         self.conversation.registry.remember(resumed.keys)
         return resumed
 
@@ -899,17 +810,18 @@ class Loop:
                         "its objective needs num_examples"
                     )
         strategy.refused = list(conversation.traffic.rejected)
-        for callback in options.callbacks:
+        for callback in self.callbacks:
             callback.on_meeting(strategy)
 
     def _go_on(self, resumed: Checkpoint) -> int:
         """Load a checkpoint; the round that it is of."""
         history = self.strategy.history = resumed.load(self.strategy, self.grid)
+        result = self.result
         for record in history:
             for metrics, by_round in (
-                (record.train, self.result.train_metrics_clientapp),
-                (record.client_evaluation, self.result.evaluate_metrics_clientapp),
-                (record.evaluation, self.result.evaluate_metrics_serverapp),
+                (record.train, result.train_metrics_clientapp),
+                (record.client_evaluation, result.evaluate_metrics_clientapp),
+                (record.evaluation, result.evaluate_metrics_serverapp),
             ):
                 if metrics:
                     by_round[record.round] = MetricRecord({**metrics})
@@ -954,11 +866,8 @@ class Loop:
         if strategy.clients is not registry.names:
             strategy.clients = registry.names
         asked = conversation, server_round
-        if strategy._one_wave:
+        with nullcontext() if strategy._one_wave else self._interruptible():
             metrics = strategy.run_round(*asked, self.train_config, self.timeout)
-        else:
-            with self._interruptible():
-                metrics = strategy.run_round(*asked, self.train_config, self.timeout)
         if metrics:
             by_round = self.result.train_metrics_clientapp
             by_round[server_round] = MetricRecord({**metrics})
@@ -1001,35 +910,9 @@ class Loop:
         """Give a round to the history and the callbacks; whether one stops the run."""
         strategy, stops = self.strategy, False
         strategy.history.append(record)
-        for callback in self.options.callbacks:  # each gets it, also after a stop
+        for callback in self.callbacks:  # each gets it, also after a stop
             stops |= bool(callback.on_round(strategy, record))
-        if self._logs:
-            self._log(record)
         return stops
-
-    def _log(self, record: RoundRecord) -> None:
-        """Log a round in the words of Flower's own strategies.
-
-        In a run of more than 1 000 rounds at most one round a second.
-        """
-        now, total = time.monotonic(), self.strategy.num_rounds
-        if total > 1000 and now - self._logged < 1.0 and record.round < total:
-            return
-        self._logged, used = now, record.used
-        if record.round:
-            log(INFO, "")
-            log(INFO, "[ROUND %s/%s]", record.round, total)
-            n, sampled = len(self.strategy.clients), record.sampled
-            log(INFO, "configure_train: Sampled %s nodes (out of %s)", sampled, n)
-            received = "aggregate_train: Received %s results and %s failures"
-            log(INFO, received, used, sampled - used)
-        for metrics, where in (
-            (record.train, "Aggregated MetricRecord"),
-            (record.client_evaluation, "Aggregated MetricRecord of the evaluation"),
-            (record.evaluation, "Global evaluation"),
-        ):
-            if metrics:
-                log(INFO, "\t└──> %s: %s", where, metrics)
 
     def model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
@@ -1056,7 +939,7 @@ class Loop:
                     self._save()
                 except OSError as why:
                     log(WARNING, "the last checkpoint was not saved: %s", why)
-            for callback in self.options.callbacks:
+            for callback in self.callbacks:
                 callback.on_failure(strategy, error)
             raise
         finally:
@@ -1082,9 +965,8 @@ class Loop:
         The state changes between them. Where a wave can take long, because its clients
         are elsewhere, the state before is kept meanwhile.
         """
-        local = getattr(self.grid, "client_states", None) is not None
         whole, self.whole = self.whole, None
-        if local:
+        if getattr(self.grid, "client_states", None) is not None:
             with deferred():
                 yield
             return
@@ -1107,47 +989,37 @@ def _check_ended(strategy: LoopStrategy) -> None:
     the end: it must be finite, not a million times what it was, and where the method
     descends not above its start, but for rounding. Else the method's own measure does.
     """
-    if not any(record.used for record in strategy.history):
+    history, first = strategy.history, strategy.history[0]
+    if not any(record.used for record in history):
         # however few the rounds were: the model is the one they began with
-        record = strategy.history[-1]
-        raise _unanswered(f"all of the {record.round} rounds", record)
-    if why := _diverged(strategy):
+        raise _unanswered(f"all of the {history[-1].round} rounds", history[-1])
+    measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
+    start = inf if first.round else first.evaluation.get("loss", inf)
+    steps = ""
+    for name in ("step_size", "local_step_size"):
+        if size := getattr(strategy, name, None):
+            steps = steps or f"; {name} = {size:g} may be too long"
+    why = ""
+    if measured and not isfinite(measured[-1]):
+        why = f"its loss ended at {measured[-1]}"
+    elif not isfinite(start):
+        why = strategy._diverged()
+    else:
+        end, dtype = measured[-1], strategy.broadcast.layout.dtype
+        # bfloat16 has 8 bits
+        bits = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
+        above = f"its loss ended at {end:.3g} and was {start:.3g} before round 1"
+        risen = end > start + np.sqrt(bits) * abs(start)
+        beyond = end > start + _BEYOND * max(1.0, abs(start))
+        if beyond or (risen and strategy._descends):
+            why = above
+        elif risen:
+            log(WARNING, "%s%s", above, steps)
+    if why:
         for part in strategy._parts:
             if cause := part.why_failed():
                 raise RuntimeError(f"the run came to nothing: {why}; {cause}")
-        raise RuntimeError(f"the run diverged: {why}{_steps(strategy)}")
-
-
-def _steps(strategy: LoopStrategy) -> str:
-    """The setting of the length of the method's steps; empty if it has none."""
-    names = {field.name for field in fields(strategy)}
-    for name in ("step_size", "local_step_size"):
-        if name in names and (size := getattr(strategy, name)):
-            return f"; {name} = {size:g} may be too long"
-    return ""
-
-
-def _diverged(strategy: LoopStrategy) -> str:
-    """Why it did; empty if it did not."""
-    history = strategy.history
-    measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
-    if measured and not isfinite(measured[-1]):
-        return f"its loss ended at {measured[-1]}"
-    start = history[0].evaluation.get("loss") if history else None
-    if start is None or history[0].round != 0 or not isfinite(start):
-        return strategy._diverged()
-    end, dtype = measured[-1], strategy.broadcast.layout.dtype
-    # bfloat16 has 8 bits
-    bits = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
-    rounding = np.sqrt(bits) * abs(start)
-    if not end <= start + _BEYOND * max(1.0, abs(start)):
-        return f"its loss ended at {end:.3g} and was {start:.3g} before round 1"
-    if not end <= start + rounding:
-        above = f"its loss ended at {end:.3g}, above the {start:.3g} before round 1"
-        if strategy._descends:
-            return above
-        log(WARNING, "%s%s", above, _steps(strategy))
-    return ""
+        raise RuntimeError(f"the run diverged: {why}{steps}")
 
 
 def plain_metrics(metrics: MetricRecord) -> dict[str, float]:

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fedtrellis.server.aggregation import (
     Aggregation,
+    Budget,
     Clipping,
     Mean,
     Median,
+    Private,
     TrimmedMean,
 )
 from fedtrellis.server.callbacks import Callback
-from fedtrellis.server.private import Budget, Private
 from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import Declared, given, setting
 from fedtrellis.wire.arrays import DType
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
-__all__ = ["AGGREGATIONS", "SAMPLINGS", "RunOptions"]
+__all__ = ["AGGREGATIONS", "RunOptions"]
 
 Sampling = Literal["bernoulli", "fixed"]
-SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 Weights = Literal["equal", "examples"]
 Privacy = Literal["none", "local"]
 Name = Literal["mean", "median", "trimmed-mean", "clipping", "private", "secure-sum"]
@@ -40,8 +40,8 @@ AGGREGATIONS: tuple[type[Aggregation], ...] = (
 def _of_noise(name: str) -> Any:
     """A setting of noise's budget, for noise by the clients."""
     (declared,) = (one for one in fields(Budget) if one.name == name)
-    meta = {"shown": False, "only": {"privacy": ("local",)}}
-    return field(default=declared.default, metadata={**declared.metadata, **meta})
+    only = {"only": {"privacy": ("local",)}}
+    return field(default=declared.default, metadata={**declared.metadata, **only})
 
 
 class RunOptions(Declared):
@@ -69,7 +69,7 @@ class RunOptions(Declared):
         "a coin flip for each client, or a fixed number of them, ⌈p·n⌉",
         choices=Sampling,
     )
-    seed: int = setting(0, "of everything random", minimum=0, shown=False)
+    seed: int = setting(0, "of everything random", minimum=0)
     dtype: DType | Literal["auto"] = setting(
         None,
         "what the model is made of: computed, kept and sent in; auto: what "
@@ -77,7 +77,6 @@ class RunOptions(Declared):
         "float64",
         note="see :mod:`fedtrellis.wire.arrays`",
         choices=DType,
-        shown=False,
     )
     aggregation: Name | Aggregation = setting(
         "mean",
@@ -86,13 +85,11 @@ class RunOptions(Declared):
         note="In Python also an object, such as ``TrimmedMean(fraction=0.3)``; in a "
         "run config its settings are ``trimmed-mean.fraction`` and so on",
         choices=Name,
-        shown=False,
     )
     answer_bound: float = setting(
         ANSWER_BOUND,
         "an answer of a norm beyond this times max(1, the model's) is refused",
         minimum=1.0,
-        shown=False,
     )
     client_keys: ClientKeys | Literal["auto"] = setting(
         None,
@@ -100,7 +97,6 @@ class RunOptions(Declared):
         "it, over checkpoints too; auto: where the node's key was registered under a "
         "name",
         choices=ClientKeys,
-        shown=False,
     )
     client_weights: Weights = given(
         "what an answer weighs in the mean of a round: as much as any other, as in the "
@@ -110,56 +106,44 @@ class RunOptions(Declared):
         "examples where f_i is the mean over the client's d_i",
         default="equal",
         choices=Weights,
-        shown=False,
     )
     evaluation_weights: Weights = given(
         "what a client's evaluation weighs in the mean: the examples that it declared "
         "before round 1, or as much as any other's",
         default="examples",
         choices=Weights,
-        shown=False,
     )
     privacy: Privacy = setting(
         "none",
         "whether clients add noise to all that they send: differential privacy of each "
         "client's whole data, from the server too",
         choices=Privacy,
-        shown=False,
     )
     privacy_clip: float = _of_noise("clip")
     privacy_noise_multiplier: float = _of_noise("noise_multiplier")
     privacy_epsilon: float = _of_noise("epsilon")
     privacy_delta: float = _of_noise("delta")
     callbacks: Sequence[Callback] = given(
-        "called with every round; any of them can stop the run",
-        default=(),
-        shown=False,
+        "called with every round; any of them can stop the run", default=()
     )
     checkpoint: str | Path | None = given(
         "file to keep the run's state in, replaced in one step, so that a run killed "
         "at any moment leaves a whole one",
         default=None,
-        shown=False,
     )
-    checkpoint_every: int = setting(
-        10, "rounds between checkpoints", minimum=1, shown=False
-    )
-    resume: str | Path | None = given(
-        "checkpoint to go on from", default=None, shown=False
-    )
+    checkpoint_every: int = setting(10, "rounds between checkpoints", minimum=1)
+    resume: str | Path | None = given("checkpoint to go on from", default=None)
     evaluate_every: int = setting(
         1,
         "rounds between evaluations",
         note="the last round is always evaluated",
         minimum=1,
-        shown=False,
     )
     client_evaluate_every: int = setting(
         0,
         "rounds between evaluations on the clients; 0: never, but with nodes' own data "
         "as evaluate-every says",
         minimum=0,
-        shown=False,
     )
     min_nodes: int = setting(
         1,
@@ -168,14 +152,12 @@ class RunOptions(Declared):
         "the clients, and with methods that keep nothing of a single one (the FedAvg "
         "family) later ones too",
         minimum=1,
-        shown=False,
     )
-    start_timeout: float = given(
-        "seconds to wait for them", default=600.0, above=0.0, shown=False
-    )
+    start_timeout: float = given("seconds to wait for them", default=600.0, above=0.0)
     max_failed_rounds: int = setting(
-        5,
-        "rounds in a row without a usable answer that end the run",
-        minimum=1,
-        shown=False,
+        5, "rounds in a row without a usable answer that end the run", minimum=1
     )
+
+    def _described(self) -> dict[str, Any]:
+        """Whom a round asks; the rest says nothing of the method."""
+        return {"participation p": self.participation, "sampling": self.sampling}

@@ -1,15 +1,23 @@
-"""The record of a run: one directory with its settings, history, model and picture."""
+"""What a run leaves: one directory with its settings, history, model and picture.
+
+Its files are whole at every moment, and a run that is interrupted or fails has its end
+on record, and says how to go on.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
+import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from flwr.serverapp.strategy import Result
@@ -19,25 +27,19 @@ from fedtrellis.server.callbacks import (
     QUALITIES,
     Callback,
     RoundRecord,
-    format_bytes,
-    shortened,
+    how_it_ended,
+    print_json,
+    summarise,
 )
-from fedtrellis.server.files import append_lines, naming, replacing
+from fedtrellis.signals import Interrupted, deferred, signals_interrupt
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.flower_internals import log
 
-__all__ = [
-    "RunRecord",
-    "default_results_dir",
-    "how_it_ended",
-    "plot_convergence",
-    "summarise",
-    "summary_rows",
-    "to_toml",
-]
+__all__ = ["RunRecord", "default_results_dir", "ending_in_order", "to_toml"]
 
-# Of the reasons why answers were dropped, so many end a run; the history has all.
-_REASONS = 5
+# of python sim.py without --nodes
+DEFAULT_NODES = 10
+# what an axis has room for
 _LARGEST = 1e100
 # how far from optimal, with and without a constraint; what the axis says
 _CRITERIA = {
@@ -46,6 +48,56 @@ _CRITERIA = {
     "gradient-map-norm": "‖G(x)‖, gradient map on the manifold",
     "duality-gap": "duality gap P(w) − D(α)",
 }
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError that has none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of ``path`` if nothing is raised.
+
+    With ``sync`` it is on the disk by then. What stood at ``path`` still does after an
+    error.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with naming(path):
+            with temporary.open("wb") as file:
+                yield file
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        # on a full disk others need the room
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
+    """Add whole lines, given without their ends, to a file, or none of them.
+
+    With ``sync`` they are on the disk by then.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with naming(path), path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def default_results_dir() -> Path:
@@ -117,27 +169,25 @@ class RunRecord(Callback):
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
-        self.status = ""
         self._began = time.time()
         again = {**config, "resume": str(self.directory)}
         for name, values in (("config.toml", config), ("resume.toml", again)):
             with naming(path := self.directory / name):
                 path.write_text(to_toml(values), encoding="utf-8")
-        self._write_summary("running", None)
+        self._write_summary({"status": "running"})
 
     @classmethod
     def create(cls, parent: Path, name: str, config: Mapping[str, Any]) -> RunRecord:
         """Make a record in a new directory ``TIME-NAME`` under ``parent``."""
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        for number in range(1, 1000):
+        stamp, number = f"{datetime.now():%Y%m%d-%H%M%S}", 1
+        while True:
             suffix = "" if number == 1 else f"-{number}"
             directory = parent.expanduser() / f"{stamp}-{name}{suffix}"
             try:
                 directory.mkdir(parents=True)
+                return cls(directory, config)
             except FileExistsError:
-                continue
-            return cls(directory, config)
-        raise FileExistsError(f"{parent} has a thousand records of this second")
+                number += 1
 
     @property
     def checkpoint(self) -> Path:
@@ -161,16 +211,14 @@ class RunRecord(Callback):
 
     def on_end(self, strategy: Any, result: Result) -> None:
         """Write model, summary and, where it is wanted, the picture."""
-        arrays: dict[str, Any] = {
-            name: decode(array) for name, array in result.arrays.items()
-        }
+        arrays: dict[str, Any] = {n: decode(one) for n, one in result.arrays.items()}
         with replacing(self.directory / "model.npz") as file:
             np.savez(file, **arrays)
         if self.picture:
             runs = {self.title or type(strategy).__name__: strategy.history}
             with naming(picture := self.directory / "convergence.png"):
-                plot_convergence(runs, picture, reference=self.reference)
-        self._write_summary("completed", None)
+                plot_convergence(runs, picture, self.reference)
+        self._write_summary({"status": "completed"})
 
     def on_failure(self, strategy: Any, error: BaseException) -> None:
         """Say how the run ended."""
@@ -178,24 +226,21 @@ class RunRecord(Callback):
 
     def fail(self, error: BaseException) -> None:
         """Say that the run ended early, and why; a record that has its end keeps it."""
-        if self.status != "running":
-            return
-        try:
-            self._write_summary(how_it_ended(error), f"{type(error).__name__}: {error}")
-        except OSError as again:  # such as the full disk that ended the run
-            log(WARNING, "the summary has the run as still going on: %s", again)
+        if self.status == "running":
+            try:
+                self._write_summary(how_it_ended(error))
+            except OSError as again:  # such as the full disk that ended the run
+                log(WARNING, "the summary has the run as still going on: %s", again)
 
-    def _write_summary(self, status: str, error: str | None) -> None:
-        self.status = status
-        summary: dict[str, Any] = {"status": status, **summarise(self._rounds)}
+    def _write_summary(self, how: Mapping[str, str]) -> None:
+        self.status = how["status"]
+        summary: dict[str, Any] = {**how, **summarise(self._rounds)}
         if self.reference is not None:
             summary["reference_optimum"] = self.reference
             if "loss" in summary["metrics"]:
                 summary["residual"] = summary["metrics"]["loss"] - self.reference
         if self.warnings:
             summary["warnings"] = self.warnings
-        if error is not None:
-            summary["error"] = error
         summary["wall_seconds"] = round(time.time() - self._began, 3)
         data = (json.dumps(summary, indent=2) + "\n").encode()
         path = self.directory / "summary.json"
@@ -203,51 +248,10 @@ class RunRecord(Callback):
             with replacing(path) as file:
                 file.write(data)
         except OSError:
-            if status in ("running", "completed"):
+            if "error" not in how:
                 raise
             # on a full disk the room that it has may be enough
             path.write_bytes(data)
-
-
-def how_it_ended(error: BaseException) -> str:
-    """The status of a run that ended with an error."""
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-
-
-def summarise(history: list[RoundRecord]) -> dict[str, Any]:
-    """Totals and last metrics of a history."""
-    metrics: dict[str, float] = {}
-    for record in history:
-        metrics.update(record.metrics)
-    reasons = Counter(reason for record in history for _, reason in record.rejected)
-    added = ("bytes_up", "bytes_down", "seconds", "sampled", "used")
-    return {
-        "rounds": history[-1].round if history else 0,
-        "metrics": metrics,
-        **{name: sum(getattr(record, name) for record in history) for name in added},
-        "rejected": reasons.total(),
-        "rejected_by_reason": dict(reasons.most_common()),
-    }
-
-
-def summary_rows(history: list[RoundRecord]) -> list[tuple[str, str]]:
-    """The short table that ends a run: names and values as people read them."""
-    summary = summarise(history)
-    rows = [
-        ("rounds", str(summary["rounds"])),
-        *((name, f"{value:.6g}") for name, value in summary["metrics"].items()),
-        ("bytes up", format_bytes(summary["bytes_up"])),
-        ("bytes down", format_bytes(summary["bytes_down"])),
-        ("seconds", f"{summary['seconds']:.2f}"),
-        ("answers used", f"{summary['used']} of {summary['sampled']}"),
-    ]
-    if summary["rejected"]:
-        rows.append(("answers dropped", str(summary["rejected"])))
-        reasons = list(summary["rejected_by_reason"].items())
-        rows += [(f"  {shortened(why)}", str(n)) for why, n in reasons[:_REASONS]]
-        if rest := sum(count for _, count in reasons[_REASONS:]):
-            rows.append(("  for other reasons", str(rest)))
-    return rows
 
 
 def plot_convergence(
@@ -257,52 +261,97 @@ def plot_convergence(
 ) -> None:
     """Draw loss (or its distance to F*), gap and quality of runs to a PNG file.
 
-    Parameters
-    ----------
-    runs : mapping of str to sequence of RoundRecord
-        Histories by the names that the legend shows.
-    path : path
-        Where to write.
-    reference : float, optional
-        F*; the loss is then shown as F(x̄) − F* on a logarithmic axis.
+    ``runs`` are histories by the names that the legend shows. With F*, the
+    ``reference``, and for a gap the axis is logarithmic, which has no place for what
+    rounding made negative.
     """
     need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display; slow to load
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     names = {name for history in runs.values() for r in history for name in r.metrics}
-    panels = [("loss", "round")]
-    for known in (_CRITERIA, QUALITIES):
-        panels += [(name, "round") for name in known if name in names][:1]
-    panels.append(("loss", "MB up and down, all nodes"))
+    loss = "F(x̄)" if reference is None else "F(x̄) − F*"
+    panels = [("loss", loss, "round")]
+    for known in (_CRITERIA, dict(zip(QUALITIES, QUALITIES, strict=True))):
+        panels += [(n, label, "round") for n, label in known.items() if n in names][:1]
+    panels.append(("loss", loss, "MB up and down, all nodes"))
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (metric, against) in zip(
-        figure.subplots(1, len(panels)), panels, strict=True
-    ):
-        label, optimum = _CRITERIA.get(metric, metric), 0.0
-        logarithmic = metric in _CRITERIA
-        if metric == "loss":
-            label, optimum = "F(x̄)", reference or 0.0
-            if reference is not None:
-                label, logarithmic = "F(x̄) − F*", True
-        if logarithmic:
-            axes.set_yscale("log")
+    everywhere = figure.subplots(1, len(panels))
+    for axes, (metric, label, against) in zip(everywhere, panels, strict=True):
+        distance = metric in _CRITERIA or (metric == "loss" and reference is not None)
+        optimum = (reference or 0.0) if metric == "loss" else 0.0
         for name, history in runs.items():
-            moved = np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6
-            places = [r.round for r in history] if against == "round" else moved
-            values = [r.metrics.get(metric, np.nan) - optimum for r in history]
-            # the axis of a run that diverged would be longer than a float; a logarithm
-            # has no place for what rounding made negative
-            least = 0.0 if logarithmic else -_LARGEST
-            there = [i for i, value in enumerate(values) if least < value < _LARGEST]
-            shown = [places[i] for i in there], [values[i] for i in there]
-            axes.plot(*shown, label=name)
-        axes.set(xlabel=against, ylabel=label)
+            along = np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6
+            if against == "round":
+                along = np.array([r.round for r in history])
+            values = np.array([r.metrics.get(metric, np.nan) for r in history])
+            values -= optimum
+            there = ((0.0 if distance else -_LARGEST) < values) & (values < _LARGEST)
+            axes.plot(along[there], values[there], label=name)
+        axes.set(xlabel=against, ylabel=label, yscale="log" if distance else "linear")
         axes.grid(True, alpha=0.3)
     if len(runs) > 1:
         figure.axes[0].legend()
     else:
         figure.suptitle(next(iter(runs)))
     figure.savefig(path, dpi=120)
+
+
+# --------------------------------------------------------------------- how it goes on
+
+
+def sim_command(
+    directory: Path,
+    nodes: int = DEFAULT_NODES,
+    node_configs: Sequence[str] = (),
+    program: str = "python sim.py",
+) -> str:
+    """The command of a ``program`` that goes on from a record, to be pasted in a shell.
+
+    The record knows all settings of the run, but not the grid's: how many nodes, and
+    the arguments of ``--node-config``.
+    """
+    words = [] if nodes == DEFAULT_NODES else ["--nodes", str(nodes)]
+    words += [word for text in node_configs for word in ("--node-config", text)]
+    return shlex.join([*program.split(), *words, "-c", f'resume="{directory}"'])
+
+
+def flwr_command(directory: Path) -> str:
+    """The ``flwr run`` that goes on from a record."""
+    path = str(directory / "resume.toml")
+    return shlex.join(["flwr", "run", ".", "--stream", "--run-config", path])
+
+
+@contextmanager
+def ending_in_order(
+    record: RunRecord, command: Callable[[Path], str], as_json: bool = False
+) -> Iterator[None]:
+    """Run what is inside so that it can be interrupted, and its record has its end.
+
+    SIGINT, SIGTERM and SIGHUP raise :class:`~fedtrellis.signals.Interrupted` where a
+    strategy's state is whole, so that it saves a last checkpoint. Then, and after any
+    other KeyboardInterrupt, a line on the standard error, or with ``as_json`` an object
+    with event ``"interrupted"``, names the record and the ``command`` that resumes it.
+    """
+    with signals_interrupt():
+        try:
+            yield
+        except BaseException as error:
+            with deferred():
+                record.fail(error)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            where, how, rest = record.directory, None, "all rounds were finished"
+            if record.status != "completed":
+                rest = "no round was finished: start it again"
+                if record.checkpoint.is_file():
+                    how = command(where)
+                    rest = f"to go on: {how}"
+            if as_json:
+                print_json("interrupted", sys.stderr, record=str(where), resume=how)
+            else:
+                line = f"interrupted; record: {where}; {rest}"
+                print(line, file=sys.stderr, flush=True)
+            if isinstance(error, Interrupted):
+                raise
+            raise Interrupted(signal.SIGINT) from error

@@ -14,7 +14,6 @@ from fedtrellis.server.aggregation import Sealed
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.loop import LoopStrategy, plain_metrics
-from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
@@ -87,23 +86,13 @@ class RoundStrategy(LoopStrategy):
 
     @abstractmethod
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        """Change ``self.broadcast``'s model by a round's checked answers.
+        """Change ``self.broadcast``'s model by a round's checked answers; its metrics.
 
-        Parameters
-        ----------
-        server_round : int
-            The round, from 1.
-        answers : dict
-            What :meth:`check` returned, by client, in the order of
-            :func:`~fedtrellis.wire.protocol.identity_order`, whatever order they came
-            in. Never empty, but where ``aggregation`` is ``"private"``; then only
-            :meth:`average` and :meth:`mean_of` can make something of them. With
-            ``"secure-sum"`` each is the mean of its block.
-
-        Returns
-        -------
-        dict
-            The round's metrics.
+        ``answers`` has what :meth:`check` returned, by client, in the order of
+        :func:`~fedtrellis.wire.protocol.identity_order`, whatever order they came in.
+        It is never empty, but where ``aggregation`` is ``"private"``; then only
+        :meth:`average` and :meth:`mean_of` can make something of them. With
+        ``"secure-sum"`` each is the mean of its block. Rounds count from 1.
         """
 
     def audience(self, server_round: int, client: str) -> Hashable:
@@ -135,12 +124,24 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
-        if {"configure_train", "aggregate_train"}.intersection(self._hooks):
-            return self._run_hooks(conversation, server_round, config, timeout)
-        answers: Sequence[Answer] = ()
-        if entries := self._entries(server_round, config):
-            answers = self.aggregator.ask(conversation, server_round, entries, timeout)
-        return self._use(server_round, answers)
+        if not {"configure_train", "aggregate_train"}.intersection(self._hooks):
+            answers: Sequence[Answer] = ()
+            if entries := self._entries(server_round, config):
+                ask = self.aggregator.ask
+                answers = ask(conversation, server_round, entries, timeout)
+            return self._use(server_round, answers)
+        model, grid = self._loop.model_record(), conversation.grid
+        messages = self.configure_train(server_round, model, config.copy(), grid)
+        replies, self.sampled = conversation.send(messages, timeout)
+        self.used = [name for name, reply in replies.items() if reply.has_content()]
+        arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
+        if arrays is not None:
+            layers, layout = record_arrays(arrays), self.broadcast.layout
+            ours = layout.layers(self._result_point())
+            # the model becomes what the hook returned, where that is another one
+            if not all(map(np.array_equal, layers, ours)):
+                self.broadcast.replace(layout.point(layers))
+        return None if metrics is None else plain_metrics(metrics)
 
     def _entries(
         self, server_round: int, config: ConfigRecord
@@ -156,8 +157,9 @@ class RoundStrategy(LoopStrategy):
             common |= part.entries(asked)
         if self.aggregator.seen_by == "client":
             sent = self._what_is_sent(set())
-            common |= {"sum-points": sent.points}
-            common |= {"sum-largest": sent.largest} if sent.largest else {}
+            common["sum-points"] = sent.points
+            if sent.largest:
+                common["sum-largest"] = sent.largest
         if type(self).audience is RoundStrategy._all_alike:
             common |= self.instruction(server_round, asked[0])
             return dict.fromkeys(asked, common)
@@ -174,105 +176,40 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, answers: Sequence[Answer]
     ) -> dict[str, float] | None:
         """Check the answers, aggregate the good ones and remember whose they were."""
-        lost: set[str] = set()
-        try:
-            return self._checked_and_used(server_round, answers, lost)
-        finally:
-            if lost:  # not before the others' answers are used
-                self._forget(sorted(lost))
-
-    def _checked_and_used(
-        self, server_round: int, answers: Sequence[Answer], lost: set[str]
-    ) -> dict[str, float] | None:
         conversation, aggregator = self.conversation, self.aggregator
+        lost: set[str] = set()
+        sent, broadcast = self._what_is_sent(lost), self.broadcast
+        model, layout = broadcast.model, broadcast.layout
+        answers = aggregator.opened(conversation, answers, sent, model, layout)
         checked: dict[str, Any] = {}
-        sent, layout = self._what_is_sent(lost), self.broadcast.layout
-        answers = aggregator.opened(
-            conversation, answers, sent, self.broadcast.model, layout
-        )
         for answer in answers:
             try:
                 checked[answer.client] = self.check(answer)
             except ValueError as error:
                 conversation.reject(answer.client, str(error))
         conversation.note_version(*[a for a in answers if a.client in checked])
-        why = aggregator.lost(server_round, self.sampled, checked, self._least_answers)
+        why = aggregator.lost(len(checked), self._least_answers)
         self.used = [] if why else list(checked)
+        metrics: dict[str, float] | None = None
         if why:
             for name in checked:
                 conversation.reject(name, why)
-            return None
-        self._loop.whole = None
-        sealed = checked
-        if aggregator.seen_by == "server":
-            sealed = {name: Sealed(answer) for name, answer in checked.items()}
-        metrics = self.aggregate(server_round, sealed)
-        conversation.note_used(server_round, *checked)
-        self._zeroed.difference_update(checked)
-        for part in self._parts:
-            metrics = metrics | part.metrics()
+        else:
+            self._loop.whole = None
+            if aggregator.seen_by == "server":
+                sealed = {name: Sealed(value) for name, value in checked.items()}
+                metrics = self.aggregate(server_round, sealed)
+            else:
+                metrics = self.aggregate(server_round, checked)
+            conversation.note_used(server_round, *checked)
+            self._zeroed.difference_update(checked)
+            for part in self._parts:
+                metrics = metrics | part.metrics()
+        if lost:  # not before the others' answers are used
+            self._forget(sorted(lost))
         return metrics
 
     # -------------------------------------------------------------- Flower's own loop
-
-    # the parts of Flower's loop that a subclass overrides; of a run from its start on
-    _hooks: Sequence[str] = ()
-
-    def _check_hooks(self) -> None:
-        """Where a round is one wave, each part of Flower's loop can be overridden."""
-        self._hooks = self._overridden(RoundStrategy)
-        ways = [*self._hooks, *([] if self._one_wave else ["run_round"])]
-        part = self._parts[-1]
-        if ways and (part is self.local_noise or self.aggregator.seen_by != "method"):
-            raise SettingsError(
-                f"{part.wanted} does not apply to {self._described_name}, which "
-                f"overrides {ways[0]}: what it does there with answers is not known"
-            )
-        # an evaluation is one wave all the same
-        if not self._one_wave and any(hook.endswith("_train") for hook in self._hooks):
-            super()._check_hooks()
-
-    def _run_hooks(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> dict[str, float] | None:
-        """A round by :meth:`configure_train` and :meth:`aggregate_train`.
-
-        The model becomes what the latter returns, where that is another one.
-        """
-        messages = self.configure_train(
-            server_round, self._loop.model_record(), config.copy(), conversation.grid
-        )
-        replies, self.sampled = conversation.send(messages, timeout)
-        self.used = [name for name, reply in replies.items() if reply.has_content()]
-        arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
-        if arrays is not None:
-            layers, layout = record_arrays(arrays), self.broadcast.layout
-            ours = layout.layers(self._result_point())
-            if not all(map(np.array_equal, layers, ours)):
-                self.broadcast.replace(layout.point(layers))
-        return None if metrics is None else plain_metrics(metrics)
-
-    def _evaluate_clients(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
-        """Mean of the clients' metrics, or what overridden hooks make of them."""
-        if not {"configure_evaluate", "aggregate_evaluate"}.intersection(self._hooks):
-            return super()._evaluate_clients(
-                conversation, server_round, config, timeout
-            )
-        messages = self.configure_evaluate(
-            server_round, self._loop.model_record(), config.copy(), conversation.grid
-        )
-        replies, _ = conversation.send(messages, timeout)
-        return self.aggregate_evaluate(server_round, list(replies.values()))
 
     def _in_a_run(self) -> Conversation:
         """The run's conversation, which only our own ``start`` begins."""
@@ -288,11 +225,9 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages of a round's wave."""
-        conversation = self._in_a_run()
-        return [
-            conversation.request(server_round, name, "train", entries)
-            for name, entries in self._entries(server_round, config).items()
-        ]
+        request, round_ = self._in_a_run().request, server_round
+        asked = self._entries(server_round, config).items()
+        return [request(round_, name, "train", entries) for name, entries in asked]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -308,13 +243,9 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages of an evaluation on all clients' own data, if this round has one."""
-        conversation = self._in_a_run()
-        if not self._loop.evaluates_clients(server_round):
-            return []
-        return [
-            conversation.request(server_round, name, "evaluate", dict(config))
-            for name in self.clients
-        ]
+        request, round_ = self._in_a_run().request, server_round
+        asked = self.clients if self._loop.evaluates_clients(server_round) else []
+        return [request(round_, name, "evaluate", dict(config)) for name in asked]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -71,8 +71,8 @@ def test_a_patch_is_small_and_its_app_learns(patch: Path, tmp_path: Path) -> Non
     found = re.search(r"([\d.]+) from the truth", shown.stdout)
     assert found, shown.stdout
     assert float(found[1]) < 0.5  # from 2.0
-    # every round is logged, as Flower's own strategies do; FedGiA stops by itself
-    assert 5 <= shown.stderr.count("[ROUND ") <= 10
+    # every round is logged; FedGiA stops by itself
+    assert 5 <= len(re.findall(r"(?i)round [1-9]\d*/", shown.stderr)) <= 10
 
 
 def test_secure_sums_take_six_lines_and_give_fedavg_s_model(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from fedtrellis import (
     EarlyStop,
+    JsonLines,
     LocalGrid,
     Progress,
     RoundRecord,
@@ -28,14 +29,18 @@ from fedtrellis import (
     client_app,
 )
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.callbacks import Call, format_bytes
-from fedtrellis.server.progress import JsonLines, json_log, why_dropped
+from fedtrellis.server.callbacks import (
+    Call,
+    format_bytes,
+    json_log,
+    summarise,
+    summary_rows,
+    why_dropped,
+)
 from fedtrellis.server.records import (
     RunRecord,
     default_results_dir,
     plot_convergence,
-    summarise,
-    summary_rows,
     to_toml,
 )
 from fedtrellis.wire.arrays import Layout, encode
@@ -382,8 +387,9 @@ def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
     assert "0 s left" in lines[-1]
     assert screen.getvalue() == ""
     up = format_bytes(sum(record.bytes_up for record in strategy.history))
-    assert logged[-1].startswith("total: 40 rounds  80 of 80 used  0 lost  0 rejected")
-    assert f"↑ {up} ↓" in logged[-1]
+    assert logged[-1].startswith("total: rounds 40  loss 3  ")
+    assert f"bytes up {up}  " in logged[-1]
+    assert logged[-1].endswith("  answers used 80 of 80")
 
 
 def test_a_line_has_the_metrics_of_its_own_round(logged: list[str]) -> None:
@@ -412,7 +418,7 @@ def test_many_quick_rounds_are_a_line_a_second(
     logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("fedtrellis.server.progress.time.time", lambda: now[0])
+    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
     console = Console(file=io.StringIO(), force_terminal=False)
     progress = Progress(lines=20, console=console)
     progress.on_start(STRATEGY, 1, 21)
@@ -463,8 +469,8 @@ def test_dropped_answers_are_shown(logged: list[str]) -> None:
     strategy.history = HISTORY
     progress.on_failure(strategy, RuntimeError())
     assert logged[-1] == (
-        "total: 2 rounds  3 of 4 used  0 lost  1 rejected (late: 1)  "
-        "↑ 150 B ↓ 1.5 kB  0.75 s"
+        "total: rounds 2  loss 5  gap 2  bytes up 150 B  bytes down 1.5 kB  "
+        "seconds 0.75  answers used 3 of 4  answers dropped 1  late 1"
     )
 
 
@@ -485,7 +491,7 @@ def test_a_resumed_runs_time_left_counts_its_own_rounds(
     logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("fedtrellis.server.progress.time.time", lambda: now[0])
+    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
     progress = Progress(console=Console(file=io.StringIO(), force_terminal=False))
     progress.on_start(STRATEGY, 91, 100)
     now[0] += 20.0

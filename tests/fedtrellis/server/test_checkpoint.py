@@ -275,7 +275,7 @@ def test_a_crash_between_history_and_checkpoint_is_survived(
         source.rename(target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedtrellis.server.files.os.replace", crash)
+        patch.setattr("fedtrellis.server.records.os.replace", crash)
         with pytest.raises(PowerCutError):
             run(drift(checkpoint=path, checkpoint_every=2))
     lines = (tmp_path / "c.npz.history.jsonl").read_text().splitlines()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtrellis.server.files import append_lines, replacing
+from fedtrellis.server.records import append_lines, replacing
 
 
 @contextmanager
