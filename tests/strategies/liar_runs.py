@@ -1,6 +1,6 @@
 """One liar of ten, in every method: refused, or how far it moves the model.
 
-``python -m tests.strategies.liar_runs`` prints the table of ``docs/measured/liars.csv``;
+``python -m tests.strategies.liar_runs`` prints the table ``docs/measured/liars.csv``;
 names of methods, and ``--kinds``, make it another.
 """
 
