@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 Point = Array | Sequence[Array]
 
-#: The dtypes that points keep.
-FLOATS = (np.dtype(np.float32), FLOAT64)
-
 #: A symmetric matrix, as an array or by its products.
 Bound: TypeAlias = "Array | LinearOperator[Any]"
 
@@ -333,46 +330,38 @@ class PointForms:
 
     def layers(self, x: Point, batch: tuple[int, ...] = ()) -> list[Array]:
         """Return a point, or a batch of them, as arrays of float32 or float64."""
-        wanted = [(*batch, *s) for s in self.shapes] if batch else self.shapes
+        wanted = [(*batch, *shape) for shape in self.shapes]
         if isinstance(x, np.ndarray):
-            array, flat = _floats(x), (*batch, *self.flat)
-            if len(wanted) == 1 and array.shape == wanted[0]:
+            array, flat = as_floats(x), (*batch, *self.flat)
+            if [array.shape] == wanted:
                 return [array]
             if array.shape != flat:
                 raise ValueError(f"x has shape {array.shape}; it must be {flat}")
             return self.split(array)
-        # a call for what is as it should be would be dear for a small model
-        parts = [
-            p if type(p) is np.ndarray and p.dtype in FLOATS else _floats(np.asarray(p))
-            for p in x
-        ]
+        parts = list(map(as_floats, x))
         given = [part.shape for part in parts]
         if given != wanted:
             raise ValueError(f"x has shapes {given}; they must be {wanted}")
-        if len({part.dtype for part in parts}) > 1:
-            parts = [np.asarray(part, dtype=np.float64) for part in parts]
         return parts
 
     def vector(self, x: Point, batch: tuple[int, ...] = ()) -> Array:
         """Return a point, or a batch of them, as a new array of shape (*batch, p)."""
-        parts = [
-            layer.reshape((*batch, size))
-            for layer, size in zip(self.layers(x, batch), self.sizes, strict=True)
-        ]
-        return np.concatenate(parts, axis=-1)
+        if isinstance(x, np.ndarray) and x.shape == (*batch, *self.flat):
+            return as_floats(x).copy()
+        parts = zip(self.layers(x, batch), self.sizes, strict=True)
+        flat = [layer.reshape(*batch, size) for layer, size in parts]
+        return np.concatenate(flat, axis=-1)
 
-    def count(self, points: Point) -> tuple[int]:
-        """Return the number of points on the leading axis, as a batch's shape."""
+    def vectors(self, points: Point) -> Array:
+        """Return points, stacked on the leading axis of each array, as (m, p)."""
         first = points if isinstance(points, np.ndarray) else next(iter(points), ())
-        return (np.shape(first)[0],)
+        return self.vector(points, np.shape(first)[:1])
 
-    def like(self, x: Point, layers: list[Array]) -> Any:
-        """Return layers in the form that the point x has."""
-        if not isinstance(x, np.ndarray):
-            return layers
-        if len(layers) == 1:
-            return layers[0].reshape(x.shape)
-        return np.concatenate([layer.reshape(-1) for layer in layers])
+    def like(self, x: Point, vector: Array) -> Any:
+        """Return a flat array in the form that the point x has."""
+        return (
+            vector.reshape(x.shape) if isinstance(x, np.ndarray) else self.split(vector)
+        )
 
     def split(self, array: Array) -> list[Array]:
         """Return the layers of flat points, the last axis of ``array``, as views."""
@@ -383,10 +372,11 @@ class PointForms:
         return layers
 
 
-def _floats(array: Any) -> Array:
+def as_floats(values: Any) -> Array:
     """Return an array as float32 if it has no more digits, else as float64."""
-    half = array.dtype in (np.float16, np.float32)
-    found: Array = array.astype(np.float32 if half else np.float64, copy=False)
+    array = np.asarray(values)
+    short = array.dtype.kind == "f" and array.itemsize < 8
+    found: Array = array.astype(np.float32 if short else np.float64, copy=False)
     return found
 
 

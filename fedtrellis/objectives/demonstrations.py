@@ -217,14 +217,14 @@ class LowRankPerceptron(FiniteSum):
     def gradient(self, x: Point) -> Any:
         """Return ∇f(x), in the form of x."""
         flat = super().gradient(x)
-        return flat if isinstance(x, np.ndarray) else self._forms.split(flat)
+        return self._forms.like(x, flat)
 
     def stochastic_gradient(
         self, x: Point, rng: np.random.Generator, batch_size: int
     ) -> Any:
         """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
         flat = super().stochastic_gradient(x, rng, batch_size)
-        return flat if isinstance(x, np.ndarray) else self._forms.split(flat)
+        return self._forms.like(x, flat)
 
     def values(
         self,
@@ -237,8 +237,7 @@ class LowRankPerceptron(FiniteSum):
 
         Points have shape (m, q), or are a list of ndarrays of (m, *array shape).
         """
-        flat = self._forms.vector(points, self._forms.count(points))
-        return super().values(flat, rng, batch_size=batch_size)
+        return super().values(self._forms.vectors(points), rng, batch_size=batch_size)
 
     def predict(self, x: Point) -> IntArray:
         """Return the class of the largest score of each example."""

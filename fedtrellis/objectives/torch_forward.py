@@ -159,8 +159,7 @@ class TorchForward(ModuleLoss):
         The result is f(x + v_1), …, f(x + v_m), float64 of shape (m,).
         """
         rows = common_batch(rng, self.num_examples, batch_size)
-        layers = self._forms.layers(x)
-        return np.array([self._value(layers, rows, shift) for shift in shifts])
+        return np.array([self._value(x, rows, shift) for shift in shifts])
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``."""
@@ -174,15 +173,15 @@ class TorchForward(ModuleLoss):
             "TorchForward keeps no parameters to differentiate by; use TorchObjective"
         )
 
+    def _stand(self, x: Point, shift: Shift | None = None) -> None:
+        self.flat.set(self._forms.layers(x), shift)
+
     def _value(
-        self,
-        layers: Sequence[Array],
-        rows: IntArray | None,
-        shift: Shift | None = None,
+        self, x: Point, rows: IntArray | None, shift: Shift | None = None
     ) -> float:
         # weight ((1/d) Σ loss + (l2/2)‖x + v‖²)
-        self.flat.set(layers, shift)
+        self._stand(x, shift)
         value = self._mean_value(rows)
-        value += self._penalty(map(self.flat.layer, range(len(layers))))
+        value += self._penalty(map(self.flat.layer, range(len(self.shapes))))
         self.flat.set(())  # no model is kept
         return self.weight * value

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
@@ -92,9 +90,9 @@ def check_learnable(
 class FlatModule:
     """A module in evaluation mode, whose learnt parameters are views of one vector.
 
-    One copy sets a model, and an ordinary forward and backward pass is taken on it: on
-    ``module``, a copy of the model, whose ``parameters`` that require a gradient, by
-    name, are the ``layers``, views of ``point``, in the module's dtype. It is for one
+    One copy into ``point`` sets a model, and an ordinary forward and backward pass is
+    taken on it: on ``module``, a copy of the model, whose ``parameters`` that require a
+    gradient, by name, are views of ``point``, in the module's dtype. It is for one
     thread at a time.
     """
 
@@ -102,7 +100,6 @@ class FlatModule:
         self, model: nn.Module, device: torch.device, dtype: torch.dtype | None
     ) -> None:
         check_learnable(model, dtype)
-        # gradients that its owner left on it are of no use here
         self.module = copy.deepcopy(model).to(device, dtype).eval()
         prepare(self.module)
         self._bind()
@@ -116,17 +113,11 @@ class FlatModule:
         self._sizes = [prod(shape) for shape in self.shapes]
         self.point = torch.cat([part.detach().reshape(-1) for part in parts])
         self.dtype = self.point.dtype
-        self.layers = self.views(self.point)
-        for part, layer in zip(parts, self.layers, strict=True):
-            part.data = layer
-        # NumPy's way in: the vector's own memory where NumPy can share it
-        self._staging, kind = self.point, self.point.device.type
-        if kind != "cpu" or self.dtype == torch.bfloat16:
-            wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-            self._staging = torch.empty(
-                self.point.shape, dtype=wide, pin_memory=kind == "cuda"
-            )
-        self._host_layers = [layer.numpy() for layer in self.views(self._staging)]
+        # and their gradients views of another, into which PyTorch adds them up
+        self._slope = torch.zeros_like(self.point)
+        views = zip(self.views(self.point), self.views(self._slope), strict=True)
+        for part, (layer, slope) in zip(parts, views, strict=True):
+            part.data, part.grad = layer, slope
 
     # A copy's parameters would be tensors of their own, so copies are bound anew.
 
@@ -147,26 +138,11 @@ class FlatModule:
         """Return the layers of a vector, or of stacked ones, for ``torch.func``."""
         return dict(zip(self.parameters, self.views(vector), strict=True))
 
-    def set(self, layers: Sequence[Array]) -> None:
-        """Give the parameters the values of arrays of their shapes: one copy."""
-        for target, layer in zip(self._host_layers, layers, strict=True):
-            target[...] = layer
-        if self._staging is not self.point:
-            self.point.copy_(self._staging)
-
-    def slopes(self, loss: Tensor) -> list[Tensor]:
-        """Differentiate a loss by the parameters: new tensors, one of each shape."""
-        parameters = self.parameters.values()
-        for parameter in parameters:  # those of before are somebody else's now
-            parameter.grad = None
+    def slope(self, loss: Tensor) -> Tensor:
+        """Differentiate a loss by the parameters: a vector, good until the next one."""
+        self._slope.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        slopes = []
-        for parameter in parameters:
-            slope = parameter.grad
-            if slope is None:  # the loss does not depend on it
-                slope = torch.zeros_like(parameter)
-            slopes.append(slope.to_dense() if slope.is_sparse else slope)
-        return slopes
+        return self._slope
 
 
 def prepare(module: nn.Module) -> None:
@@ -197,41 +173,30 @@ def prepare(module: nn.Module) -> None:
         raise ValueError(f"model's layer {name or type(layer).__name__!r} {why}")
 
 
-def to_numpy(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
-    """Return a new array with the entries of a tensor that requires no gradient."""
-    if tensor.dtype == torch.bfloat16:  # which NumPy does not know
-        tensor = tensor.float()
-    array: Array = tensor.cpu().numpy().astype(dtype)
+def to_numpy(tensor: Tensor) -> Array:
+    """Return a new array with a tensor's entries; halves become float32."""
+    dtype = torch.float32 if tensor.itemsize == 2 else tensor.dtype
+    array: Array = tensor.to("cpu", dtype, copy=True).numpy()
     return array
 
 
-def to_arrays(tensors: list[Tensor], dtype: DTypeLike) -> list[Array]:
-    """Return tensors that nobody else holds as arrays, which may share their memory."""
-    if tensors[0].is_cpu and tensors[0].dtype != torch.bfloat16:
-        return [tensor.numpy().astype(dtype, copy=False) for tensor in tensors]
-    # one way over from the device, not one for each of them
-    vector = to_numpy(torch.cat([tensor.reshape(-1) for tensor in tensors]), dtype)
-    parts = np.split(vector, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
-    return [p.reshape(t.shape) for p, t in zip(parts, tensors, strict=True)]
-
-
 def descend(
-    parts: Sequence[Tensor],
+    point: Tensor,
     sizes: Sequence[float],
-    gradient: Callable[[int], Sequence[Tensor]],
+    gradient: Callable[[int], Tensor],
     pull: float = 0.0,
 ) -> None:
     """Take steps in place, x_k ← x_{k−1} − γ_k (∇f(x_{k−1}) + pull · (x_{k−1} − x_0)).
 
-    ``gradient(k)`` makes ∇f at the parts as they are, new tensors of their dtype.
+    ``gradient(k)`` makes ∇f at the point as it is, a new tensor of its dtype.
     """
-    starts = [part.clone() for part in parts] if pull else parts
+    start = point.clone() if pull else point
     for k, size in enumerate(sizes):
-        for part, start, g in zip(parts, starts, gradient(k), strict=True):
-            if pull:
-                g.add_((part - start).mul_(pull))
-            # in two roundings, as NumPy does it
-            part.sub_(g.mul_(size))
+        g = gradient(k)
+        if pull:
+            g.add_((point - start).mul_(pull))
+        # in two roundings, as NumPy does it
+        point.sub_(g.mul_(size))
 
 
 # -- the examples
@@ -346,14 +311,11 @@ def read_examples(
 def _in_any_order(loader: DataLoader[Any]) -> bool:
     """Whether a loader goes through all of its data set, in order or shuffled."""
     sampler: Any = loader.sampler
-    dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset):
-        return False
-    shuffled = type(sampler) is RandomSampler and (
-        not sampler.replacement and sampler.num_samples == len(dataset)
-    )
-    plain = type(loader.batch_sampler) is BatchSampler
-    return plain and (shuffled or type(sampler) is SequentialSampler)
+    if type(sampler) is RandomSampler:
+        whole = not sampler.replacement and len(sampler) == len(sampler.data_source)
+    else:
+        whole = type(sampler) is SequentialSampler
+    return whole and type(loader.batch_sampler) is BatchSampler
 
 
 def _split(batch: Any, target: str) -> tuple[Any, Any]:

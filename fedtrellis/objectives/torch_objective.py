@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -15,17 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from fedtrellis.objectives.base import (
-    FLOATS,
     Objective,
     Point,
     PointForms,
+    as_floats,
     common_batch,
     draw_batch,
 )
-from fedtrellis.objectives.checks import Array, IntArray, check_number
+from fedtrellis.objectives.checks import Array, IntArray, check_count, check_number
 from fedtrellis.objectives.torch_module import (
     Collate,
-    CollatedExamples,
     FlatModule,
     Inputs,
     TensorExamples,
@@ -33,7 +33,6 @@ from fedtrellis.objectives.torch_module import (
     choose_dtype,
     descend,
     read_examples,
-    to_arrays,
     to_numpy,
 )
 
@@ -55,7 +54,7 @@ _WORTHWHILE, _LIGHT = 8, 100_000
 class ModuleLoss(Objective):
     """A module's mean loss over examples, evaluated where the module stands."""
 
-    #: What holds the module: its ``module``, ``shapes``, ``dtype`` and ``set``.
+    #: What holds the module: its ``module``, ``shapes`` and ``dtype``.
     _holder: ClassVar[Any] = FlatModule
 
     def __init__(
@@ -75,10 +74,7 @@ class ModuleLoss(Objective):
     ) -> None:
         if batch_size_limit is None:
             batch_size_limit = getattr(data, "batch_size", None) or _EXAMPLES_PER_PASS
-        if batch_size_limit < 1:
-            raise ValueError(
-                f"batch_size_limit is {batch_size_limit!r}; it must be at least 1"
-            )
+        self.batch_size_limit = check_count("batch_size_limit", batch_size_limit, 1)
         self.device = choose_device(device)
         self.weight = check_number("weight", weight, positive=True)
         self.l2 = check_number("l2", l2)
@@ -95,19 +91,26 @@ class ModuleLoss(Objective):
         )
         self.num_examples = self.examples.count
         self.loss, self.vectorize = loss, vectorize
-        self.batch_size_limit = int(batch_size_limit)
+
+    @abstractmethod
+    def _value(self, x: Point, rows: IntArray | None) -> float:
+        """Return f on some examples, None for all, in passes of limited size."""
+
+    @abstractmethod
+    def _stand(self, x: Point) -> None:
+        """Let the module stand at a point."""
 
     def _passes(
-        self, rows: IntArray | None, size: int | None = None, examples: Any = None
+        self, rows: IntArray | None, size: int | None = None
     ) -> Iterator[tuple[Inputs, Tensor, float]]:
         """Yield inputs, targets and their share of the examples, pass by pass."""
         count = self.num_examples if rows is None else len(rows)
-        size, examples = size or self.batch_size_limit, examples or self.examples
+        size = size or self.batch_size_limit
         for start in range(0, count, size):
             stop = min(start + size, count)
             part = slice(start, stop) if rows is None else rows[start:stop]
             # the last pass is short: f = Σ (pass's examples / d) · pass's mean
-            yield *examples.batch(part), (stop - start) / count
+            yield *self.examples.batch(part), (stop - start) / count
 
     def _outputs(
         self, inputs: Inputs, parameters: Mapping[str, Tensor] | None = None
@@ -145,13 +148,9 @@ class ModuleLoss(Objective):
         wide = (np.asarray(layer, dtype=np.float64) for layer in layers)
         return 0.5 * self.l2 * sum(float(np.vdot(layer, layer)) for layer in wide)
 
-    def _value(self, layers: Sequence[Array], rows: IntArray | None) -> float:
-        self.flat.set(layers)
-        return self.weight * (self._mean_value(rows) + self._penalty(layers))
-
     def value(self, x: Point) -> float:
         """Return f(x), over passes of at most ``batch_size_limit`` examples."""
-        return self._value(self._forms.layers(x), None)
+        return self._value(x, None)
 
     def values(
         self,
@@ -165,13 +164,10 @@ class ModuleLoss(Objective):
         Points have shape (m, p), or are a list of ndarrays of (m, *layer shape).
         """
         rows = common_batch(rng, self.num_examples, batch_size)
-        (count,) = self._forms.count(points)
-        return self._values(self._forms.layers(points, (count,)), rows)
+        return self._values(self._forms.vectors(points), rows)
 
-    def _values(self, layers: list[Array], rows: IntArray | None) -> Array:
-        count = len(layers[0])
-        each = [self._value([part[i] for part in layers], rows) for i in range(count)]
-        return np.array(each, dtype=np.float64)
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
+        return np.array([self._value(x, rows) for x in points], dtype=np.float64)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``.
@@ -179,14 +175,13 @@ class ModuleLoss(Objective):
         Targets are class labels where they are integers of shape (d, ...) and the
         model's outputs have shape (d, classes, ...).
         """
-        self.flat.set(self._forms.layers(x))
+        self._stand(x)
         correct = total = 0
         with torch.no_grad():
             for inputs, targets, _ in self._passes(None):
-                if targets.dtype != torch.int64:
-                    return {}
                 outputs = self._outputs(inputs)
-                if not isinstance(outputs, Tensor) or outputs.ndim < 2:
+                classes = targets.dtype == torch.int64 and isinstance(outputs, Tensor)
+                if not classes or outputs.ndim < 2:
                     return {}
                 best = outputs.argmax(dim=1)
                 if best.shape != targets.shape:
@@ -273,11 +268,6 @@ class TorchObjective(ModuleLoss):
     (4, (2,))
     """
 
-    @cached_property
-    def closed(self) -> TensorExamples | None:
-        """The examples with which :func:`softmax_slopes` gives the gradient, if so."""
-        return closed_form(self.flat, self.loss, self.examples)
-
     # -- points
 
     def initial_point(self) -> list[Array]:
@@ -285,9 +275,7 @@ class TorchObjective(ModuleLoss):
 
         In the precision that the model computes in, float32 for float16 and bfloat16.
         """
-        vector = self.flat.initial
-        wide = np.float64 if vector.dtype == torch.float64 else np.float32
-        return [to_numpy(layer, wide) for layer in self.flat.views(vector)]
+        return self._forms.split(to_numpy(self.flat.initial))
 
     def parameters_to_vector(self, parameters: Sequence[Array]) -> Array:
         """Return a list of arrays as one flat array of shape (p,)."""
@@ -297,55 +285,60 @@ class TorchObjective(ModuleLoss):
         """Return a flat array of shape (p,) as a list of arrays, views of it."""
         return self._forms.layers(np.asarray(vector).reshape(-1))
 
+    def _tensor(self, x: Point) -> Tensor:
+        """Return a point as a new vector of its dtype on the device."""
+        return torch.from_numpy(self._forms.vector(x)).to(self.device)
+
+    def _stand(self, x: Point) -> None:
+        self.flat.point.copy_(torch.from_numpy(self._forms.vector(x)))
+
     # -- evaluation
 
-    def _slopes(self, rows: IntArray | None) -> list[Tensor]:
-        """Return the mean loss's gradient where the module stands.
+    def _value(self, x: Point, rows: IntArray | None) -> float:
+        self._stand(x)
+        penalty = self._penalty(self._forms.layers(x))
+        return self.weight * (self._mean_value(rows) + penalty)
 
-        New tensors of the parameters' shapes: from one pass in the module's dtype, from
-        several added up in float64.
+    def _gradient(self, point: Tensor, rows: IntArray | None) -> Tensor:
+        """Return the gradient at a vector, one of its dtype, good until the next one.
+
+        One pass has it in the module's dtype; several are added up in float64.
         """
-        sums: list[Tensor] = []
-        for inputs, targets, share in self._passes(rows, examples=self.closed):
-            if self.closed is not None:
-                slopes = softmax_slopes(self.flat.layers, inputs[""], targets)
-            elif torch.is_grad_enabled():  # the context costs as much as a small layer
-                slopes = self.flat.slopes(self.mean_loss(None, inputs, targets))
-            else:
-                with torch.enable_grad():
-                    slopes = self.flat.slopes(self.mean_loss(None, inputs, targets))
+        self.flat.point.copy_(point)
+        total = None
+        for inputs, targets, share in self._passes(rows):
+            slope = self.flat.slope(self.mean_loss(None, inputs, targets))
             if share == 1.0:
-                return slopes
-            if not sums:
-                sums = [torch.zeros_like(s, dtype=torch.float64) for s in slopes]
-            for sum_, slope in zip(sums, slopes, strict=True):
-                sum_.add_(slope, alpha=share)
-        return sums
-
-    def _gradient(self, x: Point, rows: IntArray | None) -> Any:
-        """Return the gradient in the form of x."""
-        layers = self._forms.layers(x)
-        self.flat.set(layers)
-        result = to_arrays(self._slopes(rows), layers[0].dtype)
-        # weight ((1/d) Σ ∇loss + l2 x); in place: what an operator makes of an array
-        # of no axes is no array
+                total = slope
+                break
+            if total is None:
+                total = torch.zeros_like(slope, dtype=torch.float64)
+            total.add_(slope, alpha=share)
+        assert total is not None  # there is an example
+        # weight ((1/d) Σ ∇loss + l2 x)
+        g = total.to(point.dtype)
         if self.weight != 1.0:
-            for part in result:
-                part *= self.weight
+            g.mul_(self.weight)
         if self.l2:
-            for part, layer in zip(result, layers, strict=True):
-                part += (self.weight * self.l2) * layer
-        return self._forms.like(x, result)
+            g.add_(point * (self.weight * self.l2))
+        return g
+
+    def _gradient_like(self, x: Point, rows: IntArray | None) -> Any:
+        """Return the gradient in the form of x."""
+        point = self._tensor(x)
+        with torch.enable_grad():
+            g = self._gradient(point, rows)
+        return self._forms.like(x, to_numpy(g))
 
     def gradient(self, x: Point) -> Any:
         """Return ∇f(x), in the form of x."""
-        return self._gradient(x, None)
+        return self._gradient_like(x, None)
 
     def stochastic_gradient(
         self, x: Point, rng: np.random.Generator, batch_size: int
     ) -> Any:
         """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
-        return self._gradient(x, draw_batch(rng, self.num_examples, batch_size))
+        return self._gradient_like(x, draw_batch(rng, self.num_examples, batch_size))
 
     def local_steps(
         self,
@@ -364,36 +357,18 @@ class TorchObjective(ModuleLoss):
         step, as for :meth:`stochastic_gradient`. The end is, to the last bit on a CPU,
         what steps on arrays with :meth:`gradient` come to.
         """
-        layers = self._forms.layers(x)
-        self.flat.set(layers)
-        given, point = layers[0].dtype, self.flat.point
-        dtype = torch.float32 if given == np.float32 else torch.float64
-        if dtype != point.dtype:
-            point = torch.tensor(self._forms.vector(x), device=self.device)
-        # layer by layer on a CPU; on other devices every call has its price
-        whole = self.device.type != "cpu"
-        parts = [point] if whole else self.flat.views(point)
+        point = self._tensor(x)
 
-        def gradient(k: int) -> list[Tensor]:
+        def gradient(k: int) -> Tensor:
             rows = None
             if batch_size:
                 assert rng is not None
                 rows = draw_batch(rng, self.num_examples, batch_size)
-            if point is not self.flat.point:
-                self.flat.point.copy_(point)
-            slopes = self._slopes(rows)
-            if whole:
-                slopes = [torch.cat([slope.reshape(-1) for slope in slopes])]
-            slopes = [slope.to(dtype) for slope in slopes]
-            for part, g in zip(parts, slopes, strict=True):
-                if self.weight != 1.0:
-                    g.mul_(self.weight)
-                if self.l2:
-                    g.add_(part * (self.weight * self.l2))
-            return slopes
+            return self._gradient(point, rows)
 
-        descend(parts, sizes, gradient, pull)
-        return to_numpy(point, given).reshape(x.shape)
+        with torch.enable_grad():
+            descend(point, sizes, gradient, pull)
+        return self._forms.like(x, to_numpy(point))
 
     def curvature(self, x: Point, direction: Point) -> float:
         """Return dᵀ∇²f(x)d, by differentiating γ ↦ f(x + γd) twice.
@@ -401,12 +376,7 @@ class TorchObjective(ModuleLoss):
         With kinks in the model (ReLU) it is that of the piece that x lies on. A
         RuntimeError: PyTorch cannot differentiate an operation twice.
         """
-        point, along = (
-            torch.tensor(
-                self._forms.vector(v), dtype=self.flat.dtype, device=self.device
-            )
-            for v in (x, direction)
-        )
+        point, along = (self._tensor(v).to(self.flat.dtype) for v in (x, direction))
 
         def on_line(step: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
             parameters = self.flat.named(point + step * along)
@@ -422,10 +392,9 @@ class TorchObjective(ModuleLoss):
         penalty = 2.0 * self._penalty(self._forms.layers(direction))
         return self.weight * (total + penalty)
 
-    def _values(self, layers: list[Array], rows: IntArray | None) -> Array:
+    def _values(self, points: Array, rows: IntArray | None) -> Array:
         if not self.vectorize:
-            return super()._values(layers, rows)
-        points = self._forms.vector(layers, (len(layers[0]),))
+            return super()._values(points, rows)
         vectors = torch.tensor(points, dtype=self.flat.dtype, device=self.device)
         total = torch.zeros(len(vectors), dtype=torch.float64, device=self.device)
         # Examples times points in a pass stay within the limit, which bounds the
@@ -519,29 +488,21 @@ class TorchCohort:
     with equally many examples. ``entries`` counts the numbers kept of the data.
     """
 
-    def __init__(self, objectives: Sequence[Any]) -> None:
-        self._objectives = list(objectives)
-        self._first = first = self._objectives[0]
-        self._count = len(self._objectives)
-        self._weights = self._column([f.weight for f in objectives], 1.0)
-        self._l2 = self._column([f.weight * f.l2 for f in objectives], 0.0)
-        self._closed = all(f.closed is not None for f in objectives)
-        self._at_points = torch.func.vmap(first.mean_loss)
-        self._whole = list(self._groups([None] * self._count))
+    def __init__(self, objectives: Sequence[TorchObjective]) -> None:
+        self._objectives, self._first = list(objectives), objectives[0]
+        # of every client, shape (n, 1)
+        columns = [[f.weight, f.weight * f.l2] for f in objectives]
+        pairs = torch.tensor(columns, dtype=torch.float64, device=self._first.device)
+        self._weights, self._l2 = pairs[:, :1], pairs[:, 1:]
+        self._at_points = torch.func.vmap(self._first.mean_loss)
+        self._whole = list(self._groups([None] * len(objectives)))
         self.entries = sum(
             part.numel()
             for _, inputs, targets in self._whole
             for part in (targets, *inputs.values())
         )
 
-    def _column(self, numbers: list[float], neutral: float) -> Tensor | None:
-        """Return every client's number, shape (n, 1); None where all are neutral."""
-        if all(number == neutral for number in numbers):
-            return None
-        column = torch.tensor(numbers, dtype=torch.float64, device=self._first.device)
-        return column[:, None]
-
-    def _groups(self, rows: Rows) -> Iterator[tuple[list[int], Inputs, Tensor]]:
+    def _groups(self, rows: Rows) -> Iterator[tuple[Any, Inputs, Tensor]]:
         """Yield clients with equally many examples, and their examples stacked."""
         sizes: dict[int, list[int]] = defaultdict(list)
         for i, chosen in enumerate(rows):
@@ -553,69 +514,48 @@ class TorchCohort:
                 part = clients[start : start + step]
                 batches = []
                 for i in part:
-                    f, chosen = self._objectives[i], rows[i]
-                    examples = f.closed if self._closed else f.examples
+                    chosen = rows[i]
                     index = slice(0, size) if chosen is None else chosen
-                    batches.append(examples.batch(index))
+                    batches.append(self._objectives[i].examples.batch(index))
                 inputs = {
                     name: torch.stack([given[name] for given, _ in batches])
                     for name in batches[0][0]
                 }
-                yield part, inputs, torch.stack([targets for _, targets in batches])
-
-    def _slopes(self, points: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Return the mean losses' gradients at points (n, p), of their dtype."""
-        flat = self._first.flat
-        gradients: Sequence[Tensor]
-        if self._closed:
-            gradients = softmax_slopes(flat.views(points), inputs[""], targets)
-        else:
-            layers = {
-                name: layer.detach().requires_grad_()
-                for name, layer in flat.named(points).items()
-            }
-            with torch.enable_grad():
-                # each client's loss knows its own parameters alone, so the gradient of
-                # the sum is the stack of the gradients
-                total = self._at_points(layers, inputs, targets).sum()
-            gradients = torch.autograd.grad(
-                total, list(layers.values()), allow_unused=True, materialize_grads=True
-            )
-        return torch.cat([g.reshape(len(points), -1) for g in gradients], dim=1)
+                targets = torch.stack([targets for _, targets in batches])
+                yield slice(None) if len(part) == len(rows) else part, inputs, targets
 
     def _gradients(self, points: Tensor, rows: Rows | None) -> Tensor:
         """Return the gradients at points (n, p), in the points' dtype."""
         computed = points.to(self._first.flat.dtype)
         g = torch.empty_like(computed)
-        groups = self._whole if rows is None else self._groups(rows)
-        for clients, inputs, targets in groups:
-            if len(clients) == self._count:
-                g = self._slopes(computed, inputs, targets)
-            else:
-                g[clients] = self._slopes(computed[clients], inputs, targets)
+        for clients, inputs, targets in (
+            self._whole if rows is None else self._groups(rows)
+        ):
+            some = computed[clients].detach().requires_grad_()
+            with torch.enable_grad():
+                # each client's loss knows its own parameters alone, so the gradient of
+                # the sum is the stack of the gradients
+                named = self._first.flat.named(some)
+                total = self._at_points(named, inputs, targets).sum()
+            (g[clients],) = torch.autograd.grad(total, some)
         # weight ((1/d) Σ ∇loss + l2 x)
-        g = g.to(points.dtype)
-        if self._weights is not None:
-            g = g * self._weights.to(g.dtype)
-        if self._l2 is not None:
-            g = g + points * self._l2.to(g.dtype)
-        return g
+        g = g.to(points.dtype).mul_(self._weights.to(points.dtype))
+        return g.add_(points * self._l2.to(points.dtype))
 
-    def _tensor(self, points: Array) -> tuple[Tensor, np.dtype[Any]]:
-        given = np.asarray(points)
-        dtype = given.dtype if given.dtype in FLOATS else np.dtype(np.float64)
-        flat = given.reshape(self._count, -1).astype(dtype)
-        if flat.shape[1:] != self._first.shape:
+    def _tensor(self, points: Array) -> Tensor:
+        given = as_floats(points)
+        vectors = given.reshape(len(self._objectives), -1).copy()
+        if vectors.shape[1:] != self._first.shape:
             raise ValueError(
                 f"points has shape {given.shape}; it must be "
-                f"{(self._count, *self._first.shape)}, or of the layers' shapes"
+                f"{(len(vectors), *self._first.shape)}, or of the layers' shapes"
             )
-        return torch.from_numpy(flat).to(self._first.device), dtype
+        return torch.from_numpy(vectors).to(self._first.device)
 
     def gradients(self, points: Array, rows: Rows | None = None) -> Array:
         """Return ∇f_i(x_i) of each, in the dtype of the points; see ``Stacked``."""
-        tensor, dtype = self._tensor(points)
-        return to_numpy(self._gradients(tensor, rows), dtype).reshape(np.shape(points))
+        g = self._gradients(self._tensor(points), rows)
+        return to_numpy(g).reshape(np.shape(points))
 
     def local_steps(
         self,
@@ -629,74 +569,10 @@ class TorchCohort:
 
         ``rows`` has for every step every client's mini-batch.
         """
-        point, dtype = self._tensor(points)
+        point = self._tensor(points)
 
-        def gradient(k: int) -> list[Tensor]:
-            return [self._gradients(point, None if rows is None else rows[k])]
+        def gradient(k: int) -> Tensor:
+            return self._gradients(point, None if rows is None else rows[k])
 
-        descend([point], sizes, gradient, pull)
-        return to_numpy(point, dtype).reshape(np.shape(points))
-
-
-# -- one linear layer and its cross-entropy, whose gradient needs no autograd: PyTorch's
-# graph of a small one takes about five times as long to make as the gradient to compute
-
-
-def closed_form(
-    flat: FlatModule, loss: Any, examples: TensorExamples | CollatedExamples
-) -> TensorExamples | None:
-    """The inputs and −e_y, for :func:`softmax_slopes`; None where it is not the loss.
-
-    It is for ``nn.Linear`` itself, all of whose parameters are learnt, under
-    ``nn.CrossEntropyLoss`` or ``cross_entropy`` as they are by default, for one label
-    an example; nothing may be hooked to either. Everything else is autograd's.
-    """
-    module, usual = flat.module, nn.functional.cross_entropy
-    plain = type(module) is nn.Linear and _is_plain(module)
-    if not plain or len(flat.parameters) != len(list(module.parameters())):
-        return None
-    if type(loss) is nn.CrossEntropyLoss and _is_plain(loss) and loss.weight is None:
-        default = loss.reduction == "mean" and loss.label_smoothing == 0.0
-        loss = usual if default and loss.ignore_index < 0 else loss
-    if loss is not usual or not isinstance(examples, TensorExamples):
-        return None
-    inputs, targets, W = examples.inputs.get(""), examples.targets, flat.layers[0]
-    if (
-        W.dtype not in (torch.float32, torch.float64)
-        or inputs is None
-        or (inputs.dtype, inputs.shape[1:]) != (W.dtype, W.shape[1:])
-        or (targets.dtype, targets.ndim) != (torch.int64, 1)
-        or not 0 <= int(targets.min()) <= int(targets.max()) < len(W)
-    ):
-        return None
-    labels = W.new_zeros((len(targets), len(W)))
-    return TensorExamples({"": inputs}, labels.scatter_(1, targets.unsqueeze(1), -1.0))
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether calling a module does what its class's ``forward`` does."""
-    hooks = (value for name, value in vars(module).items() if name.endswith("_hooks"))
-    return not any(hooks) and "forward" not in vars(module)
-
-
-def softmax_slopes(
-    layers: Sequence[Tensor], inputs: Tensor, labels: Tensor
-) -> list[Tensor]:
-    r"""The gradient of the mean cross-entropy by W, and by b if there is one.
-
-    New tensors, from W of shape (\*n, c, q) and b of shape (\*n, c), which require no
-    gradient, the a_k of shape (\*n, d, q) and their −e_y, of shape (\*n, d, c); n is
-    nothing, or the number of models.
-    """
-    weight, *bias = layers
-    turned = weight.transpose(-1, -2)
-    if bias:
-        add = torch.addmm if weight.ndim == 2 else torch.baddbmm
-        scores = add(bias[0].unsqueeze(-2), inputs, turned)
-    else:
-        scores = inputs @ turned
-    # s_k = (1/d) (softmax(W a_k + b) − e_y)
-    slopes = torch.softmax(scores, -1).add_(labels).div_(inputs.shape[-2])
-    # ∇_W = Σ_k s_k a_kᵀ,  ∇_b = Σ_k s_k
-    found = [slopes.transpose(-1, -2) @ inputs]
-    return [*found, slopes.sum(-2)] if bias else found
+        descend(point, sizes, gradient, pull)
+        return to_numpy(point).reshape(np.shape(points))
