@@ -8,7 +8,7 @@ together: "HyFDCA", arXiv 2210.08106, section 3, after S. Shalev-Shwartz and T. 
 algorithm 3's and algorithm 5's, the latter with ‖x_i‖² in its quadratic term.
 
 Arrays are float64 of shape (n,), one entry per sample; a number stands for n equal
-entries.
+entries. What a loss's methods return is documented once, in ScoreLoss and DualLoss.
 """
 
 from __future__ import annotations
@@ -23,27 +23,10 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
-from fedtrellis.objectives.checks import Array, IntArray, check_number
+from fedtrellis.objectives.checks import Array, IntArray, check_array, check_number
 from fedtrellis.settings import check_choice
 
-# What the methods of a loss return is documented once, in ScoreLoss and DualLoss.
 # ruff: noqa: D102
-
-__all__ = [
-    "LOSSES",
-    "CrossEntropy",
-    "DualLoss",
-    "Hinge",
-    "LogisticLoss",
-    "Poisson",
-    "ScoreLoss",
-    "SmoothLoss",
-    "SmoothedHinge",
-    "Squared",
-    "WeightedLoss",
-    "make_loss",
-    "weighted",
-]
 
 _ROUNDING = 1e-12
 # Newton's method needs about 5 + ln(q/λN) steps for the logistic loss, and about
@@ -55,7 +38,11 @@ class ScoreLoss(ABC):
     """A convex function l(z; y) of an example's score z, or scores, and its label y.
 
     Labels broadcast against the examples, the first axes of z; z stays as it is.
+    Linear models take those with a second derivative, at most :attr:`curvature`.
     """
+
+    #: The least upper bound of the second derivative by z.
+    curvature: ClassVar[float]
 
     @abstractmethod
     def value(self, z: Array, y: Any) -> Array:
@@ -68,19 +55,12 @@ class ScoreLoss(ABC):
         ``out`` is memory of z's shape for the result, if wanted; z itself will do.
         """
 
-
-class SmoothLoss(ScoreLoss):
-    """A loss with a second derivative, for linear models."""
-
-    #: The least upper bound of the second derivative by z.
-    curvature: ClassVar[float]
-
-    @abstractmethod
     def curvature_along(self, z: Array, y: Any, change: Array) -> Array:
         """Return the second derivative of l(z + γ·change; y) by γ at γ = 0.
 
         One number an example, at least 0, for a change of z's shape.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no second derivative")
 
     def total(self, z: Array, y: Any) -> Any:
         """Return the sum of l over the first axis."""
@@ -98,25 +78,21 @@ class DualLoss(ScoreLoss):
         ``"signs"``: labels are −1 and +1, and yα lies in [0, 1] for every dual variable
         α; ``"real"``: labels and α are any numbers; ``"counts"``: labels are any
         numbers from 0 on, and α ≤ y.
+    smoothing : float
+        g of l*(−α) = (g/2)α² − yα, which most of them have in the domain.
     """
 
     name: ClassVar[str]
     labels: ClassVar[str]
+    smoothing: float = 0.0
 
     def check_labels(self, y: ArrayLike) -> None:
         """Raise a ValueError of one line if labels do not suit the loss."""
-        labels = np.asarray(y)
-        if labels.ndim != 1 or labels.dtype.kind not in "biuf":
-            raise ValueError(
-                f"labels have shape {labels.shape} and dtype {labels.dtype}; "
-                "they must be a vector of real numbers"
-            )
-        numbers = labels.astype(np.float64)
-        finite = np.isfinite(numbers)
+        labels = check_array("labels", y, 1)
         right, allowed = {
-            "signs": (np.abs(numbers) == 1.0, "-1 or +1"),
-            "real": (finite, "finite"),
-            "counts": (finite & (numbers >= 0.0), "finite and at least 0"),
+            "signs": (np.abs(labels) == 1.0, "-1 or +1"),
+            "real": (np.full(len(labels), True), "finite"),
+            "counts": (labels >= 0.0, "finite and at least 0"),
         }[self.labels]
         if not right.all():
             first = int(np.argmin(right))
@@ -125,13 +101,10 @@ class DualLoss(ScoreLoss):
                 f"loss must be {allowed}"
             )
 
-    # -- what a loss supplies
-
-    @abstractmethod
     def _conjugate(self, alpha: Array, y: Array) -> Array:
         """l*(−α) for α in its domain."""
+        return np.asarray(alpha * (0.5 * self.smoothing * alpha - y))
 
-    @abstractmethod
     def coordinate_step(
         self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
     ) -> Array:
@@ -142,8 +115,12 @@ class DualLoss(ScoreLoss):
         step, algorithm 5. q is of shape (n,) or (), at least 0; where it is 0 (x_i = 0)
         the score does not change with α.
         """
-
-    # -- what follows from it
+        slope = y - z - self.smoothing * alpha
+        curvature = np.asarray(q, dtype=np.float64) / scale + self.smoothing
+        # The hinge of x_i = 0 is linear in α, up to the domain's end: 0/0 is no move.
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            step = np.where(slope == 0.0, 0.0, slope / curvature)
+        return self.feasible(alpha + step, y) - alpha
 
     def feasible(self, alpha: Array, y: Array) -> Array:
         """Return the nearest dual variables in the conjugate's domain."""
@@ -211,32 +188,12 @@ class DualLoss(ScoreLoss):
         return np.asarray(step / gamma)
 
 
-class _QuadraticConjugate(DualLoss):
-    """A loss with l*(−α) = (g/2)α² − yα for yα in [0, 1], or for all α."""
-
-    smoothing: float
-
-    def _conjugate(self, alpha: Array, y: Array) -> Array:
-        return np.asarray(alpha * (0.5 * self.smoothing * alpha - y))
-
-    def coordinate_step(
-        self, alpha: Array, z: Array, q: ArrayLike, y: Array, scale: float
-    ) -> Array:
-        slope = y - z - self.smoothing * alpha
-        curvature = np.asarray(q, dtype=np.float64) / scale + self.smoothing
-        # The hinge of x_i = 0 is linear in α, up to the domain's end: 0/0 is no move.
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            step = np.where(slope == 0.0, 0.0, slope / curvature)
-        return self.feasible(alpha + step, y) - alpha
-
-
 @dataclass(frozen=True)
-class Hinge(_QuadraticConjugate):
+class Hinge(DualLoss):
     """The hinge loss max(0, 1 − yz) of the support vector machine; l*(−α) = −yα."""
 
     name: ClassVar[str] = "hinge"
     labels = "signs"
-    smoothing = 0.0
 
     def value(self, z: Array, y: Array) -> Array:
         return np.maximum(0.0, 1.0 - y * z)
@@ -246,7 +203,7 @@ class Hinge(_QuadraticConjugate):
 
 
 @dataclass(frozen=True)
-class SmoothedHinge(_QuadraticConjugate):
+class SmoothedHinge(DualLoss):
     """The hinge loss with its kink rounded off by a parabola.
 
     0 for yz ≥ 1, 1 − yz − g/2 for yz ≤ 1 − g, (1 − yz)²/(2g) in between;
@@ -273,7 +230,7 @@ class SmoothedHinge(_QuadraticConjugate):
 
 
 @dataclass(frozen=True)
-class Squared(_QuadraticConjugate, SmoothLoss):
+class Squared(DualLoss):
     """Half the squared error, ½(z − y)², of any real labels; l*(−α) = α²/2 − αy."""
 
     name: ClassVar[str] = "squared"
@@ -295,7 +252,7 @@ class Squared(_QuadraticConjugate, SmoothLoss):
 
 
 @dataclass(frozen=True)
-class LogisticLoss(DualLoss, SmoothLoss):
+class LogisticLoss(DualLoss):
     """The logistic loss ln(1 + e^(−yz)).
 
     l*(−α) = β ln β + (1 − β) ln(1 − β) with β = yα.
@@ -419,7 +376,7 @@ def _entropy(means: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class CrossEntropy(SmoothLoss):
+class CrossEntropy(ScoreLoss):
     """The cross-entropy ln Σ_c exp(z_c) − z_y of a softmax, y from 0 to classes − 1.
 
     Scores have shape (..., classes) and labels one that broadcasts against (...).
@@ -463,12 +420,9 @@ def softmax(z: Array, out: Array | None = None) -> Array:
 
 def _chosen(z: Array, y: IntArray) -> tuple[IntArray, ...]:
     """Return the indices of the score of each example's own class."""
-    axes = z.shape[:-1]
-    if len(axes) == 1:
-        return np.arange(axes[0]), y
-    return *(
-        np.arange(n).reshape(-1, *[1] * (len(axes) - 1 - i)) for i, n in enumerate(axes)
-    ), y
+    if z.ndim == 2:  # ogrid takes ten times as long
+        return np.arange(len(z)), y
+    return *np.ogrid[tuple(map(slice, z.shape[:-1]))], y
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.objectives.losses import (
     CrossEntropy,
     LogisticLoss,
-    SmoothLoss,
+    ScoreLoss,
     Squared,
 )
 from fedtrellis.objectives.matrices import PrincipalComponents
@@ -140,11 +140,11 @@ def test_an_assignment_bends_either_way() -> None:
         assert f.curvature(point(f), D) == pytest.approx(values[k])
 
 
-LOSSES: list[SmoothLoss] = [LogisticLoss(), Squared(), CrossEntropy()]
+LOSSES: list[ScoreLoss] = [LogisticLoss(), Squared(), CrossEntropy()]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
-def test_a_loss_s_curvature_is_the_derivative_of_its_slope(loss: SmoothLoss) -> None:
+def test_a_loss_s_curvature_is_the_derivative_of_its_slope(loss: ScoreLoss) -> None:
     rng = np.random.default_rng(0)
     shape = (400, 3) if isinstance(loss, CrossEntropy) else (400,)
     z, change = 3.0 * rng.standard_normal((2, *shape))
