@@ -47,8 +47,6 @@ __all__ = [
 _NARROW = 128
 # Gathering a column of a dense A costs about as much as multiplying by this many.
 _GATHERED = 32
-# Entries of unit vectors that are kept beside the data, 512 KiB.
-_MOST_KEPT = 2**16
 
 
 class DesignMatrix:
@@ -62,19 +60,19 @@ class DesignMatrix:
         self.intercept = intercept
         self.shape: tuple[int, int] = (matrix.shape[0], matrix.shape[1] + intercept)
 
-    def with_data(self, matrix: Any) -> DesignMatrix:
-        """Return the same with other data."""
-        return DesignMatrix(matrix, intercept=self.intercept)
+    def rows(self, chosen: IntArray) -> DesignMatrix:
+        """Return some of the examples."""
+        return DesignMatrix(self.matrix[chosen], intercept=self.intercept)
 
     def _goes_left(self, factor: Array) -> bool:
         """Whether (factorᵀ Aᵀ)ᵀ is faster: a BLAS likes a narrow factor on the left."""
-        return self._is_dense and factor.shape[1] <= _NARROW
+        return factor.ndim == 2 and self._is_dense and factor.shape[1] <= _NARROW
 
     def apply(self, x: Array) -> Array:
         """Return A x, for x of shape (p,) or (p, c)."""
         stored = x[:-1] if self.intercept else x
         scores: Array
-        if x.ndim == 2 and self._goes_left(x):
+        if self._goes_left(x):
             # for small arrays dot takes two thirds of what @ does
             scores = np.ascontiguousarray(stored.T).dot(self.matrix.T).T
         else:
@@ -101,7 +99,7 @@ class DesignMatrix:
 
     def adjoint(self, y: Array) -> Array:
         """Return Aᵀ y, for y of shape (d,) or (d, c)."""
-        left = y.ndim == 2 and self._goes_left(y)
+        left = self._goes_left(y)
         product: Array = y.T.dot(self.matrix).T if left else self.matrix.T @ y
         if not self.intercept:
             return product
@@ -166,10 +164,10 @@ class LinearModel(FiniteSum):
         if np.dtype(dtype) == self.dtype:
             return self
         made = copy.copy(self)
-        for cached in ("stacks_as", "_unit_vectors"):
-            vars(made).pop(cached, None)
+        vars(made).pop("stacks_as", None)
         made.dtype, made._exact = np.dtype(dtype), self
-        made._design = self._design.with_data(self._design.matrix.astype(dtype))
+        data, intercept = self._design.matrix.astype(dtype), self._design.intercept
+        made._design = DesignMatrix(data, intercept=intercept)
         if self._labels.dtype.kind == "f":
             made._labels = self._labels.astype(made.dtype)
         return made
@@ -190,13 +188,8 @@ class LinearModel(FiniteSum):
         factor = self.weight * self._factor
         if rows is None:
             return self._design, self._labels, factor
-        part = self._design.with_data(self._design.matrix[rows])
         factor *= inverse_fraction(rows, self.num_examples)
-        return part, self._labels[rows], factor
-
-    def _slopes(self, scores: Array, labels: Any) -> Array:
-        """Return l′ of the scores of some examples, in their memory."""
-        return self._loss.slope(scores, labels, scores)
+        return self._design.rows(rows), self._labels[rows], factor
 
     def _penalty(self, flat: Array) -> Any:
         """Return ½ Σ_j x_j² over the last axis; its second derivative is at most 1."""
@@ -221,7 +214,8 @@ class LinearModel(FiniteSum):
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
         # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
         design, labels, factor = self._part(rows)
-        result = design.adjoint(self._slopes(design.apply(x), labels))
+        scores = design.apply(x)
+        result = design.adjoint(self._loss.slope(scores, labels, scores))
         if factor != 1.0:
             result *= factor
         if self.l2:
@@ -256,8 +250,10 @@ class LinearModel(FiniteSum):
     def hessian_factor(self) -> tuple[Any, float, float]:
         """Return (A, s, c) with Θ = s AᵀA + c I, for solvers that exploit a wide A.
 
-        Not for :class:`MultinomialLogistic`, whose Θ has another structure.
+        NotImplementedError: x is a matrix, and Θ has another structure.
         """
+        if len(self.shape) > 1:
+            raise NotImplementedError(f"{type(self).__name__} has no hessian_factor")
         scale = self.weight * self._loss.curvature * self._factor
         matrix = (self._exact or self)._design.matrix
         return matrix, scale, self.weight * self.l2
@@ -304,23 +300,10 @@ class LeastSquares(LinearModel):
     ``scale="sum"``: f(x) = weight · (‖Ax − b‖² + (l2/2)‖x‖²);
     ``scale="half-mean"``: f(x) = weight · ((1/2d)‖Ax − b‖² + (l2/2)‖x‖²).
 
-    Parameters
-    ----------
-    A : array_like or scipy.sparse matrix of shape (d, p)
-        Dense, or sparse and kept as CSR.
-    b : array_like of shape (d,)
-    weight : float, default 1.0
-        A positive factor on the whole function.
-    scale : {"sum", "half-mean"}
-    l2 : float, default 0.0
+    A, of shape (d, p), is dense, or sparse and kept as CSR; b has shape (d,); the
+    ``weight`` is a positive factor on the whole function. A ValueError: shapes
+    disagree, an entry is not finite or a parameter is not allowed.
 
-    Raises
-    ------
-    ValueError
-        If shapes disagree, an entry is not finite or a parameter is not allowed.
-
-    Notes
-    -----
     "sum" with weight n is the LASSO of the FedFW workshop paper (2022); "half-mean" is
     example V.1 of FedGiA, arXiv 2205.01438, with Θ = AᵀA/d.
 
@@ -367,26 +350,12 @@ class Logistic(LinearModel):
     f(x) = weight · ((1/d) Σ_k [ln(1 + exp(a_kᵀx)) − b_k a_kᵀx] + (l2/2)‖x‖²),
     with Θ = weight · ((1/4d) AᵀA + l2 I). No score overflows.
 
-    Parameters
-    ----------
-    A : array_like or scipy.sparse matrix of shape (d, p)
-        Dense, or sparse and kept as CSR.
-    b : array_like of shape (d,)
-        Labels, 0 or 1.
-    l2 : float, default 0.0
-        μ of the paper.
-    weight : float, default 1.0
-        A positive factor on the whole function.
+    A, of shape (d, p), is dense, or sparse and kept as CSR; the labels b have shape
+    (d,); the ``weight`` is a positive factor on the whole function. A ValueError:
+    shapes disagree, an entry is not finite, a label is neither 0 nor 1, or a parameter
+    is not allowed.
 
-    Raises
-    ------
-    ValueError
-        If shapes disagree, an entry is not finite, a label is neither 0 nor 1, or a
-        parameter is not allowed.
-
-    Notes
-    -----
-    Example V.2 of FedGiA, arXiv 2205.01438.
+    Example V.2 of FedGiA, arXiv 2205.01438, where l2 is μ.
 
     Examples
     --------
@@ -427,8 +396,6 @@ class NonconvexLogistic(Logistic):
     Parameters and errors are those of :class:`Logistic`; l2 is μ, the factor of the
     regulariser.
 
-    Notes
-    -----
     The third loss of the public MATLAB code of FedGiA's authors (arXiv 2205.01438),
     which the paper does not have. There μ is divided by the number d_i of the client's
     examples, with μ = 0.1 for default in its description and 0.01 in the program.
@@ -463,27 +430,11 @@ class MultinomialLogistic(LinearModel):
     the last row of W the bias when ``intercept``; l2 includes the bias. Points have
     shape (q, classes), (q + 1, classes) with the intercept.
 
-    Parameters
-    ----------
-    features : array_like or scipy.sparse matrix of shape (d, q)
-        Dense, or sparse and kept as CSR.
-    labels : array_like of shape (d,)
-        Whole numbers in [0, classes).
-    classes : int
-        At least 2.
-    intercept : bool, default True
-    l2 : float, default 0.0
-    weight : float, default 1.0
-        A positive factor on the whole function.
+    ``features`` F, of shape (d, q), are dense, or sparse and kept as CSR; the d
+    ``labels`` are whole numbers in [0, classes), of at least 2 ``classes``; the
+    ``weight`` is a positive factor on the whole function. A ValueError: shapes
+    disagree, an entry is not finite, or a label or parameter is not allowed.
 
-    Raises
-    ------
-    ValueError
-        If shapes disagree, an entry is not finite, or a label or parameter is not
-        allowed.
-
-    Notes
-    -----
     Θ = weight · ((1/2d) [F 1]ᵀ[F 1] ⊗ (I − 11ᵀ/classes) + l2 I): D. Böhning,
     "Multinomial logistic regression algorithm", 1992.
 
@@ -516,27 +467,6 @@ class MultinomialLogistic(LinearModel):
         labels = check_integers("labels", labels, design.shape[0], classes)
         loss = losses.CrossEntropy()
         super().__init__(design, loss, labels, classes, weight=weight, l2=l2)
-
-    @cached_property
-    def _unit_vectors(self) -> Array | None:
-        """The unit vector of each example's class, in columns, where these are few."""
-        if self.num_examples * self.shape[1] > _MOST_KEPT:
-            return None
-        every = np.eye(self.shape[1], dtype=self.dtype)
-        own: Array = every.take(self._labels, axis=1)
-        return own
-
-    def _slopes(self, scores: Array, labels: Any) -> Array:
-        if labels is not self._labels or self._unit_vectors is None:
-            return super()._slopes(scores, labels)
-        # softmax(z) − e_y: taking a matrix off is quicker than finding its entries
-        shares = losses.softmax(scores, scores)
-        shares -= self._unit_vectors.T
-        return shares
-
-    def hessian_factor(self) -> tuple[Any, float, float]:
-        """Not available: Θ is a Kronecker product, see :meth:`hessian_bound`."""
-        raise NotImplementedError("MultinomialLogistic has no hessian_factor")
 
     def predict(self, x: Array) -> IntArray:
         """Return the class of the largest score of each row."""

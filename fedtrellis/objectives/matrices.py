@@ -33,20 +33,10 @@ class MatrixCompletion(FiniteSum):
     f(X) = (weight/d) Σ_k (X[rows_k, columns_k] − ratings_k)²; weight d gives the sum.
     An entry that is observed twice counts twice.
 
-    Parameters
-    ----------
-    rows, columns : array_like of shape (d,)
-        Whole numbers in [0, m) and [0, n).
-    ratings : array_like of shape (d,)
-    shape : tuple of int
-        (m, n), the shape of X.
-    weight : float, default 1.0
-        A positive factor on the whole function.
-
-    Raises
-    ------
-    ValueError
-        If lengths disagree, an index is out of range, or an entry is not finite.
+    ``rows``, ``columns`` and ``ratings`` have shape (d,); the first two are whole
+    numbers in [0, m) and [0, n), where (m, n) is the ``shape`` of X; the ``weight`` is
+    a positive factor on the whole function. A ValueError: lengths disagree, an index is
+    out of range, or an entry is not finite.
 
     Examples
     --------
@@ -150,26 +140,12 @@ class QuadraticAssignment(FiniteSum):
     with X[i, p(i)] = 1, for A and B symmetric or not. The parts on a partition of the
     entries add up to the whole. f is not convex in general.
 
-    Parameters
-    ----------
-    A, B : array_like of shape (n, n)
-        Flows and distances.
-    rows : array_like of int, optional
-        E is these rows of A.
-    mask : array_like of bool of shape (n, n), optional
-        E is where the mask is true; not together with ``rows``. The examples that a
-        mini-batch samples are the entries of E.
-    weight : float, default 1.0
-        A positive factor on the whole function.
+    A and B, flows and distances, have shape (n, n). E is the ``rows`` of A, or where
+    the ``mask``, a bool array of shape (n, n), is true; not both. The examples that a
+    mini-batch samples are the entries of E. The ``weight`` is a positive factor on the
+    whole function. A ValueError: A and B are not square of one order, E is empty, or a
+    row is out of range or named twice.
 
-    Raises
-    ------
-    ValueError
-        If A and B are not square of one order, E is empty, or a row is out of range or
-        named twice.
-
-    Notes
-    -----
     Hessian bound: ‖∇f(X) − ∇f(Z)‖ ≤ 2 weight ‖A_E‖₂ ‖B‖₂ ‖X − Z‖, so Θ is that times I
     (the Hessian itself is indefinite). The relaxation to the Birkhoff polytope is
     figure 1d of the FedFW workshop paper (2022).
