@@ -209,37 +209,42 @@ class FiniteSum(Objective):
             return x
         return check_point(x, self.shape, name=name, dtype=self.dtype)
 
+    def _points(self, points: Any) -> Array:
+        return check_point(points, self.shape, batch=True)
+
+    def _like(self, x: Any, gradient: Array) -> Array:
+        """Return a gradient in the form of the point x."""
+        return gradient
+
     def value(self, x: Any) -> float:
         """Return f(x)."""
         return self._value(self._point(x))
 
     def gradient(self, x: Any) -> Array:
-        """Return ∇f(x), of the shape of x."""
-        return self._gradient(self._point(x), None)
+        """Return ∇f(x), in the form of x."""
+        return self._like(x, self._gradient(self._point(x), None))
 
     def stochastic_gradient(
         self, x: Any, rng: np.random.Generator, batch_size: int
     ) -> Array:
-        """Return the gradient on a mini-batch that ``rng`` draws."""
-        point = self._point(x)
-        return self._gradient(point, draw_batch(rng, self.num_examples, batch_size))
+        """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
+        rows = draw_batch(rng, self.num_examples, batch_size)
+        return self._like(x, self._gradient(self._point(x), rows))
 
     def values(
         self,
-        points: Array,
+        points: Any,
         rng: np.random.Generator | None = None,
         *,
         batch_size: int | None = None,
     ) -> Array:
         """Return f at each of a batch of points, in slices that fit in memory."""
-        points = check_point(points, self.shape, batch=True)
+        points = self._points(points)
         rows = common_batch(rng, self.num_examples, batch_size)
-        result = np.zeros(len(points))
         step = max(1, _SLICE_ENTRIES // self._entries_per_point(rows))
-        for start in range(0, len(points), step):
-            part = slice(start, start + step)
-            result[part] = self._values(points[part], rows)
-        return result
+        starts = range(0, len(points), step)
+        parts = [self._values(points[i : i + step], rows) for i in starts]
+        return np.concatenate([np.zeros(0), *parts])
 
 
 class MeanObjective(Objective):
@@ -254,13 +259,10 @@ class MeanObjective(Objective):
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
         self._parts = tuple(objectives)
-        if not self._parts:
-            raise ValueError("objectives is empty; it must have at least one")
-        shapes = {part.shape for part in self._parts}
-        if len(shapes) > 1:
-            listed = ", ".join(map(str, sorted(shapes)))
-            raise ValueError(f"objectives have the shapes {listed}; they must have one")
-        self.shape = self._parts[0].shape
+        shapes = sorted({part.shape for part in self._parts})
+        if len(shapes) != 1:
+            raise ValueError(f"objectives have the shapes {shapes}; they must have one")
+        (self.shape,) = shapes
         self.num_examples = sum(part.num_examples for part in self._parts)
 
     def value(self, x: Array) -> float:
@@ -272,8 +274,7 @@ class MeanObjective(Objective):
         total = np.zeros(self.shape)
         for part in self._parts:
             total += part.gradient(x)
-        total /= len(self._parts)
-        return total
+        return total / len(self._parts)
 
     def metrics(self, x: Array) -> dict[str, float]:
         """Return the means of the f_i's metrics, weighted by their examples.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -23,15 +24,6 @@ from fedtrellis.objectives.checks import (
     check_number,
 )
 from fedtrellis.objectives.losses import CrossEntropy
-
-__all__ = [
-    "SCORES",
-    "Classifier",
-    "LowRankPerceptron",
-    "OnnxClassifier",
-    "PerceptronClassifier",
-    "UniversalPerturbation",
-]
 
 # -- a perceptron whose hidden weight matrix has low rank
 
@@ -137,8 +129,16 @@ class LowRankPerceptron(FiniteSum):
                 first = [U.copy(), s.copy(), Vt.T.copy()]
         return [*first, np.zeros(self.hidden), B, np.zeros(self.classes)]
 
+    # -- points in either form
+
     def _point(self, x: Any, name: str = "x") -> Array:
         return self._forms.vector(x).astype(np.float64, copy=False)
+
+    def _points(self, points: Any) -> Array:
+        return self._forms.vectors(points).astype(np.float64, copy=False)
+
+    def _like(self, x: Any, gradient: Array) -> Any:
+        return self._forms.like(x, gradient)
 
     # -- evaluation: examples are on the last axis, m points on the first
 
@@ -214,39 +214,10 @@ class LowRankPerceptron(FiniteSum):
             result += (self.weight * self.l2) * x
         return result
 
-    def gradient(self, x: Point) -> Any:
-        """Return ∇f(x), in the form of x."""
-        flat = super().gradient(x)
-        return self._forms.like(x, flat)
-
-    def stochastic_gradient(
-        self, x: Point, rng: np.random.Generator, batch_size: int
-    ) -> Any:
-        """Return the gradient on a mini-batch that ``rng`` draws, in the form of x."""
-        flat = super().stochastic_gradient(x, rng, batch_size)
-        return self._forms.like(x, flat)
-
-    def values(
-        self,
-        points: Point,
-        rng: np.random.Generator | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> Array:
-        """Return f at each of m points, in a few products; see ``Objective.values``.
-
-        Points have shape (m, q), or are a list of ndarrays of (m, *array shape).
-        """
-        return super().values(self._forms.vectors(points), rng, batch_size=batch_size)
-
-    def predict(self, x: Point) -> IntArray:
-        """Return the class of the largest score of each example."""
-        scores = self._scores(self._point(x)[None], self._features)[2][0]
-        return np.asarray(np.argmax(scores, axis=0), dtype=np.intp)
-
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
-        return {"accuracy": float(np.mean(self.predict(x) == self._labels))}
+        scores = self._scores(self._point(x)[None], self._features)[2][0]
+        return {"accuracy": float(np.mean(scores.argmax(axis=0) == self._labels))}
 
 
 # -- one perturbation for many images that a fixed classifier is to get wrong
@@ -359,49 +330,40 @@ class OnnxClassifier:
             raise _fault(path, "is no ONNX model that can be run", error) from None
         self.path, self.shape, self.scores = Path(path), tuple(shape), scores
         inputs, outputs = (
-            [(one.name, one.type, one.shape or []) for one in ends]
+            [(e.name, e.type, e.shape or []) for e in ends if e.type in _FLOATS]
             for ends in (self._session.get_inputs(), self._session.get_outputs())
         )
-        if len(inputs) != 1 or inputs[0][1] not in _FLOATS:
+        tables = [name for name, _, axes in outputs if len(axes) == 2]
+        if len(self._session.get_inputs()) != 1 or not inputs or not tables:
             raise ValueError(
-                f"{path} has the inputs {inputs}, expected one of floating-point "
-                "numbers"
+                f"{path} has the inputs {inputs} and the outputs {outputs}, expected "
+                "one of floating-point numbers, and one of shape (batch, classes)"
             )
-        [(self._input, kind, wanted)] = inputs
+        [(self._input, kind, wanted)], self._output = inputs, tables[0]
         self._dtype = _FLOATS[kind]
         self._batch = wanted[0] if wanted and isinstance(wanted[0], int) else None
-        fitted = self._fit(wanted[1:]) if wanted else self.shape
-        if fitted is None:
-            axes = (str(n) if isinstance(n, int) else "any" for n in wanted)
-            raise ValueError(
-                f"{path} takes arrays of shape ({', '.join(axes)}), which does not fit "
-                f"images of shape {self.shape}"
-            )
-        self._fitted = fitted
-        tables = [name for name, t, axes in outputs if t in _FLOATS and len(axes) == 2]
-        if not tables:
-            raise ValueError(
-                f"{path} has the outputs {outputs}, expected one of floating-point "
-                "numbers and shape (batch, classes)"
-            )
-        self._output = tables[0]
+        self._fitted = self._fit(wanted) if wanted else self.shape
         self.classes = self._scores(np.zeros((1, *self.shape))).shape[1]
         if self.classes < 2:
             raise ValueError(f"{path} has {self.classes} class, expected at least 2")
 
-    def _fit(self, wanted: list[Any]) -> tuple[int, ...] | None:
-        """The shape that an image goes in with, or None if it does not fit."""
-        size = int(np.prod(self.shape))
-        if len(wanted) == 1:
-            return (size,) if _alike(wanted, (size,)) else None
-        if len(wanted) == len(self.shape):
-            return self.shape if _alike(wanted, self.shape) else None
-        # axes of length 1 may be there or not, the others stand in one order
-        image = tuple(n for n in self.shape if n != 1)
-        if not _alike([n for n in wanted if n != 1], image):
-            return None
-        rest = iter(image)
-        return tuple(1 if n == 1 else next(rest) for n in wanted)
+    def _fit(self, wanted: list[Any]) -> tuple[int, ...]:
+        """The shape that an image goes in with."""
+        # all in one axis; as it is; or with other axes of length 1, the rest in order
+        rest = iter([n for n in self.shape if n != 1])
+        other = tuple(1 if n == 1 else next(rest, 0) for n in wanted[1:])
+        for shape in ((math.prod(self.shape),), self.shape, other):
+            alike = len(shape) == len(wanted) - 1 and all(
+                n == m or not isinstance(n, int)
+                for n, m in zip(wanted[1:], shape, strict=True)
+            )
+            if alike and math.prod(shape) == math.prod(self.shape):
+                return shape
+        axes = (str(n) if isinstance(n, int) else "any" for n in wanted)
+        raise ValueError(
+            f"{self.path} takes arrays of shape ({', '.join(axes)}), which does not "
+            f"fit images of shape {self.shape}"
+        )
 
     def logits(self, images: Array) -> Array:
         """Scores of shape (n, classes), float64, for images of shape (n, ...)."""
@@ -414,10 +376,9 @@ class OnnxClassifier:
     def _scores(self, images: Array) -> Array:
         count = len(images)
         given = images.reshape(count, *self._fitted).astype(self._dtype, order="C")
-        if self._batch and count < self._batch:
+        if self._batch:
             # a model of a fixed batch gets it filled up
-            more = np.repeat(given[-1:], self._batch - count, axis=0)
-            given = np.concatenate([given, more])
+            given = given[np.minimum(np.arange(self._batch), count - 1)]
         try:
             (found,) = self._session.run([self._output], {self._input: given})
         except Exception as error:  # as above
@@ -441,13 +402,6 @@ class OnnxClassifier:
 
 def _fault(path: str | Path, what: str, error: Exception) -> ValueError:
     return ValueError(f"{path} {what}: {str(error).splitlines()[0]}")
-
-
-def _alike(wanted: list[Any], shape: tuple[int, ...]) -> bool:
-    """Whether each axis is as long as wanted, where that is said."""
-    return len(wanted) == len(shape) and all(
-        n == size for n, size in zip(wanted, shape, strict=True) if isinstance(n, int)
-    )
 
 
 class UniversalPerturbation(FiniteSum):

@@ -139,7 +139,7 @@ class LinearModel(FiniteSum):
     def __init__(
         self,
         design: DesignMatrix,
-        loss: losses.SmoothLoss,
+        loss: losses.ScoreLoss,
         labels: Any,
         *scores: int,
         weight: float,

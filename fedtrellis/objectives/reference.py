@@ -5,29 +5,19 @@ For experiments and pictures only: it needs the whole objective in one place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtrellis.domains import Domain
 from fedtrellis.objectives.checks import Array
 
-__all__ = ["Certified", "Stationary", "certified_minimum", "unconstrained_minimum"]
 
+class Certified(NamedTuple):
+    """A point of D, its value, and the Frank-Wolfe gap there.
 
-class _Differentiable(Protocol):
-    def value(self, x: Any) -> float: ...
-    def gradient(self, x: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Certified:
-    """A point of D and how far its value can be from the minimum.
-
-    F* lies in [value − gap, value] if F is convex, with the Frank-Wolfe gap at the
-    point.
+    F* lies in [value − gap, value] if F is convex.
     """
 
     point: Array
@@ -36,7 +26,7 @@ class Certified:
 
 
 def certified_minimum(
-    objective: _Differentiable,
+    objective: Any,
     domain: Domain,
     start: Array,
     tolerance: float = 1e-6,
@@ -85,8 +75,7 @@ def certified_minimum(
     return best
 
 
-@dataclass(frozen=True)
-class Stationary:
+class Stationary(NamedTuple):
     """A point where the gradient all but vanishes.
 
     If F is μ-strongly convex, F* ≥ value − gradient_norm²/(2μ).
@@ -98,7 +87,7 @@ class Stationary:
 
 
 def unconstrained_minimum(
-    objective: _Differentiable,
+    objective: Any,
     start: Array,
     tolerance: float = 1e-9,
     max_iterations: int = 20_000,

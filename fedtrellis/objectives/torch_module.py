@@ -91,8 +91,8 @@ class FlatModule:
 
     One copy into ``point`` sets a model, and an ordinary forward and backward pass is
     taken on it: on ``module``, a copy of the model, whose ``parameters`` that require a
-    gradient, by name, are views of ``point``, in the module's dtype. It is for one
-    thread at a time.
+    gradient, by name, are ``layers``, views of ``point``, in the module's dtype. It is
+    for one thread at a time.
     """
 
     def __init__(
@@ -112,10 +112,11 @@ class FlatModule:
         self._sizes = [prod(shape) for shape in self.shapes]
         self.point = torch.cat([part.detach().reshape(-1) for part in parts])
         self.dtype = self.point.dtype
+        self.layers = self.views(self.point)
         # and their gradients views of another, into which PyTorch adds them up
         self._slope = torch.zeros_like(self.point)
-        views = zip(self.views(self.point), self.views(self._slope), strict=True)
-        for part, (layer, slope) in zip(parts, views, strict=True):
+        slopes = self.views(self._slope)
+        for part, layer, slope in zip(parts, self.layers, slopes, strict=True):
             part.data, part.grad = layer, slope
 
     # A copy's parameters would be tensors of their own, so copies are bound anew.

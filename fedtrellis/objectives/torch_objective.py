@@ -101,16 +101,16 @@ class ModuleLoss(Objective):
         """Let the module stand at a point."""
 
     def _passes(
-        self, rows: IntArray | None, size: int | None = None
+        self, rows: IntArray | None, size: int | None = None, examples: Any = None
     ) -> Iterator[tuple[Inputs, Tensor, float]]:
         """Yield inputs, targets and their share of the examples, pass by pass."""
         count = self.num_examples if rows is None else len(rows)
-        size = size or self.batch_size_limit
+        size, examples = size or self.batch_size_limit, examples or self.examples
         for start in range(0, count, size):
             stop = min(start + size, count)
             part = slice(start, stop) if rows is None else rows[start:stop]
             # the last pass is short: f = Σ (pass's examples / d) · pass's mean
-            yield *self.examples.batch(part), (stop - start) / count
+            yield *examples.batch(part), (stop - start) / count
 
     def _outputs(
         self, inputs: Inputs, parameters: Mapping[str, Tensor] | None = None
@@ -305,18 +305,15 @@ class TorchObjective(ModuleLoss):
         One pass has it in the module's dtype; several are added up in float64.
         """
         self.flat.point.copy_(point)
-        total = None
-        for inputs, targets, share in self._passes(rows):
-            slope = self.flat.slope(self.mean_loss(None, inputs, targets))
-            if share == 1.0:
-                total = slope
-                break
-            if total is None:
-                total = torch.zeros_like(slope, dtype=torch.float64)
-            total.add_(slope, alpha=share)
-        assert total is not None  # there is an example
+        total: Any = 0.0
+        for inputs, targets, share in self._passes(rows, examples=self.closed):
+            if self.closed is None:
+                slope = self.flat.slope(self.mean_loss(None, inputs, targets))
+            else:
+                slope = softmax_slope(self.flat.layers, inputs[""], targets)
+            total = slope if share == 1.0 else total + share * slope.double()
         # weight ((1/d) Σ ∇loss + l2 x)
-        g = total.to(point.dtype)
+        g: Tensor = total.to(point.dtype)
         if self.weight != 1.0:
             g.mul_(self.weight)
         if self.l2:
@@ -368,7 +365,8 @@ class TorchObjective(ModuleLoss):
 
         with torch.enable_grad():
             descend(point, sizes, gradient, pull)
-        return self._forms.like(x, to_numpy(point))
+        moved: Array = self._forms.like(x, to_numpy(point))
+        return moved
 
     def curvature(self, x: Point, direction: Point) -> float:
         """Return dᵀ∇²f(x)d, by differentiating γ ↦ f(x + γd) twice.
@@ -423,14 +421,34 @@ class TorchObjective(ModuleLoss):
             return None
         given = {**self.examples.inputs, "targets of all": self.examples.targets}
         shapes = {k: (part.shape[1:], str(part.dtype)) for k, part in given.items()}
-        written = BytesIO()
-        try:
-            _Likeness(written).dump(
-                (str(self.device), shapes, self.flat.module, self.loss)
-            )
-        except Exception:  # what a module holds may raise anything
+        return _likeness(str(self.device), shapes, self.flat.module, self.loss)
+
+    @cached_property
+    def closed(self) -> TensorExamples | None:
+        """The examples for :func:`softmax_slope`, with −e_y; None: not its loss.
+
+        It is for ``nn.Linear``, all of whose parameters are learnt, under
+        ``nn.CrossEntropyLoss`` or ``cross_entropy`` with their defaults, for one label
+        an example; nothing may be hooked to either.
+        """
+        module, loss, examples = self.flat.module, self.loss, self.examples
+        loss = nn.CrossEntropyLoss() if loss is nn.functional.cross_entropy else loss
+        if type(module) is not nn.Linear or not isinstance(examples, TensorExamples):
             return None
-        return written.getvalue()
+        plain = nn.Linear(*reversed(module.weight.shape), module.bias is not None)
+        plain = plain.to(self.device, self.flat.dtype).eval()
+        made, y = examples.inputs.get(""), examples.targets
+        if (
+            self.flat.dtype.itemsize < 4
+            or made is None
+            or (made.dtype, made.shape[1:]) != (self.flat.dtype, plain.weight.shape[1:])
+            or (y.dtype, y.ndim) != (torch.int64, 1)
+            or not 0 <= int(y.min()) <= int(y.max()) < plain.out_features
+            or _likeness(module, loss) != _likeness(plain, nn.CrossEntropyLoss())
+        ):
+            return None
+        labels = made.new_zeros((len(y), plain.out_features))
+        return TensorExamples({"": made}, labels.scatter_(1, y[:, None], -1.0))
 
     def __getstate__(self) -> dict[str, Any]:
         # identities are those of one process
@@ -459,6 +477,35 @@ class TorchObjective(ModuleLoss):
             for f in objectives
         )
         return TorchCohort(objectives) if fits else None
+
+
+def _likeness(*parts: Any) -> bytes | None:
+    """Return what all that computes as these do has in common; None: not known."""
+    written = BytesIO()
+    try:
+        _Likeness(written).dump(parts)
+    except Exception:  # what a module holds may raise anything
+        return None
+    return written.getvalue()
+
+
+def softmax_slope(layers: list[Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+    r"""Return the gradient of the mean cross-entropy by W, and by b if there is one.
+
+    PyTorch's graph of a small layer takes about five times as long to make. It is a new
+    array of shape (\*n, p), from W of shape (\*n, c, q) and b of shape (\*n, c), the
+    a_k of shape (\*n, d, q) and their −e_y, of shape (\*n, d, c); n is nothing, or the
+    number of models.
+    """
+    weight, *bias = layers
+    scores = inputs @ weight.mT
+    if bias:
+        scores += bias[0].unsqueeze(-2)
+    # s_k = (1/d) (softmax(W a_k + b) − e_y)
+    slopes = torch.softmax(scores, -1).add_(labels).div_(inputs.shape[-2])
+    # ∇_W = Σ_k s_k a_kᵀ,  ∇_b = Σ_k s_k
+    found = [(slopes.mT @ inputs).flatten(-2), slopes.sum(-2)]
+    return torch.cat(found[: len(layers)], -1)
 
 
 class _Likeness(pickle.Pickler):
@@ -494,6 +541,7 @@ class TorchCohort:
         columns = [[f.weight, f.weight * f.l2] for f in objectives]
         pairs = torch.tensor(columns, dtype=torch.float64, device=self._first.device)
         self._weights, self._l2 = pairs[:, :1], pairs[:, 1:]
+        self._closed = all(f.closed is not None for f in objectives)
         self._at_points = torch.func.vmap(self._first.mean_loss)
         self._whole = list(self._groups([None] * len(objectives)))
         self.entries = sum(
@@ -514,9 +562,10 @@ class TorchCohort:
                 part = clients[start : start + step]
                 batches = []
                 for i in part:
-                    chosen = rows[i]
+                    f, chosen = self._objectives[i], rows[i]
+                    examples: Any = f.closed if self._closed else f.examples
                     index = slice(0, size) if chosen is None else chosen
-                    batches.append(self._objectives[i].examples.batch(index))
+                    batches.append(examples.batch(index))
                 inputs = {
                     name: torch.stack([given[name] for given, _ in batches])
                     for name in batches[0][0]
@@ -531,6 +580,10 @@ class TorchCohort:
         for clients, inputs, targets in (
             self._whole if rows is None else self._groups(rows)
         ):
+            if self._closed:
+                layers = self._first.flat.views(computed[clients])
+                g[clients] = softmax_slope(layers, inputs[""], targets)
+                continue
             some = computed[clients].detach().requires_grad_()
             with torch.enable_grad():
                 # each client's loss knows its own parameters alone, so the gradient of

@@ -87,7 +87,7 @@ def test_lists_and_flat_vectors_are_the_same_points(kind: str) -> None:
     np.testing.assert_array_equal(layout.objective_gradient(estimate), flat)
     stacked = [np.stack(part) for part in zip(*map(layout.layers, points), strict=True)]
     np.testing.assert_array_equal(f.values(stacked), f.values(points))
-    np.testing.assert_array_equal(f.predict(listed), f.predict(x))
+    assert f.metrics(listed) == f.metrics(x)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,7 +166,6 @@ def test_accuracy_is_that_of_the_predictions() -> None:
     W, b, B, e = Layout(tuple(f.shapes)).layers(x)
     features, labels = data()
     predicted = (np.tanh(features @ W + b) @ B + e).argmax(axis=1)
-    np.testing.assert_array_equal(f.predict(x), predicted)
     assert f.metrics(x) == {"accuracy": np.mean(predicted == labels)}
 
 
