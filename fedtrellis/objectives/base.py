@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -40,6 +41,11 @@ DIRECT_ORDER = 64
 # values(points) works through a batch of points in slices whose intermediate arrays
 # have at most this many entries (64 MiB).
 _SLICE_ENTRIES = 2**23
+
+# Entries of the data that stacks hold beside the objectives' own, together: 64 MiB.
+_KEPT = 2**23
+# Keys of stacks that were made, and not kept, which are remembered.
+_SEEN = 1024
 
 
 @runtime_checkable
@@ -316,6 +322,64 @@ def draw_batch(
 def inverse_fraction(rows: IntArray | None, num_examples: int) -> float:
     """Return num_examples / len(rows), what makes a mini-batch's sum unbiased."""
     return 1.0 if rows is None else num_examples / len(rows)
+
+
+# -- the objectives of many clients as one
+
+
+class Stacked(Protocol):
+    """What :func:`stack` makes of n objectives.
+
+    One that keeps copies of the data says in ``entries`` how many numbers; one that can
+    take local gradient steps offers ``local_steps(points, sizes, rows)``.
+    """
+
+    def gradients(
+        self, points: Array, rows: Sequence[IntArray | None] | None = None
+    ) -> Array:
+        r"""∇f_i(x_i) of each, a new array, at points of shape (n, \*shape).
+
+        ``rows`` has each one's mini-batch; None: all of its examples.
+        """
+
+
+def stack(objectives: Sequence[Any]) -> Stacked | None:
+    """One object for many objectives, where their class offers it.
+
+    Their class has ``stack(objectives)``, a static or class method that returns a
+    :class:`Stacked`, or None for those that it cannot take together. What it returns is
+    kept from the second call with the same ones on.
+    """
+    kind = type(objectives[0])
+    make = getattr(kind, "stack", None)
+    if make is None or any(type(objective) is not kind for objective in objectives):
+        return None
+    key = tuple(map(id, objectives))
+    if key in _kept:
+        _kept.move_to_end(key)
+        return _kept[key][1]
+    stacked: Stacked | None = make(objectives)
+    if key not in _seen:
+        # random cohorts do not come again: what is kept of them is memory, and time
+        _seen[key] = None
+        if len(_seen) > _SEEN:
+            del _seen[next(iter(_seen))]
+        return stacked
+    _kept[key] = tuple(objectives), stacked
+    while sum(_size(kept) for _, kept in _kept.values()) > _KEPT:
+        _kept.popitem(last=False)
+    return stacked
+
+
+# By the objectives' identities; they are kept too, so that none is another's.
+_kept: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]]
+_kept = OrderedDict()
+_seen: dict[tuple[int, ...], None] = {}
+
+
+def _size(stacked: Stacked | None) -> int:
+    # one that there is none of takes room as well
+    return _KEPT // 256 + int(getattr(stacked, "entries", 0))
 
 
 # -- points of models of several arrays

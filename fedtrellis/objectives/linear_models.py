@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -32,21 +33,18 @@ from fedtrellis.objectives.checks import (
     check_targets,
     is_sparse,
 )
-from fedtrellis.objectives.stacked import StackedLinear
-
-__all__ = [
-    "DesignMatrix",
-    "LeastSquares",
-    "LinearModel",
-    "Logistic",
-    "MultinomialLogistic",
-    "NonconvexLogistic",
-]
 
 # Most columns of a factor that multiplies a dense A from the left, transposed.
 _NARROW = 128
 # Gathering a column of a dense A costs about as much as multiplying by this many.
 _GATHERED = 32
+# Entries of the data of a stack of small models: 16 MiB.
+_LARGEST = 2**21
+# Rows of a stack, those that fill it up among them, for each of the data.
+_MOST_FILLED = 2.0
+# Σ s² and Σ s⁻² of sums s of exponentials up to this: none of them is near 0 or ∞, in
+# float32 too.
+_CALM = 1e36
 
 
 class DesignMatrix:
@@ -180,8 +178,19 @@ class LinearModel(FiniteSum):
             return None
         return self.shape, self._loss, design.intercept, design.matrix.dtype
 
-    #: A subclass whose gradient is another, or depends on more, overrides it.
-    stack = staticmethod(StackedLinear.of)
+    @staticmethod
+    def stack(models: Sequence[LinearModel]) -> StackedLinear | None:
+        """Return the models as one; None where it would not save time.
+
+        A subclass whose gradient is another, or depends on more, overrides it.
+        """
+        sizes, kind = [model.num_examples for model in models], models[0].stacks_as
+        padded = len(models) * max(sizes)
+        small = padded * models[0].shape[0] <= _LARGEST
+        if kind is None or not small or padded > _MOST_FILLED * sum(sizes):
+            return None
+        alike = all(model.stacks_as == kind for model in models)
+        return StackedLinear(models) if alike else None
 
     def _part(self, rows: IntArray | None) -> tuple[DesignMatrix, Any, float]:
         """Return data and labels of some examples, and the factor of their losses."""
@@ -475,3 +484,120 @@ class MultinomialLogistic(LinearModel):
     def metrics(self, x: Array) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
         return {"accuracy": float(np.mean(self.predict(x) == self._labels))}
+
+
+# -- the models of many clients as one
+
+
+@lru_cache(maxsize=8)
+def _classes_of(count: int, dtype: Any) -> tuple[Array, Array]:
+    """The unit vector of each class, and their sum as a column; not to be changed."""
+    return np.eye(count, dtype=dtype), np.ones((count, 1), dtype)
+
+
+class StackedLinear:
+    """Linear models of one loss, on dense data.
+
+    The data are filled up with rows of zeros, which add nothing to a gradient Aᵀ s
+    whatever their slopes s are. The models are of one class and shape.
+    """
+
+    def __init__(self, models: Sequence[LinearModel]) -> None:
+        first = models[0]
+        sizes = [model.num_examples for model in models]
+        self._models, self._shape, self._sizes = models, first.shape, sizes
+        n, dtype = len(models), first._design.matrix.dtype
+        self._features = np.zeros((n, max(sizes), first.shape[0]), dtype)
+        self._labels = np.zeros((n, max(sizes)), first._labels.dtype)
+        for features, labels, model in zip(
+            self._features, self._labels, models, strict=True
+        ):
+            data, given = model._design.matrix, model._design.matrix.shape[1]
+            features[: len(data), :given] = data
+            features[: len(data), given:] = 1.0
+            labels[: len(data)] = model._labels
+        self.entries = self._features.size
+        self._classes: Any = None
+        if isinstance(first._loss, losses.CrossEntropy):
+            self._classes, self._ones = _classes_of(first.shape[1], dtype)
+            # e_y of each example
+            self._own = self._classes.take(self._labels, axis=0)
+        self._axes = (n, *[1] * len(first.shape))
+
+        def spread(numbers: list[float]) -> Any:
+            # of each model for its gradient; one for all is quicker
+            if numbers.count(numbers[0]) == n:
+                return dtype.type(numbers[0])
+            return np.array(numbers).reshape(self._axes).astype(dtype)
+
+        self._factors = spread([m.weight * m._factor for m in models])
+        self._shrinks = any(model.l2 for model in models)
+        self._shrinking = spread([m.weight * m.l2 for m in models])
+
+    def gradients(
+        self, points: Array, rows: Sequence[IntArray | None] | None = None
+    ) -> Array:
+        """∇f_i(x_i) of each, as :meth:`Stacked.gradients`."""
+        if points.shape[1:] != self._shape:
+            raise ValueError(f"points have shape {points.shape[1:]}, not {self._shape}")
+        if rows is None:
+            given = self._features, self._labels, self._factors
+            return self._gradients(*given, points, None)
+        sizes = self._sizes
+        batches = [
+            np.arange(size) if chosen is None else chosen
+            for chosen, size in zip(rows, sizes, strict=True)
+        ]
+        which = np.zeros((len(sizes), max(map(len, batches))), np.intp)
+        for place, batch in zip(which, batches, strict=True):
+            place[: len(batch)] = batch
+        model = np.arange(len(sizes))[:, None]
+        features = self._features[model, which]
+        for own, batch in zip(features, batches, strict=True):
+            # where a mini-batch has fewer examples than another
+            own[len(batch) :] = 0.0
+        # d_i / b_i makes a mini-batch's sum unbiased
+        inverse = [size / len(b) for size, b in zip(sizes, batches, strict=True)]
+        factors = self._factors * np.reshape(inverse, self._axes)
+        labels = self._labels[model, which]
+        return self._gradients(features, labels, factors, points, rows)
+
+    def _softmax(self, scores: Array) -> bool:
+        """Replace scores z by softmax(z), unless exp(z) is too large or small."""
+        with np.errstate(over="ignore", divide="ignore"):
+            np.exp(scores, out=scores)
+            sums = scores @ self._ones
+            flat = sums.reshape(-1)
+            inverse = 1.0 / flat
+            # NaN is not at most anything
+            if not (flat.dot(flat) <= _CALM and inverse.dot(inverse) <= _CALM):
+                return False
+        scores /= sums
+        return True
+
+    def _slopes(self, features: Array, columns: Array, labels: Any, rows: Any) -> Array:
+        """l′ of the scores a_kᵀx of all examples of all models."""
+        scores = features @ columns
+        if self._classes is not None:
+            if scores.size and self._softmax(scores):
+                # softmax(z) − e_y
+                scores -= self._own if rows is None else self._classes[labels]
+                return scores
+            scores = features @ columns
+        flat = scores.reshape(-1, *self._shape[1:])
+        slopes: Array = self._models[0]._loss.slope(flat, labels.reshape(-1), flat)
+        return slopes.reshape(scores.shape)
+
+    def _gradients(
+        self, features: Array, labels: Any, factors: Array, points: Array, rows: Any
+    ) -> Array:
+        vectors = len(self._shape) == 1
+        columns = points[..., None] if vectors else points
+        slopes = self._slopes(features, columns, labels, rows)
+        # weight (factor Σ a_k l′(a_kᵀx; y_k) + l2 x)
+        result: Array = features.transpose(0, 2, 1) @ slopes
+        result = result.reshape(points.shape)
+        result *= factors
+        if self._shrinks:
+            result += self._shrinking * self._models[0]._penalty_slope(points)
+        return result.astype(points.dtype, copy=False)

@@ -19,9 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.base import draw_batch
+from fedtrellis.objectives.base import Stacked, draw_batch, stack
 from fedtrellis.objectives.checks import IntArray
-from fedtrellis.objectives.stacked import Stacked, stack
 from fedtrellis.wire.arrays import FloatArray, Layers, Layout
 
 __all__ = [

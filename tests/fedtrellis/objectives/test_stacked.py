@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
-from fedtrellis.objectives.stacked import StackedLinear, stack
+from fedtrellis.objectives.base import stack
+from fedtrellis.objectives.linear_models import StackedLinear
 
 Model = Any
 KINDS = ("squares", "logistic", "multinomial")
