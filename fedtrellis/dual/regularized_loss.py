@@ -16,10 +16,10 @@ from fedtrellis.dual.weights import check_weights
 from fedtrellis.extras import need
 from fedtrellis.objectives.base import Objective
 from fedtrellis.objectives.checks import (
+    check_array,
     check_examples,
     check_number,
     check_point,
-    check_targets,
 )
 from fedtrellis.objectives.losses import DualLoss, SmoothedHinge, weighted
 from fedtrellis.objectives.reference import unconstrained_minimum
@@ -82,7 +82,7 @@ class RegularizedLoss(Objective):
         self.features = check_examples("features", features)
         self.num_examples, columns = self.features.shape
         self.shape = (columns,)
-        self.labels: FloatArray = check_targets("labels", labels, self.num_examples)
+        self.labels: FloatArray = check_array("labels", labels, 1, self.num_examples)
         loss.check_labels(self.labels)
         self.loss = loss
         #: N s_i/S, or None: what l_i counts.

@@ -38,8 +38,13 @@ def check_count(name: str, value: float, least: int, most: int | None = None) ->
     return int(value)
 
 
-def check_array(name: str, value: ArrayLike, ndim: int) -> Array:
-    """Return ``value`` as finite, C-contiguous float64, copied only if needed."""
+def check_array(
+    name: str, value: ArrayLike, ndim: int, count: int | None = None
+) -> Array:
+    """Return ``value`` as finite, C-contiguous float64, copied only if needed.
+
+    With a ``count`` it has so many entries on its first axis.
+    """
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} has dtype {array.dtype}; it must be real numbers")
@@ -48,6 +53,8 @@ def check_array(name: str, value: ArrayLike, ndim: int) -> Array:
     result = np.ascontiguousarray(array, dtype=np.float64)
     if not np.isfinite(result).all():
         raise ValueError(f"{name} has NaN or infinite entries; all must be finite")
+    if count not in (None, len(result)):
+        raise ValueError(f"{name} has {len(result)} entries; it must have {count}")
     return result
 
 
@@ -77,17 +84,9 @@ def check_examples(name: str, value: Any) -> Any:
     return matrix
 
 
-def check_targets(name: str, value: ArrayLike, count: int) -> Array:
-    """Return a vector of ``count`` finite float64 numbers."""
-    vector = check_array(name, value, 1)
-    if len(vector) != count:
-        raise ValueError(f"{name} has {len(vector)} entries; it must have {count}")
-    return vector
-
-
 def check_integers(name: str, value: ArrayLike, count: int, bound: int) -> IntArray:
     """Return a vector of ``count`` whole numbers in [0, ``bound``)."""
-    given = check_targets(name, value, count)
+    given = check_array(name, value, 1, count)
     integers = given.astype(np.intp)
     wrong = (integers != given) | (integers < 0) | (integers >= bound)
     if wrong.any():

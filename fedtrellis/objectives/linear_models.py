@@ -26,11 +26,11 @@ from fedtrellis.objectives.base import (
 from fedtrellis.objectives.checks import (
     Array,
     IntArray,
+    check_array,
     check_count,
     check_examples,
     check_integers,
     check_number,
-    check_targets,
     is_sparse,
 )
 
@@ -346,7 +346,7 @@ class LeastSquares(LinearModel):
         super().__init__(
             design,
             losses.Squared(),
-            check_targets("b", b, design.shape[0]),
+            check_array("b", b, 1, design.shape[0]),
             factor=2.0 if scale == "sum" else None,
             weight=weight,
             l2=l2,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedtrellis.objectives.base import (
     Bound,
@@ -23,8 +24,6 @@ from fedtrellis.objectives.checks import (
     check_integers,
     check_number,
 )
-
-__all__ = ["MatrixCompletion", "PrincipalComponents", "QuadraticAssignment"]
 
 
 class MatrixCompletion(FiniteSum):
@@ -78,9 +77,9 @@ class MatrixCompletion(FiniteSum):
         self._counts = np.bincount(self._entry_of)
 
     def _residuals(self, x: Array, rows: IntArray | None) -> Array:
-        flat = self._flat if rows is None else self._flat[rows]
-        ratings = self._ratings if rows is None else self._ratings[rows]
-        residuals: Array = x.reshape(*x.shape[:-2], -1)[..., flat] - ratings
+        part: Any = slice(None) if rows is None else rows
+        flat = x.reshape(*x.shape[:-2], -1)
+        residuals: Array = flat[..., self._flat[part]] - self._ratings[part]
         return residuals
 
     def _scale(self, rows: IntArray | None) -> float:
@@ -140,11 +139,10 @@ class QuadraticAssignment(FiniteSum):
     with X[i, p(i)] = 1, for A and B symmetric or not. The parts on a partition of the
     entries add up to the whole. f is not convex in general.
 
-    A and B, flows and distances, have shape (n, n). E is the ``rows`` of A, or where
-    the ``mask``, a bool array of shape (n, n), is true; not both. The examples that a
-    mini-batch samples are the entries of E. The ``weight`` is a positive factor on the
-    whole function. A ValueError: A and B are not square of one order, E is empty, or a
-    row is out of range or named twice.
+    A and B, flows and distances, have shape (n, n). E is where the ``mask``, a bool
+    array of shape (n, n), is true. The examples that a mini-batch samples are the
+    entries of E. The ``weight`` is a positive factor on the whole function. A
+    ValueError: A and B are not square of one order, or E is empty.
 
     Hessian bound: ‖∇f(X) − ∇f(Z)‖ ≤ 2 weight ‖A_E‖₂ ‖B‖₂ ‖X − Z‖, so Θ is that times I
     (the Hessian itself is indefinite). The relaxation to the Birkhoff polytope is
@@ -171,35 +169,24 @@ class QuadraticAssignment(FiniteSum):
         A: ArrayLike,
         B: ArrayLike,
         *,
-        rows: ArrayLike | None = None,
         mask: ArrayLike | None = None,
         weight: float = 1.0,
     ) -> None:
         flows, self._distances = check_array("A", A, 2), check_array("B", B, 2)
         order = len(flows)
-        if flows.shape != (order, order) or order == 0:
-            raise ValueError(f"A has shape {flows.shape}; it must be square, not empty")
-        if self._distances.shape != flows.shape:
-            shape = self._distances.shape
-            raise ValueError(f"B has shape {shape}; A's is {flows.shape}")
-        if rows is not None and mask is not None:
-            raise ValueError("rows and mask are both given; only one of them may be")
-        chosen: NDArray[np.bool_] = np.full(flows.shape, rows is None)
-        if mask is not None:
-            chosen = np.asarray(mask)
-            if chosen.dtype != np.bool_ or chosen.shape != flows.shape:
-                raise ValueError(
-                    f"mask has dtype {chosen.dtype} and shape {chosen.shape}; "
-                    f"it must be bool of shape {flows.shape}"
-                )
-        elif rows is not None:
-            indices = check_integers("rows", rows, np.size(rows), order)
-            if len(np.unique(indices)) != len(indices):
-                raise ValueError("rows names a row twice; each may be named once")
-            chosen[indices] = True
-        if not chosen.any():
-            name = "mask" if rows is None else "rows"
-            raise ValueError(f"{name} selects nothing; at least one entry is needed")
+        if order == 0 or {flows.shape, self._distances.shape} != {(order, order)}:
+            raise ValueError(
+                f"A and B have the shapes {flows.shape} and {self._distances.shape}; "
+                "they must be square, of one order and not empty"
+            )
+        chosen = np.asarray(np.full(flows.shape, True) if mask is None else mask)
+        wrong = chosen.dtype != np.bool_ or chosen.shape != flows.shape
+        if wrong or not chosen.any():
+            raise ValueError(
+                f"mask has dtype {chosen.dtype}, shape {chosen.shape} and "
+                f"{np.count_nonzero(chosen)} entries that are true; it must be bool of "
+                f"shape {flows.shape} and have at least one"
+            )
         self.shape = flows.shape
         self.weight = check_number("weight", weight, positive=True)
         self._flows = np.where(chosen, flows, 0.0)

@@ -19,8 +19,6 @@ from fedtrellis.objectives.checks import Array, IntArray
 from fedtrellis.objectives.torch_module import check_learnable, prepare
 from fedtrellis.objectives.torch_objective import ModuleLoss
 
-__all__ = ["Shift", "TorchForward"]
-
 #: Adds a direction to a block of a point, in place: it is given which entry of the
 #: point the block begins at, and the block, an ndarray of one axis.
 Shift = Callable[[int, NDArray[Any]], None]
@@ -110,20 +108,10 @@ class TorchForward(ModuleLoss):
     more, without a second copy of the model, and x stays what it is to the last bit.
     There are no gradients: it is for methods that go by function values.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        What its parameters hold is not looked at, only their shapes and dtype.
-    loss, data, weight, l2, device, batch_size_limit, dtype, collate_fn, target_key
-        As :class:`~fedtrellis.objectives.torch_objective.TorchObjective` takes them.
-    vectorize : bool
-        Not used: points are evaluated one after the other.
-
-    Raises
-    ------
-    ValueError
-        As that class; or the model has a recurrent layer of PyTorch's own or a script
-        module, which do not ask for their weights by name.
+    Arguments and errors are those of that class. Of the ``model``'s parameters only
+    shapes and dtype are looked at; points are evaluated one after the other, whatever
+    ``vectorize`` is. A ValueError as well: the model has a recurrent layer of PyTorch's
+    own or a script module, which do not ask for their weights by name.
 
     Examples
     --------

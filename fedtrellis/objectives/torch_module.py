@@ -277,20 +277,17 @@ def read_examples(
             for name, part in named.items()
         }, targets
 
-    loader, tensors = (
-        isinstance(data, DataLoader),
-        isinstance(data, tuple | list | Mapping),
-    )
+    loader = isinstance(data, DataLoader)
+    tensors = isinstance(data, tuple | list | Mapping)
     if collate is not None and (loader or tensors):
-        why = (
-            "a DataLoader, which has one" if loader else "tensors; it is for a Dataset"
-        )
-        raise ValueError(f"collate_fn is given beside {why}")
+        raise ValueError("collate_fn is for a Dataset; tensors and loaders need none")
     if loader and _in_any_order(data):
         data, collate, loader = data.dataset, data.collate_fn, False
+    if collate is default_collate:
+        collate = None
     if tensors:
         return TensorExamples(*arrange(data))
-    if isinstance(data, TensorDataset) and collate in (None, default_collate):
+    if isinstance(data, TensorDataset) and collate is None:
         return TensorExamples(*arrange(data.tensors))
     if not loader and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ValueError(
@@ -301,7 +298,7 @@ def read_examples(
     # every process
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if not loader and collate not in (None, default_collate):
+        if collate is not None and not loader:
             examples = [data[i] for i in range(len(data))]
             return CollatedExamples(examples, collate, arrange)
         batches = data if loader else DataLoader(data, _READ_TOGETHER)
@@ -328,13 +325,12 @@ def _split(batch: Any, target: str) -> tuple[Any, Any]:
                 f"{target!r} (target_key) and inputs beside them"
             )
         return inputs, batch[target]
-    if not isinstance(batch, tuple | list):
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        parts = f" of {len(batch)} parts" if isinstance(batch, tuple | list) else ""
         raise ValueError(
-            f"the batch is a {type(batch).__name__}; it must be a pair of inputs and "
-            "targets, or a mapping"
+            f"the batch is a {type(batch).__name__}{parts}; it must be a pair of "
+            "inputs and targets, or a mapping"
         )
-    if len(batch) != 2:
-        raise ValueError(f"data has {len(batch)} parts; it must be inputs, targets")
     return batch[0], batch[1]
 
 
@@ -353,21 +349,16 @@ def _joined(batches: Iterable[Batch]) -> TensorExamples:
     parts = list(batches)
     if not parts:
         raise ValueError("data has 0 examples; it must have at least one")
-
-    def joined(name: str, tensors: list[Tensor]) -> Tensor:
-        shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"the batches' {name} have examples of the shapes {sorted(shapes)}; "
-                "give the Dataset with its collate_fn, which then makes every batch"
-            )
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-    inputs = {
-        name: joined(_label(name), [part[name] for part, _ in parts])
-        for name in parts[0][0]
-    }
-    return TensorExamples(inputs, joined("targets", [targets for _, targets in parts]))
+    try:
+        targets = torch.cat([part for _, part in parts])
+        names = parts[0][0]
+        inputs = {name: torch.cat([part[name] for part, _ in parts]) for name in names}
+    except RuntimeError as error:
+        raise ValueError(
+            "the batches' examples have several shapes; give the Dataset with its "
+            f"collate_fn, which then makes every batch: {error}"
+        ) from None
+    return TensorExamples(inputs, targets)
 
 
 def _on_device(

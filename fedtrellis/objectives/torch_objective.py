@@ -36,8 +36,6 @@ from fedtrellis.objectives.torch_module import (
     to_numpy,
 )
 
-__all__ = ["BatchLoss", "TorchObjective"]
-
 BatchLoss = Callable[[Any, Tensor], Tensor]
 Rows = Sequence[IntArray | None]
 
@@ -195,67 +193,49 @@ class TorchObjective(ModuleLoss):
     """The mean loss of an ``nn.Module`` over a data set.
 
     f(x) = weight · ((1/d) Σ_k loss(model_x(input_k), target_k) + (l2/2)‖x‖²), x the
-    parameters of ``model`` that require a gradient.
+    parameters of ``model`` that require a gradient; they have one dtype.
 
     A point is a list of arrays in the order of ``model.parameters()``, or one flat
     array of them all, each in C order; a model with a single parameter also takes one
     array of its shape. Every method accepts each form, and a gradient has the form of
     the point given, and its dtype: float32 for float32 (or float16), else float64. The
-    model computes in its own precision, or in ``dtype``.
+    model computes in its own precision, or in ``dtype``, "float64", "float32",
+    "float16" or "bfloat16".
 
-    The module given is never changed: a copy of it on ``device``, in evaluation mode,
-    keeps the buffers and the frozen parameters. Dropout therefore does nothing, and
-    batch normalisation goes by its running statistics, which stay; a layer that has
-    none, or those of a new one, is refused. PyTorch's own random state is not used, and
-    an objective is for one thread at a time.
+    The module given is never changed: a copy of it on ``device`` ("auto": "cuda" where
+    there is a GPU, else "cpu"), in evaluation mode, keeps the buffers and the frozen
+    parameters. Dropout therefore does nothing, and batch normalisation goes by its
+    running statistics, which stay; a layer that has none, or those of a new one, is
+    refused. PyTorch's own random state is not used, and an objective is for one thread
+    at a time.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Its parameters that require a gradient are what is learnt; of one dtype.
-    loss : callable (outputs, targets) -> scalar Tensor
-        The *mean* over the examples it is given, such as ``CrossEntropyLoss()``.
-    data : tuple, mapping, Dataset or DataLoader
-        ``(inputs, targets)``, tensors or arrays with examples on the leading axis; or a
-        mapping of such: the entry ``target_key`` is the targets, the others go to the
-        model as keyword arguments. Floating-point data takes the model's precision,
-        integer targets become int64; all go to ``device``.
+    ``loss(outputs, targets)`` is a scalar tensor, the *mean* over the examples it is
+    given, such as ``CrossEntropyLoss()``.
 
-        A ``Dataset`` of pairs or mappings, or a ``DataLoader`` of such batches, is read
-        once, here, so that f is one function: a transform that draws draws once. With a
-        ``collate_fn`` other than PyTorch's own its examples are kept as they are read,
-        and collated anew for every pass, as for texts padded to the longest of a batch.
-        Of a loader that goes through its whole data set in any order, data set,
-        ``collate_fn`` and batch size are taken; the methods draw their mini-batches by
-        the run's seed. One with a sampler of its own is gone through once.
-    weight : float, default 1.0
-        A positive factor on the whole function.
-    l2 : float, default 0.0
-    device : str or torch.device, default "auto"
-        "auto" is "cuda" where there is a GPU, else "cpu".
-    batch_size_limit : int, optional
-        The most examples in one pass (in :meth:`values` examples times points), which
-        bounds the memory; by default a loader's batch size, else 4096. The result does
-        not depend on it but for rounding: gradients of several passes are added up in
-        float64, and rounded once.
-    vectorize : bool, default True
-        Whether :meth:`values` evaluates many points at once, and :meth:`stack` many
-        objectives, with ``torch.func.vmap``; False is for modules that vmap cannot
-        handle.
-    dtype : str or torch.dtype, optional
-        "float64", "float32", "float16" or "bfloat16": what the model computes in.
-    collate_fn : callable, optional
-        For a ``Dataset``: makes a batch of a list of its examples.
-    target_key : str, default "labels"
-        For mappings.
+    ``data`` is ``(inputs, targets)``, tensors or arrays with examples on the leading
+    axis, or a mapping of such: its entry ``target_key`` is the targets, the others go
+    to the model as keyword arguments. Floating-point data takes the model's precision,
+    integer targets become int64; all go to ``device``. A ``Dataset`` of pairs or
+    mappings, or a ``DataLoader`` of such batches, is read once, here, so that f is one
+    function: a transform that draws draws once. With a ``collate_fn`` other than
+    PyTorch's own a data set's examples are kept as they are read, and collated anew for
+    every pass, as for texts padded to the longest of a batch. Of a loader that goes
+    through its whole data set in any order, data set, ``collate_fn`` and batch size are
+    taken; the methods draw their mini-batches by the run's seed. One with a sampler of
+    its own is gone through once.
 
-    Raises
-    ------
-    ValueError
-        If nothing requires a gradient, a layer's batch normalisation has no statistics
-        to go by, inputs and targets disagree or are empty or (but for what a
-        ``collate_fn`` makes) not finite, or a parameter is not allowed; from the
-        methods, if the point does not fit the model or the loss is not a scalar.
+    ``batch_size_limit``, the most examples in one pass (in :meth:`values` examples
+    times points), bounds the memory; by default it is a loader's batch size, else 4096.
+    The result does not depend on it but for rounding: gradients of several passes are
+    added up in float64, and rounded once. ``vectorize`` says whether :meth:`values`
+    evaluates many points at once, and :meth:`stack` many objectives, with
+    ``torch.func.vmap``; False is for modules that vmap cannot handle. ``weight`` is a
+    positive factor on the whole function.
+
+    A ValueError: nothing requires a gradient, a layer's batch normalisation has no
+    statistics to go by, inputs and targets disagree or are empty or (but for what a
+    ``collate_fn`` makes) not finite, or a parameter is not allowed; from the methods,
+    the point does not fit the model or the loss is not a scalar.
 
     Examples
     --------
@@ -435,19 +415,20 @@ class TorchObjective(ModuleLoss):
         loss = nn.CrossEntropyLoss() if loss is nn.functional.cross_entropy else loss
         if type(module) is not nn.Linear or not isinstance(examples, TensorExamples):
             return None
-        plain = nn.Linear(*reversed(module.weight.shape), module.bias is not None)
+        classes, features = module.weight.shape
+        plain = nn.Linear(features, classes, module.bias is not None)
         plain = plain.to(self.device, self.flat.dtype).eval()
         made, y = examples.inputs.get(""), examples.targets
         if (
             self.flat.dtype.itemsize < 4
             or made is None
-            or (made.dtype, made.shape[1:]) != (self.flat.dtype, plain.weight.shape[1:])
+            or (made.dtype, made.shape[1:]) != (self.flat.dtype, (features,))
             or (y.dtype, y.ndim) != (torch.int64, 1)
-            or not 0 <= int(y.min()) <= int(y.max()) < plain.out_features
+            or not 0 <= int(y.min()) <= int(y.max()) < classes
             or _likeness(module, loss) != _likeness(plain, nn.CrossEntropyLoss())
         ):
             return None
-        labels = made.new_zeros((len(y), plain.out_features))
+        labels = made.new_zeros((len(y), classes))
         return TensorExamples({"": made}, labels.scatter_(1, y[:, None], -1.0))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -69,10 +69,9 @@ CASES: dict[str, Callable[[], Objective]] = {
     ),
     "matrix completion": lambda: MatrixCompletion(*ENTRIES, (3, 4), weight=2.0),
     "assignment": lambda: QuadraticAssignment(FLOWS, DISTANCES),
-    "assignment, rows": lambda: QuadraticAssignment(
-        FLOWS, DISTANCES, rows=[2, 0], weight=3.0
+    "assignment, mask": lambda: QuadraticAssignment(
+        FLOWS, DISTANCES, mask=MASK, weight=3.0
     ),
-    "assignment, mask": lambda: QuadraticAssignment(FLOWS, DISTANCES, mask=MASK),
 }
 every_objective = pytest.mark.parametrize("name", CASES)
 

@@ -197,15 +197,15 @@ def test_a_collate_function_pads_to_the_longest_of_every_batch() -> None:
 
 REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("data is a int", lambda: objective(7)),
-    ("collate_fn is given beside tensors", lambda: objective((1, 2), collate_fn=len)),
+    ("collate_fn is for a Dataset", lambda: objective((1, 2), collate_fn=len)),
     (
-        "collate_fn is given beside a DataLoader",
+        "tensors and loaders need none",
         lambda: objective(DataLoader(PAIRS), collate_fn=stack_pairs),
     ),
     (r"keys \['x', 'scale', 'labels'\]", lambda: objective(Named(), target_key="y")),
     ("inputs has NaN", lambda: objective((INPUTS * torch.nan, LABELS))),
     ("data has 0 examples", lambda: objective(Subset(PAIRS, []))),
-    ("data has 3 parts", lambda: objective(TensorDataset(INPUTS, INPUTS, LABELS))),
+    ("the batch is a tuple of 3 parts", lambda: objective(TensorDataset(INPUTS, INPUTS, LABELS))),
     ("inputs is a list", lambda: objective((["a"] * 23, LABELS))),
     (
         "collate_fn made 1 inputs of 23",
