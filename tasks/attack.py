@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from fedtrellis.extras import need
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives.demonstrations import (
     SCORES,
-    Classifier,
     OnnxClassifier,
     PerceptronClassifier,
     UniversalPerturbation,
@@ -199,7 +199,7 @@ class Attack(Nonconvex):
         weight = self.num_clients * len(share) / len(images)
         return self._make(images[share], weight)
 
-    def classifier_under_attack(self) -> Classifier:
+    def classifier_under_attack(self) -> Any:
         """Return the classifier, made once per process."""
         shape = self.shapes()[0]
         return _classifier(self.dataset, self.classifier_path, self.scores, shape)
@@ -271,9 +271,7 @@ def _images_of_file(value: str) -> Examples:
 
 
 @once(4)
-def _classifier(
-    dataset: str, value: str, scores: str, shape: tuple[int, ...]
-) -> Classifier:
+def _classifier(dataset: str, value: str, scores: str, shape: tuple[int, ...]) -> Any:
     key = "attack.classifier-path"
     if value.endswith(".onnx"):
         path = data_path(key, value)

@@ -42,10 +42,8 @@ DIRECT_ORDER = 64
 # have at most this many entries (64 MiB).
 _SLICE_ENTRIES = 2**23
 
-# Entries of the data that stacks hold beside the objectives' own, together: 64 MiB.
-_KEPT = 2**23
-# Keys of stacks that were made, and not kept, which are remembered.
-_SEEN = 1024
+# The last stacks are kept, as long as their data has at most so many entries (64 MiB).
+_MOST_STACKS, _STACKED_ENTRIES = 8, 2**23
 
 
 @runtime_checkable
@@ -87,19 +85,12 @@ class DifferentiableLoss(Protocol):
 class Objective(ABC):
     """A smooth function of one float64 array, usually a mean over examples.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        The shape of a point x.
-    num_examples : int
-        How many examples the function is made of.
-    quadratic : bool
-        Whether f is known to be quadratic. The curvature is then the same at every x,
-        and f(x + γd) = f(x) + γ⟨∇f(x), d⟩ + (γ²/2) curvature. Where the curvature is
-        above 0, γ = −⟨∇f(x), d⟩ / curvature is the exact line search; where it is not,
-        f is lowest at an end of any segment along d.
-    dtype : dtype
-        What it computes in: float64, unless it was made by :meth:`of_dtype`.
+    ``shape`` is that of a point x, ``num_examples`` how many examples the function is
+    made of, and ``dtype`` what it computes in: float64, unless it was made by
+    :meth:`of_dtype`. ``quadratic`` says whether f is known to be quadratic. The
+    curvature is then the same at every x, and f(x + γd) = f(x) + γ⟨∇f(x), d⟩ +
+    (γ²/2) curvature. Where the curvature is above 0, γ = −⟨∇f(x), d⟩ / curvature is the
+    exact line search; where it is not, f is lowest at an end of any segment along d.
 
     Examples
     --------
@@ -246,7 +237,7 @@ class FiniteSum(Objective):
     ) -> Array:
         """Return f at each of a batch of points, in slices that fit in memory."""
         points = self._points(points)
-        rows = common_batch(rng, self.num_examples, batch_size)
+        rows = draw_batch(rng, self.num_examples, batch_size)
         step = max(1, _SLICE_ENTRIES // self._entries_per_point(rows))
         starts = range(0, len(points), step)
         parts = [self._values(points[i : i + step], rows) for i in starts]
@@ -297,23 +288,17 @@ class MeanObjective(Objective):
         }
 
 
-def common_batch(
+def draw_batch(
     rng: np.random.Generator | None, num_examples: int, batch_size: int | None
 ) -> IntArray | None:
-    """Draw the mini-batch that several points share; None stands for all examples."""
+    """Draw a mini-batch without replacement; None, of either, is all examples."""
     if batch_size is None:
         return None
-    if rng is None:
-        raise ValueError("rng is None; batch_size needs a random generator")
-    return draw_batch(rng, num_examples, batch_size)
-
-
-def draw_batch(
-    rng: np.random.Generator, num_examples: int, batch_size: int
-) -> IntArray | None:
-    """Draw a mini-batch without replacement; None stands for all examples."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size!r}; it must be at least 1")
+    if rng is None or batch_size < 1:
+        raise ValueError(
+            f"batch_size is {batch_size!r} and rng is {rng}; a mini-batch needs at "
+            "least 1 and a random generator"
+        )
     if batch_size >= num_examples:
         return None
     return rng.choice(num_examples, size=batch_size, replace=False, shuffle=False)
@@ -347,39 +332,28 @@ def stack(objectives: Sequence[Any]) -> Stacked | None:
     """One object for many objectives, where their class offers it.
 
     Their class has ``stack(objectives)``, a static or class method that returns a
-    :class:`Stacked`, or None for those that it cannot take together. What it returns is
-    kept from the second call with the same ones on.
+    :class:`Stacked`, or None for those that it cannot take together. What it returned
+    last is kept for the same ones.
     """
     kind = type(objectives[0])
     make = getattr(kind, "stack", None)
     if make is None or any(type(objective) is not kind for objective in objectives):
         return None
     key = tuple(map(id, objectives))
-    if key in _kept:
-        _kept.move_to_end(key)
-        return _kept[key][1]
-    stacked: Stacked | None = make(objectives)
-    if key not in _seen:
-        # random cohorts do not come again: what is kept of them is memory, and time
-        _seen[key] = None
-        if len(_seen) > _SEEN:
-            del _seen[next(iter(_seen))]
-        return stacked
-    _kept[key] = tuple(objectives), stacked
-    while sum(_size(kept) for _, kept in _kept.values()) > _KEPT:
+    if key not in _kept:
+        _kept[key] = tuple(objectives), make(objectives)
+    _kept.move_to_end(key)
+    stacked = _kept[key][1]
+    entries = [getattr(other, "entries", 0) for _, other in _kept.values()]
+    while len(entries) > _MOST_STACKS or sum(entries) > _STACKED_ENTRIES:
         _kept.popitem(last=False)
+        del entries[0]
     return stacked
 
 
 # By the objectives' identities; they are kept too, so that none is another's.
 _kept: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]]
 _kept = OrderedDict()
-_seen: dict[tuple[int, ...], None] = {}
-
-
-def _size(stacked: Stacked | None) -> int:
-    # one that there is none of takes room as well
-    return _KEPT // 256 + int(getattr(stacked, "entries", 0))
 
 
 # -- points of models of several arrays

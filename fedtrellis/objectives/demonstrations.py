@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -223,21 +223,6 @@ class LowRankPerceptron(FiniteSum):
 # -- one perturbation for many images that a fixed classifier is to get wrong
 
 
-class Classifier(Protocol):
-    """What an attack may ask of a classifier: its outputs.
-
-    One that can be differentiated has ``pullback(images, cotangents)`` too, which is
-    ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape.
-    """
-
-    def logits(self, images: Array) -> Array:
-        """Return scores of shape (n, classes) for images of shape (n, ...).
-
-        Logarithms of probabilities do as well: only differences within a row count.
-        """
-        ...
-
-
 class PerceptronClassifier:
     """A multilayer perceptron with ReLU, from its weights.
 
@@ -410,8 +395,9 @@ class UniversalPerturbation(FiniteSum):
     f(δ) = weight · ((1/d) Σ_k max(z_t(a_k + δ) − max_{c≠t} z_c(a_k + δ), −κ)
     + balance · ‖δ‖²), z the classifier's scores and t the label of the images: with
     κ = 0 the first term is 0 where all images are taken for something else. Values need
-    the classifier's outputs alone; the gradient needs its ``pullback``, and f has
-    kinks.
+    the classifier's ``logits(images)`` alone, scores of shape (n, classes) for images
+    of shape (n, ...); logarithms of probabilities do as well, as only differences
+    within a row count. The gradient needs its ``pullback`` too, and f has kinks.
 
     On a sphere ‖δ‖ = ε the distortion ‖δ‖² is a constant.
 
@@ -428,7 +414,7 @@ class UniversalPerturbation(FiniteSum):
 
     def __init__(
         self,
-        classifier: Classifier,
+        classifier: Any,
         images: ArrayLike,
         label: int,
         *,
@@ -484,7 +470,7 @@ class UniversalPerturbation(FiniteSum):
         return losses
 
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
-        classifier: Any = self._classifier
+        classifier = self._classifier
         if not hasattr(classifier, "pullback"):
             raise NotImplementedError(
                 f"{type(classifier).__name__} has no pullback, which a gradient needs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -489,12 +489,6 @@ class MultinomialLogistic(LinearModel):
 # -- the models of many clients as one
 
 
-@lru_cache(maxsize=8)
-def _classes_of(count: int, dtype: Any) -> tuple[Array, Array]:
-    """The unit vector of each class, and their sum as a column; not to be changed."""
-    return np.eye(count, dtype=dtype), np.ones((count, 1), dtype)
-
-
 class StackedLinear:
     """Linear models of one loss, on dense data.
 
@@ -519,8 +513,9 @@ class StackedLinear:
         self.entries = self._features.size
         self._classes: Any = None
         if isinstance(first._loss, losses.CrossEntropy):
-            self._classes, self._ones = _classes_of(first.shape[1], dtype)
-            # e_y of each example
+            # the unit vector of each class, and of each example's own
+            self._classes = np.eye(first.shape[1], dtype=dtype)
+            self._ones = np.ones((first.shape[1], 1), dtype)
             self._own = self._classes.take(self._labels, axis=0)
         self._axes = (n, *[1] * len(first.shape))
 

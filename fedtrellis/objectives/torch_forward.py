@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtrellis.objectives.base import Point, common_batch
+from fedtrellis.objectives.base import Point, draw_batch
 from fedtrellis.objectives.checks import Array, IntArray
 from fedtrellis.objectives.torch_module import check_learnable, prepare
 from fedtrellis.objectives.torch_objective import ModuleLoss
@@ -146,7 +146,7 @@ class TorchForward(ModuleLoss):
         and in any order. None is no shift. A mini-batch is drawn as in :meth:`values`.
         The result is f(x + v_1), …, f(x + v_m), float64 of shape (m,).
         """
-        rows = common_batch(rng, self.num_examples, batch_size)
+        rows = draw_batch(rng, self.num_examples, batch_size)
         return np.array([self._value(x, rows, shift) for shift in shifts])
 
     def metrics(self, x: Point) -> dict[str, float]:

@@ -157,20 +157,15 @@ def prepare(module: nn.Module) -> None:
             continue
         mean, variance = layer.running_mean, layer.running_var
         if mean is None or variance is None:
-            why = (
-                "normalises by the statistics of a batch, so the loss is no mean over "
-                "examples; use GroupNorm, or running statistics "
-                "(track_running_stats=True)"
-            )
+            why = "normalises by the statistics of a batch, not of one example"
         elif not bool(mean.any()) and bool((variance == 1).all()):
-            why = (
-                "has the running statistics that it was made with, by which it "
-                "normalises nothing; use GroupNorm, or a model that was trained in "
-                "training mode before"
-            )
+            why = "has the running statistics that it was made with: it does nothing"
         else:
             continue
-        raise ValueError(f"model's layer {name or type(layer).__name__!r} {why}")
+        raise ValueError(
+            f"model's layer {name or type(layer).__name__!r} {why}; use GroupNorm, or "
+            "running statistics (track_running_stats=True) of a trained model"
+        )
 
 
 def to_numpy(tensor: Tensor) -> Array:

@@ -20,7 +20,6 @@ from fedtrellis.objectives.base import (
     Point,
     PointForms,
     as_floats,
-    common_batch,
     draw_batch,
 )
 from fedtrellis.objectives.checks import Array, IntArray, check_count, check_number
@@ -161,7 +160,7 @@ class ModuleLoss(Objective):
 
         Points have shape (m, p), or are a list of ndarrays of (m, *layer shape).
         """
-        rows = common_batch(rng, self.num_examples, batch_size)
+        rows = draw_batch(rng, self.num_examples, batch_size)
         return self._values(self._forms.vectors(points), rows)
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:

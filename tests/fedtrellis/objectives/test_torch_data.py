@@ -205,7 +205,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (r"keys \['x', 'scale', 'labels'\]", lambda: objective(Named(), target_key="y")),
     ("inputs has NaN", lambda: objective((INPUTS * torch.nan, LABELS))),
     ("data has 0 examples", lambda: objective(Subset(PAIRS, []))),
-    ("the batch is a tuple of 3 parts", lambda: objective(TensorDataset(INPUTS, INPUTS, LABELS))),
+    (
+        "the batch is a tuple of 3 parts",
+        lambda: objective(TensorDataset(INPUTS, INPUTS, LABELS)),
+    ),
     ("inputs is a list", lambda: objective((["a"] * 23, LABELS))),
     (
         "collate_fn made 1 inputs of 23",
