@@ -8,11 +8,13 @@ docs/security.md says what they guarantee. The accountant is dp-accounting's, an
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from math import inf, sqrt
-from typing import Any, Literal, Self, TypedDict, Unpack
+from logging import INFO
+from math import inf, isfinite
+from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,9 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain, L1Ball, Simplex
 from fedtrellis.domains.atoms import Atom
 from fedtrellis.extras import need
+from fedtrellis.settings import Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.flower_internals import log
 
 Cohort = Literal["all", "bernoulli", "fixed"]
 Mechanism = Literal["gaussian", "exponential"]
@@ -288,74 +292,6 @@ def clipped(vector: FloatArray, clip: float, order: float | None = None) -> Floa
     return short
 
 
-@dataclass(eq=False)
-class PrivateMean:
-    """The noisy mean of clipped changes, which stands in for an average of answers.
-
-    ::
-
-        v + ( Σ_i clip(x_i − v) + z C N(0, I) ) / w,     clip(u) = u · min(1, C/‖u‖)
-
-    The divisor w is fixed beforehand, not the number of answers: that one client is
-    there or not moves the sum by at most C, whatever it sends, and changes nothing
-    else. With z = 0 the mean is clipped only, and nothing is guaranteed.
-
-    Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent
-    Language Models" (DP-FedAvg), ICLR 2018, arXiv 1710.06963, estimator f̃_f.
-
-    Parameters
-    ----------
-    clip : float
-        C.
-    noise_multiplier : float
-        z.
-    weight : float
-        w, the number of clients that a round is expected to have.
-    noise : SecretNoise
-        Where the noise comes from.
-
-    Attributes
-    ----------
-    releases : int
-        Means so far: what an accountant has to compose.
-    relative_noise : float
-        Of the last mean: the length that its noise has, in units of the clip.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.privacy import PrivateMean, SecretNoise
-    >>> mean = PrivateMean(1.0, 0.0, 2.0, SecretNoise())
-    >>> mean([np.array([0.5, 0.0]), np.array([9.0, 0.0])], np.zeros(2))
-    array([0.75, 0.  ])
-    """
-
-    clip: float
-    noise_multiplier: float
-    weight: float
-    noise: SecretNoise
-    releases: int = field(default=0, init=False)
-    relative_noise: float = field(default=0.0, init=False)
-
-    def __call__(
-        self, points: Sequence[FloatArray] | FloatArray, centre: FloatArray
-    ) -> FloatArray:
-        """The mean of points of the shape of v, the ``centre``; a new float64 array.
-
-        There may be none: what is left then is the noise, as it has to be.
-        """
-        self.releases += 1
-        # E‖z N(0, I)‖/w, nearly
-        self.relative_noise = self.noise_multiplier * sqrt(centre.size) / self.weight
-        total = np.zeros(centre.shape)
-        for point in points:
-            total += clipped(np.subtract(point, centre, dtype=np.float64), self.clip)
-        if self.noise_multiplier:
-            scale = self.noise_multiplier * self.clip
-            total += scale * self.noise.normal(centre.shape)
-        return centre + total / self.weight
-
-
 def has_few_vertices(domain: Domain) -> bool:
     """Whether :func:`report_noisy_max` knows the set's vertices one by one."""
     return type(domain) in (L1Ball, Simplex)
@@ -476,3 +412,123 @@ class LocalNoise:
         radius: float = domain.radius  # type: ignore[attr-defined]
         scale = 2.0 * self.clip * radius * self.noise_multiplier
         return direction, report_noisy_max(domain, direction, scale, self.noise)
+
+
+class Budget(Declared):
+    """How much noise, ``settled_noise_multiplier`` once it is open, and its ε."""
+
+    #: The setting that asks for it, with its value.
+    wanted: ClassVar[str] = ""
+    #: What stands before the settings' names in a run config.
+    prefix: ClassVar[str] = "private."
+    #: Why no run with it goes on from a checkpoint.
+    no_resume: ClassVar[str] = (
+        "no checkpoint knows what was released after it, so ε would be too small"
+    )
+
+    clip: float = setting(
+        0.1,
+        "the length that what a client answers is clipped to",
+        note="of the size of what clients change or smaller: the noise grows with it",
+        symbol="C",
+        above=0.0,
+    )
+    noise_multiplier: float = setting(
+        None,
+        "standard deviation of the noise, in units of how far one client can move "
+        "what it is added to; 0: clip only, without a guarantee; auto: what epsilon "
+        "needs",
+        symbol="z",
+        minimum=0.0,
+    )
+    epsilon: float = setting(
+        None,
+        "ε that all planned rounds together may cost; auto: what noise-multiplier "
+        "comes to",
+        symbol="ε",
+        above=0.0,
+    )
+    delta: float = setting(
+        1e-5,
+        "the probability that ε does not hold; well below 1/n",
+        symbol="δ",
+        above=0.0,
+        below=1.0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        values = self.noise_multiplier, self.epsilon
+        if values.count(None) != 1:
+            z, epsilon = ("'auto'" if v is None else f"{v:g}" for v in values)
+            raise SettingsError(
+                f"{self.prefix}noise-multiplier = {z} and {self.prefix}epsilon = "
+                f"{epsilon}: one of them must be a number, and the other 'auto'"
+            )
+        need("dp_accounting", self.wanted, "privacy")
+
+    def open(self, planned: int, clients: int, how: Releases) -> None:
+        """Settle the noise, of so many releases each; ``how`` is as Accountant's."""
+        z = self.noise_multiplier
+        if z is None:
+            z = noise_multiplier_for(self.epsilon, self.delta, planned, **how)
+            name = f"{self.prefix}noise-multiplier"
+            log(INFO, "%s %.4g, for ε = %g", name, z, self.epsilon)
+        self.settled_noise_multiplier, self._clients = z, clients
+        self._accountant = Accountant(z, self.delta, **how)
+        if self.delta >= 1.0 / clients:
+            stated = f"{self.prefix}delta = {self.delta:g} is not below 1/n for the"
+            log(INFO, "%s %d clients: one of them may be shown", stated, clients)
+
+    def spent(self, releases: int) -> dict[str, float]:
+        """ε of so many releases, as a metric; nothing where no guarantee holds."""
+        epsilon = self._accountant.epsilon(releases)
+        return {"epsilon": epsilon} if isfinite(epsilon) else {}
+
+    def warning(self) -> str:
+        """What ε is about."""
+        if self.noise_multiplier == 0.0 or getattr(self, "test_seed", None) is not None:
+            return f"{self.wanted}, without noise that is secret: no ε"
+        return (
+            f"{self.wanted}: ε is about the models, for a client's whole data; metrics "
+            "and counts in this record have no noise"
+        )
+
+    def why_failed(self) -> str:
+        """The noise, where there is some, for a run that came to nothing."""
+        if not self.settled_noise_multiplier:
+            return ""
+        prefix, many = self.prefix, f"{self._clients} clients"
+        return (
+            f"the noise of {self.wanted} is too much for {many}; a larger number, "
+            f"{prefix}epsilon or a smaller {prefix}clip = {self.clip:g} make it less"
+        )
+
+
+class LocalPrivacy(Budget):
+    """Noise by each client: what it is sent, and the ε of the one asked most."""
+
+    wanted = "privacy = 'local'"
+    prefix = "privacy-"
+
+    mechanism: Mechanism = given(
+        "of a release: noise on a vector, or vertices drawn at random, too"
+    )
+    each: int = given("releases of a client that a round makes")
+
+    def begin(self, cohorts: Any) -> None:
+        """Settle the noise, and forget an earlier run."""
+        self._asked: Counter[str] = Counter()
+        # no coins: the server knows whom it asks
+        planned, n = self.each * cohorts.rounds, len(cohorts.clients)
+        self.open(planned, n, {"mechanism": self.mechanism})
+
+    def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
+        """What each of a round's clients is sent; it counts, whatever gets lost."""
+        self._asked.update(cohort)
+        z = self.settled_noise_multiplier
+        return {"privacy-clip": self.clip, "privacy-noise-multiplier": z}
+
+    def metrics(self) -> dict[str, float]:
+        """ε so far; nothing where no guarantee holds."""
+        return self.spent(self.each * max(self._asked.values(), default=0))

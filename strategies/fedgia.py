@@ -488,13 +488,10 @@ class FedGiA(RoundStrategy):
             return self._stopped
         return self._is_small(self.residual())
 
-    @property
-    def _descends(self) -> bool:
-        """Whether the loss that is evaluated is all that the method lowers."""
-        return not self._h
-
-    def _diverged(self) -> str:
-        """Where the residual of a fixed σ ended, if that is above where it began."""
+    def _diverged(self, risen: str) -> str:
+        """A loss that rose and is all of F, or how the residual of a fixed σ did."""
+        if risen:
+            return "" if self._h else risen
         first, last = self._first_residual, self._residual_of_z()
         if self._search is None and isfinite(first) and not last <= first:
             return (

@@ -155,11 +155,6 @@ class ZerothOrderSGD(RoundStrategy):
                 Layout(((self.pool,),)), np.zeros(self.pool)
             )
 
-    @property
-    def _result_layout(self) -> Layout:
-        """The model's, of which the weights of a pool know nothing."""
-        return self._layout
-
     def _result_point(self) -> FloatArray:
         """The model itself."""
         if self.variant == "fedkseed":

@@ -1,13 +1,8 @@
-"""How a round's answers become one vector: the mean, robust rules, noise with an ε.
+"""How a round's answers become one vector: the mean, and rules that no few can choose.
 
 The mean of n points is wherever one of them wants it. Each robust rule here stays near
 the points of the majority, whatever the others are, and pays for it where honest points
 differ: then it is not their mean either.
-
-The unit of differential privacy is a client with all its data. With ``privacy="local"``
-every client clips and adds noise before it answers
-(:class:`~fedtrellis.privacy.LocalNoise`), so that nobody has to be trusted. ε is an
-accountant's, of what was released.
 """
 
 from __future__ import annotations
@@ -15,37 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO
-from math import ceil, isfinite
+from math import ceil
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.extras import need
-from fedtrellis.privacy import (
-    Accountant,
-    Mechanism,
-    PrivateMean,
-    Releases,
-    SecretNoise,
-    noise_multiplier_for,
-)
+from fedtrellis.privacy import Budget, Releases, SecretNoise, clipped
 from fedtrellis.server.answers import Answer, check_moderate
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import AUTO, Declared, SettingsError, given, setting
+from fedtrellis.settings import Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.flower_internals import log
-
-__all__ = [
-    "LEAST",
-    "Aggregation",
-    "Clipping",
-    "Mean",
-    "Median",
-    "Private",
-    "TrimmedMean",
-]
 
 Points = Sequence[FloatArray] | FloatArray
 
@@ -145,29 +120,16 @@ class Aggregation(Declared, ABC):
 
     @abstractmethod
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
-        r"""What some points come to.
+        r"""What some points come to: an ndarray of float64, of shape S.
 
-        Parameters
-        ----------
-        points : sequence of n ndarrays of shape S, or ndarray of shape (n, \*S)
-            Finite; at least one, unless :meth:`lost` lets a round without answers pass.
-        centre : ndarray of shape S
-            The last result. Not changed.
-
-        Returns
-        -------
-        ndarray of float64
-            Summed up in float64 whatever the points are of, to be rounded once.
+        ``points`` are n finite ndarrays of shape S, or one of shape (n, \*S); at least
+        one, unless :meth:`lost` lets a round without answers pass. ``centre``, of shape
+        S, is the last result, and is not changed. Sums are of float64 whatever the
+        points are of, to be rounded once.
         """
 
     def begin(self, cohorts: Cohorts) -> None:
-        """Get ready for a run, once its clients are known.
-
-        Raises
-        ------
-        SettingsError
-            They are too few.
-        """
+        """Get ready for a run of these clients; SettingsError if they are too few."""
         if (n := len(cohorts.clients)) < self.least:
             raise SettingsError(
                 f"{self.wanted} needs at least {self.least} clients; there are {n}"
@@ -304,15 +266,10 @@ class Median(Aggregation):
     def of_held(
         self, points: FloatArray, held: NDArray[np.bool_], otherwise: FloatArray
     ) -> FloatArray:
-        """As :meth:`combine`, of points that lack some coordinates.
+        """As :meth:`combine`, of points of shape (n, p) that lack some coordinates.
 
-        Parameters
-        ----------
-        points : ndarray of shape (n, p)
-        held : ndarray of bool, shape (n, p)
-            Which coordinates each point has; what else stands there does not count.
-        otherwise : ndarray of shape (p,)
-            Values where fewer points than :data:`LEAST` have the coordinate.
+        ``held``, of the same shape, says which each has; ``otherwise``, of shape (p,),
+        is for coordinates that fewer than :data:`LEAST` points have.
         """
         counts = held.sum(axis=0)
         ordered = np.sort(np.where(held, points, np.inf), axis=0)
@@ -411,115 +368,22 @@ class Clipping(Aggregation):
         return v.reshape(centre.shape)
 
 
-class Budget(Declared):
-    """How much noise, and what ε it comes to.
-
-    Attributes
-    ----------
-    settled_noise_multiplier : float
-        z of the run; from :meth:`open` on.
-    """
-
-    #: The setting that asks for it, with its value.
-    wanted: ClassVar[str] = ""
-    #: What stands before the settings' names in a run config.
-    prefix: ClassVar[str] = "private."
-    #: Why no run with it goes on from a checkpoint.
-    no_resume: ClassVar[str] = (
-        "no checkpoint knows what was released after it, so ε would be too small"
-    )
-
-    clip: float = setting(
-        0.1,
-        "the length that what a client answers is clipped to",
-        note="of the size of what clients change or smaller: the noise grows with it",
-        symbol="C",
-        above=0.0,
-    )
-    noise_multiplier: float = setting(
-        None,
-        "standard deviation of the noise, in units of how far one client can move "
-        "what it is added to; 0: clip only, without a guarantee; auto: what epsilon "
-        "needs",
-        symbol="z",
-        minimum=0.0,
-    )
-    epsilon: float = setting(
-        None,
-        "ε that all planned rounds together may cost; auto: what noise-multiplier "
-        "comes to",
-        symbol="ε",
-        above=0.0,
-    )
-    delta: float = setting(
-        1e-5,
-        "the probability that ε does not hold; well below 1/n",
-        symbol="δ",
-        above=0.0,
-        below=1.0,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        values = self.noise_multiplier, self.epsilon
-        if values.count(None) != 1:
-            z, epsilon = ("'auto'" if v is None else f"{v:g}" for v in values)
-            raise SettingsError(
-                f"{self.prefix}noise-multiplier = {z} and {self.prefix}epsilon = "
-                f"{epsilon}: one of them must be a number, and the other 'auto'"
-            )
-        need("dp_accounting", self.wanted, "privacy")
-
-    def _described(self) -> dict[str, Any]:
-        """Its settings' values, by name and symbol; none that is left open."""
-        shown = super()._described()
-        return {name: value for name, value in shown.items() if value != AUTO}
-
-    def open(self, planned: int, clients: int, how: Releases) -> None:
-        """Settle the noise, of so many releases each; ``how`` is as Accountant's."""
-        z = self.noise_multiplier
-        if z is None:
-            z = noise_multiplier_for(self.epsilon, self.delta, planned, **how)
-            name = f"{self.prefix}noise-multiplier"
-            log(INFO, "%s %.4g, for ε = %g", name, z, self.epsilon)
-        self.settled_noise_multiplier, self._clients = z, clients
-        self._accountant = Accountant(z, self.delta, **how)
-        if self.delta >= 1.0 / clients:
-            stated = f"{self.prefix}delta = {self.delta:g} is not below 1/n for the"
-            log(INFO, "%s %d clients: one of them may be shown", stated, clients)
-
-    def spent(self, releases: int) -> dict[str, float]:
-        """ε of so many releases, as a metric; nothing where no guarantee holds."""
-        epsilon = self._accountant.epsilon(releases)
-        return {"epsilon": epsilon} if isfinite(epsilon) else {}
-
-    def warning(self) -> str:
-        """What ε is about."""
-        if self.noise_multiplier == 0.0 or getattr(self, "test_seed", None) is not None:
-            return f"{self.wanted}, without noise that is secret: no ε"
-        return (
-            f"{self.wanted}: ε is about the models, for a client's whole data; metrics "
-            "and counts in this record have no noise"
-        )
-
-    def why_failed(self) -> str:
-        """The noise, where there is some, for a run that came to nothing."""
-        if not self.settled_noise_multiplier:
-            return ""
-        return (
-            f"the noise of {self.wanted} is too much for {self._clients} clients. More "
-            f"of them or a larger {self.prefix}epsilon make it less; so does a "
-            f"{self.prefix}clip, here {self.clip:g}, near what clients change"
-        )
-
-
 class Private(Budget, Aggregation):
     """The noisy mean of clipped changes: central differential privacy.
 
-    The server, which is trusted, adds the noise; all that leaves it is made of these
-    means (:class:`~fedtrellis.privacy.PrivateMean`). Cohorts are drawn by coins that
-    are secret, where ε relies on that. ε of what was released is a metric of every
-    round.
+    ::
+
+        v + ( Σ_i clip(x_i − v) + z C N(0, I) ) / w,     clip(u) = u · min(1, C/‖u‖)
+
+    w, the number of clients that a round is expected to have, is fixed beforehand: that
+    one client is there or not moves the sum by at most C, whatever it sends, and
+    changes nothing else. The server, which is trusted, adds the noise; all that leaves
+    it is made of these means. Cohorts are drawn by coins that are secret, where ε
+    relies on that. ε of what was released is a metric of every round. With z = 0 the
+    mean is clipped only, and nothing is guaranteed.
+
+    Source: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent
+    Language Models" (DP-FedAvg), ICLR 2018, arXiv 1710.06963, estimator f̃_f.
 
     Raises
     ------
@@ -558,10 +422,9 @@ class Private(Budget, Aggregation):
                 how = {"sampling": "fixed", "cohort": cohorts.fixed, "clients": n}
         self.open(cohorts.rounds, n, how)
         self._noise = SecretNoise(self.test_seed)
-        z, weight = self.settled_noise_multiplier, cohorts.expected * n
-        self._mean = PrivateMean(self.clip, z, weight, self._noise)
+        self._weight = cohorts.expected * n
         self._drawn: tuple[int, list[str]] = 0, []
-        self._rounds = self._draws = 0
+        self._rounds = self._draws = self._releases = 0
 
     def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
         """The clients of a round, by coins that nobody can draw again."""
@@ -580,8 +443,17 @@ class Private(Budget, Aggregation):
         return self._drawn[1]
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
-        """The noisy mean of what the points change in the centre."""
-        return self._mean(points, centre)
+        """The noisy mean of what the points change in the centre.
+
+        There may be none: what is left then is the noise, as it has to be.
+        """
+        self._releases += 1
+        total = np.zeros(centre.shape)
+        for point in points:
+            total += clipped(np.subtract(point, centre, dtype=np.float64), self.clip)
+        if z := self.settled_noise_multiplier:
+            total += z * self.clip * self._noise.normal(centre.shape)
+        return centre + total / self._weight
 
     def lost(self, answers: int, least: int) -> str:
         """Nothing is lost: a round without answers has noise for a result."""
@@ -590,7 +462,7 @@ class Private(Budget, Aggregation):
     def metrics(self) -> dict[str, float]:
         """ε of what was released so far; nothing where no guarantee holds."""
         self._rounds += 1
-        if self._mean.releases < self._rounds:
+        if self._releases < self._rounds:
             raise RuntimeError(
                 f"a round's model was made without the noise of {self.wanted}: "
                 "aggregate has to use self.average or self.mean_of"
@@ -602,36 +474,4 @@ class Private(Budget, Aggregation):
             )
         if self.test_seed is not None:
             return {}
-        return self.spent(self._mean.releases)
-
-
-class LocalPrivacy(Budget):
-    """Noise by each client: what it is sent, and the ε of the one asked most."""
-
-    wanted = "privacy = 'local'"
-    prefix = "privacy-"
-
-    mechanism: Mechanism = given(
-        "of a release: noise on a vector, or vertices drawn at random, too"
-    )
-    each: int = given("releases of a client that a round makes")
-
-    def begin(self, cohorts: Cohorts) -> None:
-        """Settle the noise, and forget an earlier run."""
-        self._asked: dict[str, int] = {}
-        # no coins: the server knows whom it asks
-        how: Releases = {"mechanism": self.mechanism}
-        self.open(self.each * cohorts.rounds, len(cohorts.clients), how)
-
-    def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
-        """What each of a round's clients is sent; it counts, whatever gets lost."""
-        for name in cohort:
-            self._asked[name] = self._asked.get(name, 0) + 1
-        return {
-            "privacy-clip": self.clip,
-            "privacy-noise-multiplier": self.settled_noise_multiplier,
-        }
-
-    def metrics(self) -> dict[str, float]:
-        """ε so far; nothing where no guarantee holds."""
-        return self.spent(self.each * max(self._asked.values(), default=0))
+        return self.spent(self._releases)

@@ -20,8 +20,6 @@ from flwr.serverapp.strategy import Result
 
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
-__all__ = ["Callback", "EarlyStop", "JsonLines", "Progress", "RoundRecord"]
-
 #: What shows best how far a run has come, with and without a constraint, in order.
 CRITERIA = (
     *("loss", "gap", "squared-gradient-norm", "gradient-map-norm"),
@@ -38,23 +36,7 @@ _REASONS = 5
 class RoundRecord:
     """All of one round.
 
-    Attributes
-    ----------
-    round : int
-        From 1; 0 is the model the run started from.
-    sampled, used : int
-        Clients asked (those of ``strategy.sample(round)``), and answers used.
-    rejected : list of (str, str)
-        Who was dropped, and why.
-    bytes_up, bytes_down : int
-        Of all the round's messages as encoded, to the server and to the clients;
-        round 1 has those of the introduction too.
-    seconds : float
-        Wall time, without the evaluation on the server.
-    train, client_evaluation, evaluation : dict
-        Metrics of the method, of the clients' own data, and of ``evaluate_fn``.
-    round_trips : int
-        Waves of messages that the round took, those after losses included.
+    Metrics are by name; ``rejected`` says who was dropped, and why.
 
     Examples
     --------
@@ -63,16 +45,23 @@ class RoundRecord:
     {'loss': 2.0, 'gap': 0.5}
     """
 
+    #: From 1; 0 is the model that the run started from.
     round: int
+    #: Clients asked (those of ``strategy.sample(round)``), and answers used.
     sampled: int = 0
     used: int = 0
     rejected: list[tuple[str, str]] = field(default_factory=list)
+    #: Of all the round's messages as encoded, to the server and to the clients; round 1
+    #: has those of the introduction too.
     bytes_up: int = 0
     bytes_down: int = 0
+    #: Wall time, without the evaluation on the server.
     seconds: float = 0.0
+    #: Metrics of the method, of the clients' own data, and of ``evaluate_fn``.
     train: dict[str, float] = field(default_factory=dict)
     client_evaluation: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
+    #: Waves of messages that the round took, those after losses included.
     round_trips: int = 1
 
     @property
@@ -96,11 +85,6 @@ class Callback:
 
     ``strategy`` is the run's :class:`~fedtrellis.LoopStrategy`.
 
-    Attributes
-    ----------
-    tells_of_rounds : bool
-        Whether it shows or logs each round itself, so that the run need not.
-
     Examples
     --------
     >>> from fedtrellis import Callback, RoundRecord
@@ -114,6 +98,7 @@ class Callback:
     1
     """
 
+    #: Whether it shows or logs each round itself, so that the run need not.
     tells_of_rounds: ClassVar[bool] = False
 
     def on_meeting(self, strategy: Any) -> None:
@@ -159,14 +144,7 @@ def observed_by(callback: Callback) -> Iterator[None]:
 
 
 class EarlyStop(Callback):
-    """Stop as soon as a metric is small enough.
-
-    Parameters
-    ----------
-    metric : str
-        Such as ``"gap"`` or ``"loss"``.
-    tolerance : float
-        The run stops when the metric is at most this.
+    """Stop as soon as a metric, such as ``"gap"``, is at most a finite ``tolerance``.
 
     Examples
     --------
@@ -270,10 +248,7 @@ def why_dropped(rejected: Sequence[tuple[str, str]]) -> str:
 
 
 class RoundLog(Callback):
-    """Logs a line a round and the totals: what a run has where nothing tells of rounds.
-
-    ``lines`` is as :class:`Progress` takes it.
-    """
+    """Logs a line a round and the totals: for a run whose callbacks tell of none."""
 
     tells_of_rounds = True
 
@@ -333,14 +308,9 @@ class Progress(RoundLog):
     Where there is no terminal each round is a line of the log, with the clients whose
     answers were dropped and why, and the totals end the run. A run of many rounds has
     at most one line a second: deployed, where a round takes seconds, that is still
-    every round, and 10 000 quick ones do not fill a screen each.
-
-    Parameters
-    ----------
-    lines : int
-        Runs of up to this many rounds have a line for every round, however quick.
-    console : rich.console.Console, optional
-        Where to draw; by default the standard output.
+    every round, and 10 000 quick ones do not fill a screen each. One of up to ``lines``
+    rounds has a line for each, however quick. ``console``, a ``rich.console.Console``,
+    is where to draw; by default the standard output.
 
     Examples
     --------
@@ -424,13 +394,8 @@ class JsonLines(Callback):
     =========== ======================================================================
 
     Each has its ``event`` and the ``time`` (ISO 8601, UTC); a number that is not
-    finite is null.
-
-    Parameters
-    ----------
-    start, end : mapping, optional
-        More fields of the first and of the last object; what ``end`` holds when the
-        run ends counts.
+    finite is null. The mappings ``start`` and ``end`` are more fields of the first and
+    of the last object; what ``end`` holds when the run ends counts.
 
     Examples
     --------

@@ -25,14 +25,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fedtrellis.privacy import Mechanism
+from fedtrellis.privacy import Budget, LocalPrivacy, Mechanism
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import (
     LEAST,
     Aggregation,
-    Budget,
     Cohorts,
-    LocalPrivacy,
     Mean,
     Points,
     Sealed,
@@ -51,8 +49,6 @@ from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Traffic
 from fedtrellis.wire.flower_internals import LOGGER_NAME, log
 from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
-
-__all__ = ["HOOKS", "LoopStrategy", "Needs"]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Needs = Literal["sum", "each"]
@@ -104,15 +100,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     history : list of RoundRecord
     refused : list of (str, str)
         Nodes that could not introduce themselves before round 1, and why.
-    clients : list of str
-        Identities of the run's clients, in order; from the start of the run on.
-    conversation : Conversation
-        With the clients; from the start of the run on.
-    num_rounds : int
-        Rounds planned; from the start of the run on.
-    planned_rounds : int
-        T of a schedule that needs one: the rounds that the run was planned with when it
-        began, also if it goes on with more. Known from :meth:`setup` on.
+    clients, conversation : list of str, Conversation
+        Identities of the run's clients, in order, and what is said to them.
+    num_rounds, planned_rounds : int
+        Rounds planned now, and when the run began: T of a schedule that needs one.
     broadcast : ModelBroadcast
         The model, and how it gets to the clients; from :meth:`setup` on.
     sampled, used : list of str
@@ -249,13 +240,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         #: The noise that clients add, if they do.
         self.local_noise: LocalPrivacy | None = None
         if self._private_mechanism is not None and options.privacy == "local":
+            names = [field.name for field in fields(Budget)]
             self.local_noise = LocalPrivacy(
                 mechanism=self._private_mechanism,
                 each=self._private_releases,
-                **{
-                    f.name: getattr(options, f"privacy_{f.name}")
-                    for f in fields(Budget)
-                },
+                **{name: getattr(options, f"privacy_{name}") for name in names},
             )
             self._parts.append(self.local_noise)
         for part in self._parts:
@@ -338,8 +327,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def sample(self, server_round: int) -> list[str]:
         """The clients of a round; depends on the seed and the round alone.
 
-        Unless the aggregation has them drawn otherwise: by secret coins, or without
-        some.
+        But for an aggregation that has them drawn by secret coins, or without some.
         """
         clients, options = self.clients, self.options
         drawn = list(clients)
@@ -363,20 +351,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         """The model that is evaluated and returned, where that is not what is sent."""
         return self.broadcast.model
 
-    @property
-    def _result_layout(self) -> Layout:
-        """Shapes and dtype of the result's point."""
-        return self.broadcast.layout
-
-    @property
-    def _descends(self) -> bool:
-        """Whether a run whose loss ends above where it began has failed."""
+    def _diverged(self, risen: str) -> str:
+        """Why a run failed: its loss has ``risen``, or, without one, its measure."""
         # with noise it has cost its ε
-        return any(isinstance(part, Budget) for part in self._parts)
-
-    def _diverged(self) -> str:
-        """Why a run has failed by the method's own measure, where there is no loss."""
-        return ""
+        return risen if any(isinstance(part, Budget) for part in self._parts) else ""
 
     def _warnings(self) -> list[str]:
         """What a reader of a run's record must not overlook."""
@@ -429,10 +407,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             return self.average(points, centre)
         counts = [self._client_properties(client)[EXAMPLES] for client in answers]
         # Σ d_i x_i / Σ d_i
-        mean: FloatArray = np.average(
-            np.asarray(points, dtype=np.float64), axis=0, weights=counts
-        )
-        return mean
+        stacked = np.asarray(points, dtype=np.float64)
+        return cast(FloatArray, np.average(stacked, axis=0, weights=counts))
 
     def _client_properties(self, client: str) -> dict[str, Any]:
         """What a client answered to the introduction (its ``get_properties``)."""
@@ -473,10 +449,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _model_for(
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
-        """The model as one client is sent it, and the entries on its encoding.
-
-        ``entries`` are the request's; what they hold for the model is taken out.
-        """
+        """The model for one client, and entries on it; takes its own out of these."""
         known = self.conversation.registry.clients[client]
         return self.broadcast.encode(known.version)
 
@@ -537,8 +510,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
         """The clients' metrics in the mean; with a robust aggregation in the median.
 
-        A client weighs by the examples that it declared before round 1, or else by
-        those of its first evaluation.
+        A client weighs the examples that it declared, or those of its first evaluation.
         """
         metrics, equal = [], self.options.evaluation_weights == "equal"
         for answer in answers:
@@ -660,27 +632,14 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     ) -> Result:
         """Run the strategy; parameters and result are those of Flower's own.
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's, or a :class:`~fedtrellis.LocalGrid`.
-        initial_arrays : ArrayRecord
-            The model to start from.
-        num_rounds : int
-            Rounds planned. The method's own stop rule, or a callback, may end the run
-            before.
-        timeout : float
-            Seconds to wait for the replies of one wave.
-        train_config, evaluate_config : ConfigRecord, optional
-            More entries for the clients' ``config``.
-        evaluate_fn : callable, optional
-            Called with the round and the model before round 1 and after every
-            ``evaluate_every`` rounds; returns a ``MetricRecord`` or None.
-
-        Returns
-        -------
-        Result
-            The model and the metrics by round; ``self.history`` has all of a round.
+        ``grid`` is Flower's, or a :class:`~fedtrellis.LocalGrid`; ``initial_arrays`` is
+        the model to start from. The method's own stop rule, or a callback, may end the
+        run before ``num_rounds``; ``timeout`` is how many seconds to wait for the
+        replies of one wave. The two configs are more entries for the clients'
+        ``config``. ``evaluate_fn`` is called with the round and the model before round
+        1 and after every ``evaluate_every`` rounds, and returns a ``MetricRecord`` or
+        None. The result has the model and the metrics by round, ``self.history`` all of
+        a round.
 
         Raises
         ------
@@ -702,37 +661,34 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             )
         check_same_code(grid)
         self.num_rounds, self.history = num_rounds, []
-        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        self._loop = Loop(self, grid, timeout, configs, evaluate_fn)
-        return self._loop.go(initial_arrays)
+        loop = self._loop = Loop(self, grid, timeout)
+        loop.train_config = train_config or ConfigRecord()
+        loop.evaluate_config = evaluate_config or ConfigRecord()
+        loop.evaluate_fn = evaluate_fn
+        return loop.go(initial_arrays)
 
 
 class Loop:
     """One run of a strategy: its clients, rounds, evaluations, checkpoints and end."""
 
-    def __init__(
-        self,
-        strategy: LoopStrategy,
-        grid: Grid,
-        timeout: float,
-        configs: tuple[ConfigRecord, ConfigRecord],
-        evaluate_fn: EvaluateFn | None,
-    ) -> None:
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFn | None
+    layout: Layout
+    # of which finished round the state is, None while it is changed; and, where it is
+    # changed and something is waited for, the checkpoint from before
+    whole: int | None = None
+    snapshot: dict[str, Any] | None = None
+    _saved = 0  # rounds that the history beside the checkpoint has
+
+    def __init__(self, strategy: LoopStrategy, grid: Grid, timeout: float) -> None:
         self.strategy, self.options, self.grid = strategy, strategy.options, grid
-        self.timeout, self.evaluate_fn = timeout, evaluate_fn
-        self.train_config, self.evaluate_config = configs
+        self.timeout = timeout
         self.conversation = strategy.conversation = Conversation(grid, strategy)
         self.result, callbacks = Result(), self.options.callbacks
         tells = any(callback.tells_of_rounds for callback in callbacks)
         logs = getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells
         self.callbacks = [*callbacks, *([RoundLog()] if logs else [])]
-        # of the arrays that the run begins with, by name
-        self.dtypes: dict[str, np.dtype[Any]] = {}
-        # of which finished round the state is, None while it is changed; and, where it
-        # is changed and something is waited for, the checkpoint from before
-        self.whole: int | None = None
-        self.snapshot: dict[str, Any] | None = None
-        self._saved = 0  # rounds that the history beside the checkpoint has
 
     def go(self, initial: ArrayRecord) -> Result:
         """From the first message to the last; parameters are those of ``start``."""
@@ -740,13 +696,14 @@ class Loop:
         arrays, num_rounds = record_arrays(initial), strategy.num_rounds
         layout = Layout.of(arrays)
         found = layout.dtype if layout.dtype in strategy.dtypes else "float64"
-        layout = Layout(layout.shapes, options.dtype or found)
+        layout = self.layout = Layout(layout.shapes, options.dtype or found)
         point = layout.point(arrays)
         if not np.isfinite(point).all():
             raise ValueError("initial_arrays are not finite")
         point = layout.rounded(point)
         strategy._check_model(layout)
         strategy._check_hooks()
+        # of the arrays that the run begins with, by name
         self.dtypes = {name: np.dtype(array.dtype) for name, array in initial.items()}
         log(INFO, "Starting %s: %d rounds", type(strategy).__name__, num_rounds)
         strategy.summary()
@@ -815,16 +772,9 @@ class Loop:
 
     def _go_on(self, resumed: Checkpoint) -> int:
         """Load a checkpoint; the round that it is of."""
-        history = self.strategy.history = resumed.load(self.strategy, self.grid)
-        result = self.result
+        history = resumed.load(self.strategy, self.grid)
         for record in history:
-            for metrics, by_round in (
-                (record.train, result.train_metrics_clientapp),
-                (record.client_evaluation, result.evaluate_metrics_clientapp),
-                (record.evaluation, result.evaluate_metrics_serverapp),
-            ):
-                if metrics:
-                    by_round[record.round] = MetricRecord({**metrics})
+            self._note(record)
         log(INFO, "Resumed: going on with round %d", history[-1].round + 1)
         return history[-1].round
 
@@ -868,9 +818,6 @@ class Loop:
         asked = conversation, server_round
         with nullcontext() if strategy._one_wave else self._interruptible():
             metrics = strategy.run_round(*asked, self.train_config, self.timeout)
-        if metrics:
-            by_round = self.result.train_metrics_clientapp
-            by_round[server_round] = MetricRecord({**metrics})
         waves, evaluated = traffic.waves, None
         if self.evaluates_clients(server_round):
             with deferred():  # the round is not finished yet, but the state is the next
@@ -890,7 +837,7 @@ class Loop:
             seconds=time.perf_counter() - began,
             round_trips=waves,
             train=metrics or {},
-            client_evaluation=plain_metrics(evaluated) if evaluated else {},
+            client_evaluation=plain_metrics(evaluated or {}),
         )
 
     def evaluates_clients(self, server_round: int) -> bool:
@@ -901,22 +848,31 @@ class Loop:
     def _evaluate(self, server_round: int) -> dict[str, float]:
         assert self.evaluate_fn is not None
         metrics = self.evaluate_fn(server_round, self.model_record())
-        if metrics is None:
-            return {}
-        self.result.evaluate_metrics_serverapp[server_round] = metrics
-        return plain_metrics(metrics)
+        if metrics is not None:
+            self.result.evaluate_metrics_serverapp[server_round] = metrics
+        return plain_metrics(metrics or {})
+
+    def _note(self, record: RoundRecord) -> None:
+        """Give a round to the history, and its metrics to Flower's result."""
+        self.strategy.history.append(record)
+        for metrics, by_round in (
+            (record.train, self.result.train_metrics_clientapp),
+            (record.client_evaluation, self.result.evaluate_metrics_clientapp),
+            (record.evaluation, self.result.evaluate_metrics_serverapp),
+        ):
+            if metrics and record.round not in by_round:
+                by_round[record.round] = MetricRecord({**metrics})
 
     def _finished(self, record: RoundRecord) -> bool:
-        """Give a round to the history and the callbacks; whether one stops the run."""
-        strategy, stops = self.strategy, False
-        strategy.history.append(record)
-        for callback in self.callbacks:  # each gets it, also after a stop
-            stops |= bool(callback.on_round(strategy, record))
-        return stops
+        """Note a round, and give it to the callbacks; whether one stops the run."""
+        self._note(record)
+        # each gets it, also after a stop
+        stops = [one.on_round(self.strategy, record) for one in self.callbacks]
+        return any(stops)
 
     def model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
-        layers = self.strategy._result_layout.layers(self.strategy._result_point())
+        layers = self.layout.layers(self.strategy._result_point())
         record = ArrayRecord()
         for (name, dtype), layer in zip(self.dtypes.items(), layers, strict=True):
             kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
@@ -966,14 +922,13 @@ class Loop:
         are elsewhere, the state before is kept meanwhile.
         """
         whole, self.whole = self.whole, None
-        if getattr(self.grid, "client_states", None) is not None:
-            with deferred():
-                yield
-            return
-        if self.options.checkpoint is not None and whole and signals_heard():
+        local = getattr(self.grid, "client_states", None) is not None
+        wanted = self.options.checkpoint is not None and not local and signals_heard()
+        if wanted and whole:
             packed = pack_checkpoint(self.strategy, self.grid, whole)
             self.snapshot = {name: np.array(array) for name, array in packed.items()}
-        yield
+        with deferred() if local else nullcontext():
+            yield
 
 
 def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
@@ -989,32 +944,31 @@ def _check_ended(strategy: LoopStrategy) -> None:
     the end: it must be finite, not a million times what it was, and where the method
     descends not above its start, but for rounding. Else the method's own measure does.
     """
-    history, first = strategy.history, strategy.history[0]
+    history, first, steps = strategy.history, strategy.history[0], ""
     if not any(record.used for record in history):
         # however few the rounds were: the model is the one they began with
         raise _unanswered(f"all of the {history[-1].round} rounds", history[-1])
     measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
     start = inf if first.round else first.evaluation.get("loss", inf)
-    steps = ""
-    for name in ("step_size", "local_step_size"):
+    for name in ("local_step_size", "step_size"):
         if size := getattr(strategy, name, None):
-            steps = steps or f"; {name} = {size:g} may be too long"
+            steps = f"; {name} = {size:g} may be too long"
     why = ""
     if measured and not isfinite(measured[-1]):
         why = f"its loss ended at {measured[-1]}"
     elif not isfinite(start):
-        why = strategy._diverged()
+        why = strategy._diverged("")
     else:
-        end, dtype = measured[-1], strategy.broadcast.layout.dtype
+        end, size, dtype = measured[-1], abs(start), strategy.broadcast.layout.dtype
+        risen = f"its loss ended at {end:.3g} and was {start:.3g} before round 1"
         # bfloat16 has 8 bits
         bits = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
-        above = f"its loss ended at {end:.3g} and was {start:.3g} before round 1"
-        risen = end > start + np.sqrt(bits) * abs(start)
-        beyond = end > start + _BEYOND * max(1.0, abs(start))
-        if beyond or (risen and strategy._descends):
-            why = above
-        elif risen:
-            log(WARNING, "%s%s", above, steps)
+        if end > start + _BEYOND * max(1.0, size):
+            why = risen
+        elif end > start + np.sqrt(bits) * size and not (
+            why := strategy._diverged(risen)
+        ):
+            log(WARNING, "%s%s", risen, steps)
     if why:
         for part in strategy._parts:
             if cause := part.why_failed():
@@ -1022,13 +976,10 @@ def _check_ended(strategy: LoopStrategy) -> None:
         raise RuntimeError(f"the run diverged: {why}{steps}")
 
 
-def plain_metrics(metrics: MetricRecord) -> dict[str, float]:
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among metrics, as floats."""
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if isinstance(value, int | float)
-    }
+    numbers = {n: v for n, v in metrics.items() if isinstance(v, int | float)}
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def _norm(point: FloatArray) -> float:

@@ -7,9 +7,9 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from fedtrellis.privacy import Budget
 from fedtrellis.server.aggregation import (
     Aggregation,
-    Budget,
     Clipping,
     Mean,
     Median,
@@ -22,8 +22,6 @@ from fedtrellis.settings import Declared, given, setting
 from fedtrellis.wire.arrays import DType
 from fedtrellis.wire.exchange import ClientKeys
 from fedtrellis.wire.protocol import ANSWER_BOUND
-
-__all__ = ["AGGREGATIONS", "RunOptions"]
 
 Sampling = Literal["bernoulli", "fixed"]
 Weights = Literal["equal", "examples"]

@@ -35,8 +35,6 @@ from fedtrellis.signals import Interrupted, deferred, signals_interrupt
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["RunRecord", "default_results_dir", "ending_in_order", "to_toml"]
-
 # of python sim.py without --nodes
 DEFAULT_NODES = 10
 # what an axis has room for
@@ -101,11 +99,7 @@ def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
 
 
 def default_results_dir() -> Path:
-    """Where records go by default.
-
-    Under the user's home: a relative path would mean a bundle's directory, or that of
-    a long-lived SuperLink.
-    """
+    """Where records go by default: a relative path might mean a bundle's directory."""
     return Path.home() / ".fedtrellis" / "runs"
 
 
@@ -137,23 +131,10 @@ class RunRecord(Callback):
                                  ``picture`` is False
     ============================ =====================================================
 
-    Parameters
-    ----------
-    directory : path
-        The run's own directory; made if it is not there.
-    config : mapping
-        The run config, flat.
-    reference : float, optional
-        F*, for the picture and the summary.
-    title : str
-        Of the picture.
-
-    Attributes
-    ----------
-    picture : bool
-        Whether a picture is drawn in the end.
-    status : str
-        ``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``.
+    ``directory`` is made if it is not there; ``config`` is the run config, flat;
+    ``reference``, for the picture and the summary, is F*; ``title`` is the picture's.
+    ``status`` is ``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``;
+    ``picture`` says whether one is drawn in the end.
     """
 
     def __init__(

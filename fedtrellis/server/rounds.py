@@ -18,8 +18,6 @@ from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
-__all__ = ["RoundStrategy"]
-
 
 class RoundStrategy(LoopStrategy):
     """Base class: a strategy is what it sends, what it checks, and what it aggregates.
@@ -136,11 +134,13 @@ class RoundStrategy(LoopStrategy):
         self.used = [name for name, reply in replies.items() if reply.has_content()]
         arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
         if arrays is not None:
-            layers, layout = record_arrays(arrays), self.broadcast.layout
-            ours = layout.layers(self._result_point())
+            layers, ours = (
+                record_arrays(arrays),
+                record_arrays(self._loop.model_record()),
+            )
             # the model becomes what the hook returned, where that is another one
             if not all(map(np.array_equal, layers, ours)):
-                self.broadcast.replace(layout.point(layers))
+                self.broadcast.replace(self.broadcast.layout.point(layers))
         return None if metrics is None else plain_metrics(metrics)
 
     def _entries(

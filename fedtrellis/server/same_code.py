@@ -14,8 +14,6 @@ from typing import Any
 
 from fedtrellis.settings import SettingsError
 
-__all__ = ["check_same_code"]
-
 # the grid of Flower's simulations
 _SIMULATED = "InMemoryGrid"
 # the folder in which Flower unpacks what ``flwr run`` sends, each app in one of its own

@@ -17,12 +17,12 @@ from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import (
     Accountant,
-    PrivateMean,
     SecretNoise,
     clipped,
     noise_multiplier_for,
     report_noisy_max,
 )
+from fedtrellis.server.aggregation import Cohorts
 from fedtrellis.settings import SettingsError
 from strategies import (
     CompressedSGD,
@@ -124,8 +124,14 @@ def test_the_noise_for_an_epsilon_comes_to_it(how: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------ mechanisms
 
 
+def noisy_mean(clip: float, z: float, clients: int) -> Any:
+    private = Private(clip=clip, noise_multiplier=z)
+    private.begin(Cohorts([str(i) for i in range(clients)], 1.0, None, 1.0, 9))
+    return private.combine
+
+
 def test_no_client_moves_the_sum_further_than_the_clip() -> None:
-    mean = PrivateMean(1.5, 0.0, 4.0, SecretNoise())
+    mean = noisy_mean(1.5, 0.0, 4)
     rng = np.random.default_rng(0)
     centre = rng.normal(size=6)
     others = [centre + rng.normal(size=6) for _ in range(3)]
@@ -137,7 +143,7 @@ def test_no_client_moves_the_sum_further_than_the_clip() -> None:
 
 
 def test_the_noise_is_normal_and_as_large_as_promised() -> None:
-    mean = PrivateMean(0.5, 3.0, 10.0, SecretNoise())
+    mean = noisy_mean(0.5, 3.0, 10)
     noise = mean([], np.zeros(20_000)) * 10.0 / (3.0 * 0.5)
     assert kstest(noise, "norm").pvalue > 1e-6
     assert kstest(SecretNoise().gumbel((20_000,)), gumbel_r.cdf).pvalue > 1e-6
