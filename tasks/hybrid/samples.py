@@ -29,8 +29,6 @@ from ..data.table import Schema, read_at_most
 if TYPE_CHECKING:
     from .task import HybridTask
 
-__all__ = ["BY_PATH", "DATASETS", "TARGETS", "Samples", "load_rows", "load_samples"]
-
 FloatArray = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
@@ -50,27 +48,20 @@ TARGETS = {"diabetes": "how far the disease went in a year"}
 
 #: Those that are the user's, with the names of their files in a folder; MNIST's are
 #: known to its reader.
+_PACKED = ("covtype.libsvm.binary.scale.bz2", "covtype.libsvm.binary.bz2")
 BY_PATH: dict[str, tuple[str, ...]] = {
     "mnist": (),
-    "covtype": (
-        *("covtype.data", "covtype.data.gz"),
-        *("covtype.libsvm.binary.scale.bz2", "covtype.libsvm.binary.bz2"),
-    ),
+    "covtype": ("covtype.data", "covtype.data.gz", *_PACKED),
     "a9a": ("a9a", "a9a.bz2"),
     "news20": ("news20", "news20.bz2", "news20_multiclass.bz2"),
     FILE: (),
 }
 
 _COVTYPE = (
-    "elevation",
-    "aspect",
-    "slope",
-    "horizontal-distance-to-hydrology",
-    "vertical-distance-to-hydrology",
+    *("elevation", "aspect", "slope"),
+    *(f"{way}-distance-to-hydrology" for way in ("horizontal", "vertical")),
     "horizontal-distance-to-roadways",
-    "hillshade-9am",
-    "hillshade-noon",
-    "hillshade-3pm",
+    *(f"hillshade-{time}" for time in ("9am", "noon", "3pm")),
     "horizontal-distance-to-fire-points",
     *(f"wilderness-area-{i}" for i in range(1, 5)),
     *(f"soil-type-{i}" for i in range(1, 41)),
@@ -82,25 +73,11 @@ _TWO_CLASSES = ("breast-cancer", "a9a")
 class Samples(NamedTuple):
     """Samples, the training samples first.
 
-    Attributes
-    ----------
-    features : ndarray or scipy.sparse.csr_array of shape (d, p)
-        float64.
-    labels : ndarray of shape (d,)
-        float64.
-    names : tuple of str
-        Of the p features.
-    side : int
-        Where the features are the pixels of square images, row by row, their number
-        of rows, else 0.
-    test : int
-        How many of them, the last ones, are test samples.
-    weights : ndarray of shape (d,) or None
-        What each sample counts in training.
-    rows : ndarray of int of shape (d,)
-        Their rows in the data set.
-    num_rows : int
-        How many rows that has.
+    Features are an ndarray or a CSR array of float64 of shape (d, p), ``names`` theirs;
+    ``labels`` and ``weights``, what each sample counts in training, of shape (d,). The
+    last ``test`` samples are for tests. ``side`` is the number of rows where features
+    are the pixels of square images, else 0; ``rows`` are the samples' rows in the data
+    set, which has ``num_rows``.
     """
 
     features: Any
@@ -119,13 +96,7 @@ class Samples(NamedTuple):
 
 
 def load_samples(task: HybridTask) -> Samples:
-    """Load, label, split and scale the samples of a task, by its settings.
-
-    Raises
-    ------
-    SettingsError, FileNotFoundError
-        A setting or a file that will not do, in one line.
-    """
+    """Load, label, split and scale the samples of a task, by its settings."""
     data = load_rows(task)
     labels = data.labels
     if task.every_class:
@@ -151,22 +122,15 @@ def load_samples(task: HybridTask) -> Samples:
     )
 
 
-# -- the data sets
-
-
 def load_rows(task: HybridTask) -> Samples:
     """Load all rows of a task's data set, with its labels and in its own order.
 
-    Pixels are divided by the largest value they may have. Raises FileNotFoundError,
-    with the setting, where there is no such file, and DataFileError, with the file's
-    name, where it holds something else.
+    Pixels are divided by the largest value they may have.
     """
     dataset, key = task.dataset, f"{task.name}.path"
     if dataset in BY_PATH and not task.path:
-        raise FileNotFoundError(
-            f"{key} is empty; for {dataset!r} it must name the data set's file or the "
-            "folder with it"
-        )
+        where = "the data set's file or the folder with it"
+        raise FileNotFoundError(f"{key} is empty; for {dataset!r} it must name {where}")
     if dataset == FILE:
         columns = task.nodes.label_column, task.nodes.weight_column
         data = read_own_file(key, task.path, task.target, *columns)
@@ -205,9 +169,9 @@ def _load_toy(name: str) -> Samples:
     data = getattr(datasets, f"load_{name.replace('-', '_')}")(**raw)
     names = tuple(re.sub("[ _]", "-", str(name)) for name in data.feature_names)
     features, labels = data.data.astype(np.float64), data.target.astype(np.float64)
-    if name == "digits":
-        return Samples(features / 16.0, labels, names, side=8)
-    return Samples(features, labels, names)
+    images = name == "digits"
+    scale, side = (16.0, 8) if images else (1.0, 0)
+    return Samples(features / scale, labels, names, side=side)
 
 
 def _load_mnist(folder: Path, key: str) -> Samples:
@@ -228,39 +192,34 @@ def _find(path: str, key: str, dataset: str) -> Path:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         return data_path(key, path)
-    for name in BY_PATH[dataset]:
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(
-        f"{key} = {path!r} has no file of {dataset}: looked for "
-        f"{' or '.join(BY_PATH[dataset])}"
-    )
-
-
-# -- labels, split and scaling
+    found = [folder / name for name in BY_PATH[dataset] if (folder / name).is_file()]
+    if not found:
+        names = " or ".join(BY_PATH[dataset])
+        why = f"has no file of {dataset}: looked for {names}"
+        raise FileNotFoundError(f"{key} = {path!r} {why}")
+    return found[0]
 
 
 def _signs(task: HybridTask, classes: FloatArray) -> FloatArray:
     """Turn classes into labels +1 and −1, by the data set's rule or one of them."""
     dataset, positive = task.dataset, task.positive_class
     present = np.unique(classes)
-    if positive == -1:
-        if dataset == FILE and len(present) > 2:
-            allowed = ", ".join(f"{label:g}" for label in present[:10])
-            why = f"does not suit a file with {len(present)} labels, which has no rule"
-            raise task.refused("positive_class", f"{why}; allowed: {allowed}")
-        # of two classes, or News20's twenty, the upper half
-        bound = 5.0 if dataset in ("digits", "mnist") else present[len(present) // 2]
-        chosen = classes == 2.0 if dataset == "covtype" else classes >= bound
-    elif dataset in _TWO_CLASSES:
+    allowed = ", ".join(f"{label:g}" for label in present[:20])
+    if positive == -1 and dataset == FILE and len(present) > 2:
+        why = f"does not suit a file with {len(present)} labels, which has no rule"
+        raise task.refused("positive_class", f"{why}; allowed: {allowed}")
+    if positive != -1 and dataset in _TWO_CLASSES:
         why = f"does not suit {dataset!r}, which has two classes; allowed: -1"
         raise task.refused("positive_class", why)
-    elif positive not in present:
-        allowed = ", ".join(f"{label:g}" for label in present)
+    if positive not in (-1, *present):
         why = f"is no class of {dataset!r}; allowed: -1, {allowed}"
         raise task.refused("positive_class", why)
+    if positive != -1 or dataset == "covtype":
+        chosen = classes == (2.0 if positive == -1 else positive)
     else:
-        chosen = classes == positive
+        # of two classes, or News20's twenty, the upper half
+        bound = 5.0 if dataset in ("digits", "mnist") else present[len(present) // 2]
+        chosen = classes >= bound
     if chosen.all() or not chosen.any():
         raise SettingsError(
             f"all rows of {dataset!r} have one label by the rule {DATASETS[dataset]!r}"
@@ -276,7 +235,6 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
         rest = rest[:0]
     elif not test:
         need("sklearn", f"{task.name}.test-fraction", "sklearn")
-        # half a second that nodes with other data need not spend
         from sklearn.model_selection import train_test_split
 
         try:
@@ -289,10 +247,10 @@ def _split(task: HybridTask, labels: FloatArray, test: int) -> tuple[Indices, In
         except ValueError as error:
             counts = " and ".join(map(str, np.unique(labels, return_counts=True)[1]))
             kind = "classes" if task.every_class else "labels -1 and +1"
-            why = f"does not suit {counts} samples of the {kind}: training and test"
-            raise task.refused(
-                "test_fraction", f"{why} data need some of each"
-            ) from error
+            why = (
+                f"does not suit {counts} samples of the {kind}: training and test data"
+            )
+            raise task.refused("test_fraction", f"{why} need some of each") from error
     if 0 < task.train_limit < len(train):
         drawn = generator(task.seed, "hybrid limit").permutation(len(train))
         train = train[drawn[: task.train_limit]]
@@ -319,10 +277,7 @@ def _scaled(task: HybridTask, features: Any, num_train: int) -> Any:
 
 
 def min_max_scaled(features: Any, num_train: int) -> Any:
-    """Scale the columns of a CSR matrix, of which there are few, to [0, 1].
-
-    As measured on the first rows, the training samples; constant columns become 0.
-    """
+    """Scale a CSR matrix's columns to [0, 1] by its first rows, constant ones to 0."""
     entries = features.toarray()
     low, high = entries[:num_train].min(axis=0), entries[:num_train].max(axis=0)
     entries -= low

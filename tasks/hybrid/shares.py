@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,33 +27,15 @@ from .samples import Indices, Samples, load_samples
 if TYPE_CHECKING:
     from .task import HybridTask
 
-__all__ = [
-    "ClientData",
-    "Share",
-    "client_data",
-    "deal_entries",
-    "group_counts",
-    "held_of",
-    "quadrants",
-    "sample_groups",
-    "selected_entries",
-    "without_rare_entries",
-]
-
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 
 class Share(NamedTuple):
-    """What one client holds.
+    """What one client holds: rows and columns, ascending, neither of them empty.
 
-    Attributes
-    ----------
-    rows, columns : ndarray of int
-        Ascending, neither of them empty.
-    entries : ndarray of int or None
-        None: every entry of these rows and columns. Else the positions, in the CSR
-        matrix, of the non-zero entries that the client holds of them.
+    Of these, by default, every entry; else those non-zero ones that ``entries`` names
+    by their positions in the CSR matrix.
     """
 
     rows: Indices
@@ -63,19 +46,11 @@ class Share(NamedTuple):
 class ClientData(NamedTuple):
     """The entries that one client holds.
 
-    Attributes
-    ----------
-    features : ndarray or scipy.sparse.csr_array of shape (n_k, p_k)
-        float64; an entry of these samples and features that another client holds is 0.
-    feature_names : tuple of str
-        Of the p_k features, in the model's order.
-    sample_ids : tuple of str
-        Of the n_k samples: the numbers of their rows in the data set.
-    labels : ndarray of shape (n_k,) or None
-        −1 and +1, NaN for a sample whose label another client has; None: this client
-        has no labels.
-    weights : ndarray of shape (n_k,) or None
-        What each sample counts, NaN as for labels.
+    ``features``, of shape (n_k, p_k), are float64, an ndarray or a CSR array; an entry
+    that another client holds is 0. ``feature_names`` are in the model's order,
+    ``sample_ids`` the samples' rows in the data set. ``labels``, −1 and +1, and
+    ``weights``, what each sample counts, have shape (n_k,), NaN where another client
+    has it; None: this client has none.
     """
 
     features: Any
@@ -83,9 +58,6 @@ class ClientData(NamedTuple):
     sample_ids: tuple[str, ...]
     labels: FloatArray | None
     weights: FloatArray | None = None
-
-
-# -- what a task's clients hold
 
 
 # More tasks than one are alive in a process only in tests and sweeps.
@@ -161,10 +133,9 @@ def _dealt(task: HybridTask, data: Samples) -> list[Share]:
     counts = ("sample", samples, data.num_train), ("feature", groups, columns)
     for what, wanted, there in counts:
         if wanted > there:
-            raise SettingsError(
-                f"{task.num_clients} clients are too many for task {task.name!r}: they "
-                f"form {wanted} {what} groups, and it has {there} {what}s"
-            )
+            who = f"{task.num_clients} clients are too many for task {task.name!r}"
+            why = f"they form {wanted} {what} groups, and it has {there} {what}s"
+            raise SettingsError(f"{who}: {why}")
     parts = [
         sample_groups(count, samples, generator(task.seed, f"hybrid {kind} samples"))
         for kind, count in (("training", data.num_train), ("test", data.test))
@@ -188,9 +159,7 @@ def group_counts(task: HybridTask) -> tuple[int, int]:
 
     Their product is the number of clients. A setting of 0 follows from the other. Where
     both are 0, the feature groups are the largest divisor of the number of clients
-    whose square is not above it: 4 × 4 for 16 clients, 5 × 2 for 10. A prime number of
-    clients has one feature group: they are split by samples only. A SettingsError: the
-    clients cannot form such groups.
+    whose square is not above it: 4 × 4 for 16 clients, 5 × 2 for 10, 7 × 1 for 7.
     """
     clients, partition = task.num_clients, task.partition
     samples = task.sample_groups or int(partition == "vertical")
@@ -206,12 +175,10 @@ def group_counts(task: HybridTask) -> tuple[int, int]:
     samples = samples or clients // features
     features = features or clients // samples
     if samples * features != clients:
-        given = task.sample_groups, task.feature_groups
-        raise SettingsError(
-            f"{task.name}.sample-groups = {given[0]} and {task.name}.feature-groups = "
-            f"{given[1]} do not suit {clients} clients: their product must be the "
-            "number of clients, 0 is chosen from it"
-        )
+        given = f"{task.name}.sample-groups = {task.sample_groups} and "
+        given += f"{task.name}.feature-groups = {task.feature_groups}"
+        why = "their product must be that number, and 0 is chosen from it"
+        raise SettingsError(f"{given} do not suit {clients} clients: {why}")
     return samples, features
 
 
@@ -221,10 +188,10 @@ def sample_groups(count: int, groups: int, rng: np.random.Generator) -> list[Ind
 
 
 def quadrants(side: int, count: int) -> list[Indices]:
-    """Return the columns of the four quadrants of square images.
+    """Return the columns of the four quadrants of square images, row by row.
 
-    Upper left, upper right, lower left and lower right; columns beyond the pixels, such
-    as a bias, go with the last one, as the paper has it for MNIST.
+    Columns beyond the pixels, such as a bias, go with the last one, as the paper has it
+    for MNIST.
     """
     pixels = np.arange(side * side).reshape(side, side)
     half = side // 2
@@ -243,10 +210,7 @@ def deal_entries(
     sample, also where it has too few entries for all. A client's columns are those it
     has an entry of, so that the clients' columns overlap, or none where there were not
     enough. ``rows`` are the sample groups, ``groups`` is Q; client s·Q + q as above.
-
-    Notes
-    -----
-    How HyFDCA's authors deal News20 and Covtype, arXiv 2210.08106, section 7.2.
+    So HyFDCA's authors deal News20 and Covtype, arXiv 2210.08106, section 7.2.
     """
     lengths = np.diff(matrix.indptr)
     owner = np.repeat(np.arange(matrix.shape[0]), lengths)
@@ -272,20 +236,13 @@ def deal_entries(
 def selected_entries(
     matrix: Any, rows: Indices, columns: Indices, entries: Indices
 ) -> Any:
-    """Return some entries of a CSR matrix as a CSR matrix of some rows and columns.
-
-    Those outside the rows are left out, all must be in the columns.
-    """
-    owners = np.searchsorted(matrix.indptr, entries, side="right") - 1
-    inside = np.isin(owners, rows)
-    entries, owners = entries[inside], owners[inside]
-    where = (
-        np.searchsorted(rows, owners),
-        np.searchsorted(columns, matrix.indices[entries]),
-    )
-    shape = (len(rows), len(columns))
-    coordinates = scipy.sparse.coo_array((matrix.data[entries], where), shape=shape)
-    return scipy.sparse.csr_array(coordinates)
+    """Return some entries of a CSR matrix, as one of some of its rows and columns."""
+    held = np.zeros(matrix.nnz)
+    held[entries] = matrix.data[entries]
+    parts = held, matrix.indices, matrix.indptr
+    part = scipy.sparse.csr_array(parts, shape=matrix.shape)[rows][:, columns]
+    part.eliminate_zeros()
+    return part
 
 
 def without_rare_entries(
@@ -295,8 +252,8 @@ def without_rare_entries(
 
     Where fewer than ``least`` of them have an entry that is not 0, these become 0; a
     client that is dealt single entries does not hold a column any more of which it has
-    none left. ``matrix`` has the features as CSR, training samples first; positions in
-    shares are those of its entries. Returns the features, and the shares.
+    none left. ``matrix`` has the features as CSR, training samples first. Returns the
+    features, and the shares, whose positions stay those of its entries.
     """
     gone = np.zeros(matrix.nnz, dtype=np.bool_)
     kept = []
@@ -334,9 +291,6 @@ def _positions(matrix: Any, share: Share, num_train: int) -> Indices:
     return there
 
 
-# -- a file that says which client holds what
-
-
 def _from_file(task: HybridTask, data: Samples) -> list[Share]:
     for name in ("sample_groups", "feature_groups"):
         if getattr(task, name):
@@ -350,10 +304,9 @@ def _from_file(task: HybridTask, data: Samples) -> list[Share]:
     # from rows of the data set to samples; a limit has left some out
     position = np.full(data.num_rows, -1, dtype=np.intp)
     position[data.rows] = np.arange(len(data.rows))
-    moved = [np.sort(position[share.rows]) for share in shares]
     return [
-        share._replace(rows=rows[rows >= 0])
-        for share, rows in zip(shares, moved, strict=True)
+        share._replace(rows=np.sort(rows[rows >= 0]))
+        for share, rows in ((share, position[share.rows]) for share in shares)
     ]
 
 
@@ -382,26 +335,21 @@ def read_partition_file(
         raise DataFileError(f"{path}: cannot be read: {reason}") from error
     listed = parts.get("clients") if isinstance(parts, dict) else None
     if not isinstance(listed, list) or not all(isinstance(c, dict) for c in listed):
-        raise DataFileError(
-            f"{path}: must have a list 'clients' of rows and columns each"
-        )
+        kind = "must have a list 'clients' of rows and columns each"
+        raise DataFileError(f"{path}: {kind}")
     if len(listed) != clients:
-        raise DataFileError(
-            f"{path}: has {len(listed)} clients; the run has {clients} of them"
-        )
+        there = f"has {len(listed)} clients; the run has {clients} of them"
+        raise DataFileError(f"{path}: {there}")
     known = {name: number for number, name in enumerate(names)}
     shares = []
     for number, client in enumerate(listed):
         where = f"{path}, client {number}"
-        unknown = set(client) - {"rows", "columns"}
-        if unknown:
-            raise DataFileError(
-                f"{where}: {min(unknown)!r} is not known; allowed: columns, rows"
-            )
+        if unknown := set(client) - {"rows", "columns"}:
+            why = f"{min(unknown)!r} is not known; allowed: columns, rows"
+            raise DataFileError(f"{where}: {why}")
         rows = _selected(f"{where}, rows", client.get("rows"), num_rows, {})
-        held = client.get("columns")
-        columns = _selected(f"{where}, columns", held, len(names), known)
-        shares.append(Share(rows, columns))
+        named = f"{where}, columns", client.get("columns"), len(names), known
+        shares.append(Share(rows, _selected(*named)))
     _check_cover(path, shares, num_rows, names)
     return shares
 
@@ -410,28 +358,21 @@ def _selected(where: str, value: Any, count: int, known: Mapping[str, int]) -> I
     """Return the indices that a list of numbers, ranges and names stands for."""
     chosen = np.zeros(count, dtype=np.bool_)
     for item in value if isinstance(value, list) else [value]:
-        picked: slice | int
+        ends = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", str(item))
         if isinstance(item, str) and item in known:
-            picked = known[item]
-        elif isinstance(item, str) and item.count(":") == 1:
-            ends = [end.strip() for end in item.split(":")]
-            if not all(end == "" or end.isdecimal() for end in ends):
-                raise DataFileError(f"{where}: {item!r} is no range first:end")
-            first, end = int(ends[0] or 0), int(ends[1] or count)
+            chosen[known[item]] = True
+        elif isinstance(item, str) and ends:
+            first, end = int(ends[1] or 0), int(ends[2] or count)
             if not first < end <= count:
-                raise DataFileError(
-                    f"{where}: {item!r} is no range within 0:{count} that has any"
-                )
-            picked = slice(first, end)
+                why = f"is no range within 0:{count} that has any"
+                raise DataFileError(f"{where}: {item!r} {why}")
+            chosen[first:end] = True
         elif type(item) is int and 0 <= item < count:
-            picked = item
+            chosen[item] = True
         else:
+            why = f"is no number from 0 to {count - 1} and no range such as '0:{count}'"
             names = ", or a name" if known else ""
-            raise DataFileError(
-                f"{where}: {item!r} is no number from 0 to {count - 1} and no range "
-                f"such as '0:{count}'{names}"
-            )
-        chosen[picked] = True
+            raise DataFileError(f"{where}: {item!r} {why}{names}")
     if not chosen.any():
         raise DataFileError(f"{where}: there are none")
     return np.flatnonzero(chosen)
@@ -441,32 +382,23 @@ def _check_cover(
     path: Path, shares: Sequence[Share], num_rows: int, names: Sequence[str]
 ) -> None:
     """Raise a DataFileError, with one such entry, unless every entry has one client."""
-
-    def refused(row: Any, column: Any, before: str, after: str) -> DataFileError:
-        where = f"row {row}, column {column} ({names[column]})"
-        return DataFileError(
-            f"{path}: {before}{where}{after}; every entry must belong to exactly one "
-            "client"
-        )
-
-    def membership(sets: list[Indices], count: int) -> Any:
-        starts = np.concatenate([[0], np.cumsum([len(part) for part in sets])])
-        ones = np.ones(starts[-1]), np.concatenate(sets), starts
-        return scipy.sparse.csr_array(ones, shape=(len(sets), count))
-
-    rows = membership([share.rows for share in shares], num_rows)
-    columns = membership([share.columns for share in shares], len(names))
-    both = scipy.sparse.triu((rows @ rows.T).multiply(columns @ columns.T), k=1)
-    if both.nnz:
-        one, other = (int(index[0]) for index in both.nonzero())
-        row = np.intersect1d(shares[one].rows, shares[other].rows)[0]
-        column = np.intersect1d(shares[one].columns, shares[other].columns)[0]
-        raise refused(row, column, f"clients {one} and {other} both hold ", "")
-    # nobody's are twice in it now, so the sizes tell
-    held = rows.T @ np.array([len(share.columns) for share in shares])
-    missing = np.flatnonzero(held < len(names))
-    if len(missing):
-        row = missing[0]
-        own = [share.columns for share in shares if row in share.rows]
-        column = np.setdiff1d(np.arange(len(names)), np.concatenate([[], *own]))[0]
-        raise refused(row, int(column), "", " belongs to no client")
+    holds = np.zeros((num_rows, len(shares)), dtype=np.bool_)
+    for client, share in enumerate(shares):
+        holds[share.rows, client] = True
+    # rows that the same clients hold are alike
+    for row in sorted(np.unique(holds, axis=0, return_index=True)[1].tolist()):
+        held = np.flatnonzero(holds[row]).tolist()
+        counts = np.zeros(len(names), dtype=np.intp)
+        for client in held:
+            counts[shares[client].columns] += 1
+        if (counts == 1).all():
+            continue
+        column = int(np.flatnonzero(counts != 1)[0])
+        says = f"row {row}, column {column} ({names[column]})"
+        both = [k for k in held if column in shares[k].columns]
+        if both:
+            says = f"clients {both[0]} and {both[1]} both hold {says}"
+        else:
+            says += " belongs to no client"
+        why = "every entry must belong to exactly one client"
+        raise DataFileError(f"{path}: {says}; {why}")

@@ -40,9 +40,6 @@ from ..data.task import Task
 from .samples import BY_PATH, DATASETS, TARGETS, Samples
 from .shares import ClientData, client_data, held_of
 
-__all__ = ["HybridLinear", "HybridLogistic", "HybridSVM", "HybridTask"]
-
-
 # nobody has seen the columns of nodes' own files
 _RAW = Depending("on for nodes' own files", lambda task, given: task.on_nodes or None)
 
@@ -64,16 +61,14 @@ class HybridTask(Task):
     npz or LIBSVM file, taken as it is, the larger of two labels against the smaller.
     What scaling needs is measured on the training samples, all of them: real clients
     would have to agree on that, also on norms for ``row-scaling = "unit"``. The column
-    ``bias`` comes after scaling and before the rows', is regularised like the others
-    and belongs to the last feature group.
+    ``bias`` comes after scaling and before the rows', and in the last feature group.
 
     Partitions, client s·Q + q of sample group s and feature group q: ``grid``,
     consecutive columns, but the images' quadrants for 4 feature groups of ``digits``
     and ``mnist``; ``entries``, 1/Q of every sample's non-zero entries, at random;
     ``horizontal``, one feature group; ``vertical``, one sample group; ``file``, the
-    user's (:func:`tasks.hybrid.shares.read_partition_file`; its rows are the
-    data set's, whatever part of them is test data, and its columns the model's). Test
-    samples are dealt like the training samples, so that predictions can be tried.
+    user's (:func:`tasks.hybrid.shares.read_partition_file`; its rows are the data
+    set's, its columns the model's). Test samples are dealt like the training samples.
 
     A sum over a client's samples hides none of them where only one or two are not zero
     at a feature, and HyFDCA's clients refuse to send it. So such entries are taken for
@@ -110,9 +105,7 @@ class HybridTask(Task):
         "", "the data set's file or folder", only={"dataset": tuple(BY_PATH)}
     )
     positive_class: int = setting(
-        -1,
-        "the class that is separated from all others; -1: the data set's rule",
-        minimum=-1,
+        -1, "the class against all others; -1: the data set's rule", minimum=-1
     )
     regularization: float = setting(1e-3, "λ, the factor of ½‖w‖²", above=0.0)
     partition: str = setting(
@@ -124,10 +117,7 @@ class HybridTask(Task):
         0, "sample groups; 0: clients over feature groups", minimum=0
     )
     feature_groups: int = setting(
-        0,
-        "feature groups; 0: the largest divisor of the number of clients that is not "
-        "above its root",
-        minimum=0,
+        0, "feature groups; 0: the clients' largest divisor up to their root", minimum=0
     )
     partition_file: str = setting(
         "", "the TOML or JSON file that says who holds what, with partition = 'file'"
@@ -139,49 +129,82 @@ class HybridTask(Task):
         1.0, "the value of a constant feature; 0 for none", minimum=0.0
     )
     test_fraction: float = setting(
-        0.2,
-        "share of the samples kept for testing; 0 for none",
-        minimum=0.0,
-        maximum=0.9,
+        0.2, "share of the samples kept for testing", minimum=0.0, maximum=0.9
     )
     labels_on: str = setting(
-        "all",
-        "who has a sample's label; 'first': only the first client that holds it",
-        choices=("all", "first"),
+        "all", "which of a sample's clients have its label", choices=("all", "first")
     )
     train_limit: int = setting(
         0, "the most training samples, drawn at random; 0 for all", minimum=0
     )
     least_entries: int = setting(
-        3,
-        "a client's entries of a feature are left out of the data where fewer of its "
-        "training samples have one; 0: all are kept",
-        minimum=0,
+        3, "a client's entries of a feature are left out where it has fewer", minimum=0
     )
 
+    # what some of these tasks have as settings
+    loss = "logistic"
+    smoothing = 1.0
+    classes = "two"
+    l1_ratio = 0.0
+    free_feature = ""
+    class_weight = ""
+
     def check(self) -> None:  # noqa: D102
+        self.check_settings()
         if self.on_nodes:
-            self._check_split_nodes()
+            self.check_nodes()
             return
         # Nothing can be dealt to none, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "samples")
         self.objective()
 
-    def _check_split_nodes(self) -> None:
+    def check_settings(self) -> None:  # noqa: D102
+        kind = self.make_loss().labels
+        data = {
+            "signs": tuple(DATASETS),
+            "real": (*DATASETS, *TARGETS),
+            "counts": (*TARGETS, FILE),
+        }
+        loss, several = f"{self.name}.loss = {self.loss!r}", self.every_class
+        signs, chosen = kind == "signs", self.positive_class != -1
+
+        def refuse(wrong: bool, name: str, why: str, allowed: str) -> None:
+            if wrong:
+                raise self.refused(name, f"does not suit {why}; allowed: {allowed}")
+
+        allowed, dataset = (*data[kind], NODES), f"{self.name}.dataset"
+        unknown = self.dataset not in allowed
+        refuse(unknown, "loss", f"{dataset} = {self.dataset!r}", ", ".join(allowed))
+        numbers = chosen and self.target == "number"
+        refuse(numbers, "positive_class", "labels that are numbers", "-1")
+        classes = "hinge, smoothed-hinge, logistic"
+        refuse(several and not signs, "classes", loss, classes)
+        one = several and chosen
+        refuse(one, "positive_class", f"{self.name}.classes = 'all'", "-1")
+        few = several and self.num_classes() < 3
+        refuse(few, "classes", f"{self.num_classes()} of them", "'two'")
+        weighed = bool(self.class_weight) and not signs
+        refuse(weighed, "class_weight", f"{loss}, which is none of classes", "empty")
+        self.class_rule()
+        # without clients there are no features either, which the rest says
+        names = self.feature_names() if self.free_feature and self.num_clients else ()
+        if names and self.free_feature not in names:
+            last = ", ".join(map(repr, names[-3:]))
+            why = f"is not the name of any feature; allowed: empty, {last} and"
+            raise self.refused("free_feature", f"{why} the others")
+
+    def check_nodes(self) -> None:  # noqa: D102
         for name, off in (("bias", 0.0), ("row_scaling", "none")):
             if getattr(self, name) != off:
                 why = f"does not fit {self.name}.dataset = {NODES!r}: it concerns a"
-                raise self.refused(
-                    name,
-                    f"{why} sample's features on all nodes that have some (a bias is "
-                    f"a constant column in one of their files); allowed: {off!r}",
-                )
+                where = "sample's features on all nodes (a bias is a column of a file)"
+                raise self.refused(name, f"{why} {where}; allowed: {off!r}")
         if self.nodes.examples:
             raise SettingsError(
                 f"data.examples = {self.nodes.examples} is not for task {self.name!r}, "
                 "whose nodes agree on the number of samples; allowed: 0"
             )
-        self.check_nodes()
+        super().check_nodes()
 
     @property
     def target(self) -> Literal["class", "number"]:
@@ -191,7 +214,7 @@ class HybridTask(Task):
     @property
     def every_class(self) -> bool:
         """Whether each class stands against the rest, and labels are their numbers."""
-        return getattr(self, "classes", "two") == "all"
+        return self.classes == "all"
 
     def num_classes(self) -> int:
         """Return how many problems of two classes there are, side by side."""
@@ -217,9 +240,8 @@ class HybridTask(Task):
     def node_client_data(self, path: Path) -> ClientData:
         """Return what a node with its own file holds; class 0 is −1, class 1 is +1.
 
-        Where the labels are numbers, they are as the file has them; where each class is
-        separated from the rest, they are the classes' numbers. A DataFileError names
-        file, row and column, and shows nothing of what is there.
+        Labels that are numbers, or of classes that each stand against the rest, are as
+        they are. A DataFileError shows nothing of the file.
         """
         table = self.node_table(path)
         labels = table.targets
@@ -244,11 +266,7 @@ class HybridTask(Task):
 
     def make_loss(self) -> DualLoss:
         """Return l."""
-        loss, smoothing = getattr(self, "loss", "logistic"), self._smoothing()
-        return make_loss(loss, smoothing)
-
-    def _smoothing(self) -> float:
-        return float(getattr(self, "smoothing", 1.0))
+        return make_loss(self.loss, self.smoothing)
 
     def feature_names(self) -> tuple[str, ...]:
         """Return the model's p names in its order; none where only nodes know them."""
@@ -263,16 +281,25 @@ class HybridTask(Task):
         return client_data(self, self._existing(client), True)
 
     def method_options(self) -> dict[str, Any]:
-        """Return the loss, λ and the features, as the methods for split data ask."""
+        """Return the loss, λ and the features, as the methods for split data ask.
+
+        And of what is not usual what there is.
+        """
+        unusual = {
+            "classes": self.num_classes() if self.every_class else 0,
+            "weights": bool(self.nodes.weight_column),
+            "l1_ratio": self.l1_ratio,
+            "free_feature": self.free_feature,
+            "class_weight": self._class_weights(),
+        }
         return {
             "loss": self.make_loss().name,
             "regularization": self.regularization,
-            "smoothing": self._smoothing(),
+            "smoothing": self.smoothing,
             "feature_names": self.feature_names() or None,
             # dealt entry by entry, a column without any belongs to nobody
             "allow_unheld": self.partition == "entries" and not self.on_nodes,
-            **({"classes": self.num_classes()} if self.every_class else {}),
-            **({"weights": True} if self.nodes.weight_column else {}),
+            **{name: value for name, value in unusual.items() if value},
         }
 
     def option_key(self, name: str) -> str:
@@ -291,15 +318,14 @@ class HybridTask(Task):
 
         A SettingsError: the two files have other features, or in another order.
         """
-        path, new = node_path(node_config), None
+        data, new = self.node_client_data(node_path(node_config)), None
         if "test-data" in node_config:
             new = self.node_client_data(node_path(node_config, "test-data"))
-        data = self.node_client_data(path)
-        if new is not None and new.feature_names != data.feature_names:
-            raise SettingsError(
-                f"{node_config['test-data']}: the feature columns must be those of "
-                f"{node_config['data']}, in one order"
-            )
+            if new.feature_names != data.feature_names:
+                raise SettingsError(
+                    f"{node_config['test-data']}: the feature columns must be those of "
+                    f"{node_config['data']}, in one order"
+                )
         return _parts(data, new)
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,11 +334,34 @@ class HybridTask(Task):
 
     def make_penalty(self) -> Penalty:
         """Return g, by default ½‖w‖²."""
-        return Penalty()
+        names = list(self.feature_names()) if self.free_feature else []
+        return Penalty(self.l1_ratio, names.index(self.free_feature) if names else -1)
 
     def class_rule(self) -> ClassRule:
         """Return what classes' samples count; empty: all alike."""
-        return ""
+        return class_rule(self._class_weights(), self.num_classes())
+
+    def _class_weights(self) -> str | dict[float, float]:
+        """Classes' weights by the labels that clients have, ``"balanced"``, or none."""
+        text = self.class_weight.strip()
+        if text in ("", BALANCED):
+            return text
+        # numbers of classes, or of two −1 and +1
+        values = labels_of(self.num_classes())
+        names = [f"{value:g}" for value in values]
+        if self.on_nodes:
+            names = list(self._class_labels())
+        label_of = dict(zip(names, values, strict=True))
+        found: dict[float, float] = {}
+        for part in text.split(","):
+            name, colon, weight = (word.strip() for word in part.rpartition(":"))
+            if not colon or name not in label_of:
+                why = f"has {part.strip()!r}, which is not a class and its weight"
+                allowed = f"'balanced', or such as '{names[-1]}:2.5' of classes"
+                known = ", ".join(names)
+                raise self.refused("class_weight", f"{why}; allowed: {allowed} {known}")
+            found[label_of[name]] = to_number(weight)
+        return found
 
     def certified_optimum(self) -> Optimum | None:
         """Return :meth:`optimum`; None for a penalty that has no central solver."""
@@ -321,8 +370,7 @@ class HybridTask(Task):
     @once(4)
     def optimum(self) -> Optimum:
         """Return P* with its certificate, found once; else a RuntimeError."""
-        problem: Any = self.objective()
-        return central_optimum(problem)
+        return central_optimum(self.objective())  # type: ignore[arg-type]
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"accuracy"`` on the test samples, of numbers ``"explained"``.
@@ -357,11 +405,15 @@ class HybridTask(Task):
         self, features: Any, labels: Any, weights: Any = None
     ) -> RegularizedLoss | OneAgainstRest:
         more = self.make_loss(), self.regularization, self.make_penalty()
-        if self.every_class:
-            classes = self.num_classes()
-            return OneAgainstRest(features, labels, classes, *more, weights)
-        own = None if weights is None else weights[0]
-        return RegularizedLoss(features, labels, *more, own)
+        if not self.every_class:
+            own = None if weights is None else weights[0]
+            return RegularizedLoss(features, labels, *more, own)
+        parts = []
+        for c in range(self.num_classes()):
+            signs = np.where(labels == c, 1.0, -1.0)
+            own = None if weights is None else weights[c]
+            parts.append(RegularizedLoss(features, signs, *more, own))
+        return OneAgainstRest(parts, labels)
 
     def _build_client_objective(self, client: int) -> Objective:
         raise SettingsError(
@@ -371,24 +423,21 @@ class HybridTask(Task):
 
 
 def _parts(data: ClientData, new: ClientData | None) -> dict[str, Any]:
-    if new is not None:
-        # all new samples count alike
-        new = new._replace(weights=None) if new.sample_ids else None
-    return {**data._asdict(), "new_samples": new}
+    # all new samples count alike
+    kept = new._replace(weights=None) if new is not None and new.sample_ids else None
+    return {**data._asdict(), "new_samples": kept}
 
 
 @dataclass(frozen=True)
 class HybridSVM(HybridTask):
     """The hinge loss, the one of HyFDCA's experiments, smoothed, or a square.
 
-    Labels are −1 and +1; ``squared`` is ½(z − y)² of them, the least-squares support
-    vector machine. Everything else is :class:`HybridTask`'s.
+    ``squared`` is ½(z − y)² of labels −1 and +1, the least-squares support vector
+    machine. Everything else is :class:`HybridTask`'s.
     """
 
-    name: ClassVar[str] = "hybrid-svm"
-    summary: ClassVar[str] = (
-        "support vector machine; samples and features split over clients"
-    )
+    name = "hybrid-svm"
+    summary = "support vector machine; samples and features split over clients"
 
     loss: str = setting(
         "hinge", "the loss", choices=("hinge", "smoothed-hinge", "squared")
@@ -403,10 +452,8 @@ class HybridLogistic(HybridTask):
     Everything else is :class:`HybridTask`'s.
     """
 
-    name: ClassVar[str] = "hybrid-logistic"
-    summary: ClassVar[str] = (
-        "logistic regression; samples and features split over clients"
-    )
+    name = "hybrid-logistic"
+    summary = "logistic regression; samples and features split over clients"
 
 
 @dataclass(frozen=True)
@@ -416,19 +463,16 @@ class HybridLinear(HybridTask):
     ``hinge``, ``smoothed-hinge`` and ``logistic`` are losses of two classes, −1 and +1.
     ``squared`` and ``poisson`` are losses of numbers, the latter of counts, whose mean
     is e^z: of ``diabetes`` (scikit-learn's, features standardised, the target as it is:
-    a whole number from 25 to 346), or of the nodes' own files, whose label column then
-    holds numbers. ``squared`` takes the data sets of two classes, too.
+    a whole number from 25 to 346), or of files, whose label column then holds numbers.
+    ``squared`` takes the data sets of two classes, too.
 
-    With ``classes = "all"`` the data set's own classes stay as they are, and each is
-    set against the rest: P is the sum of C problems, the model has shape (p, C), and a
-    sample's class is the one of its largest score. Everything else is
-    :class:`HybridTask`'s.
+    With ``classes = "all"`` each of the data set's own classes is set against the rest:
+    P is the sum of C problems, the model has shape (p, C), and a sample's class is the
+    one of its largest score. Everything else is :class:`HybridTask`'s.
     """
 
-    name: ClassVar[str] = "hybrid-linear"
-    summary: ClassVar[str] = (
-        "linear model with any loss; samples and features split over clients"
-    )
+    name = "hybrid-linear"
+    summary = "linear model with any loss; samples and features split over clients"
 
     dataset: str = setting(
         "digits",
@@ -438,25 +482,17 @@ class HybridLinear(HybridTask):
     loss: str = setting("logistic", "the loss", choices=tuple(LOSSES))
     classes: str = setting(
         "two",
-        "two, made of the data set's as described there, or all that it has, each "
-        "against the rest",
+        "two, made of the data set's, or all that it has, each against the rest",
         choices=("two", "all"),
     )
     l1_ratio: float = setting(
-        0.0,
-        "ρ of the penalty λ((1 − ρ)/2 ‖w‖² + ρ‖w‖₁)",
-        minimum=0.0,
-        below=1.0,
+        0.0, "ρ of the penalty λ((1 − ρ)/2 ‖w‖² + ρ‖w‖₁)", minimum=0.0, below=1.0
     )
     free_feature: str = setting(
-        "",
-        "a constant column whose weight is not penalised, an intercept: 'bias', or one "
-        "of the nodes' files; empty: none",
+        "", "a constant column whose weight is not penalised, such as 'bias'"
     )
     class_weight: str = setting(
-        "",
-        "what samples of a class count: 'balanced', or labels with their weights, as "
-        "'no:1, yes:5', where others count 1; empty: all alike",
+        "", "what samples of a class count: 'balanced', or such as 'no:1, yes:5'"
     )
     smoothing: float = setting(1.0, "width of the smoothed hinge's parabola", above=0.0)
 
@@ -465,52 +501,6 @@ class HybridLinear(HybridTask):
         *HybridTask.required_options,
     )
 
-    def make_penalty(self) -> Penalty:  # noqa: D102
-        free = -1
-        if self.free_feature:
-            free = list(self.feature_names()).index(self.free_feature)
-        return Penalty(self.l1_ratio, free)
-
-    def method_options(self) -> dict[str, Any]:
-        """Return what every hybrid task says, and of the penalty what is not usual."""
-        more = {
-            "l1_ratio": self.l1_ratio,
-            "free_feature": self.free_feature,
-            "class_weight": self._class_weights(),
-        }
-        return super().method_options() | {k: v for k, v in more.items() if v}
-
-    def class_rule(self) -> ClassRule:  # noqa: D102
-        weights = self._class_weights()
-        try:
-            return class_rule(weights, self.num_classes())
-        except SettingsError as error:
-            raise SettingsError(f"{self.name}.class-weight: {error}") from None
-
-    def _class_weights(self) -> str | dict[float, float]:
-        """Classes' weights by the labels that clients have, ``"balanced"``, or none."""
-        text = self.class_weight.strip()
-        if text in ("", BALANCED):
-            return text
-        # numbers of classes, or of two −1 and +1
-        values = labels_of(self.num_classes())
-        names = [f"{value:g}" for value in values]
-        if self.on_nodes:
-            names = list(self._class_labels())
-        label_of = dict(zip(names, values, strict=True))
-        found: dict[float, float] = {}
-        for part in text.split(","):
-            name, colon, weight = (word.strip() for word in part.rpartition(":"))
-            if not colon or name not in label_of:
-                why = f"has {part.strip()!r}, which is not a class and its weight"
-                allowed = f"'balanced', or of the classes {', '.join(names)} for"
-                raise self.refused(
-                    "class_weight",
-                    f"{why}; allowed: {allowed} example '{names[-1]}:2.5'",
-                )
-            found[label_of[name]] = to_number(weight)
-        return found
-
     @property
     def target(self) -> Literal["class", "number"]:
         """What labels are of: classes, or any numbers."""
@@ -518,39 +508,3 @@ class HybridLinear(HybridTask):
         if self.on_nodes or self.on_file:
             numbers = self.make_loss().labels != "signs"
         return "number" if numbers else "class"
-
-    def check(self) -> None:  # noqa: D102
-        kind = self.make_loss().labels
-        allowed = {
-            "signs": tuple(DATASETS),
-            "real": (*DATASETS, *TARGETS),
-            "counts": (*TARGETS, FILE),
-        }[kind]
-        loss, several = f"{self.name}.loss = {self.loss!r}", self.every_class
-        signs, chosen = kind == "signs", self.positive_class != -1
-
-        def refuse(wrong: bool, name: str, why: str, allowed: str) -> None:
-            if wrong:
-                raise self.refused(name, f"does not suit {why}; allowed: {allowed}")
-
-        data = f"{self.name}.dataset = {self.dataset!r}"
-        allowed = (*allowed, NODES)
-        refuse(self.dataset not in allowed, "loss", data, ", ".join(allowed))
-        numbers = chosen and self.target == "number"
-        refuse(numbers, "positive_class", "labels that are numbers", "-1")
-        classes = "hinge, smoothed-hinge, logistic"
-        refuse(several and not signs, "classes", loss, classes)
-        one = several and chosen
-        refuse(one, "positive_class", f"{self.name}.classes = 'all'", "-1")
-        few = several and self.num_classes() < 3
-        refuse(few, "classes", f"{self.num_classes()} of them", "'two'")
-        weighed = bool(self.class_weight) and not signs
-        refuse(weighed, "class_weight", f"{loss}, which is none of classes", "empty")
-        self.class_rule()
-        # without clients there are no features either, which the rest says
-        names = self.feature_names() if self.free_feature and self.num_clients else ()
-        if names and self.free_feature not in names:
-            last = ", ".join(map(repr, names[-3:]))
-            why = f"is not the name of any feature; allowed: empty, {last} and"
-            raise self.refused("free_feature", f"{why} the others")
-        super().check()

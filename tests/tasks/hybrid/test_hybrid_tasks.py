@@ -520,7 +520,7 @@ def test_some_labels_of_a_client_may_be_missing(tmp_path: Path) -> None:
         (('"bias"', '"bais"'), r"client 0, columns: 'bais' is no .*, or a name"),
         (('"0:900"', '"9:3"'), "'9:3' is no range within 0:1797"),
         (('"0:900"', '"0:9000"'), "'0:9000' is no range within"),
-        (('"0:900"', '"-3:9"'), "'-3:9' is no range first:end"),
+        (('"0:900"', '"-3:9"'), "'-3:9' is no number"),
         (('rows = ":"', "rows = []"), "client 2, rows: there are none"),
         (('rows = ":"', 'row = ":"'), "client 2: 'row' is not known"),
         (('rows = ":"', ""), "client 2, rows: None is no number"),
