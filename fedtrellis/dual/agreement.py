@@ -18,22 +18,13 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment, Group
 
-__all__ = [
-    "Agreement",
-    "Party",
-    "feature_digests",
-    "needs_norms",
-    "second_holder",
-]
-
-
 BoolArray = NDArray[np.bool_]
 #: Holders, as indices of members; number of samples; digest of their hashes.
 GroupEntry = tuple[tuple[int, ...], int, str]
 
 
 class Party(NamedTuple):
-    """A client of the run: its stable identity, and its keys, in hexadecimal.
+    """A client of the run: its stable identity and, in hexadecimal, its keys.
 
     ``key`` is its public key, or the fingerprint of the clients' common key; ``fresh``
     its public key for this run alone.
@@ -48,19 +39,10 @@ class Party(NamedTuple):
 class Agreement:
     """The parties of a run, who holds what, and what the run is about.
 
-    Attributes
-    ----------
-    settings : mapping
-        Session, method, declared rounds: strings and numbers.
-    members : tuple of Party
-    features : tuple of str
-        A digest of each feature's name, in the model's order, see
-        :func:`feature_digests`.
-    held : tuple of str
-        For each member, which features it holds: packed bits, hexadecimal.
-    groups, new_groups : tuple of (tuple of int, int, str)
-        Of the training samples and of new ones: holders as indices of members, number
-        of samples, digest of the samples' hashes in their order.
+    ``settings`` are strings and numbers; ``features`` digests of the features' names,
+    in the model's order; ``held`` says for each member which of them it holds, packed
+    bits in hexadecimal. ``groups`` and ``new_groups``, of new samples, have holders as
+    indices of members, the number of samples, and a digest of their hashes in order.
     """
 
     settings: Mapping[str, Any]
@@ -142,10 +124,10 @@ class Agreement:
         counts: NDArray[np.int64] = self.holdings.sum(axis=0)
         return counts
 
-    def held_groups(self, member: int, new: bool = False) -> list[int]:
+    def held_groups(self, member: int) -> list[int]:
         """The groups of whose holders a member is one."""
-        groups = self.new_groups if new else self.groups
-        return [g for g, (holders, _, _) in enumerate(groups) if member in holders]
+        groups = enumerate(self.groups)
+        return [g for g, (holders, _, _) in groups if member in holders]
 
     def holders(self, group: int, new: bool = False) -> tuple[str, ...]:
         """The names of a group's holders."""

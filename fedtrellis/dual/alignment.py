@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HASH_BYTES", "Alignment", "Group", "align"]
-
 #: Bytes of a sample's keyed hash: 128 bits, so that two ids never meet by accident.
 HASH_BYTES = 16
 
@@ -51,17 +49,10 @@ class Group(NamedTuple):
 class Alignment:
     """The split of the data, as the server knows it.
 
-    Attributes
-    ----------
-    groups : list of Group
-        Every sample is in exactly one.
-    rows : dict
-        For each client and each of its groups, the client's own row numbers of the
-        group's samples, in the group's order.
-    feature_names : list of str
-        The model's, in its order.
-    columns : dict
-        For each client the model's indices of its features, in the client's order.
+    Every sample is in exactly one of the ``groups``; ``rows`` has for each client and
+    each of its groups the client's own row numbers of the group's samples, in the
+    group's order; ``columns`` for each client the indices of its features, in its
+    order, among the model's ``feature_names``.
     """
 
     groups: list[Group]
@@ -77,9 +68,7 @@ class Alignment:
     @property
     def vertical(self) -> bool:
         """Whether every client holds every sample."""
-        return len({group.holders for group in self.groups}) == 1 and len(
-            self.groups[0].holders
-        ) == len(self.rows)
+        return all(len(group.holders) == len(self.rows) for group in self.groups)
 
     @property
     def horizontal(self) -> bool:
@@ -103,8 +92,6 @@ class Alignment:
                 for name in group.holders:
                     found.setdefault(name, []).append(index)
         return found
-
-    # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All of it as arrays, for a checkpoint."""
@@ -160,9 +147,8 @@ def align(
     not, or nobody holds a feature of the model.
     """
     names = list(hashes)
-    for name in names:
-        array = hashes[name]
-        if array.ndim != 2 or array.shape[1] != HASH_BYTES or array.dtype != np.uint8:
+    for name, array in hashes.items():
+        if array.shape[1:] != (HASH_BYTES,) or array.dtype != np.uint8:
             raise ValueError(f"client {name}: its samples' hashes are malformed")
         if not len(array) or not len(features[name]):
             raise ValueError(f"client {name} has no samples or no features")

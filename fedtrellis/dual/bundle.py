@@ -27,13 +27,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.simplices import maximise_over_simplices
 from fedtrellis.wire.arrays import FloatArray
-
-__all__ = ["DualBundle", "Mixture", "maximise_over_simplices", "points_within"]
 
 IntArray = NDArray[np.int64]
 
@@ -42,10 +40,9 @@ _AT_ONCE = 1 << 20
 
 
 def points_within(mebibytes: float, num_features: int, units: int) -> int:
-    """Return how many points of each unit may be remembered in so much memory.
+    """Return how many points, of p numbers of 8 bytes, of each unit fit in memory.
 
-    A point is a vector of p numbers of 8 bytes, and for the time of a search each unit
-    has one more. Of C classes there are C times as many units.
+    For the time of a search each unit has one more. C classes are C times the units.
     """
     each = 8 * num_features * units / 2**20
     return int(mebibytes / each) - 1
@@ -55,16 +52,9 @@ def points_within(mebibytes: float, num_features: int, units: int) -> int:
 class Mixture:
     """What a search says of one unit: α ← Σ_j θ_j a_j, and what to remember.
 
-    Attributes
-    ----------
-    ids : ndarray of int64
-        The points that have weight.
-    weights : ndarray of shape (J,), or (C, J)
-        θ of these; of several classes a row each.
-    keep : ndarray of int64
-        The points to remember beside the new α.
-    alpha_id : int
-        The new α's own id.
+    ``ids`` are the points that have weight, ``weights`` θ of these, of shape (J,), of
+    several classes (C, J); ``keep`` are the points to remember beside the new α, whose
+    own id is ``alpha_id``.
     """
 
     ids: IntArray
@@ -80,23 +70,11 @@ class DualBundle:
     own, with its best mixture: α of class c becomes Σ_j θ_{c,j} a_{j,c}. A point has
     one id, as clients remember a proposal of all classes or of none.
 
-    Parameters
-    ----------
-    num_features : int
-        p.
-    num_units : int
-        Each starts with the one point α = 0.
-    regularization : float
-        λ.
-    memory : int
-        Points to remember of a unit, the current α and the next proposals included; for
-        the time of a search one more. A point takes 8 C p bytes.
-    tolerance : float, default 1e-12
-        Of a search, see :func:`maximise_over_simplices`.
-    penalty : Penalty, optional
-        g, by default ½‖w‖².
-    classes : int, default 1
-        C.
+    Each of the units starts with the one point α = 0. ``regularization`` is λ,
+    ``penalty`` g (by default ½‖w‖²), ``tolerance`` that of a search
+    (:func:`maximise_over_simplices`). ``memory`` is how many points to remember of a
+    unit, the current α and the next proposals included; for the time of a search one
+    more. A point takes 8 C p bytes.
     """
 
     def __init__(
@@ -158,13 +136,11 @@ class DualBundle:
         a free column counts against it, times twice its weight of now, or 2: D is below
         P* if the best weight is not larger.
         """
-        values = []
+        values, λ, m = [], self.regularization, self.penalty.free
         for c, v in enumerate(self._sum(self._alpha)):
-            linear = float(self.b[c, self._alpha].sum())
-            value = linear - self.regularization * self.penalty.conjugate(v)
-            if self.penalty.free >= 0:
-                most = 2.0 * max(1.0, abs(self._multipliers[c]))
-                value -= self.regularization * most * abs(v[self.penalty.free])
+            value = float(self.b[c, self._alpha].sum()) - λ * self.penalty.conjugate(v)
+            if m >= 0:
+                value -= λ * 2.0 * max(1.0, abs(self._multipliers[c])) * abs(v[m])
             values.append(value)
         return np.array(values)
 
@@ -188,10 +164,9 @@ class DualBundle:
         b: float | FloatArray | None = None,
         alpha_id: int | None = None,
     ) -> None:
-        """Forget all of a unit's points but its α, or put another α in its place.
+        """Forget a unit's points but its α, or put another α, v and b, in its place.
 
-        For a unit one of whose clients lost what it remembered. ``v`` has shape (C, p),
-        and ``b`` (C,).
+        For a unit one of whose clients lost what it remembered.
         """
         row = self._alpha[unit]
         if v is not None and b is not None:
@@ -205,16 +180,13 @@ class DualBundle:
         stays[row] = True
         self._select(np.flatnonzero(stays))
 
-    # ------------------------------------------------------------------ the search
-
     def search(
         self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
     ) -> dict[int, Mixture]:
         """Take in proposals, and move the units that have some to the best mixtures.
 
         Of each unit V of shape (C, c, p) and b of shape (C, c), in the order of
-        :meth:`new_ids`; of one class also (c, p) and (c,). Returns, by unit, what its
-        clients have to do.
+        :meth:`new_ids`. Returns, by unit, what its clients have to do.
         """
         self._append(units, proposals)
         self._select(np.lexsort((self.ids, self.unit)))
@@ -258,15 +230,10 @@ class DualBundle:
             G = λ * gram[np.ix_(moving, moving)]
             maximise_over_simplices(G, b[moving], theta, blocks, self.tolerance)
         else:
+            V = np.stack([self._points[row][c] for row in moving])
             self._multipliers[c] = self.penalty.maximise(
-                np.stack([self._points[row][c] for row in moving]),
-                self.b[c][moving],
-                self._sum(rest)[c],
-                λ,
-                theta,
-                blocks,
-                float(self._multipliers[c]),
-                self.tolerance,
+                *(V, self.b[c][moving], self._sum(rest)[c], λ, theta, blocks),
+                *(float(self._multipliers[c]), self.tolerance),
             )
         for block in blocks:
             theta[block] /= theta[block].sum()
@@ -285,8 +252,6 @@ class DualBundle:
             np.sort(ids[heaviest]),
             int(ids.max()) + 1,
         )
-
-    # ------------------------------------------------------------------- the points
 
     def _parts(
         self, c: int, *lists: list[FloatArray]
@@ -310,7 +275,7 @@ class DualBundle:
         self, units: list[int], proposals: dict[int, tuple[FloatArray, FloatArray]]
     ) -> None:
         C, p = self._points[0].shape
-        new, values, counts, ids = [], [self.b], [], []
+        new, values, counts, ids = [], [], [], []
         for unit in units:
             V, b = proposals[unit]
             V = np.reshape(V, (C, -1, p))
@@ -318,12 +283,9 @@ class DualBundle:
             values.append(np.reshape(b, (C, -1)))
             counts.append(V.shape[1])
             ids += self.new_ids(unit, V.shape[1])
-        cross, own = self._products(new, self._points), self._products(new, new)
-        self._border(cross, own)
-        self._points += new
-        self.b = np.concatenate(values, axis=1)
-        self.ids = np.append(self.ids, np.array(ids, dtype=np.int64))
-        self.unit = np.append(self.unit, np.repeat(units, counts))
+        products = self._products(new, self._points), self._products(new, new)
+        of_units = np.repeat(units, counts)
+        self._extend(new, np.concatenate(values, axis=1), ids, of_units, *products)
 
     def _add_mixtures(self, mixtures: dict[int, Mixture], theta: FloatArray) -> None:
         """Add Σ_j θ_j v_j as the units' α; their products follow by linearity.
@@ -331,23 +293,32 @@ class DualBundle:
         ``theta`` has shape (C, k, n): of each class, of each mixture.
         """
         cross = theta @ self._gram
-        self._border(cross, cross @ theta.swapaxes(1, 2))
         mixed = [np.empty_like(self._points[0]) for _ in mixtures]
         for c, own in enumerate(theta):
             for columns, (part,) in self._parts(c, self._points):
                 for v, values in zip(mixed, own @ part, strict=True):
                     v[c, columns] = values
-        values = [own @ b for own, b in zip(theta, self.b, strict=True)]
+        b = np.stack([own @ b for own, b in zip(theta, self.b, strict=True)])
         self._alpha[list(mixtures)] = len(self.ids) + np.arange(len(mixtures))
-        self._points += mixed
-        self.b = np.concatenate([self.b, values], axis=1)
-        new_ids = [mixture.alpha_id for mixture in mixtures.values()]
-        self.ids = np.append(self.ids, new_ids)
-        self.unit = np.append(self.unit, list(mixtures))
+        ids = [mixture.alpha_id for mixture in mixtures.values()]
+        products = cross, cross @ theta.swapaxes(1, 2)
+        self._extend(mixed, b, ids, list(mixtures), *products)
 
-    def _border(self, cross: FloatArray, own: FloatArray) -> None:
-        """Add the products of new points with the others and with each other."""
+    def _extend(
+        self,
+        points: list[FloatArray],
+        b: FloatArray,
+        ids: list[int],
+        units: ArrayLike,
+        cross: FloatArray,
+        own: FloatArray,
+    ) -> None:
+        """Add points, with their products with the others and with each other."""
         self._gram = np.block([[self._gram, cross.swapaxes(1, 2)], [cross, own]])
+        self._points += points
+        self.b = np.concatenate([self.b, b], axis=1)
+        self.ids = np.append(self.ids, np.array(ids, dtype=np.int64))
+        self.unit = np.append(self.unit, units)
 
     def _select(self, rows: IntArray) -> None:
         """Keep these points, in this order."""
@@ -358,8 +329,6 @@ class DualBundle:
         self.b = np.ascontiguousarray(self.b[:, rows])
         self._gram = np.stack([gram[np.ix_(rows, rows)] for gram in self._gram])
         self._alpha = where[self._alpha]
-
-    # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, NDArray[np.float64] | IntArray]:
         """All of it as arrays."""

@@ -10,20 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["Sigmoid"]
-
 
 @dataclass(frozen=True)
 class Sigmoid:
     """P(class | score z) = σ(a z + b), with an a and a b for each column of scores.
 
-    Attributes
-    ----------
-    slopes, offsets : ndarray of shape (C,)
-        a and b.
-
-    Notes
-    -----
     Platt, "Probabilistic outputs for support vector machines", 1999; what
     scikit-learn's ``CalibratedClassifierCV(method="sigmoid")`` fits, with −a and −b.
     """
@@ -33,21 +24,13 @@ class Sigmoid:
 
     @classmethod
     def of(
-        cls,
-        scores: FloatArray,
-        positive: ArrayLike,
-        weights: ArrayLike | None = None,
+        cls, scores: FloatArray, positive: ArrayLike, weights: ArrayLike | None = None
     ) -> Sigmoid:
         """Fit it to scores, (n,) or (n, C), that the model was not trained on.
 
         ``positive`` says of each whether the sample is of the class, and ``weights``,
-        of shape (n,), what a sample counts, by default 1.
-
-        Raises
-        ------
-        ValueError
-            A class has no sample of a weight above 0, or all of them; or a score is not
-            finite.
+        of shape (n,), what a sample counts, by default 1. A ValueError: a class has no
+        sample of a weight above 0, or all of them; or a score is not finite.
         """
         columns = np.asarray(scores, dtype=np.float64).reshape(len(scores), -1)
         inside = np.asarray(positive, dtype=np.bool_).reshape(columns.shape)

@@ -21,17 +21,6 @@ from numpy.typing import NDArray
 from fedtrellis.encryption.fixed_point import Coding, Words
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = [
-    "PARTS",
-    "REPORT",
-    "STATISTICS",
-    "ColumnScales",
-    "Shifted",
-    "in_parts",
-    "of_parts",
-    "scales_mark",
-]
-
 #: Sums of a column: Σ x and Σ x².
 STATISTICS = 2
 #: Words of one number: multiples of 2^80, 2^40, … of it, from the top.
@@ -49,12 +38,8 @@ def in_parts(
     """Return numbers of any size in words that can be masked, shape (PARTS, …).
 
     From 2^-120 to 10^42 / ``terms``, to float64's own precision; with other exponents
-    from half the last one's multiple to 2^63 of the first one's.
-
-    Raises
-    ------
-    RangeError
-        One is not finite or larger.
+    from half the last one's multiple to 2^63 of the first one's. A RangeError: one is
+    not finite or larger.
     """
     rest = np.asarray(values, dtype=np.float64)
     parts = []
@@ -77,19 +62,10 @@ def of_parts(words: Words, exponents: Sequence[int] = EXPONENTS) -> FloatArray:
 
 @dataclass(frozen=True)
 class ColumnScales:
-    """What columns are shifted and divided by.
+    """What columns are shifted by, m, and divided by, s above 0; both of shape (p,).
 
-    Attributes
-    ----------
-    means : ndarray of shape (p,)
-        m; 0 for a column that is not shifted.
-    scales : ndarray of shape (p,)
-        s above 0.
-    constant : int
-        The column whose weight takes what the means add; −1 where there is none, and
-        then all m are 0.
-    value : float
-        What stands in that column.
+    A column that is not shifted has m = 0. The weight of the column ``constant``, where
+    ``value`` stands, takes what the means add; −1: there is none, and all m are 0.
     """
 
     means: FloatArray
@@ -120,24 +96,15 @@ class ColumnScales:
         variance = square - mean**2
         everywhere = counts == N
         constant = everywhere & (variance <= _SPREAD**2 * square) & (square > 0.0)
-        if not constant.any():
-            scales = np.sqrt(square)
-            return cls(np.zeros(len(sums)), np.where(scales > 0.0, scales, 1.0))
-        first = int(np.flatnonzero(constant)[0])
-        shifted = everywhere & ~constant & (square > 0.0)
+        first = int(constant.argmax()) if constant.any() else -1
+        shifted = everywhere & ~constant & (square > 0.0) & (first >= 0)
         scales = np.sqrt(np.where(shifted, variance, square))
-        return cls(
-            np.where(shifted, mean, 0.0),
-            np.where(scales > 0.0, scales, 1.0),
-            first,
-            float(mean[first]),
-        )
+        value = float(mean[first]) if first >= 0 else 1.0
+        means = np.where(shifted, mean, 0.0)
+        return cls(means, np.where(scales > 0.0, scales, 1.0), first, value)
 
     def raw(self, weights: FloatArray) -> FloatArray:
-        """Return the weights of the raw columns, from those of the standardised ones.
-
-        Of shape (p,) or (p, C).
-        """
+        """Return raw columns' weights, (p,) or (p, C), from standardised ones'."""
         own = (-1,) + (1,) * (np.ndim(weights) - 1)
         # Σ w̃ (x − m)/s = Σ (w̃/s) x − Σ (w̃/s) m
         raw: FloatArray = weights / self.scales.reshape(own)
@@ -155,14 +122,8 @@ def scales_mark(*arrays: FloatArray) -> str:
 class Shifted:
     """(x − m)/s of sparse rows, which stay sparse.
 
-    Parameters
-    ----------
-    features : scipy sparse array of shape (n, p)
-        x/s.
-    shifts : ndarray of shape (G, p)
-        m/s, one row for each kind of row.
-    kinds : ndarray of int64, shape (n,)
-        Which of them is each row's.
+    ``features`` are x/s, of shape (n, p), ``shifts`` m/s, of shape (G, p), one row for
+    each kind of row, and ``kinds`` says which of them is each row's.
     """
 
     def __init__(

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import Mixture
 
-__all__ = ["MAX_SHARES", "GroupStep", "HeldGroup"]
-
 #: Shares that the paper's steps may add to one sum, before it is encrypted anew.
 MAX_SHARES = 64
 
@@ -96,21 +94,11 @@ class HeldGroup:
 class GroupStep(NamedTuple):
     """Where one group stands.
 
-    Attributes
-    ----------
-    group : int
-        Which of the alignment's groups.
-    step : int
-        Mixtures taken so far; 0: α is still 0.
-    alpha_id : int
-        The id of the point that α is now.
-    ids, weights : sequence of int, of float
-        The last mixture: the points with weight, and their θ, class by class. Empty
-        if there is none.
-    keep : sequence of int
-        The points to remember beside α.
-    alpha : sequence of bytes or None
-        enc(α), for a client that does not know it; else None.
+    ``group`` is which of the alignment's groups, ``step`` how many mixtures it has
+    taken (0: α is still 0), ``alpha_id`` the id of the point that α is now. ``ids`` and
+    ``weights`` are the last mixture, the points with weight and their θ, class by
+    class, and ``keep`` the points to remember beside α. ``alpha`` is enc(α), for a
+    client that does not know it.
     """
 
     group: int

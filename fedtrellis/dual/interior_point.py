@@ -19,8 +19,6 @@ import scipy  # its parts are loaded when first used
 
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["interior_point"]
-
 # Solves (AAᵀ/s + D) v = r for a diagonal D: takes D, returns what takes r.
 _System = Callable[[FloatArray], Callable[[FloatArray], FloatArray]]
 
@@ -33,6 +31,11 @@ _BACK_OFF = 0.995
 
 def _dense(matrix: Any) -> FloatArray:
     return np.asarray(matrix if isinstance(matrix, np.ndarray) else matrix.toarray())
+
+
+def _factorised(matrix: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    factor = scipy.linalg.cho_factor(matrix, overwrite_a=True, check_finite=False)
+    return lambda right: scipy.linalg.cho_solve(factor, right, check_finite=False)
 
 
 def _tall_system(matrix: Any, scale: float) -> _System:
@@ -48,13 +51,11 @@ def _tall_system(matrix: Any, scale: float) -> _System:
             part = slice(start, start + size)
             block = _dense(matrix[part]) / roots[part, None]
             gram += block.T @ block
-        factor = scipy.linalg.cho_factor(gram, overwrite_a=True, check_finite=False)
+        inner = _factorised(gram)
 
         def once(right: FloatArray) -> FloatArray:
-            inner = scipy.linalg.cho_solve(
-                factor, matrix.T @ (right / diagonal), check_finite=False
-            )
-            return np.asarray((right - matrix @ inner) / diagonal)
+            solved = inner(matrix.T @ (right / diagonal))
+            return np.asarray((right - matrix @ solved) / diagonal)
 
         def solve(right: FloatArray) -> FloatArray:
             # the formula loses digits as D nears 0; a step of refinement finds them
@@ -70,18 +71,7 @@ def _tall_system(matrix: Any, scale: float) -> _System:
 def _wide_system(matrix: Any, scale: float) -> _System:
     """Systems of the order of the number of rows."""
     gram = _dense(matrix @ matrix.T) / scale
-
-    def system(diagonal: FloatArray) -> Callable[[FloatArray], FloatArray]:
-        shifted = gram.copy()
-        shifted[np.diag_indices(len(diagonal))] += diagonal
-        factor = scipy.linalg.cho_factor(shifted, overwrite_a=True, check_finite=False)
-
-        def solve(right: FloatArray) -> FloatArray:
-            return np.asarray(scipy.linalg.cho_solve(factor, right, check_finite=False))
-
-        return solve
-
-    return system
+    return lambda diagonal: _factorised(gram + np.diag(diagonal))
 
 
 def interior_point(
@@ -99,8 +89,6 @@ def interior_point(
     of n and p must fit in memory. ``done`` is shown β after every step, and says
     whether it will do. Rounding ends the search where nothing does.
 
-    Notes
-    -----
     S. Mehrotra, "On the implementation of a primal-dual interior point method", 1992;
     the tall systems as in M. C. Ferris and T. S. Munson, "Interior-point methods for
     massive support vector machines", 2002.

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["local_dual_passes"]
-
 
 def local_dual_passes(
     loss: DualLoss,
@@ -39,20 +37,9 @@ def local_dual_passes(
     Source: Ma, Smith, Jaggi, Jordan, Richtárik and Takáč, "Adding vs. Averaging in
     Distributed Primal-Dual Optimization", ICML 2015, equation (9).
 
-    Parameters
-    ----------
-    features : ndarray or scipy CSR array of shape (n_k, p)
-    rows : ndarray of int64, shape (n,)
-        Which rows the other arrays speak of.
-    alpha, z, y, q : ndarray of shape (n,)
-        Dual variables, x_iᵀw, labels, ‖x_i‖².
-    scale, aggregation : float
-        λN, and σ' ≥ 1.
-
-    Returns
-    -------
-    ndarray of shape (n,)
-        α'.
+    α, z, the labels y and the squared norms q are those of the ``rows`` of the client's
+    ``features`` (dense or CSR), in order; ``scale`` is λN, ``aggregation`` σ' ≥ 1.
+    Returns α'.
     """
     alpha = alpha.copy()
     # σ'/(λN) XᵀΔ: what the other coordinates see of the changes so far
@@ -69,11 +56,7 @@ def local_dual_passes(
             score = z[i] + float(x @ change[index])
             one = slice(i, i + 1)
             step = loss.coordinate_step(
-                alpha[one],
-                np.array([score]),
-                aggregation * q[one],
-                y[one],
-                scale,
+                alpha[one], np.array([score]), aggregation * q[one], y[one], scale
             )[0]
             if step:
                 alpha[i] += step

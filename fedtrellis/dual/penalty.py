@@ -24,8 +24,6 @@ import numpy as np
 from fedtrellis.dual.simplices import maximise_over_simplices
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["Penalty"]
-
 # Augmented Lagrangian of v_m = 0: its weight, against 1 of ½‖v‖², and how often the
 # multiplier is renewed.
 _WEIGHT = 100.0
@@ -39,12 +37,8 @@ _HALVINGS = 50
 class Penalty:
     """Penalty g, and the search for the best mixture of dual points under it.
 
-    Attributes
-    ----------
-    l1_ratio : float
-        ρ in [0, 1).
-    free : int
-        The column m whose weight is not penalised; −1: none.
+    ``l1_ratio`` is ρ in [0, 1), ``free`` the column m whose weight is not penalised;
+    −1: none.
     """
 
     l1_ratio: float = 0.0
@@ -90,9 +84,9 @@ class Penalty:
     ) -> float:
         """Maximise bᵀθ − λ g*(rest + Vᵀθ) over a product of simplices, in place.
 
-        V has shape (n, p), b and θ (n,), and ``rest``, what does not depend on θ, (p,);
-        ``blocks`` and ``tolerance`` are those of :func:`maximise_over_simplices`.
-        Returns w_m, which the search starts from.
+        V has shape (n, p), b and θ (n,), ``rest``, what does not depend on θ, (p,);
+        for the others see :func:`maximise_over_simplices`. Returns w_m, which the
+        search starts from.
         """
         if self.free < 0:
             self._climb(V, b, rest, regularization, theta, blocks, 0.0, tolerance)
@@ -101,9 +95,8 @@ class Penalty:
         enough = 1e-15 * max(float(np.abs(column).max(initial=0.0)), 1e-300)
         before = np.inf
         for _ in range(_RENEWALS):
-            self._climb(
-                V, b, rest, regularization, theta, blocks, multiplier, tolerance
-            )
+            found = V, b, rest, regularization, theta, blocks
+            self._climb(*found, multiplier, tolerance)
             left = float(rest[self.free] + column @ theta)
             if abs(left) <= enough or abs(left) > 0.9 * before:
                 break  # rounding is all that is left, or no better than before
@@ -111,8 +104,6 @@ class Penalty:
             # method of multipliers: w_m ← w_m + σ v_m
             multiplier += _WEIGHT * left
         return multiplier
-
-    # ---------------------------------------------------------------------- the search
 
     def _climb(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,6 @@ from fedtrellis.objectives.losses import DualLoss, SmoothedHinge, weighted
 from fedtrellis.objectives.reference import unconstrained_minimum
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["OneAgainstRest", "Optimum", "RegularizedLoss", "central_optimum"]
-
-
 # How far from its kinks a sample must be to count as known at first, and how often
 # those that were not are added.
 _NEAR = 1e-3
@@ -37,10 +35,10 @@ _LARGEST_SYSTEM = 12_000
 
 
 class RegularizedLoss(Objective):
-    """P(w) = (λ/2)‖w‖² + (1/N) Σ l(x_iᵀw; y_i), and its dual D(α).
+    """P(w) = λ g(w) + (1/N) Σ l(x_iᵀw; y_i), and its dual D(α); g is ½‖w‖² or another.
 
-    D(α) = −(λ/2)‖(1/λN) Σ α_i x_i‖² − (1/N) Σ l*(−α_i) ≤ P(w) for any two points, with
-    equality at the optima, where w = (1/λN) Σ α_i x_i.
+    D(α) = −λ g*((1/λN) Σ α_i x_i) − (1/N) Σ l*(−α_i) ≤ P(w) for any two points, with
+    equality at the optima, where w = (1/λN) Σ α_i x_i if g is ½‖w‖².
 
     Parameters
     ----------
@@ -53,16 +51,9 @@ class RegularizedLoss(Objective):
     regularization : float
         λ above 0.
     penalty : Penalty, optional
-        g in the place of ½‖w‖²: P(w) = λ g(w) + …, and g* in D. There is no central
-        solver for another one.
+        g; there is no central solver for another one than ½‖w‖².
     weights : array_like of shape (N,), optional
         s_i from 0 on: the losses' mean is (1/S) Σ s_i l_i, S = Σ s_i.
-
-    Raises
-    ------
-    ValueError
-        Shapes disagree, an entry is not finite, a label does not suit the loss, a
-        weight is negative or all are 0, or λ is not above 0.
 
     Notes
     -----
@@ -132,68 +123,42 @@ class RegularizedLoss(Objective):
         return np.asarray((self.features.T @ point) / scale)
 
     def metrics(self, x: FloatArray) -> dict[str, float]:
-        """Return ``{"accuracy": ...}`` where all labels are −1 and +1.
+        """Return ``{"accuracy": ...}`` where all labels are −1 and +1; 0 counts as −1.
 
-        A score of 0 counts as −1. Of other labels ``{"explained": ...}``, which part of
-        the loss of the best constant score is gone: R² of the squared loss, D² of the
-        Poisson loss. Samples count alike there, whatever their weights.
+        Of other labels ``{"explained": ...}``, which part of the loss of the best
+        constant score is gone: R² of the squared loss, D² of the Poisson loss. Samples
+        count alike, whatever their weights.
         """
-        if not (np.abs(self.labels) == 1.0).all():
-            constant = self.loss.constant_score(self.labels)
-            least = self.loss.value(np.full(self.num_examples, constant), self.labels)
-            found = self.loss.value(self.scores(x), self.labels)
-            whole = float(least.sum())
-            return {"explained": 1.0 - float(found.sum()) / whole if whole else 0.0}
-        predicted = self.scores(x) > 0.0
-        return {"accuracy": float(np.mean(predicted == (self.labels > 0.0)))}
+        scores, y = self.scores(x), self.labels
+        if (np.abs(y) == 1.0).all():
+            return {"accuracy": float(np.mean((scores > 0.0) == (y > 0.0)))}
+        constant = np.full(len(y), self.loss.constant_score(y))
+        whole = float(self.loss.value(constant, y).sum())
+        left = float(self.loss.value(scores, y).sum())
+        return {"explained": 1.0 - left / whole if whole else 0.0}
 
 
 class OneAgainstRest(Objective):
     """P(W) = Σ_c P_c(w_c), W of shape (p, C), with P_c's labels +1 in class c, else −1.
 
-    ``classes`` has each sample's, a number from 0 to C − 1, ``count`` is C, and the
-    loss one of labels −1 and +1. ``weights`` of shape (C, N) are those in each class's
-    problem; all else is as of :class:`RegularizedLoss`.
+    ``parts`` are the P_c, of the same samples, and ``classes`` has each sample's class,
+    a number from 0 to C − 1.
     """
 
-    def __init__(
-        self,
-        features: Any,
-        classes: ArrayLike,
-        count: int,
-        loss: DualLoss,
-        regularization: float,
-        penalty: Penalty | None = None,
-        weights: ArrayLike | None = None,
-    ) -> None:
-        each: Any = [None] * count if weights is None else weights
-        self.classes = np.asarray(classes, dtype=np.float64)
-        self.parts = [
-            RegularizedLoss(
-                features,
-                np.where(self.classes == c, 1.0, -1.0),
-                loss,
-                regularization,
-                penalty,
-                each[c],
-            )
-            for c in range(count)
-        ]
-        (p,) = self.parts[0].shape
-        self.shape = (p, count)
-        self.num_examples = self.parts[0].num_examples
+    def __init__(self, parts: Sequence[RegularizedLoss], classes: FloatArray) -> None:
+        self.parts, self.classes = parts, classes
+        self.shape = (*parts[0].shape, len(parts))
+        self.num_examples = parts[0].num_examples
 
     def value(self, x: FloatArray) -> float:
         """Return P at a point of shape (p, C)."""
-        W = check_point(x, self.shape)
-        return sum(one.value(W[:, c]) for c, one in enumerate(self.parts))
+        columns = check_point(x, self.shape).T
+        return sum(one.value(w) for one, w in zip(self.parts, columns, strict=True))
 
     def gradient(self, x: FloatArray) -> FloatArray:
         """Return the parts' subgradients beside each other."""
-        W = check_point(x, self.shape)
-        return np.stack(
-            [one.gradient(W[:, c]) for c, one in enumerate(self.parts)], axis=1
-        )
+        columns = zip(self.parts, check_point(x, self.shape).T, strict=True)
+        return np.stack([one.gradient(w) for one, w in columns], axis=1)
 
     def metrics(self, x: FloatArray) -> dict[str, float]:
         """Return ``{"accuracy": ...}``: how often the class of largest score is it."""
@@ -205,14 +170,9 @@ class OneAgainstRest(Objective):
 class Optimum:
     """A minimiser of P with its certificate.
 
-    Attributes
-    ----------
-    value : float
-        P(w): the minimum P* lies in [value − gap, value].
-    gap : float
-        P(w) − D(α), the duality gap, to rounding: 0 is not above some 1e-16.
-    w : ndarray of shape (p,), or (p, C)
-    alpha : ndarray of shape (N,), or (N, C)
+    The minimum P* lies in [value − gap, value], with ``value`` P(w) and ``gap``
+    P(w) − D(α), to rounding: 0 is not above some 1e-16. w has shape (p,), or (p, C), α
+    (N,), or (N, C).
     """
 
     value: float
@@ -229,7 +189,26 @@ class _Search:
         self.value, self.dual = math.inf, -math.inf
         self.w = np.zeros(problem.shape)
         self.alpha = np.zeros(problem.num_examples)
-        self.try_dual(problem.weighted.feasible(self.alpha, problem.labels))
+        self.offer(alpha=problem.weighted.feasible(self.alpha, problem.labels))
+
+    def offer(
+        self, w: FloatArray | None = None, alpha: FloatArray | None = None
+    ) -> bool:
+        """See whether a point is better, or the one that suits it; whether it will do.
+
+        Of w that is the α of its scores, of α its w.
+        """
+        problem = self.problem
+        if w is not None:
+            alpha = problem.weighted.dual_point(problem.scores(w), problem.labels)
+        assert alpha is not None
+        w = problem.primal_of(alpha) if w is None else w
+        value, dual = problem.value(w), problem.dual_value(alpha)
+        if value < self.value:
+            self.value, self.w = value, w
+        if dual > self.dual:
+            self.dual, self.alpha = dual, alpha
+        return self.done
 
     @property
     def gap(self) -> float:
@@ -237,29 +216,8 @@ class _Search:
         return max(self.value - self.dual, 0.0)
 
     @property
-    def goal(self) -> float:
-        return self.tolerance * self.value
-
-    @property
     def done(self) -> bool:
-        return self.gap <= self.goal
-
-    def try_primal(self, w: FloatArray) -> bool:
-        """See whether w is better, or the dual point that suits its scores."""
-        z = self.problem.scores(w)
-        return self._see(w, self.problem.weighted.dual_point(z, self.problem.labels))
-
-    def try_dual(self, alpha: FloatArray) -> bool:
-        """See whether α is better, or its w."""
-        return self._see(self.problem.primal_of(alpha), alpha)
-
-    def _see(self, w: FloatArray, alpha: FloatArray) -> bool:
-        value, dual = self.problem.value(w), self.problem.dual_value(alpha)
-        if value < self.value:
-            self.value, self.w = value, w
-        if dual > self.dual:
-            self.dual, self.alpha = dual, alpha
-        return self.done
+        return self.gap <= self.tolerance * self.value
 
 
 def central_optimum(
@@ -267,26 +225,14 @@ def central_optimum(
 ) -> Optimum:
     """Return P*, certified by the duality gap, with the points that attain it.
 
-    scikit-learn's solver of the loss comes first: ``LinearSVC``,
-    ``LogisticRegression``, ``Ridge`` or ``PoissonRegressor``, without an intercept and
-    with C = 1/(λN). It returns w only, and stops somewhere near the optimum. Smooth
-    losses go on with L-BFGS, where −u in ∂l(z) gives α. For the hinge losses α is known
-    but for the samples at a kink of the loss, and these are found by an interior-point
-    method.
+    scikit-learn's solver of the loss comes first, without an intercept and with
+    C = 1/(λN); it returns w only, and stops somewhere near the optimum. Smooth losses
+    go on with L-BFGS, where −u in ∂l(z) gives α. For the hinge losses α is known but
+    for the samples at a kink of the loss, and these are found by an interior-point
+    method. Of several classes each is solved by itself.
 
-    Parameters
-    ----------
-    problem : RegularizedLoss or OneAgainstRest
-        Of the latter each class by itself.
-    tolerance : float, default 1e-9
-        The gap to reach, relative to P(w).
-
-    Raises
-    ------
-    RuntimeError
-        The gap was not reached; the message has the one that was.
-    ValueError
-        The penalty is another one than ½‖w‖².
+    ``tolerance`` is the gap to reach, relative to P(w). A RuntimeError says which gap
+    was reached where it was not; a ValueError: the penalty is another one than ½‖w‖².
     """
     if isinstance(problem, OneAgainstRest):
         each = [central_optimum(one, tolerance) for one in problem.parts]
@@ -301,21 +247,21 @@ def central_optimum(
     check_number("tolerance", tolerance, positive=True)
     search = _Search(problem, tolerance)
     if not search.done:
-        search.try_primal(_by_scikit_learn(problem))
+        search.offer(_by_scikit_learn(problem))
     if problem.loss.name != "hinge" and not search.done:
         # ‖∇P‖²/2λ bounds the gap at α = u
-        norm = math.sqrt(2.0 * problem.regularization * search.goal)
+        norm = math.sqrt(2.0 * problem.regularization * tolerance * search.value)
         found = unconstrained_minimum(
             problem, search.w, tolerance=0.1 * norm / math.sqrt(len(search.w))
         )
-        search.try_primal(found.point)
+        search.offer(found.point)
     if problem.loss.name in ("hinge", "smoothed-hinge") and not search.done:
         _finish_hinge(problem, search)
     if not search.done:
         raise RuntimeError(
             f"the duality gap of the {problem.loss.name} problem with "
             f"{problem.shape[0]} features and {problem.num_examples} examples is "
-            f"{search.gap:.3g} and not below {search.goal:.3g}"
+            f"{search.gap:.3g} and not below {tolerance * search.value:.3g}"
         )
     return Optimum(search.value, search.gap, search.w, search.alpha)
 
@@ -331,29 +277,17 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
     examples, columns = problem.features.shape
     scale = problem.regularization * examples
     name = problem.loss.name
-    model: Any
-    # in Newton's steps matrices of order p are factorised
-    newton = {
-        "solver": "newton-cholesky" if columns <= min(examples, 2048) else "lbfgs",
-        **{"fit_intercept": False, "tol": 1e-10, "max_iter": 1000},
-    }
-    if name == "squared":
-        model = Ridge(alpha=scale, fit_intercept=False, tol=1e-12)
-    elif name == "poisson":
-        model = PoissonRegressor(alpha=problem.regularization, **newton)
-    elif len(np.unique(problem.labels)) < 2:
+    if problem.loss.labels == "signs" and len(np.unique(problem.labels)) < 2:
         return np.zeros(columns)  # the classifiers refuse one class
-    elif name == "logistic":
-        model = LogisticRegression(C=1.0 / scale, **newton)
-    else:
-        model = LinearSVC(
-            loss="hinge",
-            C=1.0 / scale,
-            fit_intercept=False,
-            tol=1e-6,
-            max_iter=2000,
-            random_state=0,
-        )
+    # in Newton's steps matrices of order p are factorised
+    solver = "newton-cholesky" if columns <= min(examples, 2048) else "lbfgs"
+    newton = {"solver": solver, "fit_intercept": False, "tol": 1e-10, "max_iter": 1000}
+    steps = {"tol": 1e-6, "max_iter": 2000, "random_state": 0, "fit_intercept": False}
+    model: Any = {
+        "squared": lambda: Ridge(alpha=scale, fit_intercept=False, tol=1e-12),
+        "poisson": lambda: PoissonRegressor(alpha=problem.regularization, **newton),
+        "logistic": lambda: LogisticRegression(C=1.0 / scale, **newton),
+    }.get(name, lambda: LinearSVC(loss="hinge", C=1.0 / scale, **steps))()
     features = problem.features
     if not isinstance(features, np.ndarray) and features.nnz <= np.iinfo(np.int32).max:
         # liblinear asks for 32-bit indices
@@ -389,13 +323,13 @@ def _finish_hinge(problem: RegularizedLoss, search: _Search) -> None:
 
         def done(inner: FloatArray) -> bool:
             beta[opened] = np.clip(inner, 0.0, 1.0)  # noqa: B023
-            return search.try_dual(size * beta)  # noqa: B023
+            return search.offer(alpha=size * beta)  # noqa: B023
 
         if count:
             own = s[opened]
             interior_point(part, base, scale, curvature * own, own, done)
         else:
-            search.try_dual(size * beta)
+            search.offer(alpha=size * beta)
         if search.done:
             return
         # those that turn out to be on the other side

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["maximise_over_simplices"]
-
 IntArray = NDArray[np.int64]
 
 # Pairwise steps first, to find about the right supports; then whole faces at once.
@@ -34,21 +32,10 @@ def maximise_over_simplices(
     θ lies in, or to that face's boundary on the way there; at a maximum of its face
     the entries with the largest derivatives come in. The objective never falls.
 
-    Parameters
-    ----------
-    G : ndarray of shape (n, n)
-        Positive semi-definite.
-    b, theta : ndarray of shape (n,)
-        ``theta`` is changed in place.
-    blocks : list of slice
-        The simplices; together they are all of θ.
-    tolerance : float
-        On what a derivative may exceed those of its simplex's support, relative to the
-        largest |b|.
-
-    Returns
-    -------
-    ndarray of shape (n,)
+    G, of shape (n, n), is positive semi-definite, b and θ have shape (n,), and θ is
+    changed in place; ``blocks`` are the simplices, together all of θ. ``tolerance`` is
+    what a derivative may exceed those of its simplex's support by, relative to the
+    largest |b|.
     """
     enough = tolerance * max(float(np.abs(b).max(initial=0.0)), 1e-300)
     _pairwise_sweeps(G, b, theta, blocks, enough, _SWEEPS)
@@ -86,10 +73,15 @@ def maximise_over_simplices(
         theta[:] = moved
         if step < 1.0:
             continue
-        entering = _entering(b - G @ theta, free, blocks, enough)
-        if not entering:
+        gradient, before = b - G @ theta, free.copy()
+        for k in blocks:
+            # the entry that would raise the objective most, if any would
+            level = float(gradient[k][free[k]].mean())
+            outside = np.where(free[k], -np.inf, gradient[k])
+            best = int(outside.argmax())
+            free[k.start + best] |= bool(outside[best] > level + enough)
+        if (free == before).all():
             break
-        free[entering] = True
     return theta
 
 
@@ -121,10 +113,7 @@ def _pairwise_sweeps(
 
 
 def _maximum_on_face(
-    G: FloatArray,
-    b: FloatArray,
-    free: NDArray[np.bool_],
-    block_of: IntArray,
+    G: FloatArray, b: FloatArray, free: NDArray[np.bool_], block_of: IntArray
 ) -> FloatArray:
     """Maximum over Σ θ = 1 in each block with the other entries 0: a KKT system."""
     index = np.flatnonzero(free)
@@ -142,25 +131,6 @@ def _maximum_on_face(
     except np.linalg.LinAlgError:
         target[index] = np.linalg.lstsq(KKT, right, rcond=None)[0][:n]
     return target
-
-
-def _entering(
-    gradient: FloatArray,
-    free: NDArray[np.bool_],
-    blocks: list[slice],
-    enough: float,
-) -> list[int]:
-    """In each simplex the entry that would raise the objective most, if any would."""
-    entering = []
-    for block in blocks:
-        g = gradient[block]
-        inside = free[block]
-        level = float(g[inside].mean())
-        outside = np.where(inside, -np.inf, g)
-        best = int(outside.argmax())
-        if outside[best] > level + enough:
-            entering.append(block.start + best)
-    return entering
 
 
 def _objective(G: FloatArray, b: FloatArray, theta: FloatArray) -> float:

@@ -27,18 +27,6 @@ from numpy.typing import NDArray
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = [
-    "BALANCED",
-    "LIGHTEST",
-    "ClassRule",
-    "check_weights",
-    "class_rule",
-    "labels_of",
-    "normalised",
-    "outweighed",
-    "weight_totals",
-]
-
 #: The rule that weighs classes by how many samples they have.
 BALANCED = "balanced"
 #: The least weight that is not 0: numbers that are encrypted have 40 fractional bits.
@@ -61,18 +49,17 @@ def class_rule(given: str | Mapping[Any, Any] | None, classes: int) -> ClassRule
     ``"balanced"``, or weights by label, where a class that is not named has weight 1.
     A SettingsError: it is something else, or there is no such weight or class.
     """
-    if given is None or given == BALANCED or (isinstance(given, str) and not given):
+    if given is None or given in ("", BALANCED):
         return given or ""
     if not isinstance(given, Mapping):
         raise SettingsError(
             f"class_weight = {given!r} is no rule; allowed: 'balanced', or a mapping "
             "of labels to weights"
         )
-    labels = labels_of(classes)
-    weights = dict.fromkeys(labels, 1.0)
+    weights = dict.fromkeys(labels_of(classes), 1.0)
     for label, weight in given.items():
-        if label not in labels:
-            known = ", ".join(f"{one:g}" for one in labels)
+        if label not in weights:
+            known = ", ".join(f"{one:g}" for one in weights)
             raise SettingsError(
                 f"class_weight names class {label!r}, which there is not; allowed: "
                 f"{known}"
@@ -94,8 +81,7 @@ def weight_totals(
 ) -> FloatArray:
     """Return the sums that weights are normalised by, over some of the samples.
 
-    Of weights s and labels y, of shape (n,): if balanced Σ s of each label, of shape
-    (C,) or of one problem (2,); else (Σ s c_y,).
+    If balanced Σ s of each label, of shape (C,), of one problem (2,); else (Σ s c_y,).
     """
     if rule == BALANCED:
         return np.array([s[y == label].sum() for label in labels_of(classes)])
@@ -129,11 +115,10 @@ def normalised(
 
 def _of_classes(y: FloatArray, classes: int, rule: ClassRule) -> FloatArray:
     """c_y: the weight of each sample's class."""
-    if isinstance(rule, str):
-        return np.ones_like(y)
     found = np.ones_like(y)
-    for label, weight in zip(labels_of(classes), rule, strict=True):
-        found[y == label] = weight
+    if not isinstance(rule, str):
+        for label, weight in zip(labels_of(classes), rule, strict=True):
+            found[y == label] = weight
     return found
 
 
@@ -162,7 +147,5 @@ def check_weights(
     if not (np.isfinite(known) & (known >= 0.0)).all():
         raise ValueError(f"{name} must be finite numbers from 0 on")
     if ((known > 0.0) & (known < lightest)).any():
-        raise ValueError(
-            f"{name} must be 0 or at least {lightest:g}: only their ratios count, "
-            "multiply all of them by one number"
-        )
+        why = "only their ratios count, multiply all of them by one number"
+        raise ValueError(f"{name} must be 0 or at least {lightest:g}: {why}")

@@ -61,9 +61,6 @@ def test_it_says_who_holds_what(held: Any) -> None:
         groups = agreement.held_groups(i)
         assert sum(agreement.groups[g][1] for g in groups) == len(samples[name])
         assert all(name in agreement.holders(g) for g in groups)
-        assert sum(
-            agreement.new_groups[g][1] for g in agreement.held_groups(i, new=True)
-        ) == len(samples[name][:1])
     counts = dict(
         zip(agreement.features, agreement.holders_of_features.tolist(), strict=True)
     )
