@@ -8,11 +8,10 @@ it), plain modulus t of 58 bits, secret-key encryption by the clients. A server 
 and decryption is right below q / 2t = 2^31: a sum of n ≤ 2^26.5 is always right, and
 ``MAX_TERMS`` = 2^24 has two bits in hand.
 
-**Sizes.** Half of a fresh ciphertext is random and follows from a seed, which SEAL
-writes in its place: 13.5 bytes a value, 26.8 after an addition.
-
-TenSEAL trusts the lengths in its messages, and SEAL ends the process over some forms of
-compression. A client may lie, so SEAL is given nothing but what is put together here.
+Half of a fresh ciphertext is random and follows from a seed, which SEAL writes in its
+place: 13.5 bytes a value, 26.8 after an addition. TenSEAL trusts the lengths in its
+messages, and SEAL ends the process over some forms of compression. A client may lie, so
+SEAL is given nothing but what is put together here.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ from fedtrellis.encryption.fixed_point import EncryptionError, IntArray, RangeEr
 from fedtrellis.encryption.node_file import KeyFile
 from fedtrellis.encryption.symmetric import Item
 
-__all__ = ["DEGREE", "PLAIN_MODULUS", "BfvCipher"]
-
 DEGREE = 4096
 #: t, the largest prime of 58 bits with t ≡ 1 (mod 8192): a slot for each coefficient.
 PLAIN_MODULUS = 288_230_376_151_130_113
@@ -47,8 +44,7 @@ _PARAMETERS_HASH = (
 # SEAL's header: magic and its own length, version, compression, reserved, size
 _HEADER = struct.Struct("<3s2sBHQ")
 _SEAL, _MAJOR, _PLAIN, _ZSTD = b"\x5e\xa1\x10", 4, 0, 2
-_SEED_BYTES = 64
-_BLAKE2 = b"\x01"  # what SEAL expands a seed with
+_SEED_BYTES, _BLAKE2 = 64, b"\x01"  # what SEAL expands a seed with
 _MOST_BYTES = 32 * DEGREE + 200
 
 T = TypeVar("T")
@@ -64,10 +60,10 @@ def _needed(library: str) -> Any:
         ) from error
 
 
-def _translate(what: str, action: Callable[[], T]) -> T:
+def _translate(what: str, action: Callable[..., T], *arguments: Any) -> T:
     """Run something of TenSEAL; whatever it raises becomes one line of ours."""
     try:
-        return action()
+        return action(*arguments)
     except Exception as error:  # SEAL raises half a dozen types
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EncryptionError(f"{what}: {reason}") from None
@@ -100,15 +96,12 @@ class BfvCipher(Cipher):
     def __init__(self, file: KeyFile) -> None:
         super().__init__(file)
         self._cpp = _needed("tenseal")._ts_cpp
-        # one thread: more would only be used by operations that we do without
-        self._context = _translate(
-            "TenSEAL cannot read this key",
-            lambda: self._cpp.TenSEALContext.deserialize(file.payload, 1),
-        )
+        read = self._cpp.TenSEALContext.deserialize, file.payload, 1
+        self._context = _translate("TenSEAL cannot read this key", *read)
         _LIVE.add(self)
-        if self._context.has_secret_key() is not (file.secret is not None):
-            raise EncryptionError("a key has a secret key, and a context has none")
-        if tuple(self._context.seal_context().first_parms_id()) != _PARAMETERS_HASH:
+        parameters = tuple(self._context.seal_context().first_parms_id())
+        fits = self._context.has_secret_key() is (file.secret is not None)
+        if parameters != _PARAMETERS_HASH or not fits:
             raise EncryptionError("this key has other parameters than this version")
 
     def bound(self, *context: Item) -> BfvCipher:
@@ -150,8 +143,8 @@ class BfvCipher(Cipher):
         self, payload: bytes, use: tuple[Item, ...], shares: Sequence[Share]
     ) -> IntArray:
         vector, size = self._load(payload), use[-2]
-        slots = np.array(_translate("decryption failed", vector.decrypt), np.int64)
-        return slots[: int(size) + 1]
+        slots = _translate("decryption failed", vector.decrypt)
+        return np.array(slots[: int(size) + 1], np.int64)
 
     def _add_payloads(self, payloads: Sequence[bytes]) -> bytes:
         total = self._load(payloads[0])
@@ -164,10 +157,8 @@ class BfvCipher(Cipher):
     def _load(self, payload: bytes) -> Any:
         plain = _plain_form(payload)
         message = b"\x0a\x02%b\x12%b%b" % (_varint(DEGREE), _varint(len(plain)), plain)
-        return _translate(
-            "ciphertext cannot be read",
-            lambda: self._cpp.BFVVector(self._context, message),
-        )
+        made = self._cpp.BFVVector, self._context, message
+        return _translate("ciphertext cannot be read", *made)
 
 
 def _varint(number: int) -> bytes:
@@ -188,9 +179,7 @@ def _plain_form(payload: bytes) -> bytes:
         decompressor = library.ZstdDecompressor(max_window_size=2**20)
         reader = decompressor.stream_reader(data)
         # 140 kB can stand for gigabytes
-        data = _translate(
-            "ciphertext is malformed", lambda: bytes(reader.read(_MOST_BYTES + 1))
-        )
+        data = bytes(_translate("ciphertext is bad", reader.read, _MOST_BYTES + 1))
 
     def header(size: int) -> bytes:
         return _HEADER.pack(_SEAL, version, _PLAIN, 0, size)
@@ -204,7 +193,8 @@ def _plain_form(payload: bytes) -> bytes:
         start += count.to_bytes(8, "little")
         end = header(_HEADER.size + 1 + seed) + _BLAKE2 if seed else b""
         after = len(start) + 8 * count
-        whole = len(data) == after + len(end) + seed
-        if whole and data.startswith(start) and data.startswith(end, after):
+        if len(data) != after + len(end) + seed:
+            continue
+        if data.startswith(start) and data.startswith(end, after):
             return header(_HEADER.size + len(data)) + data
     raise EncryptionError("ciphertext has a form that no client makes")

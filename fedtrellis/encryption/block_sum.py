@@ -45,16 +45,6 @@ from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
 from fedtrellis.encryption.symmetric import Keystream, derive_key, encode_items, expand
 from fedtrellis.settings import SettingsError
 
-__all__ = [
-    "ATTEMPT_BYTES",
-    "LEAST",
-    "BlockMember",
-    "Introduction",
-    "LostKeyError",
-    "deal",
-    "total_of",
-]
-
 ATTEMPT_BYTES = 16
 #: Members of a block, at least: of a sum of two, each would learn the other's term.
 LEAST = 3
@@ -86,27 +76,6 @@ class BlockMember:
     ``session`` is the run, ``least`` how many members its block must have (at least two
     more than its node config's ``colluders``), ``backend`` that of the key that the
     clients of a simulation make for the run.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from tempfile import mkdtemp
-    >>> from fedtrellis.encryption import backend_class
-    >>> from fedtrellis.encryption.block_sum import BlockMember, total_of
-    >>> from fedtrellis.encryption.fixed_point import Coding
-    >>> from fedtrellis.encryption.node_secrets import NodeSecrets
-    >>> key, coding = backend_class("stream").generate(), Coding(bits=40)
-    >>> clients = [
-    ...     BlockMember(NodeSecrets(name, {"ledger": mkdtemp()}, key=key), "run")
-    ...     for name in "abc"]
-    >>> members = [client.introduce(b"first") for client in clients]
-    >>> for client in clients:
-    ...     client.agree(members)
-    >>> attempt = bytes(16)
-    >>> terms = [client.term(attempt, coding.words(np.array([k, 0.5]), 3))
-    ...          for k, client in enumerate(clients)]
-    >>> coding.values(total_of(terms, 3))
-    array([3. , 1.5])
     """
 
     def __init__(
@@ -117,6 +86,7 @@ class BlockMember:
         backend: str = "stream",
     ) -> None:
         self._node, self._session, self._backend = node, session, backend
+        self._who = f"client {node.client}"
         colluders = node.number("colluders", 0)
         wanted = colluders + 2 if colluders else 0
         self._least = max(node.number("least", least), wanted)
@@ -127,8 +97,6 @@ class BlockMember:
         mark = hashlib.sha256(encode_items("block", session, node.client)).hexdigest()
         path = folder / f"{mark[:32]}.block"
         self._file = NodeFile(path, durable=node.kind != "run")
-
-    # ----------------------------------------------------------------- the agreement
 
     def introduce(self, beginning: bytes) -> Introduction:
         """Return what the others are sent of this client: a fresh key.
@@ -142,9 +110,7 @@ class BlockMember:
         before = content.get("begun", [])
         if before[-1:] != [begun]:
             if begun in before:
-                raise EncryptionError(
-                    f"client {self._node.client} has begun its block anew already"
-                )
+                raise EncryptionError(f"{self._who} has begun its block anew already")
             private = X25519PrivateKey.generate()
             content = {
                 "begun": [*before, begun],
@@ -176,42 +142,35 @@ class BlockMember:
         as it introduced itself, a key is not what the node knows, or the block was
         another one before. A LostKeyError: its fresh key is gone.
         """
-        who, names = f"client {self._node.client}", [one.name for one in members]
+        names = [one.name for one in members]
         content, _ = self._read()
         parts = [part for one in members for part in one]
         digest = hashlib.sha256(encode_items("block", self._session, told, *parts))
         if content.get("agreed") == digest.hexdigest():  # the answer was lost
             return
         if "private" not in content:
-            raise LostKeyError(f"{who} has no key for this block")
+            raise LostKeyError(f"{self._who} has no key for this block")
         private = X25519PrivateKey.from_private_bytes(bytes.fromhex(content["private"]))
         own = [one.fresh.hex() for one in members if one.name == self._node.client]
         if len(set(names)) < len(names) or own != [content["fresh"]]:
-            raise SettingsError(f"{who} is not in this block once, with its own key")
+            why = "is not in this block once, with its own key"
+            raise SettingsError(f"{self._who} {why}")
         if len(names) < self._least:
-            raise SettingsError(
-                f"{who}: a sum over {len(names)} clients shows too much of each; its "
-                f"node wants {self._least} (least in its node config)"
-            )
+            why = f"a sum over {len(names)} clients shows too much of each"
+            wants = f"its node wants {self._least} (least in its node config)"
+            raise SettingsError(f"{self._who}: {why}; {wants}")
         if content["names"] not in (None, names):
-            raise SettingsError(
-                f"{who}: its block has other clients than before in this run"
-            )
+            why = "its block has other clients than before in this run"
+            raise SettingsError(f"{self._who}: {why}")
         ReleaseMemory(self._node, self._session).admit(names, rows)
-        keys = {
+        del content["private"]  # forgotten
+        content |= {"agreed": digest.hexdigest(), "names": names}
+        content["keys"] = {
             one.name: self._pair(private, members, one, digest.digest()).hex()
             for one in members
             if one.name != self._node.client
         }
-        self._file.write(
-            {
-                "begun": content["begun"],
-                "fresh": content["fresh"],
-                "agreed": digest.hexdigest(),
-                "names": names,
-                "keys": keys,  # and the private one is forgotten
-            }
-        )
+        self._file.write(content)
 
     def _pair(
         self,
@@ -221,27 +180,19 @@ class BlockMember:
         digest: bytes,
     ) -> bytes:
         """k_ij of this client and another."""
-        first, second = (
-            one for one in members if one.name in (self._node.client, other.name)
-        )
-        static = self._node.shared_with(
-            other.name, other.key, self._session, self._backend
-        )
+        both = [one for one in members if one.name in (self._node.client, other.name)]
+        run = self._session, self._backend
+        static = self._node.shared_with(other.name, other.key, *run)
         with for_good():
             fresh = exchange(private, other.fresh, f"client {other.name} for this run")
-        return derive_key(
-            fresh + static,
-            "fedtrellis block",
-            *(first.name, second.name, first.fresh, second.fresh, digest),
-        )
+        names, keys = [one.name for one in both], [one.fresh for one in both]
+        return derive_key(fresh + static, "fedtrellis block", *names, *keys, digest)
 
     @property
     def names(self) -> list[str]:
         """The block, as agreed on; LostKeyError where it is not known."""
         names: list[str] = self._agreed()[0]["names"]
         return names
-
-    # --------------------------------------------------------------------- its terms
 
     def answered(self, attempt: bytes) -> Words | None:
         """Return the term that this attempt got, if it is the last that got one.
@@ -256,9 +207,7 @@ class BlockMember:
             return np.frombuffer(words, content["dtype"])
         starts = range(0, len(used), ATTEMPT_BYTES)
         if attempt in {used[start : start + ATTEMPT_BYTES] for start in starts}:
-            raise EncryptionError(
-                f"client {self._node.client} has answered a later attempt already"
-            )
+            raise EncryptionError(f"{self._who} has answered a later attempt already")
         return None
 
     def term(
@@ -270,36 +219,23 @@ class BlockMember:
     ) -> Words:
         """Return this client's term of a sum.
 
-        Parameters
-        ----------
-        attempt : bytes
-            16 bytes of the server's. The same again gets what it got, if its words are
-            the same; an EncryptionError: they are others, or it is an older attempt.
-        words : ndarray of uint64 or uint32, shape (m,)
-            What is hidden, see :class:`~fedtrellis.encryption.fixed_point.Coding`.
-        where : mapping, optional
-            For each other member, the places in ``words`` that both hold, in an order
-            that both know; by default all. A place that nobody else holds stays as it
-            is.
-        noise : callable, optional
-            Makes words of noise to be added, once for each attempt.
+        ``attempt`` are 16 bytes of the server's. The same again gets what it got, if
+        its words are the same; an EncryptionError: they are others, or it is an older
+        attempt. ``words``, of shape (m,), are what is hidden
+        (:class:`~fedtrellis.encryption.fixed_point.Coding`). ``where`` says of each
+        other member the places in ``words`` that both hold, in an order that both know;
+        by default all. A place that nobody else holds stays as it is. ``noise`` makes
+        words of noise to be added, once for each attempt.
 
-        Returns
-        -------
-        ndarray, shape (m + 1,)
-            Of the same dtype; the last word counts.
+        The term has shape (m + 1,) and the same dtype; its last word counts.
         """
-        if len(attempt) != ATTEMPT_BYTES:
-            raise EncryptionError(f"an attempt has {ATTEMPT_BYTES} bytes")
         mark = hashlib.sha256(words.tobytes()).hexdigest()
         before = self.answered(attempt)
         content, blob = self._agreed()
         if before is not None:
             if content["words"] != mark:
-                raise EncryptionError(
-                    f"client {self._node.client} has answered this attempt with "
-                    "something else"
-                )
+                why = "has answered this attempt with something else"
+                raise EncryptionError(f"{self._who} {why}")
             return before
         noisy = words if noise is None else words + noise()
         hidden: Words = np.append(noisy, words.dtype.type(1))
@@ -326,10 +262,8 @@ class BlockMember:
     def _agreed(self) -> tuple[dict[str, Any], bytes]:
         content, blob = self._read()
         if "keys" not in content:
-            raise LostKeyError(
-                f"client {self._node.client} has no keys of its block: their file was "
-                "removed, or has expired"
-            )
+            why = "has no keys of its block: their file was removed, or has expired"
+            raise LostKeyError(f"{self._who} {why}")
         return content, blob
 
 
@@ -347,22 +281,10 @@ def _mask(
     hidden[-1:] = change(hidden[-1:], mask[-1:])
 
 
-# ------------------------------------------------------------------- the server's half
-
-
 def deal(clients: Sequence[str], size: int, least: int = LEAST) -> list[list[str]]:
     """Deal clients, in their order, into blocks of ``size`` or somewhat more.
 
-    Raises
-    ------
-    SettingsError
-        There are fewer clients than ``least``, or ``size`` is less.
-
-    Examples
-    --------
-    >>> from fedtrellis.encryption.block_sum import deal
-    >>> deal("abcdefg", 3)
-    [['a', 'b', 'c', 'd'], ['e', 'f', 'g']]
+    A SettingsError: there are fewer clients than ``least``, or ``size`` is less.
     """
     if size < least:
         raise SettingsError(f"block-size = {size} must be at least {least} (least)")

@@ -34,12 +34,7 @@ from fedtrellis.encryption.fixed_point import (
     RefusedError,
     Words,
 )
-from fedtrellis.encryption.node_file import (
-    KeyFile,
-    create_file,
-    load_file,
-    read_file,
-)
+from fedtrellis.encryption.node_file import KeyFile, create_file, load_file, read_file
 from fedtrellis.encryption.symmetric import (
     KEY_BYTES,
     Item,
@@ -48,17 +43,6 @@ from fedtrellis.encryption.symmetric import (
     encode_items,
     expand,
 )
-
-__all__ = [
-    "BACKENDS",
-    "Cipher",
-    "PlainCipher",
-    "backend_class",
-    "load_evaluation",
-    "load_key",
-    "split_blob",
-    "write_key_pair",
-]
 
 #: Where each backend is, by its name; imported when it is needed.
 BACKENDS = {
@@ -121,8 +105,7 @@ class Cipher:
     has no secret, adds shares, and a client decrypts the sum. It is checked that the
     sum has as many shares, of this key, label and length, as its header lists, and the
     ``senders`` that are expected: that finds mistakes. Holders of a key trust each
-    other, and the server to add what it was asked to. An EncryptionError: an evaluation
-    context is asked for what takes the secret.
+    other. An EncryptionError: a context is asked for what takes the secret.
 
     A ciphertext has ``slots`` numbers at most; a longer vector takes several.
     ``fingerprint`` is the same for a key, its context and all that is bound.
@@ -147,8 +130,6 @@ class Cipher:
     def __reduce__(self) -> NoReturn:
         # a pickle would carry the key wherever it happens to be sent
         raise TypeError("a cipher cannot be pickled; use secret_bytes() with care")
-
-    # -- keys ------------------------------------------------------------------------
 
     @classmethod
     def generate(cls, bits: int = 40) -> Self:
@@ -204,8 +185,6 @@ class Cipher:
             )
         return self._root
 
-    # -- values ----------------------------------------------------------------------
-
     def blocks(self, size: int) -> int:
         """Return how many ciphertexts a vector of so many numbers takes."""
         return -(-size // self.slots)
@@ -215,22 +194,11 @@ class Cipher:
     ) -> list[bytes]:
         """Encrypt a vector as a share of a sum, in ⌈n / slots⌉ ciphertexts.
 
-        Parameters
-        ----------
-        values : array_like of float64, shape (n,)
-            Rounded to multiples of 2^−bits.
-        label : tuple of str or int
-            First its purpose, then everything that must not be confused, such as run,
-            round and quantity.
-        sender : str
-            Who encrypts, of 255 bytes at most; the server reads it.
-        terms : int
-            How many shares will be added at most; from 1 to ``MAX_TERMS``.
-
-        Raises
-        ------
-        RangeError
-            A value is not finite, or too large for so many terms.
+        ``values``, a vector, are rounded to multiples of 2^−bits; ``label`` begins with
+        their purpose and has everything that must not be confused, such as run, round
+        and quantity. The server reads ``sender``, of 255 bytes at most. At most
+        ``terms`` shares will be added, up to ``MAX_TERMS``. A RangeError: a value is
+        not finite, or too large for so many.
         """
         self._secret()
         if len(sender.encode()) > 255:
@@ -250,8 +218,7 @@ class Cipher:
     def add(self, vectors: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Add encrypted vectors; the secret is not needed.
 
-        An EncryptionError: there is none, one is malformed, or they are of several keys
-        or lengths.
+        An EncryptionError: one is malformed, or they are of several keys or lengths.
         """
         if len({len(vector) for vector in vectors}) != 1:
             raise EncryptionError("encrypted vectors have different lengths")
@@ -293,14 +260,12 @@ class Cipher:
                 integers = self._unseal(payload, use, header.shares)
             except EncryptionError:
                 raise RefusedError from None
+            names = [name for name, _ in header.shares]
             if (
                 header.fingerprint != self.fingerprint
-                or (
-                    senders is not None
-                    and sorted(name for name, _ in header.shares) != sorted(senders)
-                )
+                or (senders is not None and sorted(names) != sorted(senders))
                 or integers.size != size + 1
-                or integers[-1] != len(header.shares)
+                or integers[-1] != len(names)
             ):
                 raise RefusedError
             values[part] = np.ldexp(integers[:-1].astype(float), -self.coding.bits)
@@ -309,8 +274,6 @@ class Cipher:
     def _part(self, index: int, count: int) -> slice:
         """The numbers, of so many, that are in a vector's ciphertext ``index``."""
         return slice(index * self.slots, min(count, (index + 1) * self.slots))
-
-    # -- what another backend does otherwise -----------------------------------------
 
     @classmethod
     def _new_payload(cls) -> bytes:
@@ -375,20 +338,15 @@ class PlainCipher(Cipher):
 def _warn() -> None:
     getLogger("flwr").warning(
         "NO ENCRYPTION: the encryption backend is 'none', everybody on the way reads "
-        "every value; use it to find faults, never with data that matters",
+        "every value; use it to find faults, never with data that matters"
     )
-
-
-# ----------------------------------------------------------- backends, and key files
 
 
 def backend_class(name: str) -> type[Cipher]:
     """Return a backend by its name; EncryptionError if there is none."""
     if name not in BACKENDS:
         allowed = ", ".join(BACKENDS)
-        raise EncryptionError(
-            f"encryption backend {name!r} is not known; allowed: {allowed}"
-        )
+        raise EncryptionError(f"encryption = {name!r} is not known; allowed: {allowed}")
     module, attribute = BACKENDS[name]
     found: type[Cipher] = getattr(importlib.import_module(module), attribute)
     return found
@@ -403,8 +361,8 @@ def write_key_pair(
     """Make a new key, and write it and its evaluation context to new files.
 
     The key is for the clients (mode 0600): whoever has it reads everything. Nothing in
-    the context is secret; it is for the server (mode 0644). An EncryptionError: a file
-    exists or cannot be written; then neither is left behind.
+    the context is secret; it is for the server (mode 0644). Where a file exists or
+    cannot be written, that is an EncryptionError and neither is left behind.
     """
     context = Path(context_path).expanduser()
     cipher = backend_class(backend).generate(bits)
@@ -418,11 +376,7 @@ def write_key_pair(
 
 
 def load_key(path: str | Path) -> Cipher:
-    """Read the clients' key.
-
-    An EncryptionError: the file cannot be read, can be read or changed by others than
-    its owner, or is not a key.
-    """
+    """Read the clients' key; an EncryptionError if it is none, or open to others."""
     if KeyFile.from_bytes(read_file(path)[0]).secret is None:
         raise EncryptionError(
             f"{str(path)!r} is an evaluation context, for the server; clients need "
@@ -434,13 +388,12 @@ def load_key(path: str | Path) -> Cipher:
 def load_evaluation(source: str | Path | bytes) -> Cipher:
     """Read the server's evaluation context, of a file or given as bytes.
 
-    An EncryptionError: it contains a secret key, which must never reach a server, or it
-    cannot be read.
+    It must not have a secret key, which must never reach a server.
     """
     data = source if isinstance(source, bytes) else read_file(source)[0]
     if KeyFile.from_bytes(data).secret is not None:
         raise EncryptionError(
-            "this contains the clients' secret key, and a server must not have it; "
-            "give it the context file"
+            "this contains the clients' secret key, which a server must not have; give "
+            "it the context file"
         )
     return Cipher.from_bytes(data)

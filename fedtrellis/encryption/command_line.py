@@ -25,8 +25,6 @@ from fedtrellis.encryption.identity import (
 )
 from fedtrellis.encryption.node_file import KeyFile, read_file
 
-__all__ = ["main"]
-
 _EXAMPLE = """\
 example, one key for all clients:
   fedtrellis-keys new --key clients.key --context server.context
@@ -122,19 +120,19 @@ def _roster(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     identity, roster = load_identity(options.key), load_roster(options.roster)
     roster.check(identity)
-    print(f"{identity.name}: this node's key is in the roster")
-    print(f"with {', '.join(sorted(set(roster.members) - {identity.name}))}")
+    others = ", ".join(sorted(set(roster.members) - {identity.name}))
+    print(f"{identity.name}: this node's key is in the roster\nwith {others}")
     print(f"digest {shown(roster.digest)}")
     print("every node must have this digest; ask the others, not through the server")
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0, or 1 after one line on standard error."""
     layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    about = "Make and look at the keys of encrypted aggregation."
+    examples = f"{_EXAMPLE}\n{_ROSTER_EXAMPLE}"
     parser = argparse.ArgumentParser(
-        prog="fedtrellis-keys",
-        description="Make and look at the keys of encrypted aggregation.",
-        epilog=f"{_EXAMPLE}\n{_ROSTER_EXAMPLE}",
-        **layout,
+        prog="fedtrellis-keys", description=about, epilog=examples, **layout
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -166,12 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "say whether a node's key fits its roster; exit code 0 or 1"
     whose = {"key": "of this node", "roster": "of this node"}
     command(_check, about, _ROSTER_EXAMPLE, **whose)
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 1 after one line on standard error."""
-    options = _parser().parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         options.run(options)
     except EncryptionError as error:

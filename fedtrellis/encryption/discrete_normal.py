@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.encryption.symmetric import Keystream
 
-__all__ = ["MOST_DEVIATION", "discrete_normal"]
-
 #: The largest deviation of :func:`discrete_normal`, whose integers fit into 64 bits.
 MOST_DEVIATION = 2**25
 
@@ -50,27 +48,12 @@ def discrete_normal(deviation: int, count: int) -> NDArray[np.int64]:
     Where σ is large, a sum of m of them is a discrete Gaussian of deviation σ√m but for
     10 m exp(−2π²σ²/2), and as private as the continuous one: ½(Δ/σ)²-zCDP.
 
+    ``deviation`` is σ, from 1 to 2^25; values beyond 32σ, of probability e^−512, are
+    left out. Randomness is from the operating system's generator for keys.
+
     Source: Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy",
     NeurIPS 2020, arXiv 2004.00010, algorithms 1 to 3; for sums, Kairouz, Liu, Steinke,
-    "The Distributed Discrete Gaussian Mechanism", ICML 2021, arXiv 2102.06387. Values
-    beyond 32σ, of probability e^−512, are left out.
-
-    Parameters
-    ----------
-    deviation : int
-        σ, from 1 to 2^25.
-    count : int
-
-    Returns
-    -------
-    ndarray of int64, shape (count,)
-        From the operating system's generator for keys.
-
-    Examples
-    --------
-    >>> from fedtrellis.encryption.discrete_normal import discrete_normal
-    >>> bool(abs(discrete_normal(100, 10_000).std() - 100.0) < 5.0)
-    True
+    "The Distributed Discrete Gaussian Mechanism", ICML 2021, arXiv 2102.06387.
     """
     if not 1 <= deviation <= MOST_DEVIATION:
         raise ValueError(f"deviation = {deviation} must be from 1 to {MOST_DEVIATION}")

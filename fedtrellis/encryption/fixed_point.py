@@ -11,17 +11,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.settings import CodedError
 
-__all__ = [
-    "MAX_TERMS",
-    "Coding",
-    "EncryptionError",
-    "FloatArray",
-    "IntArray",
-    "RangeError",
-    "RefusedError",
-    "Words",
-]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 #: Integers modulo 2^64 or 2^32: uint64 or uint32.
@@ -34,64 +23,42 @@ MAX_TERMS = 2**24
 class EncryptionError(CodedError):
     """Something cannot be encrypted, or is not what an honest run would have made.
 
-    The message is one line, and never has anything secret in it.
+    The message is one line, by default the class's, and never has anything secret.
     """
 
     code = "encryption"
+    text = "this cannot be encrypted"
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text or self.text)
 
 
 class RefusedError(EncryptionError):
-    """A ciphertext is not the sum that was asked for.
-
-    The text never says why: that would help whoever tries again.
-    """
+    """A ciphertext is not the sum that was asked for, for a reason that stays here."""
 
     code = "ciphertext"
-
-    def __init__(
-        self,
-        text: str = "ciphertext was refused: it is not the sum that was asked for, "
-        "under this key and label",
-    ) -> None:
-        super().__init__(text)
+    text = (
+        "ciphertext was refused: it is not the sum that was asked for, under this key "
+        "and label"
+    )
 
 
 class RangeError(EncryptionError):
-    """A value is too large to be hidden in a sum, or not finite.
-
-    The text says nothing of its size, which is for its node alone.
-    """
+    """A value is too large to be hidden, or not finite; its size is for its node."""
 
     code = "range"
-
-    def __init__(
-        self,
-        text: str = "a value is not finite, or too large for the fixed point of a sum; "
-        "clip the values, or scale the loss down",
-    ) -> None:
-        super().__init__(text)
+    text = (
+        "a value is not finite, or too large for the fixed point of a sum; clip the "
+        "values, or scale the loss down"
+    )
 
 
 @dataclass(frozen=True)
 class Coding:
     """Real numbers as multiples of 2^−bits, and these as integers modulo 2^word.
 
-    Parameters
-    ----------
-    bits : int
-        f, fractional bits; negative where a word has no room for whole numbers.
-    word : int
-        64 or 32.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.encryption.fixed_point import Coding
-    >>> coding = Coding.of_range(10.0, 100, word=32)
-    >>> coding.bits
-    21
-    >>> coding.values(coding.words(np.array([-0.5]), 100) + np.uint32(2**21))
-    array([0.5])
+    ``bits`` is f, negative where a word has no room for whole numbers; ``word`` is 64
+    or 32.
     """
 
     bits: int = 40
@@ -113,10 +80,7 @@ class Coding:
     def integers(self, values: FloatArray, terms: int) -> IntArray:
         """Round numbers to integers in units of 2^−bits.
 
-        Raises
-        ------
-        RangeError
-            One is not finite, or so large that a sum of ``terms`` of them may wrap.
+        A RangeError: one is not finite, or a sum of ``terms`` of them may wrap.
         """
         with np.errstate(over="ignore"):
             scaled = np.rint(np.ldexp(np.asarray(values, np.float64), self.bits))

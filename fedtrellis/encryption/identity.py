@@ -33,26 +33,9 @@ from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.node_file import KeyFile, create_file, load_file
 from fedtrellis.encryption.symmetric import Item, derive_key, encode_items
 
-__all__ = [
-    "IDENTITY",
-    "Identity",
-    "Roster",
-    "exchange",
-    "is_roster",
-    "load_identity",
-    "load_roster",
-    "parse_public",
-    "parse_roster",
-    "public_line",
-    "shown",
-    "write_identity",
-    "write_roster",
-]
-
 #: What a key file of an identity names where others name a cipher.
 IDENTITY = "identity"
 
-_PUBLIC_BYTES = 32
 _LONGEST_NAME = 100
 _VERSION = 1
 # Of a digest that is compared by eye or ear: 128 bits, so that whoever may choose keys
@@ -64,13 +47,8 @@ _PRIME = 2**255 - 19
 
 def _check_name(name: str) -> None:
     """Raise EncryptionError if it cannot be the client id of a line NAME=PUBLIC."""
-    if (
-        not 1 <= len(name) <= _LONGEST_NAME
-        or not name.isprintable()
-        or name != name.strip()
-        or name.startswith("#")
-        or "=" in name
-    ):
+    good = name.isprintable() and name == name.strip() and "=" not in name
+    if not good or name.startswith("#") or not 1 <= len(name) <= _LONGEST_NAME:
         raise EncryptionError(
             f"client id {name!r} must be 1 to {_LONGEST_NAME} printable characters "
             "without '=', and begin neither with '#' nor with a space"
@@ -101,10 +79,8 @@ def parse_public(line: str) -> tuple[str, bytes]:
     """
     found = re.fullmatch(r"(.*)=([0-9a-fA-F]{64})", line.strip())
     if not found:
-        raise EncryptionError(
-            f"{line.strip()[:200]!r} must be NAME=PUBLIC, with a public key of "
-            f"{2 * _PUBLIC_BYTES} hexadecimal digits"
-        )
+        form = "NAME=PUBLIC, with a public key of 64 hexadecimal digits"
+        raise EncryptionError(f"{line.strip()[:200]!r} must be {form}")
     return found[1], bytes.fromhex(found[2])
 
 
@@ -147,13 +123,8 @@ class Identity:
 
         The same on both nodes: HKDF-SHA256 of X25519(own private, other's public),
         with both public keys, sorted, in its info. ``other_public`` comes from the
-        roster, never from the server. An EncryptionError: it is no public key, or this
-        node's own.
+        roster, never from the server. An EncryptionError: it is no public key.
         """
-        if other_public == self.public:
-            raise EncryptionError(
-                f"{self.name!r} shares a secret with other nodes, not with itself"
-            )
         shared = exchange(self._private, other_public, "the other node")
         pair = sorted((self.public, other_public))
         return derive_key(shared, "fedtrellis pair", *pair)
@@ -165,32 +136,21 @@ class Identity:
 
 
 def write_identity(path: str | Path, name: str) -> Identity:
-    """Make a new identity, and write it to a new file of mode 0600.
-
-    An EncryptionError: the file exists or cannot be written, or the name cannot be a
-    client id.
-    """
+    """Make a new identity, and write it to a new file of mode 0600."""
     identity = Identity.generate(name)
     create_file(path, identity.to_bytes(), 0o600)
     return identity
 
 
 def load_identity(path: str | Path) -> Identity:
-    """Read a node's identity.
-
-    An EncryptionError: the file is not there (a lost identity cannot be restored),
-    cannot be read, can be read or changed by others than its owner, or is not one.
-    """
-    try:
-        return load_file(path, "identity", Identity.from_bytes)
-    except EncryptionError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise EncryptionError(
-                f"identity {str(path)!r} is not there. A lost one cannot be restored: "
-                "make a new one (fedtrellis-keys identity), and give its public key to "
-                "every node's roster"
-            ) from error
-        raise
+    """Read a node's identity; EncryptionError if it is none, or open to others."""
+    if not Path(path).expanduser().exists():
+        raise EncryptionError(
+            f"identity {str(path)!r} is not there. A lost one cannot be restored: make "
+            "a new one (fedtrellis-keys identity), and give its public key to every "
+            "node's roster"
+        )
+    return load_file(path, "identity", Identity.from_bytes)
 
 
 def shown(digest: str) -> str:
@@ -223,39 +183,34 @@ class Roster:
             exchange(probe, public, repr(name))
             first = owners.setdefault(public, name)
             if first != name:
-                raise EncryptionError(
-                    f"{first!r} and {name!r} have the same public key in the roster; "
-                    "each node needs an identity of its own"
-                )
+                both = f"{first!r} and {name!r} have the same public key in the roster"
+                raise EncryptionError(f"{both}; each node needs one of its own")
         # sorted: a roster means the same in whatever order people have written it
         flat = [part for member in sorted(self.members.items()) for part in member]
         data = encode_items("fedtrellis roster", *flat)
         object.__setattr__(self, "digest", hashlib.sha256(data).hexdigest())
 
     def check(self, identity: Identity) -> None:
-        """Raise EncryptionError if a node is not in it, or with another public key."""
-        pinned = self.members.get(identity.name)
-        if pinned is None:
+        """Raise EncryptionError unless a node is in it, with its public key."""
+        found = self.members.get(identity.name)
+        if found != identity.public:
+            has = "no such node" if found is None else f"the public key {found.hex()}"
             raise EncryptionError(
-                f"this node, {identity.name!r}, is not in its roster (which has "
-                f"{len(self.members)} nodes, digest {shown(self.digest)})"
-            )
-        if pinned != identity.public:
-            raise EncryptionError(
-                f"the roster has another public key for this node, {identity.name!r}: "
-                f"{pinned.hex()}, and its identity has {identity.public.hex()}. Either "
-                "the identity was made anew or the roster was changed"
+                f"the roster (digest {shown(self.digest)}) must have this node, "
+                f"{public_line(identity.name, identity.public)}, and has {has}"
             )
 
     def to_text(self) -> str:
         """Return the roster as TOML, sorted by client id."""
         lines = [
-            f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(public.hex())}"
-            for name, public in sorted(self.members.items())
+            "# fedtrellis-keys: public keys of the nodes that work together",
+            *(f"roster = {_VERSION}", "", "[nodes]"),
+            *(
+                f'{json.dumps(name, ensure_ascii=False)} = "{public.hex()}"'
+                for name, public in sorted(self.members.items())
+            ),
         ]
-        head = ["# fedtrellis-keys: public keys of the nodes that work together"]
-        head += [f"roster = {_VERSION}", "", "[nodes]"]
-        return "\n".join([*head, *lines]) + "\n"
+        return "\n".join(lines) + "\n"
 
 
 def is_roster(data: bytes) -> bool:
@@ -267,26 +222,18 @@ def parse_roster(data: bytes) -> Roster:
     """Inverse of :meth:`Roster.to_text`, in bytes; EncryptionError if they are none."""
     try:
         content = tomllib.loads(data.decode())
-    except UnicodeDecodeError:
-        raise EncryptionError("roster is not text") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # so is what is no UTF-8
         raise EncryptionError(f"roster is not TOML: {error}") from None
     version, nodes = content.get("roster"), content.get("nodes")
     if version != _VERSION or not isinstance(nodes, dict):
-        raise EncryptionError(
-            f"a roster has roster = {_VERSION} and a table [nodes], client id = "
-            "public key"
-        )
+        needs = f"roster = {_VERSION} and a table [nodes], client id = public key"
+        raise EncryptionError(f"a roster has {needs}")
     # parsed as the lines that people paste; a roster edited by hand is checked alike
     return Roster({name: parse_public(f"{name}={nodes[name]}")[1] for name in nodes})
 
 
 def load_roster(path: str | Path) -> Roster:
-    """Read a node's roster.
-
-    An EncryptionError: the file cannot be read, can be changed by others than its
-    owner, or is not a roster.
-    """
+    """Read a node's roster; EncryptionError if it is none, or others can change it."""
     return load_file(path, "roster", parse_roster)
 
 

@@ -26,90 +26,65 @@ from typing import Any, TypeVar
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.symmetric import KEY_BYTES
 
-__all__ = [
-    "DamagedFileError",
-    "KeyFile",
-    "NodeFile",
-    "create_file",
-    "load_file",
-    "locked",
-    "private_folder",
-    "read_file",
-    "remove_expired",
-]
-
 T = TypeVar("T")
 
-#: Of a key, a context or a roster.
-_MOST_BYTES = 1 << 20
 _DIGEST_BYTES = 32
 # How long files of a run are kept that nobody removes: a node never hears that a run
 # is over, and one that was killed may go on.
 _KEPT_SECONDS = 7 * 24 * 3600
 
-_OPEN_KEY = (
+#: What nobody else may do with a file: the bits, and what is said.
+_SECRET = (
     0o077,
     "is open to others",
     "chmod 600 it, and if others may have read it, make a new one",
 )
-#: What nobody else may do with a file, by what it is: the bits, and what is said.
-_CLOSED = {
-    "key file": _OPEN_KEY,
-    "identity": _OPEN_KEY,
-    "roster": (
-        0o022,
-        "can be changed by others",
-        "chmod 644 it, and compare its digest with the other nodes'",
-    ),
-}
+_PINNED = (
+    0o022,
+    "can be changed by others",
+    "chmod 644 it, and compare its digest with the other nodes'",
+)
 
 
-def _failed(path: Path, what: str, error: OSError) -> EncryptionError:
-    why = error.strerror or str(error)
-    return EncryptionError(f"{str(path)!r} cannot be {what}: {why}")
+@contextlib.contextmanager
+def _said(path: Path, what: str) -> Iterator[None]:
+    """What the system says of a file, as one line of ours."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        if isinstance(error, FileExistsError):
+            why = "it exists, and keys are never overwritten"
+        raise EncryptionError(f"{str(path)!r} cannot be {what}: {why}") from error
 
 
 def create_file(path: str | Path, data: bytes, mode: int) -> None:
     """Write a file that must not exist yet; nothing is left behind on failure."""
     path = Path(path).expanduser()
-    try:
+    with _said(path, "made"):
         # O_EXCL: neither overwrites a file nor follows a link that somebody put there
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:
-        raise EncryptionError(
-            f"{str(path)!r} exists; keys are never overwritten"
-        ) from None
-    except OSError as error:
-        raise _failed(path, "made", error) from error
-    try:
+    with _said(path, "written"), contextlib.ExitStack() as undone:
+        undone.callback(path.unlink)
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)  # whatever the umask
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise _failed(path, "written", error) from error
+        undone.pop_all()
 
 
 def read_file(path: str | Path, what: str = "") -> tuple[bytes, int]:
     """Return a file's bytes and its mode, which must suit ``what`` it is, if given."""
     path = Path(path).expanduser()
-    try:
-        with path.open("rb") as file:
-            # of the open file: the path may mean another one a moment later
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise _failed(path, "read", error) from error
-    if len(data) > _MOST_BYTES:
-        raise EncryptionError(f"{str(path)!r} is too long for a key or a context")
-    bits, state, remedy = _CLOSED.get(what, (0, "", ""))
-    if mode & bits:
-        raise EncryptionError(
-            f"{what} {str(path)!r} {state} (mode {mode:04o}); {remedy}"
-        )
+    with _said(path, "read"), path.open("rb") as file:
+        # of the open file: the path may mean another one a moment later
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        data = file.read()
+    bits, state, remedy = _PINNED if what == "roster" else _SECRET
+    if what and mode & bits:
+        where = f"{what} {str(path)!r} {state} (mode {mode:04o})"
+        raise EncryptionError(f"{where}; {remedy}")
     return data, mode
 
 
@@ -134,9 +109,9 @@ _FIXED = struct.Struct("<BBI")  # length of the name, fractional bits, length of
 class KeyFile:
     """A key or an evaluation context, parsed; no library has seen its payload yet.
 
-    ``backend`` is the cipher's, or ``"x25519"`` of an identity. ``secret`` has 32
-    bytes; None in an evaluation context. ``fingerprint`` has 16 hexadecimal digits, and
-    that of a key follows from everything in it.
+    ``backend`` is the cipher's name, or "identity". ``secret`` has 32 bytes; None in an
+    evaluation context. ``fingerprint`` has 16 hexadecimal digits, and that of a key
+    follows from everything in it.
     """
 
     backend: str
@@ -165,26 +140,19 @@ class KeyFile:
     @classmethod
     def from_bytes(cls, data: bytes) -> KeyFile:
         """Inverse of :meth:`to_bytes`; EncryptionError if it is none, or damaged."""
-        if not cls.is_one(data):
+        if not data.startswith((_KEY_MAGIC, _CONTEXT_MAGIC)):
             raise EncryptionError("this is neither a key nor a context of fedtrellis")
         secret, start = data.startswith(_KEY_MAGIC), len(_KEY_MAGIC) + _FIXED.size
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if hashlib.sha256(body).digest() != digest:
             raise EncryptionError("this is damaged: its own checksum is wrong")
-        length, bits, size = _FIXED.unpack_from(body, len(_KEY_MAGIC))
+        length, bits, _ = _FIXED.unpack_from(body, len(_KEY_MAGIC))
         middle = start + length
         end = middle + (KEY_BYTES if secret else _FINGERPRINT_BYTES)
         name, mark, payload = body[start:middle], body[middle:end], body[end:]
-        if len(payload) != size or not name.isascii():
-            raise EncryptionError("key or context is malformed")
         if secret:
             return cls(name.decode(), bits, payload, mark)
         return cls(name.decode(), bits, payload, fingerprint=mark.hex())
-
-    @staticmethod
-    def is_one(data: bytes) -> bool:
-        """Whether bytes are meant as those of a key or a context."""
-        return data.startswith((_KEY_MAGIC, _CONTEXT_MAGIC))
 
 
 # --------------------------------------------------------- what a node keeps of a run
@@ -200,19 +168,16 @@ class DamagedFileError(EncryptionError):
 def private_folder(path: str | Path) -> Path:
     """Return a folder of this user's, made if needed; an error if it is not private."""
     path = Path(path).expanduser()
-    try:
+    with _said(path, "made"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
         found = path.lstat()  # of a link, not of where somebody made it point to
-    except OSError as error:
-        raise _failed(path, "made", error) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise EncryptionError(f"{str(path)!r} is not a directory of this user's")
-    if found.st_mode & 0o077:
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not own or found.st_mode & 0o077:
         raise EncryptionError(
-            f"{str(path)!r} is open to others (mode {stat.S_IMODE(found.st_mode):04o})"
-            "; chmod 700 it"
+            f"{str(path)!r} must be a folder of this user's that nobody else can open "
+            f"(mode {stat.S_IMODE(found.st_mode):04o}; chmod 700 it)"
         )
     return path
 
@@ -257,14 +222,11 @@ class NodeFile:
         Nothing where there is no file. A DamagedFileError: it is not as it was written;
         :meth:`write` replaces it all the same.
         """
-        try:
-            with locked(self.path.parent):
-                data = self.path.read_bytes()
-        except FileNotFoundError:
-            self._seen = None
-            return {}, b""
-        except OSError as error:
-            raise _failed(self.path, "read", error) from error
+        with _said(self.path, "read"), locked(self.path.parent):
+            if not self.path.exists():
+                self._seen = None
+                return {}, b""
+            data = self.path.read_bytes()
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         self._seen = digest
         if not body.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
@@ -281,33 +243,29 @@ class NodeFile:
         body = b"".join((_MAGIC, size, text, blob))
         digest = hashlib.sha256(body).digest()
         temporary = self.path.with_suffix(".tmp")
-        try:
-            with locked(self.path.parent) as folder:
-                if self._on_disk() != self._seen:
-                    raise EncryptionError(
-                        f"{str(self.path)!r} was changed by another process; a client "
-                        "must run once at a time"
-                    )
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-                    file.write(body + digest)
-                    file.flush()
-                    if self.durable:
-                        os.fsync(file.fileno())
-                if not self.durable:
-                    # replacing one, file systems such as ext4 wait for the disk
-                    self.path.unlink(missing_ok=True)
-                os.replace(temporary, self.path)
+        with _said(self.path, "written"), locked(self.path.parent) as folder:
+            if self._on_disk() != self._seen:
+                raise EncryptionError(
+                    f"{str(self.path)!r} was changed by another process; a client must "
+                    "run once at a time"
+                )
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(body + digest)
+                file.flush()
                 if self.durable:
-                    os.fsync(folder)  # the new name too
-        except OSError as error:
-            raise _failed(self.path, "written", error) from error
+                    os.fsync(file.fileno())
+            if not self.durable:
+                # replacing one, file systems such as ext4 wait for the disk
+                self.path.unlink(missing_ok=True)
+            os.replace(temporary, self.path)
+            if self.durable:
+                os.fsync(folder)  # the new name too
         self._seen = digest
 
     def _on_disk(self) -> bytes | None:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(-min(_DIGEST_BYTES, os.fstat(file.fileno()).st_size), 2)
-                return file.read()
-        except FileNotFoundError:
+        if not self.path.exists():
             return None
+        with self.path.open("rb") as file:
+            file.seek(-min(_DIGEST_BYTES, os.fstat(file.fileno()).st_size), 2)
+            return file.read()

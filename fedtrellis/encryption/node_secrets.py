@@ -14,12 +14,7 @@ from typing import Any, TypeVar
 
 from fedtrellis.encryption.cipher import Cipher, backend_class, load_key
 from fedtrellis.encryption.fixed_point import EncryptionError
-from fedtrellis.encryption.identity import (
-    Identity,
-    Roster,
-    load_identity,
-    load_roster,
-)
+from fedtrellis.encryption.identity import Identity, Roster, load_identity, load_roster
 from fedtrellis.encryption.node_file import (
     create_file,
     locked,
@@ -27,14 +22,6 @@ from fedtrellis.encryption.node_file import (
     remove_expired,
 )
 from fedtrellis.settings import SettingsError
-
-__all__ = [
-    "NodeSecrets",
-    "for_good",
-    "remove_run_key",
-    "run_ledgers",
-    "shared_run_key",
-]
 
 T = TypeVar("T")
 
@@ -51,12 +38,6 @@ class NodeSecrets:
     is in the node config: ``key-file`` or ``identity-file``, ``roster-file``, and
     ``ledger``, the folder of what the node remembers. A SettingsError: an identity
     without a roster or the other way round, or both kinds of keys.
-
-    Examples
-    --------
-    >>> from fedtrellis.encryption.node_secrets import NodeSecrets
-    >>> NodeSecrets("0", {}).kind
-    'run'
     """
 
     def __init__(
@@ -74,22 +55,16 @@ class NodeSecrets:
         self._identity = identity or node_config.get("identity-file")
         self._roster = roster or node_config.get("roster-file")
         self._folder = ledger or node_config.get("ledger")
-        if bool(self._identity) != bool(self._roster):
+        if bool(self._identity) != bool(self._roster) or (self._identity and self._key):
             raise SettingsError(
-                f"client {client}: identity-file and roster-file belong together; give "
-                "both, or a key-file instead"
-            )
-        if self._identity and self._key:
-            raise SettingsError(
-                f"client {client} has a key-file and an identity-file; give one of them"
+                f"client {client}: its node config must have a key-file, or both "
+                "identity-file and roster-file"
             )
 
     @property
     def kind(self) -> str:
         """``roster``, ``key`` or, where the clients make a key for the run, ``run``."""
         return "roster" if self._identity else "key" if self._key else "run"
-
-    # ------------------------------------------------------------ the node config
 
     def check_simulated(self) -> None:
         """Raise SettingsError for data of the node's own without a key of its own.
@@ -101,8 +76,8 @@ class NodeSecrets:
         if self.kind == "run" and deployed:
             raise SettingsError(
                 f"client {self.client} has data of its own and no key: make one with "
-                "fedtrellis-keys (identity and roster, or new), and name it in the "
-                "node config (identity-file and roster-file, or key-file)"
+                "fedtrellis-keys, and name it in the node config (identity-file and "
+                "roster-file, or key-file)"
             )
 
     def number(self, name: str, default: int) -> int:
@@ -119,11 +94,9 @@ class NodeSecrets:
         """Return a word of the node config, by default the first that is allowed."""
         value: str = self._config.get(name, allowed[0])
         if value not in allowed:
+            given = f"{name} = {value!r} in the node config"
             words = ", ".join(map(repr, allowed))
-            raise SettingsError(
-                f"client {self.client}: {name} = {value!r} in the node config is not "
-                f"allowed; allowed: {words}"
-            )
+            raise SettingsError(f"client {self.client}: {given}; allowed: {words}")
         return value
 
     def folder(self, session: str) -> Path:
@@ -142,16 +115,13 @@ class NodeSecrets:
             return Path(named).expanduser().with_suffix(".ledger")
         return None
 
-    # --------------------------------------------------------------------- the keys
-
     @cached_property
     def identity(self) -> Identity:
         """The node's, which its roster has."""
         identity = _loaded(self._identity, load_identity)
         if identity.name != self.client:
-            raise SettingsError(
-                f"client {self.client} has the identity of {identity.name!r}"
-            )
+            who = f"client {self.client}"
+            raise SettingsError(f"{who} has the identity of {identity.name!r}")
         with for_good():
             self.roster.check(identity)
         return identity
@@ -182,10 +152,8 @@ class NodeSecrets:
             with for_good():
                 cipher = shared_run_key(session, backend, make=expected is None)
         if expected not in (None, cipher.fingerprint):
-            raise SettingsError(
-                f"this client's key has fingerprint {cipher.fingerprint}, that of the "
-                f"run has {expected}"
-            )
+            why = f"this client's key has fingerprint {cipher.fingerprint}"
+            raise SettingsError(f"{why}, that of the run has {expected}")
         return cipher
 
     def shared_with(self, other: str, key: str, session: str, backend: str) -> bytes:
@@ -199,9 +167,8 @@ class NodeSecrets:
             return self.common_key(session, backend, key).derive("pair", first, second)
         public = self.roster.members.get(other, b"")
         if public.hex() != key:
-            raise SettingsError(
-                f"client {other} has another key than this node's roster says"
-            )
+            why = "another key than this node's roster says"
+            raise SettingsError(f"client {other} has {why}")
         with for_good():
             return self.identity.pair_secret(public)
 
@@ -225,9 +192,6 @@ def _loaded(given: Any, load: Callable[[str], T]) -> T:
 @cache
 def _cached(load: Callable[[str], T], path: str) -> T:
     return load(path)
-
-
-# ------------------------------------------------------------ the key of a simulation
 
 
 def _run_key_path(session: str) -> Path:
@@ -269,10 +233,8 @@ def shared_run_key(
                 create_file(path, made.secret_bytes(), 0o600)
             cipher = load_key(path)
     if cipher.name != backend:
-        raise EncryptionError(
-            f"the key of session {session!r} is of backend {cipher.name!r}, not of "
-            f"{backend!r}"
-        )
+        why = f"is of backend {cipher.name!r}, not of {backend!r}"
+        raise EncryptionError(f"the key of session {session!r} {why}")
     _run_keys[os.getpid(), session] = cipher
     return cipher
 

@@ -13,17 +13,17 @@ import hmac
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.node_file import NodeFile, private_folder
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
 from fedtrellis.encryption.symmetric import encode_items
 from fedtrellis.settings import SettingsError
-
-__all__ = ["LEAST_ROWS", "OwnRows", "ReleaseError", "ReleaseMemory"]
 
 #: Rows that two releases may differ by, at least; ``least-rows`` of the node config.
 LEAST_ROWS = 10
@@ -33,10 +33,7 @@ _MODELS = 100
 
 
 class ReleaseError(SettingsError):
-    """What a run would give away, together with earlier ones; the server hears a code.
-
-    ``detail`` is for the node's log.
-    """
+    """What a run would give away beside others; ``detail`` is for the node's log."""
 
     code: ClassVar[str] = "release"
 
@@ -66,22 +63,22 @@ class OwnRows(NamedTuple):
             if isinstance(part, np.ndarray):
                 kinds.append([(row + 0.0).tobytes() for row in part])  # -0.0 is 0.0
                 continue
-            ends = zip(part.indptr[:-1], part.indptr[1:], strict=True)
-            kinds.append([_entries(part, int(i), int(j)) for i, j in ends])
+            part = scipy.sparse.csr_array(part, copy=True)
+            part.sum_duplicates()  # and in order
+            part.eliminate_zeros()
+            columns, values = part.indices.astype(np.int64), part.data.astype(float)
+            both = (
+                np.split(numbers, part.indptr[1:-1]) for numbers in (columns, values)
+            )
+            kinds.append(
+                [i.tobytes() + x.tobytes() for i, x in zip(*both, strict=True)]
+            )
         seen: Counter[bytes] = Counter()
         result = []
         for row in map(b"|".join, zip(*kinds, strict=True)):
             seen[row] += 1
             result.append(encode_items("row", row, seen[row]))
         return result
-
-
-def _entries(part: Any, start: int, stop: int) -> bytes:
-    columns, values = part.indices[start:stop], part.data[start:stop]
-    there = np.flatnonzero(values)
-    order = there[np.argsort(columns[there])]
-    numbers = columns[order].astype(np.int64), values[order].astype(np.float64)
-    return b"".join(one.tobytes() for one in numbers)
 
 
 # What a process has found in order, so that it need not compare in each round.
@@ -120,10 +117,9 @@ class ReleaseMemory:
         A ReleaseError: they give away a few rows or a client, and the owner does not
         accept it. A SettingsError: the memory is damaged or cannot be written.
         """
-        place = self._folder, self._node.client
-        session, block_before, rows_before = _SETTLED.get(place, (None, None, None))
-        same = session == self._session and block_before == [*names]
-        if self._folder is None or (same and rows_before is rows):
+        place, run = (self._folder, self._node.client), (self._session, [*names])
+        before, rows_before = _SETTLED.get(place, (None, None))
+        if self._folder is None or (before == run and rows_before is rows):
             return
         file, content, blob = self._open("releases")
         key = bytes.fromhex(content.setdefault("secret", secrets.token_hex(32)))
@@ -131,7 +127,9 @@ class ReleaseMemory:
         def keyed(*items: str | bytes) -> bytes:
             return hmac.digest(key, encode_items(*items), "sha256")[:_HASH_BYTES]
 
-        known = [set(one) for one in _cut(blob, content.get("sizes", []))]
+        places = range(0, len(blob), _HASH_BYTES)
+        hashes = iter([blob[place : place + _HASH_BYTES] for place in places])
+        known = [set(islice(hashes, size)) for size in content.get("sizes", [])]
         new = {keyed(text) for text in rows.texts()} if rows else set()
         block = keyed("block", *sorted(names)).hex()
         columns = keyed("columns", *rows.columns).hex() if rows else ""
@@ -146,8 +144,8 @@ class ReleaseMemory:
                 f"(least-rows = {self._least})"
             )
         self._refuse(content, why)
-        for entry, value in (("blocks", block), ("columns", columns)):
-            content[entry] = sorted({*content.get(entry, []), value})
+        content["blocks"] = sorted({*content.get("blocks", []), block})
+        content["columns"] = sorted({*content.get("columns", []), columns})
         if new not in known:
             content["sizes"] = [*content.get("sizes", []), len(new)]
             blob += b"".join(sorted(new))
@@ -155,7 +153,7 @@ class ReleaseMemory:
             content.pop("once", None)
         with for_good():
             file.write(content, blob)
-        _SETTLED[place] = self._session, [*names], rows
+        _SETTLED[place] = run, rows
 
     def check_start(self, model: NDArray[Any]) -> None:
         """Raise a ReleaseError for a first model that is not 0, nor of earlier runs."""
@@ -194,13 +192,6 @@ class ReleaseMemory:
 def _digest(model: NDArray[Any]) -> str:
     numbers = np.asarray(model, np.float64).reshape(-1) + 0.0
     return hashlib.sha256(numbers.tobytes()).hexdigest()[: 2 * _HASH_BYTES]
-
-
-def _cut(blob: bytes, sizes: Sequence[int]) -> list[list[bytes]]:
-    """The hashes of each release."""
-    places = range(0, len(blob), _HASH_BYTES)
-    hashes = iter([blob[place : place + _HASH_BYTES] for place in places])
-    return [[next(hashes) for _ in range(size)] for size in sizes]
 
 
 def _smallest_cut(known: Sequence[set[bytes]], new: set[bytes]) -> float:

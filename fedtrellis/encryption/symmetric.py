@@ -20,19 +20,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from fedtrellis.encryption.fixed_point import EncryptionError
 
-__all__ = [
-    "KEY_BYTES",
-    "SEALED_BYTES",
-    "Item",
-    "Keystream",
-    "Label",
-    "derive_key",
-    "encode_items",
-    "expand",
-    "open_sealed",
-    "seal",
-]
-
 Item = bytes | str | int
 #: What a ciphertext is a share of: first its purpose, then whatever tells two apart.
 Label = tuple[str | int, ...]

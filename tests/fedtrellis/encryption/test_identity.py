@@ -83,12 +83,6 @@ def test_what_is_no_public_key_is_refused(public: bytes) -> None:
         Roster({**_members("a"), "b": public})
 
 
-def test_a_node_has_no_secret_with_itself() -> None:
-    node = Identity.generate("a")
-    with pytest.raises(EncryptionError, match="not with itself"):
-        node.pair_secret(node.public)
-
-
 # -- files ----------------------------------------------------------------------------
 
 
@@ -191,9 +185,9 @@ def test_a_node_finds_itself_in_its_roster() -> None:
     node = Identity.generate("a")
     roster = Roster({**_members("b", "c"), "a": node.public})
     roster.check(node)
-    with pytest.raises(EncryptionError, match="'a', is not in its roster"):
+    with pytest.raises(EncryptionError, match="has no such node"):
         Roster(_members("b", "c")).check(node)
-    with pytest.raises(EncryptionError, match="another public key for this node, 'a'"):
+    with pytest.raises(EncryptionError, match="and has the public key"):
         Roster(_members("a", "b")).check(node)
 
 
@@ -240,5 +234,5 @@ def test_what_is_no_roster_is_refused_in_one_line(tmp_path: Path, text: str) -> 
         load_roster(path)
     assert "\n" not in str(caught.value)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(EncryptionError, match="is not text"):
+    with pytest.raises(EncryptionError, match="is not TOML"):
         load_roster(path)

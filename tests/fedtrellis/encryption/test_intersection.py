@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -157,10 +156,6 @@ def test_points_that_are_none_are_refused() -> None:
         for step in (evaluate, unblind):
             with pytest.raises(EncryptionError, match="point 1 of 2 is not on the"):
                 step(points, S)
-    shapes: list[Any] = [good[:, :31], good.astype(np.int64), good.ravel(), good[None]]
-    for wrong in shapes:
-        with pytest.raises(EncryptionError, match=r"uint8 of shape \(n, 32\)"):
-            evaluate(wrong, S)
 
 
 def test_an_altered_point_is_refused_or_matches_nothing() -> None:
@@ -196,8 +191,6 @@ def test_one_evaluator_can_neither_exchange_nor_equate_ids() -> None:
         )
     with pytest.raises(EncryptionError, match="the same pseudonym"):
         pseudonyms(unblind(answer[[0, 0]], A), honest[[0, 0]])
-    with pytest.raises(EncryptionError, match="a point for each id"):
-        pseudonyms(unblind(answer[:1], A), honest)
 
 
 def test_an_id_twice_is_refused() -> None:
@@ -218,13 +211,3 @@ def test_a_node_derives_its_secret_again() -> None:
     assert all(1 <= scalar < N for scalar in scalars)
     other = Identity.generate("a")
     assert other.derive(*labels[0]) != node.derive(*labels[0])
-
-
-@pytest.mark.parametrize("scalar", [0, -1, N, N + 5])
-def test_a_secret_is_a_number_below_the_order(scalar: int) -> None:
-    points = blind(["a"], A, "d")
-    with pytest.raises(EncryptionError, match="from 1 to n - 1"):
-        blind(["a"], scalar, "d")
-    for step in (evaluate, unblind):
-        with pytest.raises(EncryptionError, match="from 1 to n - 1"):
-            step(points, scalar)

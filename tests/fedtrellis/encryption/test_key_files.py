@@ -61,7 +61,9 @@ def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
     key, context = tmp_path / "a.key", tmp_path / "a.context"
     for there, other in ((key, context), (context, key)):
         there.write_bytes(b"mine")
-        with pytest.raises(EncryptionError, match="exists; keys are never overwritten"):
+        with pytest.raises(
+            EncryptionError, match="it exists, and keys are never overwritten"
+        ):
             write_key_pair(key, context, "none")
         assert there.read_bytes() == b"mine"
         assert not other.exists()
@@ -125,9 +127,6 @@ def test_the_two_kinds_are_not_confused(tmp_path: Path) -> None:
             load(tmp_path / "none")
         with pytest.raises(EncryptionError, match="cannot be read"):
             load(tmp_path)
-    other.write_bytes(bytes(2_000_000))
-    with pytest.raises(EncryptionError, match="too long"):
-        load_evaluation(other)
 
 
 # -- one key for the clients of a simulation ------------------------------------------
@@ -173,17 +172,17 @@ def test_a_directory_that_is_not_private_is_refused(temporary: Path) -> None:
     folder = temporary / f"fedtrellis-{os.getuid()}"
     folder.mkdir(mode=0o700)
     folder.chmod(0o755)
-    with pytest.raises(EncryptionError, match="open to others"):
+    with pytest.raises(EncryptionError, match="0755; chmod 700"):
         shared_run_key("s", "none")
     folder.rmdir()
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     folder.symlink_to(elsewhere)
-    with pytest.raises(EncryptionError, match="not a directory of this user's"):
+    with pytest.raises(EncryptionError, match="a folder of this user's"):
         shared_run_key("s", "none")
     folder.unlink()
     folder.write_text("")
-    with pytest.raises(EncryptionError, match="not a directory of this user's"):
+    with pytest.raises(EncryptionError, match="a folder of this user's"):
         shared_run_key("s", "none")
 
 
