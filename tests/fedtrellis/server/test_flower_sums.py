@@ -288,7 +288,7 @@ def test_settings_that_do_not_go(inner: Any, options: Any, match: str) -> None:
     [
         ({"least": 8}, "its node wants 8"),
         ({"partition-id": 0}, "two clients have one name"),
-        ({"identity-file": "x"}, "identity-file and roster-file belong together"),
+        ({"identity-file": "x"}, "key-file, or both identity-file and roster-file"),
     ],
 )
 def test_clients_that_do_not_agree_end_the_run_before_it(node: Any, match: str) -> None:
