@@ -158,19 +158,15 @@ def align(
     columns = {}
     for name, own in features.items():
         if unknown := [feature for feature in own if feature not in places]:
-            raise ValueError(
-                f"client {name} has feature {unknown[0]!r}, which is not among the "
-                f"model's {len(order)} features"
-            )
+            why = f"which is not among the model's {len(order)} features"
+            raise ValueError(f"client {name} has feature {unknown[0]!r}, {why}")
         if len(set(own)) < len(own):
             raise ValueError(f"client {name} names a feature twice")
         columns[name] = np.array([places[feature] for feature in own], np.int64)
     unheld = np.setdiff1d(np.arange(len(order)), np.concatenate([*columns.values()]))
     if len(unheld) and not allow_unheld:
-        raise ValueError(
-            f"feature {order[int(unheld[0])]!r} of the model ({len(unheld)} in all) "
-            "is held by no client"
-        )
+        which = f"{order[int(unheld[0])]!r} of the model ({len(unheld)} in all)"
+        raise ValueError(f"feature {which} is held by no client")
 
     # one key a sample, and who holds it
     keys = np.concatenate([np.ascontiguousarray(hashes[n]) for n in names])

@@ -78,10 +78,8 @@ class HeldGroup:
         rows, sizes, groups = state["rows"], state["sizes"], state["groups"]
         dealt = np.array_equal(np.sort(rows), np.arange(num_samples))
         if not dealt or sizes.sum() != num_samples or sizes.min(initial=1) < 1:
-            raise ValueError(
-                "rows, groups and sizes do not deal out this client's "
-                f"{num_samples} samples"
-            )
+            why = f"do not deal out this client's {num_samples} samples"
+            raise ValueError(f"rows, groups and sizes {why}")
         starts = (np.cumsum(sizes) - sizes).tolist()
         return [
             cls(group, rows[start : start + size].astype(np.int64), start)

@@ -52,24 +52,18 @@ def class_rule(given: str | Mapping[Any, Any] | None, classes: int) -> ClassRule
     if given is None or given in ("", BALANCED):
         return given or ""
     if not isinstance(given, Mapping):
-        raise SettingsError(
-            f"class_weight = {given!r} is no rule; allowed: 'balanced', or a mapping "
-            "of labels to weights"
-        )
+        allowed = "'balanced', or a mapping of labels to weights"
+        raise SettingsError(f"class_weight = {given!r} is no rule; allowed: {allowed}")
     weights = dict.fromkeys(labels_of(classes), 1.0)
     for label, weight in given.items():
         if label not in weights:
             known = ", ".join(f"{one:g}" for one in weights)
-            raise SettingsError(
-                f"class_weight names class {label!r}, which there is not; allowed: "
-                f"{known}"
-            )
+            which = f"class {label!r}, which there is not"
+            raise SettingsError(f"class_weight names {which}; allowed: {known}")
         number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not (number and isfinite(weight) and weight >= 0):
-            raise SettingsError(
-                f"class_weight = {weight!r} of class {label!r} must be a finite number "
-                "from 0 on"
-            )
+            given = f"class_weight = {weight!r} of class {label!r}"
+            raise SettingsError(f"{given} must be a finite number from 0 on")
         weights[float(label)] = float(weight)
     if not any(weights.values()):
         raise SettingsError("class_weight is 0 of every class")

@@ -289,10 +289,8 @@ def deal(clients: Sequence[str], size: int, least: int = LEAST) -> list[list[str
     if size < least:
         raise SettingsError(f"block-size = {size} must be at least {least} (least)")
     if len(clients) < least:
-        raise SettingsError(
-            f"a secure sum needs at least {least} clients (least); there are "
-            f"{len(clients)}"
-        )
+        why = f"needs at least {least} clients (least); there are {len(clients)}"
+        raise SettingsError(f"a secure sum {why}")
     count = max(1, len(clients) // size)
     cuts = [round(len(clients) * k / count) for k in range(count + 1)]
     return [list(clients[start:stop]) for start, stop in pairwise(cuts)]

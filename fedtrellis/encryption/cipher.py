@@ -179,10 +179,7 @@ class Cipher:
 
     def _secret(self) -> bytes:
         if self._root is None:
-            raise EncryptionError(
-                f"this needs the clients' key; {self.fingerprint} is its evaluation "
-                "context, which can only add"
-            )
+            raise EncryptionError("this needs the clients' key: a context can only add")
         return self._root
 
     def blocks(self, size: int) -> int:
@@ -378,10 +375,7 @@ def write_key_pair(
 def load_key(path: str | Path) -> Cipher:
     """Read the clients' key; an EncryptionError if it is none, or open to others."""
     if KeyFile.from_bytes(read_file(path)[0]).secret is None:
-        raise EncryptionError(
-            f"{str(path)!r} is an evaluation context, for the server; clients need "
-            "the key"
-        )
+        raise EncryptionError(f"{str(path)!r} is an evaluation context, for the server")
     return load_file(path, "key file", Cipher.from_bytes)
 
 
@@ -392,8 +386,6 @@ def load_evaluation(source: str | Path | bytes) -> Cipher:
     """
     data = source if isinstance(source, bytes) else read_file(source)[0]
     if KeyFile.from_bytes(data).secret is not None:
-        raise EncryptionError(
-            "this contains the clients' secret key, which a server must not have; give "
-            "it the context file"
-        )
+        why = "the clients' secret key, which a server must not have"
+        raise EncryptionError(f"this contains {why}; give it the context file")
     return Cipher.from_bytes(data)

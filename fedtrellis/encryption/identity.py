@@ -173,9 +173,8 @@ class Roster:
 
     def __post_init__(self) -> None:
         if len(self.members) < 2:
-            raise EncryptionError(
-                f"a roster needs at least two nodes, this one has {len(self.members)}"
-            )
+            have = f"this one has {len(self.members)}"
+            raise EncryptionError(f"a roster needs at least two nodes, {have}")
         owners: dict[bytes, str] = {}
         probe = X25519PrivateKey.generate()
         for name, public in self.members.items():

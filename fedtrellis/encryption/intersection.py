@@ -146,9 +146,7 @@ def pseudonyms(*outputs: ByteArray) -> ByteArray:
         for row in rows
     ]
     if len(set(found)) < len(found):
-        raise EncryptionError(
-            "two samples got the same pseudonym: an id is there twice, or an evaluator "
-            "answered wrongly"
-        )
+        why = "an id is there twice, or an evaluator answered wrongly"
+        raise EncryptionError(f"two samples got the same pseudonym: {why}")
     data = np.frombuffer(b"".join(found), dtype=np.uint8)
     return data.reshape(len(found), PSEUDONYM_BYTES)

@@ -245,10 +245,8 @@ class NodeFile:
         temporary = self.path.with_suffix(".tmp")
         with _said(self.path, "written"), locked(self.path.parent) as folder:
             if self._on_disk() != self._seen:
-                raise EncryptionError(
-                    f"{str(self.path)!r} was changed by another process; a client must "
-                    "run once at a time"
-                )
+                why = "was changed by another process; a client must run once at a time"
+                raise EncryptionError(f"{str(self.path)!r} {why}")
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
                 file.write(body + digest)

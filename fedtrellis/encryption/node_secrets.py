@@ -56,10 +56,8 @@ class NodeSecrets:
         self._roster = roster or node_config.get("roster-file")
         self._folder = ledger or node_config.get("ledger")
         if bool(self._identity) != bool(self._roster) or (self._identity and self._key):
-            raise SettingsError(
-                f"client {client}: its node config must have a key-file, or both "
-                "identity-file and roster-file"
-            )
+            needs = "a key-file, or both identity-file and roster-file"
+            raise SettingsError(f"client {client}: its node config must have {needs}")
 
     @property
     def kind(self) -> str:
@@ -84,10 +82,8 @@ class NodeSecrets:
         """Return a whole number of the node config; SettingsError if it is none."""
         value = self._config.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise SettingsError(
-                f"client {self.client}: {name} = {value!r} in the node config must be "
-                "an integer of at least 0"
-            )
+            given = f"client {self.client}: {name} = {value!r} in the node config"
+            raise SettingsError(f"{given} must be an integer of at least 0")
         return value
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
@@ -106,11 +102,9 @@ class NodeSecrets:
 
     def lasting_folder(self) -> Path | None:
         """Return where a node with keys keeps what it remembers of all runs."""
-        if self.kind == "run":
-            return None
-        if self._folder:
-            return Path(self._folder)
         named = self._identity or self._key
+        if named and self._folder:
+            return Path(self._folder)
         if isinstance(named, str | Path):
             return Path(named).expanduser().with_suffix(".ledger")
         return None

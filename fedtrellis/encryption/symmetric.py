@@ -47,9 +47,8 @@ def encode_items(*items: Item) -> bytes:
         elif isinstance(item, int | np.integer) and not isinstance(item, bool):
             kind, data = b"i", b"%d" % item
         else:
-            raise EncryptionError(
-                f"{item!r} in a label or context must be a text, bytes or an integer"
-            )
+            what = "a text, bytes or an integer"
+            raise EncryptionError(f"{item!r} in a label or context must be {what}")
         parts += [_PREFIX.pack(kind, len(data)), data]
     return b"".join(parts)
 

@@ -200,10 +200,9 @@ class HybridTask(Task):
                 where = "sample's features on all nodes (a bias is a column of a file)"
                 raise self.refused(name, f"{why} {where}; allowed: {off!r}")
         if self.nodes.examples:
-            raise SettingsError(
-                f"data.examples = {self.nodes.examples} is not for task {self.name!r}, "
-                "whose nodes agree on the number of samples; allowed: 0"
-            )
+            given = f"data.examples = {self.nodes.examples} is not for {self.name!r}"
+            why = "whose nodes agree on the number of samples"
+            raise SettingsError(f"{given}, {why}; allowed: 0")
         super().check_nodes()
 
     @property
@@ -322,10 +321,9 @@ class HybridTask(Task):
         if "test-data" in node_config:
             new = self.node_client_data(node_path(node_config, "test-data"))
             if new.feature_names != data.feature_names:
-                raise SettingsError(
-                    f"{node_config['test-data']}: the feature columns must be those of "
-                    f"{node_config['data']}, in one order"
-                )
+                must = f"must be those of {node_config['data']}, in one order"
+                where = f"{node_config['test-data']}: the feature columns"
+                raise SettingsError(f"{where} {must}")
         return _parts(data, new)
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
