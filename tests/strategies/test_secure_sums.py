@@ -17,8 +17,9 @@ import strategies
 from fedtrellis import LocalGrid, SecureSum
 from fedtrellis.domains import L1Ball
 from fedtrellis.encryption import block_sum
+from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.identity import write_identity, write_roster
-from fedtrellis.encryption.node_secrets import _run_key_path
+from fedtrellis.encryption.node_secrets import NodeSecrets, _run_key_path
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import Accountant
@@ -170,8 +171,11 @@ class Listening(LocalGrid):
         return found
 
 
-def _heard(case: str, **options: Any) -> tuple[dict[bytes, dict[str, Array]], Any]:
-    grid: Any = the_grid(case, Listening, encode=True, **FAULTS)
+def _heard(
+    case: str, nodes: list[dict[str, Any]] | None = None, **options: Any
+) -> tuple[dict[bytes, dict[str, Array]], Any]:
+    more = {} if nodes is None else {"node_configs": nodes}
+    grid: Any = the_grid(case, Listening, encode=True, **FAULTS, **more)
     strategy = made(case, aggregation=SecureSum(block_size=3, **options))
     run = play(strategy, grid, START, 12, last_fault=10)
     terms: dict[bytes, dict[str, Array]] = defaultdict(dict)
@@ -206,6 +210,27 @@ def test_of_real_messages_only_whole_blocks_can_be_read(
         without.setattr(block_sum, "_mask", lambda *_, **more: None)
         terms, _ = _heard("FedAvgGD")
     assert {(str(i),) for i in range(N)} <= _readable(terms, [1])
+
+
+def test_with_a_colluder_s_keys_the_rest_of_its_block_can_be_read_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    nodes = _files(tmp_path)
+    terms, run = _heard("FedAvgGD", nodes)
+    blocks = [tuple(block) for block in run.strategy.aggregator._blocks]
+    (traitor, *rest), *others = sorted(blocks, key=len, reverse=True)
+    assert len(rest) == 3
+    secrets = NodeSecrets(traitor, nodes[int(traitor)])
+    member = BlockMember(secrets, run.strategy.conversation.session)
+    for attempt, answers in terms.items():
+        answers.pop(traitor, None)
+        for name, key in member._agreed()[0]["keys"].items():
+            if name in answers:  # what it added for the traitor, who comes before it
+                mask = bytes.fromhex(key), attempt, None
+                words: Any = answers[name].copy()
+                answers[name] = words
+                block_sum._mask(words, *mask, add=int(traitor) < int(name))
+    assert _readable(terms, range(1, 5)) == {tuple(rest), *others}
 
 
 def test_a_node_s_memory_and_file_lost_in_the_middle() -> None:
