@@ -43,7 +43,7 @@ def test_sums_of_affine_answers_determine_no_member(case: str) -> None:
 
 def test_a_solver_finds_members_where_the_rank_says_so_and_nowhere_else() -> None:
     assert solver_error(Server("FedDR", 15)) < 1e-6
-    assert solver_error(Server("FedAvgGD one step", 5)) > 0.03
+    assert solver_error(Server("FedAvgGD one step", 5)) > 0.01
 
 
 def test_terms_without_masks_determine_every_member(
