@@ -59,7 +59,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "compressed-sgd": ("rows", _ROWS),
     "scaffold": ("rows", _ROWS),
     "fedlmo": ("rows", _ROWS),
-    # its nodes have keys, and refuse scalars in the clear
+    # scalars in the clear would show each node's gradient
     "zeroth-order-sgd": ("rows", f'{_ROWS} aggregation="secure-sum"'),
     "first-order-rfl": ("rows", _COMPONENTS),
     "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),

@@ -109,8 +109,7 @@ def trial(folder: Path, methods: Sequence[str], rounds: int) -> None:
     deployment = Deployment(folder)
     try:
         deployment.make_files()
-        if "blocks" in {METHODS[method][0] for method in methods}:
-            deployment.make_encryption_keys()
+        deployment.make_encryption_keys()
         say(f"certificates, keys and data in {folder}")
         deployment.start_superlink()
         say(f"SuperLink at https://127.0.0.1:{deployment.port}, with a database")

@@ -201,7 +201,8 @@ class App:
         reference, point = experiment.reference(), experiment.start_point()
         task = experiment.task
         evaluated = options["client_evaluate_every"]
-        if task.on_nodes and not task.split_data:
+        hides = getattr(experiment.example.aggregator, "exposed", "accept") == "refuse"
+        if task.on_nodes and not (task.split_data or hides):
             evaluated = evaluated or options["evaluate_every"]
         if settings.stop_metric and not (task.on_nodes or evaluated):
             known = experiment.evaluate(experiment.layout.layers(point))

@@ -1,0 +1,204 @@
+"""Secure sums on four SuperNodes, with TLS, registered keys and a roster."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flower_process import ROOT
+
+import sim
+from deploy.cases import METHODS, NODES, Files
+from deploy.deployment import Deployment, TrialError, free_port
+from fedtrellis import LocalGrid
+from fedtrellis.app.command_line import read_config
+
+pytestmark = [
+    *(pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)),
+    pytest.mark.xdist_group("deployed-sums"),
+]
+
+PLAIN = f"{METHODS['fedavg-gd'][1]} min-nodes={len(NODES)}"
+SUMS = f'{PLAIN} aggregation="secure-sum"'
+
+
+class Sealed(Deployment):
+    """Its nodes show nothing in the clear, and their runs can be watched."""
+
+    def node_config(self, node: str, files: Files) -> dict[str, str | int]:
+        config = super().node_config(node, files)
+        # nothing in the clear; and runs here begin at models of other methods
+        config |= {"exposed": "refuse", "releases": "accept"}
+        return config | {"partition-id": NODES.index(node)}
+
+    def start_run(self, name: str, config: str) -> subprocess.Popen[bytes]:
+        records = self.folder / "records" / name
+        how = ("--run-config", f'{config} results-dir="{records}"')
+        command = ("flwr", "run", ".", "trial", "--stream", *how)
+        log = (self.folder / "logs" / f"run-{name}.log").open("wb")
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.environment, stdout=log, stderr=log
+        )
+
+    def record(self, name: str) -> Path | None:
+        return next((self.folder / "records" / name).glob("*"), None)
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        record = self.record(name)
+        path = record / "history.jsonl" if record else None
+        if path is None or not path.is_file():
+            return []
+        whole = path.read_text().rpartition("\n")[0]
+        rounds = [json.loads(line) for line in whole.splitlines()]
+        return [one for one in rounds if one["round"]]
+
+    def ended(self, name: str, run: subprocess.Popen[bytes]) -> dict[str, Any]:
+        run.wait(timeout=900)
+        record = self.record(name)
+        assert record is not None, self.log(f"run-{name}")[-3000:]
+        summary: dict[str, Any] = json.loads((record / "summary.json").read_text())
+        return summary
+
+    def model(self, name: str) -> Any:
+        record = self.record(name)
+        assert record is not None
+        with np.load(record / "model.npz") as arrays:
+            return arrays["0"]
+
+    def kill(self, node: str) -> None:
+        process = self.nodes.pop(node)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def restart(self, node: str) -> None:
+        config = self.node_config(node, "rows")
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        keys = (self.authority, self.folder / "keys" / node)
+        command = (ROOT / "deploy" / "supernode.sh", f"127.0.0.1:{self.port}", *keys)
+        self.nodes[node] = self._start(node, *command, words, "--port", free_port())
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sealed]:
+    deployment = Sealed(tmp_path_factory.mktemp("sealed") / "it")
+    deployment.environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
+    try:
+        deployment.make_files()
+        deployment.make_encryption_keys()
+        deployment.start_superlink()
+        deployment.register()
+        deployment.start_nodes("rows")
+        yield deployment
+    finally:
+        deployment.stop()
+
+
+def in_this_process(deployment: Deployment, config: str, **more: Any) -> Any:
+    """The plain run's model, on the same files, of nodes that have no keys."""
+    folder = deployment.folder / "records" / "local" / str(time.monotonic_ns())
+    here = sim.app.default_config() | read_config([f'{config} results-dir="{folder}"'])
+    nodes = [Deployment.node_config(deployment, n, "rows") | more for n in NODES]
+    grid = LocalGrid(sim.client_app, len(NODES), run_config=here, node_configs=nodes)
+    sim.app.run(grid, here)
+    (record,) = folder.glob("*")
+    with np.load(record / "model.npz") as arrays:
+        return arrays["0"]
+
+
+def test_a_node_is_killed_and_comes_back_and_another_loses_its_file(
+    sealed: Sealed,
+) -> None:
+    """Their block's rounds are lost; the model is the plain run's of the others."""
+    steps = 'method="fedavg-gd" fedavg-gd.step-schedule="constant"'
+    config = f"{steps} {SUMS} rounds=10 timeout=20.0 max-failed-rounds=9"
+    run = sealed.start_run("killed", config)
+    sealed.wait_for(lambda: len(sealed.history("killed")) >= 2, "two rounds")
+    sealed.kill("node-2")
+    sealed.wait_for(
+        lambda: any(not one["used"] for one in sealed.history("killed")), "a lost round"
+    )
+    sealed.restart("node-2")
+    back = len(sealed.history("killed"))
+    sealed.wait_for(
+        lambda: any(one["used"] for one in sealed.history("killed")[back:]), "a round"
+    )
+    for path in (sealed.folder / "secrets").rglob("*.block"):
+        if path.parent.name.startswith("node-3"):
+            path.unlink()
+    assert sealed.ended("killed", run)["status"] == "completed"
+    used = [one["used"] for one in sealed.history("killed")]
+    assert set(used) == {0, len(NODES)}
+    rounds = used.count(len(NODES))
+    plain = in_this_process(sealed, f"{steps} {PLAIN} rounds={rounds}")
+    assert np.abs(plain).max() > 1e-3
+    np.testing.assert_allclose(sealed.model("killed"), plain, rtol=0, atol=1e-9)
+
+
+def test_fedgia(sealed: Sealed) -> None:
+    config = f'method="fedgia" {SUMS} rounds=4 fedgia.tolerance=0.0 fedgia.sigma=1.0'
+    assert sealed.ended("fedgia", sealed.start_run("fedgia", config))["rounds"] == 4
+    # every client takes the gradient branch
+    in_the_clear = config.replace('aggregation="secure-sum"', "")
+    plain = in_this_process(sealed, in_the_clear, slow=True)
+    np.testing.assert_allclose(sealed.model("fedgia"), plain, rtol=0, atol=1e-9)
+
+
+def test_epsilon_of_noise_by_hand(sealed: Sealed) -> None:
+    z, delta = 5.0, 1e-3
+    noise = f"secure-sum.clip=0.1 secure-sum.noise-multiplier={z} "
+    config = f'method="fedavg-gd" {SUMS} rounds=2 {noise} secure-sum.delta={delta}'
+    sealed.ended("noise", sealed.start_run("noise", config))
+    stated = [one["train"]["epsilon"] for one in sealed.history("noise")]
+    # k releases are k/(2z²)-zCDP; ε = min over α of ρα + ln(1 − 1/α) − ln(δα)/(α − 1)
+    alpha = np.linspace(1.01, 500.0, 200_000)
+    for k, epsilon in enumerate(stated, 1):
+        rho = k / (2 * z**2)
+        hand = rho * alpha + np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1)
+        assert hand.min() <= epsilon <= 1.05 * hand.min()
+
+
+def test_flower_s_own_fedavg(sealed: Sealed, tmp_path: Path) -> None:
+    app = shutil.copytree(ROOT / "examples" / "swap-fedavg", tmp_path / "app")
+    command = ["git", "apply", "-p1", "to-secure-sums.diff"]
+    subprocess.run(command, cwd=app, check=True)
+    done = subprocess.run(
+        ["flwr", "run", ".", "trial", "--stream"],
+        cwd=app,
+        env=sealed.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        check=True,
+    )
+    found = re.search(r"([\d.]+) from the truth", done.stdout)
+    assert found, done.stdout[-3000:]
+    assert float(found[1]) < 0.5
+    assert done.stdout.count("secure sums: 1 of 1 blocks") == 10
+
+
+def test_without_its_identity_a_node_refuses_before_round_1(sealed: Sealed) -> None:
+    identity = sealed.folder / "secrets" / "node-4.key"
+    content = identity.read_bytes()
+    identity.unlink()
+    try:
+        run = sealed.start_run("no-key", f'method="fedavg-gd" {SUMS} rounds=2')
+        run.wait(timeout=600)
+    finally:
+        identity.write_bytes(content)
+        identity.chmod(0o600)
+    assert not sealed.history("no-key")
+    log = sealed.log("run-no-key")
+    assert "node-4" in log
+    assert "node-4.key' is not there" in log
+    with pytest.raises(TrialError):
+        sealed.check_runs(5)  # Flower calls it failed, too
