@@ -33,6 +33,7 @@ from . import (
     round_trips,
     scalar_memory,
     scale,
+    secure_sums,
     startup,
     torch_speed,
     traffic,
@@ -92,6 +93,9 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     ),
     "scalar-memory": lambda quick: [
         scalar_memory.compare(scalar_memory.QUICK if quick else scalar_memory.FULL)
+    ],
+    "secure-sums": lambda quick: [
+        secure_sums.compare(secure_sums.QUICK if quick else secure_sums.FULL)
     ],
     "start-up": lambda quick: [
         startup.compare(startup.QUICK if quick else startup.FULL)

@@ -106,9 +106,11 @@ class Distance:
         return self.gradient(x)
 
 
-def flower_fedavg(objectives: Sequence[Any]) -> tuple[FedAvg, ClientApp]:
+def flower_fedavg(
+    objectives: Sequence[Any], mods: list[Any] | None = None
+) -> tuple[FedAvg, ClientApp]:
     """Flower's own FedAvg; a client takes a gradient step, in the model's dtype."""
-    app = ClientApp()
+    app = ClientApp(mods=mods)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
