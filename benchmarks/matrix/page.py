@@ -1,4 +1,4 @@
-"""docs/matrix.md and docs/matrix.csv, made of the stored results."""
+"""docs/matrix.md and its data files, made of the stored results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from .tables import (
     first_table,
     minutes,
     places_table,
-    reaching,
 )
 
 __all__ = [
     "NUMBERS",
     "PAGE",
     "all_numbers",
-    "equal_bytes",
+    "files",
     "parts",
     "tables",
     "write",
@@ -33,15 +32,14 @@ __all__ = [
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, NUMBERS = DOCS / "matrix.md", DOCS / "matrix.csv"
+MEASURED = DOCS / "measured"
 
 
 def parts(results: Results) -> dict[str, str]:
     """What stands between the marks of the page, by their names."""
     return {
-        "places": places_table(results),
         "first": first_table(results),
         "hours": _hours(results),
-        "text": reaching(results, "news20-l1", 1e-1),
         "lacking": _lacking(results),
     }
 
@@ -60,15 +58,28 @@ def _lacking(results: Results) -> str:
     return f"Defined but not measured yet: {names}." if names else ""
 
 
-def equal_bytes() -> dict[str, str]:
-    """The same of the comparison with compressed updates, once it is all there."""
-    results = load_results(compressed.FILE) if compressed.FILE.is_file() else {}
-    if not compressed.complete(results):
-        return {}
-    return {
-        "equal-bytes": compressed.table(results),
-        "balls": compressed.balls_table(results),
+def files(results: Results) -> dict[Path, str]:
+    """The data files of the page; of compressed updates once these are all there."""
+    found = {
+        NUMBERS: all_numbers(results),
+        MEASURED / "matrix-places.csv": _as_csv(places_table(results)),
     }
+    stored = load_results(compressed.FILE) if compressed.FILE.is_file() else {}
+    if compressed.complete(stored):
+        table, balls = compressed.table(stored), compressed.balls_table(stored)
+        found[MEASURED / "matrix-equal-bytes.csv"] = _as_csv(table)
+        found[MEASURED / "matrix-balls.csv"] = _as_csv(balls)
+    return found
+
+
+def _as_csv(markdown: str) -> str:
+    """A Markdown table as a data file."""
+    head, _, *rows = markdown.replace("\\*", "*").splitlines()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (head, *rows):
+        writer.writerow(cell.strip() for cell in row[1:-1].split(" | "))
+    return text.getvalue()
 
 
 def all_numbers(results: Results) -> str:
@@ -84,9 +95,10 @@ def all_numbers(results: Results) -> str:
 def write(folder: Path) -> None:
     """Write the page, the numbers and the picture."""
     results = load_all(folder, list(PROBLEMS.values()))
-    for name, text in (parts(results) | equal_bytes()).items():
+    for name, text in parts(results).items():
         update_page(PAGE, name, text)
-    NUMBERS.write_text(all_numbers(results), encoding="utf-8")
+    for path, text in files(results).items():
+        path.write_text(text, encoding="utf-8")
     draw(results, DOCS, "matrix")
 
 

@@ -25,7 +25,6 @@ __all__ = [
     "places_table",
     "profile",
     "ratio",
-    "reaching",
 ]
 
 #: By problem, what :mod:`.measure` stores.
@@ -266,30 +265,8 @@ def details(results: Results, problem: str) -> list[dict[str, Any]]:
     return rows
 
 
-def reaching(results: Results, problem: str, target: float) -> str:
-    """What each method took to a gap on a problem, and where it ended."""
-    rows = [["method", *_KEYS, "final gap"]]
-    entries = results[problem]["methods"] if problem in results else {}
-    for name in (one for one in METHODS if one in entries):
-        runs = entries[name]["runs"]
-        hits = [run["hits"].get(f"{target:g}") for run in runs]
-        reached = [hit for hit in hits if hit is not None]
-        # medians are of the seeds that arrived, where most did
-        most = 2 * len(reached) > len(runs)
-        told = _amounts(reached) if most else ["–"] * len(_KEYS)
-        rows.append([METHODS[name].title, *told, f"{end_of(entries[name]):.1g}"])
-    return _markdown(rows)
-
-
 def _medians(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: float(median(one[key] for one in costs)) for key in _KEYS}
-
-
-def _amounts(costs: Sequence[Mapping[str, float]]) -> list[str]:
-    """Medians of what runs took, as they are read."""
-    rounds, gradients, up, down, seconds = _medians(costs).values()
-    moved = [_bytes(up), _bytes(down)]
-    return [f"{rounds:.0f}", f"{gradients:.0f}", *moved, f"{seconds:.2g}"]
 
 
 def profile(

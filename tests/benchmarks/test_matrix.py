@@ -39,12 +39,15 @@ def between(text: str, name: str) -> str:
 
 def test_the_pages_are_made_of_the_stored_results() -> None:
     text = page.PAGE.read_text("utf-8")
-    for name, part in (page.parts(RESULTS) | page.equal_bytes()).items():
+    for name, part in page.parts(RESULTS).items():
         assert between(text, name) == part
-    assert page.NUMBERS.read_text("utf-8") == page.all_numbers(RESULTS)
-    # a line a method at the top of the page, on one screen
-    lines = between(text, "places").splitlines()[2:]
-    assert len(lines) == len({m for s in RESULTS.values() for m in s["methods"]}) <= 22
+    files = page.files(RESULTS)
+    assert len(files) == 4
+    for path, content in files.items():
+        assert path.read_text("utf-8") == content
+    # a line for each method
+    lines = files[page.MEASURED / "matrix-places.csv"].splitlines()[1:]
+    assert len(lines) == len({m for s in RESULTS.values() for m in s["methods"]})
 
 
 @pytest.mark.parametrize("name", list(RESULTS))
@@ -73,29 +76,7 @@ def test_the_tables_are_medians_of_what_was_measured(name: str) -> None:
         assert title in {METHODS[m].title for m, v in medians.items() if v == best}
 
 
-def test_what_a_tenth_took_at_a_million_entries() -> None:
-    """And the processor hours, by NumPy, from the files alone."""
-    stored = load_results(measure.RESULTS / "news20-l1.json")
-    rows = {
-        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
-        for line in tables.reaching(RESULTS, "news20-l1", 1e-1).splitlines()[2:]
-    }
-    assert len(rows) == len(stored["methods"])
-    for method, entry in stored["methods"].items():
-        row, runs = rows[METHODS[method].title], entry["runs"]
-        hits = [run["hits"]["0.1"] for run in runs if "0.1" in run["hits"]]
-        assert float(row[-1]) == pytest.approx(
-            np.median([run["gap"] for run in runs]), rel=0.5
-        )
-        if 2 * len(hits) <= len(runs):
-            assert row[0] == "–"
-            continue
-        assert float(row[0]) == pytest.approx(
-            np.median([hit["rounds"] for hit in hits]), abs=0.5
-        )
-        number, unit = row[2].split()
-        up = float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
-        assert up == pytest.approx(np.median([hit["up"] for hit in hits]), rel=0.005)
+def test_the_processor_hours_are_those_of_the_files() -> None:
     seconds = [
         sum(e["processor-seconds"] for e in load_results(path)["methods"].values())
         for path in measure.RESULTS.glob("*.json")
