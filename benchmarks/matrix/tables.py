@@ -199,12 +199,9 @@ def minutes(stored: Mapping[str, Any]) -> float:
 
 
 def first_table(results: Results, target: float = TARGET) -> str:
-    """By problem, the method with the least of each cost, and that amount.
-
-    The last column is what it took to measure the problem.
-    """
+    """By problem, the method with the least of each cost, and that amount."""
     costs = [f"fewest {what}" for what in COSTS]
-    rows = [["problem", "set", *costs, "measured in"]]
+    rows = [["problem", "set", *costs]]
     for name, stored in results.items():
         one, row = PROBLEMS[name], []
         for what in COSTS:
@@ -215,7 +212,7 @@ def first_table(results: Results, target: float = TARGET) -> str:
             best = min(medians, key=lambda method: medians[method])
             told = _amount(medians[best], what)
             row.append(f"{METHODS[best].title}: {told}" if told else "nobody")
-        rows.append([one.title, one.over, *row, f"{minutes(stored):.1f} min"])
+        rows.append([one.title, one.over, *row])
     return _markdown(rows)
 
 
