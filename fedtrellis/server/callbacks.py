@@ -21,10 +21,7 @@ from flwr.serverapp.strategy import Result
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
 #: What shows best how far a run has come, with and without a constraint, in order.
-CRITERIA = (
-    *("loss", "gap", "squared-gradient-norm", "gradient-map-norm"),
-    "duality-gap",
-)
+CRITERIA = ["loss", "gap", "squared-gradient-norm", "gradient-map-norm", "duality-gap"]
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
 LOG_FORMATS = ("text", "json")
@@ -247,44 +244,79 @@ def why_dropped(rejected: Sequence[tuple[str, str]]) -> str:
     return "; ".join(parts[:_REASONS] + ["..."] * (len(parts) > _REASONS))
 
 
-class RoundLog(Callback):
-    """Logs a line a round and the totals: for a run whose callbacks tell of none."""
+class Progress(Callback):
+    """Loss, bytes and time left: a live bar on a terminal, a line a round elsewhere.
+
+    Where there is no terminal each round is a line of the log, with the clients whose
+    answers were dropped and why, and the totals end the run. A run of many rounds has
+    at most one line a second: deployed, where a round takes seconds, that is still
+    every round, and 10 000 quick ones do not fill a screen each. One of up to ``lines``
+    rounds has a line for each, however quick. ``console``, a ``rich.console.Console``,
+    is where to draw, by default the standard output; without a ``bar`` there is none.
+    A run none of whose callbacks tells of rounds has one of these, for its log.
+
+    Examples
+    --------
+    >>> from fedtrellis import Progress
+    >>> callback = Progress(lines=100)
+    """
 
     tells_of_rounds = True
 
-    def __init__(self, lines: int = 1000) -> None:
-        self.lines = lines
+    def __init__(
+        self, lines: int = 1000, console: Any = None, bar: bool = True
+    ) -> None:
+        self.lines, self._console, self._wanted = lines, console, bar
+        self._bar: Any = None
 
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
-        """Begin to count; a resumed run's rounds so far count."""
+        """Begin to count, and start the bar if there is a terminal to draw it on."""
+        # a resumed run's rounds so far count
         self._up = sum(record.bytes_up for record in strategy.history)
         self._down = sum(record.bytes_down for record in strategy.history)
         self._last: dict[str, tuple[float, int]] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
+        if not self._wanted:
+            return
+        # rich takes a while to load
+        from rich import progress
+        from rich.console import Console
+
+        console = self._console or Console()
+        if console.is_terminal:
+            self._bar = progress.Progress(
+                *("round", progress.MofNCompleteColumn(), progress.BarColumn(24)),
+                *("{task.fields[text]}", progress.TimeElapsedColumn()),
+                *("left", progress.TimeRemainingColumn()),
+                console=console,
+            )
+            task = {"total": num_rounds, "completed": first_round - 1, "text": ""}
+            self._task = self._bar.add_task("", **task)
+            self._bar.start()
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Draw or log."""
         self._up += record.bytes_up
         self._down += record.bytes_down
         self._last |= {name: (v, record.round) for name, v in record.metrics.items()}
-        self._show(record)
-
-    def _show(self, record: RoundRecord) -> None:
-        now, total = time.time(), self._total
-        wanted = total <= self.lines or record.round in (0, 1, total)
-        if not wanted and now - self._logged < 1.0:
-            return
-        self._logged, parts = now, self._numbers(record.round, older=False)
-        if record.round:
-            parts.insert(0, f"{record.used} of {record.sampled} used")
-            parts.append(f"{record.seconds:.2f} s")
-        if (done := record.round - self._first + 1) > 0:
-            rest = (now - self._began) / done * (total - record.round)
-            parts.append(f"{rest:.0f} s left")
-        if dropped := record.rejected:
-            parts.append(f"{len(dropped)} dropped ({why_dropped(dropped)})")
-        log(INFO, "%s", "  ".join([f"round {record.round}/{total}", *parts]))
+        now, number, dropped = time.time(), record.round, record.rejected
+        often = self._total <= self.lines or number in (0, 1, self._total)
+        if self._bar is not None:
+            shown = self._numbers(number, older=True)
+            shown += [f"{len(dropped)} dropped"] if dropped else []
+            self._bar.update(self._task, completed=number, text="  ".join(shown))
+        elif often or now - self._logged >= 1.0:
+            self._logged, parts = now, self._numbers(number, older=False)
+            if number:
+                parts.insert(0, f"{record.used} of {record.sampled} used")
+                parts.append(f"{record.seconds:.2f} s")
+            if (done := number - self._first + 1) > 0:
+                rest = (now - self._began) / done * (self._total - number)
+                parts.append(f"{rest:.0f} s left")
+            if dropped:
+                parts.append(f"{len(dropped)} dropped ({why_dropped(dropped)})")
+            log(INFO, "%s", "  ".join([f"round {number}/{self._total}", *parts]))
 
     def _numbers(self, server_round: int, older: bool) -> list[str]:
         """A round's metrics; on request older ones too, and which round they are of."""
@@ -298,65 +330,12 @@ class RoundLog(Callback):
         return [*shown, f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}"]
 
     def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
+        if self._bar is not None:
+            self._bar.stop()  # it stays as it is
+            self._bar = None
+            return
         rows = [f"{name.strip()} {n}" for name, n in summary_rows(strategy.history)]
         log(INFO, "total: %s", "  ".join(rows))
-
-
-class Progress(RoundLog):
-    """Loss, bytes and time left: a live bar on a terminal, a line a round elsewhere.
-
-    Where there is no terminal each round is a line of the log, with the clients whose
-    answers were dropped and why, and the totals end the run. A run of many rounds has
-    at most one line a second: deployed, where a round takes seconds, that is still
-    every round, and 10 000 quick ones do not fill a screen each. One of up to ``lines``
-    rounds has a line for each, however quick. ``console``, a ``rich.console.Console``,
-    is where to draw; by default the standard output.
-
-    Examples
-    --------
-    >>> from fedtrellis import Progress
-    >>> callback = Progress(lines=100)
-    """
-
-    def __init__(self, lines: int = 1000, console: Any = None) -> None:
-        super().__init__(lines)
-        self._console = console
-        self._bar: Any = None
-
-    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
-        """Start the bar, if there is a terminal to draw it on."""
-        # rich takes a while to load
-        from rich import progress
-        from rich.console import Console
-
-        super().on_start(strategy, first_round, num_rounds)
-        console = self._console or Console()
-        if console.is_terminal:
-            self._bar = progress.Progress(
-                *("round", progress.MofNCompleteColumn(), progress.BarColumn(24)),
-                *("{task.fields[text]}", progress.TimeElapsedColumn()),
-                *("left", progress.TimeRemainingColumn()),
-                console=console,
-            )
-            task = {"total": num_rounds, "completed": first_round - 1, "text": ""}
-            self._task = self._bar.add_task("", **task)
-            self._bar.start()
-
-    def _show(self, record: RoundRecord) -> None:
-        if self._bar is None:
-            super()._show(record)
-            return
-        shown = self._numbers(record.round, older=True)
-        if record.rejected:
-            shown.append(f"{len(record.rejected)} dropped")
-        self._bar.update(self._task, completed=record.round, text="  ".join(shown))
-
-    def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
-        if self._bar is None:
-            super()._ended(strategy, how)
-        else:  # it stays as it is
-            self._bar.stop()
-            self._bar = None
 
 
 # ------------------------------------------------------------------ as machines read it

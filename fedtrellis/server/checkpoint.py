@@ -122,7 +122,8 @@ class Checkpoint:
                 meta[name]  # a KeyError names the missing one
             self._layout = Layout.from_list(meta["layout"], meta["dtype"])
             for name, shape in meta["shapes"].items():
-                _check_shape(name, self._arrays[name], tuple(shape))
+                if (found := self._arrays[name].shape) != tuple(shape):
+                    raise ValueError(f"its entry {name!r} has shape {found}")
             self.planned_rounds = int(meta["planned-rounds"])
             self.keys = {
                 name: Key(str(client["digest"]), bool(client["lasting"]))
@@ -223,13 +224,6 @@ class Checkpoint:
             conversation.client(name).ready = meta["clients"][name]["ready"]
         if all(name in states for name in strategy.clients):
             conversation.epoch = meta["epoch"]
-
-
-def _check_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise ValueError(
-            f"its entry {name!r} has shape {array.shape}, expected {shape}"
-        )
 
 
 def _in_a_line(error: Exception) -> str:

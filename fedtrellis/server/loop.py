@@ -37,7 +37,7 @@ from fedtrellis.server.aggregation import (
     Sent,
 )
 from fedtrellis.server.answers import Answer, mean_metrics
-from fedtrellis.server.callbacks import RoundLog, RoundRecord, observers
+from fedtrellis.server.callbacks import Progress, RoundRecord, observers
 from fedtrellis.server.checkpoint import Checkpoint, pack_checkpoint, write_checkpoint
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
@@ -360,8 +360,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         """What a reader of a run's record must not overlook."""
         return [text for part in self._parts if (text := part.warning())]
 
-    # ------------------------------------------------------------ what a method calls
-
     @property
     def num_clients(self) -> int:
         """Number of clients n; fixed for the run, unless there are newcomers."""
@@ -524,8 +522,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             metrics.append({**answer.metrics, EXAMPLES: examples})
         return mean_metrics(metrics, equal=equal, median=self.aggregator.robust)
 
-    # ----------------------------------------------------------------- what fits what
-
     def _admits(self, kind: type[Aggregation]) -> bool:
         """Whether the method can go on from what an aggregation gives it."""
         if kind.seen_by == "client":
@@ -601,8 +597,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     configure_train = aggregate_train = _not_one_wave
     configure_evaluate = aggregate_evaluate = _not_one_wave
-
-    # ------------------------------------------------------------------------ a run
 
     def _settings(self) -> dict[str, Any]:
         """The settings that :meth:`summary` logs; the mean goes without a line."""
@@ -688,7 +682,7 @@ class Loop:
         self.result, callbacks = Result(), self.options.callbacks
         tells = any(callback.tells_of_rounds for callback in callbacks)
         logs = getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells
-        self.callbacks = [*callbacks, *([RoundLog()] if logs else [])]
+        self.callbacks = [*callbacks, *([Progress(bar=False)] if logs else [])]
 
     def go(self, initial: ArrayRecord) -> Result:
         """From the first message to the last; parameters are those of ``start``."""
@@ -837,7 +831,7 @@ class Loop:
             seconds=time.perf_counter() - began,
             round_trips=waves,
             train=metrics or {},
-            client_evaluation=plain_metrics(evaluated or {}),
+            client_evaluation=plain_metrics(evaluated) if evaluated else {},
         )
 
     def evaluates_clients(self, server_round: int) -> bool:
@@ -866,9 +860,10 @@ class Loop:
     def _finished(self, record: RoundRecord) -> bool:
         """Note a round, and give it to the callbacks; whether one stops the run."""
         self._note(record)
-        # each gets it, also after a stop
-        stops = [one.on_round(self.strategy, record) for one in self.callbacks]
-        return any(stops)
+        stops = False
+        for callback in self.callbacks:  # each gets it, also after a stop
+            stops |= bool(callback.on_round(self.strategy, record))
+        return stops
 
     def model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""
@@ -878,8 +873,6 @@ class Loop:
             kept = layer.astype(dtype, copy=False) if dtype.kind == "f" else layer
             record[name] = encode(kept)
         return record
-
-    # --------------------------------------------------------------------- its endings
 
     @contextmanager
     def _ending_in_order(self) -> Iterator[None]:

@@ -202,10 +202,6 @@ class RunRecord(Callback):
         self._write_summary({"status": "completed"})
 
     def on_failure(self, strategy: Any, error: BaseException) -> None:
-        """Say how the run ended."""
-        self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
         """Say that the run ended early, and why; a record that has its end keeps it."""
         if self.status == "running":
             try:
@@ -319,7 +315,7 @@ def ending_in_order(
             yield
         except BaseException as error:
             with deferred():
-                record.fail(error)
+                record.on_failure(None, error)
             if not isinstance(error, KeyboardInterrupt):
                 raise
             where, how, rest = record.directory, None, "all rounds were finished"

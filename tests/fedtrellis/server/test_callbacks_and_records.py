@@ -175,7 +175,7 @@ def test_a_failed_run_says_so_and_why(tmp_path: Path) -> None:
 def test_a_run_that_never_started_can_be_marked_as_failed(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, CONFIG)
     assert read_json(tmp_path / "summary.json")["status"] == "running"
-    record.fail(TimeoutError("no nodes"))
+    record.on_failure(None, TimeoutError("no nodes"))
     summary = read_json(tmp_path / "summary.json")
     assert (summary["status"], summary["rounds"]) == ("failed", 0)
     assert summary["error"] == "TimeoutError: no nodes"
