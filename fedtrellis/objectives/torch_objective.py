@@ -35,6 +35,8 @@ from fedtrellis.objectives.torch_module import (
     to_numpy,
 )
 
+__all__ = ["TorchObjective"]
+
 BatchLoss = Callable[[Any, Tensor], Tensor]
 Rows = Sequence[IntArray | None]
 
