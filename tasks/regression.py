@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtrellis.domains import Domain
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.objectives.checks import is_sparse
+from fedtrellis.objectives.base import is_sparse
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 

@@ -8,8 +8,14 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.admm.kept import FactorFile, KeptFor
-from fedtrellis.objectives.base import largest_eigenvalue, symmetric_operator
-from fedtrellis.objectives.checks import Array, check_array, check_number, is_sparse
+from fedtrellis.objectives.base import (
+    Array,
+    check_array,
+    check_number,
+    is_sparse,
+    largest_eigenvalue,
+    symmetric_operator,
+)
 
 __all__ = ["call_method", "hessian_of", "lipschitz_of", "majoriser_of"]
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from fedtrellis.objectives.checks import is_sparse
+from fedtrellis.objectives.base import is_sparse
 
 __all__ = ["FactorFile", "KeptFor", "fingerprint"]
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.checks import Array
+from fedtrellis.objectives.base import Array
 
 __all__ = ["QuasiNewton", "Separable"]
 

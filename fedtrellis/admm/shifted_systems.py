@@ -35,8 +35,7 @@ from fedtrellis.admm.systems import (
     WideCholeskySystem,
     WideSpectralSystem,
 )
-from fedtrellis.objectives.base import DENSE_ORDER
-from fedtrellis.objectives.checks import Array, check_number
+from fedtrellis.objectives.base import DENSE_ORDER, Array, check_number
 
 __all__ = ["Hessian", "cached_system", "make_system"]
 

@@ -16,8 +16,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.admm.hessians import KnownHessian
-from fedtrellis.objectives.base import symmetric_operator
-from fedtrellis.objectives.checks import Array
+from fedtrellis.objectives.base import Array, symmetric_operator
 
 
 class ShiftedSystem:

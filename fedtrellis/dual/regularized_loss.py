@@ -15,8 +15,8 @@ from fedtrellis.dual.interior_point import interior_point
 from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.weights import check_weights
 from fedtrellis.extras import need
-from fedtrellis.objectives.base import Objective
-from fedtrellis.objectives.checks import (
+from fedtrellis.objectives.base import (
+    Objective,
     check_array,
     check_examples,
     check_number,

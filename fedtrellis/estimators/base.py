@@ -26,7 +26,7 @@ from sklearn.utils.validation import (
 )
 
 from fedtrellis.domains import NonNegativeL1Ball
-from fedtrellis.objectives.checks import Array, check_examples
+from fedtrellis.objectives.base import Array, check_examples
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid

@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.weights import BALANCED
-from fedtrellis.objectives.checks import Array, check_number
+from fedtrellis.objectives.base import Array, check_number
 
 from .base import FederatedModel, Found, dual_ascent, sparse_regression
 from .partitions import Partitions, check_positive, known

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.weights import LIGHTEST, check_weights
-from fedtrellis.objectives.checks import Array, check_examples
+from fedtrellis.objectives.base import Array, check_examples
 
 # What the largest sample weight is at most, as it is encrypted.
 _HEAVIEST = 2.0**17

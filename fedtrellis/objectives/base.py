@@ -3,9 +3,8 @@
 A loss need not be a subclass of anything: it has the methods that its method calls, as
 :class:`Loss` and :class:`DifferentiableLoss` declare them. The losses of
 :mod:`fedtrellis.objectives` are an :class:`Objective` and have all of them; a user's
-own subclass has ``shape``, ``num_examples``, ``value`` and ``gradient``. A point x is
-one float64 array of the objective's ``shape``. For PyTorch modules see
-:class:`fedtrellis.objectives.torch_objective.TorchObjective`.
+own subclass has ``shape``, ``num_examples``, ``value`` and ``gradient``. For PyTorch
+modules see :class:`fedtrellis.objectives.torch_objective.TorchObjective`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
-from numpy.typing import DTypeLike
-
-from fedtrellis.objectives.checks import FLOAT64, Array, IntArray, check_point
+import scipy  # its parts are loaded when first used
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
+Array = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+
+FLOAT64 = np.dtype(np.float64)
 Point = Array | Sequence[Array]
 
 #: A symmetric matrix, as an array or by its products.
@@ -110,11 +112,13 @@ class Objective(ABC):
     quadratic: bool = False
     dtype: np.dtype[Any] = FLOAT64
 
-    def of_dtype(self, dtype: DTypeLike) -> Self:
-        """Return f for models of float32, computing in that, where f offers it.
+    def _weigh(self, weight: float, l2: float = 0.0) -> None:
+        """Set the factor on the whole function, and that of its regulariser."""
+        self.weight = check_number("weight", weight, positive=True)
+        self.l2 = check_number("l2", l2)
 
-        Here it does not, and f goes on in float64, whatever its points are of.
-        """
+    def of_dtype(self, dtype: DTypeLike) -> Self:
+        """Return f for models of float32, computing in that, where f offers it."""
         return self
 
     @abstractmethod
@@ -130,9 +134,8 @@ class Objective(ABC):
 
         Products with the data give it, never a Hessian, for a direction d of the shape
         of x and any length. It is below 0 where f bends downwards along d, which only a
-        non-convex f does. An objective that does not offer it, as one does that says
-        nothing else, returns None at every x and d; a line search then has values to go
-        by. A ValueError: x or the direction is of another shape.
+        non-convex f does. An objective that does not offer it returns None at every x
+        and d. A ValueError: x or the direction is of another shape.
         """
         return None
 
@@ -192,11 +195,15 @@ class FiniteSum(Objective):
     @abstractmethod
     def _values(self, points: Array, rows: IntArray | None) -> Array: ...
 
+    def _inverse(self, rows: IntArray | None) -> float:
+        """What makes a mini-batch's sum unbiased."""
+        return 1.0 if rows is None else self.num_examples / len(rows)
+
     def _value(self, x: Array) -> float:
         """Return f(x); subclasses override it where that is quicker."""
         return float(self._values(x[None], None)[0])
 
-    def _entries_per_point(self, rows: IntArray | None) -> int:
+    def _room(self, rows: IntArray | None) -> int:
         """The entries of the largest intermediate array that a point takes."""
         examples = self.num_examples if rows is None else len(rows)
         return max(examples, self.shape[0]) * math.prod(self.shape[1:])
@@ -238,7 +245,7 @@ class FiniteSum(Objective):
         """Return f at each of a batch of points, in slices that fit in memory."""
         points = self._points(points)
         rows = draw_batch(rng, self.num_examples, batch_size)
-        step = max(1, _SLICE_ENTRIES // self._entries_per_point(rows))
+        step = max(1, _SLICE_ENTRIES // self._room(rows))
         starts = range(0, len(points), step)
         parts = [self._values(points[i : i + step], rows) for i in starts]
         return np.concatenate([np.zeros(0), *parts])
@@ -247,11 +254,9 @@ class FiniteSum(Objective):
 class MeanObjective(Objective):
     """F(x) = (1/n) Σ_i f_i(x), whatever the numbers of the f_i's examples.
 
-    Nothing is copied; a call costs one call of every f_i, of which there is at least
-    one, all of one shape, else it is a ValueError. ``num_examples`` is that of all f_i
-    together. It is for the server, which asks for values, gradients and metrics alone:
-    the objective of FedGiA, arXiv 2205.01438, equation (1), (1/m) Σ f_i with f_i the
-    mean over a client's d_i examples.
+    A call costs one call of every f_i, of which there is at least one, all of one
+    shape, else it is a ValueError. ``num_examples`` is that of all f_i together. It is
+    for the server: the objective of FedGiA, arXiv 2205.01438, equation (1).
     """
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
@@ -295,18 +300,11 @@ def draw_batch(
     if batch_size is None:
         return None
     if rng is None or batch_size < 1:
-        raise ValueError(
-            f"batch_size is {batch_size!r} and rng is {rng}; a mini-batch needs at "
-            "least 1 and a random generator"
-        )
+        given = f"batch_size is {batch_size!r} and rng is {rng}"
+        raise ValueError(f"{given}; it must be at least 1, and a random generator")
     if batch_size >= num_examples:
         return None
     return rng.choice(num_examples, size=batch_size, replace=False, shuffle=False)
-
-
-def inverse_fraction(rows: IntArray | None, num_examples: int) -> float:
-    """Return num_examples / len(rows), what makes a mini-batch's sum unbiased."""
-    return 1.0 if rows is None else num_examples / len(rows)
 
 
 # -- the objectives of many clients as one
@@ -398,9 +396,9 @@ class PointForms:
 
     def like(self, x: Point, vector: Array) -> Any:
         """Return a flat array in the form that the point x has."""
-        return (
-            vector.reshape(x.shape) if isinstance(x, np.ndarray) else self.split(vector)
-        )
+        if isinstance(x, np.ndarray):
+            return vector.reshape(x.shape)
+        return self.split(vector)
 
     def split(self, array: Array) -> list[Array]:
         """Return the layers of flat points, the last axis of ``array``, as views."""
@@ -454,23 +452,107 @@ def largest_eigenvalue(matrix: Bound) -> float:
         from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
         operator: Any = matrix
+        settings: Any = {"which": "LA", "v0": start, "maxiter": 300}
+        settings["return_eigenvectors"] = False
         for tolerance in (1e-10,) if order <= DENSE_ORDER else (1e-10, 1e-7, 1e-4):
             # The tolerance is on ‖Hv − λv‖/λ, which bounds the error of λ; that is
             # about the square of it over the relative distance to the next one.
             with contextlib.suppress(ArpackNoConvergence):
-                values = eigsh(
-                    operator,
-                    k=1,
-                    which="LA",
-                    v0=start,
-                    tol=tolerance,
-                    maxiter=300,
-                    return_eigenvectors=False,
-                )
-                return float(values[0])
+                return float(eigsh(operator, 1, tol=tolerance, **settings)[0])
         if order > DENSE_ORDER:
-            raise RuntimeError(
-                f"the largest eigenvalue of a matrix of order {order} was not found"
-            )
+            raise RuntimeError(f"no largest eigenvalue of order {order} found")
     dense = matrix if isinstance(matrix, np.ndarray) else matrix @ np.eye(order)
     return float(np.linalg.eigvalsh(dense)[-1])
+
+
+# -- checks of what a user gives: a ValueError of one line names it and what is allowed
+
+
+def check_number(name: str, value: float, *, positive: bool = False) -> float:
+    """Return a finite number that is at least 0, or above 0 for ``positive``."""
+    allowed = "above 0" if positive else "at least 0"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not np.isfinite(number) or number < 0 or (positive and number == 0):
+        raise ValueError(f"{name} is {value!r}; it must be a finite number {allowed}")
+    return number
+
+
+def check_count(name: str, value: float, least: int, most: int | None = None) -> int:
+    """Return a whole number from ``least`` on, up to ``most`` if there is one."""
+    if int(value) != value or value < least or (most is not None and value > most):
+        allowed = f">= {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} is {value!r}; it must be a whole number {allowed}")
+    return int(value)
+
+
+def check_array(
+    name: str, value: ArrayLike, ndim: int, count: int | None = None
+) -> Array:
+    """Return ``value`` as finite, C-contiguous float64, copied only if needed.
+
+    With a ``count`` it has so many entries on its first axis.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} has dtype {array.dtype}; it must be real numbers")
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has shape {array.shape}; it must have {ndim} axes")
+    result = np.ascontiguousarray(array, dtype=np.float64)
+    if not np.isfinite(result).all():
+        raise ValueError(f"{name} has NaN or infinite entries; all must be finite")
+    if count not in (None, len(result)):
+        raise ValueError(f"{name} has {len(result)} entries; it must have {count}")
+    return result
+
+
+def is_sparse(matrix: Any) -> bool:
+    """Whether it is a SciPy sparse matrix, for types that stay as they are."""
+    return not isinstance(matrix, np.ndarray) and bool(scipy.sparse.issparse(matrix))
+
+
+def check_examples(name: str, value: Any) -> Any:
+    """Return a data matrix (examples × features), dense or CSR, of finite float64."""
+    matrix = value
+    if not is_sparse(value):
+        matrix = check_array(name, value, 2)
+    else:
+        if value.ndim != 2 or np.dtype(value.dtype).kind not in "biuf":
+            found = f"is sparse of shape {value.shape} and dtype {value.dtype}"
+            raise ValueError(f"{name} {found}; it must be a matrix of real numbers")
+        matrix = scipy.sparse.csr_array(value, dtype=np.float64)
+        check_array(f"{name}.data", matrix.data, 1)
+    if 0 in matrix.shape:
+        wanted = "at least one row and one column"
+        raise ValueError(f"{name} has shape {matrix.shape}; it must have {wanted}")
+    return matrix
+
+
+def check_integers(name: str, value: ArrayLike, count: int, bound: int) -> IntArray:
+    """Return a vector of ``count`` whole numbers in [0, ``bound``)."""
+    given = check_array(name, value, 1, count)
+    integers = given.astype(np.intp)
+    wrong = (integers != given) | (integers < 0) | (integers >= bound)
+    if wrong.any():
+        wanted = f"entries must be whole numbers from 0 to {bound - 1}"
+        raise ValueError(f"{name} has the entry {given[wrong][0]:g}; {wanted}")
+    return integers
+
+
+def check_point(
+    x: ArrayLike,
+    shape: tuple[int, ...],
+    *,
+    batch: bool = False,
+    name: str = "x",
+    dtype: np.dtype[Any] = FLOAT64,
+) -> Array:
+    """Return a point, or a batch of points on a leading axis, of the given shape."""
+    point = np.asarray(x, dtype=dtype)
+    if point.shape[1 if batch else 0 :] != shape or point.ndim != len(shape) + batch:
+        wanted = ("m", *shape) if batch else shape
+        name = "points" if batch else name
+        raise ValueError(f"{name} has shape {point.shape}; it must be {wanted}")
+    return point

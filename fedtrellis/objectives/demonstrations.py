@@ -13,16 +13,8 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.extras import need
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
-from fedtrellis.objectives.base import FiniteSum, Point, PointForms, inverse_fraction
-from fedtrellis.objectives.checks import (
-    Array,
-    IntArray,
-    check_array,
-    check_count,
-    check_examples,
-    check_integers,
-    check_number,
-)
+from fedtrellis.objectives import base
+from fedtrellis.objectives.base import Array, FiniteSum, IntArray, Point, PointForms
 from fedtrellis.objectives.losses import CrossEntropy
 
 # -- a perceptron whose hidden weight matrix has low rank
@@ -40,10 +32,8 @@ class LowRankPerceptron(FiniteSum):
     ``factored``: W = U diag(s) Vᵀ, and the model's arrays are U (p × R), s (R),
     V (h × R), b, B, e, so that a model of low rank also travels as one; else they are
     W, b, B, e. On the manifold l2 acts on W through ‖W‖ = ‖s‖, as ‖U‖ and ‖V‖ are
-    constant there.
-
-    A point is a list of these arrays or the flat vector of all their entries, each in C
-    order; every method accepts both, and a gradient has the form of the point given.
+    constant there. A point is a list of these arrays or the flat vector of all their
+    entries, each in C order; a gradient has the form of the point given.
 
     ``features`` has the a_k in its rows, (d, p); the d ``labels`` are whole numbers in
     [0, classes), c = ``classes`` at least 2; h = ``hidden`` is the width of the hidden
@@ -68,19 +58,18 @@ class LowRankPerceptron(FiniteSum):
         l2: float = 0.0,
         weight: float = 1.0,
     ) -> None:
-        self._features = check_examples("features", np.asarray(features))
+        self._features = base.check_examples("features", np.asarray(features))
         self.num_examples, self.inputs = self._features.shape
-        self.classes = check_count("classes", classes, 2)
-        self.hidden = check_count("hidden", hidden, 1)
-        self._labels = check_integers("labels", labels, self.num_examples, classes)
+        self.classes = base.check_count("classes", classes, 2)
+        self.hidden = base.check_count("hidden", hidden, 1)
+        self._labels = base.check_integers("labels", labels, self.num_examples, classes)
         if rank is not None:
-            rank = check_count("rank", rank, 1, min(self.inputs, hidden))
+            rank = base.check_count("rank", rank, 1, min(self.inputs, hidden))
         if activation not in ("tanh", "relu"):
             raise ValueError(f"activation is {activation!r}; allowed: 'relu', 'tanh'")
         self.bound_on_rank, self.activation = rank, activation
         self.factored = bool(factored) and rank is not None
-        self.l2 = check_number("l2", l2)
-        self.weight = check_number("weight", weight, positive=True)
+        self._weigh(weight, l2)
         self.shapes = self.layer_shapes(
             self.inputs, self.classes, self.hidden, rank if self.factored else None
         )
@@ -98,10 +87,9 @@ class LowRankPerceptron(FiniteSum):
         return [*first, (hidden,), (hidden, classes), (classes,)]
 
     def manifold(self) -> Product:
-        """Return the manifold of the flat points.
+        """Return the manifold of the flat points, on which the rest is free.
 
-        U and V have orthonormal columns, or W the rank R; the rest is free. s may have
-        zeros, so that the rank of W is at most R where it is factored.
+        U and V have orthonormal columns, and s may have zeros; or W has the rank R.
         """
         parts: list[Manifold] = [Euclidean(shape) for shape in self.shapes]
         if self.factored:
@@ -169,7 +157,7 @@ class LowRankPerceptron(FiniteSum):
         part = slice(None) if rows is None else rows
         return self._features[part], self._labels[part]
 
-    def _entries_per_point(self, rows: IntArray | None) -> int:
+    def _room(self, rows: IntArray | None) -> int:
         # slices of an eighth of the usual stay in the processor's caches
         examples = self.num_examples if rows is None else len(rows)
         return 8 * examples * max(self.hidden, self.classes)
@@ -191,7 +179,7 @@ class LowRankPerceptron(FiniteSum):
         # ∂f/∂z = weight/d (softmax(z) − e_y)
         z, hidden = scores[0], active[0]
         _LOSS.slope(z.T, labels, z.T)
-        z *= self.weight * inverse_fraction(rows, self.num_examples) / self.num_examples
+        z *= self.weight * self._inverse(rows) / self.num_examples
         slope = layers[-2] @ z
         # through φ: tanh′ = 1 − tanh², relu′ = 1[· > 0]
         slope *= (hidden > 0.0) if self.activation == "relu" else 1.0 - hidden**2
@@ -235,15 +223,13 @@ class PerceptronClassifier:
     def __init__(
         self, weights: Sequence[ArrayLike], biases: Sequence[ArrayLike]
     ) -> None:
-        self._weights = [check_array("weights", weight, 2) for weight in weights]
-        self._biases = [check_array("biases", bias, 1) for bias in biases]
+        self._weights = [base.check_array("weights", weight, 2) for weight in weights]
+        self._biases = [base.check_array("biases", bias, 1) for bias in biases]
         shapes, lengths = [W.shape for W in self._weights], list(map(len, self._biases))
         chained = all(before[1] == after[0] for before, after in pairwise(shapes))
         if not shapes or not chained or lengths != [shape[1] for shape in shapes]:
-            raise ValueError(
-                f"weights of shapes {shapes} and biases of lengths {lengths} "
-                "do not make a perceptron"
-            )
+            found = f"weights of shapes {shapes} and biases of lengths {lengths}"
+            raise ValueError(f"{found} do not make a perceptron")
 
     def _layers(self, images: Array) -> list[Array]:
         """Return the inputs of each layer, and the scores."""
@@ -272,11 +258,7 @@ class PerceptronClassifier:
 
 SCORES = ("logits", "probabilities")
 
-_FLOATS = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-}
+_FLOATS = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2"}
 # Images that are put through the network at once.
 _AT_ONCE = 256
 # A probability that rounding has made 0 still has a logarithm.
@@ -303,8 +285,7 @@ class OnnxClassifier:
         need("onnxruntime", f"the model {str(path)!r}", "onnx")
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        # many nodes share a machine
+        options = onnxruntime.SessionOptions()  # many nodes share a machine
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         try:
@@ -320,10 +301,9 @@ class OnnxClassifier:
         )
         tables = [name for name, _, axes in outputs if len(axes) == 2]
         if len(self._session.get_inputs()) != 1 or not inputs or not tables:
-            raise ValueError(
-                f"{path} has the inputs {inputs} and the outputs {outputs}, expected "
-                "one of floating-point numbers, and one of shape (batch, classes)"
-            )
+            ends = f"the inputs {inputs} and the outputs {outputs}"
+            expected = "one of real numbers, and one of shape (batch, classes)"
+            raise ValueError(f"{path} has {ends}, expected {expected}")
         [(self._input, kind, wanted)], self._output = inputs, tables[0]
         self._dtype = _FLOATS[kind]
         self._batch = wanted[0] if wanted and isinstance(wanted[0], int) else None
@@ -345,10 +325,8 @@ class OnnxClassifier:
             if alike and math.prod(shape) == math.prod(self.shape):
                 return shape
         axes = (str(n) if isinstance(n, int) else "any" for n in wanted)
-        raise ValueError(
-            f"{self.path} takes arrays of shape ({', '.join(axes)}), which does not "
-            f"fit images of shape {self.shape}"
-        )
+        takes = f"{self.path} takes arrays of shape ({', '.join(axes)})"
+        raise ValueError(f"{takes}, which does not fit images of shape {self.shape}")
 
     def logits(self, images: Array) -> Array:
         """Scores of shape (n, classes), float64, for images of shape (n, ...)."""
@@ -367,20 +345,12 @@ class OnnxClassifier:
         try:
             (found,) = self._session.run([self._output], {self._input: given})
         except Exception as error:  # as above
-            why = f"fails at images of shape {self.shape}"
-            raise _fault(self.path, why, error) from None
+            raise _fault(self.path, f"fails at {self.shape}", error) from None
         scores = np.asarray(found, dtype=np.float64)[:count]
-        if scores.ndim != 2 or len(scores) != count:
-            raise ValueError(
-                f"{self.path} gives an array of shape {np.shape(found)} for "
-                f"{count} images, expected ({count}, classes)"
-            )
         if self.scores == "probabilities":
             if scores.min() < -1e-6 or scores.max() > 1.0 + 1e-6:
-                raise ValueError(
-                    f"{self.path} gives numbers from {scores.min():.3g} to "
-                    f"{scores.max():.3g}, which are no probabilities"
-                )
+                ends = f"{scores.min():.3g} to {scores.max():.3g}"
+                raise ValueError(f"{self.path}: {ends}, which are no probabilities")
             scores = np.log(np.maximum(scores, _LEAST))
         return scores
 
@@ -408,8 +378,7 @@ class UniversalPerturbation(FiniteSum):
     parameter is not allowed.
 
     §5.2 of arXiv 2507.22855, with the loss of P.-Y. Chen et al., "ZOO", 2017, on which
-    the paper is silent: log p_t − max log p_c, which is the difference of the scores,
-    as the softmax's normalisation cancels.
+    the paper is silent: log p_t − max log p_c, the difference of the scores.
     """
 
     def __init__(
@@ -425,19 +394,18 @@ class UniversalPerturbation(FiniteSum):
     ) -> None:
         given = np.asarray(images)
         if given.ndim < 2 or given.size == 0:
-            raise ValueError(
-                f"images has shape {given.shape}; it must be (d, *shape), d at least 1"
-            )
-        self._images = check_array("images", given, given.ndim)
+            wanted = "(d, *shape), d at least 1"
+            raise ValueError(f"images has shape {given.shape}; it must be {wanted}")
+        self._images = base.check_array("images", given, given.ndim)
         self.shape = self._images.shape[1:]
         self.num_examples = len(self._images)
         self._classifier = classifier
         self._classes = classifier.logits(self._images[:1]).shape[1]
-        self.label = check_count("label", label, 0, self._classes - 1)
-        self.confidence = check_number("confidence", confidence)
-        self.balance = check_number("balance", balance)
+        self.label = base.check_count("label", label, 0, self._classes - 1)
+        self.confidence = base.check_number("confidence", confidence)
+        self.balance = base.check_number("balance", balance)
         self.clip = bool(clip)
-        self.weight = check_number("weight", weight, positive=True)
+        self._weigh(weight)
 
     def _seen(self, images: Array) -> Array:
         return np.clip(images, 0.0, 1.0) if self.clip else images
@@ -453,7 +421,7 @@ class UniversalPerturbation(FiniteSum):
     def _chosen(self, rows: IntArray | None) -> Array:
         return self._images if rows is None else self._images[rows]
 
-    def _entries_per_point(self, rows: IntArray | None) -> int:
+    def _room(self, rows: IntArray | None) -> int:
         # what the classifier keeps inside is not known: a margin of 4 for it
         return 4 * self._chosen(rows).size
 
@@ -472,9 +440,8 @@ class UniversalPerturbation(FiniteSum):
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
         classifier = self._classifier
         if not hasattr(classifier, "pullback"):
-            raise NotImplementedError(
-                f"{type(classifier).__name__} has no pullback, which a gradient needs"
-            )
+            kind = type(classifier).__name__
+            raise NotImplementedError(f"{kind} has no pullback: it gives no gradient")
         perturbed = self._chosen(rows) + x
         margins, rivals = self._margins(perturbed)
         count = len(margins)

@@ -14,25 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from fedtrellis.objectives import losses
-from fedtrellis.objectives.base import (
-    DENSE_ORDER,
-    Bound,
-    FiniteSum,
-    inverse_fraction,
-    largest_eigenvalue,
-    symmetric_operator,
-)
-from fedtrellis.objectives.checks import (
-    Array,
-    IntArray,
-    check_array,
-    check_count,
-    check_examples,
-    check_integers,
-    check_number,
-    is_sparse,
-)
+from fedtrellis.objectives import base, losses
+from fedtrellis.objectives.base import Array, Bound, FiniteSum, IntArray
 
 # Most columns of a factor that multiplies a dense A from the left, transposed.
 _NARROW = 128
@@ -54,7 +37,7 @@ class DesignMatrix:
     """
 
     def __init__(self, matrix: Any, *, intercept: bool = False) -> None:
-        self.matrix, self._is_dense = matrix, not is_sparse(matrix)
+        self.matrix, self._is_dense = matrix, not base.is_sparse(matrix)
         self.intercept = intercept
         self.shape: tuple[int, int] = (matrix.shape[0], matrix.shape[1] + intercept)
 
@@ -80,11 +63,7 @@ class DesignMatrix:
         return scores
 
     def apply_to_few(self, x: Array) -> Array:
-        """Return A x, from the columns of a dense A that x needs where these are few.
-
-        The difference of two atoms has a few entries that are not 0. It differs from
-        :meth:`apply` by rounding.
-        """
+        """Return A x, by the columns of a dense A that an x of few entries needs."""
         needed = np.flatnonzero(x if x.ndim == 1 else x.any(axis=1))
         columns = self.matrix.shape[1]
         if not self._is_dense or _GATHERED * len(needed) > columns:
@@ -109,7 +88,7 @@ class DesignMatrix:
     def gram(self) -> Array:
         """Return AᵀA, a dense p × p matrix."""
         product = self.matrix.T @ self.matrix
-        gram: Array = product.toarray() if is_sparse(product) else product
+        gram: Array = product.toarray() if base.is_sparse(product) else product
         if not self.intercept:
             return gram
         # [F 1]ᵀ[F 1] = [[FᵀF, Fᵀ1], [1ᵀF, d]]
@@ -123,8 +102,8 @@ class DesignMatrix:
         """The largest eigenvalue of AᵀA, which is that of AAᵀ."""
         ways: list[Any] = [self.apply, self.adjoint]
         first, second = ways if self.shape[1] <= self.shape[0] else ways[::-1]
-        order = min(self.shape)
-        return largest_eigenvalue(symmetric_operator(order, lambda v: second(first(v))))
+        gram = base.symmetric_operator(min(self.shape), lambda v: second(first(v)))
+        return base.largest_eigenvalue(gram)
 
 
 class LinearModel(FiniteSum):
@@ -148,8 +127,7 @@ class LinearModel(FiniteSum):
         self.num_examples, columns = design.shape
         self._factor = 1.0 / self.num_examples if factor is None else factor
         self.shape = (columns, *scores)
-        self.weight = check_number("weight", weight, positive=True)
-        self.l2 = check_number("l2", l2)
+        self._weigh(weight, l2)
         # f in float64, where this is f in float32
         self._exact: Self | None = None
 
@@ -174,7 +152,7 @@ class LinearModel(FiniteSum):
     def stacks_as(self) -> tuple[Any, ...] | None:
         """What models of a class have in common that can be stacked; None: sparse."""
         design = self._design
-        if is_sparse(design.matrix):
+        if base.is_sparse(design.matrix):
             return None
         return self.shape, self._loss, design.intercept, design.matrix.dtype
 
@@ -197,7 +175,7 @@ class LinearModel(FiniteSum):
         factor = self.weight * self._factor
         if rows is None:
             return self._design, self._labels, factor
-        factor *= inverse_fraction(rows, self.num_examples)
+        factor *= self._inverse(rows)
         return self._design.rows(rows), self._labels[rows], factor
 
     def _penalty(self, flat: Array) -> Any:
@@ -276,7 +254,7 @@ class LinearModel(FiniteSum):
         design, order = (self._exact or self)._design, math.prod(self.shape)
         scale = self.weight * self._loss.curvature * self._factor
         shift, several = self.weight * self.l2, len(self.shape) == 2
-        if order <= DENSE_ORDER:
+        if order <= base.DENSE_ORDER:
             gram: Any = design.gram()
             if several:
                 gram = np.kron(gram, np.eye(self.shape[1]) - 1.0 / self.shape[1])
@@ -290,7 +268,7 @@ class LinearModel(FiniteSum):
                 x = x - x.mean(axis=1, keepdims=True)
             return (scale * design.adjoint(design.apply(x))).ravel() + shift * v
 
-        return symmetric_operator(order, product)
+        return base.symmetric_operator(order, product)
 
     def lipschitz(self) -> float:
         """Return λ_max(Θ); what it takes is computed once."""
@@ -339,14 +317,14 @@ class LeastSquares(LinearModel):
         scale: str = "sum",
         l2: float = 0.0,
     ) -> None:
-        design = DesignMatrix(check_examples("A", A))
+        design = DesignMatrix(base.check_examples("A", A))
         if scale not in ("sum", "half-mean"):
             raise ValueError(f"scale is {scale!r}; allowed: 'sum', 'half-mean'")
         # the loss is half the square
         super().__init__(
             design,
             losses.Squared(),
-            check_array("b", b, 1, design.shape[0]),
+            base.check_array("b", b, 1, design.shape[0]),
             factor=2.0 if scale == "sum" else None,
             weight=weight,
             l2=l2,
@@ -381,9 +359,9 @@ class Logistic(LinearModel):
     def __init__(
         self, A: Any, b: ArrayLike, *, l2: float = 0.0, weight: float = 1.0
     ) -> None:
-        design = DesignMatrix(check_examples("A", A))
+        design = DesignMatrix(base.check_examples("A", A))
         # ln(1 + e^z) − bz = ln(1 + e^{−yz}) with y = 2b − 1, which does not cancel
-        signs = 2.0 * check_integers("b", b, design.shape[0], 2) - 1.0
+        signs = 2.0 * base.check_integers("b", b, design.shape[0], 2) - 1.0
         super().__init__(design, losses.LogisticLoss(), signs, weight=weight, l2=l2)
 
     def predict(self, x: Array) -> IntArray:
@@ -406,11 +384,9 @@ class NonconvexLogistic(Logistic):
     regulariser.
 
     The third loss of the public MATLAB code of FedGiA's authors (arXiv 2205.01438),
-    which the paper does not have. There μ is divided by the number d_i of the client's
-    examples, with μ = 0.1 for default in its description and 0.01 in the program.
-
-    The second derivative of x²/(2(1 + x²)) is (1 − 3x²)/(1 + x²)³, in [−1/4, 1], so
-    that f is l2/4-weakly convex at worst.
+    where μ is divided by the number d_i of the client's examples. The second derivative
+    of x²/(2(1 + x²)) is (1 − 3x²)/(1 + x²)³, in [−1/4, 1], so that f is l2/4-weakly
+    convex at worst.
     """
 
     def _penalty(self, flat: Array) -> Any:
@@ -470,10 +446,10 @@ class MultinomialLogistic(LinearModel):
         l2: float = 0.0,
         weight: float = 1.0,
     ) -> None:
-        matrix = check_examples("features", features)
+        matrix = base.check_examples("features", features)
         design = DesignMatrix(matrix, intercept=bool(intercept))
-        classes = check_count("classes", classes, 2)
-        labels = check_integers("labels", labels, design.shape[0], classes)
+        classes = base.check_count("classes", classes, 2)
+        labels = base.check_integers("labels", labels, design.shape[0], classes)
         loss = losses.CrossEntropy()
         super().__init__(design, loss, labels, classes, weight=weight, l2=l2)
 
@@ -490,10 +466,9 @@ class MultinomialLogistic(LinearModel):
 
 
 class StackedLinear:
-    """Linear models of one loss, on dense data.
+    """Linear models of one loss, class and shape, on dense data.
 
-    The data are filled up with rows of zeros, which add nothing to a gradient Aᵀ s
-    whatever their slopes s are. The models are of one class and shape.
+    These are filled up with rows of zeros, which add nothing to a gradient Aᵀ s.
     """
 
     def __init__(self, models: Sequence[LinearModel]) -> None:

@@ -8,13 +8,12 @@ together: "HyFDCA", arXiv 2210.08106, section 3, after S. Shalev-Shwartz and T. 
 algorithm 3's and algorithm 5's, the latter with ‖x_i‖² in its quadratic term.
 
 Arrays are float64 of shape (n,), one entry per sample; a number stands for n equal
-entries. What a loss's methods return is documented once, in ScoreLoss and DualLoss.
+entries. What methods return is documented once, in ScoreLoss and DualLoss.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
-from fedtrellis.objectives.checks import Array, IntArray, check_array, check_number
+from fedtrellis.objectives.base import Array, IntArray, check_array, check_number
 from fedtrellis.settings import check_choice
 
 # ruff: noqa: D102
@@ -37,11 +36,10 @@ _NEWTON_STEPS = 80
 class ScoreLoss(ABC):
     """A convex function l(z; y) of an example's score z, or scores, and its label y.
 
-    Labels broadcast against the examples, the first axes of z; z stays as it is.
-    Linear models take those with a second derivative, at most :attr:`curvature`.
+    Labels broadcast against the examples, the first axes of z; z stays as it is. Linear
+    models take those with a second derivative by z, of least bound ``curvature``.
     """
 
-    #: The least upper bound of the second derivative by z.
     curvature: ClassVar[float]
 
     @abstractmethod
@@ -70,16 +68,11 @@ class ScoreLoss(ABC):
 class DualLoss(ScoreLoss):
     """A loss l(z; y) of one score z = xᵀw, with its conjugate and dual steps.
 
-    Attributes
-    ----------
-    name : str
-        What settings call it, a key of :data:`LOSSES`.
-    labels : str
-        ``"signs"``: labels are −1 and +1, and yα lies in [0, 1] for every dual variable
-        α; ``"real"``: labels and α are any numbers; ``"counts"``: labels are any
-        numbers from 0 on, and α ≤ y.
-    smoothing : float
-        g of l*(−α) = (g/2)α² − yα, which most of them have in the domain.
+    ``name`` is what settings call it, a key of :data:`LOSSES`. With the ``labels``
+    ``"signs"`` these are −1 and +1, and yα lies in [0, 1] for every dual variable α;
+    with ``"real"`` both are any numbers; with ``"counts"`` labels are any numbers from
+    0 on, and α ≤ y. ``smoothing`` is g of l*(−α) = (g/2)α² − yα, which most of them
+    have in the domain.
     """
 
     name: ClassVar[str]
@@ -95,11 +88,9 @@ class DualLoss(ScoreLoss):
             "counts": (labels >= 0.0, "finite and at least 0"),
         }[self.labels]
         if not right.all():
-            first = int(np.argmin(right))
-            raise ValueError(
-                f"label {first} is {labels[first]:g}; the labels of the {self.name} "
-                f"loss must be {allowed}"
-            )
+            k = int(np.argmin(right))
+            wanted = f"the labels of the {self.name} loss must be {allowed}"
+            raise ValueError(f"label {k} is {labels[k]:g}; {wanted}")
 
     def _conjugate(self, alpha: Array, y: Array) -> Array:
         """l*(−α) for α in its domain."""
@@ -298,8 +289,8 @@ class LogisticLoss(DualLoss):
             slope = 1.0 + c * share * scipy.special.expit(-theta)
             return np.asarray((theta + c * share + offset) / slope)
 
-        theta = np.clip(np.zeros_like(offset), lowest, highest)
-        theta = _zero(theta, newton, lowest, highest)
+        start = np.clip(np.zeros_like(offset), lowest, highest)
+        theta = _zero(start, newton, lowest, highest)
         return np.asarray(y * scipy.special.expit(theta) - alpha)
 
 
@@ -355,12 +346,7 @@ class Poisson(DualLoss):
             return np.asarray(y - np.exp(_zero(theta, newton)) - alpha)
 
 
-def _zero(
-    theta: Array,
-    newton: Callable[[Array], Array],
-    lowest: Any = None,
-    highest: Any = None,
-) -> Array:
+def _zero(theta: Array, newton: Any, lowest: Any = None, highest: Any = None) -> Array:
     """The zeros that Newton's method finds from θ on, held between bounds."""
     for _ in range(_NEWTON_STEPS):
         step = newton(theta)
@@ -430,8 +416,7 @@ class WeightedLoss:
     """s l(z; y), with a weight s ≥ 0 for each sample, and its conjugate s l*(−α/s).
 
     What :class:`DualLoss` has for dual ascent, for α = s β with β in the domain of l;
-    the ``weights`` s are float64 of the samples' shape. A sample of weight 0 has α = 0,
-    and adds nothing.
+    the ``weights`` s have the samples' shape. One of weight 0 has α = 0.
     """
 
     loss: DualLoss

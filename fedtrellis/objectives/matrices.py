@@ -8,22 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.objectives.base import (
-    Bound,
-    FiniteSum,
-    diagonal_bound,
-    inverse_fraction,
-    largest_eigenvalue,
-)
-from fedtrellis.objectives.checks import (
-    Array,
-    IntArray,
-    check_array,
-    check_count,
-    check_examples,
-    check_integers,
-    check_number,
-)
+from fedtrellis.objectives import base
+from fedtrellis.objectives.base import Array, Bound, FiniteSum, IntArray
 
 
 class MatrixCompletion(FiniteSum):
@@ -64,13 +50,13 @@ class MatrixCompletion(FiniteSum):
         if len(shape) != 2 or any(int(n) != n or n < 1 for n in shape):
             raise ValueError(f"shape is {shape!r}; it must be two positive integers")
         self.shape = (int(shape[0]), int(shape[1]))
-        self._ratings = check_array("ratings", ratings, 1)
+        self._ratings = base.check_array("ratings", ratings, 1)
         self.num_examples = count = len(self._ratings)
         if count == 0:
             raise ValueError("ratings is empty; it must have at least one entry")
-        row = check_integers("rows", rows, count, self.shape[0])
-        column = check_integers("columns", columns, count, self.shape[1])
-        self.weight = check_number("weight", weight, positive=True)
+        row = base.check_integers("rows", rows, count, self.shape[0])
+        column = base.check_integers("columns", columns, count, self.shape[1])
+        self._weigh(weight)
         self._flat = row * self.shape[1] + column
         # Each entry once, in C order: the CSR pattern of every gradient.
         self._entries, self._entry_of = np.unique(self._flat, return_inverse=True)
@@ -83,9 +69,7 @@ class MatrixCompletion(FiniteSum):
         return residuals
 
     def _scale(self, rows: IntArray | None) -> float:
-        return (
-            self.weight / self.num_examples * inverse_fraction(rows, self.num_examples)
-        )
+        return self.weight / self.num_examples * self._inverse(rows)
 
     def _value(self, x: Array) -> float:
         residuals = self._residuals(x, None)
@@ -107,19 +91,18 @@ class MatrixCompletion(FiniteSum):
         changes = direction.reshape(-1)[self._flat]
         return 2.0 * self._scale(None) * float(changes @ changes)
 
-    def _entries_per_point(self, rows: IntArray | None) -> int:
+    def _room(self, rows: IntArray | None) -> int:
         return self.num_examples if rows is None else len(rows)
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:
-        residuals = self._residuals(points, rows)
-        squares: Array = np.einsum("mk,mk->m", residuals, residuals)
-        return self._scale(rows) * squares
+        r = self._residuals(points, rows)
+        return np.asarray(self._scale(rows) * np.einsum("mk,mk->m", r, r))
 
     def hessian_bound(self) -> Bound:
         """Return ∇²f = (2 weight/d) diag(how often each entry is observed)."""
         diagonal = np.zeros(self.shape[0] * self.shape[1])
         diagonal[self._entries] = 2.0 * self._scale(None) * self._counts
-        return diagonal_bound(diagonal)
+        return base.diagonal_bound(diagonal)
 
     def lipschitz(self) -> float:
         """Return (2 weight/d) times the most observations of one entry."""
@@ -172,71 +155,60 @@ class QuadraticAssignment(FiniteSum):
         mask: ArrayLike | None = None,
         weight: float = 1.0,
     ) -> None:
-        flows, self._distances = check_array("A", A, 2), check_array("B", B, 2)
-        order = len(flows)
-        if order == 0 or {flows.shape, self._distances.shape} != {(order, order)}:
-            raise ValueError(
-                f"A and B have the shapes {flows.shape} and {self._distances.shape}; "
-                "they must be square, of one order and not empty"
-            )
-        chosen = np.asarray(np.full(flows.shape, True) if mask is None else mask)
-        wrong = chosen.dtype != np.bool_ or chosen.shape != flows.shape
+        A, self._B = base.check_array("A", A, 2), base.check_array("B", B, 2)
+        shapes, order = (A.shape, self._B.shape), len(A)
+        if order == 0 or set(shapes) != {(order, order)}:
+            raise ValueError(f"A and B have shapes {shapes}; they must be one square")
+        chosen = np.asarray(np.full(A.shape, True) if mask is None else mask)
+        wrong = chosen.dtype != np.bool_ or chosen.shape != A.shape
         if wrong or not chosen.any():
-            raise ValueError(
-                f"mask has dtype {chosen.dtype}, shape {chosen.shape} and "
-                f"{np.count_nonzero(chosen)} entries that are true; it must be bool of "
-                f"shape {flows.shape} and have at least one"
-            )
-        self.shape = flows.shape
-        self.weight = check_number("weight", weight, positive=True)
-        self._flows = np.where(chosen, flows, 0.0)
+            found = f"mask has dtype {chosen.dtype} and shape {chosen.shape}"
+            wanted = f"bool of shape {A.shape}, and true somewhere"
+            raise ValueError(f"{found}; it must be {wanted}")
+        self.shape = A.shape
+        self._weigh(weight)
+        self._A = np.where(chosen, A, 0.0)
         self._entries = np.flatnonzero(chosen)
         self.num_examples = len(self._entries)
 
     def _part(self, rows: IntArray | None) -> Array:
         """Return weight · A on the entries sampled, 0 elsewhere."""
         if rows is None:
-            return self.weight * self._flows
-        part = np.zeros(self.shape)
-        entries = self._entries[rows]
-        scale = self.weight * inverse_fraction(rows, self.num_examples)
-        part.flat[entries] = scale * self._flows.flat[entries]
+            return self.weight * self._A
+        part, entries = np.zeros(self.shape), self._entries[rows]
+        scale = self.weight * self._inverse(rows)
+        part.flat[entries] = scale * self._A.flat[entries]
         return part
 
     def _value(self, x: Array) -> float:
         # trace(A X Bᵀ Xᵀ) = ⟨A X Bᵀ, X⟩
-        return float(np.vdot(self._part(None) @ (x @ self._distances.T), x))
+        return float(np.vdot(self._part(None) @ (x @ self._B.T), x))
 
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
         # A X Bᵀ + Aᵀ X B
-        flows, distances = self._part(rows), self._distances
-        return flows @ (x @ distances.T) + flows.T @ (x @ distances)
+        A, B = self._part(rows), self._B
+        return A @ (x @ B.T) + A.T @ (x @ B)
 
     def curvature(self, x: Array, direction: Array) -> float:
-        """Return 2 f(D), as f is a quadratic form; of either sign.
-
-        Where it is not above 0, f is lowest at an end of a segment along D.
-        """
+        """Return 2 f(D), as f is a quadratic form; of either sign."""
         self._point(x)
         return 2.0 * self._value(self._point(direction, "direction"))
 
-    def _entries_per_point(self, rows: IntArray | None) -> int:
+    def _room(self, rows: IntArray | None) -> int:
         return self.shape[0] ** 2
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:
-        products = self._part(rows) @ (points @ self._distances.T)
-        costs: Array = np.einsum("mij,mij->m", products, points)
-        return costs
+        products = self._part(rows) @ (points @ self._B.T)
+        return np.asarray(np.einsum("mij,mij->m", products, points))
 
     def hessian_bound(self) -> Bound:
         """Return 2 weight ‖A_E‖₂ ‖B‖₂ · I."""
-        return diagonal_bound(np.full(self.shape[0] ** 2, self.lipschitz()))
+        return base.diagonal_bound(np.full(self.shape[0] ** 2, self.lipschitz()))
 
     @cached_property
     def _norms(self) -> float:
         # ‖A_E‖₂ ‖B‖₂
-        A, B = self._flows, self._distances
-        return float(np.linalg.norm(A, 2) * np.linalg.norm(B, 2))
+        return float(np.linalg.norm(self._A, 2) * np.linalg.norm(self._B, 2))
 
     def lipschitz(self) -> float:
         """Return 2 weight ‖A_E‖₂ ‖B‖₂, computed once."""
@@ -248,11 +220,10 @@ class PrincipalComponents(FiniteSum):
 
     That is −(weight/2) Tr(xᵀ C x) with C = AᵀA/d. It is concave, without a lower
     bound; over the x with xᵀx = I its minimisers span the space of the largest
-    eigenvalues of C. Points have shape (p, r).
-
-    A is of shape (d, p), and centred already where C is to be a covariance; r, the
-    ``components``, is from 1 to p; ``weight`` is a positive factor on the whole
-    function. A ValueError: A is not a finite matrix or a parameter is not allowed.
+    eigenvalues of C. Points have shape (p, r). A is of shape (d, p), and centred
+    already where C is to be a covariance; r, the ``components``, is from 1 to p;
+    ``weight`` is a positive factor on the whole function. A ValueError: A is not a
+    finite matrix or a parameter is not allowed.
 
     §5.1 of arXiv 2507.22855.
     """
@@ -260,26 +231,25 @@ class PrincipalComponents(FiniteSum):
     quadratic = True
 
     def __init__(self, A: ArrayLike, components: int, *, weight: float = 1.0) -> None:
-        self._rows = check_examples("A", np.asarray(A))
+        self._rows = base.check_examples("A", np.asarray(A))
         self.num_examples, features = self._rows.shape
-        self.shape = (features, check_count("components", components, 1, features))
-        self.weight = check_number("weight", weight, positive=True)
+        self.shape = (features, base.check_count("components", components, 1, features))
+        self._weigh(weight)
 
     @cached_property
     def covariance(self) -> Array:
         """C = AᵀA/d, of shape (p, p)."""
-        covariance: Array = self._rows.T @ self._rows / self.num_examples
-        return covariance
+        return np.asarray(self._rows.T @ self._rows / self.num_examples)
 
     def _product(self, columns: Array, rows: IntArray | None) -> Array:
         """Return C x of the whole or of a mini-batch, for x of shape (p, any)."""
         part = self._rows if rows is None else self._rows[rows]
+        product: Array
         if rows is None and len(part) >= self.shape[0]:
-            product: Array = self.covariance @ columns
-            return product
-        # few examples: C is not formed
-        product = part.T @ (part @ columns)
-        product /= len(part)
+            product = self.covariance @ columns
+        else:  # few examples: C is not formed
+            product = part.T @ (part @ columns)
+            product /= len(part)
         return product
 
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
@@ -309,9 +279,8 @@ class PrincipalComponents(FiniteSum):
     @cached_property
     def _norm(self) -> float:
         # ‖C‖₂, that of the smaller of AᵀA/d and AAᵀ/d
-        if self.num_examples < self.shape[0]:
-            return largest_eigenvalue(self._rows @ self._rows.T / self.num_examples)
-        return largest_eigenvalue(self.covariance)
+        A, d = self._rows, self.num_examples
+        return base.largest_eigenvalue(A @ A.T / d if d < len(A.T) else self.covariance)
 
     def lipschitz(self) -> float:
         """Return weight · ‖C‖₂, the least Lipschitz constant of ∇f; computed once."""
@@ -331,10 +300,9 @@ class PrincipalComponents(FiniteSum):
     def metrics(self, x: Array) -> dict[str, float]:
         """Return what tells x from the optimum over xᵀx = I.
 
-        ``"optimality-gap"`` is f(x) less the minimum there. ``"subspace-error"`` is the
-        sine of the largest angle between the column space of x and that of
-        the leading eigenvectors, which says nothing where the r-th largest eigenvalue
-        is as large as the next.
+        ``"optimality-gap"`` is f(x) less the minimum there, ``"subspace-error"`` the
+        sine of the largest angle between the spaces of x and of the leading
+        eigenvectors, which says nothing where the r-th eigenvalue equals the next.
         """
         x = self._point(x)
         basis, leading = np.linalg.qr(x)[0], self._eigen[1]

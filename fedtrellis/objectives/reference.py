@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtrellis.domains import Domain
-from fedtrellis.objectives.checks import Array
+from fedtrellis.objectives.base import Array
 
 
 class Certified(NamedTuple):
@@ -36,11 +36,9 @@ def certified_minimum(
 
     Accelerated projected gradient descent (Beck and Teboulle, "FISTA", 2009) with
     backtracking, restarted whenever the momentum points uphill (O'Donoghue and Candès,
-    2015).
-
-    The function is smooth, with ``value(x)`` and ``gradient(x)`` for arrays of the
-    shape of ``start``, which is any point and is projected. The search stops where the
-    Frank-Wolfe gap is at most ``tolerance``, relative to the larger of 1 and F, or
+    2015). The function is smooth, with ``value(x)`` and ``gradient(x)`` for arrays of
+    the shape of ``start``, which is any point and is projected. The search stops where
+    the Frank-Wolfe gap is at most ``tolerance``, relative to the larger of 1 and F, or
     after ``max_iterations`` with the best point and the gap it has.
     """
     x = domain.project(start)

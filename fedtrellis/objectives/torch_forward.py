@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtrellis.objectives.base import Point, draw_batch
-from fedtrellis.objectives.checks import Array, IntArray
+from fedtrellis.objectives.base import Array, IntArray, Point, draw_batch
 from fedtrellis.objectives.torch_module import check_learnable, prepare
 from fedtrellis.objectives.torch_objective import ModuleLoss
 
@@ -27,8 +26,7 @@ Shift = Callable[[int, NDArray[Any]], None]
 class _BareModule:
     """A copy of a module without its learnt weights, which stand elsewhere.
 
-    They take no memory and are not numbers, so that a layer that gets at one in another
-    way than by its name makes the loss NaN.
+    They are no numbers: a layer that gets at one other than by name makes a NaN.
     """
 
     def __init__(
@@ -37,10 +35,9 @@ class _BareModule:
         learnt = check_learnable(model, dtype)
         for name, part in model.named_modules():
             if isinstance(part, nn.RNNBase | torch.jit.ScriptModule):
-                raise ValueError(
-                    f"model's layer {name or type(part).__name__!r} does not ask for "
-                    "its weights by name, as TorchForward needs it; use TorchObjective"
-                )
+                layer = f"model's layer {name or type(part).__name__!r}"
+                why = "does not ask for its weights by name; use TorchObjective"
+                raise ValueError(f"{layer} {why}")
         kind = self.dtype = dtype or next(iter(learnt.values())).dtype
         self._device = device
         self.shapes = [tuple(part.shape) for part in learnt.values()]
@@ -60,7 +57,8 @@ class _BareModule:
         self.module._apply(move)  # type: ignore[no-untyped-call]
         prepare(self.module)
         for part in self.module.modules():
-            vars(part)["_parameters"] = _MadeWeights(part._parameters, self._made)
+            made = vars(part)["_parameters"] = _MadeWeights(part._parameters)
+            made.make = self._made
         self.set(())
 
     def set(self, layers: Sequence[Array], shift: Shift | None = None) -> None:
@@ -90,12 +88,10 @@ class _BareModule:
 class _MadeWeights(dict[str, Any]):
     """A module's parameters, which are made whenever it asks for one."""
 
-    def __init__(self, kept: dict[str, Any], make: Callable[[Any], Any]) -> None:
-        super().__init__(kept)
-        self._make = make
+    make: Callable[[Any], Any]
 
     def __getitem__(self, name: str) -> Any:
-        return self._make(super().__getitem__(name))
+        return self.make(super().__getitem__(name))
 
 
 class TorchForward(ModuleLoss):
@@ -104,14 +100,12 @@ class TorchForward(ModuleLoss):
     It is the function that a :class:`~.torch_objective.TorchObjective` of the same
     arguments is, but keeps no parameters: a layer's weights are made when the forward
     pass asks for them, of the point that is evaluated, and forgotten after. So a value
-    takes the memory of inference, and a value at x + v that of inference and one layer
-    more, without a second copy of the model, and x stays what it is to the last bit.
-    There are no gradients: it is for methods that go by function values.
+    takes the memory of inference, and a value at x + v that and one layer more, and x
+    stays what it is to the last bit. There are no gradients.
 
-    Arguments and errors are those of that class. Of the ``model``'s parameters only
-    shapes and dtype are looked at; points are evaluated one after the other, whatever
-    ``vectorize`` is. A ValueError as well: the model has a recurrent layer of PyTorch's
-    own or a script module, which do not ask for their weights by name.
+    Errors are those of that class, and a ValueError where the model has a recurrent
+    layer of PyTorch's own or a script module, which do not ask for their weights by
+    name. ``vectorize`` has no effect: points are evaluated one after the other.
 
     Examples
     --------
@@ -149,17 +143,9 @@ class TorchForward(ModuleLoss):
         rows = draw_batch(rng, self.num_examples, batch_size)
         return np.array([self._value(x, rows, shift) for shift in shifts])
 
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"accuracy": ...}`` where targets are class labels, else ``{}``."""
-        found = super().metrics(x)
-        self.flat.set(())
-        return found
-
     def gradient(self, x: Any) -> NoReturn:
         """Refuse: NotImplementedError names the objective that has gradients."""
-        raise NotImplementedError(
-            "TorchForward keeps no parameters to differentiate by; use TorchObjective"
-        )
+        raise NotImplementedError("TorchForward has no gradient; use TorchObjective")
 
     def _stand(self, x: Point, shift: Shift | None = None) -> None:
         self.flat.set(self._forms.layers(x), shift)

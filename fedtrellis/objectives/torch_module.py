@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -20,19 +20,18 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fedtrellis.objectives.checks import Array, IntArray
+from fedtrellis.objectives.base import Array, IntArray
 
-#: What the model is called with: keyword arguments, or one tensor, named "".
-Inputs = dict[str, Tensor]
-Batch = tuple[Inputs, Tensor]
+#: What the model is called with, keyword arguments or one tensor, named "", and the
+#: targets, named as ``target_key`` says.
+Batch = dict[str, Tensor]
 Collate = Callable[[list[Any]], Any]
 
 # Examples of a data set that are collated at once while it is read.
 _READ_TOGETHER = 1024
 
-_DTYPES = {
-    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")
-}
+_NAMES = ("float64", "float32", "float16", "bfloat16")
+_DTYPES = {name: getattr(torch, name) for name in _NAMES}
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -46,11 +45,8 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         torch.empty(0, device=device)
         return torch.device(device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"device is {str(device)!r}; it must be auto, cpu, cuda, cuda:1 or another "
-            f"that PyTorch knows: {reason}"
-        ) from None
+        allowed = f"auto, cpu, cuda, cuda:1 or like: {str(error).splitlines()[0]}"
+        raise ValueError(f"device is '{device}'; it must be {allowed}") from None
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -71,28 +67,22 @@ def check_learnable(
 ) -> dict[str, nn.Parameter]:
     """Return a model's learnt parameters by name, all of them of one dtype."""
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        raise ValueError(
-            "model has a lazy layer without shapes; call it once on an example"
-        )
+        raise ValueError("model has a lazy layer; call it once on an example")
     learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not learnt:
         raise ValueError("model has no parameter that requires a gradient")
     dtypes = {dtype or part.dtype for part in learnt.values()}
     if len(dtypes) > 1 or not dtypes <= set(_DTYPES.values()):
-        raise ValueError(
-            f"model has parameters of {', '.join(sorted(map(str, dtypes)))}; they "
-            f"must have one dtype of {', '.join(_DTYPES)}, which dtype= gives them"
-        )
+        found, allowed = ", ".join(sorted(map(str, dtypes))), ", ".join(_DTYPES)
+        raise ValueError(f"model is of {found}; they must have one dtype of {allowed}")
     return learnt
 
 
 class FlatModule:
     """A module in evaluation mode, whose learnt parameters are views of one vector.
 
-    One copy into ``point`` sets a model, and an ordinary forward and backward pass is
-    taken on it: on ``module``, a copy of the model, whose ``parameters`` that require a
-    gradient, by name, are ``layers``, views of ``point``, in the module's dtype. It is
-    for one thread at a time.
+    One copy into ``point`` sets a model. The ``parameters`` by name of ``module``, a
+    copy of the model, are ``layers``, views of ``point``, in the module's dtype.
     """
 
     def __init__(
@@ -119,7 +109,7 @@ class FlatModule:
         for part, layer, slope in zip(parts, self.layers, slopes, strict=True):
             part.data, part.grad = layer, slope
 
-    # A copy's parameters would be tensors of their own, so copies are bound anew.
+    # a copy's parameters would be tensors of their own, so copies are bound anew
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "initial": self.initial}
@@ -148,8 +138,7 @@ class FlatModule:
 def prepare(module: nn.Module) -> None:
     """Make a module one function of an example, or name the layer that is none."""
     for name, layer in module.named_modules():
-        # cuDNN differentiates recurrent layers in training mode only, where all that
-        # differs is the dropout between them
+        # cuDNN differentiates recurrent layers in training mode only
         if isinstance(layer, nn.RNNBase):
             layer.dropout = 0.0
             layer.train()
@@ -157,14 +146,14 @@ def prepare(module: nn.Module) -> None:
             continue
         mean, variance = layer.running_mean, layer.running_var
         if mean is None or variance is None:
-            why = "normalises by the statistics of a batch, not of one example"
+            why = "normalises by the statistics of a batch"
         elif not bool(mean.any()) and bool((variance == 1).all()):
-            why = "has the running statistics that it was made with: it does nothing"
+            why = "has the running statistics that it was made with"
         else:
             continue
         raise ValueError(
             f"model's layer {name or type(layer).__name__!r} {why}; use GroupNorm, or "
-            "running statistics (track_running_stats=True) of a trained model"
+            "running statistics of a trained model"
         )
 
 
@@ -197,63 +186,54 @@ def descend(
 # -- the examples
 
 
+def _checked(batch: Batch, count: int) -> Batch:
+    """Return a batch all of whose tensors have so many examples."""
+    counts = {name or "inputs": len(part) for name, part in batch.items()}
+    if set(counts.values()) != {count} or not count:
+        wanted = count or "at least 1"
+        raise ValueError(f"data has {counts} examples; it must have {wanted} of each")
+    return batch
+
+
 class TensorExamples:
     """Examples that lie on the device as tensors, on the leading axis; finite."""
 
-    def __init__(self, inputs: Inputs, targets: Tensor) -> None:
-        self.inputs, self.targets, self.count = inputs, targets, len(targets)
-        for name, tensor in _labelled(inputs, targets):
-            if len(tensor) != self.count or self.count == 0:
-                raise ValueError(
-                    f"{name} has {len(tensor)} examples and targets {self.count}; "
-                    "they must have the same number, at least one"
-                )
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise ValueError(
-                    f"{name} has NaN or infinite entries; all must be finite"
-                )
+    def __init__(self, tensors: Batch) -> None:
+        self.count = len(next(iter(tensors.values())))
+        self.tensors = _checked(tensors, self.count)
+        for name, part in tensors.items():
+            if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+                raise ValueError(f"{name or 'inputs'} has NaN or infinite entries")
 
     def batch(self, rows: IntArray | slice) -> Batch:
-        """Return the inputs and targets of some examples."""
+        """Return some examples."""
         index: Any = rows
         if not isinstance(rows, slice):
-            index = torch.as_tensor(rows, device=self.targets.device)
-        elif rows.start == 0 and rows.stop == self.count:
-            return self.inputs, self.targets
-        inputs = {name: part[index] for name, part in self.inputs.items()}
-        return inputs, self.targets[index]
+            device = next(iter(self.tensors.values())).device
+            index = torch.as_tensor(rows, device=device)
+        elif rows == slice(0, self.count):
+            return self.tensors
+        return {name: part[index] for name, part in self.tensors.items()}
 
 
 class CollatedExamples:
-    """Examples that a collate function puts together anew for every batch.
-
-    ``arrange`` makes inputs and targets on the device of what ``collate`` returns.
-    """
+    """Examples that a collate function puts together anew for every batch."""
 
     def __init__(
         self, examples: list[Any], collate: Collate, arrange: Callable[[Any], Batch]
     ) -> None:
         self._examples, self._collate, self._arrange = examples, collate, arrange
         self.count = len(examples)
-        if not self.count:
-            raise ValueError("data has 0 examples; it must have at least one")
 
     def batch(self, rows: IntArray | slice) -> Batch:
         """Collate some examples."""
         chosen = range(self.count)[rows] if isinstance(rows, slice) else rows
         examples = [self._examples[row] for row in chosen]
-        inputs, targets = self._arrange(self._collate(examples))
-        for name, tensor in _labelled(inputs, targets):
-            if len(tensor) != len(examples):
-                raise ValueError(
-                    f"collate_fn made {len(tensor)} {name} of {len(examples)} examples"
-                )
-        return inputs, targets
+        return _checked(self._arrange(self._collate(examples)), len(examples))
 
 
 def read_examples(
     data: Any,
-    *,
     collate: Collate | None,
     target: str,
     dtype: torch.dtype,
@@ -261,16 +241,21 @@ def read_examples(
 ) -> TensorExamples | CollatedExamples:
     """Read, once, the ``data`` that a ``TorchObjective`` is given."""
 
-    def arrange(batch: Any) -> Batch:
-        inputs, targets = _split(batch, target)
-        targets = _on_device("targets", targets, dtype, device)
-        if not (targets.is_floating_point() or targets.dtype == torch.bool):
-            targets = targets.long()
-        named = inputs if isinstance(inputs, Mapping) else {"": inputs}
-        return {
-            str(name): _on_device(_label(name), part, dtype, device)
-            for name, part in named.items()
-        }, targets
+    def arrange(given: Any) -> Batch:
+        if isinstance(given, tuple | list) and len(given) == 2:
+            inputs, targets = given
+            named = inputs if isinstance(inputs, Mapping) else {"": inputs}
+            given = {**named, target: targets}
+        if not isinstance(given, Mapping) or target not in given or len(given) < 2:
+            found = given.keys() if isinstance(given, Mapping) else type(given)
+            raise ValueError(
+                f"the batch is {found}; it must be a pair of inputs and targets, or a "
+                f"mapping of inputs and {target!r} (target_key)"
+            )
+        batch = {str(k): _on_device(k, v, dtype, device) for k, v in given.items()}
+        if not (batch[target].is_floating_point() or batch[target].dtype == torch.bool):
+            batch[target] = batch[target].long()
+        return batch
 
     loader = isinstance(data, DataLoader)
     tensors = isinstance(data, tuple | list | Mapping)
@@ -281,23 +266,33 @@ def read_examples(
     if collate is default_collate:
         collate = None
     if tensors:
-        return TensorExamples(*arrange(data))
+        return TensorExamples(arrange(data))
     if isinstance(data, TensorDataset) and collate is None:
-        return TensorExamples(*arrange(data.tensors))
+        return TensorExamples(arrange(data.tensors))
     if not loader and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise ValueError(
-            f"data is a {type(data).__name__}; it must be (inputs, targets), a mapping "
-            "of tensors, a Dataset with a length, or a DataLoader"
-        )
+        allowed = "(inputs, targets), a mapping, a sized Dataset or a DataLoader"
+        raise ValueError(f"data is a {type(data).__name__}; it must be {allowed}")
     # samplers, and transforms that draw from PyTorch's random state, draw alike in
     # every process
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if collate is not None and not loader:
-            examples = [data[i] for i in range(len(data))]
-            return CollatedExamples(examples, collate, arrange)
-        batches = data if loader else DataLoader(data, _READ_TOGETHER)
-        return _joined(map(arrange, batches))
+            parts = [data[i] for i in range(len(data))]
+        else:
+            batches = data if loader else DataLoader(data, _READ_TOGETHER)
+            parts = list(map(arrange, batches))
+    if not parts:
+        raise ValueError("data has 0 examples; it must have at least one")
+    if collate is not None and not loader:
+        return CollatedExamples(parts, collate, arrange)
+    try:
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    except RuntimeError as error:
+        raise ValueError(
+            f"the batches' examples have several shapes ({error}); "
+            "give the Dataset with its collate_fn"
+        ) from None
+    return TensorExamples(joined)
 
 
 def _in_any_order(loader: DataLoader[Any]) -> bool:
@@ -310,63 +305,16 @@ def _in_any_order(loader: DataLoader[Any]) -> bool:
     return whole and type(loader.batch_sampler) is BatchSampler
 
 
-def _split(batch: Any, target: str) -> tuple[Any, Any]:
-    """Return a batch's inputs and its targets."""
-    if isinstance(batch, Mapping):
-        inputs = {name: part for name, part in batch.items() if name != target}
-        if target not in batch or not inputs:
-            raise ValueError(
-                f"the batch has the keys {list(batch)}; it must have the targets as "
-                f"{target!r} (target_key) and inputs beside them"
-            )
-        return inputs, batch[target]
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        parts = f" of {len(batch)} parts" if isinstance(batch, tuple | list) else ""
-        raise ValueError(
-            f"the batch is a {type(batch).__name__}{parts}; it must be a pair of "
-            "inputs and targets, or a mapping"
-        )
-    return batch[0], batch[1]
-
-
-def _label(name: object) -> str:
-    return "inputs" if name == "" else f"inputs[{name!r}]"
-
-
-def _labelled(inputs: Inputs, targets: Tensor) -> list[tuple[str, Tensor]]:
-    """Return all tensors by the names that errors have for them."""
-    named = [(_label(name), part) for name, part in inputs.items()]
-    return [*named, ("targets", targets)]
-
-
-def _joined(batches: Iterable[Batch]) -> TensorExamples:
-    """Make one set of tensors of the batches of a pass."""
-    parts = list(batches)
-    if not parts:
-        raise ValueError("data has 0 examples; it must have at least one")
-    try:
-        targets = torch.cat([part for _, part in parts])
-        names = parts[0][0]
-        inputs = {name: torch.cat([part[name] for part, _ in parts]) for name in names}
-    except RuntimeError as error:
-        raise ValueError(
-            "the batches' examples have several shapes; give the Dataset with its "
-            f"collate_fn, which then makes every batch: {error}"
-        ) from None
-    return TensorExamples(inputs, targets)
-
-
 def _on_device(
-    name: str, data: Any, dtype: torch.dtype, device: torch.device
+    name: object, data: Any, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Return data as a tensor on the device, floating point in the given precision."""
     try:
-        # A copy of what NumPy holds: PyTorch must not share read-only memory.
+        # a copy of what NumPy holds, which may be read-only
         tensor = data.detach() if isinstance(data, Tensor) else torch.tensor(data)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{name} is a {type(data).__name__}; it must be a tensor or an array"
-        ) from error
+        kind = type(data).__name__
+        raise ValueError(f"{name or 'inputs'} is a {kind}, no array") from error
     if tensor.ndim == 0:
-        raise ValueError(f"{name} is a scalar; it must have examples on its first axis")
+        raise ValueError(f"{name or 'inputs'} is a scalar; examples need an axis")
     return tensor.to(device, dtype if tensor.is_floating_point() else None)

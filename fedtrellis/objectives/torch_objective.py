@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from io import BytesIO
 from types import BuiltinFunctionType, FunctionType
@@ -16,17 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fedtrellis.objectives.base import (
+    Array,
+    IntArray,
     Objective,
     Point,
     PointForms,
     as_floats,
+    check_count,
     draw_batch,
 )
-from fedtrellis.objectives.checks import Array, IntArray, check_count, check_number
 from fedtrellis.objectives.torch_module import (
+    Batch,
     Collate,
     FlatModule,
-    Inputs,
     TensorExamples,
     choose_device,
     choose_dtype,
@@ -45,8 +47,7 @@ _EXAMPLES_PER_PASS = 4096
 # The examples that values() evaluates each point on in one pass, where there are more.
 _EXAMPLES_PER_POINT = 128
 # On a CPU: passes of a small model that vmap's own work is worth, and parameters times
-# examples of a client whose own pass is busy with arithmetic and not with calling it;
-# from some five times as many on the batch is the slower one.
+# examples of a client whose own pass is busy with arithmetic and not with calling it.
 _WORTHWHILE, _LIGHT = 8, 100_000
 
 
@@ -75,25 +76,18 @@ class ModuleLoss(Objective):
             batch_size_limit = getattr(data, "batch_size", None) or _EXAMPLES_PER_PASS
         self.batch_size_limit = check_count("batch_size_limit", batch_size_limit, 1)
         self.device = choose_device(device)
-        self.weight = check_number("weight", weight, positive=True)
-        self.l2 = check_number("l2", l2)
+        self._weigh(weight, l2)
         self.flat = self._holder(model, self.device, choose_dtype(dtype))
         self.shapes: list[tuple[int, ...]] = self.flat.shapes
         self._forms = PointForms(self.shapes)
         self.shape = self._forms.flat
-        self.examples = read_examples(
-            data,
-            collate=collate_fn,
-            target=target_key,
-            dtype=self.flat.dtype,
-            device=self.device,
-        )
-        self.num_examples = self.examples.count
+        where = self.flat.dtype, self.device
+        self.examples = read_examples(data, collate_fn, target_key, *where)
+        self.num_examples, self._target = self.examples.count, target_key
         self.loss, self.vectorize = loss, vectorize
 
     @abstractmethod
-    def _value(self, x: Point, rows: IntArray | None) -> float:
-        """Return f on some examples, None for all, in passes of limited size."""
+    def _value(self, x: Point, rows: IntArray | None) -> float: ...
 
     @abstractmethod
     def _stand(self, x: Point) -> None:
@@ -101,43 +95,37 @@ class ModuleLoss(Objective):
 
     def _passes(
         self, rows: IntArray | None, size: int | None = None, examples: Any = None
-    ) -> Iterator[tuple[Inputs, Tensor, float]]:
-        """Yield inputs, targets and their share of the examples, pass by pass."""
+    ) -> Iterator[tuple[Batch, float]]:
+        """Yield batches and their share of the examples, pass by pass."""
         count = self.num_examples if rows is None else len(rows)
         size, examples = size or self.batch_size_limit, examples or self.examples
         for start in range(0, count, size):
             stop = min(start + size, count)
             part = slice(start, stop) if rows is None else rows[start:stop]
             # the last pass is short: f = Σ (pass's examples / d) · pass's mean
-            yield *examples.batch(part), (stop - start) / count
+            yield examples.batch(part), (stop - start) / count
 
-    def _outputs(
-        self, inputs: Inputs, parameters: Mapping[str, Tensor] | None = None
-    ) -> Any:
-        module = self.flat.module
-        named, args = (inputs, ()) if "" not in inputs else ({}, (inputs[""],))
+    def _outputs(self, batch: Batch, parameters: Any = None) -> Any:
+        named = {k: part for k, part in batch.items() if k and k != self._target}
+        args = () if named else (batch[""],)
         if parameters is None:
-            return module(*args, **named)
-        return torch.func.functional_call(module, dict(parameters), args, named)
+            return self.flat.module(*args, **named)
+        return torch.func.functional_call(self.flat.module, parameters, args, named)
 
-    def mean_loss(
-        self, parameters: Mapping[str, Tensor] | None, inputs: Inputs, targets: Tensor
-    ) -> Tensor:
+    def mean_loss(self, parameters: dict[str, Tensor] | None, batch: Batch) -> Tensor:
         """Return the mean loss of a batch, where the module stands or elsewhere."""
-        loss = self.loss(self._outputs(inputs, parameters), targets)
+        loss = self.loss(self._outputs(batch, parameters), batch[self._target])
         if loss.ndim != 0:
-            raise ValueError(
-                f"loss returned shape {tuple(loss.shape)}; "
-                "it must return a scalar, the mean over the examples"
-            )
+            shape = tuple(loss.shape)
+            raise ValueError(f"loss returned shape {shape}; it must be the mean, ()")
         return loss
 
     def _mean_value(self, rows: IntArray | None) -> float:
         """Return the mean loss on some examples (None: all), added up in float64."""
         total = 0.0
         with torch.no_grad():
-            for inputs, targets, share in self._passes(rows):
-                total += float(share * self.mean_loss(None, inputs, targets))
+            for batch, share in self._passes(rows):
+                total += float(share * self.mean_loss(None, batch))
         return total
 
     def _penalty(self, layers: Iterable[Array]) -> float:
@@ -177,8 +165,8 @@ class ModuleLoss(Objective):
         self._stand(x)
         correct = total = 0
         with torch.no_grad():
-            for inputs, targets, _ in self._passes(None):
-                outputs = self._outputs(inputs)
+            for batch, _ in self._passes(None):
+                outputs, targets = self._outputs(batch), batch[self._target]
                 classes = targets.dtype == torch.int64 and isinstance(outputs, Tensor)
                 if not classes or outputs.ndim < 2:
                     return {}
@@ -262,10 +250,6 @@ class TorchObjective(ModuleLoss):
         """Return a list of arrays as one flat array of shape (p,)."""
         return self._forms.vector(parameters)
 
-    def vector_to_parameters(self, vector: Array) -> list[Array]:
-        """Return a flat array of shape (p,) as a list of arrays, views of it."""
-        return self._forms.layers(np.asarray(vector).reshape(-1))
-
     def _tensor(self, x: Point) -> Tensor:
         """Return a point as a new vector of its dtype on the device."""
         return torch.from_numpy(self._forms.vector(x)).to(self.device)
@@ -287,11 +271,11 @@ class TorchObjective(ModuleLoss):
         """
         self.flat.point.copy_(point)
         total: Any = 0.0
-        for inputs, targets, share in self._passes(rows, examples=self.closed):
+        for batch, share in self._passes(rows, examples=self.closed):
             if self.closed is None:
-                slope = self.flat.slope(self.mean_loss(None, inputs, targets))
+                slope = self.flat.slope(self.mean_loss(None, batch))
             else:
-                slope = softmax_slope(self.flat.layers, inputs[""], targets)
+                slope = softmax_slope(self.flat.layers, *batch.values())
             total = slope if share == 1.0 else total + share * slope.double()
         # weight ((1/d) Σ ∇loss + l2 x)
         g: Tensor = total.to(point.dtype)
@@ -357,16 +341,12 @@ class TorchObjective(ModuleLoss):
         """
         point, along = (self._tensor(v).to(self.flat.dtype) for v in (x, direction))
 
-        def on_line(step: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
-            parameters = self.flat.named(point + step * along)
-            return self.mean_loss(parameters, inputs, targets)
+        def on_line(step: Tensor, batch: Batch) -> Tensor:
+            return self.mean_loss(self.flat.named(point + step * along), batch)
 
         second = torch.func.grad(torch.func.grad(on_line))
-        start = point.new_zeros(())
-        total = sum(
-            float(share * second(start, inputs, targets))
-            for inputs, targets, share in self._passes(None)
-        )
+        start, passes = point.new_zeros(()), self._passes(None)
+        total = sum(float(share * second(start, batch)) for batch, share in passes)
         # weight ((1/d) Σ d²loss/dγ² + l2 ‖d‖²)
         penalty = 2.0 * self._penalty(self._forms.layers(direction))
         return self.weight * (total + penalty)
@@ -383,13 +363,13 @@ class TorchObjective(ModuleLoss):
         fit = limit // max(len(vectors), 1)
         size = min(limit, examples, max(_EXAMPLES_PER_POINT, fit))
         step = max(1, limit // size)
-        at_points = torch.func.vmap(self.mean_loss, in_dims=(0, None, None))
+        at_points = torch.func.vmap(self.mean_loss, in_dims=(0, None))
         with torch.no_grad():
             for first in range(0, len(vectors), step):
                 part = slice(first, first + step)
                 named = self.flat.named(vectors[part])
-                for inputs, targets, share in self._passes(rows, size):
-                    total[part] += share * at_points(named, inputs, targets)
+                for batch, share in self._passes(rows, size):
+                    total[part] += share * at_points(named, batch)
         penalties = np.array([self._penalty([x]) for x in points], dtype=np.float64)
         return self.weight * (to_numpy(total) + penalties)
 
@@ -400,9 +380,10 @@ class TorchObjective(ModuleLoss):
         """What objectives that can be stacked have in common; None: it is not known."""
         if not isinstance(self.examples, TensorExamples):
             return None
-        given = {**self.examples.inputs, "targets of all": self.examples.targets}
-        shapes = {k: (part.shape[1:], str(part.dtype)) for k, part in given.items()}
-        return _likeness(str(self.device), shapes, self.flat.module, self.loss)
+        tensors = self.examples.tensors.items()
+        shapes = {name: (part.shape[1:], str(part.dtype)) for name, part in tensors}
+        parts = str(self.device), self._target, shapes, self.flat.module, self.loss
+        return _likeness(*parts)
 
     @cached_property
     def closed(self) -> TensorExamples | None:
@@ -419,7 +400,7 @@ class TorchObjective(ModuleLoss):
         classes, features = module.weight.shape
         plain = nn.Linear(features, classes, module.bias is not None)
         plain = plain.to(self.device, self.flat.dtype).eval()
-        made, y = examples.inputs.get(""), examples.targets
+        made, y = examples.tensors.get(""), examples.tensors[self._target]
         if (
             self.flat.dtype.itemsize < 4
             or made is None
@@ -430,7 +411,8 @@ class TorchObjective(ModuleLoss):
         ):
             return None
         labels = made.new_zeros((len(y), classes))
-        return TensorExamples({"": made}, labels.scatter_(1, y[:, None], -1.0))
+        labels.scatter_(1, y[:, None], -1.0)
+        return TensorExamples({"": made, self._target: labels})
 
     def __getstate__(self) -> dict[str, Any]:
         # identities are those of one process
@@ -440,11 +422,10 @@ class TorchObjective(ModuleLoss):
     def stack(objectives: Sequence[TorchObjective]) -> TorchCohort | None:
         """Return what evaluates all of them in one call of ``torch.func.vmap``.
 
-        None where they differ in more than data, weight and l2 (another model, loss,
-        frozen parameter, device), where an own ``collate_fn`` makes the batches, with
-        ``vectorize=False``, where one does not fit one pass, and on a CPU where it
-        would gain nothing: fewer than 8 for each number of examples, or more than
-        100 000 parameters times examples.
+        None where they differ in more than data, weight and l2, where a ``collate_fn``
+        makes the batches, with ``vectorize=False``, where one does not fit one pass,
+        and on a CPU where it would gain nothing: fewer than 8 for each number of
+        examples, or more than 100 000 parameters times examples.
         """
         first = objectives[0]
         sizes = {f.num_examples for f in objectives}
@@ -474,10 +455,9 @@ def _likeness(*parts: Any) -> bytes | None:
 def softmax_slope(layers: list[Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
     r"""Return the gradient of the mean cross-entropy by W, and by b if there is one.
 
-    PyTorch's graph of a small layer takes about five times as long to make. It is a new
-    array of shape (\*n, p), from W of shape (\*n, c, q) and b of shape (\*n, c), the
-    a_k of shape (\*n, d, q) and their −e_y, of shape (\*n, d, c); n is nothing, or the
-    number of models.
+    PyTorch's graph of a small layer takes about five times as long to make. Of shape
+    (\*n, p), from W (\*n, c, q) and b (\*n, c), the a_k (\*n, d, q) and their −e_y
+    (\*n, d, c); n is nothing, or the number of models.
     """
     weight, *bias = layers
     scores = inputs @ weight.mT
@@ -526,13 +506,10 @@ class TorchCohort:
         self._closed = all(f.closed is not None for f in objectives)
         self._at_points = torch.func.vmap(self._first.mean_loss)
         self._whole = list(self._groups([None] * len(objectives)))
-        self.entries = sum(
-            part.numel()
-            for _, inputs, targets in self._whole
-            for part in (targets, *inputs.values())
-        )
+        kept = [part for _, batch in self._whole for part in batch.values()]
+        self.entries = sum(part.numel() for part in kept)
 
-    def _groups(self, rows: Rows) -> Iterator[tuple[Any, Inputs, Tensor]]:
+    def _groups(self, rows: Rows) -> Iterator[tuple[Any, Batch]]:
         """Yield clients with equally many examples, and their examples stacked."""
         sizes: dict[int, list[int]] = defaultdict(list)
         for i, chosen in enumerate(rows):
@@ -548,30 +525,24 @@ class TorchCohort:
                     examples: Any = f.closed if self._closed else f.examples
                     index = slice(0, size) if chosen is None else chosen
                     batches.append(examples.batch(index))
-                inputs = {
-                    name: torch.stack([given[name] for given, _ in batches])
-                    for name in batches[0][0]
-                }
-                targets = torch.stack([targets for _, targets in batches])
-                yield slice(None) if len(part) == len(rows) else part, inputs, targets
+                names = batches[0]
+                batch = {k: torch.stack([each[k] for each in batches]) for k in names}
+                yield slice(None) if len(part) == len(rows) else part, batch
 
     def _gradients(self, points: Tensor, rows: Rows | None) -> Tensor:
         """Return the gradients at points (n, p), in the points' dtype."""
         computed = points.to(self._first.flat.dtype)
         g = torch.empty_like(computed)
-        for clients, inputs, targets in (
-            self._whole if rows is None else self._groups(rows)
-        ):
+        for clients, batch in self._whole if rows is None else self._groups(rows):
             if self._closed:
                 layers = self._first.flat.views(computed[clients])
-                g[clients] = softmax_slope(layers, inputs[""], targets)
+                g[clients] = softmax_slope(layers, *batch.values())
                 continue
             some = computed[clients].detach().requires_grad_()
             with torch.enable_grad():
                 # each client's loss knows its own parameters alone, so the gradient of
                 # the sum is the stack of the gradients
-                named = self._first.flat.named(some)
-                total = self._at_points(named, inputs, targets).sum()
+                total = self._at_points(self._first.flat.named(some), batch).sum()
             (g[clients],) = torch.autograd.grad(total, some)
         # weight ((1/d) Σ ∇loss + l2 x)
         g = g.to(points.dtype).mul_(self._weights.to(points.dtype))
@@ -581,10 +552,8 @@ class TorchCohort:
         given = as_floats(points)
         vectors = given.reshape(len(self._objectives), -1).copy()
         if vectors.shape[1:] != self._first.shape:
-            raise ValueError(
-                f"points has shape {given.shape}; it must be "
-                f"{(len(vectors), *self._first.shape)}, or of the layers' shapes"
-            )
+            wanted = (len(vectors), *self._first.shape)
+            raise ValueError(f"points has shape {given.shape}; it must be {wanted}")
         return torch.from_numpy(vectors).to(self._first.device)
 
     def gradients(self, points: Array, rows: Rows | None = None) -> Array:

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.base import Stacked, draw_batch, stack
-from fedtrellis.objectives.checks import IntArray
+from fedtrellis.objectives.base import IntArray, Stacked, draw_batch, stack
 from fedtrellis.wire.arrays import FloatArray, Layers, Layout
 
 __all__ = [

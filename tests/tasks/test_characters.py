@@ -50,7 +50,7 @@ def test_clients_by_source_have_one_each() -> None:
     holders = []
     for i in range(8):
         objective: Any = made.client_objective(i)
-        rows = {read(row) for row in objective.examples.targets}
+        rows = {read(row) for row in objective.examples.tensors["labels"]}
         holders.append([s for s in range(4) if rows <= own[s]])
     assert sorted(holders) == [[s] for s in (0, 0, 1, 1, 2, 2, 3, 3)]
 

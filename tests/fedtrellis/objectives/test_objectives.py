@@ -174,8 +174,7 @@ def test_a_large_bound_is_an_operator(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense, largest = CASES[name]().hessian_bound(), CASES[name]().lipschitz()
-    for module in ("base", "linear_models"):
-        monkeypatch.setattr(f"fedtrellis.objectives.{module}.DENSE_ORDER", 2)
+    monkeypatch.setattr("fedtrellis.objectives.base.DENSE_ORDER", 2)
     objective = CASES[name]()
     operator = objective.hessian_bound()
     assert not isinstance(operator, np.ndarray)
@@ -247,10 +246,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("ratings is empty", lambda: MatrixCompletion([], [], [], (3, 3))),
     ("ratings has NaN", lambda: MatrixCompletion([0], [0], [np.nan], (3, 3))),
     (r"shape is \(3, 0\)", lambda: MatrixCompletion([0], [0], [1.0], (3, 0))),
-    (r"shapes \(1, 2\)", lambda: QuadraticAssignment([[1, 2]], [[1, 2]])),
-    (r"and \(2, 2\); they must", lambda: QuadraticAssignment(SQUARE, np.eye(2))),
+    (r"shapes \(\(1, 2\)", lambda: QuadraticAssignment([[1, 2]], [[1, 2]])),
+    (r"\(2, 2\)\); they must", lambda: QuadraticAssignment(SQUARE, np.eye(2))),
     ("mask has dtype", lambda: QuadraticAssignment(SQUARE, SQUARE, mask=SQUARE)),
-    ("and 0 entries", lambda: QuadraticAssignment(SQUARE, SQUARE, mask=SQUARE > 2)),
+    ("true somewhere", lambda: QuadraticAssignment(SQUARE, SQUARE, mask=SQUARE > 2)),
 ]
 
 

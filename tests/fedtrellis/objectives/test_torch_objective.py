@@ -328,11 +328,11 @@ def make(model: nn.Module | None = None, **options: Any) -> TorchObjective:
 
 REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("model has no parameter", lambda: make(frozen())),
-    ("inputs has 22 examples and targets 23", lambda: make(data=(INPUTS[1:], LABELS))),
-    ("inputs has 0 examples", lambda: make(data=(INPUTS[:0], LABELS[:0]))),
+    ("'inputs': 22, 'labels': 23", lambda: make(data=(INPUTS[1:], LABELS))),
+    ("must have at least 1 of each", lambda: make(data=(INPUTS[:0], LABELS[:0]))),
     ("inputs has NaN", lambda: make(data=(INPUTS * np.nan, LABELS))),
-    ("targets is a scalar", lambda: make(data=(INPUTS, np.float64(1.0)))),
-    ("the batch is a tuple of 1 parts", lambda: make(data=(INPUTS,))),
+    ("labels is a scalar", lambda: make(data=(INPUTS, np.float64(1.0)))),
+    ("the batch is <class 'tuple'>", lambda: make(data=(INPUTS,))),
     ("batch_size_limit is 0", lambda: make(batch_size_limit=0)),
     ("weight is -1", lambda: make(weight=-1)),
     ("l2 is -1", lambda: make(l2=-1)),

@@ -312,8 +312,8 @@ def test_a_cohort_is_its_objectives_one_by_one(
         f = objectives[i]
         named = f.flat.named(torch.tensor(points[i]).requires_grad_())
         layers = [layer.detach().requires_grad_() for layer in named.values()]
-        inputs, targets = f.examples.batch(rows[i])
-        loss = f.mean_loss(dict(zip(named, layers, strict=True)), inputs, targets)
+        batch = f.examples.batch(rows[i])
+        loss = f.mean_loss(dict(zip(named, layers, strict=True)), batch)
         parts = torch.autograd.grad(loss, layers)
         wanted = torch.cat([part.reshape(-1) for part in parts]).numpy()
         wanted = f.weight * (wanted + f.l2 * points[i])
