@@ -74,10 +74,8 @@ class Run:
     def __repr__(self) -> str:
         """A line: what it is of, how it ended, where it lies."""
         rounds = self.history[-1].round if self.history else 0
-        return (
-            f"<Run {self.title}: {self.status}, {rounds} rounds, "
-            f"{str(self.directory)!r}>"
-        )
+        how = f"{self.status}, {rounds} rounds, {str(self.directory)!r}"
+        return f"<Run {self.title}: {how}>"
 
     @property
     def status(self) -> str:
@@ -206,39 +204,26 @@ def find_runs(parent: str | Path | None = None) -> list[Run]:
     []
     """
     path = Path(parent).expanduser() if parent else default_results_dir()
-    if not path.is_dir():
-        if parent is None:
-            return []
+    if parent is not None and not path.is_dir():
         raise SettingsError(f"{str(parent)!r} is not a directory")
-    records = sorted(path.glob("*/summary.json"))
-    return [load_run(record.parent) for record in records]
+    return [load_run(file.parent) for file in sorted(path.glob("*/summary.json"))]
 
 
 def add_runs_options(parser: argparse.ArgumentParser) -> None:
     """What ``fedtrellis runs`` takes."""
-    parser.add_argument(
-        "directory",
-        metavar="DIR",
-        nargs="?",
-        help="folder of records [~/.fedtrellis/runs]",
-    )
+    text = "folder of records [~/.fedtrellis/runs]"
+    parser.add_argument("directory", metavar="DIR", nargs="?", help=text)
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     """What ``fedtrellis compare`` takes."""
-    parser.add_argument("directories", metavar="DIR", nargs="+", help="a run's record")
-    parser.add_argument(
-        "--x", choices=list(AXES), default="rounds", help="drawn over [rounds]"
-    )
-    parser.add_argument(
-        "--metric", help="loss, gap, ... [a table of all, and a picture of the loss]"
-    )
-    parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .pdf")
-    parser.add_argument(
-        "--different-tasks",
-        action="store_true",
-        help="take runs of different tasks [refused]",
-    )
+    add = parser.add_argument
+    add("directories", metavar="DIR", nargs="+", help="a run's record")
+    add("--x", choices=list(AXES), default="rounds", help="drawn over [rounds]")
+    add("--metric", help="loss, gap, ... [a table of all, and a picture of the loss]")
+    add("--out", metavar="FILE", help="a picture: .png, .svg or .pdf")
+    text = "take runs of different tasks [refused]"
+    add("--different-tasks", action="store_true", help=text)
 
 
 def list_runs(options: argparse.Namespace) -> None:
@@ -258,10 +243,8 @@ def compare_runs(options: argparse.Namespace) -> None:
     runs = [load_run(directory) for directory in options.directories]
     tasks = list(dict.fromkeys(str(run.settings.get("task", "?")) for run in runs))
     if len(tasks) > 1 and not options.different_tasks:
-        raise SettingsError(
-            f"the runs are of different tasks: {', '.join(tasks)}; "
-            "--different-tasks compares them all the same"
-        )
+        what = f"the runs are of different tasks: {', '.join(tasks)}"
+        raise SettingsError(f"{what}; --different-tasks compares them all the same")
     if options.metric is not None:
         check_choice("--metric", options.metric, _known(runs))
     shown = table(runs, options.metric)
@@ -300,11 +283,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 
 def table(runs: Sequence[Run], metric: str | None = None) -> pd.DataFrame:
-    """Last values of a metric, or of all, and totals: a row a run, by its name.
-
-    Columns are ``status``, ``rounds``, the metrics (NaN where a run has none), ``up``
-    and ``down`` (bytes as people read them) and ``seconds``.
-    """
+    """Last values of a metric, or of all, and totals: a row a run, by its name."""
     import pandas as pd
 
     known = _known(runs)
@@ -327,16 +306,12 @@ def table(runs: Sequence[Run], metric: str | None = None) -> pd.DataFrame:
 
 
 def compare(
-    runs: Sequence[Run],
-    out: str | Path,
-    x: str = "rounds",
-    metric: str = "loss",
+    runs: Sequence[Run], out: str | Path, x: str = "rounds", metric: str = "loss"
 ) -> None:
-    """Draw the runs' curves into one file of a kind that Matplotlib writes.
+    """Draw the runs' curves into one file, logarithmic where all values are positive.
 
     Bytes and seconds add up over the rounds. The loss of runs that know F* of one
-    problem is drawn as its distance to F*. The axis is logarithmic where all values are
-    positive.
+    problem is drawn as its distance to F*.
     """
     need("matplotlib", f"--out = {str(out)!r}", "report")
     # the object interface: no global state, no display

@@ -23,7 +23,7 @@ import operator
 import re
 import textwrap
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
 from typing import (
@@ -388,15 +388,19 @@ class Declared:
         names = [field.name for field in dataclasses.fields(cls)]
         refuse_misplaced(cls, {name: getattr(self, name) for name in names})
 
-    def _described(self) -> dict[str, Any]:
-        """Its fields' values, by name and symbol; "auto" for what is not settled."""
-        values = {}
+    def _shown(self) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+        """Fields for listings, and their values; "auto" for what is not settled."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             if field.metadata.get("shown", "help" in field.metadata):
-                name = f"{field.name.replace('_', ' ')} {field.metadata['symbol']}"
                 value = getattr(self, field.name)
-                values[name.strip()] = AUTO if value is None else value
-        return values
+                yield field, AUTO if value is None else value
+
+    def _described(self) -> dict[str, Any]:
+        """What is shown, by name and symbol."""
+        return {
+            f"{f.name.replace('_', ' ')} {f.metadata['symbol']}".strip(): value
+            for f, value in self._shown()
+        }
 
 
 def misplaced(

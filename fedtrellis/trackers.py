@@ -14,13 +14,13 @@ warning, and no more is tracked with it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -28,18 +28,13 @@ from typing import Any, ClassVar, Literal
 from fedtrellis.extras import need
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import AUTO, SettingsError, check_choice
+from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.flower_internals import log
 
-__all__ = [
-    "MLflow",
-    "OpenMetrics",
-    "TensorBoard",
-    "Tracker",
-    "WeightsAndBiases",
-]
+__all__ = ["MLflow", "OpenMetrics", "TensorBoard", "Tracker", "WeightsAndBiases"]
 
 
+@dataclass(eq=False, repr=False)
 class Tracker(Callback):
     """Base class: one run passed on to one tool.
 
@@ -67,10 +62,13 @@ class Tracker(Callback):
     library: ClassVar[str]
     extra: ClassVar[str]
 
-    def __init__(self) -> None:
+    # for a class with a constructor of its own
+    _broken = False
+    _planned = 0
+
+    def __post_init__(self) -> None:
+        """Look for the library."""
         need(self.library, type(self).__name__, self.extra)
-        self._broken = False
-        self._planned = 0
 
     @abstractmethod
     def open(self, settings: Mapping[str, Any]) -> None:
@@ -89,18 +87,12 @@ class Tracker(Callback):
     ) -> None:
         """Open it, with the strategy's settings under the names of run configs."""
         self._planned = num_rounds
-        settings = {
-            field.name.replace("_", "-"): AUTO if value is None else value
-            for field in dataclasses.fields(strategy)
-            if field.metadata.get("shown", "help" in field.metadata)
-            for value in [getattr(strategy, field.name)]
-        }
+        shown = {f.name.replace("_", "-"): v for f, v in strategy._shown()}
         try:
-            self.open({"strategy": type(strategy).__name__, **settings})
+            self.open({"strategy": type(strategy).__name__, **shown})
         except Exception as error:
-            raise SettingsError(
-                f"{type(self).__name__} cannot start: {error}"
-            ) from error
+            who = type(self).__name__
+            raise SettingsError(f"{who} cannot start: {error}") from error
 
     def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool | None:
         """Write the round: its metrics, and how it went."""
@@ -134,6 +126,7 @@ class Tracker(Callback):
             log(WARNING, "%s: %s; nothing more is tracked with it", who, error)
 
 
+@dataclass(eq=False, repr=False)
 class TensorBoard(Tracker):
     """Event files for ``tensorboard --logdir DIRECTORY``.
 
@@ -142,15 +135,12 @@ class TensorBoard(Tracker):
     Examples
     --------
     >>> from fedtrellis.trackers import TensorBoard
-    >>> callback = TensorBoard("logs/run-1")      # doctest: +SKIP
-    >>> strategy = FedFW(domain, callbacks=[callback])      # doctest: +SKIP
+    >>> FedFW(domain, callbacks=[TensorBoard("logs/run-1")])      # doctest: +SKIP
     """
 
     name, library, extra = "tensorboard", "tensorboard", "tensorboard"
 
-    def __init__(self, directory: str | Path) -> None:
-        super().__init__()
-        self.directory = Path(directory)
+    directory: str | Path
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Make the file."""
@@ -169,6 +159,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
+@dataclass(eq=False, repr=False)
 class MLflow(Tracker):
     """A run of MLflow, with the settings as its parameters.
 
@@ -178,21 +169,14 @@ class MLflow(Tracker):
     Examples
     --------
     >>> from fedtrellis.trackers import MLflow
-    >>> address = "sqlite:///runs.db"
-    >>> callback = MLflow("first try", tracking_uri=address)    # doctest: +SKIP
+    >>> MLflow("first try", tracking_uri="sqlite:///runs.db")    # doctest: +SKIP
     """
 
     name, library, extra = "mlflow", "mlflow", "mlflow"
 
-    def __init__(
-        self,
-        run_name: str | None = None,
-        experiment: str = "fedtrellis",
-        tracking_uri: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.run_name, self.experiment = run_name, experiment
-        self.tracking_uri = tracking_uri
+    run_name: str | None = None
+    experiment: str = "fedtrellis"
+    tracking_uri: str | None = None
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Make the run; a client of its own leaves MLflow's global run alone."""
@@ -223,6 +207,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self.run_id, ended[status])
 
 
+@dataclass(eq=False, repr=False)
 class WeightsAndBiases(Tracker):
     """A run of Weights & Biases, with the settings as its config.
 
@@ -244,30 +229,22 @@ class WeightsAndBiases(Tracker):
 
     name, library, extra = "wandb", "wandb", "wandb"
 
-    def __init__(
-        self,
-        project: str = "fedtrellis",
-        run_name: str | None = None,
-        directory: str | Path | None = None,
-        mode: Literal["online", "offline", "disabled"] | None = None,
-    ) -> None:
-        super().__init__()
-        self.project, self.run_name = project, run_name
-        self.directory, self.mode = directory, mode
+    project: str = "fedtrellis"
+    run_name: str | None = None
+    directory: str | Path | None = None
+    mode: Literal["online", "offline", "disabled"] | None = None
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """Make the run."""
         import wandb
 
-        plain = (bool, int, float, str)
+        plain, items = (bool, int, float, str), settings.items()
         self._run = wandb.init(
             project=self.project,
             name=self.run_name,
             dir=None if self.directory is None else str(self.directory),
             mode=self.mode,
-            config={
-                k: v if isinstance(v, plain) else f"{v}" for k, v in settings.items()
-            },
+            config={k: v if isinstance(v, plain) else f"{v}" for k, v in items},
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
@@ -282,6 +259,7 @@ class WeightsAndBiases(Tracker):
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
+@dataclass(eq=False, repr=False)
 class OpenMetrics(Tracker):
     """A file that Prometheus collects, replaced in one step after every round.
 
@@ -305,11 +283,8 @@ class OpenMetrics(Tracker):
 
     name, library, extra = "openmetrics", "prometheus_client", "metrics"
 
-    def __init__(
-        self, path: str | Path, labels: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__()
-        self.path, self.labels = Path(path), dict(labels or {})
+    path: str | Path
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def on_start(
         self, strategy: LoopStrategy, first_round: int, num_rounds: int
@@ -346,10 +321,10 @@ class OpenMetrics(Tracker):
         self._status = status
         registry = CollectorRegistry()
         registry.register(self)
-        part = self.path.with_name(f".{self.path.name}.part")
-        latest: Any = exposition.generate_latest
-        part.write_bytes(latest(registry))
-        os.replace(part, self.path)
+        path, latest = Path(self.path), exposition.generate_latest
+        part = path.with_name(f".{path.name}.part")
+        part.write_bytes(latest(registry))  # type: ignore[no-untyped-call]
+        os.replace(part, path)
 
     def collect(self) -> Iterator[Any]:
         """What prometheus_client asks for."""
@@ -399,5 +374,5 @@ def tracker_names(track: str) -> list[str]:
 
 
 def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
-    """Trackers for a run with a record, in which they write; but MLflow's."""
+    """Trackers of a run, which write into its record; but MLflow's."""
     return [_TRACKERS[name][1](directory) for name in names]

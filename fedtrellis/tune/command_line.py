@@ -20,22 +20,15 @@ _TRIALS = 20
 def add_search_options(tune: argparse.ArgumentParser) -> None:
     """What ``fedtrellis tune`` takes."""
     add = tune.add_argument
-    add(
-        "app",
-        nargs="?",
-        metavar="APP_DIR",
-        help="an app's directory [this one, if it has an app; else fedtrellis's own]",
-    )
+    text = "an app's directory [this one, if it has an app; else fedtrellis's own]"
+    add("app", nargs="?", metavar="APP_DIR", help=text)
     add("--search", required=True, metavar="FILE.toml", help="keys, values and bounds")
     add("--trials", type=int, help=f"how many [what the file says, or {_TRIALS}]")
     add("--nodes", type=int, default=10, help="simulated nodes [10]")
     add_run_config(tune, "settings of all trials")
     add("--sampler", default="random", help="who draws: random or tpe [random]")
-    add(
-        "--pruner",
-        default="none",
-        help="which trials end early: none, median, halving or hyperband [none]",
-    )
+    text = "which trials end early: none, median, halving or hyperband [none]"
+    add("--pruner", default="none", help=text)
     add("--seed", type=int, default=0, help="of the search [0]")
     add("--jobs", type=int, default=1, help="trials at once [1]")
     add(
@@ -63,7 +56,12 @@ def search(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise SettingsError(f"--{name} {value} must be at least {least}")
-    directory = _app_directory(options.app)
+    directory = None if options.app is None else Path(options.app)
+    project = Path("pyproject.toml")
+    if directory is None and project.is_file() and "tool.flwr" in project.read_text():
+        directory = Path.cwd()  # else it is the package's own
+    if directory is not None:
+        directory = directory.expanduser().resolve()
     app = load_app(directory)
     space, trials = tuning.read_space(Path(options.search).expanduser(), app.config)
     fixed = read_config(options.run_config)
@@ -94,10 +92,10 @@ def search(options: argparse.Namespace) -> None:
     except Exception as error:  # SQLAlchemy's own, among others
         text = f"--out {out} cannot be used: {one_line(error)}"
         raise SettingsError(text) from None
-    options_kept = ("nodes", "seed", "sampler", "pruner")
+    kept = ("nodes", "seed", "sampler", "pruner")
     about = {
         "app": app.name,
-        **{name: getattr(options, name) for name in options_kept},
+        **{name: getattr(options, name) for name in kept},
         "config": fixed,
         "search": {key: f"{each!r}" for key, each in space.items()},
     }
@@ -121,12 +119,3 @@ def search(options: argparse.Namespace) -> None:
         print(f"{text} --out {out} goes on", file=sys.stderr)
         raise
     tuning.report(study.trials, out, app.name, fixed)
-
-
-def _app_directory(given: str | None) -> Path | None:
-    """The directory of the app to search; None: the package's own."""
-    if given is not None:
-        return Path(given).expanduser().resolve()
-    project = Path("pyproject.toml")
-    here = project.is_file() and "tool.flwr" in project.read_text()
-    return Path.cwd() if here else None

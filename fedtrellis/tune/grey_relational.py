@@ -29,26 +29,22 @@ def _oriented(
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """All objectives made larger-the-better, and which points are finite."""
     values = np.array(metrics, dtype=np.float64)
-    if values.ndim != 2 or values.shape[1] != len(senses) or not len(senses):
+    if values.shape[1:] != (len(senses),) or {*senses} - {"min", "max"} or not senses:
         raise ValueError(
-            f"metrics of shape {values.shape} must have two dimensions, points and "
-            f"objectives, and as many columns as there are senses, {len(senses)}"
+            f"senses = {list(senses)!r} must be min or max for each column of metrics, "
+            f"which are of shape {values.shape}"
         )
-    for index, sense in enumerate(senses):
-        if sense not in ("min", "max"):
-            raise ValueError(f"senses[{index}] = {sense!r}; allowed: min, max")
     values *= np.where(np.array(senses) == "min", -1.0, 1.0)
     return values, np.asarray(np.isfinite(values).all(axis=1))
 
 
 def pareto_front(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.bool_]:
-    """Which points no other one dominates.
+    """Which points no other one dominates, bool of shape (m,).
 
     A point dominates another if it is no worse in every objective and better in one;
     so of equal points all or none are on the front. ``metrics``, (m, n), have a row a
     point and a column an objective, for which ``senses`` say ``"min"`` or ``"max"``;
-    ValueError if these do not fit. The answer, bool of shape (m,), is False too for
-    points with a value that is not finite: they are left out.
+    ValueError if these do not fit. Points with a value that is not finite are left out.
     """
     values, front = _oriented(metrics, senses)
     known = values[front]
@@ -63,12 +59,12 @@ def pareto_front(metrics: ArrayLike, senses: Sequence[str]) -> NDArray[np.bool_]
 def grey_relational_grades(
     metrics: ArrayLike, senses: Sequence[str]
 ) -> NDArray[np.float64]:
-    """How close each point comes to the best of every objective.
+    """How close each point comes to the best of every objective, of shape (m,).
 
-    Parameters and errors are those of :func:`pareto_front`. Grades, of shape (m,), are
-    between 1/2 (worst in everything) and 1 (best in everything); NaN for points with a
-    value that is not finite, which are left out of the scaling too. An objective in
-    which all points are equal adds the same to every grade.
+    Parameters and errors are those of :func:`pareto_front`. Grades are between 1/2
+    (worst in everything) and 1 (best in everything); NaN for points that are not
+    finite, which the scaling leaves out too. An objective in which all points are equal
+    adds the same to every grade.
     """
     values, known = _oriented(metrics, senses)
     grades = np.full(len(values), np.nan)
@@ -78,19 +74,17 @@ def grey_relational_grades(
     # by a power of two, which is exact: no difference of large numbers overflows
     _, exponents = np.frexp(np.abs(kept).max(axis=0))
     kept = np.ldexp(kept, -exponents - 1)
-    worst = kept.min(axis=0)
-    spread = kept.max(axis=0) - worst
+    worst, spread = kept.min(axis=0), np.ptp(kept, axis=0)
     # where all are equal, F = F⁺ = 0
     scaled = np.divide(kept - worst, spread, out=np.zeros_like(kept), where=spread > 0)
     # Δ = |F⁺ − F|
     distance = np.abs(scaled.max(axis=0) - scaled)
     largest, smallest = distance.max(), distance.min()
-    if largest == 0.0:  # one point, or all alike
-        grades[known] = 1.0
-    else:
-        # (1/n) Σ (Δ_min + Δ_max)/(Δ + Δ_max)
+    # (1/n) Σ (Δ_min + Δ_max)/(Δ + Δ_max)
+    coefficients = np.ones_like(distance)  # of one point, or where all are alike
+    if largest:
         coefficients = (smallest + largest) / (distance + largest)
-        grades[known] = coefficients.mean(axis=1)
+    grades[known] = coefficients.mean(axis=1)
     return grades
 
 
@@ -117,9 +111,8 @@ def ranked(table: pd.DataFrame, senses: Mapping[str, str]) -> pd.DataFrame:
     3    35    3.0    NaN
     """
     metrics, wanted = table[list(senses)].to_numpy(dtype=float), list(senses.values())
-    front = pareto_front(metrics, wanted)
-    grades = np.full(len(metrics), np.nan)
-    grades[front] = grey_relational_grades(metrics[front], wanted)
+    front = pareto_front(metrics, wanted)[:, np.newaxis]
+    grades = grey_relational_grades(np.where(front, metrics, np.nan), wanted)
     graded = table.assign(grade=grades)
     # a stable order, NaN last
     return graded.sort_values("grade", ascending=False, kind="stable")

@@ -29,13 +29,8 @@ import optuna
 import pandas as pd
 from flwr.app import Context, RecordDict
 from matplotlib.figure import Figure
-from optuna import pruners, samplers
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna import distributions, pruners, samplers
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fedtrellis.app.command_line import flatten
@@ -149,10 +144,8 @@ def run(search: Search, jobs: int) -> None:
 
 @contextlib.contextmanager
 def _for_new_processes() -> Iterator[None]:
-    """What processes inherit: one thread of linear algebra, and no SIGINT.
-
-    A terminal's interrupt goes to all of them; the search's own process ends the rest.
-    """
+    """What processes inherit: one thread of linear algebra, and no SIGINT."""
+    # a terminal's interrupt goes to all of them; this process ends the others
     before = dict(os.environ)
     os.environ.update({f"{library}_NUM_THREADS": "1" for library in _THREADS})
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -214,10 +207,9 @@ def _end(study: optuna.Study, number: int, outcome: dict[str, Any]) -> None:
 def perform(search: Search, trial: Trial) -> dict[str, Any]:
     """Run a trial on a LocalGrid, and measure it.
 
-    What the app prints, logs and raises goes into ``log.txt`` of the trial's directory,
-    which is ``runs/NUMBER`` in the search's. The outcome has ``status`` ("completed",
-    "pruned", "diverged" or "failed"), ``reason``, ``record`` (the run's, relative to
-    the search's directory) and the finite metrics.
+    What the app shows and raises goes into ``runs/NUMBER/log.txt``. The outcome has
+    ``status`` ("completed", "pruned", "diverged" or "failed"), ``reason``, ``record``
+    (relative to the search's directory) and the finite metrics.
     """
     directory = search.out / "runs" / f"{trial.number:03d}"
     if directory.exists():  # left by a search that was interrupted in this trial
@@ -258,16 +250,11 @@ def _quiet(log: TextIO) -> Iterator[None]:
 
 def _run(search: Search, trial: Trial, directory: Path) -> int:
     """Run it, its pruner given each loss; the round it was pruned in, or 0."""
-    app = load_app(search.app)
+    app, pruned = load_app(search.app), 0
     config = {**search.config, **trial.params, "results-dir": str(directory)}
-    seed = config.get("seed", 0)
-    grid = LocalGrid(
-        app.client_app,
-        search.nodes,
-        seed=seed if isinstance(seed, int) else 0,
-        run_config=config,
-    )
-    pruned = 0
+    seed = config.get("seed")
+    seed = seed if isinstance(seed, int) else 0
+    grid = LocalGrid(app.client_app, search.nodes, seed=seed, run_config=config)
     # a trial that was cut off has its first rounds already
     known = trial.study.trials[trial.number].last_step or 0
 
@@ -297,12 +284,11 @@ def _measured(record: Path | None, pruned: int) -> dict[str, Any]:
         raise SettingsError(run.summary.get("error", f"status {run.status!r}"))
     if pruned:
         return {"reason": f"in round {pruned}", "status": "pruned"}
-    reason = divergence(run.history)
     with np.errstate(all="ignore"):
         metrics = measure(run.history)
     finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
-    for name in metrics.keys() - finite.keys():
-        reason = reason or f"{name} is {metrics[name]}"
+    odd = [f"{name} is {x}" for name, x in metrics.items() if name not in finite]
+    reason = next(filter(None, [divergence(run.history), *odd]), "")
     status = "diverged" if reason else "completed"
     return {**finite, "reason": reason, "status": status}
 
@@ -324,9 +310,8 @@ def read_space(
         raise SettingsError(f"--search {str(path)!r}: {error}") from None
     trials = content.pop("trials", None)
     if trials is not None and (type(trials) is not int or trials < 1):
-        raise SettingsError(
-            f"--search: trials = {trials!r} must be a whole number, at least 1"
-        )
+        least = "must be a whole number, at least 1"
+        raise SettingsError(f"--search: trials = {trials!r} {least}")
     tables: dict[str, dict[str, Any]] = {}
     for entry, value in flatten(content).items():
         key, _, name = entry.rpartition(".")
@@ -365,7 +350,9 @@ def _distribution(key: str, table: Mapping[str, Any], default: Any) -> BaseDistr
         values = table["values"]
         if not isinstance(values, list) or not values:
             raise SettingsError(f"{key}: values = {values!r} must be a list of some")
-        return CategoricalDistribution([_typed(key, v, default) for v in values])
+        return distributions.CategoricalDistribution(
+            [_typed(key, v, default) for v in values]
+        )
     if isinstance(default, bool | str) and default != AUTO:
         raise SettingsError(f"{key}: its default {default!r} is no number; give values")
     if not {"low", "high"} <= table.keys():
@@ -373,7 +360,8 @@ def _distribution(key: str, table: Mapping[str, Any], default: Any) -> BaseDistr
     number = 0.0 if default == AUTO else default
     low, high = (_typed(key, table[name], number) for name in ("low", "high"))
     scale = check_choice(f"{key}: scale", table.get("scale", "log"), ("log", "linear"))
-    kind = IntDistribution if isinstance(default, int) else FloatDistribution
+    of_numbers = distributions.IntDistribution, distributions.FloatDistribution
+    kind = of_numbers[not isinstance(default, int)]
     try:
         return kind(low, high, log=scale == "log")
     except ValueError as error:
@@ -396,9 +384,8 @@ def _typed(key: str, value: Any, default: Any) -> Any:
 def ranked_trials(trials: Sequence[FrozenTrial]) -> tuple[pd.DataFrame, list[str]]:
     """A search's trials as a table, best first, and the metrics that all of them have.
 
-    A row has ``trial`` (its number), its settings, ``grade``, the metrics, ``status``,
-    ``reason`` and ``record``. Completed trials come first, the Pareto front by falling
-    grade, then the others by rising loss. SettingsError if none was completed.
+    Completed trials come first, the Pareto front by falling grade, then the others by
+    rising loss. SettingsError if none was completed.
     """
     table = pd.DataFrame(
         {"trial": t.number, **t.params, "grade": float("nan"), **t.user_attrs}
@@ -432,8 +419,8 @@ def report(
         f"# Trial {best.number} of fedtrellis tune, recommended by grey relational "
         f"analysis over\n# {', '.join(metrics)}.\n"
     )
-    text = head + to_toml({**fixed, **best.params})
-    (out / "best.toml").write_text(text, encoding="utf-8")
+    settings = to_toml({**fixed, **best.params})
+    (out / "best.toml").write_text(head + settings, encoding="utf-8")
     _picture(kept, f"{name}: {len(kept)} of {len(table)} trials", out / "pareto.png")
 
     print(f"Recommended first; grades of the Pareto front over {len(metrics)} metrics")

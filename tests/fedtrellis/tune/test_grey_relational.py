@@ -110,11 +110,13 @@ def test_large_and_small_numbers_neither_overflow_nor_vanish(scale: float) -> No
     assert_allclose(grades, [3 / 4, 2 / 3, 3 / 4], rtol=1e-12)
 
 
-def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(ValueError, match=r"senses\[1\] = 'up'; allowed: min, max"):
-        pareto_front([[1.0, 2.0]], ["min", "up"])
-    with pytest.raises(ValueError, match=r"shape \(1, 2\) .* senses, 1"):
-        grey_relational_grades([[1.0, 2.0]], ["min"])
+@pytest.mark.parametrize("senses", [["min", "up"], ["min"], []])
+def test_what_does_not_fit_is_named(senses: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"senses = \[.*\] must be .*shape \(1, 2\)"):
+        pareto_front([[1.0, 2.0]], senses)
+
+
+def test_no_points_have_no_grades() -> None:
     assert grey_relational_grades(np.empty((0, 2)), ["min", "max"]).shape == (0,)
 
 
