@@ -10,7 +10,7 @@ from .base import DataFileError, Depending
 from .characters import Characters
 from .classification import Classification, Digits, LowRankNetwork
 from .data.readers import node_path
-from .data.settings import NODES, DataSettings
+from .data.table import NODES, DataSettings
 from .data.task import Task
 from .hybrid import ClientData, HybridLinear, HybridLogistic, HybridSVM, HybridTask
 from .kernel_pca import KernelPCA

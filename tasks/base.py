@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -31,6 +31,26 @@ def once(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return cast(Callable[[Callable[P, R]], Callable[P, R]], lru_cache(maxsize=places))
 
 
+def once_per_file(places: int) -> Callable[[Callable[[Any, Path], R]], Any]:
+    """Keep as :func:`once` what a task's method made of a file, while that stays."""
+
+    def keep(method: Callable[[Any, Path], R]) -> Any:
+        def made(task: Any, path: Path, stamp: tuple[int, ...]) -> R:
+            return method(task, path)
+
+        kept = once(places)(made)
+        return wraps(method)(lambda task, path: kept(task, path, file_stamp(path)))
+
+    return keep
+
+
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Return what shows that a file is the one that was read before."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [file.stat() for file in files]
+    return tuple(n for stat in stats for n in (stat.st_mtime_ns, stat.st_size))
+
+
 class DataFileError(SettingsError):
     """A data file is not what its setting says; the message names the file."""
 
@@ -39,18 +59,12 @@ class DataFileError(SettingsError):
 
 @dataclass(frozen=True)
 class Depending:
-    """A suggestion that depends on how a task is set.
+    """A suggestion that depends on how a task is set."""
 
-    Parameters
-    ----------
-    text : str
-        What it is, for listings.
-    find : callable
-        Makes the value of the task and of the names of the strategy's fields that the
-        user sets; None: nothing is suggested.
-    """
-
+    #: what it is, for listings
     text: str
+    #: makes the value of the task and of the names of the strategy's fields that the
+    #: user sets; None: nothing is suggested
     find: Callable[[Any, Collection[str]], Any]
 
     def __str__(self) -> str:
@@ -60,13 +74,6 @@ class Depending:
 def in_dtype(objective: Objective, dtype: str) -> Objective:
     """Return f_i as a client of a run computes it; halves are computed in float32."""
     return objective if dtype == "float64" else objective.of_dtype(np.float32)
-
-
-def even_share(total: int, parts: int, index: int) -> slice:
-    """Return the part of [0, total) that np.array_split would give, in O(1)."""
-    size, longer = divmod(total, parts)
-    start = index * size + min(index, longer)
-    return slice(start, start + size + (index < longer))
 
 
 def held_out(count: int, share: float) -> int:

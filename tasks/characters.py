@@ -21,16 +21,16 @@ from .data.task import Dealt, Nonconvex, arrange
 
 #: The symbols that a text is made of; a symbol's number is its place here.
 ALPHABET = " abcdefghijklmnopqrstuvwxyz,."
-
 #: The source that no client holds.
 LETTERS = "letters"
+# of its text, on which the network is trained before the clients have it
+_LETTERS = 2000
 
 # Sentences of each source, and the words that one is drawn of where braces are. It is
 # beside this module, whichever of its two names the package is imported under.
 _TEXT = resources.files(__package__).joinpath("data/characters.json").read_text()
 _SENTENCES, _WORDS = json.loads(_TEXT).values()
 _CHOICES = {slot: words.split() for slot, words in _WORDS.items()}
-
 #: The sources that clients hold, in the order of their labels.
 SOURCES = tuple(source for source in _SENTENCES if source != LETTERS)
 
@@ -49,21 +49,12 @@ def passages(
     def one_of(words: Sequence[str]) -> str:
         return words[int(rng.integers(len(words)))]
 
-    sentences: list[str] = []
-    missing = count * length
-    while missing > 0:
+    text = ""
+    while len(text) < count * length:
         sentence = one_of(_SENTENCES[source])
-        for slot in re.findall(r"\{(\w+)\}", sentence):
-            sentence = sentence.replace("{" + slot + "}", one_of(_CHOICES[slot]), 1)
-        sentences.append(sentence)
-        missing -= len(sentence)
-    text = "".join(sentences)[: count * length]
-    numbers = [ALPHABET.index(symbol) for symbol in text]
+        text += re.sub(r"\{(\w+)\}", lambda slot: one_of(_CHOICES[slot[1]]), sentence)
+    numbers = [ALPHABET.index(symbol) for symbol in text[: count * length]]
     return np.array(numbers, dtype=np.int64).reshape(count, length)
-
-
-# of the text that the network is trained on before the clients have it
-_LETTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -128,9 +119,8 @@ class Characters(Nonconvex, NetworkTask):
     def _make_model(self) -> Any:
         from .networks import make_transformer
 
-        seed = derived_seed(self.seed, "initial model")
-        sizes = (self.context, self.width, self.blocks)
-        return make_transformer(len(ALPHABET), *sizes, seed)
+        sizes = len(ALPHABET), self.context, self.width, self.blocks
+        return make_transformer(*sizes, derived_seed(self.seed, "initial model"))
 
     def _pretrain(self, model: Any) -> None:
         """Train on the letters, in about 10 ms a step."""
@@ -143,24 +133,21 @@ class Characters(Nonconvex, NetworkTask):
 
     def _load(self) -> Dealt:
         train, test = map(_labels, (self.train_passages, self.test_passages))
+        text, others = self._text(train, "training"), self._text(test, "test")
         # what is to be learnt is the text itself, and not its source
-        text, others = _text(train, self, "training"), _text(test, self, "test")
-        shares = self.deal(train)
-        split = text[:, :-1], text[:, 1:], shares, others[:, :-1], others[:, 1:]
-        return arrange(*split)
+        split = text[:, :-1], text[:, 1:], self.deal(train)
+        return arrange(*split, others[:, :-1], others[:, 1:])
+
+    def _text(self, labels: Any, part: str) -> Any:
+        """Return passages of the sources that the labels name."""
+        counts = np.bincount(labels, minlength=len(SOURCES)).tolist()
+        texts = [
+            passages(source, count, self.context + 1, self.seed, part)
+            for source, count in zip(SOURCES, counts, strict=True)
+        ]
+        return np.concatenate(texts)
 
 
 def _labels(count: int) -> Any:
     """The sources of ``count`` passages: 0, …, 3, as many of each as can be."""
     return np.sort(np.arange(count) % len(SOURCES))
-
-
-def _text(labels: Any, task: Characters, part: str) -> Any:
-    """Passages of the sources that the labels name."""
-    counts = np.bincount(labels, minlength=len(SOURCES)).tolist()
-    length = task.context + 1
-    texts = [
-        passages(source, count, length, task.seed, part)
-        for source, count in zip(SOURCES, counts, strict=True)
-    ]
-    return np.concatenate(texts)

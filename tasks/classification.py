@@ -14,13 +14,7 @@ from fedtrellis.objectives.demonstrations import LowRankPerceptron
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import (
-    Array,
-    check_torch,
-    data_path,
-    derived_seed,
-    once,
-)
+from .base import Array, check_torch, data_path, derived_seed, once
 from .data.datasets import (
     BUILT_IN,
     DATASETS,
@@ -33,8 +27,8 @@ from .data.datasets import (
     rows_of,
     split_digits,
 )
-from .data.settings import NODES
-from .data.task import Dealt, Nonconvex, PartitionedTask, dense
+from .data.table import NODES, dense
+from .data.task import Dealt, Nonconvex, PartitionedTask
 
 # models of images
 _CNNS = ("cnn", "small-cnn")
@@ -123,8 +117,9 @@ class ImageTask(PartitionedTask):
 
     def _shape(self) -> tuple[int, ...]:
         """Return the shape of an example, as the model takes it."""
-        dataset: str = getattr(self, "dataset", "")
-        return (self.nodes.num_features(),) if self.on_nodes else DATASETS[dataset]
+        if self.on_nodes:
+            return (self.nodes.num_features(),)
+        return DATASETS[self._dataset]
 
     def _classes(self) -> int:
         return len(self.nodes.class_labels()) if self.on_nodes else 10
@@ -132,8 +127,9 @@ class ImageTask(PartitionedTask):
     def _node_inputs(self, features: Any) -> Any:
         return self._take(dense(features))
 
-    def _read(self, dataset: str) -> Examples:
-        """Read a set of images, all of it."""
+    def _read(self) -> Examples:
+        """Read the set of images, all of it."""
+        dataset = self._dataset
         if dataset == "digits":
             return split_digits(self.seed)
         key = f"{self.name}.path"
@@ -147,9 +143,9 @@ class ImageTask(PartitionedTask):
         return load_emnist(folder, split, seed=self.seed, **given)
 
     def _load(self) -> Dealt:
-        examples = self._read(getattr(self, "dataset", ""))
         limits = self.train_limit, self.test_limit, self.validation_fraction
-        return self.deal_examples(limited(examples, *limits, self.seed), self._take)
+        examples = limited(self._read(), *limits, self.seed)
+        return self.deal_examples(examples, self._take)
 
 
 @dataclass(frozen=True)
@@ -177,8 +173,7 @@ class Digits(PartitionedTask):
     def domains(self) -> dict[str, float]:
         """Return balls that fifty rounds of FedFW make use of.
 
-        The accuracy of the minimiser grows with the radius (ℓ1: 0.83 at 30 with 44
-        non-zero weights, 0.89 at 50, 0.97 at 200; seed 0), and so does the number of
+        The accuracy of the minimiser grows with the radius, and so does the number of
         rounds that Frank-Wolfe needs to come near it.
         """
         return {

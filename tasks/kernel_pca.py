@@ -16,8 +16,8 @@ from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, data_path, once, toy
 from .data.readers import read_matrix
-from .data.settings import FILE, NODES
-from .data.task import Dealt, Indices, Nonconvex, Task, dense, starts_of
+from .data.table import FILE, NODES, dense
+from .data.task import Dealt, Indices, Nonconvex, Task, starts_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class KernelPCA(Nonconvex, Task):
         "the data set; 'nodes': every node's own file",
         choices=("digits", "iris", FILE, NODES),
     )
-    path: str = setting("", "a matrix, .npy, .npz or .csv", only={"dataset": (FILE,)})
+    path: str = setting(
+        "", "a matrix, .npy, .csv or the features of a .npz", only={"dataset": (FILE,)}
+    )
     components: int = setting(4, "r, the number of components", minimum=1)
     samples: int = setting(0, "take the first examples only; 0 for all", minimum=0)
     scale: bool = setting(True, "divide the examples so that the covariance has norm 1")

@@ -29,9 +29,17 @@ from .base import (
     toy,
 )
 from .data.readers import is_dense, libsvm_table, read_csv, read_own_file
-from .data.scaling import divide, norms, scaled, with_constant
-from .data.settings import FILE, NODES
-from .data.table import Schema, Table, fault
+from .data.table import (
+    FILE,
+    NODES,
+    Schema,
+    Table,
+    divide,
+    fault,
+    norms,
+    scaled,
+    with_constant,
+)
 from .data.task import Dealt, Indices, PartitionedTask, data_of, starts_of
 
 _QSAR_FEATURES, _SANTANDER_FEATURES = 1024, 200
@@ -68,9 +76,8 @@ def load_santander(path: Path) -> Table:
     the label 0 or 1 and 200 numbers. Dense features.
     """
     names = tuple(f"var_{j}" for j in range(_SANTANDER_FEATURES))
-    return read_csv(
-        path, Schema(0, names, "class", ("0", "1"), "target", ignored=("ID_code",))
-    )
+    schema = Schema(0, names, "class", ("0", "1"), "target", ignored=("ID_code",))
+    return read_csv(path, schema)
 
 
 def load_libsvm(path: Path) -> Table:
@@ -285,8 +292,7 @@ class LogisticRegression(PartitionedTask):
         parts = scaled(*parts, _scaling(self))
         if self.intercept:
             parts = with_constant(parts[0]), with_constant(parts[1])
-        features, test_features = parts
-        return Dealt(features, labels[order], starts, test_features, labels[test])
+        return Dealt(parts[0], labels[order], starts, parts[1], labels[test])
 
 
 def _scaling(task: LogisticRegression) -> str:

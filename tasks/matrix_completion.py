@@ -15,8 +15,7 @@ from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, data_path, held_out, once
 from .data.readers import read_ratings
-from .data.settings import NODES, DataSettings
-from .data.table import Schema, Table, fault
+from .data.table import NODES, DataSettings, Schema, Table, fault
 from .data.task import Dealt, Task, starts_of
 
 # The generated set, small enough for an LMO in milliseconds.
@@ -93,22 +92,19 @@ class MatrixCompletionTask(Task):
         return read_ratings(path, self.users, self.items)
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        return [self._shape()]
-
-    def _shape(self) -> tuple[int, int]:
-        return (self.users, self.items) if self.on_nodes else self._ratings()[2]
+        return [(self.users, self.items) if self.on_nodes else self._ratings()[2]]
 
     def domains(self) -> dict[str, float]:
         """Return the nuclear norm ball.
 
-        Its radius is 7000 for a file, the nuclear norm of the noiseless matrix for
-        generated ratings; nodes' own have none.
+        Of radius 7000 for a file, of the noiseless matrix's norm for generated ratings.
         """
         return {"nuclear-norm-ball": 0.0 if self.on_nodes else self._ratings()[3]}
 
     def _loss(self, features: Any, targets: Any, weight: float) -> MatrixCompletion:
         rows, columns = features.astype(np.intp).T
-        return MatrixCompletion(rows, columns, targets, self._shape(), weight=weight)
+        users, items = self.shapes()[0]
+        return MatrixCompletion(rows, columns, targets, (users, items), weight=weight)
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from math import prod, sqrt
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,6 @@ from fedtrellis.objectives.torch_objective import TorchObjective
 
 from .base import Array
 from .data.table import fault, load_arrays
-
-Model = TypeVar("Model", bound=nn.Module)
 
 #: Parameters from which a loss that is only evaluated keeps none: below that
 #: evaluating many points at once is quicker, and memory is no matter.
@@ -62,11 +61,12 @@ def network_loss(
     return TorchObjective(model, loss, data, **more)
 
 
-def _seeded(seed: int, make: Callable[..., Model], *sizes: Any) -> Model:
-    """Make a model with the same weights in every process, with and without a GPU."""
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Make models with the same weights in every process, with and without a GPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make(*sizes)
+        yield
 
 
 # -- classifiers of images and of rows
@@ -87,25 +87,20 @@ def make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn
     (features,) or (channels, height, width). The seed is for PyTorch's default
     initialisation, whose global state is left as it was.
     """
-    return _seeded(seed, _model, name, shape, classes)
-
-
-def _model(name: str, shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    if name == "dnn":
-        between = (20,) if len(shape) == 1 else (100, 100)
-        return nn.Sequential(nn.Flatten(), *_dense(prod(shape), *between, classes))
     widths, hidden, step = {
+        "dnn": ((), (20,) if len(shape) == 1 else (100, 100), 1),
         "cnn": ((32, 64), (128,), 1),
         "small-cnn": ((8, 16), (), 2),
     }[name]
     layers: list[nn.Module] = []
     channels, *sides = shape
-    for width in widths:
-        layers += [nn.Conv2d(channels, width, 5, stride=step), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if step == 1 else []
-        # 4 pixels off, and the largest of two or every other of the rest
-        channels, sides = width, [(side - 5 + step) // 2 for side in sides]
-    layers += [nn.Flatten(), *_dense(channels * prod(sides), *hidden, classes)]
+    with _seeded(seed):
+        for width in widths:
+            layers += [nn.Conv2d(channels, width, 5, stride=step), nn.ReLU()]
+            layers += [nn.MaxPool2d(2)] if step == 1 else []
+            # 4 pixels off, and the largest of two or every other of the rest
+            channels, sides = width, [(side - 5 + step) // 2 for side in sides]
+        layers += [nn.Flatten(), *_dense(channels * prod(sides), *hidden, classes)]
     return nn.Sequential(*layers)
 
 
@@ -119,8 +114,7 @@ def _dense(*widths: int) -> list[nn.Module]:
 
 # -- a transformer on characters
 
-#: Attention heads of a block; the width is a multiple of it.
-HEADS = 4
+HEADS = 4  #: Attention heads of a block; the width is a multiple of it.
 # of Adam, where a network is trained before the clients have it
 _RATE, _BATCH = 3e-3, 64
 
@@ -188,7 +182,8 @@ def make_transformer(
 
     Embeddings are normal of standard deviation 0.02, the rest is PyTorch's default.
     """
-    return _seeded(seed, CharacterTransformer, symbols, context, width, blocks)
+    with _seeded(seed):
+        return CharacterTransformer(symbols, context, width, blocks)
 
 
 def train(model: nn.Module, text: NDArray[np.int64], steps: int, seed: int) -> None:

@@ -17,7 +17,7 @@ from fedtrellis.objectives import QuadraticAssignment
 from fedtrellis.random import generator
 from fedtrellis.settings import setting
 
-from .base import Array, Point, data_path, even_share, once
+from .base import Array, Point, data_path, once
 from .data.table import fault
 from .data.task import Nonconvex
 
@@ -88,7 +88,7 @@ class QuadraticAssignmentTask(Nonconvex):
         matrix, _ = self._dealt()
         entries = np.flatnonzero(matrix)
         order = generator(self.seed, self.name).permutation(len(entries))
-        held = entries[order[even_share(len(order), self.num_clients, client)]]
+        held = entries[np.array_split(order, self.num_clients)[client]]
         mask = np.zeros(matrix.shape, dtype=np.bool_)
         mask.flat[held] = True
         return mask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,21 +17,13 @@ from fedtrellis.settings import setting
 
 from .base import Array, Point, once
 from .data.readers import read_own_file
-from .data.settings import FILE, NODES
+from .data.table import FILE, NODES
 from .data.task import Dealt, Task, arrange, data_of, starts_of
 
 
 @dataclass(frozen=True)
 class RegressionTask(Task):
-    """Least squares, on generated data with a known solution x* or on files.
-
-    Attributes
-    ----------
-    width_field : str
-        The field that says how many unknowns the generated data has.
-    """
-
-    width_field: ClassVar[str]
+    """Least squares, on generated data with a known solution x* or on files."""
 
     dataset: str = setting(
         "generated",
@@ -43,10 +35,9 @@ class RegressionTask(Task):
     )
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        if self.on_file:
-            return [(data_of(self).features.shape[1],)]
-        generated = getattr(self, self.width_field)
-        return [(self.nodes.num_features() if self.on_nodes else generated,)]
+        if self.on_nodes:
+            return [(self.nodes.num_features(),)]
+        return [(data_of(self).features.shape[1],)]
 
     def domains(self) -> dict[str, float]:
         """Return balls with x* on their boundary; the default is ‖x‖₁ ≤ ‖x*‖₁.
@@ -111,7 +102,6 @@ class Lasso(RegressionTask):
     summary = "sparse linear regression on generated data"
     not_of_file = ("rows", "columns", "nonzeros", "noise")
     not_on_nodes = not_of_file
-    width_field = "columns"
 
     rows: int = setting(200, "examples, the rows of A", minimum=1)
     columns: int = setting(400, "unknowns, the columns of A", minimum=1)
@@ -195,7 +185,6 @@ class LinearRegression(RegressionTask):
     summary = "least squares on generated data of three distributions"
     not_of_file = ("features", "rows_min", "rows_max", "partition", "condition")
     not_on_nodes = (*not_of_file, "weighting")
-    width_field = "features"
 
     features: int = setting(100, "unknowns, the features of a sample", minimum=1)
     rows_min: int = setting(50, "the fewest examples of a client", minimum=1)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 
-from ..base import DataFileError, derived_seed, held_out, stratified, toy
+from ..base import derived_seed, held_out, stratified, toy
 from .table import fault, read_at_most
 
 Bytes = NDArray[np.uint8]
@@ -228,10 +228,10 @@ def _checked(folder: Path, train: Images, test: Images, name: str, k: int) -> Ex
                 " x ".join(map(str, sides)) for sides in (pixels.shape[2:], shape[1:])
             )
             kind = f"the {which} images have {size} pixels; {expected} are expected"
-            raise DataFileError(f"{folder}: {kind}")
+            fault(folder, kind)
         if labels.max() >= k:
             kind = f"the {which} labels reach {labels.max()}"
-            raise DataFileError(f"{folder}: {kind}; the {k} classes count from 0")
+            fault(folder, f"{kind}; the {k} classes count from 0")
     return Examples(*train, *test)
 
 
@@ -324,8 +324,7 @@ def read_cifar(path: Path) -> Images:
     compressed; a record is a label and 3 × 32 × 32 bytes. The Python version is a
     pickled dictionary, https://www.cs.toronto.edu/~kriz/cifar.html.
     """
-    read = _cifar_records if ".bin" in path.suffixes else _cifar_pickle
-    pixels, labels = read(path)
+    pixels, labels = _cifar_records(path)
     if not len(labels):
         fault(path, "holds no images")
     if labels.min() < 0 or labels.max() > 9:
@@ -334,16 +333,14 @@ def read_cifar(path: Path) -> Images:
 
 
 def _cifar_records(path: Path) -> tuple[Any, Any]:
-    limit = _CIFAR_RECORD * _CIFAR_BATCH
-    data = read_at_most(path, limit + 1)
-    if len(data) > limit or len(data) % _CIFAR_RECORD:
-        kind = f"{len(data)} bytes read are not at most {_CIFAR_BATCH} records of"
-        fault(path, f"{kind} {_CIFAR_RECORD} bytes")
-    records = np.frombuffer(data, dtype=np.uint8).reshape(-1, _CIFAR_RECORD)
-    return records[:, 1:], records[:, 0]
-
-
-def _cifar_pickle(path: Path) -> tuple[Any, Any]:
+    if ".bin" in path.suffixes:
+        limit = _CIFAR_RECORD * _CIFAR_BATCH
+        data = read_at_most(path, limit + 1)
+        if len(data) > limit or len(data) % _CIFAR_RECORD:
+            kind = f"{len(data)} bytes read are not at most {_CIFAR_BATCH} records of"
+            fault(path, f"{kind} {_CIFAR_RECORD} bytes")
+        records = np.frombuffer(data, dtype=np.uint8).reshape(-1, _CIFAR_RECORD)
+        return records[:, 1:], records[:, 0]
     batch, arrays = restricted_load(path), None
     with suppress(KeyError, TypeError, IndexError, ValueError):
         arrays = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])

@@ -24,7 +24,7 @@ import scipy  # its parts are loaded when first used
 from fedtrellis.extras import need
 from fedtrellis.settings import SettingsError
 
-from ..base import Array, DataFileError, data_path, once
+from ..base import Array, DataFileError, data_path, once_per_file
 from .datasets import read_idx_pair, rows_of
 from .table import (
     UNPACKING_ERRORS,
@@ -32,6 +32,7 @@ from .table import (
     Table,
     check_names,
     check_width,
+    dense,
     fault,
     is_number,
     load_arrays,
@@ -74,13 +75,6 @@ def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
     return path
 
 
-def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return what shows that a file is the one that was read before."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [file.stat() for file in files]
-    return tuple(n for stat in stats for n in (stat.st_mtime_ns, stat.st_size))
-
-
 def _format(path: str | Path) -> str:
     """Return the end of a file's name, without that of what packed it."""
     return Path(re.sub(r"\.(gz|bz2)$", "", str(path).lower())).suffix
@@ -101,7 +95,7 @@ def read_table(path: Path, schema: Schema) -> Table:
         return read_idx_folder(path, schema)
     read = _READERS.get(_format(path))
     if read is None:
-        names = "must end in .csv, .csv.gz, .npz, .svm, .libsvm or .txt"
+        names = "must end in .csv, .csv.gz, .npz, .npy, .svm, .libsvm or .txt"
         fault(path, f"the name {names}, or be that of a folder of idx files")
     return read(path, schema)
 
@@ -122,13 +116,13 @@ def read_own_file(
     so on. Classes are counted from 0 in the order of the table's ``labels``, which
     nobody has listed.
     """
-    found = data_path(key, path)
     schema = Schema(0, (), target, (), label_column, weight_column=weight_column)
-    return _own_file(found, file_stamp(found), schema)
+    table: Table = _own_file(schema, data_path(key, path))
+    return table
 
 
-@once(2)
-def _own_file(path: Path, stamp: tuple[int, ...], schema: Schema) -> Table:
+@once_per_file(2)
+def _own_file(schema: Schema, path: Path) -> Table:
     table = (read_table if is_dense(path.name) else libsvm_table)(path, schema)
     if len(table.labels) > _MOST_LABELS:
         kind = f"{len(table.labels)} different labels; are they numbers to learn?"
@@ -313,38 +307,23 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
 def read_matrix(path: Path) -> Array:
     """Read a matrix of float64 of shape (d, p), an example in each row.
 
-    ``.npy``; ``.npz`` with one array; ``.csv``, with commas between the numbers and at
-    most one line of names before them.
+    ``.npy``, or a table's file, labels unread; a csv file may do without the line of
+    names.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".csv":
-        (_, first), header = next(_lines(path, ","), (0, ())), None
-        if first and is_number(first[0]):
-            header = [str(j) for j in range(1, len(first) + 1)]
-        return np.array(read_csv(path, Schema(0, label_column=""), header=header)[0])
-    if suffix not in (".npy", ".npz"):
-        fault(path, "the name must end in .npy, .npz or .csv")
-    arrays: list[Any] = []
-    if suffix == ".npz":
-        arrays = [*load_arrays(path).values()]
-    else:
-        with suppress(ValueError, OSError, EOFError):
-            arrays = [np.load(path, allow_pickle=False)]
-    if len(arrays) != 1:
-        found = f"it has {len(arrays)} arrays; one is expected"
-        fault(path, found if arrays else "cannot be read as an array")
-    [array] = arrays
-    if array.dtype.kind not in "biuf" or array.ndim != 2 or 0 in array.shape:
-        kind = f"an array of dtype {array.dtype} and shape {array.shape}"
-        fault(path, f"it holds {kind}; a matrix of real numbers is expected")
-    return numbers(path, array, [str(j) for j in range(1, array.shape[1] + 1)])
+    schema, header = Schema(0, label_column=""), None
+    if _format(path) != ".csv":
+        return dense(read_table(path, schema).features)
+    _, first = next(_lines(path, ","), (0, ()))
+    if first and is_number(first[0]):
+        header = [str(j) for j in range(1, len(first) + 1)]
+    return dense(read_csv(path, schema, header=header).features)
 
 
 # -- NumPy's archives
 
 
 def read_npz(path: Path, schema: Schema) -> Table:
-    """Read an archive of NumPy's.
+    """Read an archive of NumPy's, or one array, which is ``features``.
 
     ``features`` of shape (d_i, p_i); ``labels`` of shape (d_i,), numbers or texts;
     ``weights`` of shape (d_i,), if samples have some; where samples are split ``ids``
@@ -478,6 +457,6 @@ def libsvm_table(path: Path, schema: Schema) -> Table:
 
 _READERS: dict[str, Callable[[Path, Schema], Table]] = {
     ".csv": read_csv,
-    ".npz": read_npz,
+    **dict.fromkeys((".npz", ".npy"), read_npz),
     **dict.fromkeys((".svm", ".libsvm", ".txt"), libsvm_table),
 }

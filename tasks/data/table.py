@@ -1,4 +1,4 @@
-"""A table of examples: what a file must hold, what it holds, and what is wrong with it.
+"""A table of examples: what a file must hold and holds, its faults, its scaling.
 
 Files may be packed, as the ends of their names say, or be zip archives of one.
 
@@ -23,11 +23,18 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.dual.weights import LIGHTEST
+from fedtrellis.settings import SettingsError, setting
 
 from ..base import Array, DataFileError
+
+#: The value of a task's ``dataset`` with which every node has a file of its own.
+NODES = "nodes"
+#: The value with which a task reads a file of the user's, by its ``path``.
+FILE = "file"
 
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
@@ -44,36 +51,128 @@ UNPACKING_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Schema:
-    """What a file must hold.
+class DataSettings:
+    """What the server, which has no data, and every node go by.
 
-    Attributes
-    ----------
-    features : int
-        p; of all nodes together where ``split``. 0: as many as there are.
-    names : tuple of str
-        The features' names in the model's order; none: by their number.
-    target : {"class", "number", "none"}
-        What the label column holds; ``"none"``: it is not needed, and not read.
-    labels : tuple of str
-        Those allowed, for ``"class"``; the first is class 0. None: all that come.
-    label_column : str
-    split : bool
-        Whether the nodes have some of the features and some of the samples: then
-        examples have ids, and the label may be missing.
-    weight_column : str
-        What each sample counts; empty: all alike.
-    ignored : tuple of str
-        Columns that are not read.
+    Stated once, in the run config; a node refuses a file that says something else.
     """
 
+    features: int = setting(
+        0,
+        "features of an example, with dataset = 'nodes'; 0: as many as feature-names",
+        minimum=0,
+    )
+    feature_names: str = setting(
+        "",
+        "their names with commas between, in the model's order; empty: the columns in "
+        "the order of the nodes' files",
+    )
+    classes: int = setting(0, "classes; 0: as many as data.labels", minimum=0)
+    labels: str = setting(
+        "",
+        "the classes' labels in the nodes' files, with commas between; empty: 0, 1, …, "
+        "for hybrid tasks -1, 1",
+    )
+    label_column: str = setting("label", "the csv column with the label or the target")
+    weight_column: str = setting(
+        "",
+        "the csv column with what each sample counts, in hybrid tasks; of npz files "
+        "the array weights; empty: all alike",
+    )
+    examples: int = setting(
+        0,
+        "examples of all nodes together, to count every example the same; "
+        "0: every node counts the same",
+        minimum=0,
+    )
+
+    def names(self) -> tuple[str, ...]:
+        """Return the features' names; none where they go by their number.
+
+        A SettingsError: a name is empty, is there twice or is another column's, or
+        there are more or fewer than ``features`` says.
+        """
+        names = _listed("data.feature-names", self.feature_names)
+        for reserved in (self.label_column, self.weight_column, "id"):
+            if reserved in names:
+                raise SettingsError(
+                    f"data.feature-names has {reserved!r}, which is the name of "
+                    "another column"
+                )
+        if names and self.features not in (0, len(names)):
+            raise SettingsError(
+                f"data.features = {self.features} does not suit data.feature-names, "
+                f"which has {len(names)} names; one of the two is enough"
+            )
+        return names
+
+    def num_features(self) -> int:
+        """Return p; a SettingsError where neither number nor names are given."""
+        count = self.features or len(self.names())
+        if not count:
+            raise SettingsError(
+                "data.features = 0 and data.feature-names is empty: the server has no "
+                "data to see it from; say how many features an example has, or their "
+                "names"
+            )
+        return count
+
+    def class_labels(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the labels of the classes, in their order.
+
+        ``default`` has those of a task with a fixed number of classes. A SettingsError:
+        there are not as many as classes, or fewer than two.
+        """
+        labels = _listed("data.labels", self.labels)
+        if labels and self.classes not in (0, len(labels)):
+            raise SettingsError(
+                f"data.classes = {self.classes} does not suit data.labels, which has "
+                f"{len(labels)}; one of the two is enough"
+            )
+        fixed = len(default)
+        count = len(labels) or self.classes or fixed
+        if fixed and count != fixed:
+            key = "data.labels" if labels else "data.classes"
+            raise SettingsError(f"{key}: {count} classes; the task has {fixed}")
+        if count < 2:
+            raise SettingsError(
+                f"data.classes = {self.classes} and data.labels = {self.labels!r}: say "
+                "how many classes there are, at least 2, or their labels"
+            )
+        return labels or default or tuple(str(index) for index in range(count))
+
+
+def _listed(key: str, text: str) -> tuple[str, ...]:
+    if not text.strip():
+        return ()
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(part.isprintable() and part for part in parts):
+        raise SettingsError(f"{key}: between two commas there must be a name")
+    if len(set(parts)) < len(parts):
+        twice = next(part for part in parts if parts.count(part) > 1)
+        raise SettingsError(f"{key} has {twice!r} twice")
+    return parts
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a file must hold."""
+
+    #: p; of all nodes together where ``split``; 0: as many as there are
     features: int
+    #: the features' names in the model's order; none: by their number
     names: tuple[str, ...] = ()
+    #: what the label column holds; ``"none"``: it is not needed, and not read
     target: Literal["class", "number", "none"] = "none"
+    #: those allowed, for ``"class"``; the first is class 0; none: all that come
     labels: tuple[str, ...] = ()
     label_column: str = "label"
+    #: whether the nodes have some of the features and some of the samples: then
+    #: examples have ids, and the label may be missing
     split: bool = False
+    #: what each sample counts; empty: all alike
     weight_column: str = ""
+    #: columns that are not read
     ignored: tuple[str, ...] = ()
 
     def columns(self) -> dict[str, bool]:
@@ -87,30 +186,22 @@ class Schema:
 
 
 class Table(NamedTuple):
-    """A file's examples, checked; dense arrays are read-only.
+    """A file's examples, checked; dense arrays are read-only."""
 
-    Attributes
-    ----------
-    features : ndarray or scipy.sparse.csr_array of shape (d, p)
-        float64.
-    targets : ndarray of shape (d,) or None
-        Classes counted from 0 or numbers, float64; NaN for a sample without a label.
-    names : tuple of str
-        The features' names; none where the file has no names.
-    ids : tuple of str
-        The samples', where they are split; else none.
-    labels : tuple of str or float
-        The classes' labels by their numbers, where the schema lists none: ascending,
-        numbers before texts.
-    weights : ndarray of shape (d,) or None
-        What each sample counts, NaN where the file does not say; None: all alike.
-    """
-
+    #: an ndarray or scipy.sparse.csr_array of float64, of shape (d, p)
     features: Any
+    #: of shape (d,): classes counted from 0 or numbers, float64; NaN for a sample
+    #: without a label; None: no labels
     targets: Any
+    #: the features' names; none where the file has no names
     names: tuple[str, ...] = ()
+    #: the samples', where they are split; else none
     ids: tuple[str, ...] = ()
+    #: the classes' labels by their numbers, where the schema lists none: ascending,
+    #: numbers before texts
     labels: tuple[str | float, ...] = ()
+    #: of shape (d,): what each sample counts, NaN where the file does not say; None:
+    #: all alike
     weights: Array | None = None
 
 
@@ -159,14 +250,15 @@ def read_at_most(path: Path, limit: int) -> bytes:
 def load_arrays(path: Path, wanted: Collection[str] = ()) -> dict[str, Any]:
     """Return the arrays of an ``.npz`` archive, all or those of some names.
 
-    One with Python objects is refused.
+    One with Python objects is refused. The array of an ``.npy`` file is ``features``.
     """
-    with (
-        suppress(ValueError, AttributeError, TypeError, *UNPACKING_ERRORS),
-        np.load(path, allow_pickle=False) as archive,
-    ):
-        names = [name for name in archive.files if not wanted or name in wanted]
-        return {name: archive[name] for name in names}
+    with suppress(ValueError, *UNPACKING_ERRORS):
+        found: Any = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {"features": found}
+        with found:
+            names = [name for name in found.files if not wanted or name in wanted]
+            return {name: found[name] for name in names}
     fault(path, "cannot be read as an archive of arrays of numbers and texts")
 
 
@@ -334,3 +426,64 @@ def _unique(path: Path, entries: Sequence[str], column: str) -> tuple[str, ...]:
         if seen.setdefault(name, row) != row:
             fault(path, f"is the id of row {seen[name]}, too", row, column)
     return tuple(seen)
+
+
+# -- scaling of features, dense or CSR, and a constant one more
+
+
+def dense(features: Any) -> Array:
+    """Return features as an ndarray."""
+    return features if isinstance(features, np.ndarray) else features.toarray()
+
+
+def divide(matrix: Any, lengths: NDArray[np.float64], axis: int) -> Any:
+    """Divide rows (axis 0) or columns (axis 1) by lengths, in place; 0/0 is 0."""
+    factors = 1.0 / np.where(lengths > 0.0, lengths, 1.0)
+    if isinstance(matrix, np.ndarray):
+        matrix *= factors[:, None] if axis == 0 else factors
+    elif axis == 0:
+        matrix.data *= np.repeat(factors, np.diff(matrix.indptr))
+    else:
+        matrix.data *= factors[matrix.indices]
+    return matrix
+
+
+def norms(matrix: Any, axis: int) -> NDArray[np.float64]:
+    """Return the Euclidean norms of rows (axis 0) or columns (axis 1)."""
+    if isinstance(matrix, np.ndarray):
+        squares = np.einsum("ij,ij->i" if axis == 0 else "ij,ij->j", matrix, matrix)
+    else:
+        squares = np.asarray(matrix.multiply(matrix).sum(axis=1 - axis)).ravel()
+    return np.asarray(np.sqrt(squares))
+
+
+def scaled(train: Any, test: Any, scaling: str) -> tuple[Any, Any]:
+    """Scale training and test features in place, as measured on the former.
+
+    ``scaling`` is "none", "unit-rows", "unit-columns" or, of dense features alone,
+    "standard": zero mean and unit variance.
+    """
+    if scaling == "unit-rows":
+        return divide(train, norms(train, 0), 0), divide(test, norms(test, 0), 0)
+    if scaling == "standard":
+        # a constant feature becomes exactly 0 and stays it
+        constant = train.max(axis=0) == train.min(axis=0)
+        means = np.where(constant, train[0], train.mean(axis=0))
+        train -= means
+        test -= means
+    if scaling in ("standard", "unit-columns"):
+        lengths = norms(train, 1)
+        if scaling == "standard":
+            lengths = lengths / np.sqrt(len(train))
+        divide(train, lengths, 1)
+        divide(test, lengths, 1)
+    return train, test
+
+
+def with_constant(matrix: Any, value: float = 1.0) -> Any:
+    """Append a constant feature."""
+    column = np.full((matrix.shape[0], 1), value)
+    if isinstance(matrix, np.ndarray):
+        return np.hstack([matrix, column])
+    sparse = scipy.sparse.csr_array(column)
+    return scipy.sparse.csr_array(scipy.sparse.hstack([matrix, sparse], format="csr"))

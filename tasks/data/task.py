@@ -30,11 +30,10 @@ from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, parse, setting
 
-from ..base import Array, Depending, Point, derived_seed, in_dtype, once
+from ..base import Array, Depending, Point, derived_seed, in_dtype, once, once_per_file
 from .datasets import Examples
-from .readers import file_stamp, node_path, read_table
-from .settings import FILE, NODES, DataSettings
-from .table import Schema, Table
+from .readers import node_path, read_table
+from .table import FILE, NODES, DataSettings, Schema, Table
 
 Indices = NDArray[np.intp]
 
@@ -82,11 +81,6 @@ def arrange(
     return Dealt(features[order], targets[order], starts_of(shares), *tests)
 
 
-def dense(features: Any) -> Array:
-    """Return features as an ndarray."""
-    return features if isinstance(features, np.ndarray) else features.toarray()
-
-
 @dataclass(frozen=True)
 class Task:
     """What a run learns.
@@ -108,93 +102,70 @@ class Task:
       of all nodes together counts the same, and F is that of the same data on one
       computer; else it is 1.
 
-    A point is a list of float64 arrays of :meth:`shapes`; tasks with one array take it
-    bare, too. The objectives of one-array tasks take the bare array only.
-
-    Parameters
-    ----------
-    num_clients : int
-        n, given by the run.
-    seed : int
-        The run's seed: same seed, same data, same initial model.
-    dtype : str
-        The run's: what the clients compute in. F is evaluated in float64.
-    values_only : bool
-        Whether the clients of the run's method ask for values of their f_i and for no
-        gradients: an f_i may then be one that has none and takes less memory.
-    nodes : DataSettings
-        What a run config says of data that lies on the nodes.
-
-    Attributes
-    ----------
-    name : str
-        What run configurations call the task; its settings' keys start with it.
-    summary : str
-        One line for listings.
-    suggested : mapping
-        What suits F for some of a method's settings, where that is not the method's own
-        default: by the method's name, then by the name of the strategy's field. FedFW's
-        ``penalty`` is λ_0 for about ten clients. A :class:`Depending` is a value that
-        depends on how the task is set.
-    convex : bool
-        Whether F is known to be convex.
-    bounded_below : bool
-        Whether F has a minimum without a constraint.
-    split_data : bool
-        Whether clients hold some of the samples and some of the features, so that none
-        has a loss of its own; for the methods that work on such data.
-    shared : mapping
-        Groups of settings that several tasks have, by what their keys begin with.
-    node_metrics : tuple of str
-        Those of an objective's metrics whose mean over nodes with data of their own
-        means something.
-    not_on_nodes : tuple of str
-        Fields that have no meaning with nodes' own data.
-    not_of_file : tuple of str
-        Fields that have none with ``dataset = "file"``.
-    weighs : bool
-        Whether samples may have weights.
-    label_kind : {"number", "class", "none"}
-        What a node's label column holds.
-    node_labels : tuple of str
-        The classes' labels by default, for a task that has a fixed number of them.
-    required_options : tuple of str
-        Those of :meth:`method_options` without which a method solves another problem.
+    A point is a list of float64 arrays of :meth:`shapes`; of one array, it may be bare.
     """
 
+    #: n, given by the run
     num_clients: int
+    #: the run's: same seed, same data, same initial model
     seed: int
+    #: the run's: what the clients compute in; F is evaluated in float64
     dtype: str = field(default="float64", kw_only=True)
+    #: whether the clients of the run's method ask for values of their f_i and for no
+    #: gradients: an f_i may then be one that has none and takes less memory
     values_only: bool = field(default=False, kw_only=True)
+    #: what a run config says of data that lies on the nodes
     nodes: DataSettings = field(default=DataSettings(), kw_only=True)
 
+    #: what run configurations call the task; its settings' keys start with it
     name: ClassVar[str]
+    #: one line for listings
     summary: ClassVar[str]
+    #: what suits F where it is not the method's own default: by the method's name, then
+    #: by the name of the strategy's field; FedFW's ``penalty`` is λ_0 for about ten
+    #: clients, a :class:`Depending` depends on how the task is set
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    #: whether F is known to be convex
     convex: ClassVar[bool] = True
+    #: whether F has a minimum without a constraint
     bounded_below: ClassVar[bool] = True
+    #: whether clients hold some of the samples and some of the features, so that none
+    #: has a loss of its own; for the methods that work on such data
     split_data: ClassVar[bool] = False
+    #: groups of settings that several tasks have, by what their keys begin with
     shared: ClassVar[Mapping[str, type[Any]]] = {"data": DataSettings}
+    #: those of an objective's metrics whose mean over nodes' own data means something
     node_metrics: ClassVar[tuple[str, ...]] = ()
+    #: fields that have no meaning with nodes' own data
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "partition", "labels_per_client", "alpha", "partial"),
         *("train_limit", "test_limit", "test_fraction", "validation_fraction"),
     )
+    #: fields that have none with ``dataset = "file"``
     not_of_file: ClassVar[tuple[str, ...]] = ()
+    #: whether samples may have weights
     weighs: ClassVar[bool] = False
+    #: what a node's label column holds
     label_kind: ClassVar[Literal["class", "number", "none"]] = "number"
+    #: the classes' labels by default, for a task that has a fixed number of them
     node_labels: ClassVar[tuple[str, ...]] = ()
+    #: those of :meth:`method_options` without which a method solves another problem
     required_options: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def _dataset(self) -> str:
+        """The data set, where there is a choice."""
+        return getattr(self, "dataset", "")
 
     @property
     def on_nodes(self) -> bool:
         """Whether every node has its own data, and the server none."""
-        return getattr(self, "dataset", "") == NODES
+        return self._dataset == NODES
 
     @property
     def on_file(self) -> bool:
         """Whether the data is in a file of the user's, in any of the formats."""
-        return getattr(self, "dataset", "") == FILE
+        return self._dataset == FILE
 
     @property
     def of_file(self) -> tuple[str, ...]:
@@ -232,13 +203,9 @@ class Task:
     def check(self) -> None:
         """Find out, before anything starts, whether the task can be run as set.
 
-        Raises
-        ------
-        SettingsError
-            A setting that is not allowed, more clients than examples, an extra that is
-            not installed or a malformed data file, in one line.
-        FileNotFoundError
-            A data file that is missing, with the key of the setting that names it.
+        A SettingsError: a setting that is not allowed, more clients than examples, an
+        extra that is not installed, a malformed data file; a FileNotFoundError: a data
+        file that is missing. Either is one line with the setting's key.
         """
         self.check_settings()
         if self.on_nodes:
@@ -246,8 +213,7 @@ class Task:
             return
         self.check_path()
         if self.on_file:
-            why = "it is for the data that is built in"
-            self._refuse(self.not_of_file, FILE, why)
+            self._refuse(self.not_of_file, "it is for the data that is built in")
         # Nothing can be made or dealt for no client, so this comes before the data.
         self.check_clients(max(self.num_clients, 1), "examples")
         self.check_clients(self.num_examples(), "examples")
@@ -262,21 +228,18 @@ class Task:
                 f"data.weight-column = {self.nodes.weight_column!r} is not for task "
                 f"{self.name!r}, whose examples all count alike; allowed: empty"
             )
-        why = "every node's file is taken as it is"
-        self._refuse(self.not_on_nodes, NODES, why)
+        self._refuse(self.not_on_nodes, "every node's file is taken as it is")
         self.node_schema()
 
-    def _refuse(self, names: tuple[str, ...], dataset: str, why: str) -> None:
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
         """Raise a SettingsError where one of some settings is not as by default."""
+        given = f"has no meaning with {self.name}.dataset = {self._dataset!r}: {why}"
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             # what is switched off does no harm
             if entry.name in names and value not in (entry.default, 0):
-                raise self.refused(
-                    entry.name,
-                    f"has no meaning with {self.name}.dataset = {dataset!r}: {why}; "
-                    f"allowed: {entry.default!r}",
-                )
+                allowed = f"allowed: {entry.default!r}"
+                raise self.refused(entry.name, f"{given}; {allowed}")
 
     def check_clients(self, available: int, what: str) -> None:
         """Raise a SettingsError unless there is something for every client."""
@@ -290,9 +253,8 @@ class Task:
 
     def check_path(self) -> None:
         """Raise a SettingsError unless there is a path where the data set needs one."""
-        field = type(self).__dataclass_fields__.get("path")
+        field, dataset = self.__dataclass_fields__.get("path"), self._dataset
         only = (field.metadata["only"] if field else None) or {}
-        dataset = getattr(self, "dataset", "")
         if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
             raise SettingsError(
                 f"{self.name}.path is empty; for {dataset!r} it must name the data's "
@@ -307,22 +269,26 @@ class Task:
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the model's arrays."""
-        raise NotImplementedError
+        raise self._missing("shapes", "[(rows, columns), ...]")
 
     def domains(self) -> dict[str, float]:
         """Return the domains that fit, by name, with the radius they have by default.
 
         The first is the default; the radius is 0.0 for a set that has none.
         """
-        raise NotImplementedError
+        raise self._missing("domains", "{'l2-ball': 10.0, ...}")
 
     def _load(self) -> Dealt:
         """Load or generate the data set, dealt to the clients."""
-        raise NotImplementedError
+        raise self._missing("_load", "the examples as a Dealt")
 
     def _loss(self, features: Any, targets: Any, weight: float) -> Any:
         """Make ``weight`` times the mean loss of some rows."""
-        raise NotImplementedError
+        raise self._missing("_loss", "an Objective, weight times the rows' mean loss")
+
+    def _missing(self, method: str, what: str) -> NotImplementedError:
+        who = type(self).__name__
+        return NotImplementedError(f"{who} must have {method}(), which returns {what}")
 
     def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
         """Make the like of a client, which may need less of it."""
@@ -458,27 +424,21 @@ class Task:
     def _read_node_file(self, path: Path) -> Table:
         return read_table(path, self.node_schema())
 
+    # A simulation has many nodes in one process, a deployed node's process has one.
+    @once_per_file(1024)
     def node_table(self, path: Path) -> Table:
         """Return a node's file, read and checked once per process.
 
         A DataFileError names file, row and column, and shows nothing of what is there.
         """
-        return self._node_table(path, file_stamp(path))
-
-    # A simulation has many nodes in one process, a deployed node's process has one.
-    @once(1024)
-    def _node_table(self, path: Path, stamp: tuple[int, ...]) -> Table:
         return self._read_node_file(path)
 
+    @once_per_file(1024)
     def node_objective(self, path: Path) -> Objective:
         """Return f_i of a node with its own file, made once per process.
 
         A DataFileError as of :meth:`node_table`.
         """
-        return self._node_objective(path, file_stamp(path))
-
-    @once(1024)
-    def _node_objective(self, path: Path, stamp: tuple[int, ...]) -> Objective:
         table = self.node_table(path)
         features, targets = self._node_inputs(table.features), table.targets
         if self.label_kind == "class":
@@ -490,13 +450,8 @@ class Task:
         """Return what the client of a node with its own data is made of.
 
         As :meth:`client_parts`; ``data`` of the node config names the node's file.
-
-        Raises
-        ------
-        SettingsError
-            The node config does not go with the task.
-        FileNotFoundError, DataFileError
-            The file is missing or does not hold what it should.
+        A SettingsError: the node config does not go with the task; a FileNotFoundError
+        or DataFileError: the file is missing or does not hold what it should.
         """
         path = node_path(node_config)
         if "test-data" in node_config:
@@ -514,12 +469,9 @@ class Task:
             "rows": self.node_rows(node_path(node_config)),
         }
 
+    @once_per_file(1024)
     def node_rows(self, path: Path) -> OwnRows:
         """Return the rows of a node's file, for its memory of releases."""
-        return self._node_rows(path, file_stamp(path))
-
-    @once(1024)
-    def _node_rows(self, path: Path, stamp: tuple[int, ...]) -> OwnRows:
         table = self.node_table(path)
         parts = table.features, table.targets, table.weights
         return OwnRows(table.names or (str(table.features.shape[1]),), parts)
@@ -539,10 +491,7 @@ class Task:
         return self.num_clients * examples / total
 
     def announcement(self, path: Path) -> dict[str, Any]:
-        """Return what a node sends of its file before round 1.
-
-        A digest of its columns' names and the number of examples.
-        """
+        """Return the number of a node's examples and a digest of its columns' names."""
         table = self.node_table(path)
         entries: dict[str, Any] = {"num-examples": int(table.features.shape[0])}
         if table.names:

@@ -22,9 +22,7 @@ from fedtrellis.settings import SettingsError
 from ..base import data_path, derived_seed
 from ..data.datasets import load_mnist
 from ..data.readers import read_csv, read_libsvm, read_own_file
-from ..data.scaling import with_constant
-from ..data.settings import FILE
-from ..data.table import Schema, read_at_most
+from ..data.table import FILE, Schema, read_at_most, with_constant
 
 if TYPE_CHECKING:
     from .task import HybridTask

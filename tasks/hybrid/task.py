@@ -34,8 +34,7 @@ from fedtrellis.settings import SettingsError, setting
 
 from ..base import Depending, Point, once
 from ..data.readers import node_path
-from ..data.settings import FILE, NODES
-from ..data.table import Schema, to_number
+from ..data.table import FILE, NODES, Schema, to_number
 from ..data.task import Task
 from .samples import BY_PATH, DATASETS, TARGETS, Samples
 from .shares import ClientData, client_data, held_of

@@ -19,7 +19,7 @@ from fedtrellis.objectives.demonstrations import (
 )
 from fedtrellis.settings import SettingsError
 from tasks import Attack
-from tasks.attack import _digits, _digits_classifier
+from tasks.attack import _digits_classifier, _images
 from tests.tasks.data.cifar_folder import write_cifar
 
 CIFAR_RADIUS = 2.0
@@ -30,7 +30,7 @@ def task(n: int = 5, seed: int = 0, **settings: Any) -> Attack:
 
 
 def test_the_classifier_is_a_good_one() -> None:
-    found, classifier = _digits(), _digits_classifier()
+    found, classifier = _images("digits"), _digits_classifier()
     for images, labels, least in (
         (found.features, found.labels, 0.99),
         (found.test_features, found.test_labels, 0.95),
@@ -66,7 +66,7 @@ def test_every_process_attacks_the_same_classifier() -> None:
 
 
 def test_only_images_of_the_class_that_are_got_right() -> None:
-    found, classifier = _digits(), _digits_classifier()
+    found, classifier = _images("digits"), _digits_classifier()
     for held_out in (False, True):
         images = task().images(held_out=held_out)
         assert (classifier.logits(images).argmax(axis=1) == 3).all()

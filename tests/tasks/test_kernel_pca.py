@@ -24,7 +24,7 @@ def written(path: Path, array: np.ndarray, header: str = "") -> str:
     if path.suffix == ".npy":
         np.save(path, array)
     elif path.suffix == ".npz":
-        np.savez(path, array)
+        np.savez(path, features=array)
     else:
         np.savetxt(path, array, delimiter=",", header=header, comments="")
     return str(path)
@@ -163,21 +163,23 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ragged.csv").write_text("1,2\n3\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "matrix.txt").write_text("1,2\n")
+    for name in ("matrix.txt", "matrix.dat"):
+        (tmp_path / name).write_text("1,2\n")
     for name, match in [
-        ("two.npz", "2 arrays; one is expected"),
-        ("vector.npy", "shape \\(3,\\)"),
-        ("text.npy", "dtype <U1"),
+        ("two.npz", "must have an array 'features'"),
+        ("vector.npy", "of rows and columns"),
+        ("text.npy", "must be of numbers"),
         ("pickle.npy", "cannot be read"),
         ("nan.npy", "row 1, column '1': must be a finite number"),
         ("short.npy", "cannot be read"),
         ("short.npz", "cannot be read"),
-        ("raw.npz", "cannot be read"),
+        ("raw.npz", "of rows and columns"),
         ("words.csv", "row 2, column '2': must be a number"),
         ("ragged.csv", "row 2: 1 fields; 2 are expected"),
         ("empty.csv", "the file is empty"),
         ("bytes.csv", "the first line: column 1 has no name"),
-        ("matrix.txt", "must end in .npy, .npz or .csv"),
+        ("matrix.txt", "line 1: must be a label"),
+        ("matrix.dat", "must end in .csv"),
     ]:
         made = task(1, dataset="file", path=str(tmp_path / name), components=1)
         with pytest.raises(DataFileError, match=match) as caught:

@@ -12,7 +12,7 @@ import pytest
 from fedtrellis.objectives.demonstrations import OnnxClassifier, PerceptronClassifier
 from fedtrellis.settings import SettingsError
 from tasks import Attack
-from tasks.attack import _ARRAYS, _digits, _digits_classifier
+from tasks.attack import _ARRAYS, _digits_classifier, _images
 from tests.harness import run_app
 
 onnx = pytest.importorskip("onnx")
@@ -57,7 +57,7 @@ def write(
 
 
 def arrays_of_digits() -> dict[str, Any]:
-    return dict(zip(_ARRAYS, _digits(), strict=False))
+    return dict(zip(_ARRAYS, _images("digits"), strict=False))
 
 
 @pytest.mark.parametrize("shape", [("n", 8, 8), ("n", 1, 8, 8), ("n", 64), (7, 8, 8)])
@@ -66,7 +66,7 @@ def test_scores_are_those_of_the_same_network(
 ) -> None:
     own = _digits_classifier()
     made = OnnxClassifier(write(tmp_path / "m.onnx", own, shape), (8, 8))
-    images = _digits().features[:300]
+    images = _images("digits").features[:300]
     assert made.logits(images) == pytest.approx(own.logits(images), abs=1e-4)
     softmax = write(tmp_path / "s.onnx", own, shape, softmax=True)
     logs = OnnxClassifier(softmax, (8, 8), "probabilities").logits(images[:5])
@@ -96,7 +96,7 @@ def test_a_run_attacks_the_file(tmp_path: Path, dataset: str) -> None:
         [delta] = [file[name] for name in file]
     assert np.linalg.norm(delta) == pytest.approx(1.0)
     # counted by the network that the file was made of, on images held out
-    found = _digits()
+    found = _images("digits")
     threes = found.test_features[found.test_labels == 3]
     right = threes[_digits_classifier().logits(threes).argmax(axis=1) == 3]
     fooled = _digits_classifier().logits(right + delta).argmax(axis=1) != 3

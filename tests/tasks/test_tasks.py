@@ -12,7 +12,7 @@ from fedtrellis.settings import SettingsError, describe_fields, keys
 from fedtrellis.wire.arrays import Layout
 from strategies import FedFW, FedGiA, HybridFedAvg, HyFDCA, HyFEM, NaiveFrankWolfe
 from tasks import TASKS, Task, make_task
-from tasks.base import Point, even_share
+from tasks.base import Point
 from tasks.data.task import data_of
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -391,13 +391,3 @@ def test_a_client_is_made_of_a_task_s_parts(name: str) -> None:
 
 def test_reference_optimum_is_none_by_default() -> None:
     assert make_task("digits", {}, 3, 0).reference_optimum(L1Ball(1.0)) is None
-
-
-@pytest.mark.parametrize(
-    ("total", "parts"), [(10, 3), (9, 3), (7, 7), (100, 1), (5, 4)]
-)
-def test_an_even_share_is_that_of_array_split(total: int, parts: int) -> None:
-    expected = np.array_split(np.arange(total), parts)
-    for index in range(parts):
-        share = np.arange(total)[even_share(total, parts, index)]
-        np.testing.assert_array_equal(share, expected[index])
