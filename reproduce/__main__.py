@@ -23,11 +23,9 @@ from reproduce.common import (
     SkippedError,
     load_results,
     machine,
-    page_with,
-    pages_of,
     save_results,
-    update_page,
 )
+from reproduce.pages import pages_of, publish, update_page
 
 PAPERS = {
     "fedfw": fedfw,
@@ -45,16 +43,17 @@ def folder_of(paper: str) -> Path:
     return Path(__file__).parent / paper.replace("-", "_")
 
 
-def index_text() -> str:
-    """The page with every claim and its verdict, from the stored results."""
+def index_files() -> dict[Path, str]:
+    """The page with every claim and its verdict, and its data files, as stored."""
     papers: dict[str, tuple[tuple[Paper, ...], Path]] = {
         name: (paper.claims.PAPERS, folder_of(name)) for name, paper in PAPERS.items()
     }
-    return index.page(papers)
+    files = {INDEX.parent / name: text for name, text in index.files(papers).items()}
+    return {INDEX: index.page(papers), **files}
 
 
 def summaries(paper: str) -> dict[str, str]:
-    """What stands between the marks that are about all of a paper's results."""
+    """What is said of all of a paper's results, by the marks that it belongs to."""
     results = index.stored(folder_of(paper))
     papers = PAPERS[paper].claims.PAPERS
     return {
@@ -65,12 +64,12 @@ def summaries(paper: str) -> dict[str, str]:
 
 def write_index() -> None:
     """Write the page of all claims again, and each paper's summary of its own."""
-    INDEX.write_text(index_text(), encoding="utf-8")
+    for path, text in index_files().items():
+        path.write_text(text, encoding="utf-8")
     for paper in PAPERS:
-        for name, text in summaries(paper).items():
-            for page in pages_of(folder_of(paper)):
-                if f"<!-- {name} -->" in page.read_text(encoding="utf-8"):
-                    update_page(page, name, text)
+        folder, texts = folder_of(paper), summaries(paper)
+        update_page(pages_of(folder)[0], "claims", texts["claims"])
+        publish(folder, "cases", texts["cases"])
 
 
 def processor_seconds() -> float:
@@ -181,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     folder = folder_of(options.paper)
     # a quick run, or one into a folder of its own, leaves the page as it is
-    publish = not options.quick and options.out is None
+    complete = not options.quick and options.out is None
     out = options.out or (
         Path(tempfile.mkdtemp(prefix="reproduce-")) if options.quick else folder
     )
@@ -218,9 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 1
             continue
         print(text, flush=True)
-        if publish:
-            update_page(page_with(folder, item), item, text)
-    if publish:
+        if complete:
+            publish(folder, item, text)
+    if complete:
         write_index()
     print(f"Results: {out}")
     return status

@@ -1,4 +1,4 @@
-"""What all reproductions share: runs, their parallel execution, results, pages."""
+"""What all reproductions share: runs, their parallel execution, results."""
 
 from __future__ import annotations
 
@@ -45,11 +45,8 @@ __all__ = [
     "execute",
     "load_results",
     "mean_of",
-    "page_with",
-    "pages_of",
     "read_config",
     "save_results",
-    "update_page",
     "workers",
 ]
 
@@ -422,37 +419,3 @@ def load_results(path: Path) -> dict[str, Any]:
     """Inverse of :func:`save_results`."""
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return loaded
-
-
-#: The short page of a paper, its tables and figures, and what we added.
-PAGES = ("README.md", "details.md", "ours.md")
-
-
-def pages_of(folder: Path) -> list[Path]:
-    """The pages that a paper has."""
-    return [folder / name for name in PAGES if (folder / name).is_file()]
-
-
-def page_with(folder: Path, name: str) -> Path:
-    """The page that has an item's two marks.
-
-    Raises
-    ------
-    ValueError
-        None or several have them.
-    """
-    marked = [p for p in pages_of(folder) if f"<!-- {name} -->" in p.read_text("utf-8")]
-    if len(marked) != 1:
-        raise ValueError(f"{len(marked)} pages of {folder.name} have <!-- {name} -->")
-    return marked[0]
-
-
-def update_page(page: Path, name: str, text: str) -> None:
-    """Put an item's Markdown between its two marks in a page."""
-    start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
-    whole = page.read_text(encoding="utf-8")
-    if whole.count(start) != 1 or whole.count(end) != 1:
-        raise ValueError(f"{page.name} needs {start} and {end}, once each")
-    before, rest = whole.split(start)
-    _, after = rest.split(end)
-    page.write_text(f"{before}{start}\n{text.strip()}\n{end}{after}", encoding="utf-8")

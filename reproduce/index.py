@@ -19,8 +19,9 @@ from .claims import (
     judge,
 )
 from .common import load_results
+from .pages import as_csv
 
-__all__ = ["case_table", "page", "short_table", "stored", "verdicts"]
+__all__ = ["case_table", "files", "page", "short_table", "stored", "verdicts"]
 
 #: A verdict names the cases that hold if they are at most so many.
 NAMED = 3
@@ -32,11 +33,10 @@ this page, verdicts included, from the stored results.
 
 {count}
 
-Each claim is in the paper's words, and has a number to cite and link. "Our effect" says
-what is measured, what the claim needs, the clearest case for the paper ("best") and the
-clearest against it ("worst"). ×2 means twice as much; a point is one of a hundred.
-Brackets have the 95 % interval, over seeds or what the column "over" names; an exact
-count has none. A claim
+Each claim is in the paper's words, and has a number to cite and link.
+[All claims](claims.csv) says what was measured, what the claim needs, the clearest case
+for the paper ("best") and the clearest against it ("worst"), with 95 % intervals, sizes
+and the minutes of one processor. A claim
 
 - **holds** if every case's interval keeps what is needed,
 - holds **partly** if some do,
@@ -44,11 +44,9 @@ count has none. A claim
 - is **not tested** if no experiment had at least three seeds.
 
 A case is *against* the paper if its whole interval breaks what is needed, and *open* if
-only a part of it does; the row names up to three of each. A claim with open cases alone
-is undecided, not refuted.
-
-A paper's page shows every case. Sizes are examples × features, and clients. Minutes are
-of one processor.
+only a part of it does. A claim with open cases alone is undecided, not refuted.
+[Figures and tables](exhibits.csv) names the items that reproduce each of a paper's
+figures and tables: `python -m reproduce PAPER ITEM --data DIR`.
 
 ## Claims
 
@@ -63,12 +61,7 @@ cases of an item together with a probability of 95 %.
 
 """
 
-_RUN = """
-## Figures and tables
-
-Reproduce an item with `python -m reproduce PAPER ITEM --data DIR`.
-
-"""
+_CLAIMS = "| no. | claim | verdict | our effect | the paper's | size | over | minutes |"
 
 
 def stored(folder: Path) -> Results:
@@ -193,9 +186,18 @@ def claim_rows(paper: Paper, results: Results) -> Iterator[str]:
         claim, mark = verdict.claim, number.lower()
         yield (
             f'| <a id="{mark}"></a>[{number}](#{mark}) | “{claim.words}” '
-            f"({claim.where}) | {word(verdict)} | {measured_text(verdict)} "
-            f"| {claim.theirs} | {claim.size} | {_seeds(verdict)} "
-            f"| {_minutes(verdict, results)} |"
+            f"({claim.where}) | **{verdict.word}** |"
+        )
+
+
+def full_rows(paper: Paper, results: Results) -> Iterator[str]:
+    """The same with all that is known of a claim."""
+    for number, verdict in numbered(paper, results):
+        claim = verdict.claim
+        yield (
+            f"| {number} | “{claim.words}” ({claim.where}) | {word(verdict)} "
+            f"| {measured_text(verdict)} | {claim.theirs} | {claim.size} "
+            f"| {_seeds(verdict)} | {_minutes(verdict, results)} |"
         )
 
 
@@ -243,7 +245,7 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
     """The whole page; ``papers`` are papers and folders by name."""
     found = {name: stored(folder) for name, (_, folder) in papers.items()}
     counts: dict[str, int] = {}
-    claims, exhibits = [], []
+    claims = []
     for name, (several, folder) in papers.items():
         link = f"{folder.name}/README.md"
         for paper in several:
@@ -255,18 +257,9 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
                 "",
                 f"[The paper's page]({link})",
                 "",
-                "| no. | claim | verdict | our effect | the paper's | size | over "
-                "| minutes |",
-                "| --- " * 8 + "|",
-                *claim_rows(paper, found[name]),
-                "",
-            ]
-            exhibits += [
-                f"### {paper.title}",
-                "",
-                "| what | shows | items |",
+                "| no. | claim | verdict |",
                 "| --- | --- | --- |",
-                *(exhibit_row(e, name, found[name]) for e in paper.exhibits),
+                *claim_rows(paper, found[name]),
                 "",
             ]
     total = sum(counts.values())
@@ -275,7 +268,6 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
         count="| claims | hold | hold partly | do not hold | not tested |\n"
         f"| --- | --- | --- | --- | --- |\n| {total} | {told} |"
     )
-    tables = _RUN + "\n".join(exhibits).rstrip() + "\n"
     repeated = ""
     if STORED.is_file():
         effects = {
@@ -288,4 +280,22 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
         }
         told = table(load_results(STORED), effects)
         repeated = _AGAIN.format(first=FIRST) + told + "\n"
-    return head + "\n".join(claims) + repeated + tables
+    return head + "\n".join(claims) + repeated
+
+
+def files(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> dict[str, str]:
+    """The page's data files by their names."""
+    claims = [_CLAIMS, "| --- " * 8 + "|"]
+    exhibits = ["| paper | what | shows | items |", "| --- " * 4 + "|"]
+    for name, (several, folder) in papers.items():
+        results = stored(folder)
+        for paper in several:
+            claims += full_rows(paper, results)
+            exhibits += [
+                f"| {paper.title} {exhibit_row(one, name, results)}"
+                for one in paper.exhibits
+            ]
+    return {
+        "claims.csv": as_csv("\n".join(claims)),
+        "exhibits.csv": as_csv("\n".join(exhibits)),
+    }

@@ -6,7 +6,8 @@ import csv
 import io
 from pathlib import Path
 
-from reproduce.common import load_results, update_page
+from reproduce.common import load_results
+from reproduce.pages import as_csv, update_page
 
 from . import compressed
 from .measure import load_all
@@ -62,24 +63,14 @@ def files(results: Results) -> dict[Path, str]:
     """The data files of the page; of compressed updates once these are all there."""
     found = {
         NUMBERS: all_numbers(results),
-        MEASURED / "matrix-places.csv": _as_csv(places_table(results)),
+        MEASURED / "matrix-places.csv": as_csv(places_table(results)),
     }
     stored = load_results(compressed.FILE) if compressed.FILE.is_file() else {}
     if compressed.complete(stored):
         table, balls = compressed.table(stored), compressed.balls_table(stored)
-        found[MEASURED / "matrix-equal-bytes.csv"] = _as_csv(table)
-        found[MEASURED / "matrix-balls.csv"] = _as_csv(balls)
+        found[MEASURED / "matrix-equal-bytes.csv"] = as_csv(table)
+        found[MEASURED / "matrix-balls.csv"] = as_csv(balls)
     return found
-
-
-def _as_csv(markdown: str) -> str:
-    """A Markdown table as a data file."""
-    head, _, *rows = markdown.replace("\\*", "*").splitlines()
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in (head, *rows):
-        writer.writerow(cell.strip() for cell in row[1:-1].split(" | "))
-    return text.getvalue()
 
 
 def all_numbers(results: Results) -> str:

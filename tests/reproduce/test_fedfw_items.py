@@ -23,8 +23,6 @@ from reproduce.common import (
     app_config,
     evaluated_rounds,
     load_results,
-    page_with,
-    pages_of,
     perform,
 )
 from reproduce.fedfw import (
@@ -39,6 +37,7 @@ from reproduce.fedfw import (
 )
 from reproduce.fedfw.assignment import random_start
 from reproduce.fedfw.traffic import bytes_a_round
+from reproduce.pages import page_with, pages_of, shown
 from reproduce.rates import slope
 
 HERE = folder_of("fedfw")
@@ -139,7 +138,10 @@ def test_the_page_has_a_place_for_every_item_and_what_was_measured() -> None:
         assert unmeasured != saved.is_file()
         if saved.is_file():
             text = definition.render(load_results(saved), HERE)
-            assert match.group(1).strip() == text.strip()
+            short, files = shown(item, text)
+            assert match.group(1).strip() == short
+            for name, content in files.items():
+                assert (HERE / "tables" / name).read_text("utf-8") == content
 
 
 def test_committed_configs_are_known_settings() -> None:

@@ -20,13 +20,11 @@ from reproduce.common import (
     execute,
     load_results,
     mean_of,
-    page_with,
-    pages_of,
     perform,
     read_config,
     save_results,
-    update_page,
 )
+from reproduce.pages import as_csv, page_with, pages_of, shown, update_page
 from reproduce.provenance import KEYS, Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +91,10 @@ def test_saved_results_are_what_the_pages_show() -> None:
             saved = folder / "results" / f"{item}.json"
             if saved.is_file() and "figure" not in item:
                 text = definition.render(load_results(saved), folder)
-                assert match.group(1).strip() == text.strip()
+                short, files = shown(item, text)
+                assert match.group(1).strip() == short
+                for name, content in files.items():
+                    assert (folder / "tables" / name).read_text("utf-8") == content
 
 
 def test_a_run_counts_broadcasts_and_stops_by_the_gradient() -> None:
@@ -146,6 +147,17 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
     save_results(path, results)
     assert load_results(path) == json.loads(json.dumps(results))
     assert '"a": [1.0, 2.5e-10, -3]' in path.read_text()
+
+
+def test_a_table_becomes_a_data_file() -> None:
+    text = (
+        "![p](p.png)\n\n| **a** | b, c |\n| --- | --- |\n| [x](y.md) | |\n\n"
+        "Two seeds. Measured in 1.0 minutes on 2 cores, flwr 1.41.0."
+    )
+    short, files = shown("item", text)
+    assert short == "![p](p.png)\n\n[Table](tables/item.csv)\n\nTwo seeds."
+    assert files == {"item.csv": 'a,"b, c"\nx,\n'}
+    assert as_csv("| a |\n| --- |\n| 3 \\| 4\\* |") == "a\n3 | 4*\n"
 
 
 def test_pages_are_changed_between_their_marks_only(tmp_path: Path) -> None:
