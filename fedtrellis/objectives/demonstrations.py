@@ -117,8 +117,6 @@ class LowRankPerceptron(FiniteSum):
                 first = [U.copy(), s.copy(), Vt.T.copy()]
         return [*first, np.zeros(self.hidden), B, np.zeros(self.classes)]
 
-    # -- points in either form
-
     def _point(self, x: Any, name: str = "x") -> Array:
         return self._forms.vector(x).astype(np.float64, copy=False)
 

@@ -478,13 +478,16 @@ class StackedLinear:
         n, dtype = len(models), first._design.matrix.dtype
         self._features = np.zeros((n, max(sizes), first.shape[0]), dtype)
         self._labels = np.zeros((n, max(sizes)), first._labels.dtype)
-        for features, labels, model in zip(
-            self._features, self._labels, models, strict=True
-        ):
-            data, given = model._design.matrix, model._design.matrix.shape[1]
-            features[: len(data), :given] = data
-            features[: len(data), given:] = 1.0
-            labels[: len(data)] = model._labels
+        data, given = [m._design.matrix for m in models], first._design.matrix.shape[1]
+        if min(sizes) == max(sizes):  # three calls instead of three a model
+            np.stack(data, out=self._features[..., :given])
+            self._features[..., given:] = 1.0
+            np.stack([model._labels for model in models], out=self._labels)
+        else:
+            for i, d in enumerate(sizes):
+                self._features[i, :d, :given] = data[i]
+                self._features[i, :d, given:] = 1.0
+                self._labels[i, :d] = models[i]._labels
         self.entries = self._features.size
         self._classes: Any = None
         if isinstance(first._loss, losses.CrossEntropy):

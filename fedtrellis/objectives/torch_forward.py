@@ -136,9 +136,9 @@ class TorchForward(ModuleLoss):
         x, a list of ndarrays or one of shape (p,), is not changed, not even meanwhile.
         Each shift adds a direction v_j to a block of a point: it is called with the
         entry of the flat point that the block begins at, and with the block, a layer's
-        flat copy of dtype float32 or float64. A layer can be asked for several times,
-        and in any order. None is no shift. A mini-batch is drawn as in :meth:`values`.
-        The result is f(x + v_1), …, f(x + v_m), float64 of shape (m,).
+        flat copy of float32 or float64, several times and in any order. None is no
+        shift. A mini-batch is drawn as in :meth:`values`. The result is f(x + v_j),
+        float64 of shape (m,).
         """
         rows = draw_batch(rng, self.num_examples, batch_size)
         return np.array([self._value(x, rows, shift) for shift in shifts])
