@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedtrellis.dual.alignment import (
     HASH_BYTES,
     Alignment,
-    Group,
     align,
 )
 
@@ -159,11 +158,6 @@ def test_state_round_trip(samples: dict[str, list[int]], parts: int) -> None:
         assert np.array_equal(again.columns[name], alignment.columns[name])
 
 
-def test_a_group_knows_whether_sums_have_to_be_encrypted() -> None:
-    assert not Group(("a",), 3).shared
-    assert Group(("a", "b"), 3).shared
-
-
 @pytest.mark.parametrize(
     ("samples", "features", "names", "reason"),
     [
@@ -186,14 +180,9 @@ def test_what_does_not_fit_is_said_in_one_line(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "hashes",
-    [
-        np.zeros((2, HASH_BYTES - 1), dtype=np.uint8),
-        np.zeros(2 * HASH_BYTES, dtype=np.uint8),
-        np.zeros((2, HASH_BYTES)),
-    ],
-)
-def test_malformed_hashes_are_refused(hashes: Any) -> None:
-    with pytest.raises(ValueError, match="client a: its samples' hashes are malf"):
-        align({"a": hashes}, {"a": ["f"]})
+def test_malformed_hashes_are_refused() -> None:
+    wide, flat = (2, HASH_BYTES - 1), 2 * HASH_BYTES
+    wrong: Any = (np.zeros(wide, np.uint8), np.zeros(flat, np.uint8))
+    for hashes in (*wrong, np.zeros((2, HASH_BYTES))):
+        with pytest.raises(ValueError, match="client a: its samples' hashes are malf"):
+            align({"a": hashes}, {"a": ["f"]})

@@ -128,7 +128,7 @@ def test_bundle_and_clients_agree_and_the_dual_never_falls(
 ) -> None:
     world = World(memory, memory=memory, loss=loss)
     value = world.dual()
-    for t in range(40):
+    for t in range(60):
         everybody = t % 3 == 0
         some = [u for u in range(3) if everybody or world.rng.random() < 0.5]
         world.exact()
@@ -188,16 +188,6 @@ def test_another_alpha_in_the_place_of_one_that_was_lost() -> None:
     world.search([0, 1, 2], 1)
     world.check()
     assert world.dual() >= value
-
-
-def test_the_gram_matrix_does_not_drift() -> None:
-    world = World(3, units=4, memory=8)
-    for _ in range(200):
-        world.search([u for u in range(4) if world.rng.random() < 0.8] or [0], 1)
-    bundle = world.bundle
-    fresh = bundle.V[0] @ bundle.V[0].T
-    assert np.abs(bundle._gram - fresh).max() < 1e-12 * np.abs(fresh).max()
-    world.check()
 
 
 def test_ids_are_the_same_until_the_search_and_never_come_back() -> None:

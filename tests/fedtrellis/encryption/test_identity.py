@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 import struct
 from itertools import combinations
@@ -63,37 +62,26 @@ def test_a_pair_has_one_secret_and_every_pair_another() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "public",
-    [
-        bytes(32),  # of low order: everybody would know the secret
-        (1).to_bytes(32, "little"),
-        bytes.fromhex(
-            "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"
-        ),
+def test_what_is_no_public_key_is_refused() -> None:
+    low = "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"
+    for public in (
+        # of low order: everybody would know the secret
+        *(bytes(32), (1).to_bytes(32, "little"), bytes.fromhex(low)),
         (2**255 - 19 + 9).to_bytes(32, "little"),  # another way to write 9
-        bytes(range(31)),
-        bytes(range(33)),
-    ],
-)
-def test_what_is_no_public_key_is_refused(public: bytes) -> None:
-    with pytest.raises(EncryptionError, match="not an X25519 key"):
-        Identity.generate("a").pair_secret(public)
-    with pytest.raises(EncryptionError, match="'b' is not an X25519 key"):
-        Roster({**_members("a"), "b": public})
+        *(bytes(range(31)), bytes(range(33))),
+    ):
+        with pytest.raises(EncryptionError, match="not an X25519 key"):
+            Identity.generate("a").pair_secret(public)
+        with pytest.raises(EncryptionError, match="'b' is not an X25519 key"):
+            Roster({**_members("a"), "b": public})
 
 
 # -- files ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mask", [0o077, 0o000])
-def test_an_identity_is_kept_in_a_private_file(tmp_path: Path, mask: int) -> None:
+def test_an_identity_is_kept_in_a_private_file(tmp_path: Path) -> None:
     path = tmp_path / "node.key"
-    before = os.umask(mask)
-    try:
-        made = write_identity(path, "Klinik Süd")
-    finally:
-        os.umask(before)
+    made = write_identity(path, "Klinik Süd")
     assert _mode(path) == 0o600
     read = load_identity(str(path))
     assert (read.name, read.public) == ("Klinik Süd", made.public)
@@ -103,10 +91,9 @@ def test_an_identity_is_kept_in_a_private_file(tmp_path: Path, mask: int) -> Non
     with pytest.raises(EncryptionError, match="never overwritten"):
         write_identity(path, "b")
     assert load_identity(path).public == made.public
-    for mode in (0o640, 0o604, 0o620):
-        path.chmod(mode)
-        with pytest.raises(EncryptionError, match=rf"mode {mode:04o}.*chmod 600"):
-            load_identity(path)
+    path.chmod(0o640)
+    with pytest.raises(EncryptionError, match=r"mode 0640.*chmod 600"):
+        load_identity(path)
 
 
 def test_a_lost_or_damaged_identity_is_one_clear_error(tmp_path: Path) -> None:
@@ -127,15 +114,13 @@ def test_a_lost_or_damaged_identity_is_one_clear_error(tmp_path: Path) -> None:
         load_identity(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["", " a", "a ", "a=b", "#a", "a\n", "a\x7f", "x" * 101]
-)
-def test_names_that_could_be_mistaken_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(EncryptionError, match="client id"):
-        write_identity(tmp_path / "k", name)
+def test_names_that_could_be_mistaken_are_refused(tmp_path: Path) -> None:
+    for name in ("", " a", "a ", "a=b", "#a", "a\n", "a\x7f", "x" * 101):
+        with pytest.raises(EncryptionError, match="client id"):
+            write_identity(tmp_path / "k", name)
+        with pytest.raises(EncryptionError, match="client id"):
+            Roster(_members("a") | {name: Identity.generate("b").public})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(EncryptionError, match="client id"):
-        Roster(_members("a") | {name: Identity.generate("b").public})
 
 
 def test_a_public_line_can_be_pasted() -> None:
@@ -170,12 +155,10 @@ def test_a_roster_means_the_same_in_any_order(tmp_path: Path) -> None:
 
 def test_any_change_gives_a_roster_another_digest() -> None:
     members = _members("a", "b", "c")
-    keys = list(members.values())
+    a, b, c = members.values()
     changed = [
         {**members, "a": Identity.generate("a").public},
-        {"a": keys[1], "b": keys[0], "c": keys[2]},
-        {"a": keys[0], "b": keys[1]},
-        {"A": keys[0], "b": keys[1], "c": keys[2]},
+        *({"a": b, "b": a, "c": c}, {"a": a, "b": b}, {"A": a, "b": b, "c": c}),
     ]
     digests = {Roster(roster).digest for roster in (members, *changed)}
     assert len(digests) == 5
@@ -191,7 +174,7 @@ def test_a_node_finds_itself_in_its_roster() -> None:
         Roster(_members("a", "b")).check(node)
 
 
-def test_a_roster_has_each_node_once(tmp_path: Path) -> None:
+def test_a_roster_has_each_node_once_and_nobody_else_changes_it(tmp_path: Path) -> None:
     members = _members("a", "b")
     with pytest.raises(EncryptionError, match="'a' and 'c' have the same public key"):
         Roster({**members, "c": members["a"]})
@@ -199,40 +182,28 @@ def test_a_roster_has_each_node_once(tmp_path: Path) -> None:
         Roster(_members("a"))
     path = tmp_path / "roster"
     write_roster(path, members)
+    path.chmod(0o664)
+    with pytest.raises(EncryptionError, match=r"mode 0664.*chmod 644"):
+        load_roster(path)
+    path.chmod(0o644)
     text = path.read_text()
     path.write_text(text + f'"a" = "{members["b"].hex()}"\n')  # a key twice is no TOML
     with pytest.raises(EncryptionError, match="roster.*is not TOML"):
         load_roster(path)
 
 
-@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
-def test_a_roster_that_others_can_change_is_refused(tmp_path: Path, mode: int) -> None:
+def test_what_is_no_roster_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "roster"
-    write_roster(path, _members("a", "b"))
-    path.chmod(mode)
-    with pytest.raises(EncryptionError, match=rf"mode {mode:04o}.*chmod 644"):
-        load_roster(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hello",
-        "",
-        "roster = 2\n[nodes]\n",
-        "roster = 1\n",
-        "roster = 1\nnodes = 3\n",
-        "roster = 1\n[nodes]\na = 3\n",
-        'roster = 1\n[nodes]\na = "beef"\n',
-        "roster = 1\n[nodes.a]\nb = 1\n",
-    ],
-)
-def test_what_is_no_roster_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "roster"
-    path.write_text(text)
-    with pytest.raises(EncryptionError) as caught:
-        load_roster(path)
-    assert "\n" not in str(caught.value)
+    head = "roster = 1\n"
+    for text in (
+        *("hello", "", "roster = 2\n[nodes]\n", head, f"{head}nodes = 3\n"),
+        *(f"{head}[nodes]\na = 3\n", f'{head}[nodes]\na = "beef"\n'),
+        f"{head}[nodes.a]\nb = 1\n",
+    ):
+        path.write_text(text)
+        with pytest.raises(EncryptionError) as caught:
+            load_roster(path)
+        assert "\n" not in str(caught.value)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(EncryptionError, match="is not TOML"):
         load_roster(path)
