@@ -385,8 +385,7 @@ class Declared:
                 if value is None:
                     value = field.metadata["auto"]
                 setattr(self, field.name, value)
-        names = [field.name for field in dataclasses.fields(cls)]
-        refuse_misplaced(cls, {name: getattr(self, name) for name in names})
+        refuse_misplaced(cls, vars(self))
 
     def _shown(self) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
         """Fields for listings, and their values; "auto" for what is not settled."""

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from functools import lru_cache
 from importlib.util import find_spec
 from logging import INFO
@@ -36,7 +35,6 @@ from fedtrellis.server.callbacks import (
     Progress,
     RoundRecord,
     json_log,
-    print_json,
     summary_rows,
 )
 from fedtrellis.server.checkpoint import Checkpoint
@@ -162,14 +160,9 @@ class App:
         Keys that are not there have their defaults. ``resume_command`` makes the
         command that an interrupted run names to go on.
         """
-        if parse(RunSettings, config).log_format == "text":
+        as_json = parse(RunSettings, config).log_format == "json"
+        with json_log() if as_json else contextlib.nullcontext():
             return self._run(grid, config, resume_command)
-        try:  # everything is a line of JSON, errors too
-            with json_log():
-                return self._run(grid, config, resume_command)
-        except BaseException as error:
-            print_json("error", error=f"{type(error).__name__}: {error}")
-            raise
 
     def _run(
         self,
@@ -208,7 +201,13 @@ class App:
             known = experiment.evaluate(experiment.layout.layers(point))
             check_choice("stop-metric", settings.stop_metric, known)
 
-        record = _new_record(settings, config)
+        parent = Path(settings.results_dir or default_results_dir())
+        name = f"{settings.method}-{settings.task}"
+        try:
+            record = RunRecord.create(parent, name, config)
+        except OSError as error:
+            why = f"cannot be written: {error}"
+            raise SettingsError(f"results-dir = {str(parent)!r} {why}") from None
         record.reference, record.picture = reference, settings.picture
         if settings.picture and find_spec("matplotlib") is None:
             log(INFO, 'no convergence.png: pip install "fedtrellis[plots]" draws one')
@@ -331,12 +330,10 @@ class App:
         if config["resume"]:
             config["resume"] = str(Path(str(config["resume"])).expanduser().resolve())
         nodes, words = options.nodes, options.node_config
-        entries = read_config(words, "--node-config").items()
+        entries = read_config(words, "--node-config")
+        texts = {key: text for key, text in entries.items() if type(text) is str}
         node_configs = [
-            {
-                key: text.replace("{partition}", str(i)) if type(text) is str else text
-                for key, text in entries
-            }
+            entries | {k: t.replace("{partition}", str(i)) for k, t in texts.items()}
             for i in range(nodes)
         ]
         grid = LocalGrid(
@@ -349,7 +346,7 @@ class App:
             batched=True,
             workers=options.workers,
         )
-        with closing(grid):
+        with contextlib.closing(grid):
             self.run(grid, config, lambda path: resume_command(path, nodes, words))
 
 
@@ -357,16 +354,6 @@ class App:
 def _remade(kind: type[App], methods: Any, tasks: Any, domains: Any) -> App:
     """An app of another process; the same one each time that it arrives."""
     return kind(methods, tasks, dict(domains))
-
-
-def _new_record(settings: RunSettings, config: Mapping[str, Any]) -> RunRecord:
-    parent = Path(settings.results_dir or default_results_dir())
-    try:
-        return RunRecord.create(parent, f"{settings.method}-{settings.task}", config)
-    except OSError as error:
-        raise SettingsError(
-            f"results-dir = {str(parent)!r} cannot be written: {error}"
-        ) from None
 
 
 def _print_summary(record: RunRecord, history: list[RoundRecord]) -> None:

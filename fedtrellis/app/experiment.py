@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from logging import INFO
 from pathlib import Path
 from typing import Any, Unpack
@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis.app.nodes import prediction_writer
+from fedtrellis.app.nodes import write_predictions
 from fedtrellis.app.registry import AppRegistry, MethodEntry, RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.product import enclosing_ball
@@ -382,10 +382,11 @@ class Experiment:
             "context": context,
             "domain": domain,
             "manifold": self.manifold,
-            "on_predictions": prediction_writer(node.get("scores-file")),
             **parts,
             **self.client_settings,
         }
+        if file := node.get("scores-file"):
+            there["on_predictions"] = partial(write_predictions, str(file))
         wanted = self.entry.client_arguments
         missing = [n for n, needed in wanted.items() if needed and n not in there]
         if missing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
@@ -47,37 +46,31 @@ def _warn(text: str) -> None:
     log(WARNING, text)
 
 
-def prediction_writer(path: Any) -> Callable[[Any], None] | None:
-    """What writes what a node predicts to the file that its config names.
+def write_predictions(path: str, found: Any) -> None:
+    """Write what a node predicts to the file that its config names.
 
     A line for each new sample: its id, its score, the class or value predicted, its
     probability and the calibrated one; scores and probabilities of several classes
     have a column each. Fields of what is not known are empty.
     """
-    if not path:
-        return None
-
-    def write(found: Any) -> None:
-        columns: dict[str, Any] = {}
-        for name, values in (
-            ("score", found.scores),
-            ("predicted", found.predicted),
-            ("probability", found.probabilities),
-            ("calibrated", found.calibrated),
-        ):
-            values = np.full_like(found.scores, np.nan) if values is None else values
-            if values.ndim == 1:
-                columns[name] = values
-            else:
-                columns |= {f"{name}-{c}": each for c, each in enumerate(values.T)}
-        with Path(str(path)).open("w", encoding="utf-8", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(["id", *columns])
-            for sample, *row in zip(found.sample_ids, *columns.values(), strict=True):
-                fields = ("" if np.isnan(x) else f"{x:.17g}" for x in row)
-                lines.writerow([sample, *fields])
-
-    return write
+    columns: dict[str, Any] = {}
+    for name, values in (
+        ("score", found.scores),
+        ("predicted", found.predicted),
+        ("probability", found.probabilities),
+        ("calibrated", found.calibrated),
+    ):
+        values = np.full_like(found.scores, np.nan) if values is None else values
+        if values.ndim == 1:
+            columns[name] = values
+        else:
+            columns |= {f"{name}-{c}": each for c, each in enumerate(values.T)}
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["id", *columns])
+        for sample, *row in zip(found.sample_ids, *columns.values(), strict=True):
+            fields = ("" if np.isnan(x) else f"{x:.17g}" for x in row)
+            lines.writerow([sample, *fields])
 
 
 class CheckNodes(Callback):

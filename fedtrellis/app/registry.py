@@ -311,10 +311,8 @@ class AppRegistry:
 
     def without_foreign(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Leave out settings of methods and tasks that the run does not use."""
-        used = {
-            "method": str(config.get("method", RunSettings.method)),
-            "task": str(config.get("task", RunSettings.task)),
-        }
+        kinds = ("method", "task")
+        used = {kind: str(config.get(kind, self.defaults[kind])) for kind in kinds}
         foreign = self._foreign(config, used)
         return {key: value for key, value in config.items() if key not in foreign}
 

@@ -425,7 +425,7 @@ def settle_colours() -> None:
 
 @contextmanager
 def json_log() -> Iterator[None]:
-    """Make Flower's log lines in this process JSON objects too, with event ``log``."""
+    """Make Flower's log lines JSON objects, with event ``log``, and an error, too."""
 
     def as_json(record: logging.LogRecord) -> str:
         fields = {"level": record.levelname, "message": record.getMessage().strip()}
@@ -439,6 +439,9 @@ def json_log() -> Iterator[None]:
         handler.format = as_json  # type: ignore[method-assign]
     try:
         yield
+    except BaseException as error:
+        print_json("error", error=f"{type(error).__name__}: {error}")
+        raise
     finally:
         for handler in consoles:
             del handler.format
