@@ -495,13 +495,13 @@ class Budget(Declared):
         )
 
     def why_failed(self) -> str:
-        """The noise, where there is some, for a run that came to nothing."""
+        """The noise, where there is some, for a run that diverged."""
         if not self.settled_noise_multiplier:
             return ""
-        prefix, many = self.prefix, f"{self._clients} clients"
+        less = f"{self.prefix}epsilon or a {self.prefix}clip below {self.clip:g}"
         return (
-            f"the noise of {self.wanted} is too much for {many}; a larger number, "
-            f"{prefix}epsilon or a smaller {prefix}clip = {self.clip:g} make it less"
+            f"; the noise of {self.wanted} may be too much for {self._clients} "
+            f"clients: more of them, a larger {less} make it less"
         )
 
 

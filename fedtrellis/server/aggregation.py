@@ -195,10 +195,9 @@ class Aggregation(Declared, ABC):
 
         ``least`` is how many a robust average of them needs.
         """
-        if self.robust and answers < least:
-            few = f"needs at least {least} answers in a round, and this one had"
-            return f"{self.wanted} {few} {answers}"
-        return "" if answers else "nobody has answered"
+        least = least if self.robust else 1
+        few = f"needs at least {least} answers in a round, and this one had {answers}"
+        return "" if answers >= least else f"{self.wanted} {few}"
 
     def metrics(self) -> dict[str, float]:
         """Its own metrics of a round, after the round's result."""
@@ -209,7 +208,7 @@ class Aggregation(Declared, ABC):
         return ""
 
     def why_failed(self) -> str:
-        """What it may have done to a run that came to nothing; empty: nothing."""
+        """What it may have done to a run that diverged, after a semicolon."""
         return ""
 
 

@@ -140,8 +140,7 @@ class Checkpoint:
         """
         self._check_same_run(strategy)
         try:
-            self._load_strategy(strategy)
-            self._load_clients(strategy, grid)
+            self._put_back(strategy, grid)
         except SettingsError:
             raise
         except Exception as error:  # whatever a method makes of arrays that do not fit
@@ -194,8 +193,8 @@ class Checkpoint:
             if name.startswith(kind)
         }
 
-    def _load_strategy(self, strategy: Any) -> None:
-        """Load model and state; any exception means that they do not fit."""
+    def _put_back(self, strategy: Any, grid: Any) -> None:
+        """Model, state and clients; any exception means that they do not fit."""
         state = self._of("state/")
         strategy.conversation.session = self._meta["session"]
         model, version = self._arrays["model"], self._meta["version"]
@@ -203,9 +202,6 @@ class Checkpoint:
         strategy.load_state(state)
         if foreign := sorted(set(state) - set(strategy.state())):
             raise ValueError(f"it has an entry {'state/' + foreign[0]!r} too many")
-
-    def _load_clients(self, strategy: Any, grid: Any) -> None:
-        """Note what the clients are known to have, and load theirs into the grid."""
         meta, conversation = self._meta, strategy.conversation
         for name, saved in meta["clients"].items():
             # its version of the model is left open: whoever has one gets it whole

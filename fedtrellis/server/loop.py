@@ -477,11 +477,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """Why a client that comes after the start cannot take part; empty if it can."""
-        planned = "is planned for the clients of the start"
-        if self.local_noise is not None:
-            return f"privacy {planned}"
-        if self.aggregator.seen_by != "method":
-            return f"aggregation {planned}"
+        if self.local_noise is not None or self.aggregator.seen_by != "method":
+            planned = "aggregation" if self.local_noise is None else "privacy"
+            return f"{planned} is planned for the clients of the start"
         if self.options.client_weights == "examples" and not properties.get(EXAMPLES):
             return "client_weights = 'examples', and it declares none"
         return "" if self._newcomers else "the method's clients are those of the start"
@@ -537,12 +535,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         variant = getattr(self, "variant", "")
         beside = f" with variant = {variant!r}" if variant else ""
         stated = f"apply beside {self.aggregator.wanted}"
-        checks: list[tuple[str, Sequence[Any], str]] = [
-            ("dtype", [None, *self.dtypes], f"fit {self._described_name}"),
-            ("aggregation", admitted, method + beside),
-        ]
+        checks: list[tuple[str, Sequence[Any], str]] = []
+        checks += [("dtype", [None, *self.dtypes], f"fit {self._described_name}")]
+        checks += [("aggregation", admitted, method + beside)]
         if self.needs != "sum":
-            checks.append(("client_weights", ["equal"], method))
+            checks += [("client_weights", ["equal"], method)]
         elif not issubclass(kind, Mean):
             why = f"{stated}, with which all clients count alike"
             checks.append(("client_weights", ["equal"], why))
@@ -709,7 +706,12 @@ class Loop:
         if planned != num_rounds:
             log(INFO, "Schedules go on with T = %d, as first planned", planned)
         strategy.setup(point, layout)
-        before = self.whole = 0 if resumed is None else self._go_on(resumed)
+        before = self.whole = 0
+        if resumed is not None:
+            for record in resumed.load(strategy, self.grid):
+                self._note(record)
+            before = self.whole = strategy.history[-1].round
+            log(INFO, "Resumed: going on with round %d", before + 1)
         del arrays, point, resumed  # one model is enough for the rounds
         for callback in self.callbacks:
             callback.on_start(strategy, before + 1, num_rounds)
@@ -763,14 +765,6 @@ class Loop:
         strategy.refused = list(conversation.traffic.rejected)
         for callback in self.callbacks:
             callback.on_meeting(strategy)
-
-    def _go_on(self, resumed: Checkpoint) -> int:
-        """Load a checkpoint; the round that it is of."""
-        history = resumed.load(self.strategy, self.grid)
-        for record in history:
-            self._note(record)
-        log(INFO, "Resumed: going on with round %d", history[-1].round + 1)
-        return history[-1].round
 
     # ---------------------------------------------------------------------- the rounds
 
@@ -963,10 +957,8 @@ def _check_ended(strategy: LoopStrategy) -> None:
         ):
             log(WARNING, "%s%s", risen, steps)
     if why:
-        for part in strategy._parts:
-            if cause := part.why_failed():
-                raise RuntimeError(f"the run came to nothing: {why}; {cause}")
-        raise RuntimeError(f"the run diverged: {why}{steps}")
+        causes = [part.why_failed() for part in strategy._parts]
+        raise RuntimeError(f"the run diverged: {why}{''.join(causes) or steps}")
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
