@@ -64,10 +64,9 @@ _BEYOND = 1e6
 # Flower's parameters, and what is the same here
 _INSTEAD = {
     "fraction_train": "participation",
-    **{
-        f"min_{which}_nodes": "min_nodes"
-        for which in ("train", "available", "evaluate")
-    },
+    "min_train_nodes": "min_nodes",
+    "min_available_nodes": "min_nodes",
+    "min_evaluate_nodes": "min_nodes",
     "fraction_evaluate": "client_evaluate_every, the rounds between evaluations on all "
     "clients",
     "weighted_by_key": "client_weights, where the method has a mean to weigh; else "

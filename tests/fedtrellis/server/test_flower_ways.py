@@ -53,7 +53,6 @@ from strategies import (
     CompressedSGD,
     FedAvgGD,
     FedFW,
-    FedGiA,
     FedOpt,
     FedProx,
     HyFDCA,
@@ -226,29 +225,19 @@ def test_a_round_of_ones_own_refuses_a_part_of_flowers() -> None:
 
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.name)
-def test_every_parameter_of_flowers_own_is_refused_by_name(cls: Any) -> None:
+def test_every_parameter_of_flowers_own_is_pointed_to_ours(cls: Any) -> None:
+    ours = {
+        "fraction_train": "participation",
+        "min_available_nodes": "min_nodes",
+        "fraction_evaluate": "client_evaluate_every",
+        "weighted_by_key": "client_weights, where the method",
+    }
     theirs = set(inspect.signature(FedAvg).parameters)
-    assert "fraction_train" in theirs
+    assert theirs >= set(ours)
     for name in theirs:
-        with pytest.raises(TypeError, match=f"'{name}' of Flower's FedAvg; here it is"):
+        here = f"'{name}' of Flower's FedAvg; here it is {ours.get(name, '')}"
+        with pytest.raises(TypeError, match=here):
             cls(**{name: 1})
-
-
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        ("fraction_train", "participation"),
-        ("min_available_nodes", "min_nodes"),
-        ("fraction_evaluate", "client_evaluate_every"),
-        ("weighted_by_key", "client_weights, where the method"),
-    ],
-)
-@pytest.mark.parametrize("strategy", [FedAvgGD, FedGiA, HyFDCA])
-def test_flowers_parameters_are_pointed_to_ours(
-    name: str, ours: str, strategy: Any
-) -> None:
-    with pytest.raises(TypeError, match=f"no parameter '{name}'.*{ours}"):
-        strategy(**{name: 1})
 
 
 def test_train_config_reaches_the_clients() -> None:
