@@ -82,7 +82,7 @@ def _format(path: str | Path) -> str:
 
 def is_dense(path: str | Path) -> bool:
     """Whether a file's name says that its format is dense."""
-    return _format(path) in (".csv", ".npz")
+    return _format(path) in (".csv", ".npz", ".npy")
 
 
 def read_table(path: Path, schema: Schema) -> Table:
