@@ -29,8 +29,8 @@ __all__ = [
 #: The nodes' names: their ``client-id``, and those of their keys and files.
 NODES = ("node-1", "node-2", "node-3", "node-4")
 
-#: Whole rows of a table, or blocks of it that are split by rows and columns.
-Files = Literal["rows", "blocks"]
+#: Whole rows of a table, or blocks split by rows and columns, in the clear or hidden.
+Files = Literal["rows", "blocks", "hidden blocks"]
 
 _ROWS = (
     'task="logistic-regression" logistic-regression.dataset="nodes" '
@@ -63,7 +63,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "zeroth-order-sgd": ("rows", f'{_ROWS} aggregation="secure-sum"'),
     "first-order-rfl": ("rows", _COMPONENTS),
     "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),
-    "hyfdca": ("blocks", _BLOCKS),
+    "hyfdca": ("hidden blocks", _BLOCKS),
     "hyfem": ("blocks", _BLOCKS),
     "hybrid-fedavg": ("blocks", _BLOCKS),
 }

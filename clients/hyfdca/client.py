@@ -114,6 +114,7 @@ class HyFDCAClient(StatefulClient):
     Rules = NodeRules
     #: A server may give these back to a client that lost them, and nothing else.
     restorable: ClassVar[frozenset[str]] = frozenset((*HOLDING, "agreement"))
+    hides_by_itself = True
 
     def __init__(
         self,

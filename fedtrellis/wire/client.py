@@ -119,6 +119,9 @@ class MethodClient(NumPyClient):
         returned, returns the loss and the metrics to be sent.
     rows : OwnRows or None
         Of the client's data, for the memory of releases of a node with keys.
+    hides_by_itself : bool
+        Of the class: whether a node with keys lets its answers pass that are no terms
+        of a secure sum, because the client sees to what they show.
 
     Examples
     --------
@@ -140,6 +143,7 @@ class MethodClient(NumPyClient):
         Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
     ) = None
     rows: OwnRows | None = None
+    hides_by_itself: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Note the phases of a subclass, for the apps to come."""
@@ -375,9 +379,9 @@ class Serving:
             self._status.pop("model-version", None)
             return self._out_of_step()
         client = self.client = node.client(context)
-        clear = self.function in ("fit", "evaluate") and ATTEMPT not in self.config
-        if clear and not _has_phases(type(client)):
-            check_exposed(context, self.function)
+        clear = self.function not in SUM_PHASES and ATTEMPT not in self.config
+        if clear and not getattr(client, "hides_by_itself", False):
+            check_exposed(context, self.function.removeprefix(PHASE))
         if isinstance(client, StatefulClient):
             if client.restorable is not None and RESTORE in request.content:
                 given = restored_names(cast(Any, request.content[RESTORE]))
@@ -653,12 +657,6 @@ def _handle(node: Node, function: str, message: Message, context: Context) -> Me
 
 def _examples_of(client: Any) -> Any:
     return getattr(getattr(client, "objective", None), "num_examples", None)
-
-
-@lru_cache(maxsize=128)
-def _has_phases(kind: type) -> bool:
-    """Whether a class has phases of its own, and so looks itself at what it answers."""
-    return any(name.startswith(PHASE) for name in dir(kind))
 
 
 def _introduce(node: Node, message: Message, context: Context) -> Message:

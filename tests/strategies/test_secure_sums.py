@@ -371,8 +371,12 @@ def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> No
     assert not any("majoriser" in asked(str(i)).properties for i in range(N))
     with pytest.raises(SettingsError, match="its node has a key, and hides it"):
         play(made(case), the_grid(case, node_configs=nodes), START, 1)
-    with pytest.raises(RuntimeError, match="its fit would travel in the clear"):
-        play(made("FedAvgGD"), the_grid("FedAvgGD", node_configs=nodes), START, 1)
+    # whatever the method asks for, and in whichever phase
+    for other in (strategies.FedAvgGD(), strategies.FedGiA(sigma=1.0)):
+        kind = getattr(clients, f"{type(other).__name__}Client")
+        grid = LocalGrid(app_of(kind, LOSSES), N, node_configs=nodes)
+        with pytest.raises(RuntimeError, match="its fit would travel in the clear"):
+            play(other, grid, START, 1)
     strangers = [*nodes[:-1], _files(tmp_path / "b")[-1]]
     with pytest.raises(SettingsError, match="another key than this node's roster"):
         play(
