@@ -34,9 +34,8 @@ this page, verdicts included, from the stored results.
 {count}
 
 Each claim is in the paper's words, and has a number to cite and link.
-[All claims](claims.csv) says what was measured, what the claim needs, the clearest case
-for the paper ("best") and the clearest against it ("worst"), with 95 % intervals, sizes
-and the minutes of one processor. A claim
+[All claims](claims.csv) says what was measured, what the claim needs and the clearest
+cases for and against it, with 95 % intervals, sizes and minutes. A claim
 
 - **holds** if every case's interval keeps what is needed,
 - holds **partly** if some do,
@@ -56,8 +55,8 @@ _AGAIN = """
 ## Run again
 
 `python -m reproduce --again` repeats two items with three other seeds, from {first} on.
-The stored values predict each new mean by Student's interval, wide enough to hold all
-cases of an item together with a probability of 95 %.
+The stored values predict each new mean by Student's interval, at 95 % for all cases of
+an item together.
 
 """
 
@@ -235,7 +234,7 @@ def short_table(paper: Paper, results: Results) -> str:
     lines = ["| claim | verdict | effect, 95 % |", "| --- | --- | --- |"]
     lines += [
         f"| [{number}](../README.md#{number.lower()}) {verdict.claim.name} "
-        f"({verdict.claim.where}) | **{verdict.word}** | {effect_text(verdict)} |"
+        f"| **{verdict.word}** | {effect_text(verdict)} |"
         for number, verdict in numbered(paper, results)
     ]
     return "\n".join(lines)
@@ -253,9 +252,7 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
                 counts[verdict.word] = counts.get(verdict.word, 0) + 1
             title = f"[{paper.title}]({paper.link})" if paper.link else paper.title
             claims += [
-                f"### {title}",
-                "",
-                f"[The paper's page]({link})",
+                f"### {title} ([page]({link}))",
                 "",
                 "| no. | claim | verdict |",
                 "| --- | --- | --- |",

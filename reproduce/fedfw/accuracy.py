@@ -188,10 +188,10 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
                 cells.append(f"{_settings(row['chosen'])}{edge}")
                 lines.append(f"| {' | '.join(cells)} |")
     count = results["seeds"]
-    seeds = "One seed" if count == 1 else f"Mean ± standard deviation of {count} seeds"
+    seeds = "One seed" if count == 1 else f"{count} seeds"
     lines += [
         "",
-        f"{seeds}, {results['nodes']} nodes, {results['rounds']} rounds. "
+        f"{seeds}, {results['nodes']} nodes, {results['rounds']} rounds, "
         f"{_protocol(rows, results)} {measured(results)}",
     ]
     picture = _draw(rows, out, name, table, theirs, parts, balls)
@@ -257,13 +257,13 @@ def _ahead(row: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def _protocol(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
-    """What each method was given, in a sentence."""
+    """What each method was given."""
     count, seeds = rows[0]["steps"], len(results["choice-seeds"])
     tried = sorted({len(row["tried"]) for row in rows})
-    most = f" (up to {tried[-1]} where a choice was at the edge)" if tried[1:] else ""
+    most = f" to {tried[-1]}" if tried[1:] else ""
     return (
-        f"{count} local step{'s' if count > 1 else ''} of every method, which tried "
-        f"{tried[0]} candidates{most} on {seeds} validation seeds each."
+        f"{count} local step{'s' if count > 1 else ''}; {tried[0]}{most} candidates "
+        f"on {seeds} validation seeds."
     )
 
 
