@@ -215,12 +215,12 @@ class Conversation:
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)
-            todo = []
+            todo, expected = [], self._expected(server_round, kind)
             for name, reply in replies.items():
                 answer = (
                     reply
                     if isinstance(reply, Reason)
-                    else self.open(reply, server_round, name, kind)
+                    else self._open(reply, name, expected)
                 )
                 if isinstance(answer, Answer):
                     answers[name] = answer
@@ -299,16 +299,16 @@ class Conversation:
             if name is None or reply.has_error():
                 self.reject(name or "an unknown node", "no usable reply")
                 continue
-            kind = reply.metadata.message_type
-            answer = self.open(reply, server_round, name, kind)
+            expected = self._expected(server_round, reply.metadata.message_type)
+            answer = self._open(reply, name, expected)
             if isinstance(answer, Answer):
                 answers.append(answer)
             elif answer is not None:
                 self.reject(name, answer)
         return answers
 
-    def open(
-        self, reply: Message | NodeReply, server_round: int, name: str, kind: str
+    def _open(
+        self, reply: Message | NodeReply, name: str, expected: Mapping[str, Any]
     ) -> Answer | Reason | None:
         """Check a reply, of which nothing is trusted.
 
@@ -319,45 +319,56 @@ class Conversation:
         try:
             if isinstance(reply, Message):
                 reply = NodeReply.of(reply.content)
-            status = reply.status
-            expected: dict[str, Any] = {
-                "client-id": name,
-                "session": self.session,
-                "server-round": server_round,
-                # "propose" of "train.propose"
-                "phase": kind.partition(".")[2] or None,
-            }
-            for key, value in expected.items():
-                if (found := status.get(key)) != value:
-                    return Reason(f"the answer has {key} {found!r}, not {value!r}")
-            if "refused" in status and (refusal := refusal_of(status)):
-                return refusal
-            in_sync, version = status.get("in-sync"), None
-            if not isinstance(in_sync, bool):
-                return Reason(f"the answer has in-sync {in_sync!r}")
-            if not in_sync:
-                client = self.registry.clients[name]
-                client.ready, client.version = False, None
-                return None
+            status, numbers = reply.status, _NO_NUMBERS
+            alike = {"client-id": name, **expected}
+            if status != alike or status["in-sync"] is not True:  # 1 is not True
+                for key in ("client-id", "session", "server-round", "phase"):
+                    value = name if key == "client-id" else expected.get(key)
+                    if (found := status.get(key)) != value:
+                        return Reason(f"the answer has {key} {found!r}, not {value!r}")
+                if "refused" in status and (refusal := refusal_of(status)):
+                    return refusal
+                if not isinstance(in_sync := status.get("in-sync"), bool):
+                    return Reason(f"the answer has in-sync {in_sync!r}")
+                if not in_sync:
+                    client = self.registry.clients[name]
+                    client.ready, client.version = False, None
+                    return None
+                data = status.get("numbers", b"")
+                if not isinstance(data, bytes) or len(data) % 8:
+                    return Reason(
+                        "the answer's numbers are not numbers of 8 bytes each"
+                    )
+                if data:
+                    check_moderate(numbers := np.frombuffer(data, dtype="<f8"))
+            version = None
             if self.strategy.keep_model:
                 version = status.get("model-version")
-                sent: int = self.strategy.broadcast.version
-                if type(version) is not int or version != sent:
+                if type(version) is not int or version != expected["model-version"]:
                     return Reason(f"the answer is for model version {version!r}")
             arrays = reply.arrays or []
-            data = status.get("numbers", b"")
-            if not isinstance(data, bytes) or len(data) % 8:
-                return Reason("the answer's numbers are not numbers of 8 bytes each")
-            numbers = np.frombuffer(data, dtype="<f8") if data else _NO_NUMBERS
             norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
-            for array in () if norm is not None else arrays:
-                check_moderate(array)
-            if data:
-                check_moderate(numbers)
-            metrics = dict(reply.metrics)
-            return Answer(name, arrays, metrics, numbers, version, server_round, norm)
+            if norm is None:
+                for array in arrays:
+                    if array.dtype.kind == "f":
+                        check_moderate(array)
+            metrics, round_ = dict(reply.metrics), expected["server-round"]
+            return Answer(name, arrays, metrics, numbers, version, round_, norm)
         except Exception as error:  # the content is the client's: anything goes
             return Reason(str(error) or type(error).__name__)
+
+    def _expected(self, server_round: int, kind: str) -> dict[str, Any]:
+        """The status of every answer to a wave, beside whose it is."""
+        expected = {
+            "session": self.session,
+            "server-round": server_round,
+            "in-sync": True,
+        }
+        if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
+            expected["phase"] = phase
+        if self.strategy.keep_model or kind == "evaluate":
+            expected["model-version"] = self.strategy.broadcast.version
+        return expected
 
 
 def ask_again(

@@ -352,7 +352,11 @@ def encode(array: NDArray[Any]) -> Array:
 
 
 def owned(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only copy of what :func:`encode` takes."""
+    """What :func:`encode` takes, read-only: a copy, where anybody could change it."""
+    if type(array) is np.ndarray and array.dtype.kind in _ALLOWED_KINDS:
+        flags = array.flags
+        if flags.owndata and flags.c_contiguous and not flags.writeable:
+            return array
     made = np.array(array, order="C")
     if made.dtype.kind not in _ALLOWED_KINDS:
         encode(made)  # which says so

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -458,14 +459,18 @@ class LocalGrid(Grid):
         replies = self._handlers().ask(asked)
         self._handled += len(asked)
         digits, down, up = len(str(server_round)), 0, 0
+        kinds = Counter((r.kind, node_id.bit_length()) for node_id, r in asked)
+        for (kind, bits), count in kinds.items():
+            sent, back = _envelopes(kind, digits, bits)
+            down, up = down + count * sent, up + count * back
         for (node_id, request), reply in zip(asked, replies, strict=True):
-            sent, back = _envelopes(request.kind, digits, node_id.bit_length())
-            down += sent + request.nbytes
+            down += request.nbytes
             if isinstance(reply, str):
                 message = _request(request.kind, digits, node_id)
                 up += message_bytes(_error(reply, message))
+                up -= _envelopes(request.kind, digits, node_id.bit_length())[1]
             else:
-                up += back + _reply_bytes(reply)
+                up += _reply_bytes(reply)
         return replies, down, up
 
     # -------------------------------------------------------------------- the nodes

@@ -625,15 +625,15 @@ def test_clients_get_the_weights_of_their_features_and_send_no_ids(
 ) -> None:
     data = hybrid()
     sent: list[list[NDArray[Any]]] = []
-    read = Conversation.open
+    read = Conversation._open
 
-    def spy(self: Conversation, reply: Any, server_round: int, *given: Any) -> Any:
-        answer = read(self, reply, server_round, *given)
-        if server_round == 0 and isinstance(answer, Answer):
+    def spy(self: Conversation, *given: Any) -> Any:
+        answer = read(self, *given)
+        if isinstance(answer, Answer) and answer.server_round == 0:
             sent.append([*answer.arrays])
         return answer
 
-    monkeypatch.setattr(Conversation, "open", spy)
+    monkeypatch.setattr(Conversation, "_open", spy)
     rounds = 3
     run = Run(method, data, rounds)
     models = [START, *run.watch.models]

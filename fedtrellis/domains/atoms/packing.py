@@ -287,6 +287,10 @@ _CLASSES: dict[int, tuple[type[Atom], int]] = {  # code: class, number of arrays
 }
 
 
+_SPARSE_ALONE = np.array([SPARSE], dtype=UINT8)
+_SPARSE_ALONE.setflags(write=False)
+
+
 def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     """Stack atoms of one shape into a few self-describing arrays.
 
@@ -308,7 +312,7 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     array([ 0., -2.,  0.])
     """
     if len(atoms) == 1 and isinstance(atoms[0], SparseAtom):  # the most frequent
-        return [np.array([SPARSE], dtype=UINT8), *SparseAtom._stack([atoms[0]])]
+        return [_SPARSE_ALONE, *SparseAtom._stack([atoms[0]])]
     codes: list[int] = []
     layouts: dict[tuple[int, ...], int] = {}
     groups: dict[int, list[Atom]] = {}

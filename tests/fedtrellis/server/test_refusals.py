@@ -125,7 +125,8 @@ def test_a_refusal_is_checked_like_an_answer() -> None:
     conversation.session = "s"
 
     def opened(**changes: Any) -> Any:
-        return conversation.open(NodeReply({**status, **changes}), 1, "a", "train")
+        expected = {"session": "s", "server-round": 1, "in-sync": True}
+        return conversation._open(NodeReply({**status, **changes}), "a", expected)
 
     refused = opened()
     assert (refused, refused.code, refused.refusal) == ("no", "refused", "settings")
