@@ -19,17 +19,9 @@ from fedtrellis.encryption.releases import ReleaseError
 from fedtrellis.server.answers import Answer, check_moderate, refusal_in, refusal_of
 from fedtrellis.server.callbacks import listed
 from fedtrellis.settings import SettingsError
-from fedtrellis.signals import window
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.exchange import (
-    Client,
-    Reason,
-    Registry,
-    Traffic,
-    exchange,
-    failure,
-)
-from fedtrellis.wire.flower_internals import ErrorCode, filled, log
+from fedtrellis.wire.exchange import Client, Reason, Registry, Traffic, exchange
+from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import (
     CONFIG,
@@ -199,13 +191,13 @@ class Conversation:
                 asked[name] = node_id, request
             replies: Mapping[str, Message | NodeReply | Reason]
             if local is not None and local.asks(kind, [i for i, _ in asked.values()]):
-                replies = self._ask_nodes(local, server_round, asked)
+                replies = local.ask(asked, server_round, self.traffic)
             else:
                 group = str(server_round)
-                messages = {
-                    name: Message(request.content, node_id, kind, group_id=group)
-                    for name, (node_id, request) in asked.items()
-                }
+                messages = [
+                    Message(request.content, node_id, kind, group_id=group)
+                    for node_id, request in asked.values()
+                ]
                 replies = self._exchange(messages, timeout)
             silent = [
                 name
@@ -234,34 +226,18 @@ class Conversation:
                 break
         return [answers[name] for name in order if name in answers]
 
-    def _exchange(
-        self, messages: Mapping[str, Message], timeout: float
-    ) -> dict[str, Message | Reason]:
-        """What clients reply to messages, or why they do not."""
-        clients = [self.registry.clients[name] for name in messages]
-        found = exchange(
-            self.grid, list(messages.values()), timeout, self.traffic, clients
-        )
-        # whatever order they came in
-        pairs = zip(messages, clients, strict=True)
-        return {name: found[client.node_id] for name, client in pairs}
+    def _by_node(self) -> dict[int, str]:
+        return {self.client(name).node_id: name for name in self.names}
 
-    @window()
-    def _ask_nodes(
-        self,
-        grid: LocalGrid,
-        server_round: int,
-        asked: Mapping[str, tuple[int, NodeRequest]],
-    ) -> dict[str, NodeReply | Reason]:
-        """As :meth:`_exchange`, of nodes of this process, without messages."""
-        found, down, up = grid.ask(list(asked.values()), server_round)
-        self.traffic.down += down
-        self.traffic.up += up
-        code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        return {
-            name: failure(code, reply) if isinstance(reply, str) else reply
-            for name, reply in zip(asked, found, strict=True)
-        }
+    def _exchange(
+        self, messages: Iterable[Message], timeout: float
+    ) -> dict[str, Message | Reason]:
+        """What clients reply to messages, or why not, in the messages' order."""
+        sent, by_node = list(messages), self._by_node()
+        names = [by_node[message.metadata.dst_node_id] for message in sent]
+        clients = [self.client(name) for name in names]
+        found = exchange(self.grid, sent, timeout, self.traffic, clients)
+        return {name: found[self.client(name).node_id] for name in names}
 
     def send(
         self, messages: Iterable[Message], timeout: float
@@ -270,11 +246,9 @@ class Conversation:
 
         Returns the replies by client, and the clients that were asked, in their order.
         """
-        by_node = {self.client(name).node_id: name for name in self.names}
-        asked = {by_node[m.metadata.dst_node_id]: m for m in messages}
-        self.traffic.waves += bool(asked)
-        found, names = self._exchange(asked, timeout), sorted(asked, key=identity_order)
-        replies = {}
+        found = self._exchange(messages, timeout)
+        self.traffic.waves += bool(found)
+        names, replies = sorted(found, key=identity_order), {}
         for name in names:
             reply = found[name]
             if isinstance(reply, Message) and reply.has_content():
@@ -292,8 +266,7 @@ class Conversation:
 
         There is no second attempt: the next request restores who is out of step.
         """
-        by_node = {self.client(name).node_id: name for name in self.names}
-        answers: list[Answer] = []
+        by_node, answers = self._by_node(), list[Answer]()
         for reply in replies:
             name = by_node.get(reply.metadata.src_node_id)
             if name is None or reply.has_error():

@@ -331,9 +331,6 @@ class Registry:
         self._known_nodes: set[int] = set()
         self._left_out: set[int] = set()
 
-    def __getitem__(self, name: str) -> Client:
-        return self.clients[name]
-
     def remember(self, keys: Mapping[str, Key]) -> None:
         """Take over which keys the run's clients have, before they are introduced."""
         self._keys = dict(keys)

@@ -45,11 +45,10 @@ def _unfit(reason: str) -> str:
         installed = version("flwr")
     except PackageNotFoundError:
         installed = "of unknown version"
-    first, last = TESTED_FLOWER[0], TESTED_FLOWER[-1]
-    tested = first if first == last else f"{first} to {last}"
+    tested = TESTED_FLOWER[-1]
     return (
         f"flwr {installed} does not fit fedtrellis: {reason}; fedtrellis was run with "
-        f"flwr {tested}: pip install 'flwr[simulation]=={last}'"
+        f"flwr {tested}: pip install 'flwr[simulation]=={tested}'"
     )
 
 

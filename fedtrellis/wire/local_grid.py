@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 from flwr.app import (
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
+from fedtrellis.signals import window
 from fedtrellis.wire.arrays import (
     Described,
     array_record,
@@ -40,6 +40,7 @@ from fedtrellis.wire.arrays import (
 )
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.client import MethodApp, Serving, serve, serve_together
+from fedtrellis.wire.exchange import Reason, Traffic, failure
 from fedtrellis.wire.flower_internals import (
     CHUNK_SIZE,
     Encoded,
@@ -115,14 +116,8 @@ class GridOptions(TypedDict, total=False):
     workers: int
 
 
-class Delivery(NamedTuple):
-    """A message for a node, and what happens to the node's state with it."""
-
-    message: Message
-    #: Whether the node has lost its state before.
-    wiped: bool = False
-    #: Whether it does not keep the new one.
-    forgotten: bool = False
+#: A message for a node, and what strikes the node with it, of :data:`FAULTS`.
+Delivery = tuple[Message, set[str]]
 
 
 def _reason(error: Exception) -> str:
@@ -172,11 +167,11 @@ class Nodes:
         answers: list[Message | str] = [""] * len(deliveries)
         asked: dict[int, tuple[int, NodeRequest]] = {}
         requests: dict[tuple[str, int], NodeRequest] = {}  # of contents in common
-        for place, (message, wiped, forgotten) in enumerate(deliveries):
+        for place, (message, strikes) in enumerate(deliveries):
             context = self.contexts[message.metadata.dst_node_id]
-            if wiped:
+            if "wipe" in strikes:
                 context.state = RecordDict()
-            if forgotten:
+            if "state_loss" in strikes:
                 kept = {name: record.copy() for name, record in context.state.items()}
                 before[context.node_id] = RecordDict(kept)
             kind = message.metadata.message_type
@@ -198,7 +193,7 @@ class Nodes:
             answers[place] = (
                 reply
                 if isinstance(reply, str)
-                else Message(reply.content, reply_to=deliveries[place].message)
+                else Message(reply.content, reply_to=deliveries[place][0])
             )
         for node_id, state in before.items():
             self.contexts[node_id].state = state
@@ -448,30 +443,37 @@ class LocalGrid(Grid):
             and self._contexts.keys() >= set(node_ids)
         )
 
+    @window()
     def ask(
-        self, asked: Sequence[tuple[int, NodeRequest]], server_round: int
-    ) -> tuple[list[NodeReply | str], int, int]:
+        self,
+        asked: Mapping[str, tuple[int, NodeRequest]],
+        server_round: int,
+        traffic: Traffic,
+    ) -> dict[str, NodeReply | Reason]:
         """The replies of nodes, or why there is none, where :meth:`asks` allows it.
 
-        And how many bytes messages down and up would have taken, which are not made. At
-        most one request to a node.
+        By the clients' names, at most one request to a node. ``traffic`` counts the
+        bytes that messages would have taken, which are not made.
         """
-        replies = self._handlers().ask(asked)
+        replies = self._handlers().ask(list(asked.values()))
         self._handled += len(asked)
         digits, down, up = len(str(server_round)), 0, 0
-        kinds = Counter((r.kind, node_id.bit_length()) for node_id, r in asked)
-        for (kind, bits), count in kinds.items():
-            sent, back = _envelopes(kind, digits, bits)
-            down, up = down + count * sent, up + count * back
-        for (node_id, request), reply in zip(asked, replies, strict=True):
-            down += request.nbytes
+        found: dict[str, NodeReply | Reason] = {}
+        for (name, (node_id, request)), reply in zip(
+            asked.items(), replies, strict=True
+        ):
+            sent, back = _envelopes(request.kind, digits, node_id.bit_length())
+            down += sent + request.nbytes
             if isinstance(reply, str):
-                message = _request(request.kind, digits, node_id)
-                up += message_bytes(_error(reply, message))
-                up -= _envelopes(request.kind, digits, node_id.bit_length())[1]
+                error = _error(reply, _request(request.kind, digits, node_id))
+                up += message_bytes(error)
+                found[name] = failure(error.error.code, reply)
             else:
-                up += _reply_bytes(reply)
-        return replies, down, up
+                up += back + _reply_bytes(reply)
+                found[name] = reply
+        traffic.down += down
+        traffic.up += up
+        return found
 
     # -------------------------------------------------------------------- the nodes
 
@@ -497,8 +499,7 @@ class LocalGrid(Grid):
                 self.bytes_down += size
                 self._sizes[message.metadata.message_id] = size
             struck.append((message, strikes))
-            wiped, forgotten = "wipe" in strikes, "state_loss" in strikes
-            deliveries.append(Delivery(arrived, wiped, forgotten))
+            deliveries.append((arrived, strikes))
         answers = self._handlers().answer(deliveries)
         for (message, strikes), answer in zip(struck, answers, strict=True):
             self._leaves(message, strikes, answer)

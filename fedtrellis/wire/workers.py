@@ -60,7 +60,7 @@ class Workers:
 
     def answer(self, deliveries: Sequence[Any]) -> list[Any]:
         """As ``Nodes.answer``."""
-        ids = [delivery.message.metadata.dst_node_id for delivery in deliveries]
+        ids = [message.metadata.dst_node_id for message, _ in deliveries]
         return self._share("answer", deliveries, ids)
 
     def _share(self, what: str, given: Sequence[Any], ids: Sequence[int]) -> list[Any]:
