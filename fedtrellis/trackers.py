@@ -20,7 +20,7 @@ import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -284,7 +284,7 @@ class OpenMetrics(Tracker):
     name, library, extra = "openmetrics", "prometheus_client", "metrics"
 
     path: str | Path
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] | None = None
 
     def on_start(
         self, strategy: LoopStrategy, first_round: int, num_rounds: int
@@ -296,7 +296,7 @@ class OpenMetrics(Tracker):
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """The first file says that the run is running."""
-        self._labels = {**self.labels, "strategy": str(settings["strategy"])}
+        self._labels = {**(self.labels or {}), "strategy": str(settings["strategy"])}
         # last values of metrics, totals of what a round took
         self._last: dict[str, float] = {}
         self._sums: dict[str, float] = defaultdict(float)

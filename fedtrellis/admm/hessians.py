@@ -65,9 +65,8 @@ class FactorHessian:
         if is_sparse(self.A):
             A = scipy.sparse.csr_array(self.A @ scipy.sparse.diags_array(q))
         alike = not np.any(self.c) or np.ptp(q) == 0.0
-        return FactorHessian(
-            A, self.s, self.c * float(q[0] ** 2) if alike else self.c * q * q
-        )
+        c = self.c * float(q[0] ** 2) if alike else self.c * q * q
+        return FactorHessian(A, self.s, c)
 
     def identity(self) -> tuple[Any, ...]:
         """Return the matrix and the numbers that all of H depends on."""
@@ -92,9 +91,8 @@ class BoundHessian:
 
     def matrix(self) -> Array:
         """Return H, by a product for each column of an operator."""
-        return np.asarray(
-            self._bound if self._dense else self._bound @ np.eye(self.order)
-        )
+        H = self._bound if self._dense else self._bound @ np.eye(self.order)
+        return np.asarray(H)
 
     def diagonal(self) -> Array | None:
         """Return the diagonal, or None where it is not known."""
