@@ -226,18 +226,15 @@ class Conversation:
                 break
         return [answers[name] for name in order if name in answers]
 
-    def _by_node(self) -> dict[int, str]:
-        return {self.client(name).node_id: name for name in self.names}
-
     def _exchange(
         self, messages: Iterable[Message], timeout: float
     ) -> dict[str, Message | Reason]:
         """What clients reply to messages, or why not, in the messages' order."""
-        sent, by_node = list(messages), self._by_node()
-        names = [by_node[message.metadata.dst_node_id] for message in sent]
-        clients = [self.client(name) for name in names]
+        sent, known = list(messages), self.registry.clients
+        by_node = {client.node_id: name for name, client in known.items()}
+        clients = [known[by_node[m.metadata.dst_node_id]] for m in sent]
         found = exchange(self.grid, sent, timeout, self.traffic, clients)
-        return {name: found[self.client(name).node_id] for name in names}
+        return {by_node[c.node_id]: found[c.node_id] for c in clients}
 
     def send(
         self, messages: Iterable[Message], timeout: float
@@ -266,7 +263,8 @@ class Conversation:
 
         There is no second attempt: the next request restores who is out of step.
         """
-        by_node, answers = self._by_node(), list[Answer]()
+        by_node = {self.client(name).node_id: name for name in self.names}
+        answers: list[Answer] = []
         for reply in replies:
             name = by_node.get(reply.metadata.src_node_id)
             if name is None or reply.has_error():

@@ -246,13 +246,6 @@ def is_moderate(array: NDArray[Any]) -> bool:
     return float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
 
 
-def is_finite(array: NDArray[Any]) -> bool:
-    """Whether all of an array's numbers of floating point are finite."""
-    flat = array.reshape(-1)
-    # a sum of squares that overflows may be one of finite numbers
-    return isfinite(flat.dot(flat)) or isfinite(flat.sum())
-
-
 def moderate_norm(array: NDArray[Any]) -> float | None:
     """‖a‖ of a contiguous array of float64, if it is at most :data:`LARGEST`.
 
@@ -456,7 +449,11 @@ class ClientMemory:
         """Keep what the round of a request has made of the method's state."""
         self.provisional = {name: owned(value) for name, value in state.items()}
         for name, value in self.provisional.items():
-            if value.dtype.kind == "f" and not is_finite(value):
+            if value.dtype.kind != "f":
+                continue
+            flat = value.reshape(-1)
+            # a sum of squares that overflows may be one of finite numbers
+            if not (isfinite(flat.dot(flat)) or isfinite(flat.sum())):
                 raise FloatingPointError(f"the client's state {name!r} is not finite")
         self.provisional_round = config["server-round"]
         self.provisional_epoch = config.get("epoch", "")
