@@ -10,6 +10,7 @@ mkdocs.yml).
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import posixpath
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +151,36 @@ def _source_page(path: str) -> str:
 
 
 @cache
+def _module(package: str) -> Any:
+    """A public package, or None where it needs a library that is not installed."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "fedtrellis":
+            raise
+        return None
+
+
+@cache
 def public_names(package: str) -> tuple[str, ...]:
     """A public package's names, without its version."""
-    names = import_module(package).__all__
+    module = _module(package)
+    names = _listed(package) if module is None else module.__all__
     return tuple(name for name in names if not name.startswith("__"))
+
+
+def _listed(package: str) -> list[str]:
+    """What ``__all__`` lists, from the source."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return list(names)
 
 
 def _api_title(package: str) -> str:
@@ -194,7 +222,10 @@ Flower's own versions that are run are those that `pyproject.toml` allows.
 
 def _documented(package: str, name: str) -> bool:
     """Whether it is a class or a function; other values are listed by their kind."""
-    thing = getattr(import_module(package), name)
+    module = _module(package)
+    if module is None:  # those that need an extra have nothing else
+        return True
+    thing = getattr(module, name)
     return inspect.isclass(thing) or inspect.isroutine(thing)
 
 
@@ -207,7 +238,7 @@ def _api_page(package: str, about: str) -> str:
                 entry += "\n    options: {members: false}"
             parts.append(entry)
         else:
-            thing = getattr(import_module(package), name)
+            thing = getattr(_module(package), name)
             kind = type(thing).__name__
             shown = f" of {len(thing)}" if hasattr(thing, "__len__") else f": {thing}"
             parts.append(f"## `{name}` {{#{package}.{name}}}\n\nA {kind}{shown}.")

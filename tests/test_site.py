@@ -17,7 +17,13 @@ import pytest
 
 import sim
 from scripts.check_site import problems
-from scripts.site_hooks import PUBLIC, public_names, settings_table, site_path
+from scripts.site_hooks import (
+    PUBLIC,
+    _listed,
+    public_names,
+    settings_table,
+    site_path,
+)
 
 ROOT = Path(sim.__file__).parent
 TUTORIALS = ROOT / "docs/tutorials"
@@ -46,6 +52,11 @@ EXAMPLES = {
     if (tests := doctest.DocTestFinder(recurse=False).find(thing, name, globs={}))
     and tests[0].examples
 }
+
+
+def test_names_are_read_from_the_source_where_an_extra_is_not_installed() -> None:
+    for package in ("fedtrellis.objectives.torch_objective", "fedtrellis.estimators"):
+        assert tuple(_listed(package)) == public_names(package)
 
 
 def test_every_public_name_is_described() -> None:
