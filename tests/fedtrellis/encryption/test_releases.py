@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+import sim
 from clients import FedAvgGDClient
+from deploy.cases import METHODS, NODES, write_data
+from deploy.deployment import Deployment
 from fedtrellis import LocalGrid, SecureSum, client_app
+from fedtrellis.app.command_line import read_config
 from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.encryption.releases import OwnRows, ReleaseError, ReleaseMemory
@@ -189,3 +193,27 @@ def test_what_a_simulation_keeps_and_what_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="allowed: 'refuse', 'once', 'accept'"):
         ReleaseMemory(NodeSecrets("0", {"releases": "yes"}), "a")
     assert issubclass(ReleaseError, SettingsError)
+
+
+def test_hyfdca_on_nodes_files_remembers_their_rows(tmp_path: Path) -> None:
+    """The same files again; a patient less at both holders; and the owners' word."""
+    nodes = Deployment(tmp_path / "nodes")
+    write_data(nodes.folder / "data")
+    nodes.make_encryption_keys()
+    files, settings = METHODS["hyfdca"]
+
+    def run(**more: str | int) -> None:
+        config = f'method="hyfdca" {settings} rounds=1 results-dir="{tmp_path}/runs"'
+        here = sim.app.default_config() | read_config([config])
+        configs = [nodes.node_config(node, files) | more for node in NODES]
+        grid = LocalGrid(sim.client_app, 4, run_config=here, node_configs=configs)
+        sim.app.run(grid, here)
+
+    run()
+    run()  # it is no new release
+    for node in ("node-1", "node-3"):  # who have the halves of the same patients
+        path = nodes.folder / "data" / "blocks" / f"{node}.csv"
+        path.write_text(path.read_text().rstrip().rpartition("\n")[0] + "\n")
+    with pytest.raises(SettingsError, match="memory of earlier runs refuses"):
+        run()
+    run(releases="once")
