@@ -38,6 +38,7 @@ from fedtrellis.wire.arrays import (
     array_record,
     bits_of,
     check_entries,
+    encode,
     from_sparse_or_dense,
     record_arrays,
     sparse_or_dense,
@@ -281,6 +282,11 @@ class ReceivedModel:
     layout: Layout
     point: FloatArray  # may be read-only
     version: int
+
+    @cached_property
+    def encoded(self) -> Array:
+        """The model as a client's state keeps it."""
+        return encode(self.point)
 
 
 def _received_steps(record: ArrayRecord, layout: Layout) -> Sequence[Step]:

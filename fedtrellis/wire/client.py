@@ -40,6 +40,7 @@ from fedtrellis.wire.protocol import (
     RESTORE,
     STATUS,
     ClientMemory,
+    Kept,
     MissingError,
     Named,
     NodeContext,
@@ -365,16 +366,15 @@ class Serving:
         self._before = {n: r.copy() for n, r in records.items()} if records else {}
         config, status = request.read(node.max_count)
         self.config, session = config, config["session"]
-        if held is not None and held.session == session:
-            memory = held.copy()
-        else:
-            memory = ClientMemory.load(records, session)
-        self._memory = memory
+        if held is None or held.session != session:
+            held = ClientMemory.load(records, session)
         self._status = {"client-id": client_identity(context), **status}
         try:
-            self.model = memory.take_request(
+            memory = self._memory = held.take_request(
                 request.content, config, node.max_parameters, self._receive
             )
+            assert memory.model is not None
+            self.model = memory.model
         except (OutOfSyncError, RestoreNeededError):
             self._status.pop("model-version", None)
             return self._out_of_step()
@@ -389,7 +389,7 @@ class Serving:
                     raise ValueError(
                         f"a client of this method takes no {strange!r} back"
                     )
-            client.state = Named("the client's state", memory.arrays())
+            client.state = Named("the client's state", memory.committed.decoded())
         return None
 
     def _receive(
@@ -494,13 +494,14 @@ class Serving:
                 if numbers is not None:
                     self._status["numbers"] = numbers.astype("<f8").tobytes()
                 if "used-round" in config:
-                    memory.note(config, client.state)
+                    after = Kept.after(config, client.state)
+                    memory = ClientMemory(*memory[:3], after)
         metrics.update(extra)
         if metrics:
             reply.metrics = dict(MetricRecord(metrics).items())
         # the state is written last: whatever raised before has changed nothing
         if not config.get("keep-model", True):
-            memory.model = None  # the server sends it whole anyway
+            memory = memory._replace(model=None)  # the server sends it whole anyway
             if evaluates:  # elsewhere than at the model that the client goes on with
                 return reply
         if isinstance(self.context, NodeContext):

@@ -32,7 +32,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod, sqrt
-from typing import Any, TypeGuard, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from flwr.app import (
@@ -73,6 +74,7 @@ __all__ = [
     "RESTORE",
     "STATUS",
     "ClientMemory",
+    "Kept",
     "MissingError",
     "Named",
     "NodeContext",
@@ -185,7 +187,7 @@ STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
 _ANSWER_KINDS = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}
 # These two are in checkpoints and on SuperNodes' disks: names, not modules.
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
-_MODEL, _COMMITTED, _PROVISIONAL = "model", "committed/", "provisional/"
+_MODEL, _KEPT = "model", ("committed", "provisional")
 
 #: How many examples a client has: among what it says before round 1, and among the
 #: metrics of an evaluation.
@@ -366,8 +368,7 @@ def unpack_restore(
 ) -> dict[str, Array]:
     """Inverse of :func:`pack_restore`, encoded as the client stores it."""
     names = config.get("restore-as-model", [])
-    # encoded once, however often it is named
-    state = dict.fromkeys(names, encoded(model)) if names else {}
+    state = dict.fromkeys(names, model.encoded) if names else {}
     sparse = [name.removesuffix(_INDICES) for name in record if name.endswith(_INDICES)]
     if len(sparse) > _MAX_SPARSE:
         raise ValueError(f"more than {_MAX_SPARSE} sparse arrays are to be restored")
@@ -380,31 +381,46 @@ def unpack_restore(
     return state | {name: record[name] for name in whole}
 
 
-def encoded(model: ReceivedModel) -> Array:
-    """A model as a client's state keeps it; made once."""
-    kept: dict[str, Any] = vars(model)
-    if "encoded" not in kept:
-        kept["encoded"] = encode(model.point)
-    return cast(Array, kept["encoded"])
+class Kept(NamedTuple):
+    """A method's arrays after one of its client's rounds.
 
-
-@dataclass
-class ClientMemory:
-    """A client's state between messages, as it lies in ``context.state``.
-
-    The method's arrays are encoded, or read-only ones that nobody else has: those after
-    ``committed_round``, which the server used, and after ``provisional_round``, of
-    which that is not known yet (``-1``: there is none).
+    They are encoded, or read-only ones that nobody else has.
     """
+
+    round: int = NO_ROUND
+    epoch: str = ""
+    arrays: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def after(cls, config: Mapping[str, Any], state: Mapping[str, Any]) -> Kept:
+        """What the round of a request has made of the method's state."""
+        arrays = {name: owned(value) for name, value in state.items()}
+        for name, value in arrays.items():
+            if value.dtype.kind != "f":
+                continue
+            flat = value.reshape(-1)
+            # a sum of squares that overflows may be one of finite numbers
+            if not (isfinite(flat.dot(flat)) or isfinite(flat.sum())):
+                raise FloatingPointError(f"the client's state {name!r} is not finite")
+        return cls(config["server-round"], config.get("epoch", ""), arrays)
+
+    def decoded(self) -> dict[str, NDArray[Any]]:
+        """The arrays, read-only."""
+        return {
+            name: decode(value) if type(value) is Array else value
+            for name, value in self.arrays.items()
+        }
+
+
+class ClientMemory(NamedTuple):
+    """A client's state between messages, as it lies in ``context.state``."""
 
     session: str = ""  # the strategy.start it belongs to
     model: ReceivedModel | None = None  # x̄ as last received
-    committed: dict[str, Any] = field(default_factory=dict)
-    committed_round: int = NO_ROUND
-    committed_epoch: str = ""
-    provisional: dict[str, Any] = field(default_factory=dict)
-    provisional_round: int = NO_ROUND
-    provisional_epoch: str = ""
+    #: After the last round that the server used.
+    committed: Kept = Kept()
+    #: After a round of which that is not known yet.
+    provisional: Kept = Kept()
 
     @classmethod
     def load(cls, state: RecordDict, session: str | None) -> ClientMemory:
@@ -412,71 +428,38 @@ class ClientMemory:
         meta: Mapping[str, Any] = dict(state[_META].items()) if _META in state else {}
         if not meta or session not in (None, meta["session"]):
             return cls(session or "")
-        memory = cls(
-            meta["session"],
-            committed_round=meta["committed-round"],
-            provisional_round=meta["provisional-round"],
-            committed_epoch=meta.get("committed-epoch", ""),
-            provisional_epoch=meta.get("provisional-epoch", ""),
-        )
-        for name, array in cast(ArrayRecord, state[_STORED]).items():
-            if name == _MODEL:
-                dtype = meta.get("model-dtype", "float64")
-                layout = Layout.from_list(meta["model-shapes"], dtype)
-                version = meta["model-version"]
-                memory.model = ReceivedModel(layout, decode(array), version)
-                vars(memory.model)["encoded"] = array
-            elif name.startswith(_COMMITTED):
-                memory.committed[name.removeprefix(_COMMITTED)] = array
-            else:
-                memory.provisional[name.removeprefix(_PROVISIONAL)] = array
-        return memory
-
-    def copy(self) -> ClientMemory:
-        """A shallow copy, of which :meth:`take_request` may change its part."""
-        made = object.__new__(ClientMemory)
-        made.__dict__.update(self.__dict__)
-        return made
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The method's state after ``committed_round``; read-only arrays."""
-        return {
-            name: decode(value) if type(value) is Array else value
-            for name, value in self.committed.items()
-        }
-
-    def note(self, config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """Keep what the round of a request has made of the method's state."""
-        self.provisional = {name: owned(value) for name, value in state.items()}
-        for name, value in self.provisional.items():
-            if value.dtype.kind != "f":
-                continue
-            flat = value.reshape(-1)
-            # a sum of squares that overflows may be one of finite numbers
-            if not (isfinite(flat.dot(flat)) or isfinite(flat.sum())):
-                raise FloatingPointError(f"the client's state {name!r} is not finite")
-        self.provisional_round = config["server-round"]
-        self.provisional_epoch = config.get("epoch", "")
+        stored = dict(cast(ArrayRecord, state[_STORED]).items())
+        model = None
+        if _MODEL in stored:
+            dtype = meta.get("model-dtype", "float64")
+            layout = Layout.from_list(meta["model-shapes"], dtype)
+            array = stored[_MODEL]
+            model = ReceivedModel(layout, decode(array), meta["model-version"])
+            vars(model)["encoded"] = array
+        kept = []
+        for kind in _KEPT:
+            start = f"{kind}/"
+            names = [name for name in stored if name.startswith(start)]
+            arrays = {name.removeprefix(start): stored[name] for name in names}
+            epoch = meta.get(f"{kind}-epoch", "")
+            kept.append(Kept(meta[f"{kind}-round"], epoch, arrays))
+        return cls(meta["session"], model, *kept)
 
     def save(self, state: RecordDict) -> None:
         """Write the memory into ``state``, instead of what stood there."""
-        meta: dict[str, Any] = {
-            "session": self.session,
-            "committed-round": self.committed_round,
-            "provisional-round": self.provisional_round,
-            "committed-epoch": self.committed_epoch,
-            "provisional-epoch": self.provisional_epoch,
-        }
+        both = dict(zip(_KEPT, (self.committed, self.provisional), strict=True))
+        meta: dict[str, Any] = {"session": self.session}
+        meta |= {f"{kind}-round": kept.round for kind, kept in both.items()}
+        meta |= {f"{kind}-epoch": kept.epoch for kind, kept in both.items()}
         stored: dict[str, Array] = {}
         if self.model is not None:
             meta |= self.model.layout.entries()
             meta["model-version"] = self.model.version
-            stored[_MODEL] = encoded(self.model)
-        both = (_COMMITTED, self.committed), (_PROVISIONAL, self.provisional)
-        for prefix, arrays in both:
-            for name, value in arrays.items():
+            stored[_MODEL] = self.model.encoded
+        for kind, kept in both.items():
+            for name, value in kept.arrays.items():
                 array = value if type(value) is Array else encode(value)
-                stored[prefix + name] = array
+                stored[f"{kind}/{name}"] = array
         if stored or _META not in state or dict(state[_META].items()) != meta:
             state[_META] = filled(ConfigRecord(), meta)
             state[_STORED] = filled(ArrayRecord(), stored)
@@ -487,46 +470,40 @@ class ClientMemory:
         config: Mapping[str, Any],
         max_parameters: int = MAX_PARAMETERS,
         receive: Callable[..., ReceivedModel] = receive,
-    ) -> ReceivedModel:
-        """Bring model and state to where the server's request wants them.
+    ) -> ClientMemory:
+        """The memory with model and state where the server's request wants them.
 
         ``content`` and ``config`` are as :func:`read_request` wants them, and
         ``receive`` is :func:`~fedtrellis.wire.broadcast.receive` or does the same.
         OutOfSyncError, RestoreNeededError: it cannot be done with what the request
-        holds. ValueError: the request is malformed. Then nothing has changed.
+        holds. ValueError: the request is malformed.
         """
-        record = cast(ArrayRecord, content[MODEL])
-        model = receive(record, config, self.model, max_parameters)
-        used = config.get("used-round", None)
+        session, held, committed, provisional = self
+        model = receive(content[MODEL], config, held, max_parameters)
+        used = config.get("used-round")
         if used is None:  # the method's clients have no state
-            self.model = model
-            return model
-        epoch = config.get("used-epoch", "")
+            return ClientMemory(session, model, committed, provisional)
+        at = used, config.get("used-epoch", "")
         # whatever this client has, the server's word may count more
         ours = not config.get("restore-over", False)
-        provisional = self.provisional_round, self.provisional_epoch
-        if ours and used != NO_ROUND and (used, epoch) == provisional:
+        if ours and used != NO_ROUND and provisional[:2] == at:
             # the server used the round that was in doubt
-            committed = self.provisional
-        elif ours and (used, epoch) == (self.committed_round, self.committed_epoch):
-            committed = self.committed
+            committed = provisional
+        elif ours and committed[:2] == at:
+            pass
         elif config.get("restore", False):
             given = content[RESTORE] if RESTORE in content else ArrayRecord()
-            committed = unpack_restore(cast(ArrayRecord, given), config, model)
+            arrays = unpack_restore(cast(ArrayRecord, given), config, model)
             if not config.get("restore-alone", False):
                 # what only this client knows, and the server cannot give back, stays
-                committed = {**self.committed, **committed}
+                arrays = {**committed.arrays, **arrays}
+            committed = Kept(*at, arrays)
         else:
             raise RestoreNeededError(
                 f"the server used round {used}; this client is at round "
-                f"{self.committed_round} or {self.provisional_round}"
+                f"{committed.round} or {provisional.round}"
             )
-        self.model = model
-        self.committed = committed
-        self.committed_round, self.committed_epoch = used, epoch
-        self.provisional, self.provisional_round = {}, NO_ROUND
-        self.provisional_epoch = ""
-        return model
+        return ClientMemory(session, model, committed)
 
 
 def is_memory(name: str) -> bool:

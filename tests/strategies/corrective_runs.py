@@ -304,10 +304,10 @@ def check_nodes(ran: Run) -> None:
     for number, context in contexts(ran.grid).items():
         name, memory = str(number), memory_of(strategy, context)
         used_round = strategy.conversation.client(name).used_round
-        if used_round == memory.provisional_round:
-            state = memory.provisional
-        elif used_round == memory.committed_round:
-            state = memory.committed
+        if used_round == memory.provisional.round:
+            state = memory.provisional.arrays
+        elif used_round == memory.committed.round:
+            state = memory.committed.arrays
         else:
             continue
         in_step.add(name)

@@ -164,10 +164,10 @@ class View:
         said = self.strategy.conversation
         memory = ClientMemory.load(self.context(name).state, said.session)
         used = said.client(name).used_round
-        if used == memory.provisional_round:
-            arrays = memory.provisional
-        elif used == memory.committed_round:
-            arrays = memory.committed
+        if used == memory.provisional.round:
+            arrays = memory.provisional.arrays
+        elif used == memory.committed.round:
+            arrays = memory.committed.arrays
         else:
             return {}
         return {key: decode(array) for key, array in arrays.items()}

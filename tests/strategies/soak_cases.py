@@ -180,10 +180,10 @@ def node_states(strategy: Any, grid: LocalGrid) -> dict[str, dict[str, Array]]:
     for name in strategy.clients:
         memory = ClientMemory.load(context_of(grid, name).state, said.session)
         used = said.client(name).used_round
-        if used == memory.provisional_round:
-            arrays = memory.provisional
-        elif used == memory.committed_round:
-            arrays = memory.committed
+        if used == memory.provisional.round:
+            arrays = memory.provisional.arrays
+        elif used == memory.committed.round:
+            arrays = memory.committed.arrays
         else:
             continue
         states[name] = {key: decode(array) for key, array in arrays.items()}

@@ -363,10 +363,10 @@ def test_frank_wolfe_in_float32(domain: Domain, options: dict[str, Any]) -> None
         for i, context in contexts(grid).items():
             memory = memory_of(strategy, context)
             if (
-                memory.provisional_round
+                memory.provisional.round
                 == strategy.conversation.client(str(i)).used_round
             ):
-                own = decode(memory.provisional["x"])
+                own = decode(memory.provisional.arrays["x"])
                 assert np.abs(own - points[i]).max() <= 1e-12
 
 
@@ -445,7 +445,7 @@ def test_corrections_on_a_manifold_keep_their_mean_at_zero(zeroth: bool) -> None
     # and the clients' own are those that the server replays
     x = strategy.broadcast.model.astype(float)
     for i, context in contexts(grid).items():
-        state = memory_of(strategy, context).provisional
+        state = memory_of(strategy, context).provisional.arrays
         own = (decode(state["z"]) - x) / strategy.total_step - decode(state["g"])
         assert np.abs(own - corrections[i]).max() <= 1e-9
 

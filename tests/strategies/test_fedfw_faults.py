@@ -109,10 +109,10 @@ class Run:
         for number, context in contexts(self.grid).items():
             name, memory = str(number), memory_of(self.strategy, context)
             used_round = self.strategy.conversation.client(name).used_round
-            if used_round == memory.provisional_round:
-                state = memory.provisional
-            elif used_round == memory.committed_round:
-                state = memory.committed
+            if used_round == memory.provisional.round:
+                state = memory.provisional.arrays
+            elif used_round == memory.committed.round:
+                state = memory.committed.arrays
             else:
                 continue  # it will ask to be restored
             in_step.add(name)

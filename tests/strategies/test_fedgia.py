@@ -100,8 +100,8 @@ class States(Callback):
         pi = np.zeros((strategy.num_clients, self.x[-1].size))
         for index, context in contexts(self.grid).items():
             memory = memory_of(strategy, context)
-            if "pi" in memory.provisional:
-                pi[index] = decode(memory.provisional["pi"]).ravel()
+            if "pi" in memory.provisional.arrays:
+                pi[index] = decode(memory.provisional.arrays["pi"]).ravel()
         self.pi.append(pi)
 
 

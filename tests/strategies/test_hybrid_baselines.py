@@ -542,9 +542,9 @@ def check_nodes(run: Run) -> None:
         if number not in run.watch.used[-1]:
             continue
         name, memory = str(number), memory_of(run.strategy, context)
-        assert memory.provisional_round == len(run.watch.used)
+        assert memory.provisional.round == len(run.watch.used)
         assert np.array_equal(
-            decode(memory.provisional["w"]), run.strategy.local_model(name)
+            decode(memory.provisional.arrays["w"]), run.strategy.local_model(name)
         )
         checked += 1
     assert checked == len(run.watch.used[-1])

@@ -282,7 +282,7 @@ def test_a_client_that_lost_its_state(case: str) -> None:
     if replays:
         key = {"Scaffold": "control", "FedLMO ef21": "estimate"}[case]
         states = [memory_of(strategy, contexts(grid)[i]) for i in range(N)]
-        held = [decode(state.provisional[key]) for state in states]
+        held = [decode(state.provisional.arrays[key]) for state in states]
         kept = getattr(strategy, strategy._replayed)
         for block in strategy.aggregator._blocks:
             mean = np.mean([held[int(name)] for name in block], axis=0)

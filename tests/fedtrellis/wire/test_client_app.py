@@ -177,9 +177,9 @@ def test_evaluation_sees_what_was_used_and_changes_no_state() -> None:
     assert metrics_of(reply) == {"loss": 6.0, "num-examples": 2, "total": 3.0}
     assert ARRAYS not in reply.content
     after = ClientMemory.load(context.state, "s")
-    assert (after.committed_round, after.provisional_round) == (
-        before.committed_round,
-        before.provisional_round,
+    assert (after.committed.round, after.provisional.round) == (
+        before.committed.round,
+        before.provisional.round,
     )
     assert arrays_of(app(request(3, 2), context)) == [6.0] * 3
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import Layout, decode, encode
@@ -20,6 +20,7 @@ from fedtrellis.wire.protocol import (
     NO_ROUND,
     RESTORE,
     ClientMemory,
+    Kept,
     RestoreNeededError,
     client_identity,
     identity_order,
@@ -52,32 +53,34 @@ def request(
     return content, config
 
 
-def memory_at(committed: int, provisional: int = NO_ROUND) -> ClientMemory:
-    memory = ClientMemory("s")
-    memory.committed = {"x": encode(np.full(SIZE, float(committed)))}
-    memory.committed_round = committed
-    if provisional != NO_ROUND:
-        memory.provisional = {"x": encode(np.full(SIZE, float(provisional)))}
-        memory.provisional_round = provisional
-    return memory
+def memory_at(
+    committed: int, provisional: int = NO_ROUND, **more: Array
+) -> ClientMemory:
+    """Of a client that has ``more`` in what is committed."""
+    first, second = (
+        {"x": encode(np.full(SIZE, float(number)))}
+        for number in (committed, provisional)
+    )
+    in_doubt = Kept() if provisional == NO_ROUND else Kept(provisional, "", second)
+    return ClientMemory("s", None, Kept(committed, "", first | more), in_doubt)
 
 
 def value(memory: ClientMemory) -> float:
-    return float(decode(memory.committed["x"])[0])
+    return float(decode(memory.committed.arrays["x"])[0])
 
 
 def test_a_provisional_round_that_was_used_becomes_the_state() -> None:
     memory = memory_at(3, provisional=5)
-    memory.take_request(*request(used=5))
-    assert (value(memory), memory.committed_round) == (5.0, 5)
-    assert (memory.provisional, memory.provisional_round) == ({}, NO_ROUND)
+    memory = memory.take_request(*request(used=5))
+    assert (value(memory), memory.committed.round) == (5.0, 5)
+    assert memory.provisional == Kept()
 
 
 def test_a_provisional_round_that_was_not_used_is_dropped() -> None:
     memory = memory_at(3, provisional=5)
-    memory.take_request(*request(used=3))
-    assert (value(memory), memory.committed_round) == (3.0, 3)
-    assert (memory.provisional, memory.provisional_round) == ({}, NO_ROUND)
+    memory = memory.take_request(*request(used=3))
+    assert (value(memory), memory.committed.round) == (3.0, 3)
+    assert memory.provisional == Kept()
 
 
 @pytest.mark.parametrize("used", [0, 2, 4, 6])
@@ -85,11 +88,11 @@ def test_a_client_at_neither_round_asks_for_its_state_and_changes_nothing(
     used: int,
 ) -> None:
     memory = memory_at(3, provisional=5)
-    memory.model = ReceivedModel(Layout(((SIZE,),)), np.zeros(SIZE), 9)
+    memory = memory._replace(model=ReceivedModel(Layout(((SIZE,),)), np.zeros(SIZE), 9))
     with pytest.raises(RestoreNeededError):
         memory.take_request(*request(used=used))
-    assert (value(memory), memory.committed_round) == (3.0, 3)
-    assert memory.provisional_round == 5
+    assert (value(memory), memory.committed.round) == (3.0, 3)
+    assert memory.provisional.round == 5
     assert memory.model.version == 9
 
 
@@ -109,32 +112,30 @@ def test_a_round_number_that_stands_for_none_is_never_used() -> None:
 
 def test_an_empty_client_is_given_its_state() -> None:
     memory = ClientMemory("s")
-    memory.take_request(*request(used=4, restore={"x": np.full(SIZE, 4.0)}))
-    assert (value(memory), memory.committed_round) == (4.0, 4)
+    memory = memory.take_request(*request(used=4, restore={"x": np.full(SIZE, 4.0)}))
+    assert (value(memory), memory.committed.round) == (4.0, 4)
 
 
 def test_a_client_in_step_does_not_take_the_state_it_is_sent() -> None:
     # the server could not know that the client is where it should be
-    memory = memory_at(3, provisional=5)
-    memory.committed["own"] = encode(np.zeros(1))
-    memory.take_request(*request(used=3, restore={"x": np.full(SIZE, -1.0)}))
+    memory = memory_at(3, provisional=5, own=encode(np.zeros(1)))
+    memory = memory.take_request(*request(used=3, restore={"x": np.full(SIZE, -1.0)}))
     assert value(memory) == 3.0
-    assert "own" in memory.committed
+    assert "own" in memory.committed.arrays
 
 
 def test_what_only_the_client_knows_survives_being_restored() -> None:
-    memory = memory_at(3)
-    memory.committed["d"] = encode(np.full(2, 8.0))
-    memory.take_request(*request(used=7, restore={"x": np.full(SIZE, 7.0)}))
+    memory = memory_at(3, d=encode(np.full(2, 8.0)))
+    memory = memory.take_request(*request(used=7, restore={"x": np.full(SIZE, 7.0)}))
     assert value(memory) == 7.0
-    assert decode(memory.committed["d"]).tolist() == [8.0, 8.0]
+    assert decode(memory.committed.arrays["d"]).tolist() == [8.0, 8.0]
 
 
 def test_without_a_used_round_only_the_model_changes() -> None:
     memory = memory_at(3, provisional=5)
-    memory.take_request(*request(used=None))
+    memory = memory.take_request(*request(used=None))
     assert memory.model is not None
-    assert (memory.committed_round, memory.provisional_round) == (3, 5)
+    assert (memory.committed.round, memory.provisional.round) == (3, 5)
 
 
 def test_steps_for_a_model_that_is_not_there_change_nothing() -> None:
@@ -143,19 +144,21 @@ def test_steps_for_a_model_that_is_not_there_change_nothing() -> None:
     memory = memory_at(3, provisional=5)
     with pytest.raises(OutOfSyncError):
         memory.take_request(*request(used=5, server=server, base=0))
-    assert (value(memory), memory.provisional_round) == (3.0, 5)
+    assert (value(memory), memory.provisional.round) == (3.0, 5)
 
 
 def test_the_memory_survives_being_stored() -> None:
     memory = memory_at(3, provisional=5)
-    memory.model = ReceivedModel(Layout(((20, 5), (400,))), np.arange(500.0), 11)
+    memory = memory._replace(
+        model=ReceivedModel(Layout(((20, 5), (400,))), np.arange(500.0), 11)
+    )
     state = RecordDict()
     memory.save(state)
     again = ClientMemory.load(state, "s")
     assert again.session == "s"
-    assert (again.committed_round, again.provisional_round) == (3, 5)
+    assert (again.committed.round, again.provisional.round) == (3, 5)
     assert value(again) == 3.0
-    assert decode(again.provisional["x"])[0] == 5.0
+    assert decode(again.provisional.arrays["x"])[0] == 5.0
     assert again.model is not None
     assert again.model.layout == memory.model.layout
     assert again.model.version == 11
@@ -167,7 +170,7 @@ def test_what_was_stored_before_is_replaced() -> None:
     memory_at(3, provisional=5).save(state)
     memory_at(6).save(state)
     again = ClientMemory.load(state, "s")
-    assert (again.committed_round, again.provisional) == (6, {})
+    assert (again.committed.round, again.provisional) == (6, Kept())
     assert "of-the-user" in state
 
 
@@ -175,9 +178,7 @@ def test_state_of_another_session_counts_as_none() -> None:
     state = RecordDict()
     memory_at(3, provisional=5).save(state)
     again = ClientMemory.load(state, "another")
-    assert (again.committed_round, again.provisional_round) == (NO_ROUND, NO_ROUND)
-    assert (again.committed, again.provisional, again.model) == ({}, {}, None)
-    assert again.session == "another"
+    assert again == ClientMemory("another")
 
 
 # ------------------------------------------------------------------------ restoring
