@@ -34,28 +34,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.wire.flower_internals import filled
 
-__all__ = [
-    "DTYPES",
-    "ENVELOPE",
-    "DType",
-    "Described",
-    "FloatArray",
-    "Layers",
-    "Layout",
-    "array_record",
-    "bits_of",
-    "check_entries",
-    "decode",
-    "encode",
-    "from_sparse_or_dense",
-    "join_arrays",
-    "owned",
-    "record_arrays",
-    "sparse_or_dense",
-    "split_arrays",
-    "travels_as_one",
-]
-
 #: Points of a model. Their dtype is that of the model, mostly float64.
 FloatArray = NDArray[np.float64]
 

@@ -44,15 +44,6 @@ from fedtrellis.wire.arrays import (
     sparse_or_dense,
 )
 
-__all__ = [
-    "ModelBroadcast",
-    "OutOfSyncError",
-    "Step",
-    "pack_steps",
-    "receive",
-    "unpack_steps",
-]
-
 #: Parameters that a message may declare without bringing them, see :func:`receive`.
 MAX_PARAMETERS = 10**8
 # Steps up to this size are unpacked once for all clients of a process; beyond, each of

@@ -10,7 +10,7 @@ import gc
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import import_module
 from logging import INFO
@@ -36,6 +36,7 @@ from fedtrellis.wire.local_work import Steps, run_alone, run_together
 from fedtrellis.wire.protocol import (
     CONFIG,
     EXAMPLES,
+    MODEL,
     PHASE,
     RESTORE,
     STATUS,
@@ -52,20 +53,6 @@ from fedtrellis.wire.protocol import (
     restored_names,
 )
 from fedtrellis.wire.summing import ATTEMPT, SUM_PHASES, check_exposed, hidden
-
-__all__ = [
-    "MAX_COUNT",
-    "MethodApp",
-    "MethodClient",
-    "Node",
-    "Serving",
-    "StatefulClient",
-    "client_app",
-    "evaluate_objective",
-    "serve",
-    "serve_together",
-    "speaks_for",
-]
 
 ClientFn = Callable[[Context], Any]
 
@@ -323,37 +310,27 @@ def _is_client(kind: type) -> bool:
     return issubclass(kind, NumPyClient)
 
 
+@dataclass(slots=True, eq=False)
 class Serving:
     """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
 
     Whoever calls these calls :meth:`failed` with what they raise: the client's state is
-    then what it was before. ``received`` has the models of requests that are served
-    together, by what they are made of.
+    then what it was before.
     """
 
-    __slots__ = (
-        *("client", "config", "context", "function", "model", "node", "request"),
-        *("_before", "_memory", "_received", "_status"),
-    )
-    client: NumPyClient
-    #: What the method is given, beside the layers of :attr:`model`; not to be changed.
-    config: Named
-    model: ReceivedModel
-    _before: Mapping[str, Any] | None
-    _memory: ClientMemory
-    _status: dict[str, Any]
-
-    def __init__(
-        self,
-        node: Node,
-        function: str,
-        request: NodeRequest,
-        context: Context,
-        received: dict[Any, ReceivedModel],
-    ) -> None:
-        self.node, self.function = node, function
-        self.request, self.context = request, context
-        self._received, self._before = received, None
+    node: Node
+    function: str
+    request: NodeRequest
+    context: Context
+    #: The models of requests that are served together, by what they are made of.
+    received: dict[Any, ReceivedModel]
+    client: NumPyClient = field(init=False)
+    model: ReceivedModel = field(init=False)
+    #: What the method is given, beside the layers of the model; not to be changed.
+    config: Named = field(init=False)
+    _before: Mapping[str, Any] | None = field(init=False, default=None)
+    _memory: ClientMemory = field(init=False)
+    _status: dict[str, Any] = field(init=False)
 
     def begin(self) -> NodeReply | None:
         """Take the request, and make the client; a reply if that is all."""
@@ -369,15 +346,20 @@ class Serving:
         if held is None or held.session != session:
             held = ClientMemory.load(records, session)
         self._status = {"client-id": client_identity(context), **status}
+        record = cast(Any, request.content[MODEL])
+        # who has and is sent the same has the same; the requests all exist meanwhile
+        key = id(record), held.model
+        model = self.received.get(key)
         try:
-            memory = self._memory = held.take_request(
-                request.content, config, node.max_parameters, self._receive
-            )
-            assert memory.model is not None
-            self.model = memory.model
+            if model is None:
+                model = receive(record, config, held.model, node.max_parameters)
+                model.point.setflags(write=False)
+                self.received[key] = model
+            memory = held.take_request(model, request.content, config)
         except (OutOfSyncError, RestoreNeededError):
             self._status.pop("model-version", None)
             return self._out_of_step()
+        self.model, self._memory = model, memory
         client = self.client = node.client(context)
         clear = self.function not in SUM_PHASES and ATTEMPT not in self.config
         if clear and not getattr(client, "hides_by_itself", False):
@@ -391,22 +373,6 @@ class Serving:
                     )
             client.state = Named("the client's state", memory.committed.decoded())
         return None
-
-    def _receive(
-        self,
-        record: Any,
-        config: Mapping[str, Any],
-        stored: ReceivedModel | None,
-        max_parameters: int,
-    ) -> ReceivedModel:
-        """As :func:`receive`; who has and is sent the same has the same model."""
-        key = id(record), stored  # the requests that are served together all exist
-        model = self._received.get(key)
-        if model is None:
-            model = receive(record, config, stored, max_parameters)
-            model.point.setflags(write=False)
-            self._received[key] = model
-        return model
 
     def _out_of_step(self) -> NodeReply:
         # nothing has changed; the server sends everything in the same round

@@ -28,7 +28,7 @@ time, which another ``epoch`` beside the round gives away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod, sqrt
@@ -57,37 +57,8 @@ from fedtrellis.wire.arrays import (
     record_arrays,
     sparse_or_dense,
 )
-from fedtrellis.wire.broadcast import MAX_PARAMETERS, ReceivedModel, receive
+from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.flower_internals import content_bytes, filled
-
-__all__ = [
-    "ANSWER_BOUND",
-    "ARRAYS",
-    "CONFIG",
-    "ENTRY_TYPES",
-    "EXAMPLES",
-    "HELLO",
-    "LARGEST",
-    "METRICS",
-    "MODEL",
-    "PHASE",
-    "RESTORE",
-    "STATUS",
-    "ClientMemory",
-    "Kept",
-    "MissingError",
-    "Named",
-    "NodeContext",
-    "NodeReply",
-    "NodeRequest",
-    "client_identity",
-    "identity_order",
-    "is_count",
-    "is_memory",
-    "is_moderate",
-    "moderate_norm",
-    "read_request",
-]
 
 HELLO = "query.hello"
 #: A message of type ``train.NAME`` is for the client's method of this prefix and NAME.
@@ -465,21 +436,15 @@ class ClientMemory(NamedTuple):
             state[_STORED] = filled(ArrayRecord(), stored)
 
     def take_request(
-        self,
-        content: RecordDict,
-        config: Mapping[str, Any],
-        max_parameters: int = MAX_PARAMETERS,
-        receive: Callable[..., ReceivedModel] = receive,
+        self, model: ReceivedModel, content: RecordDict, config: Mapping[str, Any]
     ) -> ClientMemory:
-        """The memory with model and state where the server's request wants them.
+        """The memory with the model received, and the state that the server wants.
 
-        ``content`` and ``config`` are as :func:`read_request` wants them, and
-        ``receive`` is :func:`~fedtrellis.wire.broadcast.receive` or does the same.
-        OutOfSyncError, RestoreNeededError: it cannot be done with what the request
-        holds. ValueError: the request is malformed.
+        ``content`` and ``config`` are as :func:`read_request` wants them.
+        RestoreNeededError: the state cannot be had with what the request holds.
+        ValueError: the request is malformed.
         """
-        session, held, committed, provisional = self
-        model = receive(content[MODEL], config, held, max_parameters)
+        session, _, committed, provisional = self
         used = config.get("used-round")
         if used is None:  # the method's clients have no state
             return ClientMemory(session, model, committed, provisional)

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from fedtrellis.domains.atoms import Atom, PermutationAtom, RankOneAtom, SparseAtom
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["ReplayedIterate"]
-
 # Below this size a dense array beats any bookkeeping of its non-zero entries.
 _DENSE_SIZE = 16_384
 # Steps noted down before they are worked in, if nobody asks before.

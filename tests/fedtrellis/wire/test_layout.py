@@ -37,10 +37,8 @@ def request(server: ModelBroadcast, base: int | None = None, **more: Any) -> Rec
     return RecordDict({CONFIG: ConfigRecord(entries), MODEL: arrays})
 
 
-def taken(content: RecordDict, memory: ClientMemory) -> ReceivedModel:
-    model = memory.take_request(content, read_request(content, 10**6)).model
-    assert model is not None
-    return model
+def taken(content: RecordDict, stored: ReceivedModel | None) -> ReceivedModel:
+    return receive(content[MODEL], read_request(content, 10**6), stored)
 
 
 def values(dtype: str, size: int = 300) -> NDArray[Any]:
@@ -97,26 +95,23 @@ def test_a_number_too_large_for_the_dtype_is_an_error_on_the_server() -> None:
 def test_client_and_server_have_the_same_model(dtype: str, density: float) -> None:
     point = values(dtype)
     point[np.random.default_rng(1).random(point.size) > density] = 0.0
-    server, memory = (
-        ModelBroadcast(Layout((point.shape,), dtype), point),
-        ClientMemory("s"),
-    )
-    first = taken(request(server), memory)
+    server = ModelBroadcast(Layout((point.shape,), dtype), point)
+    first = taken(request(server), None)
     assert first.point.dtype == server.layout.point_dtype
     assert first.point.tobytes() == server.model.tobytes()
     # over the client's memory, as it lies in context.state
     state = RecordDict()
-    memory._replace(model=first).save(state)
-    memory = ClientMemory.load(state, "s")
-    assert memory.model is not None
-    assert memory.model.layout == server.layout
+    ClientMemory("s", first).save(state)
+    stored = ClientMemory.load(state, "s").model
+    assert stored is not None
+    assert stored.layout == server.layout
     # a few entries change
     changed = server.model.copy()
     changed[[3, 7]] += 1.25
     server.revise(changed)
     content = request(server, base=0)
     assert content[CONFIG]["model-encoding"] == "entries"
-    second = taken(content, memory)
+    second = taken(content, stored)
     assert second.point.tobytes() == server.model.tobytes()
 
 
@@ -148,11 +143,10 @@ def test_a_model_of_another_dtype_than_it_says_is_refused(sent: str, said: str) 
 
 
 def test_a_dtype_that_changes_within_a_session_is_refused() -> None:
-    memory = ClientMemory("s")
-    model = taken(request(ModelBroadcast(Layout(((9,),)), np.ones(9))), memory)
+    model = taken(request(ModelBroadcast(Layout(((9,),)), np.ones(9))), None)
     content = request(ModelBroadcast(Layout(((9,),), "float32"), np.ones(9), 1))
     with pytest.raises(ValueError, match="of float32; in this session it had"):
-        taken(content, memory._replace(model=model))
+        taken(content, model)
 
 
 @settings(deadline=None)
@@ -172,7 +166,7 @@ def test_no_dtype_that_a_request_says_does_harm(said: Any, true: str) -> None:
     content = request(server)
     content[CONFIG]["model-dtype"] = said
     try:
-        model = taken(content, ClientMemory("s"))
+        model = taken(content, None)
     except ValueError:
         pass
     else:

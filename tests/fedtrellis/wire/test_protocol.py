@@ -10,13 +10,9 @@ from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import Layout, decode, encode
 from fedtrellis.wire.broadcast import (
-    ModelBroadcast,
-    OutOfSyncError,
     ReceivedModel,
-    Step,
 )
 from fedtrellis.wire.protocol import (
-    MODEL,
     NO_ROUND,
     RESTORE,
     ClientMemory,
@@ -37,20 +33,15 @@ def context(node_config: dict[str, Any], node_id: int = 5) -> Context:
 
 
 def request(
-    used: int | None,
-    server: ModelBroadcast | None = None,
-    base: int | None = None,
-    restore: dict[str, NDArray[Any]] | None = None,
-) -> tuple[RecordDict, dict[str, Any]]:
-    server = server or ModelBroadcast(Layout(((SIZE,),)), np.ones(SIZE))
-    record, config = server.encode(base)
-    content = RecordDict({MODEL: record})
-    if used is not None:
-        config = {**config, "used-round": used}
+    used: int | None, restore: dict[str, NDArray[Any]] | None = None
+) -> tuple[ReceivedModel, RecordDict, dict[str, Any]]:
+    model = ReceivedModel(Layout(((SIZE,),)), np.ones(SIZE), 0)
+    content = RecordDict()
+    config = {} if used is None else {"used-round": used}
     if restore is not None:
-        content[RESTORE], more = pack_restore(restore, server.model)
-        config = {**config, **more}
-    return content, config
+        content[RESTORE], more = pack_restore(restore, model.point)
+        config |= more
+    return model, content, config
 
 
 def memory_at(
@@ -84,16 +75,9 @@ def test_a_provisional_round_that_was_not_used_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("used", [0, 2, 4, 6])
-def test_a_client_at_neither_round_asks_for_its_state_and_changes_nothing(
-    used: int,
-) -> None:
-    memory = memory_at(3, provisional=5)
-    memory = memory._replace(model=ReceivedModel(Layout(((SIZE,),)), np.zeros(SIZE), 9))
+def test_a_client_at_neither_round_asks_for_its_state(used: int) -> None:
     with pytest.raises(RestoreNeededError):
-        memory.take_request(*request(used=used))
-    assert (value(memory), memory.committed.round) == (3.0, 3)
-    assert memory.provisional.round == 5
-    assert memory.model.version == 9
+        memory_at(3, provisional=5).take_request(*request(used=used))
 
 
 def test_an_empty_client_asks_for_its_state() -> None:
@@ -136,15 +120,6 @@ def test_without_a_used_round_only_the_model_changes() -> None:
     memory = memory.take_request(*request(used=None))
     assert memory.model is not None
     assert (memory.committed.round, memory.provisional.round) == (3, 5)
-
-
-def test_steps_for_a_model_that_is_not_there_change_nothing() -> None:
-    server = ModelBroadcast(Layout(((SIZE,),)), np.ones(SIZE))
-    server.advance(Step(0.5, 1.0, ()))
-    memory = memory_at(3, provisional=5)
-    with pytest.raises(OutOfSyncError):
-        memory.take_request(*request(used=5, server=server, base=0))
-    assert (value(memory), memory.provisional.round) == (3.0, 5)
 
 
 def test_the_memory_survives_being_stored() -> None:
