@@ -36,6 +36,7 @@ from fedtrellis.wire.local_work import Steps, run_alone, run_together
 from fedtrellis.wire.protocol import (
     CONFIG,
     EXAMPLES,
+    MEMORY,
     MODEL,
     PHASE,
     RESTORE,
@@ -49,7 +50,6 @@ from fedtrellis.wire.protocol import (
     NodeRequest,
     RestoreNeededError,
     client_identity,
-    is_memory,
     restored_names,
 )
 from fedtrellis.wire.summing import ATTEMPT, SUM_PHASES, check_exposed, hidden
@@ -389,9 +389,8 @@ class Serving:
         if before is None:
             return error
         state = self.context.state
-        for name in set(state) - set(before):
-            if not is_memory(name):
-                del state[name]
+        for name in set(state) - {*before, *MEMORY}:
+            del state[name]
         for name, record in before.items():
             state[name] = record
         # what could not be read is no request

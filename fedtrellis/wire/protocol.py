@@ -86,7 +86,6 @@ ENTRY_TYPES = _REQUIRED | {
     "restore-over": bool,
     "restore-as-model": list,
 }
-_KINDS = {CONFIG: ConfigRecord, MODEL: ArrayRecord, RESTORE: ArrayRecord}
 # How often a client is to do something, or how many numbers it is to draw.
 _COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
 # What a client keeps a number for each of: so many samples in each of so many steps.
@@ -108,6 +107,23 @@ class Named(dict[str, Any]):
         raise MissingError(f"{self._what} has no {key!r}")
 
 
+def _records(
+    what: str, content: RecordDict, needed: dict[str, Any], other: dict[str, Any]
+) -> dict[str, Any]:
+    """What has arrived, once its records are of the right kinds, or a ValueError."""
+    records: dict[str, Any] = dict(content.items())
+    for name in needed:
+        if name not in records:
+            raise ValueError(f"the {what} has no {name!r}")
+    for name, kind in (needed | other).items():
+        if name in records and not isinstance(records[name], kind):
+            raise ValueError(
+                f"the {what}'s {name!r} is a {type(records[name]).__name__}, "
+                f"expected {kind.__name__}"
+            )
+    return records
+
+
 def read_request(content: RecordDict, max_count: int) -> Named:
     """A request's config, once its records and what the protocol needs are right.
 
@@ -115,17 +131,8 @@ def read_request(content: RecordDict, max_count: int) -> Named:
     samples or examples, and samples in all local steps together. ValueError, KeyError:
     a record or an entry is missing or of the wrong type, or a number too large.
     """
-    records = dict(content.items())
-    for name, kind in _KINDS.items():
-        record = records.get(name)
-        if record is None and name != RESTORE:
-            raise ValueError(f"the request has no {name!r}")
-        if record is not None and not isinstance(record, kind):
-            raise ValueError(
-                f"the request's {name!r} is a {type(record).__name__}, expected "
-                f"{kind.__name__}"
-            )
-    sent = cast(ConfigRecord, records[CONFIG])
+    needed = {CONFIG: ConfigRecord, MODEL: ArrayRecord}
+    sent = _records("request", content, needed, {RESTORE: ArrayRecord})[CONFIG]
     config = Named("the request's config", dict(sent.items()))
     limit = f"this client takes up to {max_count} (client_app's max_count)"
     for key in _REQUIRED:
@@ -155,9 +162,8 @@ def read_request(content: RecordDict, max_count: int) -> Named:
 
 # Names of the records in an answer, and in a client's context.state.
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
-_ANSWER_KINDS = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}
-# These two are in checkpoints and on SuperNodes' disks: names, not modules.
-_META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
+# A client's memory. These are in checkpoints and on SuperNodes' disks.
+MEMORY = _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _KEPT = "model", ("committed", "provisional")
 
 #: How many examples a client has: among what it says before round 1, and among the
@@ -190,9 +196,7 @@ def client_identity(context: Context) -> str:
     over each time).
     """
     config = context.node_config
-    name = config.get("client-id")
-    if name is None:
-        name = config.get("partition-id")
+    name = config.get("client-id", config.get("partition-id"))
     return f"node-{context.node_id}" if name is None else str(name)
 
 
@@ -209,10 +213,7 @@ def is_count(value: Any) -> TypeGuard[int]:
 
 
 def is_moderate(array: NDArray[Any]) -> bool:
-    """Whether all of an array's numbers are finite, and none beyond ±:data:`LARGEST`.
-
-    Of numbers that are no floats they are.
-    """
+    """Whether all floats of an array are finite, and none beyond ±:data:`LARGEST`."""
     if array.dtype.kind != "f" or not array.size or moderate_norm(array) is not None:
         return True
     # NaN is not between anything
@@ -239,9 +240,7 @@ class NodeRequest:
     #: The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
     kind: str
     content: RecordDict  # not to be changed
-    _read: dict[int, tuple[Named, dict[str, Any]]] = field(
-        default_factory=dict, repr=False
-    )
+    _read: dict[int, tuple[Named, dict[str, Any]]] = field(default_factory=dict)
 
     @cached_property
     def nbytes(self) -> int:
@@ -292,22 +291,11 @@ class NodeReply:
 
         What arrived may raise anything else, too. Nothing in it is trusted.
         """
-        records = dict(content.items())
-        if STATUS not in records:
-            raise ValueError("the answer has no status")
-        for name, record in records.items():
-            kind = _ANSWER_KINDS.get(name)
-            if kind is not None and not isinstance(record, kind):
-                raise ValueError(
-                    f"the answer's {name!r} is a {type(record).__name__}, "
-                    f"expected {kind.__name__}"
-                )
-        arrays = None
-        if ARRAYS in records:
-            arrays = record_arrays(cast(ArrayRecord, records[ARRAYS]))
-        status, metrics = records[STATUS], records.get(METRICS)
-        measured = {} if metrics is None else dict(metrics.items())
-        return cls(dict(status.items()), arrays, measured)
+        other = {ARRAYS: ArrayRecord, METRICS: MetricRecord}
+        records = _records("answer", content, {STATUS: ConfigRecord}, other)
+        arrays = record_arrays(records[ARRAYS]) if ARRAYS in records else None
+        metrics = dict(records.get(METRICS, {}).items())
+        return cls(dict(records[STATUS].items()), arrays, metrics)
 
 
 class RestoreNeededError(Exception):
@@ -328,9 +316,10 @@ def pack_restore(
         # a sparse array is unpacked in the model's shape
         alike = value.shape == model.shape and value.dtype.kind == "f"
         parts = sparse_or_dense(value) if alike else [value]
-        ends = [""] if len(parts) == 1 else [_INDICES, _VALUES]
-        for end, part in zip(ends, parts, strict=True):
-            record[name + end] = encode(part)
+        if len(parts) == 2:
+            record[name + _INDICES], record[name + _VALUES] = map(encode, parts)
+        else:
+            record[name] = encode(value)
     return record, config
 
 
@@ -469,11 +458,6 @@ class ClientMemory(NamedTuple):
                 f"{committed.round} or {provisional.round}"
             )
         return ClientMemory(session, model, committed)
-
-
-def is_memory(name: str) -> bool:
-    """Whether a record of a client's context is part of its memory."""
-    return name in (_META, _STORED)
 
 
 class NodeContext(Context):

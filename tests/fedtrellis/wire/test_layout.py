@@ -38,7 +38,8 @@ def request(server: ModelBroadcast, base: int | None = None, **more: Any) -> Rec
 
 
 def taken(content: RecordDict, stored: ReceivedModel | None) -> ReceivedModel:
-    return receive(content[MODEL], read_request(content, 10**6), stored)
+    record = content.array_records[MODEL]
+    return receive(record, read_request(content, 10**6), stored)
 
 
 def values(dtype: str, size: int = 300) -> NDArray[Any]:
