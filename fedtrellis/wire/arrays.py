@@ -367,7 +367,7 @@ def decode(array: Array) -> NDArray[Any]:
 
 # An array costs about 350 bytes on the wire beside its data (its names, the hashes of
 # its objects, headers), so small ones travel as one.
-_JOINED = "joined"
+JOINED = "joined"
 _JOINED_MAX_BYTES = 65_536
 _DTYPES = (
     *(np.dtype(name) for name in ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4")),
@@ -438,14 +438,14 @@ def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRec
     """
     several = join and len(arrays) > 1
     if several and travels_as_one(tuple([(a.dtype, a.shape) for a in arrays])):
-        return filled(ArrayRecord(), {_JOINED: encode(join_arrays(arrays))})
+        return filled(ArrayRecord(), {JOINED: encode(join_arrays(arrays))})
     return filled(ArrayRecord(), {str(i): encode(a) for i, a in enumerate(arrays)})
 
 
 def record_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
     """Read every array of a record, in order, as read-only ndarrays."""
-    if len(record) == 1 and _JOINED in record:
-        return split_arrays(decode(record[_JOINED]))
+    if len(record) == 1 and JOINED in record:
+        return split_arrays(decode(record[JOINED]))
     return list(map(decode, record.values()))
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -33,15 +33,18 @@ from fedtrellis.domains.atoms import (
 )
 from fedtrellis.wire.arrays import (
     ENVELOPE,
+    JOINED,
     FloatArray,
     Layout,
     array_record,
     bits_of,
     check_entries,
+    decode,
     encode,
     from_sparse_or_dense,
     record_arrays,
     sparse_or_dense,
+    split_arrays,
 )
 
 #: Parameters that a message may declare without bringing them, see :func:`receive`.
@@ -67,16 +70,15 @@ class Step:
     weight: float
     atoms: tuple[Atom, ...]
 
-    def apply(self, point: FloatArray) -> None:
-        """Change ``point``, a C-contiguous array, in place."""
-        if self.decay == 0.0:
-            point.fill(0.0)  # also where the point was not finite
-        elif self.decay != 1.0:
-            point *= self.decay
-        self.add_atoms(point)
+    def apply(self, point: FloatArray, start: FloatArray | None = None) -> None:
+        """Make ``point``, a C-contiguous array, what the step makes of ``start``.
 
-    def add_atoms(self, point: FloatArray) -> None:
-        """Do only point += weight · Σ_j s_j, in place."""
+        None: of ``point`` itself.
+        """
+        if self.decay == 0.0:
+            point.fill(0.0)  # also where it was not finite
+        elif start is not None or self.decay != 1.0:
+            np.multiply(point if start is None else start, self.decay, out=point)
         if self._entries is None:
             for atom in self.atoms:
                 atom.add_to(point, self.weight)
@@ -145,7 +147,7 @@ def unpack_steps(
 
 
 class ModelBroadcast:
-    """The server's half: the model, its version, and the steps that led to it.
+    """The server's half: the model, its version, and what led to it.
 
     The ``model`` to start from, of shape ``layout.point_shape``, is copied and rounded
     to the layout's dtype.
@@ -155,30 +157,23 @@ class ModelBroadcast:
         self.layout = layout
         self.model: FloatArray = layout.rounded(model)
         self.version = version
-        self._steps: deque[Step] = deque()  # the last of them leads to self.version
-        self._steps_nbytes = 0
-        # flat indices of what each of the last versions changed, see revise
-        self._revisions: deque[NDArray[np.intp]] = deque()
+        # how the last versions came about, and how many bytes say so: all of them by
+        # steps, or of each the flat indices of what it changed, see revise
+        self._changes: deque[tuple[Any, int]] = deque()
+        self._nbytes = 0
         self._encoded: dict[int | None, tuple[ArrayRecord, Config]] = {}
 
     def advance(self, step: Step) -> None:
         """Apply a step, and remember it for clients that have an earlier version."""
         step.apply(self.model)
-        self.version += 1
-        self._encoded.clear()
-        self._revisions.clear()
-        if step.decay == 0.0:
-            self._forget_steps()  # nobody needs what came before
-        self._steps.append(step)
-        self._steps_nbytes += step.nbytes
-        # steps that together are larger than the model itself would never be sent
-        while self._steps and self._steps_nbytes > self.model.nbytes:
-            self._steps_nbytes -= self._steps.popleft().nbytes
+        if step.decay == 0.0 or not self._has_steps:
+            self._forget()  # nobody needs what came before
+        self._remember(step, step.nbytes)
 
     def replace(self, model: FloatArray) -> None:
         """Set the model to something that is not a step from the one before."""
-        self._set(model)
-        self._revisions.clear()
+        self.model = self.layout.rounded(model)
+        self._remember(None, self.model.nbytes + 1)  # which nothing outlasts
 
     def revise(self, model: FloatArray) -> None:
         """Set the model to one of which many entries may be those of the one before.
@@ -187,25 +182,30 @@ class ModelBroadcast:
         these are smaller than the model whole.
         """
         before = bits_of(self.model.reshape(-1))
-        self._set(model)
+        self.model = self.layout.rounded(model)
         # bits, not values: −0.0 is not 0.0
         changed = np.flatnonzero(bits_of(self.model.reshape(-1)) != before)
-        self._revisions.append(changed)
-        # what together takes more than the model itself would never be sent; of those
-        # that change nothing there could be any number
-        count = sum(max(1, indices.size) for indices in self._revisions)
-        while self._revisions and count > self.model.size:
-            count -= max(1, self._revisions.popleft().size)
+        if self._has_steps:
+            self._forget()
+        # of those that change nothing there could be any number
+        self._remember(changed, max(1, changed.size) * self.model.itemsize)
 
-    def _set(self, model: FloatArray) -> None:
-        self.model = self.layout.rounded(model)
+    @property
+    def _has_steps(self) -> bool:
+        return not self._changes or isinstance(self._changes[0][0], Step)
+
+    def _forget(self) -> None:
+        self._changes.clear()
+        self._nbytes = 0
+
+    def _remember(self, change: Any, nbytes: int) -> None:
         self.version += 1
         self._encoded.clear()
-        self._forget_steps()
-
-    def _forget_steps(self) -> None:
-        self._steps.clear()
-        self._steps_nbytes = 0
+        self._changes.append((change, nbytes))
+        self._nbytes += nbytes
+        # changes that together are larger than the model itself would never be sent
+        while self._nbytes > self.model.nbytes:
+            self._nbytes -= self._changes.popleft()[1]
 
     def encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
         """The model for a client that has version ``base`` (None: has none).
@@ -213,10 +213,8 @@ class ModelBroadcast:
         Its arrays, and the keys that :func:`receive` needs beside them; shared between
         the clients it is for, and not to be changed.
         """
-        if base is not None:
-            known = max(len(self._steps), len(self._revisions))
-            if base < self.version - known:
-                base = None
+        if base is not None and not 0 <= self.version - base <= len(self._changes):
+            base = None
         found = self._encoded.get(base)
         if found is None:
             found = self._encoded[base] = self._encode(base)
@@ -224,36 +222,35 @@ class ModelBroadcast:
 
     def _encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
         config: Config = {"model-version": self.version}
-        steps: Sequence[Step] | None = None
-        if base is not None and self._revisions:
-            since = list(self._revisions)[len(self._revisions) - self.version + base :]
-            changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
-            indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
-            values = self._on_wire.reshape(-1)[changed]
-            whole = sparse_or_dense(self._on_wire)
-            if indices.nbytes + values.nbytes < sum(array.nbytes for array in whole):
+        shapes, known = self.layout.entries(), len(self._changes)
+        if base is not None:
+            shapes, known = {}, self.version - base
+        since = [change for change, _ in islice(reversed(self._changes), known)][::-1]
+        if not self._has_steps:
+            if base is not None and (arrays := self._entries_since(since)):
                 config |= {"model-encoding": "entries", "model-base": base}
-                return array_record([indices, values], join=True), config
-        elif base is not None:
-            first = len(self._steps) - (self.version - base)
-            steps = list(islice(self._steps, first, None))
-        elif self._steps and self._steps[0].decay == 0.0:
-            # the first step forgets what was there before, so anyone can start there
-            steps = list(self._steps)
-        if steps is not None and self._worth_sending(steps):
-            config["model-encoding"] = "steps"
-            config["model-base"] = self.version - len(steps)
-            if base is None:
-                config |= self.layout.entries()
-            return array_record(pack_steps(steps), join=True), config
+                return array_record(arrays, join=True), config
+        # a first step that forgets what was there before is where anyone can start
+        elif (base is not None or (since and since[0].decay == 0.0)) and (
+            self._worth_sending(since)
+        ):
+            config |= {"model-encoding": "steps", "model-base": self.version - known}
+            return array_record(pack_steps(since), join=True), config | shapes
         arrays = sparse_or_dense(self._on_wire)
         config["model-encoding"] = "dense" if len(arrays) == 1 else "sparse"
-        config |= self.layout.entries()
-        return array_record(arrays, join=True), config
+        return array_record(arrays, join=True), config | self.layout.entries()
 
     @property
     def _on_wire(self) -> NDArray[Any]:
         return self.layout.to_wire(self.model)
+
+    def _entries_since(self, since: list[NDArray[np.intp]]) -> list[NDArray[Any]]:
+        """Indices and values of what has changed; none: the model whole is smaller."""
+        changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
+        indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
+        values = self._on_wire.reshape(-1)[changed]
+        whole = sum(array.nbytes for array in sparse_or_dense(self._on_wire))
+        return [indices, values] if indices.nbytes + values.nbytes < whole else []
 
     def _worth_sending(self, steps: Sequence[Step]) -> bool:
         """Whether the steps are smaller than the model whole."""
@@ -282,55 +279,28 @@ class ReceivedModel:
 
 def _received_steps(record: ArrayRecord, layout: Layout) -> Sequence[Step]:
     # the clients of one process are all sent the same few
-    if len(record) == 1:
-        (array,) = record.values()
+    if len(record) == 1 and JOINED in record:
+        array = record[JOINED]
         if len(array.data) <= _CACHED_BYTES:
-            return _unpack_joined(array.stype, array.data, "joined" in record, layout)
+            return _joined_steps(array.stype, array.data, layout)
     return unpack_steps(record_arrays(record), layout.point_shape, layout.point_dtype)
 
 
 @lru_cache(maxsize=2)  # a round's, which all clients get; atoms may unpack to megabytes
-def _unpack_joined(
-    stype: str, data: bytes, joined: bool, layout: Layout
-) -> tuple[Step, ...]:
-    record = ArrayRecord()
-    record["joined" if joined else "0"] = Array("", (), stype, data)
+def _joined_steps(stype: str, data: bytes, layout: Layout) -> tuple[Step, ...]:
+    arrays = split_arrays(decode(Array("", (), stype, data)))
     # steps and their atoms are never changed, so they can be shared
-    arrays = record_arrays(record)
     return tuple(unpack_steps(arrays, layout.point_shape, layout.point_dtype))
 
 
-def _received_entries(
-    record: ArrayRecord, base: int, version: int, stored: ReceivedModel | None
-) -> ReceivedModel:
-    """The stored model with the entries that changed since version ``base``."""
-    # what is overwritten may be newer than the base, but not older
-    if stored is None or not base <= stored.version <= version:
-        raise _out_of_sync(f"entries change version {base}", stored)
-    arrays = record_arrays(record)
-    if len(arrays) != 2:
-        raise ValueError(f"changed entries came in {len(arrays)} arrays")
-    indices, values = arrays
-    check_entries(indices, values, stored.point.size)
-    point = stored.point.copy()
-    point.reshape(-1)[indices] = stored.layout.from_wire(values)
-    return ReceivedModel(stored.layout, _finite(point), version)
-
-
-def _out_of_sync(what: str, stored: ReceivedModel | None) -> OutOfSyncError:
-    have = "none" if stored is None else str(stored.version)
-    return OutOfSyncError(f"{what}, the client has {have}")
-
-
-def _layout(
+def _declared(
     config: Mapping[str, Any], stored: ReceivedModel | None, max_parameters: int
 ) -> Layout | None:
     """The shapes that a message declares, which are no more than it may declare."""
     if "model-shapes" not in config:
         return None
-    layout = Layout.from_list(
-        config["model-shapes"], config.get("model-dtype", "float64")
-    )
+    dtype = config.get("model-dtype", "float64")
+    layout = Layout.from_list(config["model-shapes"], dtype)
     if stored is not None and layout != stored.layout:
         raise ValueError(
             f"the model has shapes {list(layout.shapes)} of {layout.dtype}; in this "
@@ -343,14 +313,6 @@ def _layout(
             f"most {max_parameters} (client_app's max_parameters)"
         )
     return layout
-
-
-def _finite(point: FloatArray) -> FloatArray:
-    # one pass and no memory; of a sum that overflows nothing good would come either
-    with np.errstate(over="ignore", invalid="ignore"):
-        if not isfinite(point.sum()):
-            raise ValueError("the model is not finite")
-    return point
 
 
 def receive(
@@ -367,9 +329,9 @@ def receive(
     OutOfSyncError: the steps start from a version that the client does not have.
     ValueError: what arrived is malformed, or of other shapes than before.
     """
-    encoding = config["model-encoding"]
-    version = cast(int, config["model-version"])
-    layout = _layout(config, stored, max_parameters)
+    encoding, version = config["model-encoding"], config["model-version"]
+    base = config.get("model-base", -1)
+    layout = _declared(config, stored, max_parameters)
     if encoding in ("dense", "sparse"):
         if layout is None:
             raise ValueError("a whole model came without its shapes")
@@ -377,33 +339,50 @@ def receive(
         if len(arrays) != (1 if encoding == "dense" else 2):
             raise ValueError(f"a {encoding} model came in {len(arrays)} arrays")
         point = layout.from_wire(from_sparse_or_dense(arrays, layout.point_shape))
-        return ReceivedModel(layout, _finite(point), version)
-    base = cast(int, config.get("model-base", -1))
-    if encoding == "entries":
-        return _received_entries(record, base, version, stored)
-    if encoding != "steps":
+    elif encoding not in ("entries", "steps"):
         raise ValueError(f"model-encoding is {encoding!r}")
-    if stored is not None and base <= stored.version <= version:
-        if stored.version == version:
-            return stored
+    # what the client has may be newer than what the server believes, but not older
+    elif stored is not None and base <= stored.version <= version:
         layout = stored.layout
-        steps = _received_steps(record, layout)
-        if len(steps) != version - base:
-            raise ValueError(f"{len(steps)} steps from version {base} to {version}")
-        steps = steps[stored.version - base :]
-        if steps[0].decay:
-            point = stored.point * steps[0].decay
+        if encoding == "entries":
+            point = _changed(stored, record_arrays(record))
+        elif stored.version == version:
+            return stored
         else:
-            point = np.zeros(layout.point_shape, layout.point_dtype)
-    elif layout is not None:
+            steps = _received_steps(record, layout)
+            if len(steps) != version - base:
+                raise ValueError(f"{len(steps)} steps from version {base} to {version}")
+            point = _moved(stored.point, layout, steps[stored.version - base :])
+    elif encoding == "steps" and layout is not None:
         steps = _received_steps(record, layout)
-        point = np.zeros(layout.point_shape, layout.point_dtype)
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
+        point = _moved(None, layout, steps)
     else:
-        raise _out_of_sync(f"steps start at version {base}", stored)
-    first, *rest = steps
-    first.add_atoms(point)
-    for step in rest:
-        step.apply(point)
-    return ReceivedModel(layout, _finite(point), version)
+        have = "none" if stored is None else stored.version
+        raise OutOfSyncError(f"{encoding} since version {base}, the client has {have}")
+    # one pass and no memory; of a sum that overflows nothing good would come either
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not isfinite(point.sum()):
+            raise ValueError("the model is not finite")
+    return ReceivedModel(layout, point, version)
+
+
+def _changed(stored: ReceivedModel, arrays: Sequence[NDArray[Any]]) -> FloatArray:
+    if len(arrays) != 2:
+        raise ValueError(f"changed entries came in {len(arrays)} arrays")
+    indices, values = arrays
+    check_entries(indices, values, stored.point.size)
+    point = stored.point.copy()
+    point.reshape(-1)[indices] = stored.layout.from_wire(values)
+    return point
+
+
+def _moved(
+    start: FloatArray | None, layout: Layout, steps: Sequence[Step]
+) -> FloatArray:
+    point: FloatArray = np.empty(layout.point_shape, layout.point_dtype)
+    for step in steps:
+        step.apply(point, start)
+        start = None
+    return point

@@ -30,79 +30,66 @@ _MIN_SCALE = 1e-100
 class ReplayedIterate:
     """x = base_weight · base + scale · entries + the steps still pending.
 
-    The base, where x starts, is shared between iterates and never changed.
+    The base, where x starts, is shared between iterates and never changed. The entries
+    are an array, or the indices and values of a sparse one.
     """
 
     def __init__(self, base: FloatArray) -> None:
-        self._base = base
-        self._base_is_zero = not base.any()
-        self._base_weight = 1.0
-        self._scale = 1.0
+        self._base, self._base_is_zero = base, not base.any()
         self._array: FloatArray | None = None
-        self._indices: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._values: FloatArray = np.empty(0)
-        self._pending: list[tuple[Atom, float]] = []
+        self._forget(1.0)
         if base.size <= _DENSE_SIZE:
             self._make_dense()
+
+    def _forget(self, base_weight: float) -> None:
+        self._base_weight, self._scale = base_weight, 1.0
+        self._indices, self._values = np.empty(0, dtype=np.int64), np.empty(0)
+        self._pending: list[tuple[Atom, float]] = []
+        if self._array is not None:
+            self._array.fill(0.0)
 
     def step(self, decay: float, weight: float, atom: Atom) -> None:
         """Note down x ← decay · x + weight · atom."""
         if decay == 0.0:
-            self._pending.clear()
-            self._base_weight, self._scale = 0.0, 1.0
-            self._indices, self._values = np.empty(0, dtype=np.int64), np.empty(0)
-            if self._array is not None:
-                self._array.fill(0.0)
+            self._forget(0.0)
         else:
             self._base_weight *= decay
             self._scale *= decay
             if self._scale < _MIN_SCALE:
                 self._flush()
-                self._rescale()
+                if self._array is not None:
+                    self._array *= self._scale
+                self._values = self._values * self._scale
+                self._scale = 1.0
         self._pending.append((atom, weight / self._scale))
         if len(self._pending) >= _MAX_PENDING or not isinstance(atom, _SMALL):
             self._flush()
 
-    def _rescale(self) -> None:
-        if self._array is not None:
-            self._array *= self._scale
-        self._values = self._values * self._scale
-        self._scale = 1.0
-
-    def _make_dense(self) -> None:
-        array = np.array(self._base, dtype=np.float64, order="C")
-        array *= self._base_weight / self._scale
-        array.reshape(-1)[self._indices] += self._values
-        self._array, self._base_weight = array, 0.0
-        self._indices, self._values = np.empty(0, dtype=np.int64), np.empty(0)
+    def _make_dense(self) -> FloatArray:
+        if self._array is None:
+            array = np.array(self._base, dtype=np.float64, order="C")
+            array *= self._base_weight / self._scale
+            array.reshape(-1)[self._indices] += self._values
+            self._array, self._base_weight = array, 0.0
+        return self._array
 
     def _flush(self) -> None:
-        if not self._pending:
-            return
         pending, self._pending = self._pending, []
         sparse = [(atom, w) for atom, w in pending if isinstance(atom, SparseAtom)]
-        if self._array is None and len(sparse) == len(pending):
-            self._merge(
-                np.concatenate([atom.indices.astype(np.int64) for atom, _ in sparse]),
-                np.concatenate([atom.values * np.float64(w) for atom, w in sparse]),
-            )
+        if self._array is not None or len(sparse) < len(pending):
+            array = self._make_dense()
+            for atom, weight in pending:
+                atom.add_to(array, weight)
+        elif pending:
+            # of the entries to be added, several may have one index
+            indices = [atom.indices.astype(np.int64) for atom, _ in sparse]
+            values = [atom.values * np.float64(w) for atom, w in sparse]
+            together = np.concatenate([self._indices, *indices])
+            self._indices, where = np.unique(together, return_inverse=True)
+            weights = np.concatenate([self._values, *values])
+            self._values = np.bincount(where, weights, self._indices.size)
             if 4 * self._indices.size > self._base.size:
                 self._make_dense()
-            return
-        if self._array is None:
-            self._make_dense()
-        assert self._array is not None
-        for atom, weight in pending:
-            atom.add_to(self._array, weight)
-
-    def _merge(self, indices: NDArray[Any], values: FloatArray) -> None:
-        """Add entries, of which several may have one index, to the stored ones."""
-        indices = np.concatenate([self._indices, indices])
-        weights = np.concatenate([self._values, values])
-        self._indices, where = np.unique(indices, return_inverse=True)
-        self._values = np.bincount(where, weights, self._indices.size).astype(
-            np.float64
-        )
 
     def add_to(self, array: FloatArray, weight: float = 1.0) -> None:
         """Do array += weight · x, in place."""

@@ -248,7 +248,7 @@ def test_steps_larger_than_the_model_are_forgotten() -> None:
     server = broadcast_of(np.ones(300))
     for index in range(300):
         server.advance(Step(0.99, 0.1, tuple(single(index, 300) for _ in range(20))))
-        assert server._steps_nbytes <= server.model.nbytes
+        assert server._nbytes <= server.model.nbytes
     assert server.encode(0)[1]["model-encoding"] == "dense"
     assert server.encode(299)[1]["model-encoding"] == "steps"
 
