@@ -114,7 +114,7 @@ def _records(
     records: dict[str, Any] = dict(content.items())
     for name in needed:
         if name not in records:
-            raise ValueError(f"the {what} has no {name!r}")
+            raise ValueError(f"the {what} has no {name}")
     for name, kind in (needed | other).items():
         if name in records and not isinstance(records[name], kind):
             raise ValueError(

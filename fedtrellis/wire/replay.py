@@ -87,7 +87,8 @@ class ReplayedIterate:
             together = np.concatenate([self._indices, *indices])
             self._indices, where = np.unique(together, return_inverse=True)
             weights = np.concatenate([self._values, *values])
-            self._values = np.bincount(where, weights, self._indices.size)
+            sums = np.bincount(where, weights, self._indices.size)
+            self._values = sums.astype(np.float64, copy=False)
             if 4 * self._indices.size > self._base.size:
                 self._make_dense()
 
