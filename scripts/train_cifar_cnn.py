@@ -5,31 +5,31 @@ From the repository's root::
     python -m scripts.train_cifar_cnn --data FOLDER --out cifar-cnn.npz
 
 FOLDER holds CIFAR-10's batches, in the Python or the binary version. The file that is
-written is what ``attack.classifier-path`` names; one seed and one number of threads
-make one network.
+written is what ``attack.classifier-path`` names; one seed makes one network.
+It needs PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from tasks.base import data_path
 from tasks.data.datasets import Examples, load_cifar10
-
-if TYPE_CHECKING:
-    from torch import nn
+from tasks.networks import SHAPES, ConvolutionalClassifier, load_weights
 
 __all__ = ["augment", "fold", "main", "make_network", "save_weights", "train"]
 
@@ -76,8 +76,6 @@ def make_network() -> nn.Sequential:
     torch.nn.Sequential
         Maps float32 (d, 3, 32, 32), pixels in [0, 1], to scores (d, 10).
     """
-    from torch import nn
-
     layers: list[nn.Module] = []
     for (before, after), size in zip(pairwise(_CHANNELS), _KERNELS, strict=True):
         layers += [
@@ -94,11 +92,6 @@ def fold(network: nn.Sequential) -> dict[str, NDArray[np.float32]]:
     In inference batch normalisation is an affine map of each channel, which is as well
     a part of the convolution before it.
     """
-    import torch
-    from torch import nn
-
-    from tasks.networks import SHAPES
-
     convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
     norms = [layer for layer in network if isinstance(layer, nn.BatchNorm2d)]
     dense = network[-1]
@@ -124,8 +117,6 @@ def save_weights(path: Path, weights: Mapping[str, NDArray[np.float32]]) -> None
     Weights are rounded to half precision, and what is then zero in them is packed: the
     file is half as large, and the scores' order hardly ever another.
     """
-    from tasks.networks import SHAPES
-
     rounded = {name: weights[name].astype(np.float16) for name in SHAPES}
     with path.open("wb") as stream:
         np.savez_compressed(
@@ -150,9 +141,6 @@ def train(examples: Examples, epochs: int, seed: int) -> nn.Sequential:
     torch.nn.Sequential
         In inference mode.
     """
-    import torch
-    from torch.nn import functional
-
     rng = generator(seed, "training")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -187,34 +175,8 @@ def train(examples: Examples, epochs: int, seed: int) -> nn.Sequential:
 
 
 def _as_tensor(pixels: NDArray[np.uint8]) -> Any:
-    import torch
-
     x = torch.from_numpy(pixels.astype(np.float32) / np.float32(255))
     return x.contiguous(memory_format=torch.channels_last)
-
-
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.train_cifar_cnn",
-        description="Train a convolutional network on CIFAR-10 for the task attack.",
-    )
-    parser.add_argument("--data", required=True, help="the folder of the batches")
-    parser.add_argument("--out", required=True, help="the .npz file to write")
-    parser.add_argument("--epochs", type=_positive, default=10, help="default: 10")
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument(
-        "--limit", type=_positive, help="only the first so many training images"
-    )
-    parser.add_argument(
-        "--threads", type=_positive, default=1, help="of PyTorch; default: 1"
-    )
-    return parser.parse_args(arguments)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -225,32 +187,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit status: 2 after a line on what is wrong.
     """
-    given = _arguments(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.train_cifar_cnn",
+        description="Train a convolutional network on CIFAR-10 for the task attack.",
+    )
+    parser.add_argument("--data", required=True, help="the folder of the batches")
+    parser.add_argument("--out", required=True, help="the .npz file to write")
+    parser.add_argument("--epochs", type=int, default=10, help="default: 10")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    given = parser.parse_args(arguments)
     try:
         out = Path(given.out).expanduser()
         if not out.parent.is_dir():
             raise FileNotFoundError(
                 f"--out = {given.out!r}: there is no folder {out.parent.resolve()}"
             )
-        if importlib.util.find_spec("torch") is None:
-            raise SettingsError(
-                'the network needs PyTorch: pip install "fedtrellis[torch]"'
-            )
+        if given.epochs < 1:
+            raise SettingsError(f"--epochs {given.epochs} must be at least 1")
         # whatever training batches there are
         folder = data_path("--data", given.data, folder=True)
         examples = load_cifar10(folder, partial=True, key="--data")
     except (SettingsError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    import torch
-
-    from tasks.networks import ConvolutionalClassifier, load_weights
-
-    torch.set_num_threads(given.threads)
-    examples = examples._replace(
-        features=examples.features[: given.limit],
-        labels=examples.labels[: given.limit],
-    )
+    torch.set_num_threads(1)
     print(f"{len(examples.labels)} training images, {len(examples.test_labels)} others")
     save_weights(out, fold(train(examples, given.epochs, given.seed)))
     classifier = ConvolutionalClassifier(load_weights(out))
