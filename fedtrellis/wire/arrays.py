@@ -74,8 +74,7 @@ class Layout:
     def of(cls, arrays: Sequence[NDArray[Any]]) -> Layout:
         """Layout of a list of arrays.
 
-        Its dtype is the widest of theirs; float64 where one is of none of
-        :data:`DTYPES`, say of integers. What :meth:`layers` made knows its own.
+        Its dtype is the widest of theirs; float64 where one is of integers, say.
         """
         if isinstance(arrays, Layers):
             return arrays.layout
@@ -93,9 +92,7 @@ class Layout:
     def point_shape(self) -> tuple[int, ...]:
         """Shape of the point that stands for the model."""
         only = self.shapes[0] if len(self.shapes) == 1 else ()
-        # arithmetic turns an array of shape () into a scalar, which nothing changes in
-        # place; a vector of one entry stays one
-        return only or (self.size,)
+        return only or (self.size,)  # of shape () arithmetic would make a scalar
 
     @cached_property
     def point_dtype(self) -> np.dtype[Any]:
@@ -148,11 +145,10 @@ class Layout:
 
     def point(self, arrays: Sequence[NDArray[Any]]) -> FloatArray:
         """Join the layers into one point of ``point_dtype`` (no copy of a single)."""
-        if tuple(array.shape for array in arrays) != self.shapes:
-            raise ValueError(
-                f"arrays have shapes {[array.shape for array in arrays]}, "
-                f"expected {list(self.shapes)}"
-            )
+        shapes = [array.shape for array in arrays]
+        if tuple(shapes) != self.shapes:
+            expected = list(self.shapes)
+            raise ValueError(f"arrays have shapes {shapes}, expected {expected}")
         dtype = self.point_dtype
         if len(arrays) == 1 and self.shapes[0]:
             return np.asarray(arrays[0], dtype=dtype)
@@ -172,16 +168,12 @@ class Layout:
         return layers
 
     def objective_point(self, point: FloatArray) -> FloatArray | list[FloatArray]:
-        """Return what an objective is given: one array, or the list of the layers.
-
-        In ``point_dtype``, also where the method keeps its points in float64.
-        """
+        """What an objective is given, in ``point_dtype``: one array, or the layers."""
         if point.dtype != self.point_dtype:
             point = point.astype(self.point_dtype)
-        if len(self.shapes) == 1:
-            shape = self.shapes[0]
-            return point if point.shape == shape else point.reshape(shape)
-        return self.layers(point)
+        return (
+            point.reshape(*self.shapes) if len(self.shapes) == 1 else self.layers(point)
+        )
 
     def objective_gradient(self, gradient: Any) -> FloatArray:
         """Join an objective's gradient into the point's shape, in ``point_dtype``.
@@ -191,30 +183,30 @@ class Layout:
         may be a NumPy scalar. ValueError: it has another shape, in which as many
         entries would be read in the wrong order.
         """
+        shape, dtype = self.point_shape, self.point_dtype
         if (
             type(gradient) is np.ndarray
-            and gradient.shape == self.point_shape
-            and gradient.dtype == self.point_dtype
+            and gradient.shape == shape
+            and gradient.dtype == dtype
         ):
             return gradient
-        if isinstance(gradient, list | tuple) and all(
-            isinstance(part, np.ndarray | np.floating) for part in gradient
-        ):
-            return self.point(gradient)
-        if not isinstance(gradient, np.ndarray | np.floating):
+        parts = gradient if isinstance(gradient, list | tuple) else (gradient,)
+        if not all(isinstance(part, np.ndarray | np.floating) for part in parts):
             raise TypeError(
                 f"the objective's gradient is a {type(gradient).__name__}, expected "
                 "an ndarray, or a list of them for a model of several arrays"
             )
+        if parts is gradient:
+            return self.point(parts)
         flat = (self.size,)
         only = self.shapes[0] if len(self.shapes) == 1 else flat
         if gradient.shape not in (only, flat):
+            allowed = only if only == flat else f"{only} or {flat}"
             raise ValueError(
                 f"the objective's gradient has shape {gradient.shape}, "
-                f"expected {only}{f' or {flat}' if only != flat else ''}"
+                f"expected {allowed}"
             )
-        array = cast(FloatArray, np.asarray(gradient, dtype=self.point_dtype))
-        return array.reshape(self.point_shape)
+        return cast(FloatArray, np.asarray(gradient, dtype=dtype).reshape(shape))
 
     def to_list(self) -> list[int]:
         """The shapes as one list of integers, before each the number of its axes."""

@@ -192,13 +192,7 @@ class MethodClient(NumPyClient):
         return evaluate_objective(self.objective, parameters)
 
     def to_client(self) -> Client:
-        """Refuse Flower's older API, which calls this itself, with the way out.
-
-        Raises
-        ------
-        TypeError
-            Always.
-        """
+        """Refuse Flower's older API, which calls this, by a TypeError."""
         name = type(self).__name__
         raise TypeError(
             f"{name} cannot be converted with .to_client(), and "
@@ -253,15 +247,9 @@ class StatefulClient(MethodClient):
 
 @lru_cache(maxsize=1024)
 def speaks_for(kind: Any, many: str, one: str) -> bool:
-    """Whether a class's method for many clients does what its method for one does.
-
-    It does not if a subclass has overridden the latter alone.
-    """
-
-    def place(name: str) -> int:
-        return next((i for i, c in enumerate(kind.__mro__) if name in vars(c)), -1)
-
-    return 0 <= place(many) <= place(one)
+    """Whether no subclass has overridden a method for one client, and not for many."""
+    found = [name for c in kind.__mro__ for name in (many, one) if name in vars(c)]
+    return found[:1] == [many]
 
 
 def evaluate_objective(
@@ -278,9 +266,6 @@ def evaluate_objective(
     return float(objective.value(x)), int(objective.num_examples), extra
 
 
-_FIT = MethodClient.fit
-
-
 # ------------------------------------------------------------------------- serving
 
 
@@ -295,19 +280,14 @@ class Node:
     def client(self, context: Context) -> NumPyClient:
         """The client of a node; TypeError if it is none."""
         client = self.client_fn(context)
-        kind: Any = type(client)
-        if not _is_client(kind):
+        # of an abstract class isinstance would look it up every time
+        if NumPyClient not in type(client).__mro__:
             hint = "; return it without .to_client()" if hasattr(client, "fit") else ""
             raise TypeError(
                 f"client_fn returned a {type(client).__name__}, "
                 f"expected a flwr.client.NumPyClient{hint}"
             )
         return cast(NumPyClient, client)
-
-
-@lru_cache(maxsize=128)  # of an abstract class Python would look it up every time
-def _is_client(kind: type) -> bool:
-    return issubclass(kind, NumPyClient)
 
 
 @dataclass(slots=True, eq=False)
@@ -381,9 +361,7 @@ class Serving:
     def failed(self, error: Exception) -> NodeReply | Exception:
         """Undo what was done to the client's state; the reply of one that refuses.
 
-        Flower keeps what an exception left behind when deployed, and drops it in
-        simulation; a client that failed is as it was before, everywhere. Its memory is
-        written last, so what may have changed are the records beside it.
+        Its memory is written last, so what may have changed are the records beside it.
         """
         before = self._before
         if before is None:
@@ -410,12 +388,9 @@ class Serving:
         kind = type(self.client).__name__
         if handle is None:
             raise TypeError(f"{kind} has no method {self.function}")
-        model = self.model
+        layers = self.model.layout.layers(self.model.point)
         try:
-            return handle(
-                model.layout.layers(model.point),
-                Named("the request's config", self.config),
-            )
+            return handle(layers, Named("the request's config", self.config))
         except RestoreNeededError:  # what the method found its state to be
             return None
         except MissingError as error:
@@ -430,16 +405,10 @@ class Serving:
         client, memory, config = self.client, self._memory, self.config
         numbers = getattr(client, "numbers", None)
         if ATTEMPT in config:
-            model, examples = self.model, _examples_of(client)
-            term = hidden(
-                self.context,
-                {**config, "sum-examples": examples},
-                model.layout,
-                model.point,
-                result[0],
-                numbers,
-                getattr(client, "rows", None),
-            )
+            model, rows = self.model, getattr(client, "rows", None)
+            weighed = {**config, "sum-examples": _examples_of(client)}
+            layout, x = model.layout, model.point
+            term = hidden(self.context, weighed, layout, x, result[0], numbers, rows)
             result, numbers = ([term], 0, {}), None
         reply = NodeReply(self._status)
         metrics: dict[str, Any] = {}
@@ -501,9 +470,9 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
                 replies[place] = serving.begin()
                 if replies[place] is not None:
                     continue
-                client = serving.client
                 # work that is its steps, and no fit of its own
-                if serving.function != "fit" or type(client).fit is not _FIT:
+                alone: Any = type(serving.client).fit
+                if serving.function != "fit" or alone is not MethodClient.fit:
                     replies[place] = serving.finish(serving.call())
                     continue
             except Exception as error:
@@ -533,10 +502,9 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
 def _side_by_side(
     servings: Sequence[Serving], places: list[int], replies: list[Any]
 ) -> None:
-    layers: dict[ReceivedModel, Any] = {}
     members = [servings[place] for place in places]
-    for model in {serving.model for serving in members}:
-        layers[model] = model.layout.layers(model.point)
+    models = {serving.model for serving in members}
+    layers = {model: model.layout.layers(model.point) for model in models}
     results = run_together(
         [serving.client for serving in members],
         [layers[serving.model] for serving in members],
@@ -549,8 +517,7 @@ def _side_by_side(
             replies[place] = serving.finish(result)
         except Exception as error:
             serving.failed(error)
-            # it says so in the words of a client alone
-            replies[place] = serve(serving)
+            replies[place] = serve(serving)  # in the words of a client alone
 
 
 # ------------------------------------------------------------------------- the app
@@ -698,12 +665,11 @@ def client_app(
             )
     node = Node(client_fn, max_parameters, max_count)
     app = MethodApp(node, mods)
-    phases = [*dict.fromkeys((*_PHASES, *phases))]
     app.functions = {"train": "fit", "evaluate": "evaluate"}
-    app.functions |= {f"train.{phase}": PHASE + phase for phase in phases}
-    app.train()(partial(_handle, node, "fit"))
     app.evaluate()(partial(_handle, node, "evaluate"))
-    for phase in phases:
+    app.train()(partial(_handle, node, "fit"))
+    for phase in dict.fromkeys((*_PHASES, *phases)):
+        app.functions[f"train.{phase}"] = PHASE + phase
         app.train(phase)(partial(_handle, node, PHASE + phase))
     app.query("hello")(partial(_introduce, node))
     return app
