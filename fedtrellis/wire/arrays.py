@@ -40,12 +40,13 @@ FloatArray = NDArray[np.float64]
 #: What a model may be made of, the widest first.
 DType = Literal["float64", "float32", "float16", "bfloat16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
-_POINT: dict[str, np.dtype[Any]] = {
-    name: np.dtype("f8" if name == "float64" else "f4") for name in DTYPES
+# Of points and gradients in memory, and as they travel.
+_COMPUTED: dict[str, Any] = {
+    n: np.dtype(t) for n, t in zip(DTYPES, "dfff", strict=True)
 }
-_WIRE: dict[str, np.dtype[Any]] = dict(
-    zip(DTYPES, map(np.dtype, ("<f8", "<f4", "<f2", "<u2")), strict=True)
-)
+_WIRE: dict[str, Any] = {
+    n: np.dtype(f"<{t}") for n, t in zip(DTYPES, "dfeH", strict=True)
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Layout:
     dtype: str = "float64"
 
     def __post_init__(self) -> None:
-        if self.dtype not in _POINT:
+        if self.dtype not in _COMPUTED:
             raise ValueError(
                 f"a model's dtype is {self.dtype!r}; allowed: {', '.join(DTYPES)}"
             )
@@ -97,12 +98,12 @@ class Layout:
     @cached_property
     def point_dtype(self) -> np.dtype[Any]:
         """Of points and gradients in memory: float64, or float32."""
-        return _POINT[self.dtype]
+        return cast(np.dtype[Any], _COMPUTED[self.dtype])
 
     @cached_property
     def wire_dtype(self) -> np.dtype[Any]:
         """Of a point's entries as they travel."""
-        return _WIRE[self.dtype]
+        return cast(np.dtype[Any], _WIRE[self.dtype])
 
     def rounded(self, point: NDArray[Any]) -> FloatArray:
         """A point as a new C-contiguous array of numbers that the dtype can hold.
@@ -110,9 +111,8 @@ class Layout:
         FloatingPointError: an entry is too large for it.
         """
         with np.errstate(over="ignore"):
-            made: FloatArray = np.array(point, dtype=self.point_dtype, order="C")
-            if made.dtype != self.wire_dtype:
-                made = self.from_wire(_narrowed(made, self.wire_dtype))
+            made = np.array(point, dtype=self.point_dtype, order="C")
+        made = self.from_wire(self.to_wire(made))
         if self.dtype != "float64" and not np.isfinite(made).all():
             raise FloatingPointError(
                 f"the model has numbers too large for {self.dtype}"
@@ -202,10 +202,8 @@ class Layout:
         only = self.shapes[0] if len(self.shapes) == 1 else flat
         if gradient.shape not in (only, flat):
             allowed = only if only == flat else f"{only} or {flat}"
-            raise ValueError(
-                f"the objective's gradient has shape {gradient.shape}, "
-                f"expected {allowed}"
-            )
+            has = f"the objective's gradient has shape {gradient.shape}"
+            raise ValueError(f"{has}, expected {allowed}")
         return cast(FloatArray, np.asarray(gradient, dtype=dtype).reshape(shape))
 
     def to_list(self) -> list[int]:
@@ -280,9 +278,8 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, str]:
             "allowed: float, integer and boolean arrays"
         )
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    )
+    head = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, head)
     return buffer.getvalue(), str(dtype)
 
 
@@ -310,14 +307,9 @@ def encode(array: NDArray[Any]) -> Array:
     header, dtype = _header(array.dtype, array.shape)
     # a reshape to one axis lets even empty and 0-dimensional arrays be viewed as bytes
     body = array.reshape(-1).data.cast("B") if array.size else b""
-    made = Array.__new__(Array)
+    made, data = Array.__new__(Array), b"".join((header, body))
     # the fields of the dataclass, without the constructor's guessing at its arguments
-    made.__dict__.update(
-        dtype=dtype,
-        shape=array.shape,
-        stype=_NUMPY_STYPE,
-        data=b"".join((header, body)),
-    )
+    vars(made).update(dtype=dtype, shape=array.shape, stype=_NUMPY_STYPE, data=data)
     return made
 
 

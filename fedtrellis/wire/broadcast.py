@@ -117,33 +117,25 @@ def unpack_steps(
     shape: tuple[int, ...],
     dtype: np.dtype[Any] = FLOAT64,
 ) -> list[Step]:
-    """Inverse of :func:`pack_steps`; ValueError if the arrays are malformed.
-
-    ``dtype`` is that of the atoms' values.
-    """
+    """Inverse of :func:`pack_steps`, with values of a dtype; ValueError: malformed."""
     if not arrays:
         return []
-    table = arrays[0]
+    table, *others = arrays
+    sized = table.dtype == np.float64 and table.ndim == 2 and table.shape[1] == 3
     if (
-        table.ndim != 2
-        or table.shape[1] != 3
-        or table.dtype != np.float64
+        not sized
         or not np.isfinite(table).all()
-        or (table[:, 2] < 0.0).any()
-        or (table[:, 2] % 1.0).any()
+        or (table[:, 2] != abs(table[:, 2]) // 1).any()
     ):
         raise ValueError("the table of steps is malformed")
-    atoms: list[Atom] = []
-    if len(arrays) > 1:
-        atoms = unpack_atoms(arrays[1:], shape, dtype, drawn=True)
+    atoms = unpack_atoms(others, shape, dtype, drawn=True) if others else []
     if table[:, 2].sum() != len(atoms):
         raise ValueError(f"{len(atoms)} atoms for steps of {table[:, 2].tolist()}")
-    steps, start = [], 0
-    for decay, weight, count in table.tolist():
-        stop = start + int(count)
-        steps.append(Step(decay, weight, tuple(atoms[start:stop])))
-        start = stop
-    return steps
+    rest = iter(atoms)
+    return [
+        Step(decay, weight, tuple(islice(rest, int(count))))
+        for decay, weight, count in table.tolist()
+    ]
 
 
 class ModelBroadcast:

@@ -551,10 +551,9 @@ class MethodApp(ClientApp):
 
 
 def name_of(thing: object) -> tuple[str, str] | None:
-    """The module and the name by which another process can import an object.
+    """The module and the name by which another process can import an object, if any.
 
-    None if no imported module holds it, or only ``__main__``, which is another module
-    in every process.
+    ``__main__`` is another module in every process.
     """
     known = vars(thing)
     if "_name" not in known:
@@ -580,7 +579,6 @@ def by_name(module: str, name: str) -> Any:
 
 
 def _handle(node: Node, function: str, message: Message, context: Context) -> Message:
-    """Handle one message by a method of the client."""
     request = NodeRequest(message.metadata.message_type, message.content)
     answer = serve(Serving(node, function, request, context, {}))
     if isinstance(answer, Exception):

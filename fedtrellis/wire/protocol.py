@@ -191,9 +191,8 @@ def restored_names(record: Iterable[str]) -> set[str]:
 def client_identity(context: Context) -> str:
     """The name by which a client is known over restarts.
 
-    ``client-id`` of its node config, else its ``partition-id``, else its node id (which
-    Flower draws anew when an unauthenticated SuperNode restarts: such a client starts
-    over each time).
+    ``client-id`` of its node config, else its ``partition-id``, else its node id, which
+    Flower draws anew when an unauthenticated SuperNode restarts.
     """
     config = context.node_config
     name = config.get("client-id", config.get("partition-id"))

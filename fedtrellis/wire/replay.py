@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import Atom, PermutationAtom, RankOneAtom, SparseAtom
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.arrays import FloatArray, check_entries
 
 # Below this size a dense array beats any bookkeeping of its non-zero entries.
 _DENSE_SIZE = 16_384
@@ -127,21 +127,14 @@ class ReplayedIterate:
         """Inverse of :meth:`state`, given its base; ValueError if they do not fit."""
         iterate = cls(base)
         if "array" in state:
-            array = np.array(state["array"])
-            if array.shape != base.shape:
-                raise ValueError(
-                    f"the iterate has shape {array.shape}, not {base.shape}"
-                )
-            iterate._array, iterate._base_weight = array, 0.0
+            iterate._array, iterate._base_weight = np.array(state["array"]), 0.0
+            shape = iterate._array.shape
+            if shape != base.shape:
+                raise ValueError(f"the iterate has shape {shape}, not {base.shape}")
             return iterate
-        indices = np.array(state["indices"], dtype=np.int64)
-        values = np.array(state["values"], dtype=np.float64)
-        if indices.ndim != 1 or indices.shape != values.shape:
-            raise ValueError(
-                f"indices and values have shapes {(indices.shape, values.shape)}"
-            )
-        if indices.size and not 0 <= indices.min() <= indices.max() < base.size:
-            raise ValueError(f"an index lies outside of {base.size} entries")
-        iterate._indices, iterate._values = indices, values
+        iterate._indices = np.array(state["indices"], dtype=np.int64)
+        iterate._values = np.array(state["values"], dtype=np.float64)
+        # a negative index becomes a large one
+        check_entries(iterate._indices.view(np.uint64), iterate._values, base.size)
         iterate._base_weight = float(state["base-weight"])
         return iterate
