@@ -1,0 +1,664 @@
+"""The contract of every manifold: one line of a table each, and what only one has."""
+
+import importlib
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from fedtrellis import manifolds
+from fedtrellis.manifolds import (
+    MANIFOLDS,
+    Euclidean,
+    FixedRank,
+    Grassmann,
+    Manifold,
+    Oblique,
+    Product,
+    Sphere,
+    Stiefel,
+    make_manifold,
+)
+from fedtrellis.wire.arrays import Layout
+
+Array = NDArray[np.float64]
+
+# it has no types
+theirs: Any = importlib.import_module("pymanopt.manifolds")
+
+
+def polar(p: int, r: int) -> Any:
+    return theirs.Stiefel(p, r, retraction="polar")
+
+
+PARTS = (Stiefel((5, 2)), Sphere((2, 2), 3.0), Oblique((3, 2)), Euclidean((4,)))
+#: Each with its dimension, and pymanopt's where that has it with this metric.
+EXAMPLES: list[tuple[Manifold, int, Any]] = [
+    (Sphere((6,)), 5, theirs.Sphere(6)),
+    (Sphere((4, 3)), 11, theirs.Sphere(4, 3)),
+    (Sphere((2, 3, 4), 0.5), 23, None),
+    (Sphere((5,), 30.0), 4, None),
+    (Oblique((4, 3)), 9, theirs.Oblique(4, 3)),
+    (Oblique((1, 3)), 0, None),
+    (Stiefel((6, 3)), 12, polar(6, 3)),
+    (Stiefel((8, 4)), 22, polar(8, 4)),
+    (Stiefel((4, 3)), 6, polar(4, 3)),
+    (Stiefel((3, 3)), 3, polar(3, 3)),
+    (Stiefel((5, 1)), 4, polar(5, 1)),
+    (Grassmann((7, 3)), 12, theirs.Grassmann(7, 3)),
+    (Grassmann((8, 4)), 16, theirs.Grassmann(8, 4)),
+    (Grassmann((4, 3)), 3, theirs.Grassmann(4, 3)),
+    (Grassmann((5, 1)), 4, theirs.Grassmann(5, 1)),
+    (FixedRank((5, 4), 2), 14, theirs.FixedRankEmbedded(5, 4, 2)),
+    (FixedRank((4, 6), 1), 9, theirs.FixedRankEmbedded(4, 6, 1)),
+    (FixedRank((16, 12), 2), 52, theirs.FixedRankEmbedded(16, 12, 2)),
+    (FixedRank((3, 4), 3), 12, theirs.FixedRankEmbedded(3, 4, 3)),
+    (Euclidean((2, 3)), 6, theirs.Euclidean(2, 3)),
+    (Product(PARTS), 7 + 3 + 4 + 4, None),
+    (Product([FixedRank((8, 8), 1), Product([Sphere((3,))])]), 15 + 2, None),
+]
+CASES = [manifold for manifold, _, _ in EXAMPLES]
+few = settings(max_examples=40, deadline=None)
+
+
+def label(manifold: Manifold) -> str:
+    return f"{manifold.name}-{'x'.join(map(str, manifold.shape))}"
+
+
+def has_exponential(manifold: Manifold) -> bool:
+    if isinstance(manifold, Product):
+        return all(has_exponential(part) for part in manifold.parts)
+    return not isinstance(manifold, FixedRank)
+
+
+every = pytest.mark.parametrize("manifold", CASES, ids=label)
+with_exponential = pytest.mark.parametrize(
+    "manifold", [m for m in CASES if has_exponential(m)], ids=label
+)
+
+
+def violation(manifold: Manifold, x: Array) -> float:
+    """How far the definition's equations are from holding, relative to their size."""
+    match manifold:
+        case Sphere():
+            return abs(float(np.linalg.norm(x)) / manifold.radius - 1.0)
+        case Oblique():
+            return float(np.abs(np.linalg.norm(x, axis=0) - 1.0).max())
+        case Stiefel() | Grassmann():
+            return float(np.abs(x.T @ x - np.eye(x.shape[1])).max())
+        case FixedRank():
+            sigma = np.linalg.svd(x, compute_uv=False)
+            return float(max(sigma[manifold.rank :], default=0.0) / max(sigma[0], 1e-9))
+        case Product():
+            pieces = Layout(tuple(part.shape for part in manifold.parts)).layers(x)
+            return max(map(violation, manifold.parts, pieces))
+        case Euclidean():
+            return 0.0
+    raise NotImplementedError(manifold)
+
+
+def draw_point(data: st.DataObject, shape: tuple[int, ...]) -> Array:
+    """Floats of all sizes, or small integers: zeros, ties, dependent columns."""
+    smooth = st.floats(-100, 100, allow_subnormal=False)
+    ties = st.integers(-2, 2).map(float)
+    elements = data.draw(st.sampled_from([smooth, ties]))
+    return data.draw(arrays(np.float64, shape, elements=elements))
+
+
+@every
+@few
+@given(data=st.data())
+def test_the_projection_is_on_the_manifold_and_no_point_is_nearer(
+    manifold: Manifold, data: st.DataObject
+) -> None:
+    x = draw_point(data, manifold.shape)
+    y = manifold.project(x)
+    size = max(1.0, float(np.abs(y).max()))
+    assert violation(manifold, y) <= 1e-13
+    np.testing.assert_allclose(manifold.project(y), y, atol=1e-12 * size)
+    assert manifold.contains(y, 1e-12)
+    distance = float(np.linalg.norm(x - y))
+    assert manifold.distance_to(x) == pytest.approx(distance, abs=1e-12)
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    others = [manifold.random_point(rng) for _ in range(20)]
+    steps = manifold.random_tangent(y, rng, 20)
+    for size in (1e-3, 0.1, 1.0):  # and points near the projection, all around it
+        others += list(manifold.retract(y, size * steps))
+        others += list(manifold.project(x + size * rng.standard_normal(steps.shape)))
+    nearest = min(float(np.linalg.norm(x - other)) for other in others)
+    assert distance <= nearest + 1e-11 * max(1.0, distance)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "dimension", "other"), EXAMPLES, ids=map(label, CASES)
+)
+def test_the_tangent_projection(manifold: Manifold, dimension: int, other: Any) -> None:
+    """It is linear, symmetric, of rank dim, and the projection's derivative."""
+    rng = np.random.default_rng(1)
+    size = math.prod(manifold.shape)
+    basis = np.eye(size).reshape(size, *manifold.shape)
+    x = manifold.random_point(rng)
+    matrix = manifold.project_tangent(x, basis).reshape(size, size)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)
+    np.testing.assert_allclose(matrix @ matrix, matrix, atol=1e-13)
+    assert manifold.dimension == dimension == (other.dim if other else dimension)
+    assert np.linalg.matrix_rank(matrix, tol=1e-8) == dimension
+    assert np.trace(matrix) == pytest.approx(dimension)
+    for _ in range(10):
+        v = rng.standard_normal(manifold.shape)
+        pv = manifold.project_tangent(x, v)
+        np.testing.assert_allclose(pv.reshape(-1), v.reshape(-1) @ matrix, atol=1e-12)
+        if isinstance(manifold, Grassmann):
+            # the projection moves bases too, not only subspaces: v horizontal
+            v = pv
+        there, back = manifold.project(np.stack([x + 1e-5 * v, x - 1e-5 * v]))
+        np.testing.assert_allclose((there - back) / 2e-5, pv, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "other"),
+    [(m, other) for m, _, other in EXAMPLES if other and not isinstance(m, FixedRank)],
+    ids=lambda value: label(value) if isinstance(value, Manifold) else "",
+)
+def test_against_pymanopt(ours: Manifold, other: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = ours.random_point(rng)
+    for v in rng.standard_normal((5, *ours.shape)):
+        expected = other.projection(x, v)
+        np.testing.assert_allclose(ours.project_tangent(x, v), expected, atol=1e-13)
+    tangents = ours.random_tangent(x, rng, 5)
+    for size in (1e-9, 1e-4, 0.1, 1.0, 3.0):
+        steps = size * tangents
+        for v, y in zip(steps, ours.exponential(x, steps), strict=True):
+            retracted = other.retraction(x, v)
+            np.testing.assert_allclose(ours.retract(x, v), retracted, atol=1e-13)
+            expected = other.exp(x, v)
+            if isinstance(ours, Grassmann):  # theirs is another basis of the subspace
+                np.testing.assert_allclose(y @ y.T, expected @ expected.T, atol=1e-12)
+            else:
+                np.testing.assert_allclose(y, expected, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("ours", "other"),
+    [(m, other) for m, _, other in EXAMPLES if isinstance(m, FixedRank)],
+    ids=lambda value: label(value) if isinstance(value, Manifold) else "",
+)
+def test_fixed_rank_against_pymanopt(ours: FixedRank, other: Any) -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(5):
+        x = ours.random_point(rng)
+        factors = ours.factors(x)
+        v = rng.standard_normal(ours.shape)
+        tangent = other.projection(factors, v)
+        left, middle, right = other.embedding(factors, tangent)
+        mine = ours.project_tangent(x, v)
+        np.testing.assert_allclose(mine, left @ middle @ right.T, atol=1e-12)
+        u, s, vt = other.retraction(factors, tangent)
+        np.testing.assert_allclose(ours.retract(x, mine), (u * s) @ vt, atol=1e-11)
+
+
+def slope(times: Array, errors: Array) -> float:
+    return float(np.polyfit(np.log(times), np.log(errors), 1)[0])
+
+
+@every
+def test_the_retraction_follows_the_geodesic_to_second_order(
+    manifold: Manifold,
+) -> None:
+    rng = np.random.default_rng(4)
+    x = manifold.random_point(rng)
+    v = manifold.random_tangent(x, rng, 1)[0]
+    flat = manifold.dimension in (0, math.prod(manifold.shape))
+    np.testing.assert_allclose(manifold.retract(x, 0.0 * v), x, atol=1e-14)
+
+    def errors(steps: Array, ends: Array) -> Array:
+        gaps = manifold.retract(x, steps) - ends
+        norms: Array = np.linalg.norm(gaps.reshape(len(steps), -1), axis=1)
+        return norms
+
+    times = np.geomspace(1e-2, 1e-4, 7)
+    steps = times.reshape(-1, *[1] * v.ndim) * v
+    first = errors(steps, x + steps)
+    if flat:
+        assert first.max() <= 1e-15
+    else:
+        assert slope(times, first) == pytest.approx(2.0, abs=0.05)
+    assert max(violation(manifold, y) for y in manifold.retract(x, steps)) <= 1e-14
+    if has_exponential(manifold):
+        times = np.geomspace(0.3, 3e-3, 7)
+        steps = times.reshape(-1, *[1] * v.ndim) * v
+        steps /= max(1e-300, float(np.linalg.norm(v)))
+        second = errors(steps, manifold.exponential(x, steps))
+        if second.max() > 1e-14:
+            assert slope(times, second) == pytest.approx(3.0, abs=0.1)
+        else:
+            assert flat
+
+
+@with_exponential
+@few
+@given(data=st.data())
+def test_the_exponential_stays_on_the_manifold(
+    manifold: Manifold, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    x = manifold.random_point(rng)
+    v = manifold.project_tangent(x, draw_point(data, manifold.shape))
+    length = data.draw(st.sampled_from([0.0, 1e-200, 1e-9, 1e-4, 1.0, 100.0]))
+    y = manifold.exponential(x, length * v)
+    assert violation(manifold, y) <= 1e-13
+    if length <= 1e-200:
+        np.testing.assert_allclose(y, x, atol=1e-14)
+
+
+@every
+def test_a_thousand_steps_stay_on_the_manifold(manifold: Manifold) -> None:
+    rng = np.random.default_rng(7)
+    x = y = manifold.random_point(rng)
+    geodesics = has_exponential(manifold)
+    for _ in range(1000):
+        x = manifold.retract(x, 0.1 * manifold.random_tangent(x, rng, 1)[0])
+        if geodesics:
+            y = manifold.exponential(y, 0.1 * manifold.random_tangent(y, rng, 1)[0])
+    assert violation(manifold, x) <= 1e-13
+    assert violation(manifold, y) <= 1e-13
+
+
+@every
+def test_random_tangents_are_standard_normal_there(manifold: Manifold) -> None:
+    rng = np.random.default_rng(8)
+    x = manifold.random_point(rng)
+    count = 20_000
+    v = manifold.random_tangent(x, rng, count)
+    np.testing.assert_allclose(manifold.project_tangent(x, v), v, atol=1e-12)
+    flat = v.reshape(count, -1)
+    # the covariance of a standard normal vector in a subspace is its projection
+    size = flat.shape[1]
+    basis = np.eye(size).reshape(size, *manifold.shape)
+    projection = manifold.project_tangent(x, basis).reshape(size, size)
+    covariance = flat.T @ flat / count
+    assert np.abs(covariance - projection).max() <= 6.0 * math.sqrt(2.0 / count)
+    assert np.abs(flat.mean(axis=0)).max() <= 6.0 / math.sqrt(count)
+    again = manifold.random_tangent(x, np.random.default_rng(8), 1)
+    other = manifold.random_tangent(x, np.random.default_rng(8), 1)
+    np.testing.assert_array_equal(again, other)
+
+
+@every
+def test_shapes_and_batches(manifold: Manifold) -> None:
+    rng = np.random.default_rng(1)
+    shape = manifold.shape
+    x = manifold.random_point(rng)
+    points = np.stack([manifold.random_point(rng) for _ in range(4)])
+    v = manifold.random_tangent(x, rng, 1)[0]
+    vectors = manifold.random_tangent(x, rng, 4)
+    assert x.shape == shape
+    assert vectors.shape == (4, *shape)
+    manifold.check_shape(shape)
+
+    def same(batch: Array, loop: list[Array]) -> None:
+        assert batch.shape == (4, *shape)
+        assert batch.dtype == np.float64
+        assert batch.flags.writeable
+        np.testing.assert_allclose(batch, np.stack(loop), rtol=0.0, atol=2e-14)
+
+    # off the manifold, near and far
+    for size in (1e-4, 1.0):
+        off = points + size * rng.standard_normal(points.shape)
+        same(manifold.project(off), [manifold.project(a) for a in off])
+        distances = manifold.distance_to(off)
+        assert distances.shape == (4,)
+        alone = [manifold.distance_to(a) for a in off]
+        np.testing.assert_allclose(distances, alone, atol=1e-14)
+        assert manifold.distance_to(off[0]).shape == ()
+    tangents = manifold.project_tangent(points, vectors)
+    maps = [manifold.project_tangent, manifold.retract]
+    if has_exponential(manifold):
+        maps.append(manifold.exponential)
+    for function in maps:
+        assert function(x, v).shape == shape
+        same(function(x, vectors), [function(x, b) for b in vectors])
+        each = zip(points, tangents, strict=True)
+        same(function(points, tangents), [function(a, b) for a, b in each])
+        # one vector for many points is no tangent at them; the shapes must work
+        if function != manifold.exponential:
+            same(function(points, v), [function(a, v) for a in points])
+        # a batch of one is a batch
+        assert function(x[None], v).shape == (1, *shape)
+
+
+@every
+def test_arguments_are_left_alone_and_read_for_what_they_are(
+    manifold: Manifold,
+) -> None:
+    rng = np.random.default_rng(2)
+    x, v = manifold.random_point(rng), rng.standard_normal(manifold.shape)
+    tangent = manifold.project_tangent(x, v)
+    given_arrays = (x, v, tangent)
+    for array in given_arrays:
+        array.flags.writeable = False
+    results = [
+        manifold.project(x),
+        manifold.project(v),
+        manifold.project_tangent(x, v),
+        manifold.retract(x, tangent),
+    ]
+    if has_exponential(manifold):
+        results.append(manifold.exponential(x, tangent))
+    for result in results:
+        assert not any(np.shares_memory(result, array) for array in given_arrays)
+        result += 1.0
+    expected = manifold.project(v)
+    for other, accuracy in (
+        (np.asfortranarray(v), 1e-14),
+        (v.tolist(), 1e-14),
+        (v.astype(np.float32), 1e-5),
+    ):
+        np.testing.assert_allclose(manifold.project(other), expected, atol=accuracy)
+
+
+@every
+def test_contains(manifold: Manifold) -> None:
+    rng = np.random.default_rng(3)
+    x = manifold.random_point(rng)
+    assert manifold.contains(x, 1e-13)
+    assert manifold.contains(np.stack([x, manifold.project(-x)]), 1e-13)
+    assert manifold.distance_to(x) <= 1e-14 * max(1.0, float(np.linalg.norm(x)))
+    v = rng.standard_normal(manifold.shape)
+    normal = v - manifold.project_tangent(x, v)
+    for distance in (1e-6, 1e-3, 1.0):
+        if manifold.dimension != math.prod(manifold.shape):
+            outside = x + distance * normal
+            assert not manifold.contains(outside)
+            assert not manifold.contains(np.stack([x, outside]))
+            assert manifold.contains(outside, 1e3 * distance)
+            assert manifold.distance_to(outside) > 0.0
+    for bad in (np.nan, np.inf, -np.inf):
+        broken = x.copy()
+        broken.flat[-1] = bad
+        assert manifold.contains(broken) is False
+
+
+@every
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(manifold: Manifold, bad: float) -> None:
+    x = manifold.random_point(np.random.default_rng(4))
+    broken = x.copy()
+    broken.flat[0] = bad
+    calls: list[Callable[[], Any]] = [
+        lambda: manifold.project(broken),
+        lambda: manifold.project(np.stack([x, broken])),
+        lambda: manifold.distance_to(broken),
+        lambda: manifold.project_tangent(broken, x),
+        lambda: manifold.project_tangent(x, broken),
+        lambda: manifold.retract(x, broken),
+        lambda: manifold.exponential(x, broken),
+        lambda: manifold.random_tangent(broken, np.random.default_rng(0), 1),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"{manifold.name}: the .* finite") as e:
+            call()
+        assert "\n" not in str(e.value)
+
+
+@every
+def test_shapes_that_do_not_fit(manifold: Manifold) -> None:
+    rng = np.random.default_rng(5)
+    x = manifold.random_point(rng)
+    pairs = (manifold.project_tangent, manifold.retract, manifold.exponential)
+    for shape in ((*manifold.shape, 2), (2, 3, *manifold.shape), (0, *manifold.shape)):
+        array = np.zeros(shape)
+        calls: list[tuple[Callable[..., Any], tuple[Array, ...]]] = [
+            (manifold.project, (array,)),
+            (manifold.contains, (array,)),
+            (manifold.distance_to, (array,)),
+            (manifold.project_tangent, (array, x)),
+            *((function, (x, array)) for function in pairs),
+        ]
+        for call, arguments in calls:
+            with pytest.raises(ValueError, match="expected") as caught:
+                call(*arguments)
+            message = str(caught.value)
+            assert "\n" not in message
+            assert message.startswith(manifold.name)
+            assert str(shape) in message
+        with pytest.raises(ValueError, match="has no points of shape"):
+            manifold.check_shape(shape)
+    two, three = np.stack([x] * 2), np.stack([x] * 3)
+    for function in pairs:
+        with pytest.raises(ValueError, match="2 points and 3 vectors do not pair up"):
+            function(two, three)
+    with pytest.raises(ValueError, match="has no points of shape"):
+        manifold.random_tangent(two, rng, 3)
+    for count in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match="count must be an integer of at least 1"):
+            manifold.random_tangent(x, rng, count)  # type: ignore[arg-type]
+
+
+@every
+def test_repr_equality_hash_and_pickle(manifold: Manifold) -> None:
+    copy = eval(repr(manifold), {**vars(manifolds)})
+    assert copy == manifold
+    assert copy.shape == manifold.shape
+    assert hash(copy) == hash(manifold)
+    assert pickle.loads(pickle.dumps(manifold)) == manifold
+    assert [manifold == other for other in CASES].count(True) == 1
+    with pytest.raises(AttributeError):
+        manifold.shape = (1,)
+
+
+# -- what only one has
+
+
+def test_distance_by_hand() -> None:
+    np.testing.assert_allclose(
+        Sphere((2,), 2.0).distance_to([[3.0, 4.0], [0.0, 0.0]]), [3.0, 2.0]
+    )
+    assert Oblique((2, 2)).distance_to([[3.0, 1.0], [4.0, 0.0]]) == pytest.approx(4.0)
+    # σ = 3, 2: √((3 − 1)² + (2 − 1)²)
+    stiefel = Stiefel((3, 2)).distance_to(np.diag([3.0, 2.0, 0.0])[:, :2])
+    assert stiefel == pytest.approx(math.sqrt(5.0))
+    rank_one = FixedRank((3, 3), 1).distance_to(np.diag([3.0, 2.0, 1.0]))
+    assert rank_one == pytest.approx(math.sqrt(5.0))
+    assert Euclidean((3,)).distance_to([1.0, 2.0, 3.0]) == 0.0
+    assert Sphere((1,)).distance_to([1e200]) == pytest.approx(1e200)
+
+
+@pytest.mark.parametrize("radius", [1.0, 0.1, 8.0])
+def test_sphere_in_closed_form(radius: float) -> None:
+    manifold = Sphere((3,), radius)
+    x = np.array([radius, 0.0, 0.0])
+
+    def on_circle(angle: float) -> Array:
+        return radius * np.array([math.cos(angle), math.sin(angle), 0.0])
+
+    for angle in (0.0, 1e-8, 0.1, 1.0, math.pi, 5.0):
+        v = np.array([0.0, radius * angle, 0.0])
+        end = manifold.exponential(x, v)
+        np.testing.assert_allclose(end, on_circle(angle), atol=1e-15 * radius)
+        retracted = manifold.retract(x, v)
+        np.testing.assert_allclose(retracted, on_circle(math.atan(angle)), rtol=1e-14)
+    np.testing.assert_allclose(
+        manifold.project([0.0, 3.0, -4.0]), [0.0, 0.6 * radius, -0.8 * radius]
+    )
+    np.testing.assert_allclose(manifold.project_tangent(x, [1.0, 2.0, 3.0]), [0, 2, 3])
+
+
+def test_the_choice_where_several_points_are_nearest() -> None:
+    np.testing.assert_array_equal(
+        Sphere((2, 2), 3.0).project(np.zeros((2, 2))), [[3.0, 0.0], [0.0, 0.0]]
+    )
+    np.testing.assert_array_equal(
+        Oblique((3, 2)).project([[0.0, 0.0], [0.0, -2.0], [0.0, 0.0]]),
+        [[1.0, 0.0], [0.0, -1.0], [0.0, 0.0]],
+    )
+    np.testing.assert_array_equal(
+        Stiefel((3, 1)).project(np.zeros((3, 1))), [[1.0], [0.0], [0.0]]
+    )
+    # a tie of singular values: one of them, always the same
+    tie = FixedRank((3, 3), 1).project(np.eye(3))
+    np.testing.assert_array_equal(tie, FixedRank((3, 3), 1).project(np.eye(3)))
+    assert np.linalg.norm(np.eye(3) - tie) == pytest.approx(math.sqrt(2.0))
+    # a matrix of smaller rank stays what it is
+    low = np.outer([1.0, 2.0, 3.0], [1.0, 1.0, 0.0])
+    for rank in (1, 2, 3):
+        projected = FixedRank((3, 3), rank).project(low)
+        np.testing.assert_allclose(projected, low, atol=1e-14)
+    assert FixedRank((9, 9), 2).contains(np.zeros((9, 9)))
+
+
+@pytest.mark.parametrize("size", [1e-160, 1e-320, 1e155, 4e307])
+def test_lengths_whose_squares_are_no_floats(size: float) -> None:
+    x = size * np.array([3.0, -4.0])
+    unit = [0.6, -0.8]
+    units = [unit, [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+    accuracy = 1e-14 if size > 1e-300 else 1e-3
+    np.testing.assert_allclose(Sphere((2,)).project(x), unit, rtol=accuracy)
+    mixed = np.stack([x, [1.0, 0.0], [0.0, 0.0], [5e-324, 0.0]])
+    np.testing.assert_allclose(Sphere((2,)).project(mixed), units, rtol=accuracy)
+    columns = Oblique((2, 4)).project(mixed.T)
+    np.testing.assert_allclose(columns.T, units, rtol=accuracy)
+
+
+def test_fixed_rank_has_no_exponential() -> None:
+    manifold = FixedRank((4, 3), 2)
+    x = manifold.random_point(np.random.default_rng(6))
+    with pytest.raises(NotImplementedError, match="fixed-rank has no closed form"):
+        manifold.exponential(x, np.zeros((4, 3)))
+    with pytest.raises(NotImplementedError, match="fixed-rank"):
+        Product([Euclidean((1,)), manifold]).exponential(np.ones(13), np.zeros(13))
+
+
+@pytest.mark.parametrize("manifold", [Stiefel((4, 2)), Grassmann((4, 2))])
+def test_tangents_too_long_for_the_exponential(manifold: Manifold) -> None:
+    x = manifold.random_point(np.random.default_rng(7))
+    with pytest.raises(ValueError, match="up to 1e\\+06, got 1e\\+07"):
+        manifold.exponential(x, np.full((4, 2), 1e7))
+
+
+def test_fixed_rank_factors() -> None:
+    rng = np.random.default_rng(8)
+    manifold = FixedRank((6, 5), 2)
+    x = np.stack([manifold.random_point(rng) for _ in range(3)])
+    u, s, vt = manifold.factors(x)
+    assert (u.shape, s.shape, vt.shape) == ((3, 6, 2), (3, 2), (3, 2, 5))
+    np.testing.assert_allclose(manifold.from_factors(u, s, vt), x, atol=1e-14)
+    one = manifold.factors(x[0])
+    assert [a.shape for a in one] == [(6, 2), (2,), (2, 5)]
+    np.testing.assert_allclose(manifold.from_factors(*one), x[0], atol=1e-14)
+    np.testing.assert_allclose(one[0].T @ one[0], np.eye(2), atol=1e-14)
+    assert one[1][0] >= one[1][1] > 0.0
+    with pytest.raises(ValueError, match=r"expected \(6, 2\), \(2,\) and \(2, 5\)"):
+        manifold.from_factors(u, s[0], vt)
+    with pytest.raises(ValueError, match="finite"):
+        manifold.factors(np.full((6, 5), np.nan))
+
+
+def test_a_product_is_its_parts_as_a_layout_joins_them() -> None:
+    rng = np.random.default_rng(9)
+    product = Product(PARTS)
+    layout = Layout(tuple(part.shape for part in PARTS))
+    assert product.shape == layout.point_shape
+    points = [part.random_point(rng) for part in PARTS]
+    vectors = [rng.standard_normal(part.shape) for part in PARTS]
+    tangents = [
+        p.project_tangent(*xv) for p, *xv in zip(PARTS, points, vectors, strict=True)
+    ]
+    for method, arguments in (
+        ("project", [vectors]),
+        ("project_tangent", [points, vectors]),
+        ("retract", [points, vectors]),
+        ("exponential", [points, tangents]),
+    ):
+        result = getattr(product, method)(*map(layout.point, arguments))
+        each = zip(PARTS, *arguments, strict=True)
+        joined = [getattr(part, method)(*rest) for part, *rest in each]
+        np.testing.assert_array_equal(result, layout.point(joined))
+    distances = [p.distance_to(b) for p, b in zip(PARTS, vectors, strict=True)]
+    v = layout.point(vectors)
+    assert product.distance_to(v) == pytest.approx(np.linalg.norm(distances))
+    assert product.contains(layout.point(points))
+    # each part is held to its own size: a huge one does not hide a small one's fault
+    wrong = [points[0], points[1] * 1.001, points[2], 1e12 * points[3]]
+    assert not product.contains(layout.point(wrong))
+
+
+# -- names and parameters
+
+BAD_PARAMETERS: list[tuple[Callable[[], Manifold], str]] = [
+    *(
+        (lambda r=r: Sphere((3,), r), rf"sphere: radius must be .* got {r!r}")
+        for r in (0.0, -1.0, np.nan, np.inf, "ten", None, True)
+    ),
+    *(
+        (lambda s=s: Sphere(s), "sphere: shape must be positive integers, got")
+        for s in ((), (0,), (3, -1), (2.0,), 5, "34", None, (True,))
+    ),
+    *(
+        (lambda c=c: c((3,)), rf"{c.name}: shape must be two positive.* got \(3,\)")
+        for c in (Oblique, Stiefel, Grassmann)
+    ),
+    (lambda: Oblique((3, 0)), r"two positive integers, got \(3, 0\)"),
+    (lambda: Euclidean((0,)), r"positive integers, got \(0,\)"),
+    (lambda: Stiefel((2, 3)), r"as many rows as columns, got \(2, 3\)"),
+    (lambda: Grassmann((2, 3)), r"as many rows as columns, got \(2, 3\)"),
+    (lambda: FixedRank((2, 3, 4), 1), "two positive integers"),
+    (lambda: FixedRank((4, 3), 4), r"rank must be at most 3 for shape \(4, 3\), got 4"),
+    (lambda: FixedRank((4, 3), 0), "rank must be an integer of at least 1, got 0"),
+    (lambda: FixedRank((4, 3), 1.5), "rank must be an int"),  # type: ignore[arg-type]
+    (lambda: Product([]), r"parts must be one manifold or more, got \[\]"),
+    (lambda: Product(["sphere"]), "one manifold or more"),  # type: ignore[list-item]
+    (lambda: Product(Sphere((2,))), "one manifold or more"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "says"), BAD_PARAMETERS)
+def test_parameters_out_of_range(make: Callable[[], Manifold], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_registry() -> None:
+    names = "sphere oblique stiefel grassmann fixed-rank euclidean product"
+    assert list(MANIFOLDS) == names.split()
+    assert {type(manifold) for manifold in CASES} == set(MANIFOLDS.values())
+    assert all(cls.__name__ in manifolds.__all__ for cls in MANIFOLDS.values())
+    assert make_manifold("sphere", (3, 2)) == Sphere((3, 2), 1.0)
+    assert make_manifold("sphere", [3], radius=2) == Sphere((3,), 2.0)  # type: ignore[arg-type]
+    assert make_manifold("oblique", (3, 2)) == Oblique((3, 2))
+    assert make_manifold("stiefel", (3, 2)) == Stiefel((3, 2))
+    assert make_manifold("grassmann", (3, 2)) == Grassmann((3, 2))
+    assert make_manifold("fixed-rank", (3, 2), rank=1) == FixedRank((3, 2), 1)
+    assert make_manifold("euclidean", (3,)) == Euclidean((3,))
+    assert make_manifold("product", (24,), parts=PARTS) == Product(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters", "says"),
+    [
+        ("torus", (3,), {}, "unknown manifold 'torus'; allowed: sphere, oblique"),
+        ("sphere", (3,), {"rank": 2}, "sphere takes radius besides the shape; got r"),
+        ("sphere", (3,), {"radius": -1}, "radius must be"),
+        ("stiefel", (3, 2), {"radius": 1}, "no parameters besides the shape; got rad"),
+        ("stiefel", (3,), {}, "two positive integers"),
+        ("fixed-rank", (3, 2), {}, "takes rank besides the shape; got none"),
+        ("fixed-rank", (3, 2), {"rank": 3}, "at most 2"),
+        ("product", (3,), {}, "takes parts besides the shape; got none"),
+        ("product", (3,), {"parts": PARTS}, r"no points of shape \(3,\)"),
+    ],
+)
+def test_make_manifold_says_what_is_allowed(
+    name: str, shape: tuple[int, ...], parameters: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make_manifold(name, shape, **parameters)
+    assert "\n" not in str(caught.value)
