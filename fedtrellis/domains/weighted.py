@@ -249,7 +249,10 @@ class SortedL1Ball(_BySortedVector, NormBall):
             return float(weights @ shrunk(delta)) - radius
 
         nearest = shrunk(root(excess, largest))
-        nearest *= min(1.0, radius / float(weights @ nearest))
+        norm = float(weights @ nearest)
+        if norm == 0.0:  # beside the magnitudes the radius is less than rounding
+            return self.lmo(-x).dense()
+        nearest *= min(1.0, radius / norm)
         result = np.empty(x.size)
         result[order] = scale * nearest
         return np.copysign(result, x.reshape(-1)).reshape(x.shape)

@@ -32,7 +32,7 @@ from fedtrellis.domains import (
     WeightedL1Ball,
 )
 from fedtrellis.wire.arrays import Layout
-from tests.fedtrellis.domains.test_domains_against_solvers import (
+from tests.fedtrellis.domains.cases import (
     CASES,
     IDS,
     constraints,

@@ -1,0 +1,930 @@
+"""The contract of every set, one line of a table each, and what only one has."""
+
+import importlib
+import itertools
+import math
+import pickle
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+from scipy.sparse.linalg import ArpackNoConvergence
+
+from fedtrellis import domains
+from fedtrellis.domains import (
+    DOMAINS,
+    RUN_DOMAINS,
+    BirkhoffPolytope,
+    Box,
+    CappedSimplex,
+    Domain,
+    GroupL1Ball,
+    KSupportBall,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    NonNegativeL1Ball,
+    NuclearNormBall,
+    Permutahedron,
+    Product,
+    Simplex,
+    SortedL1Ball,
+    SparseGroupBall,
+    Spectrahedron,
+    SpectralNormBall,
+    TotalVariationBall,
+    WeightedL1Ball,
+    fitting_domains,
+    make_domain,
+)
+from fedtrellis.domains.atoms import (
+    Atom,
+    DenseAtom,
+    PermutationAtom,
+    ProductAtom,
+    RankOneAtom,
+    SignAtom,
+    SparseAtom,
+    pack_atoms,
+    unpack_atoms,
+)
+from fedtrellis.settings import SettingsError, keys
+from tests.fedtrellis.domains.cases import (
+    CASES,
+    EXAMPLES,
+    Array,
+    Shape,
+    all_cases,
+    cp,
+    draw_point,
+    examples,
+    solve,
+    vertices,
+)
+from tests.fedtrellis.domains.test_atoms import random_atom
+
+few = settings(max_examples=40, deadline=None)
+
+# -- oracles and projections
+
+
+def directions(shape: Shape) -> list[Array]:
+    """Random, with ties, with zeros, single, constant and zero."""
+    rng = np.random.default_rng(5)
+    single = np.zeros(shape)
+    single.flat[-1] = -2.0
+    return [
+        *rng.standard_normal((4, *shape)),
+        *rng.integers(-1, 2, (6, *shape)).astype(float),
+        single,
+        np.ones(shape),
+        -np.ones(shape),
+        np.zeros(shape),
+    ]
+
+
+def points(domain: Domain, shape: Shape) -> list[Array]:
+    """Inside, on the boundary, outside, far outside, with ties, and zero."""
+    rng = np.random.default_rng(6)
+    centre = domain.centre(shape)
+    atom = domain.lmo(rng.standard_normal(shape)).dense()
+    other = domain.lmo(rng.standard_normal(shape)).dense()
+    return [
+        0.8 * centre + 0.1 * atom + 0.1 * other,
+        atom,
+        0.5 * (atom + other),
+        1.5 * atom - 0.5 * other,
+        *rng.standard_normal((3, *shape)),
+        *5.0 * rng.standard_normal((3, *shape)),
+        *rng.integers(-3, 4, (3, *shape)).astype(float),
+        np.zeros(shape),
+    ]
+
+
+def assert_nearest(domain: Domain, x: Array, p: Array, slack: float) -> None:
+    """⟨x − p, s − p⟩ ≤ slack for every s in D; worst is s = lmo(p − x)."""
+    normal = x - p
+    assert domain.lmo(-normal).dot(normal) - float(np.vdot(normal, p)) <= slack
+
+
+@all_cases
+def test_the_oracle_against_every_vertex_or_else_cvxpy(
+    domain: Domain, shape: Shape
+) -> None:
+    corners = vertices(domain, shape)
+    for gradient in directions(shape)[: None if corners else 8]:
+        atom = domain.lmo(gradient)
+        assert atom.shape == shape
+        assert np.vdot(gradient, atom.dense()) == pytest.approx(atom.dot(gradient))
+        if corners:
+            best = min(float(np.vdot(gradient, corner)) for corner in corners)
+            assert atom.dot(gradient) == pytest.approx(best, abs=1e-13)
+            assert any(np.array_equal(atom.dense(), corner) for corner in corners)
+            continue
+        x = cp.Variable(shape)
+        theirs = solve(cp.sum(cp.multiply(gradient, x)), domain, x)
+        best = float(np.vdot(gradient, theirs))
+        assert atom.dot(gradient) == pytest.approx(best, abs=1e-6)
+
+
+@all_cases
+@given(data=st.data())
+@few
+def test_lmo_is_feasible_and_minimal(
+    domain: Domain, shape: Shape, data: st.DataObject
+) -> None:
+    gradient = draw_point(data, shape)
+    atom = domain.lmo(gradient)
+    assert atom.shape == shape
+    assert domain.contains(atom.dense())
+    feasible = domain.project(draw_point(data, shape))
+    slack = 1e-9 * (1 + np.abs(gradient).max()) * (1 + np.abs(feasible).sum())
+    assert atom.dot(gradient) <= np.vdot(gradient, feasible) + slack
+    np.testing.assert_array_equal(domain.lmo(gradient.copy()).dense(), atom.dense())
+    # so is the gap: non-negative on the set, zero at the atom
+    assert domain.gap(gradient, feasible) >= -slack
+    assert domain.gap(gradient, atom.dense()) == pytest.approx(0.0, abs=slack)
+
+
+#: The sets with a way of their own for many gradients; those of all sets agree.
+MANY = [
+    (domain, (300,))
+    for domain in (
+        *(L1Ball(2.0), LInfBall(0.5), Simplex(3.0), Box(-1.0, 2.0), L2Ball(1.5)),
+        KSupportBall(2, 1.0),
+    )
+]
+
+
+@pytest.mark.parametrize(("domain", "shape"), [*CASES, *MANY])
+def test_many_gradients_have_the_atoms_of_each(domain: Domain, shape: Shape) -> None:
+    rng = np.random.default_rng(3)
+    many = rng.standard_normal((12, *shape))
+    many[3:9] = rng.integers(-1, 2, (6, *shape))  # full of ties
+    many[9] = 0.0
+    alone = [domain.lmo(gradient) for gradient in many]
+    for atom, expected in zip(domain.lmo_many(many), alone, strict=True):
+        assert type(atom) is type(expected)
+        assert atom.shape == expected.shape
+        np.testing.assert_array_equal(atom.dense(), expected.dense())
+        assert atom.nbytes == sum(a.nbytes for a in expected.to_arrays())
+        for ours, theirs in zip(atom.to_arrays(), expected.to_arrays(), strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+    for bad in (np.nan, np.inf, -np.inf):
+        many[2].flat[-1] = bad
+        with pytest.raises(ValueError, match="must be finite"):
+            domain.lmo_many(many)
+
+
+@all_cases
+def test_projection_and_membership_against_cvxpy(domain: Domain, shape: Shape) -> None:
+    size, centre = domain.diameter(shape), domain.centre(shape)
+    for point in points(domain, shape):
+        before = point.copy()
+        ours = domain.project(point)
+        np.testing.assert_array_equal(point, before)
+        assert ours.dtype == np.float64
+        assert not np.shares_memory(ours, point)
+        x = cp.Variable(shape)
+        theirs = solve(cp.sum_squares(x - point), domain, x)
+        np.testing.assert_allclose(ours, theirs, atol=5e-5)
+        # and ours is no farther than the solver's, which is feasible to about 1e-8
+        near = float(np.linalg.norm(theirs - point))
+        assert np.linalg.norm(ours - point) <= near + 1e-7
+        assert domain.contains(ours)
+        assert domain.contains(theirs, 1e-6)
+        assert domain.contains(0.5 * (theirs + centre), 1e-6)
+        if near > 0.5:
+            # leaving along the normal by a thousandth of the set's size is noticed
+            outside = theirs + 1e-3 * size * (point - theirs) / near
+            assert not domain.contains(outside, 1e-6)
+
+
+@all_cases
+@given(data=st.data())
+@few
+def test_projection_is_the_nearest_point(
+    domain: Domain, shape: Shape, data: st.DataObject
+) -> None:
+    x, y = draw_point(data, shape), draw_point(data, shape)
+    p, q = domain.project(x), domain.project(y)
+    assert domain.contains(p)
+    scale = 1 + np.abs(x).max() + np.abs(y).max()
+    assert_nearest(domain, x, p, 1e-9 * scale**2)
+    np.testing.assert_allclose(domain.project(p), p, atol=1e-9)  # idempotent
+    distance = np.linalg.norm(x - y)
+    assert np.linalg.norm(p - q) <= distance + 1e-9 * scale  # non-expansive
+
+
+@all_cases
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e-3, 1e3, 1e6, 1e9])
+def test_projection_at_every_scale(domain: Domain, shape: Shape, scale: float) -> None:
+    rng = np.random.default_rng(3)
+    for x in scale * rng.standard_normal((10, *shape)):
+        p = domain.project(x)
+        assert domain.contains(p)
+        reach = max(domain.diameter(shape), float(np.linalg.norm(p)))
+        size = float(np.linalg.norm(x - p)) * reach
+        assert_nearest(domain, x, p, 1e-9 * size + 1e-15 * scale**2 * (scale > 1))
+
+
+LONG: tuple[Domain, ...] = (
+    *(L1Ball(3.0), Simplex(3.0), KSupportBall(40, 3.0), GroupL1Ball(3.0, 20)),
+    *(NonNegativeL1Ball(3.0), CappedSimplex(0.3, 3.0), WeightedL1Ball(0.5, 3.0)),
+    *(SortedL1Ball(0.5, 3.0), SparseGroupBall(3.0, 20, 0.3), TotalVariationBall(3.0)),
+    Permutahedron(3.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("domain", "shape"),
+    [
+        *((domain, (2000,)) for domain in LONG),
+        (NuclearNormBall(9.0), (120, 100)),
+        (NuclearNormBall(9.0), (40, 100)),
+        (SpectralNormBall(1.0), (60, 40)),
+        (BirkhoffPolytope(), (60, 60)),
+        (Spectrahedron(3.0), (60, 60)),
+    ],
+)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_projection_of_larger_points(
+    domain: Domain, shape: Shape, scale: float
+) -> None:
+    x = scale * np.random.default_rng(4).standard_normal(shape)
+    p = domain.project(x)
+    assert domain.contains(p, 1e-11)
+    size = float(np.linalg.norm(x - p)) * domain.diameter(shape)
+    assert_nearest(domain, x, p, 1e-10 * (1 + size))
+    np.testing.assert_allclose(domain.project(p), p, atol=1e-10)
+
+
+# Overflow: the sums and squares of these are not finite.
+@all_cases
+@pytest.mark.filterwarnings("error")
+def test_enormous_and_tiny_entries(domain: Domain, shape: Shape) -> None:
+    rng = np.random.default_rng(1)
+    direction = rng.standard_normal(shape)
+    for scale in (1e300, 1e-300):
+        atom = domain.lmo(scale * direction)
+        np.testing.assert_allclose(
+            atom.dense(), domain.lmo(direction).dense(), atol=1e-12
+        )
+    assert domain.contains(domain.project(1e-300 * direction))
+    assert domain.contains(domain.project(1e300 * direction))
+    assert not domain.contains(1e300 * direction)
+
+
+@all_cases
+def test_the_diameter_is_the_largest_distance(domain: Domain, shape: Shape) -> None:
+    diameter = domain.diameter(shape)
+    if corners := vertices(domain, shape):
+        rest = np.array(corners).reshape(len(corners), -1)
+        farthest = max(np.linalg.norm(rest - a, axis=1).max() for a in rest)
+        assert diameter == pytest.approx(farthest)
+    farthest = 0.0
+    for gradient in np.random.default_rng(9).standard_normal((300, *shape)):
+        a, b = domain.lmo(gradient).dense(), domain.lmo(-gradient).dense()
+        distance = float(np.linalg.norm(a - b))
+        assert distance <= diameter * (1 + 1e-12)
+        farthest = max(farthest, distance)
+    assert farthest == pytest.approx(diameter)
+
+
+@pytest.mark.parametrize(
+    ("domain", "shape"),
+    [(Simplex(2.0), (1,)), (BirkhoffPolytope(), (1, 1)), (Box(3.0, 3.0), (2,))],
+)
+def test_sets_of_one_point(domain: Domain, shape: Shape) -> None:
+    assert domain.diameter(shape) == 0.0
+    only = domain.centre(shape)
+    for g in (np.ones(shape), -np.ones(shape)):
+        np.testing.assert_array_equal(domain.lmo(g).dense(), only)
+        np.testing.assert_allclose(domain.project(g), only, rtol=1e-15)
+    assert domain.contains(only)
+
+
+# -- atoms
+
+
+@examples
+def test_atoms_have_their_kind_and_travel(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    rng = np.random.default_rng(0)
+    atoms = [domain.lmo(g) for g in rng.standard_normal((4, *shape))]
+    assert {type(a) for a in atoms} == {atom}
+    for a, b in zip(atoms, unpack_atoms(pack_atoms(atoms), shape), strict=True):
+        assert a.dense().tobytes() == b.dense().tobytes()
+
+
+def scaled(atom: Atom, factor: float) -> Atom:
+    match atom:
+        case SparseAtom():
+            return SparseAtom(atom.indices, factor * atom.values, atom.shape)
+        case RankOneAtom():
+            return RankOneAtom(factor * atom.left, atom.right)
+        case PermutationAtom():
+            return PermutationAtom(atom.columns, factor * atom.scale)
+        case SignAtom():
+            return SignAtom(atom.bits, factor * atom.low, factor * atom.high)
+        case ProductAtom():
+            return ProductAtom(tuple(scaled(part, factor) for part in atom.parts))
+    return DenseAtom(factor * atom.dense())
+
+
+@all_cases
+def test_what_the_oracle_returns_is_a_member_and_a_multiple_is_not(
+    domain: Domain, shape: Shape
+) -> None:
+    for gradient in np.random.default_rng(0).standard_normal((20, *shape)):
+        atom = domain.lmo(gradient)
+        assert domain.contains_atom(atom)
+        for factor in (1e6, 1 + 1e-6, np.nan, np.inf, -np.inf, 1e300):
+            with np.errstate(invalid="ignore", over="ignore"):
+                other = scaled(atom, factor)
+            assert not domain.contains_atom(other), factor
+
+
+@all_cases
+def test_an_atom_of_another_shape_is_refused_and_nothing_is_raised(
+    domain: Domain, shape: Shape
+) -> None:
+    larger = (shape[0] + 1, *shape[1:])
+    assert not domain.contains_atom(DenseAtom(np.full(larger, 1e6)))
+    assert not domain.contains_atom(DenseAtom(np.zeros((0,))))
+    assert not domain.contains_atom(SparseAtom(np.array([0]), np.array([1e6]), larger))
+
+
+@all_cases
+@given(data=st.data())
+@few
+def test_atoms_of_all_kinds_and_sets_get_the_answer_of_their_dense_array(
+    domain: Domain, shape: Shape, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    others = [other for other, its in CASES if its == shape]
+    atom = random_atom(rng, shape)
+    if data.draw(st.booleans()):
+        atom = data.draw(st.sampled_from(others)).lmo(rng.standard_normal(shape))
+    atom = scaled(atom, data.draw(st.sampled_from([1.0, 0.1, 1e-3, 3.0])))
+    assert atom.shape == shape
+    assert domain.contains_atom(atom) == domain.contains(atom.dense())
+
+
+# of the others an atom is all entries, or all have to be sorted
+SMALL = [
+    (domain, shape)
+    for domain, shape, atom in EXAMPLES
+    if atom is not DenseAtom and not isinstance(domain, Permutahedron)
+]
+
+
+@pytest.mark.parametrize(("domain", "shape"), SMALL, ids=lambda x: str(x)[:30])
+def test_no_dense_array_is_made(
+    domain: Domain, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extreme = domain.lmo(np.random.default_rng(0).standard_normal(shape))
+
+    def dense(self: Any) -> Any:
+        raise AssertionError("made dense")
+
+    for kind in (SparseAtom, RankOneAtom, PermutationAtom, SignAtom, ProductAtom):
+        monkeypatch.setattr(kind, "dense", dense)
+    assert domain.contains_atom(extreme)
+    assert not domain.contains_atom(scaled(extreme, 1e6))
+
+
+def test_parts_that_are_cut_otherwise_are_judged_by_their_entries() -> None:
+    domain = Product([L1Ball(1.0), Simplex(1.0)], [(2,), (2,)])
+    one = SparseAtom(np.array([0]), np.array([1.0]), (1,))
+    inside = ProductAtom((one, SparseAtom(np.array([1]), np.array([1.0]), (3,))))
+    outside = ProductAtom((one, SparseAtom(np.array([0]), np.array([1.0]), (3,))))
+    assert domain.contains_atom(inside)  # (1, 0 | 1, 0) after the cut
+    assert not domain.contains_atom(outside)  # (1, 1 | 0, 0)
+
+
+def test_a_ball_that_says_more_is_asked_for_all_entries() -> None:
+    class Half(L2Ball):
+        def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
+            return super().contains(point, tolerance) and np.min(point) >= 0.0
+
+    for value in (1.0, -1.0):
+        atom = SparseAtom(np.array([1]), np.array([value]), (3,))
+        assert Half(2.0).contains_atom(atom) == (value > 0.0)
+
+
+def test_a_value_that_no_entry_has_does_not_count() -> None:
+    bits = np.ones(3, dtype=bool)
+    for domain in (LInfBall(1.0), Box(-1.0, 1.0)):
+        assert domain.contains_atom(SignAtom(bits, -7.0, 1.0))
+        assert domain.contains_atom(SignAtom(~bits, -1.0, 7.0))
+        assert not domain.contains_atom(SignAtom(bits, -1.0, 7.0))
+
+
+def test_few_values_are_added_up_by_group() -> None:
+    # ‖(3, 4)‖ + ‖12‖ = 17, in groups that are far apart in a large array
+    domain = GroupL1Ball(17.0, 1000)
+    atom = SparseAtom(np.array([5, 900, 999_000]), np.array([3.0, 4, 12]), (10**6,))
+    assert domain.contains_atom(atom)
+    assert not domain.contains_atom(scaled(atom, 1.001))
+
+
+def test_the_l1_ball_judges_a_single_entry_as_any_point() -> None:
+    ball = L1Ball(2.0)
+    for value in (2.0, -2.0, 2.0 + 1e-9, 2.1, np.nan, np.inf, 0.0):
+        atom = SparseAtom(np.array([1]), np.array([value]), (4,))
+        assert ball.contains_atom(atom) == ball.contains(atom.dense())
+
+
+# -- arguments
+
+
+@examples
+def test_centre_and_zero_gradient_are_feasible(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    centre = domain.centre(shape)
+    assert centre.shape == shape
+    assert centre.dtype == np.float64
+    assert domain.contains(centre, 1e-12)
+    centre += 1.0  # writable, and nobody else's
+    assert domain.contains(domain.centre(shape), 1e-12)
+    zero = domain.lmo(np.zeros(shape))
+    assert isinstance(zero, atom)
+    assert domain.contains(zero.dense(), 1e-12)
+
+
+@examples
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom], bad: float
+) -> None:
+    for place in (0, -1):
+        array = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
+        array.flat[place] = bad
+        with pytest.raises(ValueError, match="finite"):
+            domain.lmo(array)
+        with pytest.raises(ValueError, match="finite"):
+            domain.project(array)
+        assert domain.contains(array) is False
+
+
+@examples
+def test_other_dtypes_orders_and_lists(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    g = np.random.default_rng(2).integers(-9, 10, shape)
+    expected = domain.lmo(g.astype(np.float64)).dense()
+    projected = domain.project(g.astype(np.float64))
+    for other in (g, g.astype(np.float32), np.asfortranarray(g), g.tolist()):
+        np.testing.assert_allclose(domain.lmo(other).dense(), expected, atol=1e-14)
+        np.testing.assert_allclose(domain.project(other), projected, atol=1e-12)
+
+
+@examples
+def test_repr_equality_hash_and_pickle(
+    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
+) -> None:
+    names = {**vars(domains), "array": np.array}
+    copy = eval(repr(domain), names)
+    assert copy == domain
+    assert hash(copy) == hash(domain)
+    assert pickle.loads(pickle.dumps(domain)) == domain
+    assert [domain == other for other, _, _ in EXAMPLES].count(True) == 1
+
+
+BAD_SHAPES: list[tuple[Domain, tuple[int, ...], str]] = [
+    (L1Ball(1.0), (0,), "at least one entry"),
+    (L2Ball(1.0), (3, 0), "at least one entry"),
+    (LInfBall(1.0), (0,), "at least one entry"),
+    (Simplex(), (0,), "at least one entry"),
+    (Box(0, 1), (0,), "at least one entry"),
+    (Box(np.zeros(3), 1), (4,), r"\(3,\)"),
+    (Box(np.zeros(3), 1), (3, 1), r"\(3,\)"),
+    (KSupportBall(4, 1.0), (3,), "k = 4"),
+    (NuclearNormBall(1.0), (4,), "matrices"),
+    (NuclearNormBall(1.0), (4, 0), "at least one entry"),
+    (SpectralNormBall(1.0), (2, 2, 2), "matrices"),
+    (BirkhoffPolytope(), (4,), "square"),
+    (BirkhoffPolytope(), (4, 5), "square"),
+    (BirkhoffPolytope(), (0, 0), "square"),
+    (GroupL1Ball(1.0, 3), (7,), "multiple"),
+    (GroupL1Ball(1.0, [[0], [1, 2]]), (4,), "has 4"),
+    (NonNegativeL1Ball(1.0), (0,), "at least one entry"),
+    (CappedSimplex(0.2, 1.0), (4,), "cap may be no less than 0.25"),
+    (WeightedL1Ball(np.ones(3), 1.0), (4,), r"\(3,\)"),
+    (SortedL1Ball(np.ones(3), 1.0), (4,), "has 4"),
+    (SparseGroupBall(1.0, 3), (7,), "multiple"),
+    (TotalVariationBall(1.0), (0,), "at least one entry"),
+    (Permutahedron(np.ones(3)), (2,), "has 2"),
+    (Spectrahedron(1.0), (2, 3), "square"),
+    (Product([L1Ball(1.0)], [(3,)]), (4,), r"\(3,\)"),
+    (Product([L1Ball(1.0)], [(4,)]), (2, 2), r"\(4,\)"),
+]
+
+
+@pytest.mark.parametrize(("domain", "shape", "says"), BAD_SHAPES)
+def test_shapes_that_do_not_fit(
+    domain: Domain, shape: tuple[int, ...], says: str
+) -> None:
+    array = np.zeros(shape)
+    calls: list[Callable[[], Any]] = [
+        lambda: domain.check_shape(shape),
+        lambda: domain.lmo(array),
+        lambda: domain.project(array),
+        lambda: domain.contains(array),
+        lambda: domain.diameter(shape),
+        lambda: domain.centre(shape),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=says) as caught:
+            call()
+        message = str(caught.value)
+        assert "\n" not in message
+        assert domain.name in message
+        assert str(shape) in message
+
+
+BAD_PARAMETERS: list[tuple[Callable[[], Domain], str]] = [
+    *(
+        (lambda c=c, r=r: c(r), rf"{c.name}: radius must be .* got {r!r}")
+        for c in (
+            *(L1Ball, L2Ball, LInfBall, Simplex, NuclearNormBall, SpectralNormBall),
+            *(NonNegativeL1Ball, TotalVariationBall, Spectrahedron),
+        )
+        for r in (0.0, -1.0, np.nan, np.inf, "ten", None, True)
+    ),
+    (lambda: KSupportBall(0, 1.0), "k must be an integer of at least 1, got 0"),
+    (lambda: KSupportBall(1.5, 1.0), "k must be an integer"),  # type: ignore[arg-type]
+    (lambda: KSupportBall(True, 1.0), "k must be an integer"),
+    (lambda: KSupportBall(2, -1.0), "radius must be"),
+    (lambda: Box(1, 0), "lower must not exceed upper"),
+    (lambda: Box([0, 3], [1, 2]), "lower must not exceed upper"),  # type: ignore[arg-type]
+    (lambda: Box(0, np.inf), "upper must be"),
+    (lambda: Box("a", 1), "lower must be"),  # type: ignore[arg-type]
+    (lambda: Box(np.zeros(2), np.ones(3)), "one shape"),
+    (lambda: Box(np.zeros((0,)), 1), "lower must be"),
+    (lambda: GroupL1Ball(0.0, 2), "radius must be"),
+    (lambda: GroupL1Ball(1.0, 0), "groups must be"),
+    (lambda: GroupL1Ball(1.0, []), "groups must"),
+    (lambda: GroupL1Ball(1.0, [[0], [0, 1]]), "exactly one group"),
+    (lambda: GroupL1Ball(1.0, [[0], [2]]), "exactly one group"),
+    (lambda: GroupL1Ball(1.0, [[0], []]), "groups must"),
+    (lambda: GroupL1Ball(1.0, [[0.5], [1]]), "groups must"),  # type: ignore[list-item]
+    (lambda: GroupL1Ball(1.0, None), "groups must"),  # type: ignore[arg-type]
+    (lambda: CappedSimplex(0.0), "cap must be"),
+    (lambda: WeightedL1Ball(-1.0, 1.0), "weights must be a number of at least 0"),
+    (lambda: WeightedL1Ball([1.0, 0.0], 1.0), "positive ones"),  # type: ignore[arg-type]
+    (lambda: WeightedL1Ball([1.0, np.nan], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: WeightedL1Ball(True, 1.0), "weights must"),
+    (lambda: SortedL1Ball(1.5, 1.0), "from 0 to 1"),
+    (lambda: SortedL1Ball([1.0, 2.0], 1.0), "do not grow"),  # type: ignore[arg-type]
+    (lambda: SortedL1Ball([0.0, 0.0], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: SortedL1Ball([1.0, -1.0], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: SortedL1Ball([[1.0]], 1.0), "weights must"),  # type: ignore[arg-type]
+    (lambda: SparseGroupBall(1.0, 2, 1.0), "share must be .* below 1, got 1.0"),
+    (lambda: SparseGroupBall(1.0, 2, True), "share must be"),
+    (lambda: SparseGroupBall(1.0, 0, 0.5), "sparse-group-ball: groups must be"),
+    (lambda: Permutahedron(0.0), "a positive number or a vector"),
+    (lambda: Permutahedron([[1.0]]), "vector must be"),  # type: ignore[arg-type]
+    (lambda: Product([], []), "one or more"),
+    (lambda: Product([L1Ball(1.0)], []), "a shape for each"),
+    (lambda: Product(["l1-ball"], [(2,)]), "must be domains"),  # type: ignore[list-item]
+    (lambda: Product([BirkhoffPolytope()], [(2,)]), "square"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), BAD_PARAMETERS)
+def test_parameters_out_of_range(make: Callable[[], Domain], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_arrays_that_a_set_was_made_from_may_change() -> None:
+    weights = np.array([3.0, 2.0])
+    sets = [WeightedL1Ball(weights, 1.0), SortedL1Ball(weights, 1.0)]
+    permuted = Permutahedron(weights[::-1])
+    upper = np.ones(2)
+    box = Box(0.0, upper)
+    weights[:], upper[:] = 1.0, 5.0
+    assert not box.contains([3.0, 3.0])
+    assert not any(domain.contains([0.0, 0.6]) for domain in sets)
+    assert permuted == Permutahedron(np.array([3.0, 2.0]))  # the order says nothing
+    assert permuted.contains([2.5, 2.5])
+    assert Box(np.zeros(2), 1.0) != Box(0.0, 1.0)
+    assert WeightedL1Ball(np.ones(2), 1.0) != WeightedL1Ball(1.0, 1.0)
+
+
+def test_a_product_of_products_is_one_of_all_their_sets() -> None:
+    inner = Product([L1Ball(1.0), NuclearNormBall(2.0)], [(2,), (2, 3)])
+    flat = Product(
+        [L1Ball(1.0), NuclearNormBall(2.0), L2Ball(1.0)], [(2,), (2, 3), (4,)]
+    )
+    assert Product([inner, L2Ball(1.0)], [(8,), (4,)]) == flat
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    g = np.array([0.0, -2.0, 2.0, -2.0, 2.0, 1.0])
+    assert L1Ball(1.0).lmo(g).indices.tolist() == [1]
+    assert L1Ball(1.0).lmo(g).values.tolist() == [1.0]
+    assert L1Ball(1.0).lmo(-g).indices.tolist() == [1]
+    assert L1Ball(1.0).lmo(-g).values.tolist() == [-1.0]
+    assert Simplex().lmo(g).indices.tolist() == [1]
+    assert KSupportBall(2, 1.0).lmo(g).indices.tolist() == [1, 2]
+    assert KSupportBall(4, 1.0).lmo(np.zeros(6)).indices.tolist() == [0, 1, 2, 3]
+    assert GroupL1Ball(1.0, 2).lmo(np.abs(g)).indices.tolist() == [2, 3]
+    assert GroupL1Ball(1.0, [[5, 4], [0, 1], [2, 3]]).lmo(
+        np.ones(6)
+    ).indices.tolist() == [4, 5]
+    assert BirkhoffPolytope().lmo(np.zeros((3, 3))).columns.tolist() == [0, 1, 2]
+
+
+def test_gap_by_hand() -> None:
+    # ℓ1 ball of radius 1, g = (3, −4), x = (1, 0): <g, x> = 3, min over D is −4
+    assert L1Ball(1.0).gap([3.0, -4.0], [1.0, 0.0]) == 7.0
+    with pytest.raises(ValueError, match="shape"):
+        L1Ball(1.0).gap([3.0, -4.0], [[1.0, 0.0]])
+
+
+# -- names and settings
+
+
+def test_registry() -> None:
+    names = (
+        "l1-ball l2-ball linf-ball box simplex k-support-ball nuclear-norm-ball "
+        "spectral-norm-ball birkhoff-polytope group-l1-ball product "
+        "non-negative-l1-ball capped-simplex weighted-l1-ball sorted-l1-ball "
+        "sparse-group-ball total-variation-ball permutahedron spectrahedron"
+    )
+    assert set(DOMAINS) == set(names.split())
+    assert set(DOMAINS.values()) == {type(domain) for domain, _ in CASES}
+    assert all(cls.__name__ in domains.__all__ for cls in DOMAINS.values())
+    assert make_domain("l1-ball", radius=10) == L1Ball(10.0)
+    assert make_domain("simplex") == Simplex(1.0)
+    assert make_domain("box", lower=0, upper=1) == Box(0.0, 1.0)
+    assert make_domain("k-support-ball", k=3, radius=1) == KSupportBall(3, 1.0)
+    assert make_domain("birkhoff-polytope") == BirkhoffPolytope()
+    assert make_domain("group-l1-ball", radius=1, groups=2) == GroupL1Ball(1.0, 2)
+
+
+def test_every_set_of_the_package_is_registered() -> None:
+    modules = pkgutil.iter_modules(domains.__path__, "fedtrellis.domains.")
+    found = [
+        thing
+        for module in modules
+        for thing in vars(importlib.import_module(module.name)).values()
+        if isinstance(thing, type)
+        and issubclass(thing, Domain)
+        and "name" in vars(thing)
+    ]
+    assert set(found) == {*DOMAINS.values(), *RUN_DOMAINS.values()}
+    assert set(RUN_DOMAINS) - set(DOMAINS) == {"whole-space"}
+    assert set(DOMAINS) - set(RUN_DOMAINS) == {"product"}  # made of a model's layers
+
+
+def test_sets_say_what_a_run_config_may_set() -> None:
+    said = {
+        key: field.default
+        for cls in RUN_DOMAINS.values()
+        for key, field in keys(cls.settings(), f"{cls.name}.").items()
+    }
+    assert said == {
+        "box.lower": -1.0,
+        "box.upper": 1.0,
+        "k-support-ball.k": 10,
+        "nuclear-norm-ball.tolerance": 1e-10,
+        "group-l1-ball.groups": 10,
+        "capped-simplex.cap": 1.0,
+        "weighted-l1-ball.weights": 0.5,
+        "sorted-l1-ball.weights": 0.5,
+        "sparse-group-ball.groups": 10,
+        "sparse-group-ball.share": 0.5,
+        "permutahedron.vector": 1.0,
+    }
+    without = {name for name, cls in RUN_DOMAINS.items() if not cls.has_radius()}
+    assert without == {"box", "birkhoff-polytope", "permutahedron", "whole-space"}
+    config = {"box.lower": -2, "k-support-ball.k": 3, "lower": 7.0}
+    assert Box.from_config(config, radius=5.0) == Box(-2.0, 1.0)
+    assert KSupportBall.from_config(config, radius=5.0) == KSupportBall(3, 5.0)
+    assert GroupL1Ball.from_config({}, radius=5.0) == GroupL1Ball(5.0, 10)
+    assert BirkhoffPolytope.from_config(config, radius=5.0) == BirkhoffPolytope()
+    with pytest.raises(
+        SettingsError, match=r"k-support-ball\.k = 0 must be at least 1"
+    ):
+        KSupportBall.from_config({"k-support-ball.k": 0}, radius=1.0)
+    with pytest.raises(ValueError, match="lower must not exceed upper"):
+        Box.from_config({"box.lower": 2.0}, radius=0.0)
+
+
+def test_a_task_over_any_vectors_takes_every_set_of_vectors() -> None:
+    suggested = {"l2-ball": 5.0, "l1-ball": 10.0, "nuclear-norm-ball": 2.0}
+    others = [
+        *("linf-ball", "box", "simplex", "k-support-ball", "group-l1-ball"),
+        *("non-negative-l1-ball", "capped-simplex", "weighted-l1-ball"),
+        *("sorted-l1-ball", "sparse-group-ball", "total-variation-ball"),
+        "permutahedron",
+    ]
+    fitting = fitting_domains(suggested)
+    assert list(fitting) == [*suggested, *others]
+    assert fitting == suggested | dict.fromkeys(others, 0.0)
+    for suggested in ({"l2-ball": 1.0, "linf-ball": 0.1}, {"birkhoff-polytope": 0.0}):
+        assert fitting_domains(suggested) == suggested
+
+    class Mine(L2Ball):
+        name = "mine"
+
+    assert "mine" in fitting_domains({"l1-ball": 1.0}, RUN_DOMAINS | {"mine": Mine})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("l3-ball", {}, "'l3-ball'.*l1-ball"),
+        ("l1-ball", {}, "takes radius; got none"),
+        ("l1-ball", {"radius": 1, "k": 2}, "takes radius; got radius, k"),
+        ("l1-ball", {"radius": -1}, "radius must be"),
+        ("birkhoff-polytope", {"n": 3}, "no parameters; got n"),
+        ("k-support-ball", {"k": 3}, "takes k, radius; got k"),
+        ("group-l1-ball", {"radius": 1, "groups": 1, "_labels": 0}, "takes radius, gr"),
+    ],
+)
+def test_make_domain_says_what_is_allowed(
+    name: str, parameters: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        make_domain(name, **parameters)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_set_of_ones_own_is_told_at_once_what_its_methods_take() -> None:
+    with pytest.raises(
+        TypeError, match=r"^Half\.diameter must take \(self, shape\), as Domain"
+    ):
+
+        class Half(L2Ball):
+            def diameter(self) -> float:  # type: ignore[override]
+                return 1.0
+
+
+# -- matrices
+
+
+@pytest.mark.parametrize("shape", [(100, 100), (300, 120), (120, 300)])
+@pytest.mark.parametrize("rank", [1, 3, 1000])
+def test_nuclear_lmo_is_as_good_as_the_full_decomposition(
+    shape: tuple[int, int], rank: int
+) -> None:
+    rng = np.random.default_rng(7)
+    m, n = shape
+    rank = min(rank, m, n)
+    g = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))
+    sigma = np.linalg.svd(g, compute_uv=False)[0]
+    domain = NuclearNormBall(2.0)
+    atom = domain.lmo(g)
+    assert atom.dot(g) == pytest.approx(-2.0 * sigma, rel=1e-12)
+    assert np.linalg.norm(atom.left) == pytest.approx(2.0, rel=1e-14)
+    assert np.linalg.norm(atom.right) == pytest.approx(1.0, rel=1e-14)
+    np.testing.assert_array_equal(domain.lmo(g).left, atom.left)
+
+
+def test_nuclear_lmo_with_equal_singular_values_and_at_zero() -> None:
+    domain = NuclearNormBall(1.0)
+    for n in (5, 150):
+        assert domain.lmo(np.eye(n)).dot(np.eye(n)) == pytest.approx(-1.0)
+        zero = domain.lmo(np.zeros((n, n + 1)))
+        assert domain.contains(zero.dense())
+        assert np.linalg.norm(zero.dense()) == pytest.approx(1.0)
+
+
+def test_nuclear_lmo_where_a_constant_start_would_be_orthogonal() -> None:
+    rng = np.random.default_rng(2)
+    g = rng.standard_normal((130, 140))
+    g -= g.mean(axis=0)
+    g -= g.mean(axis=1, keepdims=True)
+    sigma = np.linalg.svd(g, compute_uv=False)[0]
+    assert NuclearNormBall(1.0).lmo(g).dot(g) == pytest.approx(-sigma, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (110, 120)])
+def test_nuclear_lmo_fixes_the_sign(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(2)
+    for g in rng.standard_normal((10, *shape)):
+        for gradient in (g, -g, -g[::-1]):
+            left = NuclearNormBall(1.0).lmo(gradient).left
+            assert left[np.abs(left).argmax()] < 0.0
+
+
+@pytest.mark.parametrize("failure", ["wrong", "not converged"])
+def test_nuclear_lmo_falls_back_if_lanczos_fails(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def broken(matrix: Array, **options: object) -> tuple[Array, Array, Array]:
+        nonlocal calls
+        calls += 1
+        if failure == "not converged":
+            raise ArpackNoConvergence("no", np.empty(0), np.empty((0, 0)))
+        u, s, v = np.linalg.svd(matrix, full_matrices=False)  # the second triple,
+        wrong = u[:, 1] + 1e-6 * u[:, 0]  # and that not quite
+        return wrong[:, None], s[1:2], v[1:2]
+
+    monkeypatch.setattr("scipy.sparse.linalg.svds", broken)
+    g = np.random.default_rng(2).standard_normal((100, 110))
+    sigma = np.linalg.svd(g, compute_uv=False)[0]
+    assert NuclearNormBall(1.0).lmo(g).dot(g) == pytest.approx(-sigma, rel=1e-13)
+    assert calls == 1
+
+
+def test_birkhoff_projection_of_points_just_outside() -> None:
+    rng = np.random.default_rng(0)
+    domain = BirkhoffPolytope()
+    for n in (2, 3, 8, 30):
+        vertex = np.eye(n)[rng.permutation(n)]
+        for scale in (1e-1, 1e-4, 1e-8, 1e-11):
+            x = vertex + scale * rng.standard_normal((n, n))
+            p = domain.project(x)
+            assert domain.contains(p, 1e-12)
+            assert_nearest(domain, x, p, 1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+def test_birkhoff_projection_where_entries_hardly_leave_zero() -> None:
+    """Steps of a run: near the answer every Newton step takes entries to and from 0."""
+    domain = BirkhoffPolytope()
+    for point in np.load(Path(__file__).with_name("birkhoff_hard.npy")):
+        projected = domain.project(point)
+        assert domain.contains(projected, 1e-9)
+        # ⟨x − P(x), s − P(x)⟩ ≤ 0 for all s in D
+        assert domain.gap(projected - point, projected) <= 1e-8
+
+
+def test_birkhoff_projection_of_the_largest_floats() -> None:
+    rng = np.random.default_rng(0)
+    domain = BirkhoffPolytope()
+    largest = np.finfo(np.float64).max
+    for _ in range(5):
+        signs = np.where(rng.random((6, 6)) < 0.7, largest, -largest)
+        assert domain.contains(domain.project(signs))
+
+
+def symmetric(rng: np.random.Generator, n: int, rank: int, sign: float) -> Array:
+    factor = rng.standard_normal((n, rank))
+    result: Array = sign * factor @ factor.T
+    return result
+
+
+@pytest.mark.parametrize("n", [1, 30])
+@pytest.mark.parametrize(("rank", "sign"), [(1, -1.0), (3, 1.0), (3, -1.0), (50, 1.0)])
+def test_spectrahedron_lmo_against_all_eigenvalues(
+    n: int, rank: int, sign: float
+) -> None:
+    rng = np.random.default_rng(7)
+    g = symmetric(rng, n, rank, sign)
+    skew = rng.standard_normal((n, n))
+    lowest = np.linalg.eigvalsh(g)[0]
+    domain = Spectrahedron(2.0)
+    # <A, X> = 0 for A = −Aᵀ: the symmetric part counts
+    for gradient in (g, g + (skew - skew.T)):
+        atom = domain.lmo(gradient)
+        size = float(np.linalg.norm(g))
+        assert atom.dot(gradient) == pytest.approx(
+            2.0 * lowest, abs=1e-12 * size + 1e-13
+        )
+        assert domain.contains_atom(atom, 1e-13)
+        np.testing.assert_array_equal(domain.lmo(gradient).left, atom.left)
+    zero = domain.lmo(np.zeros((n, n)))
+    assert domain.contains(zero.dense())
+
+
+def test_the_spectrahedron_refuses_what_is_not_symmetric_or_not_psd() -> None:
+    domain = Spectrahedron(1.0)
+    assert domain.contains([[0.5, 0.5], [0.5, 0.5]])
+    assert not domain.contains([[0.5, 0.5], [0.4, 0.5]])
+    assert not domain.contains([[0.5, 0.6], [0.6, 0.5]])  # eigenvalue −0.1
+    assert not domain.contains([[0.5, 0.0], [0.0, 0.4]])
+    # the nearest point to a matrix is that to its symmetric part
+    x = np.random.default_rng(0).standard_normal((5, 5))
+    np.testing.assert_allclose(domain.project(x), domain.project(0.5 * (x + x.T)))
+
+
+def test_k_support_norm_between_l1_and_l2() -> None:
+    rng = np.random.default_rng(0)
+    for x in (*rng.standard_normal((20, 7)), np.zeros(7), np.ones(7)):
+        norms = [KSupportBall(k, 1.0).norm(x) for k in range(1, 8)]
+        assert norms[0] == pytest.approx(np.abs(x).sum())
+        assert norms[-1] == pytest.approx(math.sqrt(x @ x))
+        assert all(a >= b - 1e-12 for a, b in itertools.pairwise(norms))
+        # the dual norm is the l2 norm of the k largest: <x, s> ≤ ‖x‖ for all atoms s
+        for k, norm in enumerate(norms, start=1):
+            u = KSupportBall(k, 1.0).lmo(-x).dense()
+            assert x @ u <= norm + 1e-12
