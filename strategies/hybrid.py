@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
+from fedtrellis.server.conversation import ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import (
@@ -30,6 +30,8 @@ __all__ = ["ROWS", "HybridStrategy"]
 ROWS = "_rows"
 
 Blobs = list[bytes]
+#: What clients are sent: each the same, or made by its name, anew for each attempt.
+Entries = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 
 
 class HybridStrategy(LoopStrategy):
@@ -54,6 +56,7 @@ class HybridStrategy(LoopStrategy):
     #: Whether clients send hashes of their samples' ids; a method that only needs to
     #: know who has which feature is sent none.
     match_samples = True
+    at_round = 0  # that waves are of; 0: before the first
 
     feature_names: Sequence[str] | None = given(
         "the model's features, in the order of its one array; by default all that the "
@@ -130,32 +133,29 @@ class HybridStrategy(LoopStrategy):
 
     def ask(
         self,
-        conversation: Conversation,
-        server_round: int,
         kind: str,
-        entries: Callable[[str], Mapping[str, Any]],
-        clients: Sequence[str],
+        entries: Entries,
         take: Callable[[Answer], None],
-        timeout: float,
+        clients: Sequence[str],
         attempts: int | None = None,
     ) -> set[str]:
         """As :func:`~.ask_again`, by default once more than ``retries``."""
         waves = 1 + self.retries if attempts is None else attempts
-        asked = kind, entries, take, timeout, clients, waves
-        return ask_again(conversation, server_round, *asked)
+        asked = kind, _by_name(entries), take, self._loop.timeout, clients, waves
+        return ask_again(self.conversation, self.at_round, *asked)
 
     def ask_everyone(
         self,
-        conversation: Conversation,
         kind: str,
-        entries: Callable[[str], Mapping[str, Any]],
+        entries: Entries,
         take: Callable[[Answer], None],
-        timeout: float,
         clients: Sequence[str] | None = None,
     ) -> None:
         """As :func:`~fedtrellis.server.conversation.ask_everyone`, all by default."""
         asked = self.clients if clients is None else clients
-        ask_everyone(conversation, kind, entries, take, timeout, asked)
+        timeout = self._loop.timeout
+        made = _by_name(entries)
+        ask_everyone(self.conversation, kind, made, take, timeout, asked)
 
     # ------------------------------------------------------------------- alignment
 
@@ -183,11 +183,7 @@ class HybridStrategy(LoopStrategy):
         """Raise ValueError if the rest of an answer to the alignment is malformed."""
 
     def align_clients(
-        self,
-        conversation: Conversation,
-        timeout: float,
-        entries: Callable[[str], Mapping[str, Any]],
-        parts: int = 1,
+        self, entries: Entries, parts: int = 1
     ) -> dict[str, list[NDArray[Any]]]:
         """Learn who holds what; returns the rest of each client's answer.
 
@@ -215,7 +211,7 @@ class HybridStrategy(LoopStrategy):
             features[answer.client] = text.split("\n") if text else []
             rest[answer.client] = others
 
-        self.ask_everyone(conversation, "train.align", entries, take, timeout)
+        self.ask_everyone("train.align", entries, take)
         in_order = {name: hashes[name] for name in self.clients}
         try:
             self._alignment = align(
@@ -230,3 +226,7 @@ class HybridStrategy(LoopStrategy):
                 f"{p} features"
             )
         return rest
+
+
+def _by_name(entries: Entries) -> Callable[[str], Mapping[str, Any]]:
+    return entries if callable(entries) else lambda name: entries

@@ -144,7 +144,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         if self._alignment is not None:
             return  # a run that goes on
         entries = {"loss": self.loss, "smoothing": self.smoothing}
-        rest = self.align_clients(conversation, timeout, lambda name: entries)
+        rest = self.align_clients(entries)
         self._labelled = {name for name in self.clients if rest[name][0].any()}
         if not self._labelled:
             raise SettingsError("no client has a label to learn from")

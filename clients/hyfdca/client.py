@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +16,8 @@ from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 
-from . import matching, preparation, proposals, scoring, updates
-from .node import NewSamples, NodeRules, OwnData
+from . import preparation, proposals, scoring
+from .node import NewSamples, NodeRules
 from .run import HOLDING, ClientRun
 
 __all__ = ["HyFDCAClient"]
@@ -149,22 +148,14 @@ class HyFDCAClient(StatefulClient):
         )
         self.on_scores = on_scores
         self.on_predictions = on_predictions
-        self._rules = rules
+        self.rules = rules
 
     def run_of(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> ClientRun:
         """What a phase works with."""
-        w = parameters[0] if parameters else np.zeros((1, 0))
-        part = OwnData(**{one.name: getattr(self, one.name) for one in fields(OwnData)})
         return ClientRun(
-            part,
-            self.node,
-            self._rules,
-            self.context.node_config,
-            self.state,
-            config,
-            w,
+            self, config, parameters[0] if parameters else np.zeros((1, 0))
         )
 
     @property
@@ -174,10 +165,10 @@ class HyFDCAClient(StatefulClient):
         found: dict[str, Any] = {"key-kind": self.node.kind, "noisy": noisy}
         return found if self.weights is None else {**found, "weighted": True}
 
-    fit_blind = _phase(matching.blind)
-    fit_evaluate = _phase(matching.evaluate_points)
-    fit_align = _phase(matching.align)
-    fit_agree = _phase(matching.agree)
+    fit_blind = _phase(preparation.blind)
+    fit_evaluate = _phase(preparation.evaluate_points)
+    fit_align = _phase(preparation.align)
+    fit_agree = _phase(preparation.agree)
     fit_labels = _phase(preparation.send_labels)
     fit_columns = _phase(preparation.send_sums)
     fit_ready = _phase(preparation.ready)
@@ -185,8 +176,8 @@ class HyFDCAClient(StatefulClient):
     fit_inner_product = _phase(proposals.inner_product)
     fit_propose = _phase(proposals.propose)
     fit_backup = _phase(proposals.backup)
-    fit_dual = _phase(updates.dual)
-    fit_primal = _phase(updates.primal)
+    fit_dual = _phase(proposals.dual)
+    fit_primal = _phase(proposals.primal)
     fit_new_products = _phase(scoring.new_products)
 
     def evaluate(

@@ -6,12 +6,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.dual.columns import Shifted
+from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.wire.arrays import FloatArray
@@ -19,7 +21,7 @@ from fedtrellis.wire.arrays import FloatArray
 __all__ = [
     "NewSamples",
     "NodeRules",
-    "OwnData",
+    "Part",
     "column_sums",
     "entry_counts",
     "kept",
@@ -43,21 +45,6 @@ class NewSamples(NamedTuple):
     features: Any
     sample_ids: Sequence[str]
     labels: NDArray[Any] | None = None
-
-
-@dataclass(frozen=True)
-class OwnData:
-    """One client's part of the split data; see ``HyFDCAClient``."""
-
-    client_id: str
-    features: Any
-    feature_names: Sequence[str]
-    sample_ids: Sequence[str]
-    labels: NDArray[Any] | None = None
-    loss: str | None = None
-    weights: NDArray[Any] | None = None
-    new_samples: NewSamples | None = None
-    rows: OwnRows | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +91,24 @@ class NodeRules:
                     f"mean {meant[0]!r}?"
                 )
         return parse(cls, config)
+
+
+class Part(Protocol):
+    """One client's part of the split data, its keys and its state: ``HyFDCAClient``."""
+
+    client_id: str
+    context: Context
+    state: Any
+    features: Any
+    feature_names: Sequence[str]
+    sample_ids: Sequence[str]
+    labels: NDArray[Any] | None
+    loss: str | None
+    weights: NDArray[Any] | None
+    new_samples: NewSamples | None
+    rows: OwnRows | None
+    node: NodeSecrets
+    rules: NodeRules | None
 
 
 # What was made of data that is alive, so that a client that is made anew for each

@@ -1,7 +1,10 @@
-"""What clients share once they agree: labels, norms, weights, sums of columns."""
+"""What clients do before round 1: names, an agreement, labels, norms, weights, sums."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,21 +12,358 @@ from cryptography.hazmat.primitives.ciphers import Cipher as Ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import needs_norms
-from fedtrellis.dual.columns import in_parts
-from fedtrellis.dual.weights import weight_totals
-from fedtrellis.encryption import Cipher, remove_run_key
+from fedtrellis.dual.agreement import feature_digests, needs_norms
+from fedtrellis.dual.alignment import HASH_BYTES
+from fedtrellis.dual.columns import STATISTICS, in_parts
+from fedtrellis.dual.weights import (
+    BALANCED,
+    labels_of,
+    normalised,
+    outweighed,
+    weight_totals,
+)
+from fedtrellis.encryption import Cipher, intersection, remove_run_key
+from fedtrellis.encryption.block_sum import Introduction
 from fedtrellis.encryption.fixed_point import RangeError
+from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
-from .exposure import check_weights_hidden
-from .matching import keyed_hashes
-from .node import column_sums, squared_norms
-from .run import ClientRun, as_arrays, as_bytes
+from .._split_data import check_split_data
+from .node import column_sums, entry_counts, squared_norms
+from .run import ClientRun, as_arrays, as_bytes, moving
 
-__all__ = ["LabelError", "finish", "learn", "ready", "send_labels", "send_sums"]
+__all__ = [
+    "LabelError",
+    "agree",
+    "align",
+    "blind",
+    "evaluate_points",
+    "finish",
+    "learn",
+    "ready",
+    "send_labels",
+    "send_sums",
+]
+
+
+# So that one of them and the server together cannot try ids.
+_EVALUATORS = 2
+_POINT_BYTES = 32
+
+
+def blind(run: ClientRun) -> Arrays:
+    """Blinded ids, where the clients have no common key to hash them under."""
+    _check_roster(run)
+    _check_data(run)
+    part = run.part
+    new = [] if part.new_samples is None else part.new_samples.sample_ids
+    # new samples' are ids of another kind
+    ids = [f"sample {i}" for i in part.sample_ids] + [f"new {i}" for i in new]
+    return [intersection.blind(ids, _blinding(run), run.config["session"])]
+
+
+def evaluate_points(run: ClientRun) -> Arrays:
+    """Every client's points times this evaluator's secret."""
+    _check_roster(run)
+    secret = run.node.identity.derive("evaluate", run.config["session"])
+    scalar = intersection.scalar_from(secret)
+    count = len(run.config["owners"])
+    points = [_points(run.config[f"points/{i}"]) for i in range(count)]
+    return [intersection.evaluate(own, scalar) for own in points]
+
+
+def _check_data(run: ClientRun) -> None:
+    try:
+        check_split_data(run.part, run.config)
+    except SettingsError as error:
+        public = f"{run.who}: its data cannot be used; its node's log says why"
+        raise run.refusal(SettingsError, str(error), public) from None
+
+
+def _check_roster(run: ClientRun) -> None:
+    if run.node.kind != "roster":
+        raise SettingsError(f"{run.who} has no identity and roster to blind ids with")
+
+
+def _blinding(run: ClientRun) -> int:
+    secret = run.node.identity.derive("blind", run.config["session"])
+    return intersection.scalar_from(secret)
+
+
+def _points(data: bytes) -> NDArray[np.uint8]:
+    """Points of the curve, shape (n, 32), as a request has them."""
+    if not isinstance(data, bytes) or len(data) % _POINT_BYTES:
+        raise ValueError("the request's points are malformed")
+    return as_bytes(data).reshape(-1, _POINT_BYTES)
+
+
+def _pseudonyms(run: ClientRun) -> NDArray[np.uint8]:
+    """The samples' hashes, then the new samples': shape (n + n_new, 16)."""
+    if run.node.kind == "roster":
+        points = [_points(run.config[f"points/{i}"]) for i in range(_EVALUATORS)]
+        blinding = _blinding(run)
+        return intersection.pseudonyms(
+            *(intersection.unblind(one, blinding) for one in points)
+        )
+    # of this run alone: an id has another name in the next
+    session = run.config["session"]
+    hashes = keyed_hashes(
+        run.common_key, ("sample", session), run.part.sample_ids, HASH_BYTES
+    )
+    if run.part.new_samples is not None:
+        ids = run.part.new_samples.sample_ids
+        hashes += keyed_hashes(run.common_key, ("new-sample", session), ids, HASH_BYTES)
+    return as_bytes(hashes).reshape(-1, HASH_BYTES)
+
+
+def keyed_hashes(
+    cipher: Cipher, purpose: tuple[str, ...], names: Sequence[str], length: int
+) -> bytes:
+    """HMAC-SHA256 of each name under a key of clients, cut to ``length`` bytes."""
+    key = cipher.derive("alignment", *purpose)
+    return b"".join(
+        hmac.digest(key, str(name).encode(), hashlib.sha256)[:length] for name in names
+    )
+
+
+def align(run: ClientRun) -> Arrays:
+    """Hashes of the samples' ids, features' names, which key this is, a fresh key."""
+    _check_data(run)
+    hashes = _pseudonyms(run)
+    n = len(run.part.sample_ids)
+    own = run.block.introduce(run.config["session"].encode())
+    answer = [
+        hashes[:n],
+        as_bytes("\n".join(run.part.feature_names).encode()),
+        as_bytes(own.key.encode()),
+        as_bytes(own.fresh),
+        hashes[n:],
+    ]
+    if run.config["send-context"]:
+        answer.append(as_bytes(run.common_key.evaluation_bytes()))
+    return answer
+
+
+def agree(run: ClientRun) -> Arrays:
+    """Check what the server wrote down, and derive what is shared with each client.
+
+    All keys and masks of the run follow from its digest. Returns the keys that this
+    client draws for others, sealed.
+    """
+    agreement = run.agreement
+    run.pin()
+    if run.node.kind != "roster" and run.common_key.name != run.config["encryption"]:
+        raise SettingsError(
+            f"{run.who}: encryption = {run.config['encryption']!r} on the server, but "
+            f"the key is of backend {run.common_key.name!r}"
+        )
+    check_exposed(run)
+    members = [
+        Introduction(one.name, one.key, bytes.fromhex(one.fresh))
+        for one in agreement.members
+    ]
+    part = run.part
+    # without a file of the node's what the client was given must do
+    given = part.features, part.labels, part.weights
+    rows = part.rows or OwnRows(tuple(part.feature_names), given)
+    run.block.agree(members, agreement.digest, rows)
+    return as_arrays(run.sealed_keys())
+
+
+# --------------------------------------------------------- what sums would give away
+
+# How many features or groups an error names
+_NAMED = 5
+
+
+def check_exposed(run: ClientRun) -> None:
+    """Refuse a run whose sums give single numbers of this client away.
+
+    A sum hides its terms only if there are several: several holders of a feature,
+    several entries of it on this client, several samples in a group, several samples
+    outside of a group of categories.
+    """
+    rules, config, agreement = run.rules, run.config, run.agreement
+    names, own = run.part.feature_names, agreement.index(run.part.client_id)
+    shown: list[str] = []
+    if run.node.kind == "roster" and config["encryption"] == "none":
+        shown.append("nothing is encrypted (encryption = 'none')")
+    if not config["secure-sum"]:
+        shown.append("secure-sum is off (each client's own sums travel in the clear)")
+    number = {digest: m for m, digest in enumerate(agreement.features)}
+    columns = [number[digest] for digest in feature_digests(names)]
+    holders = agreement.holders_of_features[columns].tolist()
+    counts = entry_counts(run.features).tolist()
+    few = [
+        f"feature {name!r} has {count} holder{'s' * (count > 1)}"
+        for name, count, entries in zip(names, holders, counts, strict=True)
+        if count < rules.least and entries
+    ]
+    rare = [
+        f"feature {name!r} is not zero in {count} of its samples only"
+        for name, count in zip(names, counts, strict=True)
+        if 0 < count < rules.least
+    ]
+    fraction = config["local-fraction"]
+    sizes = [
+        moving(agreement.groups[g][1], fraction) for g in agreement.held_groups(own)
+    ]
+    some = " that move in one step" * (fraction < 1.0)
+    small = [
+        f"{sizes.count(size)} group{'s' * (sizes.count(size) > 1)} of samples with "
+        f"the same holders of size {size}{some}"
+        for size in sorted({size for size in sizes if size < rules.least})
+    ]
+    thin: list[str] = []
+    if config["standardize"]:
+        # two sums are two equations for a column's entries
+        least = rules.least + STATISTICS
+        thin = [
+            f"feature {name!r} is not zero in {count} of its samples only, and "
+            f"standardize needs {least}"
+            for name, count in _few_values(run, least)
+        ]
+    left = _left_by_categories(run, rules.least)
+    for found in (few, rare, thin, left, small):
+        shown += found[:_NAMED]
+        if len(found) > _NAMED:
+            shown.append(f"and {len(found) - _NAMED} more like that")
+    out = ", or 'leave-out' to leave the rare entries out" if rare else ""
+    _refuse(run, "; ".join(shown), out)
+
+
+def check_weights_hidden(run: ClientRun, balanced: bool) -> None:
+    """Refuse a run whose sums show samples that weigh much more than others.
+
+    ``balanced``: whether the classes' totals are known, which those weights need.
+    """
+    rules, config = run.rules, run.config
+    groups = run.held.values()
+    if balanced:
+        found = [run.weights_of(held) for held in groups]
+        rows = np.concatenate([one for one in found if one is not None], axis=1)
+    else:
+        # up to a factor
+        rule = config["class-weight"]
+        rows = normalised(
+            run.sample_weights,
+            run.state["labels"],
+            config["classes"],
+            "" if isinstance(rule, str) else rule,
+            np.ones(1),
+            1,
+        )
+    rows = np.unique(rows, axis=0)
+    shown: list[str] = []
+    if balanced and config["class-weight"] == BALANCED and not config["weighted"]:
+        # a rare class's sum would be nearly its few rows
+        totals = zip(labels_of(config["classes"]), run.state["totals"], strict=True)
+        shown += [
+            f"class {label:g}, which {count:g} of all samples have"
+            for label, count in totals
+            if count < rules.least
+        ]
+    small = sum(
+        any(outweighed(s[held.own], rules.least) for s in rows) for held in groups
+    )
+    if small:
+        shown.append(f"{small} group{'s' * (small > 1)} of samples")
+    names = _outweighed_columns(run, rows)
+    shown += [f"feature {name!r}" for name in names[:_NAMED]]
+    if len(names) > _NAMED:
+        shown.append(f"and {len(names) - _NAMED} features more")
+    few = f"a few samples outweigh the rest in {', '.join(shown)}" if shown else ""
+    _refuse(run, few)
+
+
+def _refuse(run: ClientRun, shown: str, or_else: str = "") -> None:
+    """Refuse the run if anything is shown, unless the node's owner accepts it."""
+    if not shown or run.rules.exposed == "accept":
+        return
+    who, least = run.who, run.rules.least
+    start = f"sums would give single numbers of {who} away (least = {least})"
+    end = (
+        f"Its node allows it with exposed = 'accept'{or_else}, or with a smaller least "
+        "(in a simulation hyfdca.exposed, hyfdca.least)"
+    )
+    raise run.refusal(
+        SettingsError,
+        f"{start}: {shown}. {end}",
+        f"{start}: its node's log says which. {end}",
+    )
+
+
+def _few_values(run: ClientRun, least: int) -> list[tuple[str, int]]:
+    """Features of which Σ x and Σ x² would give single entries away.
+
+    With fewer than ``least`` entries that are not 0, unless all of them are equal: then
+    the sums say how many, and what.
+    """
+    counts = entry_counts(run.features)
+    found = []
+    for m in np.flatnonzero((counts > 0) & (counts < least)).tolist():
+        column = np.asarray(run.features[:, [m]] @ np.ones(1)).ravel()
+        if len(np.unique(column[column != 0.0])) > 1:
+            found.append((str(run.part.feature_names[m]), int(counts[m])))
+    return found
+
+
+def _left_by_categories(run: ClientRun, least: int) -> list[str]:
+    """Groups of binary columns that nearly all samples have one of.
+
+    The constant column's sum less those of a group is one over the samples that have
+    none of its columns. Groups are runs of neighbours, as one-hot columns stand.
+    """
+    from scipy import sparse
+
+    columns = sparse.csc_array(run.features)
+    columns.eliminate_zeros()
+    left = np.ones(columns.shape[0], dtype=np.bool_)
+    group: list[tuple[str, IntArray]] = []
+    found = []
+    for m, name in enumerate(run.part.feature_names):
+        entries = slice(columns.indptr[m], columns.indptr[m + 1])
+        rows = columns.indices[entries].astype(np.int64)
+        if len(np.unique(columns.data[entries])) != 1:
+            continue
+        while not left[rows].all():  # no two of a group's columns have one sample
+            left[group.pop(0)[1]] = True
+        left[rows] = False
+        group.append((str(name), rows))
+        count = int(left.sum())
+        if 0 < count < least:
+            found.append(
+                f"features {group[0][0]!r} to {name!r} are all zero in {count} of its "
+                "samples only"
+            )
+    return found
+
+
+def _outweighed_columns(run: ClientRun, rows: FloatArray) -> list[str]:
+    """Features of which a few samples have nearly all weight."""
+    from scipy import sparse
+
+    least = run.rules.least
+    in_rows = np.zeros((len(rows), run.features.shape[0]))
+    in_rows[:, run.state["rows"].astype(np.int64)] = rows
+    columns = sparse.csc_array(run.features)
+    columns.eliminate_zeros()
+    names = []
+    for m, name in enumerate(run.part.feature_names):
+        entries = slice(columns.indptr[m], columns.indptr[m + 1])
+        where, values = columns.indices[entries], columns.data[entries]
+        # two sums more for each column, of which it takes two entries more to hide;
+        # of equal entries their number gives the column away in any case
+        more = run.config["standardize"] and len(np.unique(values)) > 1
+        need = least + STATISTICS * bool(more)
+        if len(where) and any(outweighed(s[where], need) for s in in_rows):
+            names.append(str(name))
+    return names
+
+
+# -------------------------------------------------------------------------- opening
 
 Arrays = list[NDArray[Any]]
 IntArray = NDArray[np.int64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from logging import ERROR
 from math import ceil
@@ -18,7 +18,7 @@ from fedtrellis.dual.weights import normalised
 from fedtrellis.encryption import Cipher, EncryptionError, backend_class
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.fixed_point import Words
-from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
+from fedtrellis.encryption.node_secrets import for_good
 from fedtrellis.encryption.symmetric import Item, Keystream, expand, open_sealed, seal
 from fedtrellis.objectives.losses import DualLoss, make_loss
 from fedtrellis.settings import CodedError, SettingsError
@@ -26,7 +26,7 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .node import NodeRules, OwnData, kept, without_rare
+from .node import NodeRules, Part, kept, without_rare
 
 __all__ = ["HOLDING", "ClientRun", "as_arrays", "as_bytes", "moving", "targets_of"]
 
@@ -61,19 +61,9 @@ class ClientRun:
 
     numbers: FloatArray | None = None
 
-    def __init__(
-        self,
-        part: OwnData,
-        node: NodeSecrets,
-        rules: NodeRules | None,
-        node_config: Mapping[str, Any],
-        state: MutableMapping[str, Any],
-        config: Mapping[str, Any],
-        w: FloatArray,
-    ) -> None:
-        self.part, self.node, self.state = part, node, state
+    def __init__(self, part: Part, config: Mapping[str, Any], w: FloatArray) -> None:
+        self.part, self.node, self.state = part, part.node, part.state
         self.config, self.w = config, w
-        self._rules, self._node_config = rules, node_config
 
     @property
     def who(self) -> str:
@@ -90,11 +80,11 @@ class ClientRun:
     @cached_property
     def rules(self) -> NodeRules:
         """The node's rules; in a simulation the run's wishes, too."""
-        if self._rules is not None:
-            return self._rules
+        if self.part.rules is not None:
+            return self.part.rules
         wishes = self.config if self.node.kind == "run" else {}
         known = {key: wishes[key] for key in _WISHES if key in wishes}
-        return NodeRules.of({**known, **self._node_config})
+        return NodeRules.of({**known, **self.part.context.node_config})
 
     @cached_property
     def block(self) -> BlockMember:

@@ -36,7 +36,7 @@ from fedtrellis.wire.protocol import identity_order
 
 from ..hybrid import ROWS
 from .settings import HyFDCASettings
-from .steps import State, Steps, total_over
+from .steps import State, Steps, add_shares, total_over
 from .units import Unit, Units
 
 __all__ = ["MixtureSteps", "WrongReportError"]
@@ -149,7 +149,7 @@ class MixtureSteps(Steps):
                 known.of(g).products[name, g] = part
             known.keep_alphas(wish, parts[len(groups) :])
 
-        return self._ask("train.inner_product", entries, list(missing), take)
+        return self.strategy.ask("train.inner_product", entries, take, list(missing))
 
     def _add_complete_products(self) -> set[str]:
         """Add up what is complete; returns whose products have to be had again."""
@@ -162,7 +162,9 @@ class MixtureSteps(Steps):
                 ):
                     continue
                 # enc(x_iᵀ w) = Σ over B_i of enc(x_{k,i}ᵀ w_k)
-                total, spoilt = self._add({k: unit.products[k, g] for k in holders})
+                total, spoilt = add_shares(
+                    self.strategy, {k: unit.products[k, g] for k in holders}
+                )
                 if total is not None:
                     unit.scores[g] = total
                 for name in spoilt or holders:
@@ -188,7 +190,7 @@ class MixtureSteps(Steps):
             known.keep_alphas(groups, self._read(answer.arrays, groups))
 
         if wanted:
-            self._ask("train.backup", entries, list(wanted), take)
+            self.strategy.ask("train.backup", entries, take, list(wanted))
         self._unhealed = {one for one in known.bare if not known.has_alpha(*one)}
 
     # ------------------------------------------------------------------------ proposals
@@ -291,7 +293,9 @@ class MixtureSteps(Steps):
 
         rejected = self.strategy.conversation.traffic.rejected
         before = len(rejected)
-        taken = self._ask("train.propose", entries, list(missing), take, attempts)
+        taken = self.strategy.ask(
+            "train.propose", entries, take, list(missing), attempts
+        )
         for name, reason in rejected[before:]:
             if reason.refusal == RefusedError.code and name in missing:
                 known.refused(name)

@@ -16,13 +16,13 @@ from fedtrellis.dual.weights import BALANCED, labels_of
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import SETUP_ATTEMPTS, Conversation
+from fedtrellis.server.conversation import SETUP_ATTEMPTS
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 
 from ..hybrid import Blobs
 from .settings import HyFDCASettings
-from .steps import add_shares, read_blobs, split_blobs, total_over
+from .steps import add_shares, read_blobs, total_over
 
 __all__ = [
     "align_new_samples",
@@ -63,9 +63,7 @@ def key_kind(strategy: HyFDCASettings) -> str:
     return kind
 
 
-def match_ids(
-    strategy: HyFDCASettings, conversation: Conversation, timeout: float
-) -> dict[str, dict[str, bytes]]:
+def match_ids(strategy: HyFDCASettings) -> dict[str, dict[str, bytes]]:
     """Have two clients evaluate everybody's blinded ids; returns entries by client.
 
     The two are the first in the clients' order. Neither learns an id, nor could try
@@ -77,9 +75,7 @@ def match_ids(
     def take_points(answer: Answer) -> None:
         (points[answer.client],) = _read_points(answer.arrays, 1)
 
-    strategy.ask_everyone(
-        conversation, "train.blind", lambda name: config, take_points, timeout
-    )
+    strategy.ask_everyone("train.blind", config, take_points)
     given = {f"points/{i}": points[owner] for i, owner in enumerate(owners)}
     asked = {**config, "owners": owners, **given}
     found: dict[str, dict[str, bytes]] = {name: {} for name in owners}
@@ -92,14 +88,7 @@ def match_ids(
                 raise ValueError("the answer has another number of points")
             found[owner][f"points/{i}"] = own
 
-    strategy.ask_everyone(
-        conversation,
-        "train.evaluate",
-        lambda name: asked,
-        take_evaluated,
-        timeout,
-        evaluators,
-    )
+    strategy.ask_everyone("train.evaluate", asked, take_evaluated, evaluators)
     return found
 
 
@@ -158,14 +147,12 @@ def align_new_samples(alignment: Alignment, rest: Rest) -> Alignment | None:
         raise SettingsError(f"new samples cannot be scored: {error}") from None
 
 
-def ask_agreement(
-    strategy: HyFDCASettings, conversation: Conversation, timeout: float
-) -> Sealed:
+def ask_agreement(strategy: HyFDCASettings) -> Sealed:
     """Have every client check the agreement; returns holders' keys, sealed."""
     sealed: Sealed = {}
 
     def take(answer: Answer) -> None:
-        boxes = read_blobs(answer.arrays)
+        (boxes,) = read_blobs(answer.arrays, [len(answer.arrays)])
         wanted = [
             (holders, other)
             for holders in strategy.agreement.holder_sets
@@ -176,16 +163,11 @@ def ask_agreement(
             raise ValueError("the answer does not have a sealed key for each holder")
         sealed.update(zip(wanted, boxes, strict=False))
 
-    config = strategy.phase_config()
-    strategy.ask_everyone(
-        conversation, "train.agree", lambda name: config, take, timeout
-    )
+    strategy.ask_everyone("train.agree", strategy.phase_config(), take)
     return sealed
 
 
-def ask_labels(
-    strategy: HyFDCASettings, conversation: Conversation, timeout: float
-) -> list[Labels]:
+def ask_labels(strategy: HyFDCASettings) -> list[Labels]:
     """Have the clients share labels and norms under encryption; by group.
 
     SettingsError where a sample's value of a feature is held twice, TimeoutError where
@@ -209,7 +191,7 @@ def ask_labels(
         ]
         counts = [cipher.blocks(alignment.groups[g].size) for g, _ in keys]
         tagged = len(overlaps.get(answer.client, []))
-        parts = split_blobs(read_blobs(answer.arrays), [*counts, *[1] * tagged])
+        parts = read_blobs(answer.arrays, [*counts, *[1] * tagged])
         for key, own in zip(keys, parts, strict=False):
             shares.setdefault(key, {})[answer.client] = own
         tags[answer.client] = [
@@ -218,17 +200,13 @@ def ask_labels(
 
     waiting: list[str] = list(strategy.clients)
     for _ in range(SETUP_ATTEMPTS):
-        strategy.ask_everyone(
-            conversation, "train.labels", entries, take, timeout, waiting
-        )
+        strategy.ask_everyone("train.labels", entries, take, waiting)
         labels: list[Labels] = [{} for _ in alignment.groups]
         again: set[str] = set()
         for (g, what), own in shares.items():
             in_order = {name: own[name] for name in alignment.groups[g].holders}
-            added, spoilt = add_shares(cipher, in_order)
-            for name, why in spoilt.items():
-                conversation.reject(name, why)
-            again |= set(spoilt)
+            added, spoilt = add_shares(strategy, in_order)
+            again |= spoilt
             labels[g][what] = added or []
         waiting = sorted(again)
         if not waiting:
@@ -258,9 +236,7 @@ def _check_entries(
             seen.setdefault(g, []).append((name, own))
 
 
-def ask_sums(
-    strategy: HyFDCASettings, conversation: Conversation, timeout: float
-) -> tuple[ColumnScales | None, FloatArray | None]:
+def ask_sums(strategy: HyFDCASettings) -> tuple[ColumnScales | None, FloatArray | None]:
     """Ask all clients for sums of their columns and weights; masks cancel in the sum.
 
     Returns what columns are shifted and divided by, if that is done; and what weights
@@ -283,9 +259,7 @@ def ask_sums(
         words[answer.client] = own
 
     config = {**strategy.phase_config(), "attempt": secrets.token_bytes(ATTEMPT_BYTES)}
-    strategy.ask_everyone(
-        conversation, "train.columns", lambda name: config, take, timeout
-    )
+    strategy.ask_everyone("train.columns", config, take)
     total, rest = total_over(alignment, words, PARTS * rows)
     totals = _totals(strategy, of_parts(rest.reshape(PARTS, T))) if T else None
     if not rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,23 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment
-from fedtrellis.encryption import Cipher, EncryptionError
+from fedtrellis.dual.group_records import MAX_SHARES
+from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.block_sum import total_of
 from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
 from fedtrellis.wire.arrays import FloatArray
 
-from ..hybrid import Blobs
+from ..hybrid import ROWS, Blobs
 from .settings import HyFDCASettings
 
 __all__ = [
     "Steps",
+    "UpdateSteps",
     "add_shares",
     "blobs_of",
     "pack",
     "read_blobs",
-    "split_blobs",
     "total_over",
     "unpack",
 ]
@@ -61,16 +61,10 @@ class Steps(ABC):
         self.alignment = strategy.alignment
 
     def iterate(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        extra: Mapping[str, Any],
-        available: Sequence[str],
-        timeout: float,
+        self, extra: Mapping[str, Any], available: Sequence[str]
     ) -> tuple[set[str], dict[str, float]]:
         """One iteration; returns whose answers were used, and the metrics."""
         # what all of its waves have in common
-        self._wave = (conversation, server_round, timeout)
         self._extra = {**extra, **self.strategy.phase_config()}
         self.primals = self.duals = None
         return self._iterate(available)
@@ -95,25 +89,10 @@ class Steps(ABC):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
 
-    # ------------------------------------------------------------------------- helpers
-
-    def _ask(
-        self,
-        kind: str,
-        entries: Callable[[str], Mapping[str, Any]],
-        clients: Sequence[str],
-        take: Callable[[Answer], None],
-        attempts: int | None = None,
-    ) -> set[str]:
-        conversation, server_round, timeout = self._wave
-        return self.strategy.ask(
-            conversation, server_round, kind, entries, clients, take, timeout, attempts
-        )
-
     def _used(self, client: str) -> None:
         """An answer was used that changes the client's state."""
-        conversation, server_round, _ = self._wave
-        conversation.note_used(server_round, client)
+        strategy = self.strategy
+        strategy.conversation.note_used(strategy.at_round, client)
 
     def _shared_groups(self, client: str) -> list[int]:
         groups = self.alignment.groups
@@ -125,51 +104,39 @@ class Steps(ABC):
         """An answer's ciphertexts, of C numbers for each of some groups' samples."""
         cipher, C = self.strategy.cipher, self.strategy.classes
         counts = [cipher.blocks(C * self.alignment.groups[g].size) for g in groups]
-        return split_blobs(read_blobs(arrays), counts)
-
-    def _add(self, shares: Mapping[str, Blobs]) -> tuple[Blobs | None, set[str]]:
-        """The sum of shares; or None, and whose are to be had again."""
-        total, spoilt = add_shares(self.strategy.cipher, shares)
-        for name, why in spoilt.items():
-            self.strategy.conversation.reject(name, why)
-        return total, set(spoilt)
+        return read_blobs(arrays, counts)
 
 
 def add_shares(
-    cipher: Cipher, shares: Mapping[str, Blobs]
-) -> tuple[Blobs | None, dict[str, str]]:
-    """Add several clients' ciphertexts, or say whose cannot be added, and why.
-
-    Returns the sum; or None, and by client why its share has to be had again.
-    """
+    strategy: HyFDCASettings, shares: Mapping[str, Blobs]
+) -> tuple[Blobs | None, set[str]]:
+    """The sum of clients' ciphertexts; or None, and whose are to be had again."""
+    cipher, spoilt = strategy.cipher, dict[str, str]()
     try:
-        return cipher.add(list(shares.values())), {}
+        return cipher.add(list(shares.values())), set()
     except EncryptionError as error:
-        spoilt = {}
         for name, blobs in shares.items():
             try:
                 cipher.add([blobs])
             except EncryptionError as own:
                 spoilt[name] = str(own)
         # each is good by itself, and together they are not: all over again
-        return None, spoilt or dict.fromkeys(shares, str(error))
+        spoilt = spoilt or dict.fromkeys(shares, str(error))
+    for name, why in spoilt.items():
+        strategy.conversation.reject(name, why)
+    return None, set(spoilt)
 
 
-def read_blobs(arrays: Sequence[NDArray[Any]]) -> Blobs:
-    """Ciphertexts from an answer's arrays; ValueError if they are none."""
-    for array in arrays:
-        if array.dtype != np.uint8 or array.ndim != 1:
-            raise ValueError("the answer has arrays that are no ciphertexts")
-    return [array.tobytes() for array in arrays]
-
-
-def split_blobs(blobs: Blobs, counts: Sequence[int]) -> list[Blobs]:
-    """Cut a list into lists of the given lengths; ValueError if they do not fit."""
-    if len(blobs) != sum(counts):
+def read_blobs(arrays: Sequence[NDArray[Any]], counts: Sequence[int]) -> list[Blobs]:
+    """An answer's ciphertexts in lists of these lengths; ValueError if thunless they fit."""
+    if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays):
+        raise ValueError("the answer has arrays that are no ciphertexts")
+    if len(arrays) != sum(counts):
         raise ValueError(
-            f"the answer has {len(blobs)} ciphertexts, expected {sum(counts)}"
+            f"the answer has {len(arrays)} ciphertexts, expected {sum(counts)}"
         )
     stops = np.cumsum([0, *counts]).tolist()
+    blobs = [array.tobytes() for array in arrays]
     return [blobs[start:stop] for start, stop in pairwise(stops)]
 
 
@@ -224,3 +191,252 @@ def unpack(flat: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 def blobs_of(tree: Mapping[str, NDArray[Any]]) -> Blobs:
     """A list of bytes, unpacked."""
     return [tree[str(i)].tobytes() for i in range(len(tree))]
+
+
+class UpdateSteps(Steps):
+    """The server's side of algorithm 1; see the module.
+
+    Attributes
+    ----------
+    alphas : dict
+        enc(α) of each group that has moved yet.
+    shares : dict
+        How many ciphertexts were added up in it.
+    products : dict
+        ip_{k,i} = enc(x_{k,i}ᵀ w_k), by client and group, as last sent.
+    contributions : dict
+        ŵ_k/(λN) of each client, as last sent, shape (p_k,).
+    current : set
+        Clients that know the current α of their samples.
+    """
+
+    def __init__(self, strategy: HyFDCASettings) -> None:
+        super().__init__(strategy)
+        self.alphas: dict[int, Blobs] = {}
+        self.shares: dict[int, int] = {}
+        self.products: dict[tuple[str, int], Blobs] = {}
+        self.contributions: dict[str, FloatArray] = {
+            name: np.zeros(len(columns))
+            for name, columns in self.alignment.columns.items()
+        }
+        self.current: set[str] = set(strategy.clients)
+        self.w = np.zeros(len(self.alignment.feature_names))
+        self.certified = self.w
+        self.iteration = 0
+
+    def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
+        self.iteration += 1
+        self._extra["iteration"] = self.iteration
+        newcomers = [name for name in available if name not in self.current]
+        if newcomers:
+            self._primal(newcomers)
+        here = self._inner_products(available)
+        lost = [name for name in available if name in here - self.current]
+        if lost:
+            self._primal(lost)
+        here &= self.current
+        metrics, proposed = self._dual([name for name in available if name in here])
+        # from here on whoever does not answer is behind
+        self.current.clear()
+        used = self._primal([name for name in available if name in proposed])
+        return used, metrics
+
+    def _primal(self, clients: Sequence[str]) -> set[str]:
+        """PrimalAggregation: clients learn α of their samples, the server ŵ_k."""
+        wishes = {name: self._stale_ciphertexts(name, clients) for name in clients}
+
+        def entries(name: str) -> dict[str, Any]:
+            groups = self.alignment.client_groups(name)
+            moved = [g for g in groups if g in self.alphas]
+            blobs = {f"alpha/{g}": self.alphas[g] for g in moved}
+            return {**self._extra, "moved": moved, "renew": wishes[name], **blobs}
+
+        def take(answer: Answer) -> None:
+            name = answer.client
+            p_k = len(self.alignment.columns[name])
+            arrays = list(answer.arrays)
+            if not arrays or arrays[0].shape != (p_k,) or arrays[0].dtype != np.float64:
+                raise ValueError(f"the answer does not start with {p_k} weights")
+            parts = self._read(arrays[1:], wishes[name])
+            for g, part in zip(wishes[name], parts, strict=True):
+                self.alphas[g], self.shares[g] = part, 1
+            self.contributions[name] = arrays[0]
+            self.current.add(name)
+            self._used(name)
+
+        taken = self.strategy.ask("train.primal", entries, take, clients)
+        # w_m = (1/λN) Σ over K_m of ŵ_{k,m}
+        self.w = np.zeros_like(self.w)
+        for name, own in self.contributions.items():
+            self.w[self.alignment.columns[name]] += own
+        return taken
+
+    def _stale_ciphertexts(self, name: str, clients: Sequence[str]) -> list[int]:
+        """Groups whose enc(α) has so many shares that this client is to renew it."""
+        wanted = []
+        for g in self.alignment.client_groups(name):
+            holders = self.alignment.groups[g].holders
+            full = self.shares.get(g, 0) + len(holders) > MAX_SHARES
+            if full and next(n for n in holders if n in clients) == name:
+                wanted.append(g)
+        return wanted
+
+    def _inner_products(self, available: Sequence[str]) -> set[str]:
+        """SecureInnerProduct; a client without shared samples has nothing to send."""
+        shared = {name: self._shared_groups(name) for name in available}
+
+        def entries(name: str) -> dict[str, Any]:
+            return {
+                **self._extra,
+                ROWS: self.strategy.own(name, self.w),
+                "products": shared[name],
+                # shares of other iterations are added to these: one label for all
+                "versions": [0] * len(shared[name]),
+                "rows": [0] * len(shared[name]),
+                "groups": [],
+                "backup": [],
+            }
+
+        def take(answer: Answer) -> None:
+            groups = shared[answer.client]
+            for g, part in zip(groups, self._read(answer.arrays, groups), strict=True):
+                self.products[answer.client, g] = part
+
+        asked = [name for name in available if shared[name]]
+        local = {name for name in available if not shared[name]}
+        if not asked:
+            return local
+        return local | self.strategy.ask("train.inner_product", entries, take, asked)
+
+    def _dual(self, clients: Sequence[str]) -> tuple[dict[str, float], set[str]]:
+        """LocalDualMethod, and enc(α) ← enc(α) + Σ enc(γ_t/|B_n| Δα)."""
+        reporters: dict[str, list[int]] = {}
+        for g, group in enumerate(self.alignment.groups):
+            there = [name for name in group.holders if name in clients]
+            if there:
+                reporters.setdefault(there[0], []).append(g)
+        sums: dict[int, FloatArray] = {}
+        updates: dict[int, dict[str, Blobs]] = {}
+        scores: dict[int, Blobs] = {}
+
+        def entries(name: str) -> dict[str, Any]:
+            groups = self.alignment.client_groups(name)
+            gamma, c_k = self._damping(name)
+            config = {
+                **self._extra,
+                "gamma": gamma,
+                "c": c_k,
+                "dual": groups,
+                "moved": [g for g in groups if g in self.alphas],
+                "report": reporters.get(name, []),
+                ROWS: self.strategy.own(name, self.w),
+            }
+            for g in groups:
+                if g not in scores:
+                    scores[g] = self._sum_of_products(g)
+                if scores[g]:
+                    config[f"scores/{g}"] = scores[g]
+            return config
+
+        def take(answer: Answer) -> None:
+            groups = self.alignment.client_groups(answer.client)
+            report = reporters.get(answer.client, [])
+            if len(answer.numbers) != 2 * len(report):
+                raise ValueError("the answer has another number of sums")
+            for g, part in zip(groups, self._read(answer.arrays, groups), strict=True):
+                updates.setdefault(g, {})[answer.client] = part
+            for i, g in enumerate(report):
+                sums[g] = answer.numbers[2 * i : 2 * i + 2]
+
+        taken = self.strategy.ask("train.dual", entries, take, clients)
+        for g, shares in updates.items():
+            before = {"": self.alphas[g]} if g in self.alphas else {}
+            total, spoilt = add_shares(self.strategy, before | shares)
+            if total is None:
+                # the rest of them are good, and count
+                good = {k: s for k, s in (before | shares).items() if k not in spoilt}
+                total = add_shares(self.strategy, good)[0] if good else None
+            if total is not None:
+                self.alphas[g] = total
+                self.shares[g] = self.shares.get(g, 0) + len(shares)
+        return self._certificate(sums, taken), taken
+
+    def _sum_of_products(self, g: int) -> Blobs:
+        """A group's inner products; empty if a share is spoilt, which is dropped."""
+        holders = self.alignment.groups[g].holders
+        known = {k: self.products[k, g] for k in holders if (k, g) in self.products}
+        total, spoilt = (
+            add_shares(self.strategy, known) if known else (None, set[str]())
+        )
+        for name in spoilt:
+            del self.products[name, g]
+        return total or []
+
+    def _certificate(
+        self, sums: Mapping[int, FloatArray], taken: set[str]
+    ) -> dict[str, float]:
+        """P and D of the point the iteration started from, if nobody was away."""
+        metrics = {"moved-groups": float(len(sums))}
+        if len(taken) == len(self.strategy.clients) and len(self.current) == len(taken):
+            losses, conjugates = np.sum(list(sums.values()), axis=0)
+            N, λ = self.alignment.num_samples, self.strategy.regularization
+            half = 0.5 * λ * float(self.w @ self.w)
+            metrics["primal"] = half + float(losses) / N
+            metrics["dual"] = -half - float(conjugates) / N
+            self.certified = self.w
+            self.primals = np.array([metrics["primal"]])
+            self.duals = np.array([metrics["dual"]])
+        return metrics
+
+    def _damping(self, name: str) -> tuple[float, float]:
+        """γ_t and c_k of the convergence theorems; 1 and 1 in practice."""
+        if self.strategy.step == "practical":
+            return 1.0, 1.0
+        if self.strategy.cyclic_groups:
+            return 1.0 / self.iteration, 1.0
+        if self.alignment.horizontal:
+            return 1.0, 1.0
+        held = sum(len(rows) for rows in self.alignment.rows[name].values())
+        return 1.0, held / self.alignment.num_samples
+
+    # -------------------------------------------------------------- losses, checkpoints
+
+    def reached(self) -> Any:
+        """How many iterations there have been: each moves whoever is there."""
+        return self.iteration
+
+    def restored(self, client: str) -> None:
+        """A client that lost its state is a newcomer."""
+        self.current.discard(client)
+
+    def state(self) -> State:
+        """Ciphertexts, contributions and who is up to date."""
+        number = {name: k for k, name in enumerate(self.strategy.clients)}
+        products: dict[int, dict[int, Blobs]] = {}
+        for (name, g), blobs in self.products.items():
+            products.setdefault(number[name], {})[g] = blobs
+        return pack(
+            {
+                "w": self.w,
+                "iteration": self.iteration,
+                "current": {number[name]: 1 for name in self.current},
+                "contributions": {number[k]: v for k, v in self.contributions.items()},
+                "shares": self.shares,
+                "alphas": self.alphas,
+                "products": products,
+            }
+        )
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        tree, names = unpack(state), self.strategy.clients
+        self.w, self.iteration = tree["w"], int(tree["iteration"])
+        self.current = {names[int(k)] for k in tree.get("current", {})}
+        self.contributions = {
+            names[int(k)]: v for k, v in tree["contributions"].items()
+        }
+        self.shares = {int(g): int(n) for g, n in tree.get("shares", {}).items()}
+        self.alphas = {int(g): blobs_of(x) for g, x in tree.get("alphas", {}).items()}
+        for k, own in tree.get("products", {}).items():
+            name = names[int(k)]
+            self.products |= {(name, int(g)): blobs_of(x) for g, x in own.items()}

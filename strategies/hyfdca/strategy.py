@@ -17,13 +17,14 @@ from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.group_records import HeldGroup
 from fedtrellis.encryption import load_evaluation
 from fedtrellis.encryption.symmetric import KEY_BYTES
+from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
+from ..hybrid import ROWS, Blobs
 from .mixtures import MixtureSteps
-from .new_samples import score_new_samples
 from .preparation import (
     Labels,
     Sealed,
@@ -36,8 +37,7 @@ from .preparation import (
     settle_cipher,
 )
 from .settings import HyFDCASettings
-from .steps import Steps, blobs_of, pack, unpack
-from .updates import UpdateSteps
+from .steps import Steps, UpdateSteps, add_shares, blobs_of, pack, read_blobs, unpack
 
 __all__ = ["HyFDCA"]
 
@@ -175,20 +175,17 @@ class HyFDCA(HyFDCASettings):
         """Match samples and features, agree, and share labels and norms encrypted."""
         if self._steps is not None:
             # a run that goes on, if its key is still there
-            self._ask_ready(conversation, timeout)
+            self._ask_ready()
             return
         kind = key_kind(self)
         self._own_keys = kind != "run" or self.given_cipher is not None
         roster = kind == "roster"
-        points = match_ids(self, conversation, timeout) if roster else {}
+        points = match_ids(self) if roster else {}
         context = self.encryption == "tenseal-bfv" and self.given_cipher is None
         self._rest_size = 4 if context else 3
         config = {**self.phase_config(), "send-context": context}
         rest = self.align_clients(
-            conversation,
-            timeout,
-            lambda name: {**config, **points.get(name, {})},
-            self.parts,
+            lambda name: {**config, **points.get(name, {})}, self.parts
         )
         self._cipher = settle_cipher(self, kind, rest)
         if not roster:
@@ -203,14 +200,14 @@ class HyFDCA(HyFDCASettings):
         settings = self.pinned_settings()
         new = [] if self._new is None else self._new.groups
         self._agreement = Agreement.of(settings, members, self.alignment, new)
-        self._sealed = ask_agreement(self, conversation, timeout)
+        self._sealed = ask_agreement(self)
         weighs = "weighted" in settings or "class-weight" in settings
         if self.standardize and not weighs:
-            self._scales, _ = ask_sums(self, conversation, timeout)
-        self._labels = ask_labels(self, conversation, timeout)
+            self._scales, _ = ask_sums(self)
+        self._labels = ask_labels(self)
         if weighs:  # with labels known, as weights of classes are of them
-            self._scales, self._totals = ask_sums(self, conversation, timeout)
-        self._ask_ready(conversation, timeout)
+            self._scales, self._totals = ask_sums(self)
+        self._ask_ready()
         for name in self.clients:
             conversation.client(name).ready = True
         log(
@@ -223,16 +220,9 @@ class HyFDCA(HyFDCASettings):
         )
         self._steps = self._make_steps()
 
-    def _ask_ready(self, conversation: Conversation, timeout: float) -> None:
+    def _ask_ready(self) -> None:
         """Let every client check its key and, if it was just given them, its labels."""
-        config = self.phase_config()
-        self.ask_everyone(
-            conversation,
-            "train.ready",
-            lambda name: config,
-            lambda answer: None,
-            timeout,
-        )
+        self.ask_everyone("train.ready", self.phase_config(), lambda answer: None)
 
     @property
     def kind(self) -> str:
@@ -297,10 +287,8 @@ class HyFDCA(HyFDCASettings):
         timeout: float,
     ) -> dict[str, float] | None:
         """One iteration, in as many waves as it takes."""
-        self.sampled = self.sample(server_round)
-        used, metrics = self.steps.iterate(
-            conversation, server_round, dict(config), self.sampled, timeout
-        )
+        self.sampled, self.at_round = self.sample(server_round), server_round
+        used, metrics = self.steps.iterate(dict(config), self.sampled)
         # answers that bring nothing closer to a move are as good as none
         before, self._reached = self._reached, self.steps.reached()
         moved = self._reached != before
@@ -392,12 +380,38 @@ class HyFDCA(HyFDCASettings):
             Mean ``loss`` and ``accuracy`` of the clients that have labels for their new
             samples; None if nobody has new samples.
         """
-        if self._new is None:
+        new, C = self._new, self.classes
+        if new is None:
             return None
-        w = self.found_point().reshape(-1, self.classes).T
-        return score_new_samples(
-            self, self._new, w, conversation, server_round, timeout
-        )
+        w = self.found_point().reshape(-1, C).T
+        config = {**self.phase_config(), "prediction": server_round}
+        holders = [name for name in self.clients if new.rows.get(name)]
+        shares: dict[int, dict[str, Blobs]] = {}
+
+        def take_products(answer: Answer) -> None:
+            own = new.client_groups(answer.client)
+            counts = [self.cipher.blocks(C * new.groups[g].size) for g in own]
+            for g, part in zip(own, read_blobs(answer.arrays, counts), strict=True):
+                shares.setdefault(g, {})[answer.client] = part
+
+        def products(name: str) -> dict[str, Any]:
+            return {**config, ROWS: self.own(name, w)}
+
+        self.at_round = server_round
+        self.ask("train.new_products", products, take_products, holders)
+        scores: dict[int, Blobs] = {}
+        for g, group in enumerate(new.groups):
+            if set(shares.get(g, {})) == set(group.holders):
+                total, _ = add_shares(self, shares[g])
+                if total is not None:
+                    scores[g] = total
+        to_score: dict[str, dict[str, Any]] = {}
+        for name in holders:
+            known = [g for g in new.client_groups(name) if g in scores]
+            if known:
+                to_score[name] = {**config, **{f"scores/{g}": scores[g] for g in known}}
+        answers = conversation.ask(server_round, "evaluate", to_score, timeout)
+        return self._mean_evaluation(answers)
 
     def _evaluate_clients(
         self,

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.bundle import DualBundle, Mixture, points_within
 from fedtrellis.dual.group_records import GroupStep
+from fedtrellis.encryption import EncryptionError
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 
 from ..hybrid import Blobs
 from .settings import HyFDCASettings
-from .steps import State, add_shares, blobs_of, pack, unpack
+from .steps import State, blobs_of, pack, unpack
 
 __all__ = ["Unit", "Units"]
 
@@ -293,7 +294,9 @@ class Units:
     def keep_alphas(self, groups: Sequence[int], parts: Sequence[Blobs]) -> None:
         """Keep enc(α) of some groups, and of a unit that has all of its groups'."""
         for g, part in zip(groups, parts, strict=True):
-            if add_shares(self.strategy.cipher, {"": part})[0] is None:
+            try:
+                self.strategy.cipher.add([part])
+            except EncryptionError:
                 continue  # it arrived spoilt, and would be of no use to anybody
             unit = self.of(g)
             unit.alphas[g] = (unit.step, part)

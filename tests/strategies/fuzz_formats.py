@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.hyfdca.matching import _points
+from clients.hyfdca.preparation import _points
 from fedtrellis.dual.agreement import Agreement, Party
 from fedtrellis.dual.alignment import align
 from fedtrellis.encryption import EncryptionError
