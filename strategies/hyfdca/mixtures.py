@@ -36,7 +36,7 @@ from fedtrellis.wire.protocol import identity_order
 
 from ..hybrid import ROWS
 from .settings import HyFDCASettings
-from .steps import State, Steps, add_shares, total_over
+from .steps import add_shares, total_over
 from .units import Unit, Units
 
 __all__ = ["MixtureSteps", "WrongReportError"]
@@ -51,18 +51,11 @@ class WrongReportError(RuntimeError):
     """What clients reported cannot be: one of those that are named lies, or errs."""
 
 
-class MixtureSteps(Steps):
-    """The server's side of an iteration; see the module.
-
-    Attributes
-    ----------
-    known : Units
-    """
+class MixtureSteps(Units):
+    """The waves of an iteration, and the search; see the module."""
 
     def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
-        super().__init__(strategy)
-        self.known = Units(strategy, w)
-        self.w = self.certified = w
+        super().__init__(strategy, w)
         self._unhealed: set[tuple[str, int]] = set()
         holders = [group.holders for group in self.alignment.groups]
         # who reports a group's sums, and another where there is one
@@ -70,30 +63,11 @@ class MixtureSteps(Steps):
         self._second = [second_holder(own) for own in holders]
 
     def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
-        self.known.begin()
+        self.begin()
         used = self._collect(available)
         self._heal(available)
         used |= self._propose(available)
-        metrics = self._search()
-        self.w = self.known.w
-        return used, metrics
-
-    def restored(self, client: str) -> None:
-        """A client has nothing any more."""
-        self.known.restored(client)
-
-    def reached(self) -> Any:
-        """How far the units have come."""
-        return self.known.reached()
-
-    def state(self) -> State:
-        """The units' state."""
-        return self.known.state()
-
-    def load_state(self, state: Any) -> None:
-        """Inverse of :meth:`state`."""
-        self.known.load_state(state)
-        self.w = self.known.w
+        return used, self._search()
 
     # ------------------------------------------------------------------- inner products
 
@@ -116,7 +90,7 @@ class MixtureSteps(Steps):
 
     def _missing_products(self, name: str) -> list[int]:
         """The groups of which a client's inner products are not at hand."""
-        of = self.known.of
+        of = self.of
         return [
             g
             for g in self._shared_groups(name)
@@ -126,35 +100,34 @@ class MixtureSteps(Steps):
     def _ask_products(
         self, missing: dict[str, list[int]], available: Sequence[str]
     ) -> set[str]:
-        known = self.known
 
         def entries(name: str) -> dict[str, Any]:
             groups = missing[name]
-            vectors, rows = known.snapshots(groups)
+            vectors, rows = self.snapshots(groups)
             return {
                 **self._extra,
-                **known.instructions(name),
-                **known.backup_wish(name, available),
+                **self.instructions(name),
+                **self.backup_wish(name, available),
                 ROWS: self.strategy.own(name, *vectors),
                 "products": groups,
-                "versions": [known.of(g).version for g in groups],
+                "versions": [self.of(g).version for g in groups],
                 "rows": rows,
             }
 
         def take(answer: Answer) -> None:
             name = answer.client
-            groups, wish = missing[name], known.wished.get(name, [])
+            groups, wish = missing[name], self.wished.get(name, [])
             parts = self._read(answer.arrays, [*groups, *wish])
             for g, part in zip(groups, parts, strict=False):
-                known.of(g).products[name, g] = part
-            known.keep_alphas(wish, parts[len(groups) :])
+                self.of(g).products[name, g] = part
+            self.keep_alphas(wish, parts[len(groups) :])
 
         return self.strategy.ask("train.inner_product", entries, take, list(missing))
 
     def _add_complete_products(self) -> set[str]:
         """Add up what is complete; returns whose products have to be had again."""
         again: set[str] = set()
-        for unit in self.known.units:
+        for unit in self.units:
             for g in unit.groups:
                 holders = self.alignment.groups[g].holders
                 if g in unit.scores or not all(
@@ -177,33 +150,30 @@ class MixtureSteps(Steps):
 
         An extra wave, and only after a loss.
         """
-        known = self.known
-        wanted = known.lost(available)
+        wanted = self.lost(available)
 
         def entries(name: str) -> dict[str, Any]:
-            known.wished[name] = wanted[name]
-            config = {**self._extra, **known.instructions(name)}
+            self.wished[name] = wanted[name]
+            config = {**self._extra, **self.instructions(name)}
             return {**config, "backup": wanted[name]}
 
         def take(answer: Answer) -> None:
             groups = wanted[answer.client]
-            known.keep_alphas(groups, self._read(answer.arrays, groups))
+            self.keep_alphas(groups, self._read(answer.arrays, groups))
 
         if wanted:
             self.strategy.ask("train.backup", entries, take, list(wanted))
-        self._unhealed = {one for one in known.bare if not known.has_alpha(*one)}
+        self._unhealed = {one for one in self.bare if not self.has_alpha(*one)}
 
     # ------------------------------------------------------------------------ proposals
 
     def _propose(self, available: Sequence[str]) -> set[str]:
-        """Proposals of the groups whose inner products are known."""
+        """Proposals of the groups whose inner products are self."""
         if not self.strategy.secure_sum:
             return self._ask_proposals(self._missing_answers(available), available)
-        (unit,), taken = self.known.units, set[str]()
+        (unit,), taken = self.units, set[str]()
         for attempt in range(1 + self.strategy.retries):
-            if attempt and any(
-                not self.known.has_alpha(*one) for one in self.known.bare
-            ):
+            if attempt and any(not self.has_alpha(*one) for one in self.bare):
                 self._heal(available)  # somebody turned out to have lost its state
             if not all(self._ready(g) for g in unit.groups):
                 break
@@ -220,7 +190,7 @@ class MixtureSteps(Steps):
         return taken
 
     def _ready(self, g: int) -> bool:
-        return g in self.known.of(g).scores or not self.alignment.groups[g].shared
+        return g in self.of(g).scores or not self.alignment.groups[g].shared
 
     def _missing_answers(self, available: Sequence[str]) -> dict[str, list[int]]:
         """The groups that clients can propose for, and have not yet."""
@@ -229,7 +199,7 @@ class MixtureSteps(Steps):
                 g
                 for g in self.alignment.client_groups(name)
                 if self._ready(g)
-                and (name, g) not in self.known.of(g).answers
+                and (name, g) not in self.of(g).answers
                 and (name, g) not in self._unhealed
             ]
             for name in available
@@ -244,40 +214,40 @@ class MixtureSteps(Steps):
     ) -> set[str]:
         if not missing:
             return set()
-        known, secure = self.known, self.strategy.secure_sum
+        secure = self.strategy.secure_sum
         asked: dict[str, list[int]] = {}
 
         def entries(name: str) -> dict[str, Any]:
             # one that turned out to have lost its state may have to wait
-            groups = [g for g in missing[name] if known.has_alpha(name, g)]
+            groups = [g for g in missing[name] if self.has_alpha(name, g)]
             if secure and groups != missing[name]:
                 groups = []
             asked[name] = groups
             local = [g for g in groups if not self.alignment.groups[g].shared]
-            vectors, rows = known.snapshots(local)
+            vectors, rows = self.snapshots(local)
             config: dict[str, Any] = {
                 **self._extra,
-                **known.instructions(name),
-                **known.backup_wish(name, available),
+                **self.instructions(name),
+                **self.backup_wish(name, available),
                 "propose": groups,
                 "local": local,
                 "rows": rows,
-                "versions": [known.of(g).version for g in groups],
+                "versions": [self.of(g).version for g in groups],
                 "report": [g for g in groups if self._reporter[g] == name],
             }
             if secure:
                 config["second-report"] = [g for g in groups if self._second[g] == name]
-                config["attempt"] = known.units[0].attempt
+                config["attempt"] = self.units[0].attempt
             if vectors:
                 config[ROWS] = self.strategy.own(name, *vectors)
             for g in groups:
-                if g in known.of(g).scores:
-                    config[f"scores/{g}"] = known.of(g).scores[g]
+                if g in self.of(g).scores:
+                    config[f"scores/{g}"] = self.of(g).scores[g]
             return config
 
         def take(answer: Answer) -> None:
             name, arrays = answer.client, list(answer.arrays)
-            groups, wish = asked[name], known.wished.get(name, [])
+            groups, wish = asked[name], self.wished.get(name, [])
             count = 1 if secure and groups else len(groups)
             found, rest = arrays[:count], arrays[count:]
             # everything is checked before anything is kept
@@ -287,8 +257,8 @@ class MixtureSteps(Steps):
             else:
                 self._take_vectors(answer, groups, found)
             for g in groups:
-                known.bare.discard((name, g))
-            known.keep_alphas(wish, backups)
+                self.bare.discard((name, g))
+            self.keep_alphas(wish, backups)
             self._used(name)
 
         rejected = self.strategy.conversation.traffic.rejected
@@ -298,7 +268,7 @@ class MixtureSteps(Steps):
         )
         for name, reason in rejected[before:]:
             if reason.refusal == RefusedError.code and name in missing:
-                known.refused(name)
+                self.refused(name)
         return taken
 
     def _take_vectors(
@@ -306,7 +276,7 @@ class MixtureSteps(Steps):
     ) -> None:
         """V of the proposals, and the sums of those groups that this client reports."""
         name, C = answer.client, self.strategy.classes
-        p_k, count = len(self.alignment.columns[name]), self.known.count
+        p_k, count = len(self.alignment.columns[name]), self.count
         shapes = [(C * count(g), p_k) for g in groups]
         _check([a.shape for a in arrays], shapes, "arrays of shapes")
         _check([str(a.dtype) for a in arrays], ["float64"] * len(groups), "dtypes")
@@ -314,10 +284,10 @@ class MixtureSteps(Steps):
         lengths = [C * (2 + count(g)) for g in report]
         _check(len(answer.numbers), sum(lengths), "sums")
         for g, array in zip(groups, arrays, strict=True):
-            self.known.of(g).answers[name, g] = array
+            self.of(g).answers[name, g] = array
         starts = np.cumsum([0, *lengths]).tolist()
         for g, start, length in zip(report, starts, lengths, strict=False):
-            self.known.of(g).reports[g] = answer.numbers[start : start + length]
+            self.of(g).reports[g] = answer.numbers[start : start + length]
 
     def _take_words(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
         """What a client has hidden; nothing of one that has to wait."""
@@ -326,23 +296,23 @@ class MixtureSteps(Steps):
                 self._rows * len(self.alignment.columns[name]) + 4 * self._numbers + 1
             )
             _check((str(words.dtype), words.shape), ("uint64", (size,)), "words")
-            self.known.units[0].words[name] = words
+            self.units[0].words[name] = words
 
     @property
     def _rows(self) -> int:
         """C C: how many v a client hides."""
-        return self.strategy.classes * self.known.count(0)
+        return self.strategy.classes * self.count(0)
 
     @property
     def _numbers(self) -> int:
         """C R: how many sums a report has, see the clients' ``_proposal``."""
-        return self.strategy.classes * (3 + 2 * self.known.count(0))
+        return self.strategy.classes * (3 + 2 * self.count(0))
 
     # ----------------------------------------------------------------------- the search
 
     def _search(self) -> dict[str, float]:
         """Put the complete units' proposals into the bundle, and move."""
-        known, bundle = self.known, self.known.bundle
+        bundle = self.bundle
         found = self._found()
         metrics: dict[str, float] = {"moved-groups": 0.0}
         if not found:
@@ -352,8 +322,8 @@ class MixtureSteps(Steps):
         proposals = {}
         for u, (V, report) in found.items():
             by_class = report.reshape(C, -1)
-            if known.units[u].version == known.held_version:
-                known.losses[u] = by_class[:, 0]
+            if self.units[u].version == self.held_version:
+                self.losses[u] = by_class[:, 0]
             # b of the current α, exactly, in the place of the mixture's bound
             bundle.set_alpha_value(u, -by_class[:, 1] / N)
             # of each class the same proposals: shape (C, c, p)
@@ -363,24 +333,24 @@ class MixtureSteps(Steps):
         metrics["dual"] = float(self.duals.sum())
         # with only the drawn samples' inner products the rest's losses are unknown
         whole = self.strategy.slots == "all" or self.strategy.local_fraction == 1.0
-        if len(known.losses) == len(known.units) and whole:
+        if len(self.losses) == len(self.units) and whole:
             # P(w) = λ g(w) + (1/N) Σ l_i, all at the one w that was held
-            w, losses = known.held_w, np.zeros(C)
-            for u in sorted(known.losses):
-                losses += known.losses[u]
+            w, losses = self.held_w, np.zeros(C)
+            for u in sorted(self.losses):
+                losses += self.losses[u]
             sizes = np.array([penalty.value(own) for own in np.atleast_2d(w)])
             self.primals = λ * sizes + losses / N
             metrics["primal"] = float(self.primals.sum())
-            self.certified, self.lag = w, known.version - known.held_version
+            self.certified, self.lag = w, self.version - self.held_version
             for primal, dual in zip(self.primals, self.duals, strict=True):
                 self._check_gap(float(primal), float(dual))
         for u, mixture in bundle.search(list(found), proposals).items():
-            unit = known.units[u]
+            unit = self.units[u]
             unit.mixture, unit.step, unit.snapshot = mixture, unit.step + 1, None
             unit.tag = unit.attempt
-        known.w, known.version = bundle.w, known.version + 1
+        self.w, self.version = bundle.w, self.version + 1
         metrics["dual-bound"] = bundle.dual_value()
-        moved = sum(len(known.units[u].groups) for u in found)
+        moved = sum(len(self.units[u].groups) for u in found)
         metrics["moved-groups"] = float(moved)
         return metrics
 
@@ -397,7 +367,7 @@ class MixtureSteps(Steps):
 
     def _found(self) -> dict[int, tuple[FloatArray, FloatArray]]:
         """V of the proposals, (c C, p), and their sums, of the complete units."""
-        units = self.known.units
+        units = self.units
         if self.strategy.secure_sum:
             words = units[0].words
             complete = set(words) == set(self.strategy.clients)
@@ -405,7 +375,7 @@ class MixtureSteps(Steps):
         found = {}
         for u, unit in enumerate(units):
             if self._answered(unit):
-                count = self.strategy.classes * self.known.count(unit.groups[0])
+                count = self.strategy.classes * self.count(unit.groups[0])
                 V = np.zeros((count, len(self.alignment.feature_names)))
                 for (name, _), v in unit.answers.items():
                     V[:, self.alignment.columns[name]] += v
@@ -449,10 +419,10 @@ class MixtureSteps(Steps):
             )
         if self.strategy.noisy or self.strategy.slots == "chosen":
             return  # v is not exact; z is not known of all samples
-        C, snapshot = self.strategy.classes, self.known.units[0].snapshot
+        C, snapshot = self.strategy.classes, self.units[0].snapshot
         assert snapshot is not None
         λN = self.strategy.regularization * self.alignment.num_samples
-        alphas, _ = self.known.bundle.contribution(0)
+        alphas, _ = self.bundle.contribution(0)
         for c, alpha in enumerate(alphas):
             w, v = np.atleast_2d(snapshot)[c], np.vstack([alpha, V[c::C]])
             ours, theirs = λN * (v @ w), first.reshape(C, -1)[c, -len(v) :]

@@ -128,7 +128,7 @@ def add_shares(
 
 
 def read_blobs(arrays: Sequence[NDArray[Any]], counts: Sequence[int]) -> list[Blobs]:
-    """An answer's ciphertexts in lists of these lengths; ValueError if thunless they fit."""
+    """Ciphertexts in lists of these lengths; ValueError if an answer has others."""
     if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays):
         raise ValueError("the answer has arrays that are no ciphertexts")
     if len(arrays) != sum(counts):

@@ -29,7 +29,7 @@ from fedtrellis.wire.flower_internals import log
 
 from ..hybrid import Blobs
 from .settings import HyFDCASettings
-from .steps import State, blobs_of, pack, unpack
+from .steps import State, Steps, blobs_of, pack, unpack
 
 __all__ = ["Unit", "Units"]
 
@@ -98,7 +98,7 @@ class Unit:
             stage.clear()
 
 
-class Units:
+class Units(Steps):
     """All units, the bundle of their proposals, and who knows what of α.
 
     Attributes
@@ -119,7 +119,7 @@ class Units:
     """
 
     def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
-        self.strategy, self.alignment = strategy, strategy.alignment
+        super().__init__(strategy)
         groups = range(len(self.alignment.groups))
         lists = [list(groups)] if strategy.secure_sum else self._lists()
         self.units = [Unit(group) for group in lists]
@@ -135,7 +135,7 @@ class Units:
             strategy.classes,
         )
         # the first proposals are made at the weights that the run was given
-        self.w, self.version = w, 0
+        self.w, self.certified, self.version = w, w, 0
         self.held_w, self.held_version = w, 0
         self.losses: dict[int, FloatArray] = {}
         self.bare: set[tuple[str, int]] = set()

@@ -459,7 +459,7 @@ def _server_errors(case: Case, strategy: Any) -> float:
     elif case.method == "hyfdca":
         model = strategy.steps.w
         if strategy.safe:
-            expected = strategy.steps.known.bundle.w
+            expected = strategy.steps.bundle.w
         else:
             expected = np.zeros_like(model)
             for name, own in strategy.steps.contributions.items():

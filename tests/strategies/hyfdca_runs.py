@@ -194,7 +194,7 @@ class View:
 
     def _alpha_of(self, state: dict[str, Array], g: int, size: int) -> Array | None:
         steps = self.steps
-        unit = steps.known.units[steps.known.unit_of[g]]
+        unit = steps.units[steps.unit_of[g]]
         if unit.step == 0:
             return np.zeros(size)
         if f"points/{g}" not in state:
@@ -203,7 +203,7 @@ class View:
         points = state[f"points/{g}"]
         own = int(state[f"step/{g}"])
         if own == unit.step:
-            alpha_id = steps.known.bundle.alpha_id(steps.known.unit_of[g])
+            alpha_id = steps.bundle.alpha_id(steps.unit_of[g])
             return points[ids.index(alpha_id)] if alpha_id in ids else None
         mixture = unit.mixture
         if own != unit.step - 1 or not set(mixture.ids.tolist()) <= set(ids):

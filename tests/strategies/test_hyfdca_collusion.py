@@ -76,7 +76,7 @@ def test_server_and_a_client_open_nothing_of_other_groups(
     search = MixtureSteps._search
 
     def looking(self: MixtureSteps) -> Any:
-        if self.known.version == 3:
+        if self.version == 3:
             traitor = _of(nodes, self, "2")
             checked.append(_opened(self, traitor))
             _check_masks(self, nodes, traitor)
@@ -103,7 +103,7 @@ def _of(nodes: Nodes, steps: MixtureSteps, name: str) -> ClientRun:
 
 def _opened(steps: MixtureSteps, traitor: ClientRun) -> int:
     """How many groups' sums it opens: of those that it holds, and no others."""
-    (unit,), agreement = steps.known.units, steps.strategy.agreement
+    (unit,), agreement = steps.units, steps.strategy.agreement
     opened = 0
     for g, blobs in unit.scores.items():
         holders, size = agreement.holders(g), agreement.groups[g][1]
@@ -121,7 +121,7 @@ def _opened(steps: MixtureSteps, traitor: ClientRun) -> int:
 
 def _check_masks(steps: MixtureSteps, nodes: Nodes, traitor: ClientRun) -> None:
     """Without its own masks, a term is still hidden by those with all other holders."""
-    (unit,), agreement = steps.known.units, steps.strategy.agreement
+    (unit,), agreement = steps.units, steps.strategy.agreement
     words: NDArray[np.uint64] = unit.words["0"].copy()
     key = bytes.fromhex(traitor.block._agreed()[0]["keys"]["0"])
     _mask(words, key, unit.attempt, None, add=True)

@@ -382,7 +382,7 @@ def test_every_client_wiped_at_once(kind: Any, secure: bool) -> None:
     bounds: dict[int, float] = {}
 
     def each(run: Run, t: int) -> None:
-        bounds[t] = run.steps.known.bundle.dual_value()
+        bounds[t] = run.steps.bundle.dual_value()
         if t == 27:
             for name in run.strategy.clients:
                 run.wipe(name)
@@ -441,7 +441,7 @@ def test_a_damaged_backup_costs_two_iterations_at_most(
             for name in run.strategy.clients if who == "all" else [who]:
                 run.wipe(name)
             if damage and who == "all":
-                for unit in run.steps.known.units:
+                for unit in run.steps.units:
                     _flip(unit.backups[0].alphas[unit.groups[0]][1])
             elif damage:
                 to_damage.append(True)  # what its partner will send for it
@@ -618,7 +618,7 @@ def test_resumed_with_clients_that_have_nothing(kind: Any, tmp_path: Path) -> No
         backup_every=4,
         context=same["context"],
     )
-    before = first.steps.known.bundle.dual_value()
+    before = first.steps.bundle.dual_value()
     rest = Run(
         split,
         110,

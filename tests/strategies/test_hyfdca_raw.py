@@ -340,7 +340,7 @@ def test_the_bundle_remembers_what_there_is_room_for() -> None:
     split = Split(X, y, grid_parts(40, 20_000, 4, 1), "logistic", 0.1)
     run = Run(split, 12, memory_limit=1)
     # 2^20 bytes are 6.5 vectors of 160 000
-    bundle = run.steps.known.bundle
+    bundle = run.steps.bundle
     assert bundle.memory == 5
     assert len(bundle.ids) <= 5
     dual = run.metric("dual-bound")
