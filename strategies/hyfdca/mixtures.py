@@ -77,25 +77,20 @@ class MixtureSteps(Units):
         Whether a ciphertext is whole is seen when it is added to the others: those
         that are not are asked for again at once, as if they had been lost.
         """
-        taken: set[str] = set()
+        of, taken = self.of, set[str]()
         asked: Sequence[str] = available
         for _ in range(1 + self.strategy.retries):
-            missing = {name: self._missing_products(name) for name in asked}
-            missing = {name: groups for name, groups in missing.items() if groups}
+            missing = {}
+            for name in asked:
+                shared = self._shared_groups(name)
+                groups = [g for g in shared if g not in of(g).scores]
+                if groups := [g for g in groups if (name, g) not in of(g).products]:
+                    missing[name] = groups
             if not missing:
                 break
             taken |= self._ask_products(missing, available)
             asked = sorted(self._add_complete_products(), key=identity_order)
         return taken
-
-    def _missing_products(self, name: str) -> list[int]:
-        """The groups of which a client's inner products are not at hand."""
-        of = self.of
-        return [
-            g
-            for g in self._shared_groups(name)
-            if g not in of(g).scores and (name, g) not in of(g).products
-        ]
 
     def _ask_products(
         self, missing: dict[str, list[int]], available: Sequence[str]
@@ -130,14 +125,13 @@ class MixtureSteps(Units):
         for unit in self.units:
             for g in unit.groups:
                 holders = self.alignment.groups[g].holders
-                if g in unit.scores or not all(
-                    (name, g) in unit.products for name in holders
-                ):
+                own = {
+                    k: unit.products[k, g] for k in holders if (k, g) in unit.products
+                }
+                if g in unit.scores or len(own) < len(holders):
                     continue
                 # enc(x_iᵀ w) = Σ over B_i of enc(x_{k,i}ᵀ w_k)
-                total, spoilt = add_shares(
-                    self.strategy, {k: unit.products[k, g] for k in holders}
-                )
+                total, spoilt = add_shares(self.strategy, own)
                 if total is not None:
                     unit.scores[g] = total
                 for name in spoilt or holders:
@@ -168,54 +162,49 @@ class MixtureSteps(Units):
     # ------------------------------------------------------------------------ proposals
 
     def _propose(self, available: Sequence[str]) -> set[str]:
-        """Proposals of the groups whose inner products are self."""
-        if not self.strategy.secure_sum:
-            return self._ask_proposals(self._missing_answers(available), available)
-        (unit,), taken = self.units, set[str]()
+        """Proposals of the groups whose inner products are known."""
+        taken: set[str] = set()
         for attempt in range(1 + self.strategy.retries):
             if attempt and any(not self.has_alpha(*one) for one in self.bare):
                 self._heal(available)  # somebody turned out to have lost its state
-            if not all(self._ready(g) for g in unit.groups):
-                break
-            missing = {
-                name: self.alignment.client_groups(name)
-                for name in available
-                if name not in unit.words
-                and not any((name, g) in self._unhealed for g in unit.groups)
-            }
+            missing = self._missing_answers(available)
             if not missing:
                 break
-            unit.attempt = unit.attempt or secrets.token_bytes(ATTEMPT_BYTES)
-            taken |= self._ask_proposals(missing, available, attempts=1)
+            taken |= self._ask_proposals(missing, available)
         return taken
-
-    def _ready(self, g: int) -> bool:
-        return g in self.of(g).scores or not self.alignment.groups[g].shared
 
     def _missing_answers(self, available: Sequence[str]) -> dict[str, list[int]]:
         """The groups that clients can propose for, and have not yet."""
-        missing = {
-            name: [
+        groups, secure = self.alignment.groups, self.strategy.secure_sum
+        ready = {
+            g for g in self.unit_of if g in self.of(g).scores or not groups[g].shared
+        }
+        if secure and len(ready) < len(groups):
+            return {}  # all move together
+        missing = {}
+        for name in available:
+            own = self.alignment.client_groups(name)
+            open_ = [
                 g
-                for g in self.alignment.client_groups(name)
-                if self._ready(g)
+                for g in own
+                if g in ready
                 and (name, g) not in self.of(g).answers
                 and (name, g) not in self._unhealed
             ]
-            for name in available
-        }
-        return {name: groups for name, groups in missing.items() if groups}
+            if open_ and (
+                not secure or (open_ == own and name not in self.units[0].words)
+            ):
+                missing[name] = open_
+        return missing
 
     def _ask_proposals(
-        self,
-        missing: dict[str, list[int]],
-        available: Sequence[str],
-        attempts: int | None = None,
+        self, missing: dict[str, list[int]], available: Sequence[str]
     ) -> set[str]:
-        if not missing:
-            return set()
         secure = self.strategy.secure_sum
         asked: dict[str, list[int]] = {}
+        if secure:
+            unit = self.units[0]
+            unit.attempt = unit.attempt or secrets.token_bytes(ATTEMPT_BYTES)
 
         def entries(name: str) -> dict[str, Any]:
             # one that turned out to have lost its state may have to wait
@@ -252,10 +241,13 @@ class MixtureSteps(Units):
             found, rest = arrays[:count], arrays[count:]
             # everything is checked before anything is kept
             backups = self._read(rest, wish)
-            if secure:
-                self._take_words(name, found)
-            else:
+            if not secure:
                 self._take_vectors(answer, groups, found)
+            for words in found if secure else []:
+                p_k = len(self.alignment.columns[name])
+                size = self._rows * p_k + 4 * self._numbers + 1
+                _check((str(words.dtype), words.shape), ("uint64", (size,)), "words")
+                self.units[0].words[name] = words
             for g in groups:
                 self.bare.discard((name, g))
             self.keep_alphas(wish, backups)
@@ -263,9 +255,7 @@ class MixtureSteps(Units):
 
         rejected = self.strategy.conversation.traffic.rejected
         before = len(rejected)
-        taken = self.strategy.ask(
-            "train.propose", entries, take, list(missing), attempts
-        )
+        taken = self.strategy.ask("train.propose", entries, take, list(missing), 1)
         for name, reason in rejected[before:]:
             if reason.refusal == RefusedError.code and name in missing:
                 self.refused(name)
@@ -289,23 +279,14 @@ class MixtureSteps(Units):
         for g, start, length in zip(report, starts, lengths, strict=False):
             self.of(g).reports[g] = answer.numbers[start : start + length]
 
-    def _take_words(self, name: str, arrays: Sequence[NDArray[Any]]) -> None:
-        """What a client has hidden; nothing of one that has to wait."""
-        for words in arrays:
-            size = (
-                self._rows * len(self.alignment.columns[name]) + 4 * self._numbers + 1
-            )
-            _check((str(words.dtype), words.shape), ("uint64", (size,)), "words")
-            self.units[0].words[name] = words
-
     @property
     def _rows(self) -> int:
-        """C C: how many v a client hides."""
+        """How many v a client hides, c C."""
         return self.strategy.classes * self.count(0)
 
     @property
     def _numbers(self) -> int:
-        """C R: how many sums a report has, see the clients' ``_proposal``."""
+        """How many sums a report has, C R; see the clients' ``_proposal``."""
         return self.strategy.classes * (3 + 2 * self.count(0))
 
     # ----------------------------------------------------------------------- the search
