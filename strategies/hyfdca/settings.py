@@ -69,22 +69,15 @@ class HyFDCASettings(HybridStrategy):
     step: Step = setting(
         "bundle",
         "how proposals become a step",
-        note="``bundle``: clients propose u_i(w), −u_i ∈ ∂l_i, and the server mixes "
-        "all that it remembers; ``line-search``: they propose each coordinate's own "
-        "optimum, and the server takes the best step towards it. With both D never "
-        "falls, and no sample moves before all its holders have taken part. "
-        "``practical`` and ``theoretical`` are the paper's: three round trips, "
-        "encrypted dual updates that the server adds up, and stale values of clients "
-        "that are away. With everybody there ``theoretical`` never lowers D if "
-        "‖x_i‖ ≤ 1 for all samples; with longer ones it may",
+        note="``bundle`` mixes all proposals that the server remembers; "
+        "``line-search`` takes the best step towards the last; ``practical`` and "
+        "``theoretical`` are the paper's",
         choices=Step,
     )
     local_fraction: float = setting(
         1.0,
         "fraction of a client's samples that move in an iteration, drawn anew each "
         "time",
-        note="with the first two steps all holders of a sample draw alike, from their "
-        "key",
         symbol="H/N_k",
         above=0.0,
         maximum=1.0,
@@ -118,16 +111,12 @@ class HyFDCASettings(HybridStrategy):
         1,
         "groups that the samples of one set of holders are cut into, without "
         "secure-sum",
-        note="more converge faster, cost more uploads (parts · p_k numbers a client), "
-        "and let the server see the clients' contributions to w in finer pieces",
         minimum=1,
     )
     secure_sum: bool = setting(
         True,
         "whether the server sees only sums over all clients: each client's v_k and its "
         "sums of losses are hidden by masks that cancel in the sum",
-        note="all groups then move together, by complete participation. Without it "
-        "every node has to accept that its own sums are exposed",
     )
     exposed: Exposed = setting(
         "refuse",
@@ -184,41 +173,41 @@ class HyFDCASettings(HybridStrategy):
         self.class_rule = class_rule(self.class_weight, self.classes)
         bundle, several = self.step == "bundle", self.classes > 1
         signs = LOSSES[self.loss].labels == "signs"
-        step = f"step = {self.step!r}; allowed: "
-        loss = f"loss = {self.loss!r}, which is none of two classes"
-        for name, fits, other in (
+        step = f"does not go with step = {self.step!r}; allowed: "
+        loss = f"does not go with loss = {self.loss!r}, which is none of two classes"
+        together = "with secure_sum: all groups move together"
+        for name, fits, why in (
             ("l1_ratio", bundle or not self.l1_ratio, f"{step}'bundle'"),
             ("free_feature", bundle or not self.free_feature, f"{step}'bundle'"),
             ("class_weight", signs or not self.class_rule, loss),
             ("classes", self.safe or not several, f"{step}'bundle', 'line-search'"),
             ("classes", signs or not several, loss),
+            (
+                "classes",
+                self.classes != 2,
+                "is one problem of labels -1 and 1; allowed: 1, or 3 and up",
+            ),
+            (
+                "cyclic_groups",
+                not self.cyclic_groups
+                or (self.cyclic_groups > 1 and self.step == "theoretical"),
+                "must be 0, or at least 2 with step 'theoretical'",
+            ),
+            (
+                "step",
+                self.safe or not self.secure_sum,
+                "sends each client's own sums in the clear: it needs secure_sum = "
+                "False, and every node to accept that (exposed = 'accept')",
+            ),
+            (
+                "local_passes",
+                not (self.secure_sum and self.local_passes),
+                f"must be 0 {together}",
+            ),
+            ("parts", not self.secure_sum or self.parts == 1, f"must be 1 {together}"),
         ):
             if not fits:
-                value = getattr(self, name)
-                raise SettingsError(f"{name} = {value!r} does not go with {other}")
-        if self.classes == 2:
-            raise SettingsError(
-                "classes = 2 is one problem of labels -1 and +1; allowed: 1, or 3 and "
-                "more"
-            )
-        turns = self.cyclic_groups
-        if turns and (turns < 2 or self.step != "theoretical"):
-            raise SettingsError(
-                f"cyclic_groups = {turns} must be 0, or at least 2 with step "
-                "'theoretical'"
-            )
-        if self.secure_sum and not self.safe:
-            raise SettingsError(
-                f"step = {self.step!r} sends each client's own sums in the clear: it "
-                "needs secure_sum = False, and every node to accept that (exposed = "
-                "'accept')"
-            )
-        for name, off in (("local_passes", 0), ("parts", 1)):
-            if self.secure_sum and getattr(self, name) != off:
-                raise SettingsError(
-                    f"{name} = {getattr(self, name)} must be {off} with secure_sum: "
-                    "all groups move together"
-                )
+                raise SettingsError(f"{name} = {getattr(self, name)!r} {why}")
         if self.context is not None and self.encryption == "stream":
             raise SettingsError(
                 "context = ... does not apply to encryption = 'stream', whose server "
@@ -235,14 +224,11 @@ class HyFDCASettings(HybridStrategy):
 
     def check_weights(self, what: str) -> None:
         """Raise SettingsError unless samples may have weights with these settings."""
-        for fits, name, value, allowed in (
-            (self.step == "bundle", "step", self.step, "'bundle'"),
-            (self.local_passes == 0, "local_passes", self.local_passes, "0"),
-        ):
-            if not fits:
+        for name, allowed in (("step", "bundle"), ("local_passes", 0)):
+            if (value := getattr(self, name)) != allowed:
                 raise SettingsError(
                     f"{what}, which does not go with {name} = {value!r}; allowed: "
-                    f"{allowed}"
+                    f"{allowed!r}"
                 )
 
     @cached_property
@@ -264,8 +250,8 @@ class HyFDCASettings(HybridStrategy):
     def proposal_kinds(self, shared: bool) -> list[str]:
         """What clients propose for a group, in order."""
         # the Poisson loss's dual point has no bound: e^z of a w that is far off
-        bounded = self.loss != "poisson"
-        kind = "dual-point" if bounded and not self.secure_sum else "proximal"
+        proximal = self.secure_sum or self.loss == "poisson"
+        kind = "proximal" if proximal else "dual-point"
         kinds = [kind if self.step == "bundle" else "coordinate"]
         if not shared and self.local_passes:
             kinds = [*kinds, "passes"] if self.step == "bundle" else ["passes"]
