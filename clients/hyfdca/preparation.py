@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .._split_data import check_split_data
-from .node import column_sums, entry_counts, squared_norms
+from .node import column_sums, squared_norms
 from .run import ClientRun, as_arrays, as_bytes, moving
 
 __all__ = [
@@ -47,6 +47,8 @@ __all__ = [
     "send_sums",
 ]
 
+Arrays = list[NDArray[Any]]
+IntArray = NDArray[np.int64]
 
 # So that one of them and the server together cannot try ids.
 _EVALUATORS = 2
@@ -55,21 +57,17 @@ _POINT_BYTES = 32
 
 def blind(run: ClientRun) -> Arrays:
     """Blinded ids, where the clients have no common key to hash them under."""
-    _check_roster(run)
     _check_data(run)
     part = run.part
     new = [] if part.new_samples is None else part.new_samples.sample_ids
     # new samples' are ids of another kind
     ids = [f"sample {i}" for i in part.sample_ids] + [f"new {i}" for i in new]
-    return [intersection.blind(ids, _blinding(run), run.config["session"])]
+    return [intersection.blind(ids, _secret(run, "blind"), run.config["session"])]
 
 
 def evaluate_points(run: ClientRun) -> Arrays:
     """Every client's points times this evaluator's secret."""
-    _check_roster(run)
-    secret = run.node.identity.derive("evaluate", run.config["session"])
-    scalar = intersection.scalar_from(secret)
-    count = len(run.config["owners"])
+    scalar, count = _secret(run, "evaluate"), len(run.config["owners"])
     points = [_points(run.config[f"points/{i}"]) for i in range(count)]
     return [intersection.evaluate(own, scalar) for own in points]
 
@@ -82,13 +80,10 @@ def _check_data(run: ClientRun) -> None:
         raise run.refusal(SettingsError, str(error), public) from None
 
 
-def _check_roster(run: ClientRun) -> None:
+def _secret(run: ClientRun, purpose: str) -> int:
     if run.node.kind != "roster":
         raise SettingsError(f"{run.who} has no identity and roster to blind ids with")
-
-
-def _blinding(run: ClientRun) -> int:
-    secret = run.node.identity.derive("blind", run.config["session"])
+    secret = run.node.identity.derive(purpose, run.config["session"])
     return intersection.scalar_from(secret)
 
 
@@ -103,18 +98,16 @@ def _pseudonyms(run: ClientRun) -> NDArray[np.uint8]:
     """The samples' hashes, then the new samples': shape (n + n_new, 16)."""
     if run.node.kind == "roster":
         points = [_points(run.config[f"points/{i}"]) for i in range(_EVALUATORS)]
-        blinding = _blinding(run)
-        return intersection.pseudonyms(
-            *(intersection.unblind(one, blinding) for one in points)
-        )
+        scalar = _secret(run, "blind")
+        unblinded = [intersection.unblind(one, scalar) for one in points]
+        return intersection.pseudonyms(*unblinded)
     # of this run alone: an id has another name in the next
-    session = run.config["session"]
-    hashes = keyed_hashes(
-        run.common_key, ("sample", session), run.part.sample_ids, HASH_BYTES
-    )
+    kinds = {"sample": run.part.sample_ids}
     if run.part.new_samples is not None:
-        ids = run.part.new_samples.sample_ids
-        hashes += keyed_hashes(run.common_key, ("new-sample", session), ids, HASH_BYTES)
+        kinds["new-sample"] = run.part.new_samples.sample_ids
+    session, key, hashes = run.config["session"], run.common_key, b""
+    for kind, ids in kinds.items():
+        hashes += keyed_hashes(key, (kind, session), ids, HASH_BYTES)
     return as_bytes(hashes).reshape(-1, HASH_BYTES)
 
 
@@ -176,6 +169,8 @@ def agree(run: ClientRun) -> Arrays:
 
 # How many features or groups an error names
 _NAMED = 5
+#: A feature's name, the rows where it is not zero, and what is there.
+Entries = tuple[str, IntArray, NDArray[Any]]
 
 
 def check_exposed(run: ClientRun) -> None:
@@ -185,26 +180,25 @@ def check_exposed(run: ClientRun) -> None:
     several entries of it on this client, several samples in a group, several samples
     outside of a group of categories.
     """
-    rules, config, agreement = run.rules, run.config, run.agreement
-    names, own = run.part.feature_names, agreement.index(run.part.client_id)
+    config, agreement, least = run.config, run.agreement, run.rules.least
+    entries, own = list(_entries(run)), agreement.index(run.part.client_id)
     shown: list[str] = []
     if run.node.kind == "roster" and config["encryption"] == "none":
         shown.append("nothing is encrypted (encryption = 'none')")
     if not config["secure-sum"]:
         shown.append("secure-sum is off (each client's own sums travel in the clear)")
     number = {digest: m for m, digest in enumerate(agreement.features)}
-    columns = [number[digest] for digest in feature_digests(names)]
+    columns = [number[digest] for digest in feature_digests(run.part.feature_names)]
     holders = agreement.holders_of_features[columns].tolist()
-    counts = entry_counts(run.features).tolist()
     few = [
         f"feature {name!r} has {count} holder{'s' * (count > 1)}"
-        for name, count, entries in zip(names, holders, counts, strict=True)
-        if count < rules.least and entries
+        for (name, rows, _), count in zip(entries, holders, strict=True)
+        if count < least and len(rows)
     ]
     rare = [
-        f"feature {name!r} is not zero in {count} of its samples only"
-        for name, count in zip(names, counts, strict=True)
-        if 0 < count < rules.least
+        f"feature {name!r} is not zero in {len(rows)} of its samples only"
+        for name, rows, _ in entries
+        if 0 < len(rows) < least
     ]
     fraction = config["local-fraction"]
     sizes = [
@@ -214,22 +208,21 @@ def check_exposed(run: ClientRun) -> None:
     small = [
         f"{sizes.count(size)} group{'s' * (sizes.count(size) > 1)} of samples with "
         f"the same holders of size {size}{some}"
-        for size in sorted({size for size in sizes if size < rules.least})
+        for size in sorted({size for size in sizes if size < least})
     ]
-    thin: list[str] = []
-    if config["standardize"]:
-        # two sums are two equations for a column's entries
-        least = rules.least + STATISTICS
-        thin = [
-            f"feature {name!r} is not zero in {count} of its samples only, and "
-            f"standardize needs {least}"
-            for name, count in _few_values(run, least)
-        ]
-    left = _left_by_categories(run, rules.least)
+    # two sums are two equations for a column's entries, unless all of them are equal:
+    # then the sums say how many, and what
+    need = least + STATISTICS
+    thin = [
+        f"feature {name!r} is not zero in {len(rows)} of its samples only, and "
+        f"standardize needs {need}"
+        for name, rows, values in entries
+        if config["standardize"] and 0 < len(rows) < need
+        if len(np.unique(values)) > 1
+    ]
+    left = _left_by_categories(entries, run.features.shape[0], least)
     for found in (few, rare, thin, left, small):
-        shown += found[:_NAMED]
-        if len(found) > _NAMED:
-            shown.append(f"and {len(found) - _NAMED} more like that")
+        shown += _some(found)
     out = ", or 'leave-out' to leave the rare entries out" if rare else ""
     _refuse(run, "; ".join(shown), out)
 
@@ -239,23 +232,17 @@ def check_weights_hidden(run: ClientRun, balanced: bool) -> None:
 
     ``balanced``: whether the classes' totals are known, which those weights need.
     """
-    rules, config = run.rules, run.config
-    groups = run.held.values()
+    config, least, groups = run.config, run.rules.least, run.held.values()
     if balanced:
         found = [run.weights_of(held) for held in groups]
-        rows = np.concatenate([one for one in found if one is not None], axis=1)
+        weights = np.concatenate([one for one in found if one is not None], axis=1)
     else:
         # up to a factor
-        rule = config["class-weight"]
-        rows = normalised(
-            run.sample_weights,
-            run.state["labels"],
-            config["classes"],
-            "" if isinstance(rule, str) else rule,
-            np.ones(1),
-            1,
-        )
-    rows = np.unique(rows, axis=0)
+        rule, y = config["class-weight"], run.state["labels"]
+        rule = "" if isinstance(rule, str) else rule
+        own = run.sample_weights, y, config["classes"], rule
+        weights = normalised(*own, np.ones(1), 1)
+    weights = np.unique(weights, axis=0)
     shown: list[str] = []
     if balanced and config["class-weight"] == BALANCED and not config["weighted"]:
         # a rare class's sum would be nearly its few rows
@@ -263,19 +250,30 @@ def check_weights_hidden(run: ClientRun, balanced: bool) -> None:
         shown += [
             f"class {label:g}, which {count:g} of all samples have"
             for label, count in totals
-            if count < rules.least
+            if count < least
         ]
-    small = sum(
-        any(outweighed(s[held.own], rules.least) for s in rows) for held in groups
-    )
+    small = sum(any(outweighed(s[held.own], least) for s in weights) for held in groups)
     if small:
         shown.append(f"{small} group{'s' * (small > 1)} of samples")
-    names = _outweighed_columns(run, rows)
-    shown += [f"feature {name!r}" for name in names[:_NAMED]]
-    if len(names) > _NAMED:
-        shown.append(f"and {len(names) - _NAMED} features more")
+    in_rows = np.zeros((len(weights), run.features.shape[0]))
+    in_rows[:, run.state["rows"].astype(np.int64)] = weights
+    features = []
+    for name, rows, values in _entries(run):
+        # two sums more for each column, of which it takes two entries more to hide;
+        # of equal entries their number gives the column away in any case
+        more = config["standardize"] and len(np.unique(values)) > 1
+        need = least + STATISTICS * bool(more)
+        if len(rows) and any(outweighed(s[rows], need) for s in in_rows):
+            features.append(f"feature {name!r}")
+    shown += _some(features)
     few = f"a few samples outweigh the rest in {', '.join(shown)}" if shown else ""
     _refuse(run, few)
+
+
+def _some(found: list[str]) -> list[str]:
+    """The first of them, and how many there are more."""
+    more = len(found) - _NAMED
+    return found[:_NAMED] + [f"and {more} more like that"] * (more > 0)
 
 
 def _refuse(run: ClientRun, shown: str, or_else: str = "") -> None:
@@ -288,50 +286,38 @@ def _refuse(run: ClientRun, shown: str, or_else: str = "") -> None:
         f"Its node allows it with exposed = 'accept'{or_else}, or with a smaller least "
         "(in a simulation hyfdca.exposed, hyfdca.least)"
     )
-    raise run.refusal(
-        SettingsError,
-        f"{start}: {shown}. {end}",
-        f"{start}: its node's log says which. {end}",
-    )
+    private = f"{start}: {shown}. {end}"
+    public = f"{start}: its node's log says which. {end}"
+    raise run.refusal(SettingsError, private, public)
 
 
-def _few_values(run: ClientRun, least: int) -> list[tuple[str, int]]:
-    """Features of which Σ x and Σ x² would give single entries away.
+def _entries(run: ClientRun) -> Iterator[Entries]:
+    """Of each feature its name, the rows where it is not zero, and what is there."""
+    from scipy import sparse
 
-    With fewer than ``least`` entries that are not 0, unless all of them are equal: then
-    the sums say how many, and what.
-    """
-    counts = entry_counts(run.features)
-    found = []
-    for m in np.flatnonzero((counts > 0) & (counts < least)).tolist():
-        column = np.asarray(run.features[:, [m]] @ np.ones(1)).ravel()
-        if len(np.unique(column[column != 0.0])) > 1:
-            found.append((str(run.part.feature_names[m]), int(counts[m])))
-    return found
+    columns = sparse.csc_array(run.features)
+    columns.eliminate_zeros()
+    for m, name in enumerate(run.part.feature_names):
+        own = slice(columns.indptr[m], columns.indptr[m + 1])
+        yield str(name), columns.indices[own].astype(np.int64), columns.data[own]
 
 
-def _left_by_categories(run: ClientRun, least: int) -> list[str]:
+def _left_by_categories(entries: list[Entries], n: int, least: int) -> list[str]:
     """Groups of binary columns that nearly all samples have one of.
 
     The constant column's sum less those of a group is one over the samples that have
     none of its columns. Groups are runs of neighbours, as one-hot columns stand.
     """
-    from scipy import sparse
-
-    columns = sparse.csc_array(run.features)
-    columns.eliminate_zeros()
-    left = np.ones(columns.shape[0], dtype=np.bool_)
+    left = np.ones(n, dtype=np.bool_)
     group: list[tuple[str, IntArray]] = []
     found = []
-    for m, name in enumerate(run.part.feature_names):
-        entries = slice(columns.indptr[m], columns.indptr[m + 1])
-        rows = columns.indices[entries].astype(np.int64)
-        if len(np.unique(columns.data[entries])) != 1:
+    for name, rows, values in entries:
+        if len(np.unique(values)) != 1:
             continue
         while not left[rows].all():  # no two of a group's columns have one sample
             left[group.pop(0)[1]] = True
         left[rows] = False
-        group.append((str(name), rows))
+        group.append((name, rows))
         count = int(left.sum())
         if 0 < count < least:
             found.append(
@@ -341,32 +327,7 @@ def _left_by_categories(run: ClientRun, least: int) -> list[str]:
     return found
 
 
-def _outweighed_columns(run: ClientRun, rows: FloatArray) -> list[str]:
-    """Features of which a few samples have nearly all weight."""
-    from scipy import sparse
-
-    least = run.rules.least
-    in_rows = np.zeros((len(rows), run.features.shape[0]))
-    in_rows[:, run.state["rows"].astype(np.int64)] = rows
-    columns = sparse.csc_array(run.features)
-    columns.eliminate_zeros()
-    names = []
-    for m, name in enumerate(run.part.feature_names):
-        entries = slice(columns.indptr[m], columns.indptr[m + 1])
-        where, values = columns.indices[entries], columns.data[entries]
-        # two sums more for each column, of which it takes two entries more to hide;
-        # of equal entries their number gives the column away in any case
-        more = run.config["standardize"] and len(np.unique(values)) > 1
-        need = least + STATISTICS * bool(more)
-        if len(where) and any(outweighed(s[where], need) for s in in_rows):
-            names.append(str(name))
-    return names
-
-
 # -------------------------------------------------------------------------- opening
-
-Arrays = list[NDArray[Any]]
-IntArray = NDArray[np.int64]
 
 
 class LabelError(CodedError):
