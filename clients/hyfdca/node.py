@@ -134,29 +134,17 @@ def kept(features: Any, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
 
 def entry_counts(features: Any) -> NDArray[np.int64]:
     """Return the number of non-zero entries of each column, shape (p_k,)."""
-
-    def counted() -> NDArray[np.int64]:
-        if isinstance(features, np.ndarray):
-            return np.asarray(np.count_nonzero(features, axis=0), dtype=np.int64)
-        from scipy import sparse
-
-        csc = sparse.csc_array(features)
-        csc.eliminate_zeros()
-        return np.asarray(np.diff(csc.indptr), dtype=np.int64)
-
-    found: NDArray[np.int64] = kept(features, ("counts",), counted)
-    return found
+    return np.asarray((features != 0.0).sum(axis=0), dtype=np.int64).ravel()
 
 
 def without_rare(features: Any, least: int) -> Any:
     """Features with zeros in the columns that have fewer than ``least`` entries."""
-    counts = entry_counts(features)
-    rare = (counts > 0) & (counts < least)
-    if not rare.any():
-        return features
 
     def left() -> Any:
-        keep = np.where(rare, 0.0, 1.0)
+        counts = entry_counts(features)
+        keep = np.where((counts > 0) & (counts < least), 0.0, 1.0)
+        if keep.all():
+            return None
         if isinstance(features, np.ndarray):
             return features * keep
         from scipy import sparse
@@ -165,7 +153,8 @@ def without_rare(features: Any, least: int) -> Any:
         found.eliminate_zeros()
         return found
 
-    return kept(features, ("without rare", least), left)
+    found = kept(features, ("without rare", least), left)
+    return features if found is None else found
 
 
 def column_sums(features: Any, weights: FloatArray | None = None) -> FloatArray:

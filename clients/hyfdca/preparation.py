@@ -498,7 +498,7 @@ def send_sums(run: ClientRun) -> Arrays:
     the first to hold the column. Then the totals that weights are normalised by.
     """
     run.open()
-    answered = run.answered()
+    answered = run.block.answered(run.config["attempt"])
     if answered is not None:
         return [answered]
     sums, totals = np.zeros((0, len(run.part.feature_names))), np.zeros(0)

@@ -59,18 +59,15 @@ def inner_product(run: ClientRun) -> Arrays:
     ):
         held = run.held[g]
         values = products[row * C : (row + 1) * C, held.rows]
-        drawn = run.drawn(held, version)
-        if drawn is not None and config["slots"] == "chosen":
-            # as few ciphertexts as they need; which samples these are is not sent
-            values = values[:, drawn]
+        values = values[:, run.sent(held, version)]
         # the paper's steps add up shares of several iterations: one label for all
         stale = config["step"] in ("practical", "theoretical")
         terms = MAX_SHARES if stale else None
         label = ("product", g, version)
         blobs += run.encrypt(run.holders(g), label, values.reshape(-1), terms)
-    if config["backup"]:
-        blobs += _backups(run, _points(run))
-    return as_arrays(blobs)
+    # without any the paper's steps have no points
+    kept = _backups(run, _points(run)) if config["backup"] else []
+    return as_arrays(blobs) + kept
 
 
 def propose(run: ClientRun) -> Arrays:
@@ -82,7 +79,7 @@ def propose(run: ClientRun) -> Arrays:
     learn(run)
     config, C = run.config, run.config["classes"]
     points = _points(run)
-    backups = as_arrays(_backups(run, points))
+    backups = _backups(run, points)
     if not config["propose"]:  # it has to wait, and only takes where it stands
         return backups
     versions = dict(zip(config["propose"], config["versions"], strict=True))
@@ -104,7 +101,7 @@ def propose(run: ClientRun) -> Arrays:
 def backup(run: ClientRun) -> Arrays:
     """enc(α) of some groups, for clients that lost it."""
     learn(run)
-    return as_arrays(_backups(run, _points(run)))
+    return _backups(run, _points(run))
 
 
 # --------------------------------------------------------------------------- proposals
@@ -112,17 +109,15 @@ def backup(run: ClientRun) -> Arrays:
 
 def _scores(run: ClientRun, g: int, version: int) -> FloatArray:
     """x_iᵀw of a group's samples, (C, n_g); of a shared one's not drawn, 0."""
-    config, held, C = run.config, run.held[g], run.config["classes"]
+    config, held = run.config, run.held[g]
+    C = config["classes"]
     z = np.zeros((C, held.size))
     if g in config["local"]:
         row = dict(zip(config["local"], config["rows"], strict=True))[g]
         part = run.rows_of(held)
         z[:, held.by_row] = [part @ one for one in run.w[row * C : (row + 1) * C]]
         return z
-    drawn = run.drawn(held, version)
-    where = np.arange(held.size)
-    if config["slots"] == "chosen" and drawn is not None:
-        where = drawn
+    where = run.sent(held, version)
     blobs, label = config[f"scores/{g}"], ("product", g, version)
     sums = run.decrypt(run.holders(g), blobs, label, C * len(where))
     z[:, where] = sums.reshape(C, len(where))
@@ -145,8 +140,7 @@ def _proposal(
     alpha = remembered[-1].reshape(config["classes"], held.size)
     y, s = run.targets(held), run.weights_of(held)
     loss = weighted(run.loss, s)
-    drawn = run.drawn(held, version)
-    moves = np.arange(held.size) if drawn is None else drawn
+    moves = run.drawn(held, version)
     kinds = config["local-proposals" if g in config["local"] else "proposals"]
     new = []
     for number, kind in enumerate(kinds):
@@ -199,9 +193,8 @@ def _moved(
     q = run.state["norms"][held.own][moves]
     if kind == "coordinate":
         return alpha + loss.coordinate_step(alpha, z, q, y, scale)
-    key = run.cipher(run.holders(held.group)).derive(
-        "draw", "passes", held.group, version
-    )
+    purpose = "draw", "passes", held.group, version
+    key = run.cipher(run.holders(held.group)).derive(*purpose)
     words = np.frombuffer(key, dtype="<u4").tolist()
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
     each = [
@@ -254,7 +247,8 @@ def _hidden(
 
     v row by row, then whole parts and rests of the two lists of C R sums, then a count.
     """
-    answered = run.answered()
+    # what this attempt got before, if it is the last that got anything
+    answered = run.block.answered(run.config["attempt"])
     if answered is not None:
         return answered
     v = np.sum(vectors, axis=0)
@@ -295,7 +289,7 @@ def _noise(run: ClientRun, shape: tuple[int, ...]) -> FloatArray:
 # ---------------------------------------------------------------------- where α stands
 
 
-def _backups(run: ClientRun, points: Mapping[int, Points]) -> list[bytes]:
+def _backups(run: ClientRun, points: Mapping[int, Points]) -> Arrays:
     """enc(α) of the groups that the server wants to keep."""
     records = GroupStep.unpack(run.config, run.config["classes"])
     steps = {record.group: record.step for record in records}
@@ -303,7 +297,7 @@ def _backups(run: ClientRun, points: Mapping[int, Points]) -> list[bytes]:
     for g in run.config["backup"]:
         label = ("alpha", g, steps[g], run.config.get("tag", b"").hex())
         blobs += run.encrypt(run.holders(g), label, points[g][1][-1], 1)
-    return blobs
+    return as_arrays(blobs)
 
 
 def _points(run: ClientRun) -> dict[int, Points]:

@@ -286,10 +286,6 @@ class ClientRun:
         words = np.concatenate([rows.reshape(-1), ends])
         return self.block.term(self.config["attempt"], words, where)
 
-    def answered(self) -> Words | None:
-        """What this attempt got before, if it is the last that got anything."""
-        return self.block.answered(self.config["attempt"])
-
     # --------------------------------------------------------------------------- data
 
     @cached_property
@@ -398,11 +394,11 @@ class ClientRun:
         ids = [str(self.part.sample_ids[i]) for i in held.rows]
         return np.argsort(np.argsort(ids))
 
-    def drawn(self, held: HeldGroup, version: int) -> IntArray | None:
-        """The samples of a group that move in this step; None: all."""
+    def drawn(self, held: HeldGroup, version: int) -> IntArray:
+        """The samples of a group that move in this step."""
         fraction = self.config["local-fraction"]
         if fraction == 1.0:
-            return None
+            return np.arange(held.size)
         if self.config["encryption"] == "none":
             # nothing is hidden: the same in every run, whatever pseudonyms it has
             u = np.random.default_rng([held.group, version]).uniform(size=held.size)
@@ -411,6 +407,12 @@ class ClientRun:
             u = self.uniform(held.group, held.size, version)
         order = np.argsort(u)
         return np.sort(order[: moving(held.size, fraction)])
+
+    def sent(self, held: HeldGroup, version: int) -> IntArray:
+        """The samples of a group whose inner products are encrypted."""
+        # as few ciphertexts as they need; which samples these are is not sent
+        chosen = self.config["slots"] == "chosen"
+        return self.drawn(held, version) if chosen else np.arange(held.size)
 
 
 def moving(size: int, fraction: float) -> int:

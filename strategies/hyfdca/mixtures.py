@@ -163,14 +163,16 @@ class MixtureSteps(Units):
 
     def _propose(self, available: Sequence[str]) -> set[str]:
         """Proposals of the groups whose inner products are known."""
-        taken: set[str] = set()
-        for attempt in range(1 + self.strategy.retries):
+        # between two waves of hidden sums α is brought to those who turn out to need it
+        tries, taken = 1 + self.strategy.retries, set[str]()
+        waves = 1 if self.strategy.secure_sum else tries
+        for attempt in range(tries // waves):
             if attempt and any(not self.has_alpha(*one) for one in self.bare):
                 self._heal(available)  # somebody turned out to have lost its state
             missing = self._missing_answers(available)
             if not missing:
                 break
-            taken |= self._ask_proposals(missing, available)
+            taken |= self._ask_proposals(missing, available, waves)
         return taken
 
     def _missing_answers(self, available: Sequence[str]) -> dict[str, list[int]]:
@@ -198,7 +200,7 @@ class MixtureSteps(Units):
         return missing
 
     def _ask_proposals(
-        self, missing: dict[str, list[int]], available: Sequence[str]
+        self, missing: dict[str, list[int]], available: Sequence[str], attempts: int
     ) -> set[str]:
         secure = self.strategy.secure_sum
         asked: dict[str, list[int]] = {}
@@ -255,7 +257,9 @@ class MixtureSteps(Units):
 
         rejected = self.strategy.conversation.traffic.rejected
         before = len(rejected)
-        taken = self.strategy.ask("train.propose", entries, take, list(missing), 1)
+        taken = self.strategy.ask(
+            "train.propose", entries, take, list(missing), attempts
+        )
         for name, reason in rejected[before:]:
             if reason.refusal == RefusedError.code and name in missing:
                 self.refused(name)
