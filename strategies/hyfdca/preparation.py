@@ -15,6 +15,7 @@ from fedtrellis.dual.columns import PARTS, STATISTICS, ColumnScales, of_parts
 from fedtrellis.dual.weights import BALANCED, labels_of
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
+from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import SETUP_ATTEMPTS
 from fedtrellis.settings import SettingsError
@@ -43,24 +44,29 @@ Labels = dict[str, Blobs]
 
 def key_kind(strategy: HyFDCASettings) -> str:
     """Which kind of keys the clients have: all of them the same."""
-    kinds: dict[str, list[str]] = {}
-    for name in strategy.clients:
-        kind = str(strategy.announced(name, "key-kind", "run"))
-        kinds.setdefault(kind, []).append(name)
-    if len(kinds) > 1:
+    kinds = {
+        name: str(strategy.announced(name, "key-kind", "run"))
+        for name in strategy.clients
+    }
+    if len(set(kinds.values())) > 1:
         words = {"roster": "identity and roster", "key": "key-file", "run": "no key"}
-        found = "; ".join(
-            f"client {', '.join(names)}: {words.get(kind, kind)}"
-            for kind, names in kinds.items()
-        )
+        found = _who_has({name: words.get(kind, kind) for name, kind in kinds.items()})
         raise SettingsError(f"the clients do not have one kind of keys ({found})")
-    (kind,) = kinds
+    kind = kinds[strategy.clients[0]]
     if kind == "roster" and strategy.encryption == "tenseal-bfv":
         raise SettingsError(
             "encryption = 'tenseal-bfv' needs one key for all clients, and these have "
             "identities and a roster; allowed: 'stream'"
         )
     return kind
+
+
+def _who_has(found: Mapping[str, str]) -> str:
+    """Say of each different value which clients have it."""
+    clients: dict[str, list[str]] = {}
+    for name, value in found.items():
+        clients.setdefault(value, []).append(name)
+    return "; ".join(f"client {', '.join(own)}: {one}" for one, own in clients.items())
 
 
 def match_ids(strategy: HyFDCASettings) -> dict[str, dict[str, bytes]]:
@@ -76,8 +82,8 @@ def match_ids(strategy: HyFDCASettings) -> dict[str, dict[str, bytes]]:
         (points[answer.client],) = _read_points(answer.arrays, 1)
 
     strategy.ask_everyone("train.blind", config, take_points)
-    given = {f"points/{i}": points[owner] for i, owner in enumerate(owners)}
-    asked = {**config, "owners": owners, **given}
+    asked = {**config, "owners": owners}
+    asked |= {f"points/{i}": points[owner] for i, owner in enumerate(owners)}
     found: dict[str, dict[str, bytes]] = {name: {} for name in owners}
 
     def take_evaluated(answer: Answer) -> None:
@@ -118,18 +124,16 @@ def settle_cipher(strategy: HyFDCASettings, kind: str, rest: Rest) -> Cipher:
         cipher = backend_class(strategy.encryption).adder()
     if kind == "roster":
         return cipher
-    prints: dict[str, list[str]] = {}
-    for name, (fingerprint, *_) in rest.items():
-        prints.setdefault(fingerprint.tobytes().decode(), []).append(name)
-    server = "" if given is None else f"server: {given.fingerprint}; "
-    if len(prints) > 1 or (given is not None and given.fingerprint not in prints):
-        found = "; ".join(
-            f"client {', '.join(names)}: {key}" for key, names in prints.items()
-        )
-        who = "clients" if given is None else "clients and the server"
+    prints = {name: own[0].tobytes().decode() for name, own in rest.items()}
+    known, server = set(prints.values()), ""
+    if given is not None:
+        server = f"server: {given.fingerprint}; "
+        known.add(given.fingerprint)
+    if len(known) > 1:
+        who = "clients and the server" if server else "clients"
         raise SettingsError(
-            f"the {who} do not have one key between them ({server}{found}); make one "
-            "with fedtrellis-keys, and give every node the same key-file"
+            f"the {who} do not have one key between them ({server}{_who_has(prints)}); "
+            "make one with fedtrellis-keys, and give every node the same key-file"
         )
     return cipher
 
@@ -249,7 +253,7 @@ def ask_sums(strategy: HyFDCASettings) -> tuple[ColumnScales | None, FloatArray 
     T = len(labels_of(strategy.classes)) if rule == BALANCED else 1
     T = T if weighted or rule else 0
     rows = (STATISTICS + weighted) if strategy.standardize else 0
-    words: dict[str, NDArray[np.uint64]] = {}
+    words: dict[str, Words] = {}
 
     def take(answer: Answer) -> None:
         size = PARTS * (rows * len(alignment.columns[answer.client]) + T) + 1
@@ -269,15 +273,13 @@ def ask_sums(strategy: HyFDCASettings) -> tuple[ColumnScales | None, FloatArray 
 
 def _totals(strategy: HyFDCASettings, totals: FloatArray) -> FloatArray:
     """The same totals, if weights can be normalised by them."""
-    if strategy.class_rule == BALANCED:
-        for label, one in zip(labels_of(strategy.classes), totals, strict=True):
-            if one == 0.0:
-                raise SettingsError(
-                    "class_weight = 'balanced': no sample of any weight is of class "
-                    f"{label:g}"
-                )
-    elif totals[0] == 0.0:
-        raise SettingsError("the weights of all samples are 0; some must be above 0")
+    if (totals == 0.0).any():
+        if strategy.class_rule != BALANCED:
+            raise SettingsError("the weights of all samples are 0, none above 0")
+        label = labels_of(strategy.classes)[int(np.argmin(totals != 0.0))]
+        raise SettingsError(
+            f"class_weight = 'balanced': no sample of any weight is of class {label:g}"
+        )
     if not (np.isfinite(totals) & (totals > 0.0)).all():
         raise SettingsError(
             "the sums of the weights contradict each other: the clients were not asked "

@@ -119,6 +119,8 @@ class HyFDCA(HyFDCASettings):
     # the strategy compares the key itself
     _free_to_change = ("context",)
 
+    steps: Steps  # the iteration, once the clients are aligned
+
     def _warnings(self) -> list[str]:
         """Say where nothing is encrypted."""
         if self.encryption == "none":
@@ -147,7 +149,7 @@ class HyFDCA(HyFDCASettings):
         self._scales: ColumnScales | None = None  # of raw columns
         self._totals: FloatArray | None = None  # what weights are normalised by
         self._new: Alignment | None = None  # of the samples that are to be scored
-        self._steps: Steps | None = None
+        self._aligned = False
         # lowest P and highest D so far, class by class, and the w of the former
         self._primals, self._duals = np.full((2, self.classes), [[inf], [-inf]])
         self._certified: FloatArray | None = None
@@ -155,25 +157,16 @@ class HyFDCA(HyFDCASettings):
         self._uncertified = 0  # moves since the w that P was last known of
         self._reached: Any = None
 
-    @property
-    def steps(self) -> Steps:
-        """The iteration, once the clients are aligned."""
-        assert self._steps is not None
-        return self._steps
-
     def _make_steps(self) -> Steps:
         if not self.safe:
             return UpdateSteps(self)
         # the weights that the run was given, (p,) or (C, p)
-        w = self.broadcast.model
-        several = self.classes > 1
-        return MixtureSteps(
-            self, w.reshape(-1, self.classes).T.copy() if several else w.copy()
-        )
+        w, C = self.broadcast.model, self.classes
+        return MixtureSteps(self, w.reshape(-1, C).T.copy() if C > 1 else w.copy())
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Match samples and features, agree, and share labels and norms encrypted."""
-        if self._steps is not None:
+        if self._aligned:
             # a run that goes on, if its key is still there
             self._ask_ready()
             return
@@ -187,16 +180,16 @@ class HyFDCA(HyFDCASettings):
         rest = self.align_clients(
             lambda name: {**config, **points.get(name, {})}, self.parts
         )
-        self._cipher = settle_cipher(self, kind, rest)
+        self.cipher = settle_cipher(self, kind, rest)
         if not roster:
             self._fingerprint = next(iter(rest.values()))[0].tobytes().decode()
         if self.encryption == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
         self._new = align_new_samples(self.alignment, rest)
-        members = [
-            Party(name, rest[name][0].tobytes().decode(), rest[name][1].tobytes().hex())
-            for name in self.clients
-        ]
+        members = []
+        for name in self.clients:
+            key, fresh = (array.tobytes() for array in rest[name][:2])
+            members.append(Party(name, key.decode(), fresh.hex()))
         settings = self.pinned_settings()
         new = [] if self._new is None else self._new.groups
         self._agreement = Agreement.of(settings, members, self.alignment, new)
@@ -210,15 +203,10 @@ class HyFDCA(HyFDCASettings):
         self._ask_ready()
         for name in self.clients:
             conversation.client(name).ready = True
-        log(
-            INFO,
-            "%d samples in %d groups, %d features; %s data",
-            self.alignment.num_samples,
-            len(self.alignment.groups),
-            len(self.alignment.feature_names),
-            self.kind,
-        )
-        self._steps = self._make_steps()
+        found = self.alignment
+        sizes = found.num_samples, len(found.groups), len(found.feature_names)
+        log(INFO, "%d samples in %d groups, %d features; %s data", *sizes, self.kind)
+        self.steps, self._aligned = self._make_steps(), True
 
     def _ask_ready(self) -> None:
         """Let every client check its key and, if it was just given them, its labels."""
@@ -250,11 +238,8 @@ class HyFDCA(HyFDCASettings):
             own = {} if alignment is None else alignment.rows.get(client, {})
             found = HeldGroup.pack(HeldGroup(g, own[g]) for g in sorted(own))
             arrays |= {f"{prefix}{key}": array for key, array in found.items()}
-        sealed = [
-            self._sealed[holders, client]
-            for holders in self._agreement.holder_sets
-            if (holders, client) in self._sealed
-        ]
+        sets, boxes = self._agreement.holder_sets, self._sealed
+        sealed = [boxes[own, client] for own in sets if (own, client) in boxes]
         entries: dict[str, Any] = {"sealed": sealed} if sealed else {}
         if self._labels:
             for g in self.alignment.client_groups(client):
@@ -266,8 +251,8 @@ class HyFDCA(HyFDCASettings):
             entries["column-scales"] = self._scales.scales[columns].tolist()
         if self._totals is not None:
             entries["weight-totals"] = self._totals.tolist()
-        if self._steps is not None:
-            self._steps.restored(client)
+        if self._aligned:
+            self.steps.restored(client)
         return arrays, entries
 
     # ---------------------------------------------------------------------- the rounds
@@ -295,7 +280,16 @@ class HyFDCA(HyFDCASettings):
         self.used = [name for name in self.clients if name in used and moved]
         if not conversation.traffic.waves:
             self.sampled = []  # all who are here wait for somebody who is away
-        self._note(self.steps)
+        # what the iteration certifies: P of each class's w, and D
+        steps = self.steps
+        if steps.duals is not None:
+            self._duals = np.maximum(self._duals, steps.duals)
+        if steps.primals is not None:
+            w = np.atleast_2d(steps.certified)
+            known = w if self._certified is None else self._certified
+            better = steps.primals < self._primals
+            self._certified = np.where(better[:, None], w, known)
+            self._primals = np.minimum(steps.primals, self._primals)
         primal = metrics.get("primal")
         if primal is not None:
             # what the stop rule compares and the result has: never that of one round
@@ -307,17 +301,6 @@ class HyFDCA(HyFDCASettings):
         )
         self.broadcast.replace(_flat(self.steps.w))
         return metrics if self.used else None
-
-    def _note(self, steps: Steps) -> None:
-        """Take in what an iteration certifies: P of each class's w, and D."""
-        if steps.duals is not None:
-            self._duals = np.maximum(self._duals, steps.duals)
-        if steps.primals is not None:
-            w = np.atleast_2d(steps.certified)
-            known = w if self._certified is None else self._certified
-            better = steps.primals < self._primals
-            self._certified = np.where(better[:, None], w, known)
-            self._primals = np.minimum(steps.primals, self._primals)
 
     @property
     def _gap(self) -> float:
@@ -427,11 +410,10 @@ class HyFDCA(HyFDCASettings):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The alignment, the ciphertexts to give back, and the steps' own state."""
+        sets = self.agreement.holder_sets
         sealed = {
-            f"{i}/{holders.index(name)}": self._sealed[holders, name]
-            for i, holders in enumerate(self.agreement.holder_sets)
-            for name in holders
-            if (holders, name) in self._sealed
+            f"{sets.index(holders)}/{holders.index(name)}": box
+            for (holders, name), box in self._sealed.items()
         }
         return pack(
             {
@@ -457,7 +439,7 @@ class HyFDCA(HyFDCASettings):
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         tree, C = unpack(state), self.classes
-        self._cipher = load_evaluation(tree["context"].tobytes())
+        self.cipher = load_evaluation(tree["context"].tobytes())
         self._fingerprint = str(tree["fingerprint"])
         given = self.given_cipher
         if given is not None and given.fingerprint != self._fingerprint:
@@ -488,8 +470,8 @@ class HyFDCA(HyFDCASettings):
         self._duals = tree["best-duals"].reshape(C)
         if "best-w" in tree:
             self._certified = tree["best-w"].reshape(C, -1)
-        self._steps = self._make_steps()
-        self._steps.load_state(pack(tree["steps"]))
+        self.steps, self._aligned = self._make_steps(), True
+        self.steps.load_state(pack(tree["steps"]))
 
 
 def _flat(w: FloatArray) -> FloatArray:
