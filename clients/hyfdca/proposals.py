@@ -54,17 +54,19 @@ def inner_product(run: ClientRun) -> Arrays:
     # by class: shape (r C, n_k)
     products = np.asarray(run.columns @ run.w.T).T
     blobs: list[bytes] = []
-    for g, version, row in zip(
-        config["products"], config["versions"], config["rows"], strict=True
-    ):
+    asked = config["products"], config["versions"], config["rows"]
+    for g, version, row in zip(*asked, strict=True):
         held = run.held[g]
         values = products[row * C : (row + 1) * C, held.rows]
         values = values[:, run.sent(held, version)]
         # the paper's steps add up shares of several iterations: one label for all
         stale = config["step"] in ("practical", "theoretical")
-        terms = MAX_SHARES if stale else None
-        label = ("product", g, version)
-        blobs += run.encrypt(run.holders(g), label, values.reshape(-1), terms)
+        sent = (
+            ("product", g, version),
+            values.reshape(-1),
+            MAX_SHARES if stale else None,
+        )
+        blobs += run.encrypt(run.holders(g), *sent)
     # without any the paper's steps have no points
     kept = _backups(run, _points(run)) if config["backup"] else []
     return as_arrays(blobs) + kept
@@ -129,11 +131,8 @@ def _proposal(
 ) -> tuple[FloatArray, FloatArray]:
     """One group's proposals, which it remembers.
 
-    Returns
-    -------
-    (ndarray of shape (c C, p_k), ndarray of shape (C (2 + c + 1 + c),))
-        v_k of each proposal, class by class; and of each class Σ l_i(z_i), Σ l_i*(−α_i)
-        of α and of each proposal, and Σ α_i z_i of α and of each proposal.
+    Returns v_k of each proposal, class by class, shape (c C, p_k); and of each class
+    Σ l_i(z_i), and of α and each proposal Σ l_i*(−α_i), then Σ α_i z_i.
     """
     config, held = run.config, run.held[g]
     ids, remembered = known
@@ -328,22 +327,17 @@ def _points(run: ClientRun) -> dict[int, Points]:
 def _brought_to(run: ClientRun, record: GroupStep) -> Points | str:
     """Ids and points of one group, the last being α; or why this cannot be.
 
-    For a group whose step the server has taken since, α ← Σ_j θ_j a_j.
-
-    The number of a step is not enough to know it by: a wave may have been repeated, and
-    after a loss a group may have gone back. With secure sums its ``tag`` is the attempt
-    whose proposals were mixed.
+    A step's number is not enough to know it by: a wave may have been repeated, or a
+    group gone back. With secure sums ``tag`` is the attempt whose proposals were mixed.
     """
     g, step, state = record.group, record.step, run.state
     held, C = run.held[g], run.config["classes"]
     tag = run.config.get("tag", b"")
     alpha_id = np.array([record.alpha_id])
     if record.alpha is not None:
-        label = ("alpha", g, step, tag.hex())
-        holders = run.holders(g)
-        alpha = run.decrypt(holders, record.alpha, label, C * held.size, None)
-        y = run.targets(held)
-        loss = weighted(run.loss, run.weights_of(held))
+        opened = record.alpha, ("alpha", g, step, tag.hex()), C * held.size
+        alpha = run.decrypt(run.holders(g), *opened, whole=False)
+        y, loss = run.targets(held), weighted(run.loss, run.weights_of(held))
         return alpha_id, loss.feasible(alpha.reshape(y.shape), y).reshape(1, -1)
     if step == 0:
         return alpha_id, np.zeros((1, C * held.size))
@@ -401,7 +395,7 @@ def dual(run: ClientRun) -> Arrays:
             z = local[held.rows]
         elif f"scores/{g}" in config:
             blobs_of, label = config[f"scores/{g}"], ("product", g, 0)
-            z = run.decrypt(holders, blobs_of, label, len(alpha), None)
+            z = run.decrypt(holders, blobs_of, label, len(alpha), whole=False)
         else:
             z = np.zeros(len(alpha))
         if config["step"] == "practical":
@@ -427,7 +421,7 @@ def primal(run: ClientRun) -> Arrays:
     for g in run.config["moved"]:
         held, blobs_of = run.held[g], run.config[f"alpha/{g}"]
         alpha[held.own] = run.decrypt(
-            run.holders(g), blobs_of, ("dual", g), held.size, None
+            run.holders(g), blobs_of, ("dual", g), held.size, whole=False
         )
     run.state["alpha"] = alpha
     in_rows[run.state["rows"].astype(int)] = alpha

@@ -53,10 +53,9 @@ _WISHES = ("least", "exposed", "noise")
 class ClientRun:
     """What a phase works with, of one request at one client.
 
-    ``state`` is the client's, which phases change (see ``HyFDCAClient``); ``config``
-    has the request's entries and, once a run is opened, over them the settings that
-    were agreed on; ``w`` are the request's weights. ``numbers`` are for the answer,
-    beside its arrays. Without ``rules`` those of the node config count.
+    ``config`` has the request's entries and, once a run is opened, over them the
+    settings that were agreed on; ``w`` are the request's weights. ``numbers`` are for
+    the answer, beside its arrays.
     """
 
     numbers: FloatArray | None = None
@@ -143,10 +142,10 @@ class ClientRun:
     @cached_property
     def new_rows(self) -> dict[int, IntArray]:
         """The rows of the new samples of each of this client's groups of them."""
-        sizes = self.state["new-sizes"].astype(int)
-        parts = np.split(self.state["new-rows"].astype(np.int64), np.cumsum(sizes)[:-1])
-        groups = self.state["new-groups"].astype(int).tolist()
-        return dict(zip(groups, parts, strict=True)) if groups else {}
+        keys = "new-rows", "new-groups", "new-sizes"
+        rows, groups, sizes = (self.state[key].astype(np.int64) for key in keys)
+        parts = np.split(rows, np.cumsum(sizes)[:-1])
+        return dict(zip(groups.tolist(), parts, strict=True)) if len(groups) else {}
 
     @cached_property
     def shared_columns(self) -> dict[str, IntArray]:
@@ -177,10 +176,8 @@ class ClientRun:
         """Return 32 bytes that this client and another have, in this run."""
         agreement, config = self.agreement, self.config
         key = agreement.members[agreement.index(other)].key
-        shared = self.node.shared_with(
-            other, key, config["session"], config["encryption"]
-        )
-        return expand(shared, "run", agreement.digest)
+        of = other, key, config["session"], config["encryption"]
+        return expand(self.node.shared_with(*of), "run", agreement.digest)
 
     def cipher(self, holders: Holders) -> Cipher:
         """Return the cipher of some holders, of whom this client is one."""
@@ -209,16 +206,12 @@ class ClientRun:
         """
         if self.node.kind != "roster":
             return []
+        name, sets = self.part.client_id, self.agreement.holder_sets
+        pairs = [(own, other) for own in sets if own[0] == name for other in own[1:]]
         with for_good():
             return [
-                seal(
-                    self.pair(other),
-                    self._drawn_key(holders),
-                    self._sealing(holders, other),
-                )
-                for holders in self.agreement.holder_sets
-                if holders[0] == self.part.client_id
-                for other in holders[1:]
+                seal(self.pair(to), self._drawn_key(own), self._sealing(own, to))
+                for own, to in pairs
             ]
 
     def _drawn_key(self, holders: Holders) -> bytes:
@@ -257,14 +250,11 @@ class ClientRun:
         blobs: Sequence[bytes],
         label: tuple[str | int, ...],
         count: int,
-        senders: Sequence[str] | None = (),
+        whole: bool = True,
     ) -> FloatArray:
-        """The numbers that a sum has, if it is what it should be.
-
-        ``senders`` are all holders if it is empty; None: any of them.
-        """
-        expected = holders if senders is not None and not senders else senders
-        return self.cipher(holders).decrypt(blobs, label, count, expected)
+        """The numbers of a sum over all holders, or over any of them (``whole``)."""
+        senders = holders if whole else None
+        return self.cipher(holders).decrypt(blobs, label, count, senders)
 
     def uniform(self, g: int, count: int, *purpose: Item) -> FloatArray:
         """Numbers in [0, 1) that all holders of a group have, and the server not."""
@@ -317,14 +307,10 @@ class ClientRun:
         """s̃ of a group, shape (C, n_g); None where nothing has weights."""
         if not self.weighs:
             return None
-        return normalised(
-            self.sample_weights[held.own],
-            self.state["labels"][held.own],
-            self.config["classes"],
-            self.config["class-weight"],
-            self.state["totals"],
-            self.config["num-samples-all"],
-        )
+        s, y = self.sample_weights[held.own], self.state["labels"][held.own]
+        rules = self.config["classes"], self.config["class-weight"]
+        N = self.config["num-samples-all"]
+        return normalised(s, y, *rules, self.state["totals"], N)
 
     @cached_property
     def features(self) -> Any:
@@ -337,27 +323,19 @@ class ClientRun:
     def columns(self) -> Any:
         """The samples' features as the run has them: standardised, if it does that."""
         groups = {g: held.rows for g, held in self.held.items()}
-        return self._standardized(self.features, groups, new=False)
-
-    @property
-    def new_columns(self) -> Any:
-        """The new samples' features, by the same means and scales."""
-        assert self.part.new_samples is not None
-        features = self.part.new_samples.features
-        return self._standardized(features, self.new_rows, new=True)
+        return self.standardized(self.features, groups, new=False)
 
     def rows_of(self, held: HeldGroup) -> Any:
         """A group's rows of the columns, in the order of ``held.by_row``."""
         whole = held.size == self.part.features.shape[0]
         return self.columns if whole else self.columns[held.rows[held.by_row]]
 
-    def _standardized(
+    def standardized(
         self, features: Any, groups: Mapping[int, IntArray], new: bool
     ) -> Any:
         """(x − m)/s; m only where this client is the first of a sample's holders.
 
-        Two clients may have the same feature of one sample, where each has other
-        entries: only one of them must subtract the mean.
+        Where each has other entries of it, two clients may have one sample's feature.
         """
         if "scales" not in self.state:
             return features

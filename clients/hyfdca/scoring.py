@@ -48,25 +48,19 @@ class Predictions(NamedTuple):
 def predictions_of(
     loss: DualLoss, sample_ids: Sequence[str], scores: FloatArray, labels: FloatArray
 ) -> Predictions:
-    """Predict, and calibrate where there are labels enough.
+    """Predict from scores, (n,) or (n, C), and calibrate where there are labels enough.
 
-    Parameters
-    ----------
-    loss : DualLoss
-    sample_ids : sequence of str
-    scores : ndarray of shape (n,) or (n, C)
-    labels : ndarray of shape (n,)
-        NaN where this node has none.
+    ``labels``, of shape (n,), are NaN where this node has none.
     """
     several = scores.ndim == 2
     there = ~np.isnan(scores if not several else scores.sum(axis=1))
     if several:
-        filled = np.where(there[:, None], scores, 0.0).argmax(axis=1)
-        predicted = np.where(there, filled, np.nan)
+        predicted = np.where(there[:, None], scores, 0.0).argmax(axis=1)
     elif loss.labels == "signs":
-        predicted = np.where(there, np.where(scores >= 0.0, 1.0, -1.0), np.nan)
+        predicted = np.where(scores >= 0.0, 1.0, -1.0)
     else:
         predicted = np.exp(scores) if loss.labels == "counts" else scores
+    predicted = np.where(there, predicted, np.nan)
     if loss.labels != "signs":
         return Predictions(sample_ids, scores, predicted, None, None)
     probabilities = shares(scores) if loss.name == "logistic" else None
@@ -76,15 +70,16 @@ def predictions_of(
     calibrated = None
     counts = np.minimum(positive.sum(axis=0), (~positive).sum(axis=0))
     if np.min(counts, initial=len(y)) >= _LEAST:
-        sigmoid = Sigmoid.of(scores[known], positive)
-        calibrated = sigmoid.probabilities(scores)
+        calibrated = Sigmoid.of(scores[known], positive).probabilities(scores)
     return Predictions(sample_ids, scores, predicted, probabilities, calibrated)
 
 
 def new_products(run: ClientRun) -> list[NDArray[Any]]:
     """enc(x_{k,i}ᵀ w_k) of the new samples."""
     learn(run)
-    columns = run.new_columns
+    assert run.part.new_samples is not None
+    features = run.part.new_samples.features
+    columns = run.standardized(features, run.new_rows, new=True)
     products = np.stack([columns @ own for own in run.w])
     blobs: list[bytes] = []
     for g, rows in run.new_rows.items():
@@ -101,21 +96,17 @@ def evaluate(
 ) -> tuple[float, int, dict[str, Any]]:
     """Scores xᵀw of the new samples; mean loss and accuracy where there are labels.
 
-    ``on_scores`` is given all scores that could be had, ``on_predictions`` what follows
-    from them. The server reads the two means. Groups of which fewer samples than the
-    node's ``least`` have labels are left out.
+    The server reads the two means.
     """
     learn(run)
     new, C = run.part.new_samples, run.config["classes"]
-    if new is None:
-        raise ValueError("this client has no new samples")
+    assert new is not None
     n = len(new.sample_ids)
     scores = np.full((C, n), np.nan)
     for g, rows in run.new_rows.items():
-        if f"scores/{g}" in run.config:
+        if blobs := run.config.get(f"scores/{g}"):
             holders = run.agreement.holders(g, new=True)
             label = ("new-product", g, run.config["prediction"])
-            blobs = run.config[f"scores/{g}"]
             sums = run.decrypt(holders, blobs, label, C * len(rows))
             scores[:, rows] = sums.reshape(C, len(rows))
     y = np.full(n, np.nan) if new.labels is None else np.asarray(new.labels, float)
@@ -130,7 +121,7 @@ def evaluate(
 def _measured(
     run: ClientRun, scores: FloatArray, y: FloatArray
 ) -> tuple[float, int, dict[str, Any]]:
-    """What the server reads of the scores: mean loss, samples and accuracy."""
+    """Mean loss, samples and accuracy, of groups with ``least`` labels or more."""
     known, least = ~np.isnan(y) & ~np.isnan(scores[0]), run.rules.least
     for rows in run.new_rows.values():
         if known[rows].sum() < least:
@@ -141,10 +132,9 @@ def _measured(
         return 0.0, 0, {}
     y, z = y[known], scores[:, known]
     metrics = {}
-    if len(z) > 1:
-        metrics["accuracy"] = float((z.argmax(axis=0) == y).mean())
-    elif run.loss.labels == "signs":
-        metrics["accuracy"] = float((np.where(z[0] >= 0, 1.0, -1.0) == y).mean())
+    if run.loss.labels == "signs":
+        found = z.argmax(axis=0) if len(z) > 1 else np.where(z[0] >= 0.0, 1.0, -1.0)
+        metrics["accuracy"] = float((found == y).mean())
     # Σ over the classes, each against the rest
     losses = run.loss.value(z, targets_of(y, len(z)))
     return float(losses.sum(axis=0).mean()), int(known.sum()), metrics

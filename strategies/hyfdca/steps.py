@@ -38,23 +38,17 @@ State = dict[str, NDArray[Any]]
 class Steps(ABC):
     """The server's side of an iteration.
 
-    Attributes
-    ----------
-    w : ndarray of shape (p,) or (C, p)
-        The weights, of C classes a row each.
-    certified : ndarray of shape (p,) or (C, p)
-        The weights that the last ``primal`` among the metrics is of.
-    primals, duals : ndarray of shape (C,) or None
-        P of each class's certified weights, and D, of this iteration; None: not known.
-    lag : int
-        How many moves they were behind ``w`` when that iteration began.
+    Weights are of shape (p,) or (C, p), of C classes a row each.
     """
 
     w: FloatArray
+    # the weights that the last ``primal`` among the metrics is of, and how many moves
+    # they were behind ``w`` when that iteration began
     certified: FloatArray
+    lag: int = 0
+    # P of each class's certified weights, and D, of this iteration; None: not known
     primals: FloatArray | None = None
     duals: FloatArray | None = None
-    lag: int = 0
 
     def __init__(self, strategy: HyFDCASettings) -> None:
         self.strategy = strategy
@@ -194,31 +188,31 @@ def blobs_of(tree: Mapping[str, NDArray[Any]]) -> Blobs:
 
 
 class UpdateSteps(Steps):
-    """The server's side of algorithm 1; see the module.
+    """The paper's steps, ``practical`` and ``theoretical``: algorithm 1.
 
-    Attributes
-    ----------
-    alphas : dict
-        enc(α) of each group that has moved yet.
-    shares : dict
-        How many ciphertexts were added up in it.
-    products : dict
-        ip_{k,i} = enc(x_{k,i}ᵀ w_k), by client and group, as last sent.
-    contributions : dict
-        ŵ_k/(λN) of each client, as last sent, shape (p_k,).
-    current : set
-        Clients that know the current α of their samples.
+    Clients encrypt by how much α of their samples is to change, and the server adds up
+    the updates without seeing one:
+
+        newcomers are sent enc(α) of their samples, and send ŵ_k             (one wave)
+        all send enc(x_{k,i}ᵀ w_k), the server adds them up                  (one wave)
+        all are sent the sums, and send enc(γ_t/|B_n| Δα)                    (one wave)
+        all are sent enc(α) + the sum of these, and send ŵ_k                 (one wave)
+
+    Without newcomers that is three waves, and two where no sample is shared. Whoever is
+    away counts with what it last sent, as in algorithms 1, 2 and 4; the second
+    SecureInnerProduct of an iteration is left out, as in the paper's experiments.
     """
 
     def __init__(self, strategy: HyFDCASettings) -> None:
         super().__init__(strategy)
+        # enc(α) of each group that has moved yet, and how many were added up in it
         self.alphas: dict[int, Blobs] = {}
         self.shares: dict[int, int] = {}
+        # enc(x_{k,i}ᵀ w_k) by client and group, ŵ_k/(λN) of each client, as last sent
         self.products: dict[tuple[str, int], Blobs] = {}
-        self.contributions: dict[str, FloatArray] = {
-            name: np.zeros(len(columns))
-            for name, columns in self.alignment.columns.items()
-        }
+        columns = self.alignment.columns.items()
+        self.contributions = {name: np.zeros(len(own)) for name, own in columns}
+        # those who know the current α of their samples
         self.current: set[str] = set(strategy.clients)
         self.w = np.zeros(len(self.alignment.feature_names))
         self.certified = self.w
@@ -350,11 +344,11 @@ class UpdateSteps(Steps):
 
         taken = self.strategy.ask("train.dual", entries, take, clients)
         for g, shares in updates.items():
-            before = {"": self.alphas[g]} if g in self.alphas else {}
-            total, spoilt = add_shares(self.strategy, before | shares)
+            every = {"": self.alphas[g], **shares} if g in self.alphas else shares
+            total, spoilt = add_shares(self.strategy, every)
             if total is None:
                 # the rest of them are good, and count
-                good = {k: s for k, s in (before | shares).items() if k not in spoilt}
+                good = {k: s for k, s in every.items() if k not in spoilt}
                 total = add_shares(self.strategy, good)[0] if good else None
             if total is not None:
                 self.alphas[g] = total
@@ -380,12 +374,12 @@ class UpdateSteps(Steps):
         if len(taken) == len(self.strategy.clients) and len(self.current) == len(taken):
             losses, conjugates = np.sum(list(sums.values()), axis=0)
             N, λ = self.alignment.num_samples, self.strategy.regularization
-            half = 0.5 * λ * float(self.w @ self.w)
+            half, self.certified = 0.5 * λ * float(self.w @ self.w), self.w
             metrics["primal"] = half + float(losses) / N
             metrics["dual"] = -half - float(conjugates) / N
-            self.certified = self.w
-            self.primals = np.array([metrics["primal"]])
-            self.duals = np.array([metrics["dual"]])
+            self.primals, self.duals = np.array(
+                [[metrics["primal"]], [metrics["dual"]]]
+            )
         return metrics
 
     def _damping(self, name: str) -> tuple[float, float]:

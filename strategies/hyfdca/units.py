@@ -51,72 +51,41 @@ class Backup:
 
 @dataclass
 class Unit:
-    """Samples that move together, and how far they have come.
-
-    Attributes
-    ----------
-    step, mixture
-        How many mixtures were taken, and the last one.
-    tag : bytes
-        With secure sums the attempt that the last mixture is of: clients know by it
-        which α a step has.
-    snapshot, version
-        The w that the proposals are made at, and which that is.
-    products, scores : dict
-        What came of enc(x_{k,i}ᵀ w_k), by client and group; their sums, by group.
-    answers, reports : dict
-        v_k of the proposals and sums of losses, where they are not hidden.
-    attempt, words
-        With secure sums: the wave under way, and what each client has answered in it.
-    alphas : dict
-        enc(α) of each group and the step it is of.
-    backups : list
-        What of them made one backup, the newest first; the one before is kept, as one
-        may turn out to be damaged.
-    """
+    """Samples that move together, and how far they have come."""
 
     groups: list[int]
+    # how many mixtures were taken, and the last one
     step: int = 0
     mixture: Mixture | None = None
+    # with secure sums the attempt that it is of: clients know by it which α a step has
     tag: bytes = b""
+    # the w that the proposals are made at, and which that is
     snapshot: FloatArray | None = None
     version: int = -1
+    # enc(x_{k,i}ᵀ w_k) by client and group, and their sums by group
     products: dict[tuple[str, int], Blobs] = field(default_factory=dict)
     scores: dict[int, Blobs] = field(default_factory=dict)
+    # v_k of the proposals and sums of losses, where they are not hidden
     answers: dict[tuple[str, int], FloatArray] = field(default_factory=dict)
     reports: dict[int, FloatArray] = field(default_factory=dict)
+    # with secure sums: the wave under way, and what each client has answered in it
     attempt: bytes = b""
     words: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
+    # enc(α) of each group and the step it is of; and what of them made one backup, the
+    # newest first, and the one before, as one may turn out to be damaged
     alphas: dict[int, tuple[int, Blobs]] = field(default_factory=dict)
     backups: list[Backup] = field(default_factory=list)
 
     def begin(self, w: FloatArray, version: int) -> None:
         """Start over, at a new w."""
         self.snapshot, self.version, self.attempt = w, version, b""
-        stages = self.products, self.scores, self.answers, self.reports, self.words
-        for stage in stages:
+        sums = self.scores, self.reports
+        for stage in (self.products, self.answers, self.words, *sums):
             stage.clear()
 
 
 class Units(Steps):
-    """All units, the bundle of their proposals, and who knows what of α.
-
-    Attributes
-    ----------
-    units : list of Unit
-    unit_of : dict
-        Which of them a group is in.
-    bundle : DualBundle
-    w, version
-        w(α) of the bundle, and which that is.
-    held_w, held_version, losses
-        The w at which every unit reports its losses once, so that P is known of it; and
-        Σ l_i, shape (C,), of the units that have.
-    bare : set
-        Clients and groups of which they lost what they remembered.
-    wished : dict
-        Of whose α each client was asked a backup in this wave.
-    """
+    """All units, the bundle of their proposals, and who knows what of α."""
 
     def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
         super().__init__(strategy)
@@ -125,20 +94,18 @@ class Units(Steps):
         self.units = [Unit(group) for group in lists]
         self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
         memory, p = self._memory(), len(self.alignment.feature_names)
-        self.bundle = DualBundle(
-            p,
-            len(self.units),
-            strategy.regularization,
-            memory,
-            strategy.search_tolerance,
-            strategy.penalty,
-            strategy.classes,
-        )
+        sizes = p, len(self.units), strategy.regularization, memory
+        found = strategy.search_tolerance, strategy.penalty, strategy.classes
+        self.bundle = DualBundle(*sizes, *found)
         # the first proposals are made at the weights that the run was given
         self.w, self.certified, self.version = w, w, 0
+        # the w at which every unit reports its losses once, so that P is known of it;
+        # and Σ l_i, shape (C,), of the units that have
         self.held_w, self.held_version = w, 0
         self.losses: dict[int, FloatArray] = {}
+        # clients and groups of which they lost what they remembered
         self.bare: set[tuple[str, int]] = set()
+        # of whose α each client was asked a backup in this wave
         self.wished: dict[str, list[int]] = {}
 
     def _memory(self) -> int:
@@ -157,11 +124,8 @@ class Units(Steps):
                 f"features of {vectors} units; allowed: at least {least}"
             )
         if room < wanted:
-            log(
-                INFO,
-                "%d proposals of %d are remembered, for memory_limit = %d MiB",
-                *(room, wanted, strategy.memory_limit),
-            )
+            left = "%d proposals of %d are remembered, for memory_limit = %d MiB"
+            log(INFO, left, room, wanted, strategy.memory_limit)
         return min(room, wanted)
 
     def _lists(self) -> list[list[int]]:
@@ -202,10 +166,8 @@ class Units(Steps):
         for u, unit in enumerate(self.units):
             if unit.snapshot is not None:
                 continue
-            if u in self.losses:
-                unit.begin(self.w, self.version)
-            else:
-                unit.begin(self.held_w, self.held_version)
+            held, newest = (self.held_w, self.held_version), (self.w, self.version)
+            unit.begin(*(newest if u in self.losses else held))
 
     def instructions(self, name: str) -> dict[str, Any]:
         """Where each of a client's groups stands: the mixture to take, if it has not.
@@ -275,10 +237,9 @@ class Units(Steps):
 
     def donor(self, g: int, available: Sequence[str]) -> str | None:
         """The holder to ask for α of a group."""
-        for name in self.alignment.groups[g].holders:
-            if name in available and (name, g) not in self.bare:
-                return name
-        return None
+        holders = self.alignment.groups[g].holders
+        here = (n for n in holders if n in available and (n, g) not in self.bare)
+        return next(here, None)
 
     def backup_wish(self, name: str, available: Sequence[str]) -> dict[str, list[int]]:
         """Which groups' α a client is to send encrypted, for safekeeping."""
@@ -403,12 +364,9 @@ class Units(Steps):
         self.bare = {(names[int(k)], int(g)) for k, g in tree["bare"]}
         for unit, own in zip(self.units, tree["units"].values(), strict=True):
             unit.step, unit.tag = int(own["step"]), own["tag"].tobytes()
-            if "mixture" in own:
-                mixture = {
-                    **own["mixture"],
-                    "alpha_id": int(own["mixture"]["alpha_id"]),
-                }
-                unit.mixture = Mixture(**mixture)
+            if mixture := own.get("mixture"):
+                number = int(mixture["alpha_id"])
+                unit.mixture = Mixture(**{**mixture, "alpha_id": number})
             for one in own.get("backups", {}).values():
                 alphas = {
                     int(g): (int(step), blobs_of(one["alpha"][g]))
