@@ -1,4 +1,4 @@
-"""What both kinds of iteration of HyFDCA are made of."""
+"""What both kinds of iteration are made of, and the one with the paper's steps."""
 
 from __future__ import annotations
 

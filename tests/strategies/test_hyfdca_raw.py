@@ -211,7 +211,7 @@ class Looks(HyFDCA):
 
     seen: dict[str, Array]
 
-    def ask_everyone(self, conversation: Any, kind: str, *rest: Any) -> None:
+    def ask_everyone(self, kind: str, *rest: Any) -> None:
         if kind == "train.columns":
             type(self).seen = {}
             entries, take, *others = rest
@@ -221,7 +221,7 @@ class Looks(HyFDCA):
                 take(answer)
 
             rest = (entries, look, *others)
-        super().ask_everyone(conversation, kind, *rest)
+        super().ask_everyone(kind, *rest)
 
 
 def test_an_honest_server_reads_the_sum_over_all_holders_and_no_other() -> None:
