@@ -140,11 +140,7 @@ def align(run: ClientRun) -> Arrays:
 
 
 def agree(run: ClientRun) -> Arrays:
-    """Check what the server wrote down, and derive what is shared with each client.
-
-    All keys and masks of the run follow from its digest. Returns the keys that this
-    client draws for others, sealed.
-    """
+    """Check what the server wrote down; returns the keys that are drawn for others."""
     agreement = run.agreement
     run.pin()
     if run.node.kind != "roster" and run.common_key.name != run.config["encryption"]:
@@ -345,9 +341,7 @@ def learn(run: ClientRun, check: bool = False) -> None:
     run.open()
     if "labels" not in run.state:
         _take_labels(run, check)
-    needed = ["scales"] * run.config["standardize"] + ["totals"] * run.weighs
-    if any(key not in run.state for key in needed):
-        _take_sums(run)
+    _take_sums(run, run.weighs)
     if check and run.weighs:
         check_weights_hidden(run, balanced=True)
 
@@ -384,8 +378,7 @@ def send_labels(run: ClientRun) -> Arrays:
     known, labels = _known(run.part.labels, n)
     sent = {"labels": labels, "counts": known}
     if needs_norms(run.config):
-        if run.config["standardize"]:
-            _take_sums(run)
+        _take_sums(run, weighs=False)
         sent["norms"] = squared_norms(run.columns)
     if run.config["weighted"]:
         sent["weight-counts"], sent["weights"] = _known(run.part.weights, n)
@@ -409,8 +402,7 @@ def _entry_tags(
     """A number for each non-zero entry, to find those that are held twice.
 
     AES of 64 bits of the sample's keyed hash and 64 of the feature's, cut to 64:
-    without the key a tag says nothing but whether two clients have it. Only of
-    features that another holder of these samples has too.
+    without the key a tag says nothing but whether two clients have it.
     """
     from scipy import sparse
 
@@ -475,15 +467,17 @@ def _mean(
     if not check:
         return values
     public = f"the {what} do not fit together: its node's log says how many"
-    missing = int((counts == 0).sum())
-    if missing:
-        private = f"{missing} samples have {what} on none of their holders"
-        raise run.refusal(LabelError, private, public)
     known, here = own
-    wrong = int(((known > 0) & (np.abs(values - here) > 1e-9)).sum())
-    if wrong:
-        private = f"{wrong} samples have other {what} on another client"
-        raise run.refusal(LabelError, private, public)
+    for wrong, where in (
+        (counts == 0, f"{what} on none of their holders"),
+        (
+            (known > 0) & (np.abs(values - here) > 1e-9),
+            f"other {what} on another client",
+        ),
+    ):
+        if wrong.any():
+            private = f"{int(wrong.sum())} samples have {where}"
+            raise run.refusal(LabelError, private, public)
     return values
 
 
@@ -491,12 +485,7 @@ def _mean(
 
 
 def send_sums(run: ClientRun) -> Arrays:
-    """Sums of columns and of weights, hidden in those over all who have them.
-
-    Σ x and Σ x² of each column with ``standardize``, shape (PARTS · 2 · p_k,); with
-    samples' weights Σ s x and Σ s x², and Σ s over the samples of which this client is
-    the first to hold the column. Then the totals that weights are normalised by.
-    """
+    """Sums of columns and of weights, hidden in those over all who have them."""
     run.open()
     answered = run.block.answered(run.config["attempt"])
     if answered is not None:
@@ -513,15 +502,17 @@ def send_sums(run: ClientRun) -> Arrays:
     try:
         rows, ends = (in_parts(numbers, terms) for numbers in (sums, totals))
     except RangeError:
-        raise SettingsError(
-            f"{run.who}: a column's sum of squares is too large, or not finite, and "
-            "cannot be hidden"
-        ) from None
+        why = "a column's sum of squares is too large, or not finite, to be hidden"
+        raise SettingsError(f"{run.who}: {why}") from None
     return [run.hidden(rows.reshape(-1, sums.shape[1]), ends.reshape(-1))]
 
 
 def _column_sums(run: ClientRun) -> FloatArray:
-    """Statistics of the columns, shape (2, p_k), or with weights (3, p_k)."""
+    """Σ x and Σ x² of each column, shape (2, p_k).
+
+    With weights Σ s x, Σ s x², and Σ s over the samples of which this client is the
+    first to hold the column, shape (3, p_k).
+    """
     if not run.config["weighted"]:
         return column_sums(run.features)
     s = np.empty(run.features.shape[0])
@@ -534,10 +525,7 @@ def _column_sums(run: ClientRun) -> FloatArray:
 
 
 def _own_totals(run: ClientRun) -> FloatArray:
-    """Return this client's term of the sums that weights are normalised by.
-
-    Of the samples that it is the first holder of, so that each counts once.
-    """
+    """The sums that weights are normalised by, of samples that no holder before has."""
     s, y = run.sample_weights, run.state["labels"]
     first = np.zeros(len(y), dtype=np.bool_)
     for g, held in run.held.items():
@@ -546,11 +534,13 @@ def _own_totals(run: ClientRun) -> FloatArray:
     return weight_totals(s[first], y[first], classes, rule)
 
 
-def _take_sums(run: ClientRun) -> None:
+def _take_sums(run: ClientRun, weighs: bool) -> None:
     """Take the means and scales of the columns, and what weights are normalised by."""
     columns = ("means", "column-means"), ("scales", "column-scales")
     wanted = [*columns] * run.config["standardize"]
-    for key, entry in wanted + [("totals", "weight-totals")] * run.weighs:
+    for key, entry in wanted + [("totals", "weight-totals")] * weighs:
+        if key in run.state:
+            continue
         if entry not in run.config:
             raise RestoreNeededError(f"this client has no {entry}")
         run.state[key] = np.array(run.config[entry], dtype=np.float64)

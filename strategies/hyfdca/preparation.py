@@ -72,8 +72,7 @@ def _who_has(found: Mapping[str, str]) -> str:
 def match_ids(strategy: HyFDCASettings) -> dict[str, dict[str, bytes]]:
     """Have two clients evaluate everybody's blinded ids; returns entries by client.
 
-    The two are the first in the clients' order. Neither learns an id, nor could try
-    one without the other; the server carries points that look random.
+    Neither learns an id, nor could try one without the other.
     """
     evaluators, owners = strategy.clients[:2], list(strategy.clients)
     config, points = strategy.phase_config(), dict[str, bytes]()
@@ -100,20 +99,16 @@ def match_ids(strategy: HyFDCASettings) -> dict[str, dict[str, bytes]]:
 
 def _read_points(arrays: Sequence[NDArray[Any]], count: int) -> list[bytes]:
     """Points as bytes; ValueError if they are none."""
-    if len(arrays) != count or any(a.dtype != np.uint8 for a in arrays):
-        raise ValueError("the answer has no points")
-    points = [np.ascontiguousarray(a).tobytes() for a in arrays]
-    if any(len(own) % 32 for own in points):
+    if len(arrays) != count or any(a.dtype != np.uint8 or a.size % 32 for a in arrays):
         raise ValueError("the answer's points are malformed")
-    return points
+    return [a.tobytes() for a in arrays]
 
 
 def settle_cipher(strategy: HyFDCASettings, kind: str, rest: Rest) -> Cipher:
     """What the server adds ciphertexts with: never a secret key.
 
     ``rest`` has by client, in order: its key's name, fresh key, new samples' hashes
-    and, where the clients of a simulation made a BFV key, its context. SettingsError
-    where clients and server do not have one key between them.
+    and, where the clients of a simulation made a BFV key, its context.
     """
     given = strategy.given_cipher
     if strategy.encryption == "tenseal-bfv":
@@ -157,12 +152,8 @@ def ask_agreement(strategy: HyFDCASettings) -> Sealed:
 
     def take(answer: Answer) -> None:
         (boxes,) = read_blobs(answer.arrays, [len(answer.arrays)])
-        wanted = [
-            (holders, other)
-            for holders in strategy.agreement.holder_sets
-            if holders[0] == answer.client
-            for other in holders[1:]
-        ]
+        sets = [s for s in strategy.agreement.holder_sets if s[0] == answer.client]
+        wanted = [(holders, other) for holders in sets for other in holders[1:]]
         if len(boxes) not in (0, len(wanted)):
             raise ValueError("the answer does not have a sealed key for each holder")
         sealed.update(zip(wanted, boxes, strict=False))
@@ -172,11 +163,7 @@ def ask_agreement(strategy: HyFDCASettings) -> Sealed:
 
 
 def ask_labels(strategy: HyFDCASettings) -> list[Labels]:
-    """Have the clients share labels and norms under encryption; by group.
-
-    SettingsError where a sample's value of a feature is held twice, TimeoutError where
-    a client never sent ciphertexts that can be added.
-    """
+    """Have the clients share labels and norms under encryption; by group."""
     alignment, cipher = strategy.alignment, strategy.cipher
     settings, overlaps = strategy.agreement.settings, alignment.overlaps()
     sent = ["labels", "counts", *["norms"] * needs_norms(settings)]
@@ -190,9 +177,8 @@ def ask_labels(strategy: HyFDCASettings) -> list[Labels]:
         return {**strategy.phase_config(), **tagged}
 
     def take(answer: Answer) -> None:
-        keys = [
-            (g, what) for g in alignment.client_groups(answer.client) for what in sent
-        ]
+        own_groups = alignment.client_groups(answer.client)
+        keys = [(g, what) for g in own_groups for what in sent]
         counts = [cipher.blocks(alignment.groups[g].size) for g, _ in keys]
         tagged = len(overlaps.get(answer.client, []))
         parts = read_blobs(answer.arrays, [*counts, *[1] * tagged])
@@ -216,10 +202,8 @@ def ask_labels(strategy: HyFDCASettings) -> list[Labels]:
         if not waiting:
             _check_entries(overlaps, tags)
             return labels
-    raise TimeoutError(
-        f"client {', '.join(waiting)} sent no ciphertexts that can be added before "
-        "round 1 (train.labels)"
-    )
+    who = f"client {', '.join(waiting)}"
+    raise TimeoutError(f"{who}: no ciphertexts that can be added (train.labels)")
 
 
 def _check_entries(
@@ -244,8 +228,7 @@ def ask_sums(strategy: HyFDCASettings) -> tuple[ColumnScales | None, FloatArray 
     """Ask all clients for sums of their columns and weights; masks cancel in the sum.
 
     Returns what columns are shifted and divided by, if that is done; and what weights
-    are normalised by, shape (T,), if there are any. SettingsError where the sums are
-    none of any columns or weights.
+    are normalised by, shape (T,), if there are any.
     """
     alignment, settings = strategy.alignment, strategy.agreement.settings
     p, rule = len(alignment.feature_names), strategy.class_rule
