@@ -31,8 +31,6 @@ SLOTS: tuple[Slots, ...] = get_args(Slots)
 class HyFDCASettings(HybridStrategy):
     """The settings of :class:`~strategies.HyFDCA`, which has the method itself."""
 
-    cipher: Cipher  # adds ciphertexts, once the clients are aligned
-
     loss: str = given(
         "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
     )
@@ -265,6 +263,7 @@ class HyFDCASettings(HybridStrategy):
         """Nothing is known of keys yet."""
         super().setup(point, layout)
         self._agreement: Agreement | None = None
+        self.cipher: Cipher  # adds ciphertexts, once the clients are aligned
         self._fingerprint = ""  # of the clients' common key, if they have one
         self._own_keys = self.given_cipher is not None  # whether the nodes have some
 

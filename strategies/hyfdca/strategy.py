@@ -119,8 +119,6 @@ class HyFDCA(HyFDCASettings):
     # the strategy compares the key itself
     _free_to_change = ("context",)
 
-    steps: Steps  # the iteration, once the clients are aligned
-
     def _warnings(self) -> list[str]:
         """Say where nothing is encrypted."""
         if self.encryption == "none":
@@ -149,6 +147,7 @@ class HyFDCA(HyFDCASettings):
         self._scales: ColumnScales | None = None  # of raw columns
         self._totals: FloatArray | None = None  # what weights are normalised by
         self._new: Alignment | None = None  # of the samples that are to be scored
+        self.steps: Steps  # the iteration, once the clients are aligned
         self._aligned = False
         # lowest P and highest D so far, class by class, and the w of the former
         self._primals, self._duals = np.full((2, self.classes), [[inf], [-inf]])
