@@ -56,7 +56,6 @@ class HybridStrategy(LoopStrategy):
     #: Whether clients send hashes of their samples' ids; a method that only needs to
     #: know who has which feature is sent none.
     match_samples = True
-    at_round = 0  # that waves are of; 0: before the first
 
     feature_names: Sequence[str] | None = given(
         "the model's features, in the order of its one array; by default all that the "
@@ -152,10 +151,9 @@ class HybridStrategy(LoopStrategy):
         clients: Sequence[str] | None = None,
     ) -> None:
         """As :func:`~fedtrellis.server.conversation.ask_everyone`, all by default."""
+        of = _by_name(entries), take, self._loop.timeout
         asked = self.clients if clients is None else clients
-        timeout = self._loop.timeout
-        made = _by_name(entries)
-        ask_everyone(self.conversation, kind, made, take, timeout, asked)
+        ask_everyone(self.conversation, kind, *of, asked)
 
     # ------------------------------------------------------------------- alignment
 
@@ -178,6 +176,7 @@ class HybridStrategy(LoopStrategy):
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Nothing yet: what there is to know comes from the clients."""
         self._alignment: Alignment | None = None
+        self.at_round = 0  # that waves are of; 0: before the first
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
         """Raise ValueError if the rest of an answer to the alignment is malformed."""

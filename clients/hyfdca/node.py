@@ -21,7 +21,7 @@ from fedtrellis.wire.arrays import FloatArray
 __all__ = [
     "NewSamples",
     "NodeRules",
-    "Part",
+    "SplitPart",
     "column_sums",
     "entry_counts",
     "kept",
@@ -93,7 +93,7 @@ class NodeRules:
         return parse(cls, config)
 
 
-class Part(Protocol):
+class SplitPart(Protocol):
     """One client's part of the split data, its keys and its state: ``HyFDCAClient``."""
 
     client_id: str

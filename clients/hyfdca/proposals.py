@@ -427,7 +427,7 @@ def primal(run: ClientRun) -> Arrays:
     in_rows[run.state["rows"].astype(int)] = alpha
     blobs: list[bytes] = []
     for g in run.config["renew"]:
-        own = alpha[run.held[g].own]
-        blobs += run.encrypt(run.holders(g), ("dual", g), own, MAX_SHARES)
+        renewed = ("dual", g), alpha[run.held[g].own], MAX_SHARES
+        blobs += run.encrypt(run.holders(g), *renewed)
     v = np.asarray(run.columns.T @ in_rows) / run.scale
     return [v, *as_arrays(blobs)]

@@ -26,7 +26,7 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import Named, RestoreNeededError
 
-from .node import NodeRules, Part, kept, without_rare
+from .node import NodeRules, SplitPart, kept, without_rare
 
 __all__ = ["HOLDING", "ClientRun", "as_arrays", "as_bytes", "moving", "targets_of"]
 
@@ -60,7 +60,9 @@ class ClientRun:
 
     numbers: FloatArray | None = None
 
-    def __init__(self, part: Part, config: Mapping[str, Any], w: FloatArray) -> None:
+    def __init__(
+        self, part: SplitPart, config: Mapping[str, Any], w: FloatArray
+    ) -> None:
         self.part, self.node, self.state = part, part.node, part.state
         self.config, self.w = config, w
 

@@ -280,16 +280,11 @@ class UpdateSteps(Steps):
         shared = {name: self._shared_groups(name) for name in available}
 
         def entries(name: str) -> dict[str, Any]:
-            return {
-                **self._extra,
-                ROWS: self.strategy.own(name, self.w),
-                "products": shared[name],
-                # shares of other iterations are added to these: one label for all
-                "versions": [0] * len(shared[name]),
-                "rows": [0] * len(shared[name]),
-                "groups": [],
-                "backup": [],
-            }
+            # shares of other iterations are added to these: one label for all
+            zeros = [0] * len(shared[name])
+            asked = {"products": shared[name], "versions": zeros, "rows": zeros}
+            own = {ROWS: self.strategy.own(name, self.w)}
+            return {**self._extra, **own, **asked, "groups": [], "backup": []}
 
         def take(answer: Answer) -> None:
             groups = shared[answer.client]
@@ -297,18 +292,15 @@ class UpdateSteps(Steps):
                 self.products[answer.client, g] = part
 
         asked = [name for name in available if shared[name]]
-        local = {name for name in available if not shared[name]}
-        if not asked:
-            return local
-        return local | self.strategy.ask("train.inner_product", entries, take, asked)
+        taken = self.strategy.ask("train.inner_product", entries, take, asked)
+        return taken | (set(available) - set(asked))
 
     def _dual(self, clients: Sequence[str]) -> tuple[dict[str, float], set[str]]:
         """LocalDualMethod, and enc(α) ← enc(α) + Σ enc(γ_t/|B_n| Δα)."""
-        reporters: dict[str, list[int]] = {}
+        reporters: dict[str, list[int]] = {name: [] for name in clients}
         for g, group in enumerate(self.alignment.groups):
-            there = [name for name in group.holders if name in clients]
-            if there:
-                reporters.setdefault(there[0], []).append(g)
+            if there := [name for name in group.holders if name in clients]:
+                reporters[there[0]].append(g)
         sums: dict[int, FloatArray] = {}
         updates: dict[int, dict[str, Blobs]] = {}
         scores: dict[int, Blobs] = {}
@@ -322,7 +314,7 @@ class UpdateSteps(Steps):
                 "c": c_k,
                 "dual": groups,
                 "moved": [g for g in groups if g in self.alphas],
-                "report": reporters.get(name, []),
+                "report": reporters[name],
                 ROWS: self.strategy.own(name, self.w),
             }
             for g in groups:
@@ -334,7 +326,7 @@ class UpdateSteps(Steps):
 
         def take(answer: Answer) -> None:
             groups = self.alignment.client_groups(answer.client)
-            report = reporters.get(answer.client, [])
+            report = reporters[answer.client]
             if len(answer.numbers) != 2 * len(report):
                 raise ValueError("the answer has another number of sums")
             for g, part in zip(groups, self._read(answer.arrays, groups), strict=True):

@@ -214,16 +214,14 @@ class HyFDCA(HyFDCASettings):
     @property
     def kind(self) -> str:
         """``horizontal``, ``vertical`` or ``hybrid``."""
-        if self.alignment.horizontal:
-            return "horizontal"
-        return "vertical" if self.alignment.vertical else "hybrid"
+        vertical = "vertical" if self.alignment.vertical else "hybrid"
+        return "horizontal" if self.alignment.horizontal else vertical
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
         """Check that these are a key's name, a fresh key, and new samples' hashes."""
-        if len(rest) != self._rest_size or any(a.dtype != np.uint8 for a in rest):
+        well = len(rest) == self._rest_size and rest[1].size == KEY_BYTES
+        if not well or any(a.dtype != np.uint8 for a in rest):
             raise ValueError("the answer to the alignment is malformed")
-        if rest[1].size != KEY_BYTES:
-            raise ValueError("the answer to the alignment has no fresh key")
         rest[0].tobytes().decode()  # one that is no text raises a ValueError
 
     # ---------------------------------------------------------------------- restoring
@@ -384,14 +382,15 @@ class HyFDCA(HyFDCASettings):
         scores: dict[int, Blobs] = {}
         for g, group in enumerate(new.groups):
             if set(shares.get(g, {})) == set(group.holders):
-                total, _ = add_shares(self, shares[g])
-                if total is not None:
-                    scores[g] = total
+                scores[g] = add_shares(self, shares[g])[0] or []
         to_score: dict[str, dict[str, Any]] = {}
         for name in holders:
-            known = [g for g in new.client_groups(name) if g in scores]
-            if known:
-                to_score[name] = {**config, **{f"scores/{g}": scores[g] for g in known}}
+            own = {g: scores[g] for g in new.client_groups(name) if scores.get(g)}
+            if own:
+                to_score[name] = {
+                    **config,
+                    **{f"scores/{g}": x for g, x in own.items()},
+                }
         answers = conversation.ask(server_round, "evaluate", to_score, timeout)
         return self._mean_evaluation(answers)
 
