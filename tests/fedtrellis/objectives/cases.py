@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,13 @@ from fedtrellis.objectives import (
     Objective,
     QuadraticAssignment,
 )
+from fedtrellis.objectives.demonstrations import (
+    LowRankPerceptron,
+    PerceptronClassifier,
+    UniversalPerturbation,
+)
 from fedtrellis.objectives.linear_models import NonconvexLogistic
+from fedtrellis.objectives.matrices import PrincipalComponents
 
 Array = NDArray[np.float64]
 
@@ -45,7 +52,43 @@ ENTRIES: tuple[list[int], list[int], list[float]] = (
 FLOWS, DISTANCES = features(4, 4, 1), features(4, 4, 2)
 MASK = np.random.default_rng(3).random((4, 4)) < 0.4
 
-CASES: dict[str, Callable[[], Objective]] = {
+
+def perceptron(**options: Any) -> LowRankPerceptron:
+    return LowRankPerceptron(features(), LABELS, 3, 4, **options)
+
+
+def classifier() -> PerceptronClassifier:
+    rng = np.random.default_rng(0)
+    sizes = [6, 9, 8, 4]
+    return PerceptronClassifier(
+        [rng.standard_normal(pair) for pair in pairwise(sizes)],
+        [rng.standard_normal(outputs) for outputs in sizes[1:]],
+    )
+
+
+def perturbation(**options: Any) -> UniversalPerturbation:
+    images = np.random.default_rng(1).uniform(size=(5, 2, 3))
+    return UniversalPerturbation(classifier(), images, 2, balance=0.3, **options)
+
+
+def torch_objective(**options: Any) -> Objective:
+    """A small network with every kind of layer that needs care."""
+    torch = pytest.importorskip("torch")
+    from fedtrellis.objectives.torch_objective import TorchObjective
+
+    nn = torch.nn
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(5)
+    norm.running_mean.copy_(torch.linspace(-1, 1, 5))
+    norm.running_var.copy_(torch.linspace(0.5, 2, 5))
+    layers = nn.Linear(3, 5), norm, nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3)
+    model = nn.Sequential(*layers).double()
+    loss = nn.functional.cross_entropy
+    return TorchObjective(model, loss, (features(), LABELS), weight=2.0, **options)
+
+
+#: Those with a bound on the Hessian.
+BOUNDED: dict[str, Callable[[], Objective]] = {
     "least squares, sum": lambda: LeastSquares(features(), TARGETS, weight=3.0),
     "least squares, half mean, l2": lambda: LeastSquares(
         features(), TARGETS, scale="half-mean", l2=0.7, weight=2.0
@@ -73,7 +116,37 @@ CASES: dict[str, Callable[[], Objective]] = {
         FLOWS, DISTANCES, mask=MASK, weight=3.0
     ),
 }
+#: Those with curvatures along directions.
+CURVED: dict[str, Callable[[], Objective]] = {
+    **BOUNDED,
+    "least squares, many columns": lambda: LeastSquares(
+        features(5, 90), TARGETS, l2=0.1
+    ),
+    "logistic, many columns": lambda: Logistic(features(5, 90), BITS, l2=0.1),
+    "multinomial, many columns": lambda: MultinomialLogistic(
+        features(5, 90), LABELS, 3, weight=2.0
+    ),
+    "principal components": lambda: PrincipalComponents(features(), 2, weight=3.0),
+    "principal components, wide": lambda: PrincipalComponents(features(4, 6), 2),
+    "torch": lambda: torch_objective(l2=0.3, batch_size_limit=2),
+    "torch, two points a pass": lambda: torch_objective(batch_size_limit=12),
+    "torch, one by one": lambda: torch_objective(vectorize=False, batch_size_limit=4),
+}
+#: All of them.
+CASES: dict[str, Callable[[], Objective]] = {
+    **CURVED,
+    "perceptron, factored": lambda: perceptron(rank=2),
+    "perceptron, factored, relu": lambda: perceptron(
+        rank=2, activation="relu", l2=0.1, weight=1.7
+    ),
+    "perceptron, matrix": lambda: perceptron(rank=2, factored=False, l2=0.3),
+    "perceptron, full": lambda: perceptron(rank=None, weight=0.4),
+    "perturbation": lambda: perturbation(weight=1.4, confidence=2.0),
+    "perturbation, clipped": lambda: perturbation(clip=True, confidence=2.0),
+}
 every_objective = pytest.mark.parametrize("name", CASES)
+bounded_objectives = pytest.mark.parametrize("name", BOUNDED)
+curved_objectives = pytest.mark.parametrize("name", CURVED)
 
 
 def point(objective: Objective, seed: int = 0, scale: float = 1.0) -> Array:

@@ -59,17 +59,6 @@ def test_values_are_those_of_the_definition(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_is_that_of_differences(kind: str) -> None:
-    f = network(kind)
-    x = batch(f, 1)[0]
-    step = 1e-6
-    offsets = step * np.eye(len(x))
-    slopes = (f.values(x + offsets) - f.values(x - offsets)) / (2 * step)
-    gradient = f.gradient(x)
-    np.testing.assert_allclose(gradient, slopes, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_lists_and_flat_vectors_are_the_same_points(kind: str) -> None:
     f = network(kind)
     layout = Layout(tuple(f.shapes))
@@ -88,28 +77,6 @@ def test_lists_and_flat_vectors_are_the_same_points(kind: str) -> None:
     stacked = [np.stack(part) for part in zip(*map(layout.layers, points), strict=True)]
     np.testing.assert_array_equal(f.values(stacked), f.values(points))
     assert f.metrics(listed) == f.metrics(x)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_mini_batches_are_shared(kind: str) -> None:
-    f, (features, labels) = network(kind), data()
-    rows = np.random.default_rng(3).choice(23, size=5, replace=False, shuffle=False)
-    part = LowRankPerceptron(features[rows], labels[rows], 3, 4, **KINDS[kind])
-    points = batch(f, 4)
-    values = f.values(points, np.random.default_rng(3), batch_size=5)
-    np.testing.assert_allclose(values, part.values(points), rtol=1e-12)
-    gradient = f.stochastic_gradient(points[0], np.random.default_rng(3), 5)
-    np.testing.assert_allclose(gradient, part.gradient(points[0]), rtol=1e-11)
-    whole = f.stochastic_gradient(points[0], np.random.default_rng(3), 23)
-    np.testing.assert_array_equal(whole, f.gradient(points[0]))
-
-
-def test_many_points_are_evaluated_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    f = network("factored")
-    points = batch(f, 11)
-    expected = f.values(points)
-    monkeypatch.setattr("fedtrellis.objectives.base._SLICE_ENTRIES", 3 * 8 * 23 * 4)
-    np.testing.assert_allclose(f.values(points), expected, rtol=1e-13)
 
 
 def test_scores_that_overflow_the_exponential() -> None:

@@ -20,10 +20,14 @@ from fedtrellis.objectives import (
 )
 from fedtrellis.objectives.base import draw_batch
 from tests.fedtrellis.objectives.cases import (
+    BOUNDED,
     CASES,
+    CURVED,
     Array,
     FixedBatch,
+    bounded_objectives,
     csr,
+    curved_objectives,
     every_objective,
     finite_difference,
     point,
@@ -131,11 +135,11 @@ def test_batches_are_drawn_evenly_and_without_replacement() -> None:
     assert all(abs(count - 1000) < 150 for count in counts.values())
 
 
-@every_objective
+@bounded_objectives
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([1e-2, 1.0, 30.0]))
 def test_hessian_bound_majorises(name: str, seed: int, scale: float) -> None:
-    objective = CASES[name]()
+    objective = BOUNDED[name]()
     x, z = point(objective, seed, scale), point(objective, seed + 1, scale)
     difference = (x - z).ravel()
     theta = objective.hessian_bound()
@@ -148,18 +152,18 @@ def test_hessian_bound_majorises(name: str, seed: int, scale: float) -> None:
         assert objective.value(x) == pytest.approx(bound, abs=1e-11 * size)
 
 
-@every_objective
+@bounded_objectives
 def test_gradients_do_not_change_faster_than_lipschitz(name: str) -> None:
-    objective = CASES[name]()
+    objective = BOUNDED[name]()
     for seed in range(20):
         x, z = point(objective, seed), point(objective, seed + 100)
         change = np.linalg.norm(objective.gradient(x) - objective.gradient(z))
         assert change <= objective.lipschitz() * np.linalg.norm(x - z) * (1 + 1e-12)
 
 
-@every_objective
+@bounded_objectives
 def test_lipschitz_is_the_largest_eigenvalue(name: str) -> None:
-    objective = CASES[name]()
+    objective = BOUNDED[name]()
     theta = objective.hessian_bound()
     assert isinstance(theta, np.ndarray)
     assert theta.shape == (np.prod(objective.shape),) * 2
@@ -169,13 +173,13 @@ def test_lipschitz_is_the_largest_eigenvalue(name: str) -> None:
     assert objective.lipschitz() == pytest.approx(eigenvalues[-1], rel=1e-12)
 
 
-@every_objective
+@bounded_objectives
 def test_a_large_bound_is_an_operator(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dense, largest = CASES[name]().hessian_bound(), CASES[name]().lipschitz()
+    dense, largest = BOUNDED[name]().hessian_bound(), BOUNDED[name]().lipschitz()
     monkeypatch.setattr("fedtrellis.objectives.base.DENSE_ORDER", 2)
-    objective = CASES[name]()
+    objective = BOUNDED[name]()
     operator = objective.hessian_bound()
     assert not isinstance(operator, np.ndarray)
     assert isinstance(dense, np.ndarray)
@@ -184,16 +188,68 @@ def test_a_large_bound_is_an_operator(
     assert Objective.lipschitz(objective) == pytest.approx(largest, rel=1e-10)
 
 
+QUADRATIC = {"least", "matrix", "assignment", "principal"}
+
+
+def directions(objective: Objective) -> list[Array]:
+    """A dense one, one with two entries, one with the first and last row, and none."""
+    dense, few = point(objective, 5), np.zeros(objective.shape)
+    few.flat[[1, -2]] = 0.5, -2.0
+    ends = np.zeros(objective.shape)
+    ends[[0, -1]] = dense[[0, -1]]
+    return [dense, few, ends, np.zeros(objective.shape)]
+
+
+@curved_objectives
+def test_curvature_is_how_the_slope_along_the_direction_changes(name: str) -> None:
+    objective = CURVED[name]()
+    x, step = point(objective), 1e-4
+    for d in directions(objective):
+        before = x.copy(), d.copy()
+        found = objective.curvature(x, d)
+        assert type(found) is float
+        slopes = [np.vdot(objective.gradient(x + t * d), d) for t in (step, -step)]
+        expected = (slopes[0] - slopes[1]) / (2 * step)
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-7)
+        np.testing.assert_array_equal(x, before[0])
+        np.testing.assert_array_equal(d, before[1])
+
+
+@curved_objectives
+def test_a_quadratic_is_its_parabola_along_a_line_and_nothing_else_is(
+    name: str,
+) -> None:
+    objective = CURVED[name]()
+    x, d = point(objective), point(objective, 5)
+    curvature = objective.curvature(x, d)
+    assert curvature is not None
+    slope, gamma = float(np.vdot(objective.gradient(x), d)), 3.7
+    parabola = objective.value(x) + gamma * slope + 0.5 * gamma**2 * curvature
+    at_the_end = objective.value(x + gamma * d)
+    same = at_the_end == pytest.approx(parabola, rel=1e-12, abs=1e-12)
+    assert objective.quadratic == same == (name.split()[0].strip(",") in QUADRATIC)
+    if objective.quadratic:
+        assert objective.curvature(x + d, d) == curvature
+
+
 @every_objective
 def test_points_of_another_shape_are_refused(name: str) -> None:
     objective = CASES[name]()
+    # those that take lists of layers too call many points as they call one
+    points = "x" if name.startswith(("torch", "perceptron")) else "points"
     for wrong in (np.zeros((*objective.shape, 1)), np.zeros(objective.shape)[:-1]):
         with pytest.raises(ValueError, match="x has shape"):
             objective.value(wrong)
         with pytest.raises(ValueError, match="x has shape"):
             objective.gradient(wrong)
-        with pytest.raises(ValueError, match="points has shape"):
+        with pytest.raises(ValueError, match=f"{points} has shape"):
             objective.values(wrong[None])
+    if name in CURVED:
+        x = point(objective)
+        with pytest.raises(ValueError, match="(direction|x) has shape"):
+            objective.curvature(x, x[:-1])
+        with pytest.raises(ValueError, match="x has shape"):
+            objective.curvature(x[:-1], x)
 
 
 def test_a_users_objective_needs_value_and_gradient_only() -> None:
@@ -213,6 +269,8 @@ def test_a_users_objective_needs_value_and_gradient_only() -> None:
         half.lipschitz()
     with pytest.raises(NotImplementedError, match="Half has no stochastic_gradient"):
         half.stochastic_gradient(x, np.random.default_rng(0), 1)
+    assert half.curvature(x, x) is None
+    assert half.quadratic is False
 
 
 # -- what is refused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn  # noqa: E402
 
 from fedtrellis.objectives import MultinomialLogistic  # noqa: E402
 from fedtrellis.objectives.torch_objective import TorchObjective  # noqa: E402
-from tests.fedtrellis.objectives.cases import FixedBatch  # noqa: E402
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(5)
@@ -85,17 +83,6 @@ def test_multinomial_is_torchs_cross_entropy() -> None:
     np.testing.assert_allclose(ours.gradient(W), gradient.numpy(), atol=1e-15)
 
 
-def test_gradient_is_that_of_central_differences() -> None:
-    target = objective(l2=0.1, weight=3.0, batch_size_limit=9)
-    x = target.parameters_to_vector(random_point(target))
-    expected = np.zeros_like(x)
-    for i, unit in enumerate(np.eye(len(x))):
-        up, down = target.value(x + 1e-5 * unit), target.value(x - 1e-5 * unit)
-        expected[i] = (up - down) / 2e-5
-    error = np.linalg.norm(target.gradient(x) - expected)
-    assert error <= 1e-6 * np.linalg.norm(expected)
-
-
 @pytest.mark.parametrize("limit", [1, 5, 22, 23, 1000])
 def test_chunks_do_not_change_the_result(limit: int) -> None:
     whole, chunked = objective(), objective(batch_size_limit=limit)
@@ -108,47 +95,6 @@ def test_chunks_do_not_change_the_result(limit: int) -> None:
     np.testing.assert_allclose(
         chunked.values(stacked), whole.values(stacked), rtol=1e-13
     )
-
-
-@pytest.mark.parametrize("vectorize", [True, False])
-@pytest.mark.parametrize("limit", [1, 4, 50, 1000])
-def test_values_are_those_of_a_loop(vectorize: bool, limit: int) -> None:
-    target = objective(batch_size_limit=limit, vectorize=vectorize, l2=0.2, weight=2.0)
-    points = [random_point(target, seed) for seed in range(7)]
-    expected = [target.value(x) for x in points]
-    stacked = [np.stack(layer) for layer in zip(*points, strict=True)]
-    flat = np.stack([target.parameters_to_vector(x) for x in points])
-    np.testing.assert_allclose(target.values(stacked), expected, rtol=1e-13)
-    np.testing.assert_allclose(target.values(flat), expected, rtol=1e-13)
-    assert target.values(flat[:0]).shape == (0,)
-
-
-@pytest.mark.parametrize("vectorize", [True, False])
-def test_mini_batch_values_share_the_batch_of_the_gradient(vectorize: bool) -> None:
-    target = objective(vectorize=vectorize, batch_size_limit=6)
-    x = target.parameters_to_vector(random_point(target))
-    direction = np.random.default_rng(0).standard_normal(x.shape)
-    steps = np.stack([x + 1e-5 * direction, x - 1e-5 * direction])
-    up, down = target.values(steps, np.random.default_rng(9), batch_size=8)
-    gradient = target.stochastic_gradient(x, np.random.default_rng(9), 8)
-    assert (up - down) / 2e-5 == pytest.approx(gradient @ direction, rel=1e-6)
-    with pytest.raises(ValueError, match="rng is None"):
-        target.values(steps, batch_size=8)
-
-
-def test_mini_batches_average_to_the_gradient() -> None:
-    data = (INPUTS[:5], LABELS[:5])
-    target = TorchObjective(network(), cross_entropy, data, l2=0.1, weight=2.0)
-    x = target.parameters_to_vector(random_point(target))
-    gradients = [
-        target.stochastic_gradient(x, FixedBatch(batch), 2)
-        for batch in itertools.combinations(range(5), 2)
-    ]
-    np.testing.assert_allclose(
-        np.mean(gradients, axis=0), target.gradient(x), rtol=1e-10, atol=1e-13
-    )
-    full = target.stochastic_gradient(x, np.random.default_rng(0), 5)
-    np.testing.assert_array_equal(full, target.gradient(x))
 
 
 def test_points_are_lists_or_vectors() -> None:

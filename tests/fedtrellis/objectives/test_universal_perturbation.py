@@ -1,6 +1,5 @@
 """The objective of an attack by one perturbation for all images."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,7 @@ from fedtrellis.objectives.demonstrations import (
     PerceptronClassifier,
     UniversalPerturbation,
 )
-
-
-def perceptron(seed: int = 0) -> PerceptronClassifier:
-    rng = np.random.default_rng(seed)
-    sizes = [6, 9, 8, 4]
-    pairs = list(pairwise(sizes))
-    return PerceptronClassifier(
-        [rng.standard_normal(pair) for pair in pairs],
-        [rng.standard_normal(outputs) for _, outputs in pairs],
-    )
+from tests.fedtrellis.objectives.cases import classifier
 
 
 def images(d: int = 17) -> np.ndarray:
@@ -29,7 +19,7 @@ def images(d: int = 17) -> np.ndarray:
 
 def made(**changes: Any) -> UniversalPerturbation:
     settings = {"balance": 0.3, "weight": 1.4, "confidence": 2.0} | changes
-    return UniversalPerturbation(perceptron(), images(), 2, **settings)
+    return UniversalPerturbation(classifier(), images(), 2, **settings)
 
 
 def points(m: int) -> np.ndarray:
@@ -44,7 +34,7 @@ class OutputsOnly:
 
     def logits(self, images: np.ndarray) -> np.ndarray:
         self.asked += len(images)
-        return perceptron().logits(images)
+        return classifier().logits(images)
 
 
 def test_the_perceptron_is_that_of_scikit_learn() -> None:
@@ -62,7 +52,7 @@ def test_the_perceptron_is_that_of_scikit_learn() -> None:
 
 
 def test_the_pullback_is_the_derivative() -> None:
-    model, a = perceptron(), images(3)
+    model, a = classifier(), images(3)
     cotangents = np.random.default_rng(5).standard_normal((3, 4))
     slopes = model.pullback(a, cotangents)
     assert slopes.shape == a.shape
@@ -83,34 +73,12 @@ def test_values_are_those_of_the_definition(clip: bool) -> None:
         for a in images():
             seen = np.clip(a + delta, 0, 1) if clip else a + delta
             # the scores' differences are those of the log-probabilities
-            p = log_softmax(perceptron().logits(seen[None])[0])
+            p = log_softmax(classifier().logits(seen[None])[0])
             rival = max(p[k] for k in range(4) if k != 2)
             losses.append(max(p[2] - rival, -2.0))
         expected.append(1.4 * (np.mean(losses) + 0.3 * (delta**2).sum()))
     np.testing.assert_allclose(f.values(batch), expected, rtol=1e-12)
     assert [f.value(delta) for delta in batch] == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("clip", [False, True])
-def test_the_gradient_is_that_of_differences(clip: bool) -> None:
-    # no kink is near this point: a wrong one would be off by far more
-    f, delta = made(clip=clip), points(1)[0]
-    offsets = 1e-7 * np.eye(6).reshape(6, 2, 3)
-    slopes = (f.values(delta + offsets) - f.values(delta - offsets)) / 2e-7
-    gradient = f.gradient(delta)
-    np.testing.assert_allclose(gradient.ravel(), slopes, rtol=1e-5, atol=1e-7)
-
-
-def test_mini_batches_are_shared() -> None:
-    f, batch = made(), points(4)
-    rows = np.random.default_rng(3).choice(17, size=5, replace=False, shuffle=False)
-    part = UniversalPerturbation(
-        perceptron(), images()[rows], 2, balance=0.3, weight=1.4, confidence=2.0
-    )
-    values = f.values(batch, np.random.default_rng(3), batch_size=5)
-    np.testing.assert_allclose(values, part.values(batch), rtol=1e-12)
-    gradient = f.stochastic_gradient(batch[0], np.random.default_rng(3), 5)
-    np.testing.assert_allclose(gradient, part.gradient(batch[0]), rtol=1e-12)
 
 
 def test_values_need_outputs_only() -> None:
@@ -138,16 +106,16 @@ def test_the_margin_ends_at_the_confidence() -> None:
 
 def test_metrics_count_other_labels() -> None:
     f, delta = made(), points(1)[0]
-    labels = perceptron().logits(images() + delta).argmax(axis=1)
+    labels = classifier().logits(images() + delta).argmax(axis=1)
     assert f.metrics(delta) == {"misclassified": np.mean(labels != 2)}
 
 
 def test_what_is_refused() -> None:
     for label in (-1, 4, 1.5):
         with pytest.raises(ValueError, match="from 0 to 3"):
-            UniversalPerturbation(perceptron(), images(), label)  # type: ignore[arg-type]
+            UniversalPerturbation(classifier(), images(), label)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1"):
-        UniversalPerturbation(perceptron(), images()[:0], 0)
+        UniversalPerturbation(classifier(), images()[:0], 0)
     with pytest.raises(ValueError, match="confidence"):
         made(confidence=-1.0)
     with pytest.raises(ValueError, match="do not make a perceptron"):
