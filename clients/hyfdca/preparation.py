@@ -333,11 +333,7 @@ class LabelError(CodedError):
 
 
 def learn(run: ClientRun, check: bool = False) -> None:
-    """Open a run, and take what sums say that came along.
-
-    With ``check`` labels and weights of several clients must not contradict each other
-    (LabelError), and no few samples outweigh all others (SettingsError).
-    """
+    """Open a run, and take (``check``: and check) what sums say that came along."""
     run.open()
     if "labels" not in run.state:
         _take_labels(run, check)

@@ -219,13 +219,11 @@ def _moved(
 def _mixing(
     run: ClientRun, g: int, number: int, version: int, z: FloatArray
 ) -> FloatArray:
-    """R of a group's samples, in [1/2, 1]: the same on all holders, of no other.
+    """R of a group's samples, in [1/2, 1], shape (C, n_g): the same on all holders.
 
-    Of shape (C, n_g), as z: with one r for all classes the difference of two classes'
-    sums would be one over the samples of these two classes alone.
-
-    They follow from z: asked the same again, clients propose the same, and the server
-    learns nothing more; asked anything else, they take other numbers.
+    With one r for all classes the difference of two classes' sums would be one over the
+    samples of these two classes alone. They follow from z: asked the same again,
+    clients propose the same; asked anything else, they take other numbers.
     """
     if run.config["encryption"] == "none":
         # nothing is hidden: the same in every run, in whatever order a key puts the
@@ -300,10 +298,7 @@ def _backups(run: ClientRun, points: Mapping[int, Points]) -> Arrays:
 
 
 def _points(run: ClientRun) -> dict[int, Points]:
-    """Ids and points of the groups, brought to where the server says they stand.
-
-    RestoreNeededError where this client has not what the server thinks it has.
-    """
+    """Ids and points of the groups, brought to where the server says they stand."""
     points: dict[int, Points] = {}
     proposing = set(run.config.get("propose", []))
     needed = {*proposing, *run.config["backup"]}

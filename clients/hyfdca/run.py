@@ -110,10 +110,7 @@ class ClientRun:
             self.block.names  # noqa: B018
 
     def pin(self) -> None:
-        """Put the agreement's settings over the request's entries.
-
-        SettingsError where a member's public key is not the roster's.
-        """
+        """Put what was agreed on over the request's entries; check members' keys."""
         entries = {**self.config, **_DEFAULTS, **self.agreement.settings}
         self.config = Named("the request's config", entries)
         self.__dict__.pop("rules", None)
@@ -151,10 +148,7 @@ class ClientRun:
 
     @cached_property
     def shared_columns(self) -> dict[str, IntArray]:
-        """For each member, which of this client's features it has too.
-
-        As columns of this client's, in the model's order, which both know.
-        """
+        """Which of this client's columns each member has, in the model's order."""
         number = {digest: m for m, digest in enumerate(self.agreement.features)}
         digests = feature_digests(self.part.feature_names)
         columns = np.array([number[digest] for digest in digests])
@@ -202,10 +196,7 @@ class ClientRun:
         return backend_class(self.config["encryption"]).from_secret(secret).bound(run)
 
     def sealed_keys(self) -> list[bytes]:
-        """The keys that this client draws, sealed for whoever else has them.
-
-        For each set of holders that it is the first of, one for each other holder.
-        """
+        """Keys of holders that this client is the first of, sealed for each other."""
         if self.node.kind != "roster":
             return []
         name, sets = self.part.client_id, self.agreement.holder_sets

@@ -140,10 +140,7 @@ class MixtureSteps(Units):
         return again
 
     def _heal(self, available: Sequence[str]) -> None:
-        """Get α for those who lost it from others who hold it, or go back a few steps.
-
-        An extra wave, and only after a loss.
-        """
+        """After a loss get α from others who hold it, or go back a few steps."""
         wanted = self.lost(available)
 
         def entries(name: str) -> dict[str, Any]:

@@ -351,8 +351,7 @@ class HyFDCA(HyFDCASettings):
         """Score new samples whose features are split over the clients.
 
         Two waves: encrypted inner products with the model that the run would return
-        now, and the sums to those who hold the sample.
-        The server sees neither a score nor how many are positive.
+        now, and the sums. The server sees neither a score nor how many are positive.
 
         Returns
         -------

@@ -170,10 +170,7 @@ class Units(Steps):
             unit.begin(*(newest if u in self.losses else held))
 
     def instructions(self, name: str) -> dict[str, Any]:
-        """Where each of a client's groups stands: the mixture to take, if it has not.
-
-        And α, encrypted, of a group that it lost, where the server has it.
-        """
+        """Where a client's groups stand: the mixture to take, and enc(α) where lost."""
         records = []
         for g in self.alignment.client_groups(name):
             unit, alpha_id = self.of(g), self.bundle.alpha_id(self.unit_of[g])
@@ -267,10 +264,7 @@ class Units(Steps):
                 unit.backups = [newest, *unit.backups[:1]]
 
     def lost(self, available: Sequence[str]) -> dict[str, list[int]]:
-        """Of which groups' α somebody has to be asked, for those who lost it.
-
-        A unit that nobody can be asked about goes back.
-        """
+        """Whom to ask for α that was lost; a unit that nobody has goes back."""
         wanted: dict[str, list[int]] = {}
         for g in sorted({g for _, g in self.bare}):
             if self.of(g).step == 0 or self.alpha_is_current(g):
@@ -310,11 +304,7 @@ class Units(Steps):
         unit.begin(self.w, self.version)
 
     def refused(self, name: str) -> None:
-        """A client was sent ciphertexts that are not what they should be.
-
-        One that was damaged on its way here is seen only by those that open it. Of a
-        backup of α the one before takes its place; else a stage starts over.
-        """
+        """A client could not open ciphertexts: an older backup, or the stage again."""
         for g in self.alignment.client_groups(name):
             unit = self.of(g)
             if (name, g) in self.bare and g in unit.alphas and unit.step:
