@@ -11,265 +11,23 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from clients import (
-    CompressedSGDClient,
-    FedAvgGDClient,
-    FedDRClient,
-    FedFWClient,
-    FedGiAClient,
-    FedLMOClient,
-    FedOptClient,
-    FedProxClient,
-    FirstOrderRFLClient,
-    HybridFedAvgClient,
-    HyFEMClient,
-    LocalSGDClient,
-    NaiveFrankWolfeClient,
-    ProjectedFedAvgClient,
-    ScaffoldClient,
-    ZerothOrderRFLClient,
-    ZerothOrderSGDClient,
-)
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.domains import L1Ball, L2Ball
-from fedtrellis.manifolds import Stiefel
-from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.arrays import array_record, record_arrays
-from strategies import (
-    CompressedSGD,
-    FedAvgGD,
-    FedDR,
-    FedFW,
-    FedGiA,
-    FedLMO,
-    FedOpt,
-    FedProx,
-    FirstOrderRFL,
-    HybridFedAvg,
-    HyFEM,
-    LocalSGD,
-    NaiveFrankWolfe,
-    ProjectedFedAvg,
-    Scaffold,
-    ZerothOrderRFL,
-    ZerothOrderSGD,
-)
+from tests.harness import Array, number_of
+from tests.strategies.methods import METHODS, NODES, RULES, SEED
 
-Array = NDArray[np.float64]
-NODES, P, ROWS, SEED = 10, 8, 30, 4
 #: The last to answer: it has seen what everybody else says.
 LIAR = NODES - 1
-RULES = ("mean", "median", "trimmed-mean", "clipping")
 #: With a robust rule the liar moves the model by at most this, as a part of the way
 #: that the honest run goes.
 BOUND = 0.25
-
-
-# ------------------------------------------------------------------------- the problems
-
-
-def _data() -> tuple[Array, Array]:
-    """Rows and targets of each node: alike, and yet every node has its own minimum."""
-    rng = np.random.default_rng(SEED)
-    A = rng.standard_normal((NODES, ROWS, P))
-    truth = rng.standard_normal(P)
-    own = truth + 0.2 * rng.standard_normal((NODES, P))
-    return A, np.einsum("nij,nj->ni", A, own) + 0.1 * rng.standard_normal((NODES, ROWS))
-
-
-A, B = _data()
-LOSSES = [LeastSquares(a, b, scale="half-mean") for a, b in zip(A, B, strict=True)]
-POISONED = LeastSquares(5.0 * A[LIAR], -25.0 * B[LIAR], scale="half-mean")
-MANIFOLD = Stiefel((6, 2))
-
-
-class Matrices:
-    """½⟨x, H_i x⟩ + ⟨b_i, x⟩ over matrices with orthonormal columns."""
-
-    num_examples = 30
-
-    def __init__(self, index: int) -> None:
-        rng = np.random.default_rng([SEED, index])
-        common = np.random.default_rng(SEED)
-        H = common.standard_normal((6, 6)) + 0.2 * rng.standard_normal((6, 6))
-        self.H = 0.1 * (H + H.T)
-        self.b = common.standard_normal((6, 2)) + 0.2 * rng.standard_normal((6, 2))
-
-    def value(self, x: Array) -> float:
-        return float(0.5 * np.vdot(x, self.H @ x) + np.vdot(self.b, x))
-
-    def gradient(self, x: Array) -> Array:
-        return np.asarray(self.H @ x + self.b)
-
-
-@dataclass
-class Method:
-    """A method on its problem.
-
-    Attributes
-    ----------
-    make : callable
-        Makes the strategy, given further options.
-    client : callable
-        Makes the client of a context.
-    start : ndarray
-    rounds : int
-    rules : tuple of str
-        What ``aggregation`` can be; only "mean" where atoms are checked instead.
-    """
-
-    make: Callable[..., Any]
-    client: Callable[[Context, bool], Any]
-    start: Array
-    rounds: int
-    rules: tuple[str, ...] = RULES
-
-
-def _number(context: Context) -> int:
-    return int(context.node_config["partition-id"])
-
-
-def _on_losses(
-    make: Callable[..., Any], kind: Any, rounds: int, *more: Any, **options: Any
-) -> Method:
-    return Method(
-        make,
-        lambda context, poisoned: kind(
-            context, POISONED if poisoned else LOSSES[_number(context)], *more
-        ),
-        np.zeros(P),
-        rounds,
-        **options,
-    )
-
-
-def _on_manifold(make: Callable[..., Any], kind: Any, rounds: int) -> Method:
-    losses = [Matrices(i) for i in range(NODES + 1)]
-    losses[NODES].b *= -20.0
-    return Method(
-        make,
-        lambda context, poisoned: kind(
-            context, losses[NODES if poisoned else _number(context)], MANIFOLD
-        ),
-        MANIFOLD.random_point(np.random.default_rng(1)),
-        rounds,
-    )
-
-
-def _on_features(make: Callable[..., Any], kind: Any, rounds: int) -> Method:
-    """Everybody has all features, and rows of its own."""
-    names = [f"feature {j}" for j in range(P)]
-
-    def client(context: Context, poisoned: bool) -> Any:
-        k = _number(context)
-        ids = [f"{k}-{i}" for i in range(ROWS)]
-        return kind(context, A[k], names, ids, np.sign(B[k]) * (1 - 2 * poisoned))
-
-    options = {"feature_names": names, "local_steps": 20, "step_size": 0.3}
-    return Method(
-        partial(make, "hinge", 0.05, **options),
-        client,
-        np.zeros(P),
-        rounds,
-        ("mean", "median", "trimmed-mean"),
-    )
-
-
-_BALL, _DIAMOND = L2Ball(2.0), L1Ball(3.0)
-_LOCAL: dict[str, Any] = {"local_steps": 3, "step_size": 0.1}
-_PAPERS = {"rules": ("mean",)}
-METHODS: dict[str, Method] = {
-    "fedavg-gd": _on_losses(partial(FedAvgGD, **_LOCAL), FedAvgGDClient, 20),
-    "local-sgd": _on_losses(
-        partial(LocalSGD, batch_fraction=0.5, **_LOCAL), LocalSGDClient, 20
-    ),
-    "fedprox": _on_losses(partial(FedProx, **_LOCAL), FedProxClient, 20),
-    "fedopt": _on_losses(
-        partial(FedOpt, batch_fraction=0.5, server_momentum=0.5, **_LOCAL),
-        FedOptClient,
-        20,
-    ),
-    "compressed-sgd": _on_losses(
-        partial(
-            CompressedSGD,
-            batch_fraction=0.5,
-            server_momentum=0.5,
-            compressor="qsgd",
-            **_LOCAL,
-        ),
-        CompressedSGDClient,
-        20,
-    ),
-    "scaffold": _on_losses(partial(Scaffold, **_LOCAL), ScaffoldClient, 20),
-    **{
-        f"fedlmo {variant}": _on_losses(
-            partial(FedLMO, variant=variant, batch_size=0), FedLMOClient, 20
-        )
-        for variant in ("corrected", "averaged", "server")
-    },
-    "zeroth-order-sgd": _on_losses(
-        partial(ZerothOrderSGD, samples=20, step_size=0.05, batch_size=0),
-        ZerothOrderSGDClient,
-        40,
-    ),
-    "projected-fedavg": _on_losses(
-        partial(ProjectedFedAvg, _BALL, local_steps=3, local_step_size=0.1),
-        ProjectedFedAvgClient,
-        20,
-    ),
-    "feddr": _on_losses(
-        partial(FedDR, _BALL, local_steps=10, proximal_step=1.0, relaxation=1.0),
-        FedDRClient,
-        20,
-    ),
-    "fedgia": _on_losses(partial(FedGiA, tolerance=0.0), FedGiAClient, 20),
-    "first-order-rfl": _on_manifold(
-        partial(FirstOrderRFL, MANIFOLD, step_size=0.03, local_steps=2),
-        FirstOrderRFLClient,
-        20,
-    ),
-    "zeroth-order-rfl": _on_manifold(
-        partial(
-            ZerothOrderRFL,
-            MANIFOLD,
-            step_size=0.03,
-            local_steps=2,
-            samples=24,
-            upload="scalars",
-        ),
-        ZerothOrderRFLClient,
-        20,
-    ),
-    "hybrid-fedavg": _on_features(HybridFedAvg, HybridFedAvgClient, 20),
-    "hyfem": _on_features(HyFEM, HyFEMClient, 20),
-    "fedfw corrective": _on_losses(
-        partial(FedFW, _DIAMOND, local_steps=5), FedFWClient, 20, _DIAMOND
-    ),
-    **{
-        f"fedfw {variant}": _on_losses(
-            partial(FedFW, _DIAMOND, variant=variant),
-            FedFWClient,
-            30,
-            _DIAMOND,
-            **_PAPERS,
-        )
-        for variant in ("plain", "augmented", "stochastic")
-    },
-    "naive-frank-wolfe": _on_losses(
-        partial(NaiveFrankWolfe, _DIAMOND),
-        NaiveFrankWolfeClient,
-        20,
-        _DIAMOND,
-        **_PAPERS,
-    ),
-}
 
 
 # ----------------------------------------------------------------------------- the lies
@@ -514,7 +272,10 @@ def run(name: str, kind: str = "", rule: str = "mean", rounds: int = 0) -> Outco
     lies = {**REFUSED, **ANSWERS, EACH_REFUSED: _in_turn}
 
     def client(context: Context) -> Any:
-        return method.client(context, kind == OWN_LOSS and _number(context) == LIAR)
+        poisoned = kind == OWN_LOSS and number_of(context) == LIAR
+        return method.client(
+            context, method.losses[-1 if poisoned else number_of(context)]
+        )
 
     grid = Lying(client_app(client), NODES, seed=1)
     grid.lie, grid.declared = lies.get(kind), DECLARED.get(kind)

@@ -266,28 +266,6 @@ def test_dual_penalty_is_the_penalty_by_default() -> None:
     assert not np.array_equal(model(), model(dual_penalty=0.1))
 
 
-@pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
-def test_seed_decides_everything(variant: Any) -> None:
-    """Node ids, encoding and the order of nodes change nothing; the seed does."""
-
-    def model(drawn: int, **grid: Any) -> Array:
-        strategy = FedFW(
-            L1Ball(RADIUS),
-            penalty=1.0,
-            variant=variant,
-            participation=0.5,
-            lmo_noise=0.1,
-            seed=drawn,
-            **only_for(variant, batch_size=2),
-        )
-        return arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 25, **grid)[0]
-
-    first = model(3)
-    assert np.array_equal(first, model(3, seed=1))
-    assert np.array_equal(first, model(3, seed=2, encode=True))
-    assert not np.array_equal(first, model(4))
-
-
 def test_participation_is_that_of_the_schedule() -> None:
     """Bernoulli: the mean of the numbers is n p; fixed: always ⌈n p⌉."""
     for sampling in ("bernoulli", "fixed"):

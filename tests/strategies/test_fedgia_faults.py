@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from fedtrellis import Callback, RoundRecord
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedGiA
-from tests.harness import Array, Stop, contexts, grid_of, play
+from tests.harness import Array, contexts, grid_of, play
 
 M, N, ROWS, K0, SCALE = 8, 10, 14, 3, 1.0
 EVERYTHING = {
@@ -166,12 +165,3 @@ def test_the_stop_rule_waits_for_those_who_are_silent() -> None:
     # one that has never answered keeps the run going
     with pytest.raises(RuntimeError, match="no usable answer in all of the 6 rounds"):
         Run({"reply_loss": 1.0}, rounds=6, tolerance=1e9)
-
-
-def test_resumed_under_faults_is_the_same_run(tmp_path: Path) -> None:
-    whole = Run(EVERYTHING, rounds=30)
-    path = tmp_path / "checkpoint"
-    Run(EVERYTHING, rounds=30, checkpoint=path, callbacks=[Stop(17)])
-    rest = Run(EVERYTHING, rounds=30, resume=path)
-    assert rest.used == whole.used[17:]
-    assert np.array_equal(rest.model, whole.model)

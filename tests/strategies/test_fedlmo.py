@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,8 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from strategies import FedLMO
 from strategies.fedlmo import VARIANTS
-from tests.harness import Array, Stop, grid_of, play
+from tests.harness import Array, grid_of, play
 
-LOSSES = {"request_loss": 0.1, "reply_loss": 0.15, "wipe": 0.2, "garbage": 0.1}
 SHAPES = [(6, 4), (4,), (5, 4)]
 
 
@@ -458,37 +456,6 @@ def test_bytes_up_by_compressor() -> None:
 
 
 # --------------------------------------------------------------------------- the house
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_losses_and_a_resumed_run(variant: str, tmp_path: Path) -> None:
-    """With messages lost and states wiped the run goes on; resumed it is the same."""
-    options: dict[str, Any] = {
-        "variant": variant,
-        "step_size": 0.3,
-        "batch_size": 0,
-        "seed": 1,
-        "max_failed_rounds": 100,
-    }
-    losses = quadratics(4)
-    faulty = grid_of(FedLMOClient, losses, seed=3, **LOSSES)
-    run = play(FedLMO(**options), faulty, START, 60)
-    assert sum(map(len, run.used)) < 60 * 4
-    start = sum(loss.value(START) for loss in losses)
-    assert sum(loss.value(run.arrays) for loss in losses) < start
-
-    whole = play(FedLMO(**options), grid_of(FedLMOClient, losses), START, 12)
-    grid = grid_of(FedLMOClient, losses)
-    file = tmp_path / "checkpoint.npz"
-    play(
-        FedLMO(**options, checkpoint=file, checkpoint_every=1, callbacks=[Stop(7)]),
-        grid,
-        START,
-        12,
-    )
-    resumed = play(FedLMO(**options, resume=file), grid, START, 12)
-    for a, b in zip(whole.arrays, resumed.arrays, strict=True):
-        assert np.array_equal(a, b)
 
 
 @pytest.mark.parametrize(

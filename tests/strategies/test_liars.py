@@ -15,12 +15,12 @@ from tests.strategies.liar_runs import (
     BOUND,
     DECLARED,
     EACH_REFUSED,
-    METHODS,
     OWN_LOSS,
     REFUSED,
     distance,
     run,
 )
+from tests.strategies.methods import METHODS
 
 AVERAGING = [name for name, method in METHODS.items() if "median" in method.rules]
 BY_ATOMS = [name for name in METHODS if name not in AVERAGING]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,23 +24,12 @@ from fedtrellis.manifolds import (
 )
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.local_grid import FAULTS
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
 from tasks.kernel_pca import KernelPCA
-from tests.harness import Array, Stop, grid_of, play
+from tests.harness import Array, grid_of, play
 
 N, P, R, SEED = 4, 7, 3, 11
-EVERYTHING = {
-    "request_loss": 0.2,
-    "reply_loss": 0.2,
-    "late_reply": 0.1,
-    "state_loss": 0.1,
-    "wipe": 0.05,
-    "crash": 0.05,
-    "garbage": 0.1,
-    "duplicate": 0.1,
-}
 
 
 class Quadratic:
@@ -282,40 +270,6 @@ def test_evaluations_are_counted_as_they_are_made() -> None:
 
 
 # --------------------------------------------------------------------------- faults
-
-
-@pytest.mark.parametrize("grid_seed", [0, 1])
-@pytest.mark.parametrize("order", [0, 1])
-def test_everything_at_once(order: int, grid_seed: int) -> None:
-    faults = {**EVERYTHING, "seed": grid_seed, "encode": True}
-    run = Run(Stiefel((P, R)), 60, order=order, grid=faults, participation=0.9)
-    assert all(run.grid.fault_counts.values())
-    run.check_loop()
-
-
-@pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_each_fault_alone(fault: str) -> None:
-    run = Run(Oblique((P, R)), 25, grid={fault: 0.4})
-    assert run.grid.fault_counts[fault] > 10
-    run.check_loop()
-    if fault in ("wipe", "state_loss", "duplicate"):
-        # who lost its correction is given it back in the same round
-        assert all(record.used == N for record in run.strategy.history)
-
-
-@pytest.mark.parametrize("order", [0, 1])
-def test_resumed_run_is_the_same_run(order: int, tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "order": order,
-        "participation": 0.7,
-        "grid": {"reply_loss": 0.2},
-    }
-    path = tmp_path / "checkpoint"
-    whole = Run(Stiefel((P, R)), 20, **options)
-    Run(Stiefel((P, R)), 20, checkpoint=path, callbacks=[Stop(9)], **options)
-    rest = Run(Stiefel((P, R)), 20, resume=path, **options)
-    assert rest.used == whole.used[9:]
-    assert np.array_equal(rest.model, whole.model)
 
 
 def test_a_checkpoint_says_how_many_clients_its_x_averaged() -> None:

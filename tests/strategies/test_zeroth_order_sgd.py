@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.broadcast import Step, pack_steps, unpack_steps
 from strategies import ZerothOrderSGD
-from tests.harness import Array, Stop, contexts, grid_of, memory_of, play
+from tests.harness import Array, contexts, grid_of, memory_of, play
 
 N, P = 5, 40
 _rng = np.random.default_rng(0)
@@ -245,35 +244,6 @@ def test_a_newcomer_of_fedkseed_is_sent_k_scalars(known: bool) -> None:
     assert abs(extra - (0 if known else 8 * size)) < 8 * K + 700
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_fedkseed_under_faults_and_resumed(dtype: str, tmp_path: Path) -> None:
-    """Answers lost, memories wiped, a server that goes on: the loop's model."""
-    options: dict[str, Any] = {
-        **{"variant": "fedkseed", "pool": 30, "seed": 3, "step_size": 0.02},
-        **{"batch_size": 0, "samples": 6, "dtype": dtype, "max_failed_rounds": 100},
-    }
-    file = tmp_path / "checkpoint.npz"
-    grid = grid_of(ZerothOrderSGDClient, LOSSES, seed=2, **FAULTS)
-    first = play(
-        ZerothOrderSGD(
-            **options, checkpoint=file, checkpoint_every=1, callbacks=[Stop(8)]
-        ),
-        grid,
-        START,
-        16,
-    )
-    second = play(
-        ZerothOrderSGD(**options, resume=file, client_evaluate_every=4),
-        grid,
-        START,
-        16,
-    )
-    expected = pooled([*first.used, *second.used], 1, 6, 30)
-    close = 1e-7 if dtype == "float64" else 2e-3
-    assert second.arrays[0].dtype == np.float64
-    assert np.abs(second.arrays[0] - expected).max() < close
-
-
 class Models(Callback):
     """Keeps the model of every version, or of one."""
 
@@ -329,15 +299,6 @@ def test_it_solves_least_squares() -> None:
 
 
 # ------------------------------------------------------------------------ what it costs
-
-
-class Constant:
-    """0, whatever x is."""
-
-    num_examples = 1
-
-    def value(self, x: Array) -> float:
-        return 0.0
 
 
 def test_a_round_is_scalars_both_ways() -> None:
@@ -412,25 +373,6 @@ def test_ten_million_parameters() -> None:
 
 
 # --------------------------------------------------------------------------- the house
-
-
-def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"step_size": 0.02, "batch_size": 0, "seed": 4}
-    whole = play(
-        ZerothOrderSGD(**options), grid_of(ZerothOrderSGDClient, LOSSES), START, 12
-    )
-    file = tmp_path / "checkpoint.npz"
-    grid = grid_of(ZerothOrderSGDClient, LOSSES)
-    play(
-        ZerothOrderSGD(
-            **options, checkpoint=file, checkpoint_every=1, callbacks=[Stop(5)]
-        ),
-        grid,
-        START,
-        12,
-    )
-    resumed = play(ZerothOrderSGD(**options, resume=file), grid, START, 12)
-    assert np.array_equal(whole.arrays[0], resumed.arrays[0])
 
 
 def test_clip_bounds_what_a_client_can_say() -> None:

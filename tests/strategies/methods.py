@@ -1,0 +1,325 @@
+"""Every method on a small problem: a line each, for the contracts that all keep.
+
+A new method is a line in ``METHODS`` or, where it is another way of one that is there,
+in ``VARIANTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from clients import (
+    CompressedSGDClient,
+    FedAvgGDClient,
+    FedDRClient,
+    FedFWClient,
+    FedGiAClient,
+    FedLMOClient,
+    FedOptClient,
+    FedProxClient,
+    FirstOrderRFLClient,
+    HybridFedAvgClient,
+    HyFEMClient,
+    LocalSGDClient,
+    NaiveFrankWolfeClient,
+    ProjectedFedAvgClient,
+    ScaffoldClient,
+    ZerothOrderRFLClient,
+    ZerothOrderSGDClient,
+)
+from fedtrellis import LocalGrid
+from fedtrellis.domains import L1Ball, L2Ball
+from fedtrellis.manifolds import Stiefel
+from fedtrellis.objectives import LeastSquares
+from strategies import (
+    CompressedSGD,
+    FedAvgGD,
+    FedDR,
+    FedFW,
+    FedGiA,
+    FedLMO,
+    FedOpt,
+    FedProx,
+    FirstOrderRFL,
+    HybridFedAvg,
+    HyFEM,
+    LocalSGD,
+    NaiveFrankWolfe,
+    ProjectedFedAvg,
+    Scaffold,
+    ZerothOrderRFL,
+    ZerothOrderSGD,
+)
+from tests.harness import Array, Played, grid_of, number_of, play
+
+NODES, P, ROWS, SEED = 10, 8, 30, 4
+RULES = ("mean", "median", "trimmed-mean", "clipping")
+
+
+def _data() -> tuple[Array, Array]:
+    """Rows and targets of each node: alike, and yet every node has its own minimum."""
+    rng = np.random.default_rng(SEED)
+    A = rng.standard_normal((NODES, ROWS, P))
+    truth = rng.standard_normal(P)
+    own = truth + 0.2 * rng.standard_normal((NODES, P))
+    return A, np.einsum("nij,nj->ni", A, own) + 0.1 * rng.standard_normal((NODES, ROWS))
+
+
+A, B = _data()
+LOSSES = [LeastSquares(a, b, scale="half-mean") for a, b in zip(A, B, strict=True)]
+#: What a node has that is honest about a loss which nobody else has.
+POISONED = LeastSquares(5.0 * A[-1], -25.0 * B[-1], scale="half-mean")
+MANIFOLD = Stiefel((6, 2))
+
+
+class Matrices:
+    """½⟨x, H_i x⟩ + ⟨b_i, x⟩ over matrices with orthonormal columns."""
+
+    num_examples = 30
+
+    def __init__(self, index: int) -> None:
+        rng = np.random.default_rng([SEED, index])
+        common = np.random.default_rng(SEED)
+        H = common.standard_normal((6, 6)) + 0.2 * rng.standard_normal((6, 6))
+        self.H = 0.1 * (H + H.T)
+        self.b = common.standard_normal((6, 2)) + 0.2 * rng.standard_normal((6, 2))
+
+    def value(self, x: Array) -> float:
+        return float(0.5 * np.vdot(x, self.H @ x) + np.vdot(self.b, x))
+
+    def gradient(self, x: Array) -> Array:
+        return np.asarray(self.H @ x + self.b)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method on its problem.
+
+    Attributes
+    ----------
+    make : callable
+        Makes the strategy, given further options.
+    client : callable
+        Makes the client of a context and a loss.
+    start : ndarray
+    rounds : int
+    losses : sequence
+        One for each node, and one that nobody else has.
+    rules : tuple of str
+        What ``aggregation`` can be; only "mean" where atoms are checked instead.
+    forgets : bool
+        Whether a client keeps what the server cannot give back.
+    """
+
+    make: Callable[..., Any]
+    client: Callable[..., Any]
+    start: NDArray[Any]
+    rounds: int = 20
+    losses: Sequence[Any] = (*LOSSES, POISONED)
+    rules: tuple[str, ...] = RULES
+    forgets: bool = False
+
+    def grid(self, nodes: int = 6, **options: Any) -> LocalGrid:
+        """A grid of the first nodes; the options, faults among them, are the grid's."""
+        return grid_of(self.client, self.losses[:nodes], **options)
+
+    def play(
+        self,
+        grid: LocalGrid,
+        rounds: int = 0,
+        *,
+        sets: Sequence[Sequence[int]] | None = None,
+        last_fault: int | None = None,
+        **settings: Any,
+    ) -> Played[Any]:
+        """A run, in which those of ``sets`` are asked where it is given."""
+        strategy = self.make(**{"seed": SEED, "max_failed_rounds": 1000, **settings})
+        if sets is not None:
+            strategy.sample = lambda t: [str(i) for i in sets[t - 1]]
+        number = len(sets) if sets else rounds or self.rounds
+        return play(strategy, grid, self.start, number, last_fault=last_fault)
+
+
+def _on(losses: Any, start: Array, rounds: int) -> Callable[..., Method]:
+    def method(make: Any, kind: Any, *more: Any, **own: Any) -> Method:
+        traits = {k: own.pop(k) for k in ("rounds", "rules", "forgets") if k in own}
+
+        def client(context: Context, loss: Any) -> Any:
+            return kind(context, loss, *more)
+
+        made = partial(make, *more, **own)
+        return Method(
+            made, client, start, losses=losses, **{"rounds": rounds, **traits}
+        )
+
+    return method
+
+
+_whole = _on((*LOSSES, POISONED), np.zeros(P), 20)
+_TURNED = Matrices(NODES)
+_TURNED.b *= -20.0
+_curved = _on(
+    (*(Matrices(i) for i in range(NODES)), _TURNED),
+    MANIFOLD.random_point(np.random.default_rng(1)),
+    20,
+)
+
+
+def _in(domain: Any, make: Any, kind: Any, **own: Any) -> Method:
+    """Of a method whose clients know nothing of the set."""
+    return _whole(partial(make, domain), kind, **own)
+
+
+def _on_features(make: Callable[..., Any], kind: Any) -> Method:
+    """Everybody has all features, and rows of its own; a loss is labels and a node."""
+    names = [f"feature {j}" for j in range(P)]
+
+    def client(context: Context, labels: Array) -> Any:
+        k = number_of(context)
+        return kind(context, A[k], names, [f"{k}-{i}" for i in range(ROWS)], labels)
+
+    options = {"feature_names": names, "local_steps": 20, "step_size": 0.3}
+    return Method(
+        partial(make, "hinge", 0.05, **options),
+        client,
+        np.zeros(P),
+        losses=(*np.sign(B), -np.sign(B[-1])),
+        rules=("mean", "median", "trimmed-mean"),
+    )
+
+
+_BALL, _DIAMOND = L2Ball(2.0), L1Ball(3.0)
+_LOCAL: dict[str, Any] = {"local_steps": 3, "step_size": 0.1}
+_BATCH: dict[str, Any] = {**_LOCAL, "batch_fraction": 0.5}
+_MOVED: dict[str, Any] = {**_BATCH, "server_momentum": 0.5}
+_SIGNS: dict[str, Any] = {"samples": 20, "step_size": 0.05, "batch_size": 0}
+_RFL: dict[str, Any] = {"step_size": 0.03, "local_steps": 2}
+_ONCE = {"rules": ("mean",)}
+#: Those whose robustness and whose arithmetic are measured.
+METHODS: dict[str, Method] = {
+    "fedavg-gd": _whole(FedAvgGD, FedAvgGDClient, **_LOCAL),
+    "local-sgd": _whole(LocalSGD, LocalSGDClient, **_BATCH),
+    "fedprox": _whole(FedProx, FedProxClient, **_LOCAL),
+    "fedopt": _whole(FedOpt, FedOptClient, **_MOVED),
+    "compressed-sgd": _whole(
+        CompressedSGD, CompressedSGDClient, compressor="qsgd", **_MOVED
+    ),
+    "scaffold": _whole(Scaffold, ScaffoldClient, **_LOCAL),
+    **{
+        f"fedlmo {v}": _whole(
+            *(FedLMO, FedLMOClient),
+            **{"variant": v, "batch_size": 0, "forgets": v == "corrected"},
+        )
+        for v in ("corrected", "averaged", "server")
+    },
+    "zeroth-order-sgd": _whole(
+        ZerothOrderSGD, ZerothOrderSGDClient, rounds=40, **_SIGNS
+    ),
+    "projected-fedavg": _in(
+        _BALL,
+        ProjectedFedAvg,
+        ProjectedFedAvgClient,
+        local_steps=3,
+        local_step_size=0.1,
+    ),
+    "feddr": _in(
+        *(_BALL, FedDR, FedDRClient),
+        **{"local_steps": 10, "proximal_step": 1.0, "relaxation": 1.0, "forgets": True},
+    ),
+    "fedgia": _whole(FedGiA, FedGiAClient, tolerance=0.0, forgets=True),
+    "first-order-rfl": _curved(FirstOrderRFL, FirstOrderRFLClient, MANIFOLD, **_RFL),
+    "zeroth-order-rfl": _curved(
+        *(ZerothOrderRFL, ZerothOrderRFLClient, MANIFOLD),
+        **(_RFL | {"samples": 24, "upload": "scalars"}),
+    ),
+    "hybrid-fedavg": _on_features(HybridFedAvg, HybridFedAvgClient),
+    "hyfem": _on_features(HyFEM, HyFEMClient),
+    "fedfw corrective": _whole(FedFW, FedFWClient, _DIAMOND, local_steps=5),
+    **{
+        f"fedfw {v}": _whole(
+            *(FedFW, FedFWClient, _DIAMOND),
+            **{"variant": v, "rounds": 30, "forgets": v == "stochastic", **_ONCE},
+        )
+        for v in ("plain", "augmented", "stochastic")
+    },
+    "naive-frank-wolfe": _whole(
+        NaiveFrankWolfe, NaiveFrankWolfeClient, _DIAMOND, **_ONCE
+    ),
+}
+#: Other ways of the same methods, which keep another state or send something else.
+VARIANTS: dict[str, Method] = {
+    "fedavg-gd batches": _whole(FedAvgGD, FedAvgGDClient, **_BATCH),
+    "fedprox batches": _whole(FedProx, FedProxClient, proximal_weight=0.7, **_BATCH),
+    "fedopt adam": _whole(FedOpt, FedOptClient, optimizer="adam", **_BATCH),
+    "compressed-sgd top-k": _whole(
+        *(CompressedSGD, CompressedSGDClient),
+        **{"kept_fraction": 0.3, "forgets": True, **_MOVED},
+    ),
+    "compressed-sgd sign": _whole(
+        *(CompressedSGD, CompressedSGDClient),
+        **{"compressor": "sign", "server_step_size": 0.1, **_BATCH},
+    ),
+    "fedlmo local": _whole(
+        *(FedLMO, FedLMOClient), variant="local", batch_size=0, forgets=True
+    ),
+    "fedlmo ef21": _whole(
+        *(FedLMO, FedLMOClient),
+        **{"variant": "ef21", "batch_size": 0, "kept_fraction": 0.3, "forgets": True},
+    ),
+    "zeroth-order-sgd feedsign": _whole(
+        ZerothOrderSGD, ZerothOrderSGDClient, variant="feedsign", **_SIGNS
+    ),
+    "zeroth-order-sgd fedkseed": _whole(
+        ZerothOrderSGD, ZerothOrderSGDClient, variant="fedkseed", pool=30, **_SIGNS
+    ),
+    "projected-fedavg batches": _in(
+        _BALL, ProjectedFedAvg, ProjectedFedAvgClient, batch_size=4
+    ),
+    "feddr batches": _in(
+        *(_BALL, FedDR, FedDRClient),
+        **{"relaxation": 1.7, "proximal_step": 2.0, "batch_size": 4, "forgets": True},
+    ),
+    "fedgia gram": _whole(
+        *(FedGiA, FedGiAClient),
+        **{"hessian": "gram", "sigma_scale": 1.0, "local_steps": 3},
+        **{"tolerance": 0.0, "forgets": True},
+    ),
+    "first-order-rfl plain": _curved(
+        FirstOrderRFL, FirstOrderRFLClient, MANIFOLD, correction=False, **_RFL
+    ),
+    "zeroth-order-rfl dense": _curved(
+        *(ZerothOrderRFL, ZerothOrderRFLClient, MANIFOLD),
+        **(_RFL | {"samples": 6, "smoothing": 1e-3, "upload": "dense"}),
+    ),
+    "fedfw pairwise": _whole(
+        *(FedFW, FedFWClient, _DIAMOND), correction="pairwise", certificate=True
+    ),
+    **{
+        f"fedfw {v} of {k} steps": _whole(
+            *(FedFW, FedFWClient, _DIAMOND),
+            **{"variant": v, "local_steps": k, "step_count": count, **penalties},
+        )
+        for v, k, count, penalties in (
+            ("plain", 1, "round", {"penalty": 1.2}),
+            ("plain", 3, "own", {"penalty": 1.2}),
+            ("augmented", 3, "round", {"penalty": 1.2, "dual_penalty": 0.3}),
+            ("augmented", 2, "own", {}),
+        )
+    },
+    "naive-frank-wolfe constant": _whole(
+        NaiveFrankWolfe, NaiveFrankWolfeClient, _DIAMOND, schedule="constant"
+    ),
+}
+EVERY = METHODS | VARIANTS
+
+
+def of_dtype(method: Method, dtype: str) -> Method:
+    """The same with a model of another dtype."""
+    return replace(method, start=method.start.astype(dtype))

@@ -1,0 +1,173 @@
+"""What every method keeps, whatever is lost, late, repeated, spoilt or forgotten.
+
+The methods and their small problems are the lines of ``methods.py``. That a method's
+rounds are its paper's stands in the file of that method.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.local_grid import FAULTS
+from tests.harness import Played, Stop
+from tests.strategies.methods import EVERY, of_dtype
+from tests.strategies.soak_cases import distance, node_states
+
+EVERYTHING: dict[str, Any] = {
+    "request_loss": 0.2,
+    "reply_loss": 0.2,
+    "late_reply": 0.1,
+    "state_loss": 0.1,
+    "wipe": 0.05,
+    "crash": 0.05,
+    "garbage": 0.1,
+    "duplicate": 0.1,
+}
+LOSES_STATE = ("state_loss", "wipe")
+#: What is replayed along a client's random directions is added in another order.
+NEAR = {"zeroth-order-rfl": 1e-10, "zeroth-order-rfl dense": 1e-10}
+#: All but those that go by who was asked as well: FedGiA with a σ of its own, and
+#: what is split by features.
+REPLAYED = [n for n in EVERY if n not in ("fedgia", "hyfem", "hybrid-fedavg")]
+#: FedFW's server replays the steps of each client, one by one or since a checkpoint.
+SUMMED = [name for name in EVERY if re.match("fedfw (plain|augm|stoch)", name)]
+STATEFUL = [name for name in REPLAYED if EVERY[name].make().stateful]
+
+
+def check_same(
+    one: Played[Any], other: Played[Any], near: float, first: int = 0
+) -> None:
+    """The same answers used, models, and states on both sides."""
+    assert one.used[first:] == other.used
+    for mine, theirs in zip(one.models[first:], other.models, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert distance(mine, theirs) <= near
+    names = one.strategy.clients
+    assert names == other.strategy.clients
+    for name in names:
+        a, b = (run.strategy.client_state(name) for run in (one, other))
+        assert a.keys() == b.keys()
+        # the server replays in float64, and after a checkpoint in another order
+        assert all(distance(a[key], b[key]) <= max(10 * near, 1e-12) for key in a)
+    states = [node_states(run.strategy, run.grid) for run in (one, other)]
+    # who was wiped, and has not been asked since, has nothing
+    for name in states[0].keys() & states[1].keys():
+        a, b = (state[name] for state in states)
+        assert a.keys() == b.keys()
+        assert all(distance(a[key], b[key]) <= 10 * near for key in a)
+    if one.strategy.stateful and one.used[-1]:
+        assert states[0].keys() & states[1].keys() >= set(map(str, one.used[-1]))
+
+
+def check_replayed(name: str, ran: Played[Any], **settings: Any) -> None:
+    """The run is that in which nobody else was asked, and nothing went wrong."""
+    method = EVERY[name]
+    calm = method.play(method.grid(), sets=ran.used, **settings)
+    check_same(ran, calm, NEAR.get(name, 1e-13))
+    assert distance(ran.models[-1], ran.models[0]) > 1e-3
+
+
+@pytest.mark.parametrize("encode", [False, True])
+@pytest.mark.parametrize("name", REPLAYED)
+def test_whoever_was_not_heard_was_not_asked(name: str, encode: bool) -> None:
+    """All faults at once, but for those after which a client starts again."""
+    method, p = EVERY[name], 1.0 if encode else 0.8
+    faults: dict[str, Any] = {
+        fault: rate
+        for fault, rate in EVERYTHING.items()
+        if not (method.forgets and fault in LOSES_STATE)
+    }
+    grid = method.grid(seed=1 + encode, encode=encode, **faults)
+    # evaluations in between are lost and spoilt as well
+    every = 3 if encode else 0
+    options: dict[str, Any] = {"participation": p, "client_evaluate_every": every}
+    ran = method.play(grid, 40, last_fault=39, **options)
+    assert all(grid.fault_counts[fault] for fault in faults)
+    assert len({len(used) for used in ran.used}) > 3
+    for record in ran.strategy.history:
+        assert every or record.sampled - record.used == len(record.rejected)
+    check_replayed(name, ran, participation=p)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", STATEFUL)
+def test_each_fault_alone(name: str, fault: str) -> None:
+    method, rate = EVERY[name], {fault: 0.4}
+    ran = method.play(method.grid(4, seed=1, **rate), 20, last_fault=19)
+    assert ran.grid.fault_counts[fault] > 10
+    if not (method.forgets and fault in LOSES_STATE):
+        calm = method.play(method.grid(4), sets=ran.used)
+        check_same(ran, calm, NEAR.get(name, 1e-13))
+    # who lost its state gets it back in the same round
+    everybody = all(record.used == 4 for record in ran.strategy.history)
+    assert everybody == (fault in (*LOSES_STATE, "duplicate"))
+
+
+@pytest.mark.parametrize("fault", LOSES_STATE)
+@pytest.mark.parametrize("name", STATEFUL)
+def test_nodes_that_never_keep_anything(name: str, fault: str) -> None:
+    method = EVERY[name]
+    ran = method.play(method.grid(4, **{fault: 1.0}), 12)
+    assert all(record.used == 4 for record in ran.strategy.history)
+    losses = method.losses[:4]
+    assert sum(f.value(ran.model) - f.value(method.start) for f in losses) < 0.0
+    if not method.forgets:
+        kept = method.play(method.grid(4), 12)
+        for mine, theirs in zip(ran.models, kept.models, strict=True):
+            assert distance(mine, theirs) <= NEAR.get(name, 1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_resumed_run_is_the_same_to_the_last_bit(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    """Under all faults; and so is one whose messages pass as bytes."""
+    if dtype not in EVERY[name].make().dtypes:
+        pytest.skip("not a model of that")
+    method, path = of_dtype(EVERY[name], dtype), tmp_path / "checkpoint"
+
+    def run(encode: bool = False, **options: Any) -> Played[Any]:
+        grid = method.grid(seed=2, encode=encode, **EVERYTHING)
+        return method.play(grid, 16, participation=0.8, **options)
+
+    whole = run()
+    check_same(whole, run(encode=True), 0.0)
+    run(checkpoint=path, callbacks=[Stop(9)])
+    rest = run(resume=path)
+    near = 1e-12 if name in SUMMED and dtype == "float64" else 0.0
+    check_same(whole, rest, near, 9)
+    assert len(rest.strategy.history) == 16
+    for mine, theirs in zip(whole.watch.metrics[9:], rest.watch.metrics, strict=True):
+        assert mine == theirs
+    other = {"float64": "float32", "float32": "float64"}[dtype]
+    if other in method.make().dtypes and "fedkseed" not in name:  # x is not its model
+        again = of_dtype(method, other)
+        with pytest.raises(SettingsError, match=f"its dtype is {dtype}, this run's is"):
+            again.play(again.grid(), 16, resume=path)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_seed_decides_everything(name: str) -> None:
+    """Node ids and the order of nodes change nothing; the seed does."""
+    method = EVERY[name]
+
+    def run(seed: int, grid: Any = ()) -> Played[Any]:
+        made = method.grid(**dict(grid))
+        return method.play(made, 10, seed=seed, participation=0.5)
+
+    first, again, other = run(3), run(3, {"seed": 2}), run(4)
+    assert np.array_equal(first.models, again.models)
+    assert not np.array_equal(first.models[-1], other.models[-1])
+    # nor do faults decide who is asked
+    rough = run(3, EVERYTHING)
+    for t, used in enumerate(first.used, start=1):
+        asked = first.strategy.sample(t)
+        assert asked == rough.strategy.sample(t)
+        assert used == [int(name) for name in asked]
