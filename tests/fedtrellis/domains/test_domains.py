@@ -282,6 +282,13 @@ def test_enormous_and_tiny_entries(domain: Domain, shape: Shape) -> None:
     assert not domain.contains(1e300 * direction)
 
 
+@pytest.mark.filterwarnings("error")
+def test_total_variation_of_a_gradient_whose_sums_are_no_floats() -> None:
+    ball, ones = TotalVariationBall(2.0), np.ones(6)
+    atom = ball.lmo(1e308 * ones).dense()
+    np.testing.assert_array_equal(atom, ball.lmo(ones).dense())
+
+
 @all_cases
 def test_the_diameter_is_the_largest_distance(domain: Domain, shape: Shape) -> None:
     diameter = domain.diameter(shape)

@@ -53,8 +53,8 @@ FLOWS, DISTANCES = features(4, 4, 1), features(4, 4, 2)
 MASK = np.random.default_rng(3).random((4, 4)) < 0.4
 
 
-def perceptron(**options: Any) -> LowRankPerceptron:
-    return LowRankPerceptron(features(), LABELS, 3, 4, **options)
+def perceptron(rows: Any = slice(None), **options: Any) -> LowRankPerceptron:
+    return LowRankPerceptron(features()[rows], LABELS[rows], 3, 4, **options)
 
 
 def classifier() -> PerceptronClassifier:
@@ -66,12 +66,12 @@ def classifier() -> PerceptronClassifier:
     )
 
 
-def perturbation(**options: Any) -> UniversalPerturbation:
-    images = np.random.default_rng(1).uniform(size=(5, 2, 3))
+def perturbation(rows: Any = slice(None), **options: Any) -> UniversalPerturbation:
+    images = np.random.default_rng(1).uniform(size=(5, 2, 3))[rows]
     return UniversalPerturbation(classifier(), images, 2, balance=0.3, **options)
 
 
-def torch_objective(**options: Any) -> Objective:
+def torch_objective(rows: Any = slice(None), **options: Any) -> Objective:
     """A small network with every kind of layer that needs care."""
     torch = pytest.importorskip("torch")
     from fedtrellis.objectives.torch_objective import TorchObjective
@@ -83,8 +83,8 @@ def torch_objective(**options: Any) -> Objective:
     norm.running_var.copy_(torch.linspace(0.5, 2, 5))
     layers = nn.Linear(3, 5), norm, nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3)
     model = nn.Sequential(*layers).double()
-    loss = nn.functional.cross_entropy
-    return TorchObjective(model, loss, (features(), LABELS), weight=2.0, **options)
+    loss, data = nn.functional.cross_entropy, (features()[rows], LABELS[rows])
+    return TorchObjective(model, loss, data, weight=2.0, **options)
 
 
 #: Those with a bound on the Hessian.
@@ -143,6 +143,31 @@ CASES: dict[str, Callable[[], Objective]] = {
     "perceptron, full": lambda: perceptron(rank=None, weight=0.4),
     "perturbation": lambda: perturbation(weight=1.4, confidence=2.0),
     "perturbation, clipped": lambda: perturbation(clip=True, confidence=2.0),
+}
+#: Some of every class, made of some of their examples.
+OF_ROWS: dict[str, Callable[[Any], Objective]] = {
+    "least squares": lambda rows: LeastSquares(
+        features()[rows], TARGETS[rows], scale="half-mean", l2=0.7
+    ),
+    "logistic": lambda rows: Logistic(features()[rows], BITS[rows], l2=0.3),
+    "logistic, sparse": lambda rows: Logistic(csr(features()[rows]), BITS[rows]),
+    "logistic, nonconvex": lambda rows: NonconvexLogistic(
+        features()[rows], BITS[rows], l2=0.4
+    ),
+    "multinomial": lambda rows: MultinomialLogistic(features()[rows], LABELS[rows], 3),
+    "matrix completion": lambda rows: MatrixCompletion(
+        np.array(ENTRIES[0])[rows],
+        np.array(ENTRIES[1])[rows],
+        np.array(ENTRIES[2])[rows],
+        (3, 4),
+    ),
+    "principal components": lambda rows: PrincipalComponents(
+        features()[rows], 2, weight=1.5
+    ),
+    "perceptron": lambda rows: perceptron(rows, rank=2, l2=0.1, weight=1.7),
+    "perceptron, full": lambda rows: perceptron(rows, rank=None),
+    "perturbation": lambda rows: perturbation(rows, weight=1.4, confidence=2.0),
+    "torch": lambda rows: torch_objective(rows, l2=0.3, batch_size_limit=2),
 }
 every_objective = pytest.mark.parametrize("name", CASES)
 bounded_objectives = pytest.mark.parametrize("name", BOUNDED)

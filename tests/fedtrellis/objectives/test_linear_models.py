@@ -10,14 +10,20 @@ import pytest
 import scipy.sparse
 from sklearn.metrics import log_loss
 
-from fedtrellis.objectives import (
-    LeastSquares,
-    Logistic,
-    MultinomialLogistic,
-    Objective,
+from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic, Objective
+from fedtrellis.objectives.linear_models import DesignMatrix, NonconvexLogistic
+from fedtrellis.objectives.losses import CrossEntropy, LogisticLoss, ScoreLoss, Squared
+from fedtrellis.objectives.matrices import PrincipalComponents
+from tests.fedtrellis.objectives.cases import (
+    BITS,
+    CASES,
+    TARGETS,
+    FixedBatch,
+    csr,
+    dense_bound,
+    features,
+    point,
 )
-from fedtrellis.objectives.linear_models import DesignMatrix
-from tests.fedtrellis.objectives.cases import CASES, csr, dense_bound, features, point
 
 
 def test_least_squares_by_hand() -> None:
@@ -27,14 +33,6 @@ def test_least_squares_by_hand() -> None:
     assert LeastSquares(A, b, weight=10, l2=3.0).value(x) == 10 * (4.0 + 1.5)
     assert LeastSquares(A, b, scale="half-mean").value(x) == 1.0
     np.testing.assert_array_equal(LeastSquares(A, b).gradient(x), [12.0, 16.0])
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_half_mean_theta_is_the_gram_matrix(sparse: bool) -> None:
-    A = features(7, 3)
-    given_matrix: Any = csr(A) if sparse else A
-    objective = LeastSquares(given_matrix, np.ones(7), scale="half-mean")
-    np.testing.assert_allclose(dense_bound(objective), A.T @ A / 7, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n[:4] in ("leas", "logi")])
@@ -159,3 +157,122 @@ def test_products_with_the_data_are_those_of_the_dense_matrix(
     np.testing.assert_allclose(design.adjoint(y), dense.T @ y, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(x, before[0])
     np.testing.assert_array_equal(y, before[1])
+
+
+RNG = np.random.default_rng(0)
+A = RNG.standard_normal((7, 4)) * (RNG.random((7, 4)) < 0.8)
+B = np.array([0, 1, 1, 0, 1, 0, 1])
+L2, WEIGHT = 0.7, 3.0
+
+
+def nonconvex(matrix: Any = A, l2: float = L2) -> NonconvexLogistic:
+    return NonconvexLogistic(matrix, B, l2=l2, weight=WEIGHT)
+
+
+def formula(x: np.ndarray, rows: Any = slice(None), l2: float = L2) -> float:
+    scores = A[rows] @ x
+    loss = np.mean(np.log1p(np.exp(scores)) - B[rows] * scores)
+    return float(WEIGHT * (loss + l2 / 2 * np.sum(x**2 / (1 + x**2))))
+
+
+@pytest.mark.parametrize("matrix", [A, scipy.sparse.csr_array(A)], ids=["dense", "csr"])
+def test_nonconvex_values_are_the_formula(matrix: Any) -> None:
+    points = np.random.default_rng(2).standard_normal((5, 4)) * 3
+    expected, f = [formula(x) for x in points], nonconvex(matrix)
+    assert [f.value(x) for x in points] == pytest.approx(expected, rel=1e-13)
+    np.testing.assert_allclose(f.values(points), expected, rtol=1e-13)
+    values = f.values(points, FixedBatch((0, 4)), batch_size=2)
+    expected = [formula(x, [0, 4]) for x in points]
+    np.testing.assert_allclose(values, expected, rtol=1e-13)
+
+
+def test_the_nonconvex_bound_is_met_at_zero() -> None:
+    f, h = nonconvex(), 1e-4
+    bound = WEIGHT * (A.T @ A / (4 * 7) + L2 * np.eye(4))
+    np.testing.assert_allclose(dense_bound(f), bound, rtol=1e-13)
+    slopes = [(f.gradient(h * e) - f.gradient(-h * e)) / (2 * h) for e in np.eye(4)]
+    np.testing.assert_allclose(slopes, bound, rtol=1e-5, atol=1e-6)
+
+
+def test_the_regulariser_bends_by_minus_a_quarter_to_one() -> None:
+    # one example of zeros: the loss is constant, the regulariser alone is left
+    f = NonconvexLogistic(np.zeros((1, 1)), [0], l2=1.0)
+    x = np.linspace(-20, 20, 4001)
+    slopes = np.array([f.gradient(np.array([v]))[0] for v in x])
+    curvature = np.gradient(slopes, x)
+    expected = (1 - 3 * x**2) / (1 + x**2) ** 3
+    np.testing.assert_allclose(curvature, expected, atol=1e-3)
+    assert curvature.min() == pytest.approx(-0.25, abs=1e-3)
+    assert curvature.max() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_without_regulariser_it_is_the_logistic_loss() -> None:
+    f, g = nonconvex(l2=0.0), Logistic(A, B, weight=WEIGHT)
+    x = np.array([0.5, -2.0, 0.1, 1.0])
+    assert f.value(x) == g.value(x)
+    np.testing.assert_array_equal(f.gradient(x), g.gradient(x))
+    assert f.metrics(x) == g.metrics(x)
+    np.testing.assert_array_equal(f.predict(x), g.predict(x))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-160, 1e80, 1e160, 1e300])
+def test_extreme_points_of_the_nonconvex_do_not_overflow(size: float) -> None:
+    f = NonconvexLogistic(np.zeros((1, 2)), [0], l2=2.0)
+    x = np.array([size, -size])
+    with np.errstate(all="raise", under="ignore"):
+        value, gradient = f.value(x), f.gradient(x)
+    assert value == pytest.approx(np.log(2) + (2.0 if size > 1 else 0.0))
+    assert np.abs(gradient).max() <= 1e-79
+
+
+def test_curvatures_in_closed_form() -> None:
+    d = np.array([1.0, -2.0, 0.5])
+    A, weight = features(), 3.0
+    f: Objective = LeastSquares(A, TARGETS, weight=weight, l2=0.2)
+    expected = weight * (2 * np.sum((A @ d) ** 2) + 0.2 * d @ d)
+    assert f.curvature(0 * d, d) == pytest.approx(expected, rel=1e-14)
+    # at 0 every σ′ is 1/4, and softmax's Hessian Böhning's half
+    f = Logistic(A, BITS)
+    assert f.curvature(0 * d, d) == pytest.approx(np.mean((A @ d) ** 2) / 4)
+    f = MultinomialLogistic(A, np.array([0, 1, 1, 0, 1]), 2, intercept=False)
+    D = np.stack([d, -d], axis=1)
+    bound = D.ravel() @ f.hessian_bound() @ D.ravel()
+    assert f.curvature(0 * D, D) == pytest.approx(bound)
+    f = PrincipalComponents(A, 1, weight=2.0)
+    assert f.curvature(0 * d[:, None], d[:, None]) == pytest.approx(
+        -2.0 * np.mean((A @ d) ** 2)
+    )
+
+
+LOSSES: list[ScoreLoss] = [LogisticLoss(), Squared(), CrossEntropy()]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
+def test_a_loss_s_curvature_is_the_derivative_of_its_slope(loss: ScoreLoss) -> None:
+    rng = np.random.default_rng(0)
+    shape = (400, 3) if isinstance(loss, CrossEntropy) else (400,)
+    z, change = 3.0 * rng.standard_normal((2, *shape))
+    y = rng.integers(0, 3, 400) if len(shape) == 2 else rng.choice([-1.0, 1.0], 400)
+    difference = loss.slope(z + 1e-6 * change, y) - loss.slope(z - 1e-6 * change, y)
+    expected = (difference * change / 2e-6).reshape(400, -1).sum(axis=1)
+    found = loss.curvature_along(z, y, change)
+    assert found.shape == (400,)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e3, 1e200])
+def test_curvatures_at_extreme_points_do_not_overflow(size: float) -> None:
+    x, d = size * np.array([1.0, -1.0, 0.5]), np.array([1.0, 2.0, -1.0])
+    with np.errstate(all="raise", under="ignore"):
+        curvature = NonconvexLogistic(np.eye(3), [0, 1, 1], l2=0.4).curvature(x, d)
+    # of the loss nothing is left far out, and a quarter at 0; of the regulariser
+    # nothing and its 1
+    expected = (1 / 12 + 0.4) * 6.0 if size < 1.0 else 0.0
+    assert curvature == pytest.approx(expected, abs=1e-9)
+
+
+def test_few_columns_of_sparse_data_are_a_product_all_the_same() -> None:
+    dense, sparse = (Logistic(A, BITS) for A in (features(5, 90), csr(features(5, 90))))
+    x, few = point(dense), np.zeros(90)
+    few[[1, -2]] = 0.5, -2.0
+    assert sparse.curvature(x, few) == pytest.approx(dense.curvature(x, few))

@@ -1,6 +1,6 @@
 """Losses, conjugates and dual steps, against definitions and dense grids."""
 
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,12 @@ from fedtrellis.objectives.losses import (
     DualLoss,
     Hinge,
     LogisticLoss,
+    Poisson,
     SmoothedHinge,
     Squared,
+    WeightedLoss,
     make_loss,
+    weighted,
 )
 from fedtrellis.settings import SettingsError
 
@@ -67,16 +70,6 @@ def test_the_conjugate_is_the_supremum(loss: DualLoss, y: float) -> None:
         supremum = np.max(-alpha * z - values)
         found = loss.conjugate(one(alpha), one(y))[0]
         assert found == pytest.approx(supremum, abs=1e-6)
-
-
-@pytest.mark.parametrize("loss", ALL, ids=IDS)
-@pytest.mark.parametrize("y", [-1.0, 1.0])
-def test_the_loss_is_its_biconjugate(loss: DualLoss, y: float) -> None:
-    alpha = duals(loss, y, 200_001)
-    conjugates = loss.conjugate(alpha, np.full_like(alpha, y))
-    for z in np.linspace(-4.0, 4.0, 33):
-        biconjugate = np.max(-alpha * z - conjugates)
-        assert loss.value(one(z), one(y))[0] == pytest.approx(biconjugate, abs=1e-7)
 
 
 @pytest.mark.parametrize("loss", ALL, ids=IDS)
@@ -178,26 +171,6 @@ def test_the_conjugate_outside_its_domain(loss: DualLoss) -> None:
     np.testing.assert_array_equal(
         loss.feasible(alpha, y), [0.0, 1.0, 0.0, 0.0, -1.0, 1.0]
     )
-
-
-def test_the_squared_loss_has_all_duals() -> None:
-    alpha, y = np.array([-7.0, 0.0, 3.0]), np.array([0.5, 2.0, -1.0])
-    np.testing.assert_array_equal(Squared().feasible(alpha, y), alpha)
-    np.testing.assert_allclose(Squared().conjugate(alpha, y), [28.0, 0.0, 7.5])
-
-
-def test_the_smoothed_hinge_tends_to_the_hinge() -> None:
-    rng = np.random.default_rng(0)
-    y, z = rng.choice([-1.0, 1.0], 100), 3 * rng.standard_normal(100)
-    sharp = Hinge().value(z, y)
-    near = SmoothedHinge(1e-9).value(z, y)
-    assert np.abs(near - sharp).max() <= 1e-9
-    alpha = y * rng.random(100)
-    steps = [
-        loss.coordinate_step(alpha, z, 2.0, y, 3.0)
-        for loss in (Hinge(), SmoothedHinge(1e-9))
-    ]
-    np.testing.assert_allclose(steps[0], steps[1], atol=1e-8)
 
 
 # -- steps
@@ -368,33 +341,139 @@ def test_steps_that_may_leave_the_domain(
         )
 
 
+# -- Poisson
+
+POISSON = Poisson()
+COUNTS = [0.0, 1.0, 2.5, 300.0]
+
+
+@pytest.mark.parametrize("y", COUNTS)
+def test_poisson_s_value_and_conjugate_are_each_other_s_supremum(y: float) -> None:
+    z = np.linspace(-40.0, 8.0, 480_001)
+    values = POISSON.value(z, np.full_like(z, y))
+    # half the deviance: nothing is lost where e^z = y
+    assert values.min() == pytest.approx(0.0, abs=1e-6)
+    for alpha in y - np.array([0.0, 1e-3, 0.5, 1.0, 7.0, 900.0]):
+        supremum = np.max(-alpha * z - values)
+        found = POISSON.conjugate(one(alpha), one(y))[0]
+        assert found == pytest.approx(supremum, rel=1e-6, abs=1e-6)
+    assert POISSON.conjugate(one(y + 0.1), one(y))[0] == np.inf
+    assert POISSON.feasible(one(y + 0.1), one(y))[0] == y
+
+
+@pytest.mark.parametrize("y", COUNTS)
+def test_poisson_s_slope_is_the_derivative(y: float) -> None:
+    z, h = np.linspace(-3.0, 3.0, 13), 1e-6
+    labels = np.full(13, y)
+    rise = POISSON.value(z + h, labels) - POISSON.value(z - h, labels)
+    np.testing.assert_allclose(POISSON.slope(z, labels), rise / (2 * h), atol=1e-4)
+    u = POISSON.dual_point(z, labels)
+    # Fenchel and Young, with equality
+    gap = POISSON.value(z, labels) + POISSON.conjugate(u, labels) + u * z
+    assert np.abs(gap).max() <= 1e-11 * max(1.0, y)
+
+
+@pytest.mark.parametrize("y", COUNTS)
+@pytest.mark.parametrize("c", [0.0, 1e-4, 0.3, 40.0])
+def test_poisson_s_coordinate_step_is_the_best_on_a_grid(y: float, c: float) -> None:
+    rng = np.random.default_rng(0)
+    means = np.geomspace(1e-8, 1e4, 200_001)
+    for start in y - rng.exponential(2.0 * max(y, 1.0), 10):
+        z = float(np.log(max(y, 1.0)) + 2.0 * rng.standard_normal())
+
+        def dual(alpha: np.ndarray, start: float = start, z: float = z) -> np.ndarray:
+            moved = alpha - start
+            conjugate = POISSON.conjugate(alpha, np.full_like(alpha, y))
+            return -conjugate - z * moved - 0.5 * c * moved**2
+
+        step = POISSON.coordinate_step(one(start), one(z), c * 2.0, one(y), 2.0)
+        best = dual(y - means).max()
+        assert dual(one(start) + step)[0] >= best - 1e-9 * max(1.0, abs(best))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    z=st.floats(-700.0, 700.0),
+    mean=st.floats(0.0, 1e6),
+    y=st.floats(0.0, 1e6),
+    c=st.floats(1e-9, 1e9),
+)
+def test_poisson_s_coordinate_step_solves_its_equation(
+    z: float, mean: float, y: float, c: float
+) -> None:
+    """ln m − z = c (y − m − α) for m = y − α − Δ, however large the numbers."""
+    alpha = y - mean
+    step = POISSON.coordinate_step(one(alpha), one(z), c, one(y), 1.0)[0]
+    right = z + c * (y - alpha)
+    found = y - alpha - step
+    assert np.isfinite(found)
+    if found > 1e-9 * max(1.0, y, mean):  # else m has no digits beside y
+        size = max(1.0, abs(right), c * max(y, mean))
+        assert abs(np.log(found) + c * found - right) <= 1e-6 * size
+
+
+def test_poisson_s_labels_are_counts() -> None:
+    loss = make_loss("poisson")
+    loss.check_labels(np.array([0.0, 3.0, 2.5]))
+    with pytest.raises(ValueError, match="label 1 is -1; .* finite and at least 0"):
+        loss.check_labels(np.array([0.0, -1.0]))
+    with pytest.raises(ValueError, match="infinite entries"):
+        loss.check_labels(np.array([np.inf]))
+
+
+# -- samples that count more or less than others
+
+S = np.array([0.3, 1.0, 2.5, 7.0])
+
+
+def labels_of(name: str) -> np.ndarray:
+    signs = np.array([1.0, -1.0, -1.0, 1.0])
+    return signs + 2.0 if LOSSES[name].labels == "counts" else signs
+
+
 @pytest.mark.parametrize("name", LOSSES)
-def test_single_coordinate_ascent_never_lowers_the_dual(name: str) -> None:
-    loss = make_loss(name, 0.5)
-    rng = np.random.default_rng(4)
-    features = rng.standard_normal((40, 6))
-    features[3] = 0.0
-    y = rng.choice([-1.0, 1.0], 40)
-    if loss.labels == "counts":
-        y = y + 1.0
-    regularization, n = 0.1, 40
-    alpha, w = np.zeros(40), np.zeros(6)
+def test_conjugate_and_step_are_those_of_the_weighted_function(name: str) -> None:
+    """By the definition: s l is a function like any other."""
+    y = labels_of(name)
+    loss = WeightedLoss(make_loss(name), S)
+    z = np.array([0.3, -0.2, 0.9, -1.1])
+    grid = np.linspace(-12.0, 12.0, 240_001)
+    alpha = loss.feasible(S * 0.4 * np.sign(y), y)
+    for i in range(4):
+        # l*(−α) = max over t of −αt − l(t)
+        one = S[i] * make_loss(name).value(grid, np.full_like(grid, y[i]))
+        sup = (-alpha[i] * grid - one).max()
+        assert loss.conjugate(alpha, y)[i] == pytest.approx(sup, abs=1e-6)
+    assert (loss.value(z, y) == S * make_loss(name).value(z, y)).all()
+    assert (loss.dual_point(z, y) == S * make_loss(name).dual_point(z, y)).all()
+    # Fenchel and Young: l(z) + l*(−u) = −uz at the dual point
+    u = loss.dual_point(z, y)
+    assert loss.value(z, y) + loss.conjugate(u, y) == pytest.approx(-u * z, abs=1e-12)
+    q, scale = np.array([0.5, 2.0, 1.0, 3.0]), 4.0
+    step = loss.coordinate_step(alpha, z, q, y, scale)
 
-    def dual() -> float:
-        return float(-0.5 * regularization * w @ w - loss.conjugate(alpha, y).mean())
+    def risen(change: Any) -> np.ndarray:
+        moved = -loss.conjugate(alpha + change, y) - z * change
+        return np.asarray(moved - q / (2.0 * scale) * change**2)
 
-    values = [dual()]
-    for i in rng.integers(0, n, 1200):
-        z, q = features[i] @ w, features[i] @ features[i]
-        scale = regularization * n
-        part = slice(i, i + 1)
-        step = loss.coordinate_step(alpha[part], one(z), q, y[part], scale)[0]
-        alpha[i] += step
-        w += step * features[i] / scale
-        values.append(dual())
-    assert all(after >= before - 1e-13 for before, after in pairwise(values))
-    primal = 0.5 * regularization * w @ w + loss.value(features @ w, y).mean()
-    assert -1e-13 <= primal - values[-1] <= 0.05 * primal
+    assert np.isfinite(risen(step)).all()
+    for other in np.linspace(-1.0, 1.0, 201):
+        assert (risen(step) >= risen(step + 1e-2 * other) - 1e-9).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_weight_of_nothing_and_one_of_one(name: str) -> None:
+    y, z = labels_of(name), np.array([0.3, -0.2, 700.0, -1.1])
+    none = WeightedLoss(make_loss(name), np.zeros(4))
+    zero = np.zeros(4)
+    for found in (none.value(z, y), none.slope(z, y), none.dual_point(z, y)):
+        assert (found == 0.0).all()
+    assert (none.feasible(z, y) == 0.0).all()
+    assert (none.conjugate(zero, y) == 0.0).all()
+    assert (none.conjugate(zero + 0.1, y) == np.inf).all()
+    assert (none.coordinate_step(zero, z, 1.0, y, 1.0) == 0.0).all()
+    plain = make_loss(name)
+    assert weighted(plain, None) is plain
 
 
 # -- names and labels

@@ -23,6 +23,7 @@ from tests.fedtrellis.objectives.cases import (
     BOUNDED,
     CASES,
     CURVED,
+    OF_ROWS,
     Array,
     FixedBatch,
     bounded_objectives,
@@ -102,6 +103,19 @@ def test_a_mini_batch_s_gradient_is_that_of_its_values(name: str) -> None:
     gradient = objective.stochastic_gradient(x, batch, 2)
     error = np.linalg.norm(gradient - expected)
     assert error <= 1e-6 * np.linalg.norm(expected) + 1e-9
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_a_mini_batch_is_the_objective_of_the_examples_drawn(name: str) -> None:
+    whole = OF_ROWS[name](slice(None))
+    points = np.stack([point(whole, seed) for seed in range(3)])
+    for rows in ((0, 3), (1, 2, 4)):
+        part, batch = OF_ROWS[name](list(rows)), FixedBatch(rows)
+        values = whole.values(points, batch, batch_size=len(rows))
+        np.testing.assert_allclose(values, part.values(points), rtol=1e-12)
+        gradient = whole.stochastic_gradient(points[0], batch, len(rows))
+        expected = part.gradient(points[0])
+        np.testing.assert_allclose(gradient, expected, rtol=1e-11, atol=1e-13)
 
 
 @every_objective

@@ -72,17 +72,6 @@ def test_a_linear_module_is_multinomial_logistic(l2: float, weight: float) -> No
     np.testing.assert_allclose(mine[0], theirs[:-1].T, rtol=1e-11, atol=1e-14)
 
 
-def test_multinomial_is_torchs_cross_entropy() -> None:
-    W = np.random.default_rng(1).standard_normal((7, 4))
-    tensor = torch.tensor(W, requires_grad=True)
-    scores = torch.tensor(INPUTS) @ tensor[:-1] + tensor[-1]
-    loss = cross_entropy(scores, torch.tensor(LABELS))
-    (gradient,) = torch.autograd.grad(loss, [tensor])
-    ours = MultinomialLogistic(INPUTS, LABELS, 4)
-    assert ours.value(W) == pytest.approx(float(loss.detach()), rel=1e-13)
-    np.testing.assert_allclose(ours.gradient(W), gradient.numpy(), atol=1e-15)
-
-
 @pytest.mark.parametrize("limit", [1, 5, 22, 23, 1000])
 def test_chunks_do_not_change_the_result(limit: int) -> None:
     whole, chunked = objective(), objective(batch_size_limit=limit)

@@ -1,0 +1,206 @@
+"""Means and stacks of objectives, and the largest eigenvalue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from fedtrellis.objectives import (
+    LeastSquares,
+    Logistic,
+    MatrixCompletion,
+    MultinomialLogistic,
+    Objective,
+)
+from fedtrellis.objectives.base import (
+    DIRECT_ORDER,
+    MeanObjective,
+    largest_eigenvalue,
+    stack,
+    symmetric_operator,
+)
+from fedtrellis.objectives.linear_models import DesignMatrix, StackedLinear
+
+RNG = np.random.default_rng(0)
+SIZES = (2, 5, 9)
+MATRICES = [RNG.standard_normal((d, 4)) for d in SIZES]
+LABELS = [RNG.integers(0, 2, d) for d in SIZES]
+PARTS = [Logistic(A, b, l2=0.1) for A, b in zip(MATRICES, LABELS, strict=True)]
+X = np.array([0.3, -1.0, 2.0, 0.0])
+
+
+def test_value_and_gradient_are_means_of_clients_not_of_examples() -> None:
+    f = MeanObjective(PARTS)
+    losses = []
+    for A, b in zip(MATRICES, LABELS, strict=True):
+        scores = A @ X
+        loss = np.mean(np.log1p(np.exp(scores)) - b * scores)
+        losses.append(loss + 0.05 * X @ X)
+    assert f.value(X) == pytest.approx(np.mean(losses), rel=1e-13)
+    expected = np.mean([p.gradient(X) for p in PARTS], axis=0)
+    np.testing.assert_allclose(f.gradient(X), expected, rtol=1e-13)
+    assert f.shape == (4,)
+    assert f.num_examples == 16
+
+
+def test_the_gradient_is_the_caller_s() -> None:
+    part = LeastSquares(np.eye(2), [1.0, 2.0])
+    f = MeanObjective([part])
+    gradient = f.gradient(np.zeros(2))
+    gradient[:] = 7.0
+    np.testing.assert_array_equal(f.gradient(np.zeros(2)), [-2.0, -4.0])
+
+
+def test_values_of_a_batch_of_points() -> None:
+    f = MeanObjective(PARTS)
+    points = np.random.default_rng(1).standard_normal((6, 4))
+    np.testing.assert_array_equal(f.values(points), [f.value(x) for x in points])
+
+
+def test_metrics_are_those_of_all_examples() -> None:
+    f = MeanObjective(PARTS)
+    whole = Logistic(np.vstack(MATRICES), np.concatenate(LABELS))
+    assert f.metrics(X)["accuracy"] == pytest.approx(whole.metrics(X)["accuracy"])
+    mixed = MeanObjective([PARTS[0], LeastSquares(MATRICES[1], np.zeros(5))])
+    assert mixed.metrics(X) == {}
+
+
+def test_points_of_any_shape() -> None:
+    parts: list[Objective] = [
+        MultinomialLogistic(MATRICES[1], [0, 1, 2, 0, 1], 3, intercept=False),
+        MatrixCompletion([0, 1], [2, 0], [1.0, 2.0], (4, 3)),
+    ]
+    f = MeanObjective(parts)
+    W = np.random.default_rng(0).standard_normal((4, 3))
+    expected = (parts[0].gradient(W) + parts[1].gradient(W)) / 2
+    np.testing.assert_allclose(f.gradient(W), expected, rtol=1e-13)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"shapes \[\]"):
+        MeanObjective([])
+    with pytest.raises(ValueError, match=r"\(2,\), \(4,\)"):
+        MeanObjective([PARTS[0], LeastSquares(np.eye(2), [1.0, 2.0])])
+
+
+Model = Any
+KINDS = ("squares", "logistic", "multinomial")
+
+
+def models(kind: str, sizes: list[int], scale: float = 1.0) -> list[Model]:
+    """One of each size, on seeded data, with an intercept where the class has one."""
+    rng = np.random.default_rng(5)
+    made: list[Model] = []
+    for size in sizes:
+        A = scale * rng.standard_normal((size, 6))
+        if kind == "squares":
+            made.append(LeastSquares(A, rng.standard_normal(size), l2=0.1 * size))
+        elif kind == "logistic":
+            made.append(Logistic(A, rng.integers(2, size=size)))
+        else:
+            made.append(MultinomialLogistic(A, rng.integers(4, size=size), 4))
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("sizes", [[7, 7, 7], [9, 5, 8]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_each(kind: str, sizes: list[int], dtype: str) -> None:
+    rng = np.random.default_rng(6)
+    each = [model.of_dtype(dtype) for model in models(kind, sizes)]
+    points = rng.standard_normal((3, *each[0].shape)).astype(dtype)
+    stacked = StackedLinear(each)
+    expected = [model.gradient(x) for model, x in zip(each, points, strict=True)]
+    tolerance = 1e-13 if dtype == "float64" else 2e-6
+    np.testing.assert_allclose(
+        stacked.gradients(points), expected, rtol=tolerance, atol=tolerance
+    )
+    batches = [rng.permutation(size)[: size - k] for k, size in enumerate(sizes)]
+    expected = [
+        model._gradient(x, rows)
+        for model, x, rows in zip(each, points, batches, strict=True)
+    ]
+    np.testing.assert_allclose(
+        stacked.gradients(points, batches), expected, rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("scale", [30.0, 1e3, 1e5])
+def test_scores_may_be_beyond_what_exp_can_hold(scale: float, dtype: str) -> None:
+    each = [model.of_dtype(dtype) for model in models("multinomial", [7, 7], scale)]
+    points = np.random.default_rng(7).standard_normal((2, *each[0].shape)).astype(dtype)
+    expected = [model.gradient(x) for model, x in zip(each, points, strict=True)]
+    with np.errstate(all="raise", under="ignore"):
+        found = StackedLinear(each).gradients(points)
+    size = np.abs(expected).max()
+    tolerance = 1e-12 if dtype == "float64" else 1e-4
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * size)
+
+
+def test_the_last_stacks_are_kept() -> None:
+    each = models("squares", [4, 4])
+    first = stack(each)
+    assert first is not None
+    assert stack(each) is first
+    assert stack(each[::-1]) is not first
+    for _ in range(8):
+        stack(models("squares", [4, 4]))
+    assert stack(each) is not first
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("shape", [(400, 90), (90, 400), (150, 150), (65, 3000)])
+def test_lanczos_is_the_largest_eigenvalue(
+    shape: tuple[int, int],
+    sparse: bool,
+    intercept: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(5)
+    A = rng.standard_normal(shape)
+    if sparse:
+        A[rng.random(shape) < 0.9] = 0.0
+    full = np.hstack([A, np.ones((len(A), 1))]) if intercept else A
+    small = full @ full.T if shape[0] < shape[1] else full.T @ full
+    expected = float(np.linalg.eigvalsh(small)[-1])
+    design = DesignMatrix(
+        scipy.sparse.csr_array(A) if sparse else A, intercept=intercept
+    )
+
+    def never(self: DesignMatrix) -> np.ndarray:
+        raise AssertionError("the Gram matrix was formed")
+
+    monkeypatch.setattr(DesignMatrix, "gram", never)
+    assert design.largest_gram_eigenvalue == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "tolerance"),
+    [
+        (np.zeros(100), 0.0),
+        (np.ones(100), 1e-12),
+        (np.r_[np.zeros(99), 4.0], 1e-12),
+        (1.0 - 1e-9 * np.arange(300), 1e-10),
+        # so dense at its end that the iteration gives up
+        (1.0 - np.linspace(0.0, 1.0, 1500) ** 4, 1e-10),
+        (1.0 - np.linspace(0.0, 1.0, 3000) ** 4, 1e-4),
+    ],
+)
+def test_lanczos_on_hard_spectra(spectrum: np.ndarray, tolerance: float) -> None:
+    operator = symmetric_operator(len(spectrum), lambda v: spectrum * v)
+    assert largest_eigenvalue(operator) == pytest.approx(
+        spectrum.max(), rel=tolerance, abs=0.0
+    )
+
+
+def test_lanczos_of_a_dense_bound() -> None:
+    A = np.random.default_rng(0).standard_normal((30, 12))
+    H = A.T @ A + 0.2 * np.eye(12)
+    H = np.asarray(np.kron(H, np.diag(np.linspace(1.0, 2.0, 10))), dtype=np.float64)
+    assert len(H) > DIRECT_ORDER
+    assert largest_eigenvalue(H) == pytest.approx(np.linalg.eigvalsh(H)[-1], rel=1e-12)
