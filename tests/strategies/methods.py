@@ -147,7 +147,9 @@ class Method:
         return play(strategy, grid, self.start, number, last_fault=last_fault)
 
 
-def _on(losses: Any, start: Array, rounds: int) -> Callable[..., Method]:
+def on(losses: Any, start: Array, rounds: int) -> Callable[..., Method]:
+    """What makes methods on losses, each of a strategy, a client and what both have."""
+
     def method(make: Any, kind: Any, *more: Any, **own: Any) -> Method:
         traits = {k: own.pop(k) for k in ("rounds", "rules", "forgets") if k in own}
 
@@ -162,10 +164,10 @@ def _on(losses: Any, start: Array, rounds: int) -> Callable[..., Method]:
     return method
 
 
-_whole = _on((*LOSSES, POISONED), np.zeros(P), 20)
+_whole = on((*LOSSES, POISONED), np.zeros(P), 20)
 _TURNED = Matrices(NODES)
 _TURNED.b *= -20.0
-_curved = _on(
+_curved = on(
     (*(Matrices(i) for i in range(NODES)), _TURNED),
     MANIFOLD.random_point(np.random.default_rng(1)),
     20,

@@ -7,16 +7,21 @@ rounds are its paper's stands in the file of that method.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from clients import FirstOrderRFLClient, ZerothOrderRFLClient
+from fedtrellis.manifolds import Euclidean
+from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
-from tests.harness import Played, Stop
-from tests.strategies.methods import EVERY, of_dtype
+from strategies import FirstOrderRFL, ZerothOrderRFL
+from tests.harness import Array, Played, Stop
+from tests.strategies.methods import EVERY, METHODS, A, B, Method, P, of_dtype, on
 from tests.strategies.soak_cases import distance, node_states
 
 EVERYTHING: dict[str, Any] = {
@@ -171,3 +176,89 @@ def test_the_seed_decides_everything(name: str) -> None:
         asked = first.strategy.sample(t)
         assert asked == rough.strategy.sample(t)
         assert used == [int(name) for name in asked]
+
+
+class Layered:
+    """The loss of layers, the first a number, that a vector has."""
+
+    def __init__(self, flat: Any) -> None:
+        self.flat, self.num_examples = flat, flat.num_examples
+
+    def lipschitz(self) -> float:
+        return float(self.flat.lipschitz())
+
+    def hessian_bound(self) -> Any:
+        return self.flat.hessian_bound()
+
+    def _joined(self, x: Any) -> Array:
+        layers = x if isinstance(x, list) else [x]
+        self.shapes = [layer.shape for layer in layers]
+        return np.concatenate([np.ravel(layer) for layer in layers])
+
+    def _split(self, g: Array) -> Any:
+        # a NumPy scalar for a layer which has no axes
+        if g.size == 1:
+            return g[0]
+        found = [g[0], g[1:5].reshape(2, 2), g[5:]]
+        assert [layer.shape for layer in found] == self.shapes
+        return found
+
+    def value(self, x: Any) -> float:
+        return float(self.flat.value(self._joined(x)))
+
+    def gradient(self, x: Any) -> Any:
+        return self._split(self.flat.gradient(self._joined(x)))
+
+    def stochastic_gradient(self, x: Any, rng: Any, batch_size: int) -> Any:
+        point = self._joined(x)
+        return self._split(self.flat.stochastic_gradient(point, rng, batch_size))
+
+    def curvature(self, x: Any, d: Any) -> float:
+        return float(self.flat.curvature(self._joined(x), self._joined(d)))
+
+
+#: FedLMO looks at layers, a pool of directions is no vector of the model's.
+VECTORS = [
+    name
+    for name, method in EVERY.items()
+    if method.losses is METHODS["fedavg-gd"].losses
+    and not re.match("fedlmo|.*fedkseed", name)
+]
+
+
+def flat_method(name: str, p: int) -> Method:
+    """A method on vectors of p entries; a manifold's is all of them."""
+    data = zip(A[:3], B[:3], strict=True)
+    losses = [LeastSquares(a[:, :p], b, scale="half-mean") for a, b in data]
+    if name in EVERY:
+        return replace(EVERY[name], losses=losses, start=np.linspace(0.25, 0.5, p))
+    whole = on(losses, np.linspace(0.25, 0.5, p), 6)
+    if name == "first order":
+        return whole(FirstOrderRFL, FirstOrderRFLClient, Euclidean((p,)))
+    return whole(ZerothOrderRFL, ZerothOrderRFLClient, Euclidean((p,)), samples=4)
+
+
+@pytest.mark.parametrize("p", [1, P])
+@pytest.mark.parametrize("name", [*VECTORS, "first order", "zeroth order"])
+def test_layers_and_single_numbers_are_entries_of_one_vector(name: str, p: int) -> None:
+    """Also of clients that lose their states, and in what these say of the losses."""
+    flat = flat_method(name, p)
+    start: Any = [np.array(flat.start[0])]
+    if p > 1:
+        start += [flat.start[1:5].reshape(2, 2), flat.start[5:]]
+    layered = replace(flat, losses=[Layered(f) for f in flat.losses], start=start)
+    runs = []
+    for method in (flat, layered):
+        grid = method.grid(3, encode=True, wipe=0.2)
+        runs.append(method.play(grid, 6, client_evaluate_every=2))
+    vector, layers = (run.arrays for run in runs)
+    assert [layer.shape for layer in layers] == [layer.shape for layer in start]
+    assert distance(vector[0], flat.start) > 0.0
+    # values of many points, and bounds, are summed in another order where they can be
+    near = 1e-8 if "zeroth" in name else 1e-12 if name == "fedgia" else 0.0
+    assert distance(np.concatenate([v.ravel() for v in layers]), vector[0]) <= near
+    for one, other in zip(*(run.strategy.history for run in runs), strict=True):
+        evaluated = pytest.approx(one.client_evaluation, rel=near, abs=0.0)
+        assert other.client_evaluation == evaluated
+        assert not one.rejected
+        assert not other.rejected

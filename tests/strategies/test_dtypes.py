@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,9 @@ from numpy.typing import NDArray
 import strategies
 from benchmarks.traffic import flower_fedavg
 from clients import (
-    CompressedSGDClient,
     FedAvgGDClient,
-    FedDRClient,
     FedFWClient,
-    FedGiAClient,
-    FedLMOClient,
-    FedOptClient,
-    FedProxClient,
     FirstOrderRFLClient,
-    LocalSGDClient,
-    ProjectedFedAvgClient,
-    ScaffoldClient,
     ZerothOrderRFLClient,
 )
 from fedtrellis import LocalGrid
@@ -45,25 +37,17 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
 from strategies import (
-    CompressedSGD,
     FedAvgGD,
-    FedDR,
     FedFW,
-    FedGiA,
-    FedLMO,
-    FedOpt,
-    FedProx,
     FirstOrderRFL,
     HyFDCA,
-    LocalSGD,
-    ProjectedFedAvg,
-    Scaffold,
     ZerothOrderRFL,
 )
 from tests.harness import Stop, contexts, grid_of, memory_of, play
+from tests.strategies import methods
+from tests.strategies.methods import Method
 
 P, N = 12, 5
-BALL = L2Ball(1.0)
 PIECES = Product([L1Ball(1.0), L2Ball(1.0)], [(5,), (7,)])
 
 
@@ -78,63 +62,14 @@ def losses(size: int = P) -> list[LeastSquares]:
     return made
 
 
-# rounds until a run's error is that of its arithmetic
-METHODS: dict[str, tuple[Callable[..., Any], type[Any], int]] = {
-    "fedavg-gd": (
-        lambda **o: FedAvgGD(step_size=0.1, step_schedule="constant", **o),
-        FedAvgGDClient,
-        60,
-    ),
-    "local-sgd": (
-        lambda **o: LocalSGD(step_size=0.05, batch_fraction=0.5, seed=1, **o),
-        LocalSGDClient,
-        60,
-    ),
-    "fedprox": (
-        lambda **o: FedProx(step_size=0.1, proximal_weight=0.5, **o),
-        FedProxClient,
-        60,
-    ),
-    "fedopt": (
-        lambda **o: FedOpt(
-            step_size=0.05, batch_fraction=1.0, server_momentum=0.5, **o
-        ),
-        FedOptClient,
-        60,
-    ),
-    "compressed-sgd": (
-        # what is kept changes where two entries are about as large
-        lambda **o: CompressedSGD(
-            step_size=0.05, batch_fraction=1.0, kept_fraction=0.5, **o
-        ),
-        CompressedSGDClient,
-        60,
-    ),
-    "scaffold": (lambda **o: Scaffold(step_size=0.1, **o), ScaffoldClient, 60),
-    "projected-fedavg": (
-        lambda **o: ProjectedFedAvg(BALL, local_steps=2, local_step_size=0.1, **o),
-        ProjectedFedAvgClient,
-        60,
-    ),
-    "feddr": (
-        lambda **o: FedDR(
-            BALL, proximal_step=1.0, local_step_size=0.2, relaxation=1.0, **o
-        ),
-        FedDRClient,
-        100,
-    ),
-    "fedgia": (
-        lambda **o: FedGiA(sigma_scale=1.0, tolerance=0.0, seed=2, **o),
-        FedGiAClient,
-        100,
-    ),
-    # on its way: at the end signs of a mean near 0 jump, each by a whole step
-    "fedlmo": (
-        lambda **o: FedLMO(batch_size=0, step_size=0.3, **o),
-        FedLMOClient,
-        60,
-    ),
-}
+#: Also what is kept of an answer, which changes where two entries are about as large.
+HERE = (
+    *("fedavg-gd", "local-sgd", "fedprox", "fedopt", "compressed-sgd top-k"),
+    *("scaffold", "projected-fedavg", "feddr", "fedgia"),
+    *("fedlmo corrected", "fedlmo server", "fedlmo ef21"),
+)
+#: Rounds until a run's error is that of its arithmetic.
+ENOUGH = 60
 #: Those that have a test of their own here, and the one whose clients send numbers: its
 #: differences of two values have half of float32's digits.
 ELSEWHERE = {
@@ -142,35 +77,30 @@ ELSEWHERE = {
     "naive-frank-wolfe",
     "zeroth-order-sgd",
 }
-EVERY = pytest.mark.parametrize("name", METHODS)
-
-
-def run(name: str, dtype: Any, rounds: int = 0, size: int = P, **options: Any) -> Any:
-    make, client, enough = METHODS[name]
-    faults = options.pop("faults", {})
-    grid = grid_of(client, losses(size), encode=options.pop("encode", False), **faults)
-    strategy = make(**options)
-    return play(strategy, grid, np.zeros(size, dtype), rounds or enough)
+EVERY = pytest.mark.parametrize("name", HERE)
 
 
 def test_every_method_that_takes_float32_is_here() -> None:
     kinds = (getattr(strategies, name) for name in strategies.__all__)
     takes = {kind.name for kind in kinds if "float32" in getattr(kind, "dtypes", ())}
-    assert takes == METHODS.keys() | ELSEWHERE
+    assert takes == {methods.EVERY[name].make().name for name in HERE} | ELSEWHERE
+
+
+def value(method: Method, x: NDArray[Any]) -> float:
+    everyone = method.losses[:N]
+    return float(sum(loss.value(np.asarray(x, np.float64)) for loss in everyone))
 
 
 @EVERY
 def test_float32_ends_where_float64_does(name: str) -> None:
-    double, single = run(name, np.float64), run(name, np.float32)
+    method = methods.EVERY[name]
+    kinds = (method, methods.of_dtype(method, "float32"))
+    double, single = (kind.play(kind.grid(N), ENOUGH) for kind in kinds)
     assert single.model.dtype == np.float32
     away = np.linalg.norm(single.model - double.model) / np.linalg.norm(double.model)
     # it is not the same arithmetic, and not the start either
     assert 0.0 < away <= 1e-5
-    everyone = losses()
-    before, after = (
-        sum(loss.value(np.asarray(m, np.float64)) for loss in everyone)
-        for m in (double.model, single.model)
-    )
+    before, after = (value(method, run.model) for run in (double, single))
     assert after == pytest.approx(before, rel=1e-5)
 
 
@@ -204,11 +134,11 @@ class Recording(LocalGrid):
 def test_both_directions_the_state_and_the_result_are_of_the_dtype(
     name: str, dtype: str, wire: str
 ) -> None:
-    make, client, _ = METHODS[name]
-    grid = Recording(grid_of(client, losses()).client_app, N, encode=True)
-    played = play(make(dtype=dtype), grid, np.zeros(P), 3)
+    method = methods.EVERY[name]
+    grid = Recording(method.grid(N).client_app, N, encode=True)
+    played = method.play(grid, 3, dtype=dtype)
     # which entries are kept travels as bits
-    bits = {(ARRAYS, "uint8")} if name == "compressed-sgd" else set()
+    bits = {(ARRAYS, "uint8")} if re.search("sgd top-k|ef21", name) else set()
     assert grid.seen == {(MODEL, wire), (ARRAYS, wire)} | bits
     assert played.used == [list(range(N))] * 3
     layout = played.strategy.broadcast.layout
@@ -217,29 +147,7 @@ def test_both_directions_the_state_and_the_result_are_of_the_dtype(
         == layout.rounded(played.strategy.broadcast.model).tobytes()
     )
     # half as many digits, and still downhill
-    everyone = losses()
-    assert sum(f.value(played.model) for f in everyone) < sum(
-        f.value(np.zeros(P)) for f in everyone
-    )
-
-
-@EVERY
-def test_a_resumed_float32_run_is_the_whole_one_to_the_last_bit(
-    name: str, tmp_path: Path
-) -> None:
-    faults = {"reply_loss": 0.2, "wipe": 0.1, "seed": 4}
-    whole = run(name, np.float32, 8, faults=faults)
-    path = tmp_path / "checkpoint"
-    cut = run(name, np.float32, 8, faults=faults, checkpoint=path, callbacks=[Stop(4)])
-    assert len(cut.models) == 4
-    with np.load(path) as file:
-        assert file["model"].dtype == np.float32
-    rest = run(name, np.float32, 8, faults=faults, resume=path)
-    assert rest.model.tobytes() == whole.model.tobytes()
-    encoded = run(name, np.float32, 8, faults=faults, encode=True)
-    assert encoded.model.tobytes() == whole.model.tobytes()
-    with pytest.raises(SettingsError, match="its dtype is float32, this run's is"):
-        run(name, np.float64, 8, faults=faults, resume=path)
+    assert value(method, played.model) < value(method, method.start)
 
 
 def test_an_answer_of_another_dtype_is_refused_with_its_reason() -> None:
@@ -281,11 +189,12 @@ def test_a_model_travels_in_as_many_bytes_as_with_flower(name: str, dtype: Any) 
         def stochastic_gradient(self, x: NDArray[Any], *_: Any) -> NDArray[Any]:
             return self.gradient(x)
 
-    make, client, _ = METHODS[name]
+    method = methods.EVERY[name]
+    own = replace(method, losses=[Pull()] * N).grid(N).client_app
     start = ArrayRecord([np.full(p, 0.5, dtype)])
     grids = []
     for strategy, app in (
-        (make(), grid_of(client, [Pull()] * N).client_app),
+        (method.make(), own),
         flower_fedavg([Pull()] * N),
     ):
         grid = LocalGrid(app, N, encode=True)

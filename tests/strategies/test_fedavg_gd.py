@@ -12,7 +12,7 @@ import pytest
 from clients import FedAvgGDClient, FedProxClient, LocalSGDClient
 from fedtrellis.domains import L1Ball
 from fedtrellis.local_steps import StepSchedule, step_size_at, step_sizes
-from fedtrellis.objectives import LeastSquares, Logistic, Objective
+from fedtrellis.objectives import LeastSquares, Logistic
 from fedtrellis.random import generator
 from strategies import FedAvgGD, FedProx, LocalSGD, ProjectedFedAvg
 from tests.harness import Array, Watch, grid_of, play
@@ -285,56 +285,12 @@ def test_fedprox_without_weight_is_fedavg_gd() -> None:
 # -------------------------------------------------------------------- models and losses
 
 
-class Layered(Objective):
-    """A quadratic of a model of two layers, whose gradient is a list."""
-
-    def __init__(self, i: int) -> None:
-        self.i, self.num_examples = i, SIZES[i]
-
-    def value(self, x: Any) -> float:
-        return QUADRATICS[self.i].value(np.concatenate([x[0].ravel(), x[1]]))
-
-    def gradient(self, x: Any) -> Any:
-        return self._split(gradient(self.i, self._join(x)))
-
-    def stochastic_gradient(self, x: Any, rng: Any, batch_size: int) -> Any:
-        point = self._join(x)
-        g = QUADRATICS[self.i].stochastic_gradient(point, rng, batch_size)
-        return self._split(g)
-
-    @staticmethod
-    def _join(x: Any) -> Array:
-        assert [part.shape for part in x] == [(2, 2), (2,)]
-        joined: Array = np.concatenate([x[0].ravel(), x[1]])
-        return joined
-
-    @staticmethod
-    def _split(g: Array) -> list[Array]:
-        return [g[:4].reshape(2, 2), g[4:]]
-
-
-@pytest.mark.parametrize("make", [kind for kind, _ in KINDS])
-def test_models_of_several_layers(make: Any) -> None:
-    options: dict[str, Any] = {
-        "step_size": 0.1,
-        "participation": 0.7,
-        "client_evaluate_every": 4,
-    }
-    strategy, layers, watch = played(
-        make,
-        objectives=[Layered(i) for i in range(N)],
-        start=[START[:4].reshape(2, 2), START[4:]],
-        **options,
-    )
-    _, _, flat = played(make, **options)
-    assert [layer.shape for layer in layers] == [(2, 2), (2,)]
-    assert np.abs(np.array(watch.models) - flat.models).max() < 1e-13
-    assert np.array_equal(np.concatenate([v.ravel() for v in layers]), watch.models[-1])
-    mean = np.average(
-        [QUADRATICS[i].value(watch.models[-1]) for i in range(N)], weights=SIZES
-    )
+def test_clients_losses_are_weighed_by_their_examples() -> None:
+    strategy, _, watch = played(FedAvgGD, participation=0.7, client_evaluate_every=4)
+    values = [loss.value(watch.models[-1]) for loss in QUADRATICS]
+    mean = float(np.average(values, weights=SIZES))
     loss = strategy.history[-1].client_evaluation["loss"]
-    assert loss == pytest.approx(float(mean), rel=1e-12)
+    assert loss == pytest.approx(mean, rel=1e-12)
 
 
 def test_logistic_regression_falls_to_its_minimum() -> None:

@@ -417,35 +417,6 @@ def test_noise_in_the_oracle() -> None:
     assert not np.array_equal(value(0.5, 1, 50)[0], value(0.5, 2, 50)[0])
 
 
-def test_layers_are_one_vector() -> None:
-    """A model of several arrays in one ball is the vector of all entries."""
-    rng = np.random.default_rng(6)
-    shapes = [(3, 2), (4,), (1, 1, 2)]
-    layered = [[rng.standard_normal(s) for s in shapes] for _ in range(3)]
-    flat = [np.concatenate([c.reshape(-1) for c in cs]) for cs in layered]
-    for participation in (1.0, 0.6):
-        options: dict[str, Any] = {
-            "penalty": 0.5,
-            "variant": "plain",
-            "participation": participation,
-        }
-        strategy = FedFW(L1Ball(2.0), **options)
-        layers = arrays_of(
-            strategy,
-            [Distance(*cs) for cs in layered],
-            [np.zeros(s) for s in shapes],
-            60,
-        )
-        assert [layer.shape for layer in layers] == shapes
-        (vector,) = arrays_of(
-            FedFW(L1Ball(2.0), **options),
-            [Distance(c) for c in flat],
-            [np.zeros(12)],
-            60,
-        )
-        assert np.array_equal(np.concatenate([a.reshape(-1) for a in layers]), vector)
-
-
 def test_layers_in_sets_of_their_own() -> None:
     """A product: each layer's oracle on its own part of the gradient."""
     rng = np.random.default_rng(7)

@@ -231,35 +231,6 @@ def test_a_hessian_of_ones_own() -> None:
             assert np.abs(np.array(states.x) - np.array(xs)).max() < 1e-10
 
 
-def test_a_model_of_several_arrays() -> None:
-    """The point is the vector of all entries, whatever the layers."""
-
-    class Layers:
-        def __init__(self, inner: Objective) -> None:
-            self.inner, self.num_examples = inner, inner.num_examples
-
-        def gradient(self, x: list[Array]) -> list[Array]:
-            g = self.inner.gradient(np.concatenate([a.ravel() for a in x]))
-            return [g[:6].reshape(2, 3), g[6:]]
-
-        def hessian_bound(self) -> Any:
-            return self.inner.hessian_bound()
-
-        def lipschitz(self) -> float:
-            return self.inner.lipschitz()
-
-    problem = Problem("logistic", [9] * M)
-    _, states = played(problem, 8, hessian="gram", sigma_scale=1.0)
-    layered = Problem("logistic", [9] * M)
-    layered.objectives = [Layers(f) for f in layered.objectives]  # type: ignore[misc]
-    strategy = FedGiA(hessian="gram", sigma_scale=1.0, seed=SEED, tolerance=0.0)
-    start = [np.zeros((2, 3)), np.zeros(2)]
-    arrays = play(strategy, layered.grid(encode=True), start, 8).arrays
-    assert [a.shape for a in arrays] == [(2, 3), (2,)]
-    flat = np.concatenate([a.ravel() for a in arrays])
-    assert np.abs(flat - states.x[-1]).max() < 1e-12
-
-
 # --------------------------------------------------------------------------- theory
 
 

@@ -12,7 +12,6 @@ from flwr.app import RecordDict
 from clients import FedGiAClient
 from fedtrellis import Callback, RoundRecord
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedGiA
 from tests.harness import Array, contexts, grid_of, play
 
@@ -123,21 +122,6 @@ def test_everything_at_once(grid_seed: int, encode: bool) -> None:
     used = [len(names) for names in run.used]
     assert min(used) < max(used)
     run.check_loop()
-
-
-@pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_each_fault_alone(fault: str) -> None:
-    run = Run({fault: 0.4}, rounds=25)
-    assert run.grid.fault_counts[fault] > 10
-    run.check_loop()
-    if fault in ("wipe", "state_loss"):
-        assert run.lost
-    else:
-        assert not run.lost  # a round that was not used is dropped, not forgotten
-    if fault in ("wipe", "state_loss", "duplicate"):
-        assert all(record.used == M for record in run.strategy.history)
-    else:
-        assert any(record.used < M for record in run.strategy.history)
 
 
 def test_a_fifth_of_the_replies_lost_ends_at_the_same_point() -> None:
