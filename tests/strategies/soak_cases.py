@@ -18,59 +18,42 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from clients import (
-    CompressedSGDClient,
-    FedAvgGDClient,
     FedDRClient,
     FedFWClient,
     FedGiAClient,
     FedLMOClient,
-    FedOptClient,
-    FedProxClient,
     FirstOrderRFLClient,
     HybridFedAvgClient,
     HyFEMClient,
-    LocalSGDClient,
-    NaiveFrankWolfeClient,
-    ProjectedFedAvgClient,
     ScaffoldClient,
     ZerothOrderRFLClient,
-    ZerothOrderSGDClient,
 )
 from clients.hyfdca import NewSamples
 from clients.hyfdca.node import NodeRules
-from fedtrellis import LocalGrid, client_app
-from fedtrellis.compressors import Quantized
+from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.corrective import Form
 from fedtrellis.domains import L1Ball, L2Ball
-from fedtrellis.domains.atoms.packing import sign_bits
 from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.arrays import decode, split_arrays
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import (
-    CompressedSGD,
-    FedAvgGD,
     FedDR,
     FedFW,
     FedGiA,
     FedLMO,
-    FedOpt,
-    FedProx,
     FirstOrderRFL,
     HybridFedAvg,
     HyFDCA,
     HyFEM,
-    LocalSGD,
-    NaiveFrankWolfe,
-    ProjectedFedAvg,
     Scaffold,
     ZerothOrderRFL,
-    ZerothOrderSGD,
 )
 from strategies.fedfw import VARIANTS
-from tests.harness import only_for
+from tests.harness import number_of, only_for
 from tests.strategies.hyfdca_runs import View, small
+from tests.strategies.methods import METHODS
 
 Array = NDArray[np.float64]
 Errors = dict[str, float]
@@ -79,6 +62,11 @@ NODES, P, ROWS, SEED = 6, 12, 8, 5
 MANIFOLD = Stiefel((7, 3))
 #: What the clients take from a server: far more than these problems need.
 LIMITS: dict[str, Any] = {"max_parameters": 10_000, "max_count": 1_000}
+#: Those whose clients keep nothing that a server does not give back.
+IN_TABLE = (
+    *("naive-frank-wolfe", "projected-fedavg", "fedavg-gd", "local-sgd"),
+    *("fedprox", "fedopt", "compressed-sgd", "zeroth-order-sgd"),
+)
 #: Settings that all runs have in common.
 COMMON: dict[str, Any] = {"seed": SEED, "max_failed_rounds": 10**6}
 
@@ -281,72 +269,32 @@ def _fedfw(problem: Problem, variant: Any) -> Case:
     return Case(f"fedfw {variant}", "fedfw", make, app, np.full(P, 0.1), errors)
 
 
-def _naive(problem: Problem) -> Case:
-    radius = 2.5
+def _of_table(name: str) -> Case:
+    """A method whose run is the one in which only those who were used were asked."""
+    method = METHODS[name]
+    losses = method.losses[:NODES]
+    noted: dict[int, list[int]] = {}
 
-    def aggregated(
-        before: Array, strategy: Any, t: int, answers: dict[str, Any]
-    ) -> float:
-        # x̄ ← (1 − η_t) x̄ + (η_t/|S|) Σ s_i, and each s_i is what the oracle says
-        eta, worst = 2.0 / (t + 1.0), 0.0
-        points = []
-        for name, atom in answers.items():
-            s, g = atom.dense(), problem.gradient(int(name), before)
-            worst = max(worst, abs(float(g @ s) + radius * float(np.abs(g).max())))
-            points.append(s)
-        expected = (1.0 - eta) * before + eta * np.mean(points, axis=0)
-        return max(worst, distance(strategy.broadcast.model, expected))
+    class Notes(Callback):
+        def on_round(self, strategy: Any, record: RoundRecord) -> None:
+            noted[record.round] = [int(client) for client in strategy.used]
+
+    def make(**options: Any) -> Any:
+        options["callbacks"] = [Notes(), *options.get("callbacks", [])]
+        return method.make(**options)
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
-        outside = float(np.abs(strategy.broadcast.model).sum()) - radius
-        return {
-            "x̄ is the step of the answers used": strategy.worst,
-            "x̄ in D": max(0.0, outside),
-        }
+        x = strategy.broadcast.model
+        alike = replace(method, start=method.start.astype(x.dtype))
+        sets = [noted[t] for t in range(1, len(strategy.history) + 1)]
+        calm = alike.play(alike.grid(NODES), sets=sets, **COMMON)
+        return {"x is that of a run without faults": distance(x, calm.models[-1])}
 
-    domain = L1Ball(radius)
-    return Case(
-        "naive-frank-wolfe",
-        "naive-frank-wolfe",
-        partial(NaiveFrankWolfe, domain),
-        problem.app(NaiveFrankWolfeClient, domain),
-        np.full(P, 0.1),
-        errors,
-        aggregated=aggregated,
-    )
+    def client_fn(context: Context) -> Any:
+        return method.client(context, losses[number_of(context)])
 
-
-def _averages(
-    problem: Problem,
-    method: str,
-    make: Callable[..., Any],
-    kind: Callable[..., Any],
-    project: Callable[[Array], Array] = lambda x: x,
-    step: Callable[[Any, Array, Array], Array] = lambda strategy, x, mean: mean,
-) -> Case:
-    """A method without state on the clients: the mean of their local models."""
-
-    def aggregated(
-        before: Array, strategy: Any, t: int, answers: dict[str, Any]
-    ) -> float:
-        worst = 0.0
-        for name, point in answers.items():
-            context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
-            client = kind(context, problem.objectives[int(name)])
-            config = {"server-round": t, **strategy.instruction(t, name)}
-            (expected,), _, _ = client.fit([before], config)
-            worst = max(worst, distance(point, expected))
-        mean = project(np.mean(list(answers.values()), axis=0))
-        made = step(strategy, before, mean)
-        return max(worst, distance(strategy.broadcast.model, made))
-
-    def errors(strategy: Any, grid: LocalGrid) -> Errors:
-        return {"x = mean of the local models used": strategy.worst}
-
-    app = problem.app(kind)
-    return Case(
-        method, method, make, app, np.full(P, 0.1), errors, aggregated=aggregated
-    )
+    app = client_app(client_fn, **LIMITS)
+    return Case(name, name, make, app, method.start, errors)
 
 
 def _onto_ball(x: Array, radius: float = 1.5) -> Array:
@@ -372,36 +320,6 @@ def _feddr(problem: Problem) -> Case:
     return Case("feddr", "feddr", make, app, np.full(P, 0.1), errors)
 
 
-def _compressed(problem: Problem, **local: Any) -> Case:
-    """Levels that are drawn by the round: an answer can be made again."""
-
-    def aggregated(
-        before: Array, strategy: Any, t: int, answers: dict[str, Any]
-    ) -> float:
-        worst, layout = 0.0, strategy.broadcast.layout
-        for name, change in answers.items():
-            context = Context(0, 0, {"partition-id": int(name)}, None, {})  # type: ignore[arg-type]
-            client = CompressedSGDClient(context, problem.objectives[int(name)])
-            config = {"server-round": t, **strategy.instruction(t, name)}
-            arrays, _, _ = client.fit([before], config)
-            expected = Quantized(127).unpack(arrays, layout)
-            worst = max(worst, distance(change, expected))
-        # the m that made this x: β₁ m before + Δ
-        made = before + strategy.state()["m"]
-        return max(worst, distance(strategy.broadcast.model, made))
-
-    def errors(strategy: Any, grid: LocalGrid) -> Errors:
-        return {"changes = those of the clients used": strategy.worst}
-
-    options: dict[str, Any] = {"compressor": "qsgd", "levels": 127}
-    make = partial(CompressedSGD, server_momentum=0.5, **options, **local)
-    app = problem.app(CompressedSGDClient)
-    method = "compressed-sgd"
-    return Case(
-        method, method, make, app, np.full(P, 0.1), errors, aggregated=aggregated
-    )
-
-
 def _mirrored(
     problem: Problem, name: str, make: Callable[..., Any], kind: Any, key: str
 ) -> Case:
@@ -417,46 +335,6 @@ def _mirrored(
 
     method, app = name.split()[0], problem.app(kind)
     return Case(name, method, make, app, np.full(P, 0.1), errors)
-
-
-def _by_scalars(problem: Problem) -> Case:
-    samples, gamma = 3, 0.01
-
-    def aggregated(
-        before: Array, strategy: Any, t: int, answers: dict[str, Any]
-    ) -> float:
-        drawn = sign_bits(strategy.seed, t, P, samples)
-        u = np.array([2.0 * np.unpackbits(b, count=P) - 1.0 for b in drawn])
-        worst = 0.0
-        for name, told in answers.items():
-            f = problem.objectives[int(name)].value
-            # s_j = [f_i(x + μ u_j) − f_i(x)] / μ
-            s = np.array([f(before + 1e-3 * u_j) - f(before) for u_j in u]) / 1e-3
-            worst = max(worst, float(np.abs(s - told).max()) * 1e-3)
-        mean = np.mean(list(answers.values()), axis=0)
-        expected = before - gamma / samples * mean @ u
-        return max(worst, distance(strategy.broadcast.model, expected))
-
-    def errors(strategy: Any, grid: LocalGrid) -> Errors:
-        return {"x is the step of the scalars used": strategy.worst}
-
-    options: dict[str, Any] = {"samples": samples, "batch_size": 0}
-    method, app = "zeroth-order-sgd", problem.app(ZerothOrderSGDClient)
-    return Case(
-        method,
-        method,
-        partial(ZerothOrderSGD, step_size=gamma, **options),
-        app,
-        np.full(P, 0.1),
-        errors,
-        aggregated=aggregated,
-    )
-
-
-def _with_momentum(strategy: Any, x: Array, mean: Array) -> Array:
-    # the m that made this x: β₁ m before + Δ
-    moved: Array = x + strategy.state()["m"]
-    return moved
 
 
 def _fedgia(hessian: Any) -> Case:
@@ -671,38 +549,10 @@ def _make_cases() -> Sequence[Case]:
     fed_back: dict[str, Any] = {"variant": "ef21", "kept_fraction": 0.3}
     return [
         *(_fedfw(problem, v) for v in VARIANTS),
-        _naive(problem),
-        _averages(
-            problem,
-            "projected-fedavg",
-            partial(ProjectedFedAvg, L2Ball(1.5), local_steps=3, local_step_size=0.05),
-            ProjectedFedAvgClient,
-            _onto_ball,
-        ),
+        *(_of_table(name) for name in IN_TABLE),
         _feddr(problem),
         _fedgia("diagonal"),
         _fedgia("gram"),
-        _averages(problem, "fedavg-gd", partial(FedAvgGD, **local), FedAvgGDClient),
-        _averages(
-            problem,
-            "local-sgd",
-            partial(LocalSGD, batch_fraction=0.3, **local),
-            LocalSGDClient,
-        ),
-        _averages(
-            problem,
-            "fedprox",
-            partial(FedProx, proximal_weight=0.1, **local),
-            FedProxClient,
-        ),
-        _averages(
-            problem,
-            "fedopt",
-            partial(FedOpt, batch_fraction=0.3, **local),
-            FedOptClient,
-            step=_with_momentum,
-        ),
-        _compressed(problem, **local),
         _mirrored(
             problem, "scaffold", partial(Scaffold, **local), ScaffoldClient, "control"
         ),
@@ -716,7 +566,6 @@ def _make_cases() -> Sequence[Case]:
             FedLMOClient,
             "estimate",
         ),
-        _by_scalars(problem),
         _riemannian("first-order-rfl", 1),
         _riemannian("zeroth-order-rfl scalars", 0),
         _riemannian("zeroth-order-rfl dense", 0, upload="dense"),
