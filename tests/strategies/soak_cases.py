@@ -273,22 +273,23 @@ def _of_table(name: str) -> Case:
     """A method whose run is the one in which only those who were used were asked."""
     method = METHODS[name]
     losses = method.losses[:NODES]
-    noted: dict[int, list[int]] = {}
+    noted: dict[int, tuple[list[int], Array]] = {}
 
     class Notes(Callback):
         def on_round(self, strategy: Any, record: RoundRecord) -> None:
-            noted[record.round] = [int(client) for client in strategy.used]
+            used = [int(client) for client in strategy.used]
+            noted[record.round] = used, strategy.broadcast.model.copy()
 
     def make(**options: Any) -> Any:
         options["callbacks"] = [Notes(), *options.get("callbacks", [])]
         return method.make(**options)
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
-        x = strategy.broadcast.model
-        alike = replace(method, start=method.start.astype(x.dtype))
-        sets = [noted[t] for t in range(1, len(strategy.history) + 1)]
+        rounds = [noted[t] for t in range(1, len(strategy.history) + 1)]
+        sets, models = zip(*rounds, strict=True)
+        alike = replace(method, start=method.start.astype(models[-1].dtype))
         calm = alike.play(alike.grid(NODES), sets=sets, **COMMON)
-        return {"x is that of a run without faults": distance(x, calm.models[-1])}
+        return {"each x is that of a run without faults": distance(models, calm.models)}
 
     def client_fn(context: Context) -> Any:
         return method.client(context, losses[number_of(context)])
