@@ -32,7 +32,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod, sqrt
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
@@ -348,7 +347,7 @@ class Kept(NamedTuple):
 
     round: int = NO_ROUND
     epoch: str = ""
-    arrays: Mapping[str, Any] = MappingProxyType({})
+    arrays: Mapping[str, Any] = {}  # which can be pickled, and nobody changes
 
     @classmethod
     def after(cls, config: Mapping[str, Any], state: Mapping[str, Any]) -> Kept:

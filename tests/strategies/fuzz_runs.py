@@ -374,7 +374,7 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
         def call(*arguments: Any) -> Any:
             first = arguments[0]
             envelope = isinstance(first, Message)
-            client = arguments[2] if envelope else first.client
+            client = arguments[1] if envelope else first.client
             mutated = client in opened
             if envelope:
                 reply_to = first.metadata.reply_to_message_id
@@ -412,8 +412,8 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
         sizes = sum(array.nbytes for array in answer.arrays) + answer.numbers.nbytes
         return int(max(sizes, model))
 
-    strategy.conversation.open = guarded(
-        strategy.conversation.open, lambda reply, *_: max(message_bytes(reply), model)
+    strategy.conversation._open = guarded(
+        strategy.conversation._open, lambda reply, *_: max(message_bytes(reply), model)
     )
     if isinstance(strategy, RoundStrategy):
         vars(strategy)["check"] = guarded(strategy.check, of_answer)
