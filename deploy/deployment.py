@@ -136,18 +136,22 @@ class Deployment:
     def start_nodes(self, files: Files) -> None:
         """Start the SuperNodes, each with its own key and file; wait for them."""
         for node in NODES:
-            config = self.node_config(node, files)
-            self.nodes[node] = self._start(
-                node,
-                HERE / "supernode.sh",
-                f"127.0.0.1:{self.port}",
-                self.authority,
-                self.folder / "keys" / node,
-                " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
-                "--port",
-                free_port(),
-            )
+            self.start_node(node, files)
         self.wait_for(lambda: self.online() == self.node_ids, "the nodes to be online")
+
+    def start_node(self, node: str, files: Files) -> None:
+        """Start one SuperNode."""
+        config = self.node_config(node, files)
+        self.nodes[node] = self._start(
+            node,
+            HERE / "supernode.sh",
+            f"127.0.0.1:{self.port}",
+            self.authority,
+            self.folder / "keys" / node,
+            " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
+            "--port",
+            free_port(),
+        )
 
     def start_intruders(self) -> None:
         """Start three nodes that must not get in."""

@@ -55,7 +55,7 @@ class NetworkTask(PartitionedTask):
     """
 
     def _make_model(self) -> Any:
-        raise NotImplementedError
+        raise self._missing("_make_model", "a torch.nn.Module")
 
     def _pretrain(self, model: Any) -> None:
         """Train a new model, in place, before the clients have it; here nothing."""
@@ -113,7 +113,7 @@ class ImageTask(PartitionedTask):
     )
 
     def _take(self, features: Any) -> Any:
-        raise NotImplementedError
+        raise self._missing("_take", "the features as the model takes them")
 
     def _shape(self) -> tuple[int, ...]:
         """Return the shape of an example, as the model takes it."""

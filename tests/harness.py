@@ -11,8 +11,9 @@ grid::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +46,7 @@ __all__ = [
     "number_of",
     "only_for",
     "play",
+    "readable",
     "run_app",
 ]
 
@@ -258,3 +260,20 @@ def run_app(
     config = sim.app.default_config() | dict(settings) | {"results-dir": str(results)}
     made = grid(sim.client_app, num_nodes, run_config=config, **options)
     return sim.app.run(made, config)
+
+
+def readable(
+    terms: Mapping[bytes, Mapping[str, Any]], sizes: Iterable[int]
+) -> set[Any]:
+    """The sets of clients whose terms of a secure sum have masks that cancel.
+
+    Their last words count them.
+    """
+    found: set[tuple[str, ...]] = set()
+    for answers in terms.values():
+        for size in sizes:
+            for chosen in combinations(sorted(answers), size):
+                total = sum(int(answers[name][-1]) for name in chosen)
+                if total % 2**64 == size:
+                    found.add(chosen)
+    return found

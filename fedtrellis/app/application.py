@@ -194,7 +194,7 @@ class App:
         reference, point = experiment.reference(), experiment.start_point()
         task = experiment.task
         evaluated = options["client_evaluate_every"]
-        hides = getattr(experiment.example.aggregator, "exposed", "accept") == "refuse"
+        hides = experiment.example.aggregator.exposed != "accept"
         if task.on_nodes and not (task.split_data or hides):
             evaluated = evaluated or options["evaluate_every"]
         if settings.stop_metric and not (task.on_nodes or evaluated):

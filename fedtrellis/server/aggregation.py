@@ -113,6 +113,8 @@ class Aggregation(Declared, ABC):
     no_resume: ClassVar[str] = ""
     #: Clients that a run needs.
     least: ClassVar[int] = 1
+    #: Whether clients' evaluations may travel in the clear: "accept" or "refuse".
+    exposed: ClassVar[str] = "accept"
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

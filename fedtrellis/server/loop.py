@@ -542,7 +542,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         elif not issubclass(kind, Mean):
             why = f"{stated}, with which all clients count alike"
             checks.append(("client_weights", ["equal"], why))
-        if getattr(self.aggregator, "exposed", "accept") != "accept":
+        if self.aggregator.exposed != "accept":
             why = f"{stated}: evaluations travel in the clear"
             either = [0, "or secure-sum.exposed = 'accept'"]
             checks.append(("client-evaluate-every", either, why))

@@ -113,7 +113,7 @@ class SecureSum(Mean):
     delta: float = setting(
         1e-5, "the probability that ε does not hold", symbol="δ", above=0.0, below=1.0
     )
-    exposed: Literal["refuse", "accept"] = setting(
+    exposed: Literal["refuse", "accept"] = setting(  # type: ignore[misc]
         "refuse",
         "whether clients' evaluations may travel in the clear",
         choices=("refuse", "accept"),
@@ -144,6 +144,7 @@ class SecureSum(Mean):
         least = max(self.least, self.colluders + 2)
         size = max(self.block_size or len(clients), least)
         self._blocks = deal(clients, size, least)
+        self._block_of = {name: block for block in self._blocks for name in block}
         most, fewest = (f(map(len, self._blocks)) for f in (max, min))
         self._deviation, room = 0.0, self.value_range
         if self.clip is not None:
@@ -168,7 +169,7 @@ class SecureSum(Mean):
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Two waves in which the members of each block agree on keys."""
-        missing = [name for name in conversation.names if not self._block_of(name)]
+        missing = [name for name in conversation.names if name not in self._block_of]
         if missing:
             log(INFO, "client %s waits for a block", ", ".join(missing))
         self._agree(conversation, self._blocks, timeout, ask_everyone)
@@ -236,15 +237,12 @@ class SecureSum(Mean):
     def refused(self, name: str, code: str) -> None:
         """Note that a client refuses; without its keys its block begins anew."""
         if code == LostKeyError.code:
-            self.anew.add(self._block_of(name)[0])
+            self.anew.add(self._block_of[name][0])
 
     @property
     def blocks(self) -> list[list[str]]:
         """The clients, as they were dealt."""
         return self._blocks
-
-    def _block_of(self, name: str) -> list[str]:
-        return next((block for block in self._blocks if name in block), [])
 
     # --------------------------------------------------------------------- in a round
 
@@ -289,7 +287,7 @@ class SecureSum(Mean):
         for block in [block for block in self._blocks if block[0] in self.anew]:
             log(WARNING, "the block of client %s agrees on new keys", block[0])
             self._agree(conversation, [block], timeout, _ask_a_few_times)
-        clients = [n for n in entries if self._block_of(n)[0] not in self.anew]
+        clients = [n for n in entries if self._block_of[n][0] not in self.anew]
         before = len(conversation.traffic.rejected)
         of = entries.__getitem__
         ask_again(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from tests.harness import (
     grid_of,
     memory_of,
     play,
+    readable,
 )
 
 N, P = 10, 6
@@ -185,18 +185,6 @@ def _heard(
     return terms, run
 
 
-def _readable(terms: dict[bytes, dict[str, Array]], sizes: Iterable[int]) -> set[Any]:
-    """The sets of clients whose terms' masks cancel: their last words count them."""
-    found = set()
-    for answers in terms.values():
-        for size in sizes:
-            for chosen in combinations(sorted(answers), size):
-                total = sum(int(answers[name][-1]) for name in chosen)
-                if total % 2**64 == size:
-                    found.add(chosen)
-    return found
-
-
 def test_of_real_messages_only_whole_blocks_can_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -205,11 +193,11 @@ def test_of_real_messages_only_whole_blocks_can_be_read(
     blocks = {tuple(block) for block in run.strategy.aggregator._blocks}
     assert {len(block) for block in blocks} == {3, 4}
     assert any(len(answers) < N for answers in terms.values())
-    assert _readable(terms, range(1, 5)) == blocks
+    assert readable(terms, range(1, 5)) == blocks
     with monkeypatch.context() as without:
         without.setattr(block_sum, "_mask", lambda *_, **more: None)
         terms, _ = _heard("FedAvgGD")
-    assert {(str(i),) for i in range(N)} <= _readable(terms, [1])
+    assert {(str(i),) for i in range(N)} <= readable(terms, [1])
 
 
 def test_with_a_colluder_s_keys_the_rest_of_its_block_can_be_read_as_a_whole(
@@ -230,7 +218,7 @@ def test_with_a_colluder_s_keys_the_rest_of_its_block_can_be_read_as_a_whole(
                 words: Any = answers[name].copy()
                 answers[name] = words
                 block_sum._mask(words, *mask, add=int(traitor) < int(name))
-    assert _readable(terms, range(1, 5)) == {tuple(rest), *others}
+    assert readable(terms, range(1, 5)) == {tuple(rest), *others}
 
 
 def test_a_node_s_memory_and_file_lost_in_the_middle() -> None:

@@ -18,7 +18,7 @@ from flower_process import ROOT
 
 import sim
 from deploy.cases import METHODS, NODES, Files
-from deploy.deployment import Deployment, TrialError, free_port
+from deploy.deployment import Deployment, TrialError
 from fedtrellis import LocalGrid
 from fedtrellis.app.command_line import read_config
 
@@ -79,13 +79,6 @@ class Sealed(Deployment):
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    def restart(self, node: str) -> None:
-        config = self.node_config(node, "rows")
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        keys = (self.authority, self.folder / "keys" / node)
-        command = (ROOT / "deploy" / "supernode.sh", f"127.0.0.1:{self.port}", *keys)
-        self.nodes[node] = self._start(node, *command, words, "--port", free_port())
-
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sealed]:
@@ -126,7 +119,7 @@ def test_a_node_is_killed_and_comes_back_and_another_loses_its_file(
     sealed.wait_for(
         lambda: any(not one["used"] for one in sealed.history("killed")), "a lost round"
     )
-    sealed.restart("node-2")
+    sealed.start_node("node-2", "rows")
     back = len(sealed.history("killed"))
     sealed.wait_for(
         lambda: any(one["used"] for one in sealed.history("killed")[back:]), "a round"

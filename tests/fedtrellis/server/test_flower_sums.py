@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from fedtrellis.encryption import backend_class, block_sum
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.summing import RECORD
 from strategies import FedAvgGD
+from tests.harness import readable
 
 N, SHAPES = 7, {"w": (3, 2), "b": (2,)}
 SIZE = 8
@@ -155,18 +155,6 @@ def heard(faults: dict[str, Any]) -> tuple[dict[bytes, dict[str, Any]], SecureSu
             before = terms[asked["sum-attempt"]].setdefault(name, words)
             assert np.array_equal(before, words)  # a repeat says nothing new
     return terms, strategy
-
-
-def readable(terms: dict[bytes, dict[str, Any]], sizes: Iterable[int]) -> set[Any]:
-    """The sets of clients whose masks cancel, by their last words."""
-    found = set()
-    for answers in terms.values():
-        for size in sizes:
-            for chosen in combinations(sorted(answers), size):
-                total = sum(int(answers[name][-1]) for name in chosen)
-                if total % 2**64 == size:
-                    found.add(chosen)
-    return found
 
 
 FAULTS = {"request_loss": 0.1, "reply_loss": 0.2, "late_reply": 0.1, "seed": 3}
