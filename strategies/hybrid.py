@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.dual.alignment import HASH_BYTES, Alignment, align
+from fedtrellis.dual.alignment import HASH_BYTES, Alignment, Group, align
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
@@ -23,7 +24,7 @@ from fedtrellis.wire.arrays import (
 )
 from fedtrellis.wire.flower_internals import filled
 
-__all__ = ["ROWS", "HybridStrategy"]
+__all__ = ["ROWS", "HybridStrategy", "freeze", "thaw"]
 
 #: Under this name a request's entries carry the weights to send: an array of shape
 #: (r, p_k), r versions of the client's own features' weights.
@@ -48,6 +49,9 @@ class HybridStrategy(LoopStrategy):
 
     keep_model = False
     _keep_old_state = False
+    _kept: tuple[str, ...] = ("_alignment",)
+    # what is among these attributes, beside what :func:`freeze` knows by itself
+    _kinds: ClassVar[tuple[type, ...]] = (Alignment, Group)
     #: Whether clients can score samples together, in waves of their own.
     predicts = False
     #: C, where each of several classes is separated from the rest; else 1.
@@ -225,6 +229,67 @@ class HybridStrategy(LoopStrategy):
                 f"{p} features"
             )
         return rest
+
+    # ----------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What the next round needs, as arrays, for a checkpoint."""
+        return freeze({name: getattr(self, name) for name in self._kept})
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        vars(self).update(thaw(state, self._kinds))
+
+
+def freeze(tree: Any) -> dict[str, NDArray[Any]]:
+    """Return lists, tuples, sets and mappings of arrays, bytes and numbers as arrays.
+
+    A named tuple or an object goes by the name of its class and its fields. One entry,
+    ``tree``, is JSON, and says what the others are.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+
+    def plain(value: Any) -> Any:
+        kind = type(value).__name__
+        if isinstance(value, np.ndarray | bytes):
+            number = str(len(arrays))
+            array = value if kind != "bytes" else np.frombuffer(value, np.uint8)
+            arrays[number] = np.asarray(array)
+            return [kind, number]
+        if isinstance(value, dict):
+            return [kind, [[plain(key), plain(one)] for key, one in value.items()]]
+        if kind in ("list", "tuple", "set"):
+            every = sorted(value) if kind == "set" else value
+            return [kind, [plain(one) for one in every]]
+        if value is None or isinstance(value, str | int | float):
+            return value
+        fields = value._asdict() if hasattr(value, "_asdict") else vars(value)
+        return [kind, {name: plain(one) for name, one in fields.items()}]
+
+    return {"tree": np.array(json.dumps(plain(tree))), **arrays}
+
+
+def thaw(arrays: Mapping[str, NDArray[Any]], kinds: Sequence[type] = ()) -> Any:
+    """Inverse of :func:`freeze`; ``kinds`` are the classes that it has met."""
+    known: dict[str, Callable[..., Any]] = {
+        kind.__name__: kind for kind in (list, tuple, set, *kinds)
+    }
+
+    def value(found: Any) -> Any:
+        if not isinstance(found, list):
+            return found
+        kind, inside = found
+        if kind == "ndarray":
+            return arrays[inside]
+        if kind == "bytes":
+            return arrays[inside].tobytes()
+        if kind == "dict":
+            return {value(key): value(one) for key, one in inside}
+        if isinstance(inside, dict):
+            return known[kind](**{name: value(one) for name, one in inside.items()})
+        return known[kind](map(value, inside))
+
+    return value(json.loads(str(arrays["tree"])))
 
 
 def _by_name(entries: Entries) -> Callable[[str], Mapping[str, Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.alignment import Alignment
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.aggregation import LEAST, Aggregation, Mean, Median
 from fedtrellis.server.answers import Answer
@@ -92,6 +91,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
 
     stateful = False
     match_samples = False
+    _kept: tuple[str, ...] = ("_alignment", "_labelled")
 
     loss: str = given(
         "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
@@ -217,19 +217,6 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
         # w_j ← (1/|S_j|) Σ over S_j of w_{k,j}
         return np.where(counts > 0.0, points.sum(axis=0) / np.maximum(counts, 1.0), w)
 
-    # ---------------------------------------------------------------------- checkpoints
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Who holds which features, and who has labels."""
-        known = {f"alignment/{k}": a for k, a in self.alignment.state().items()}
-        return {**known, "labelled": np.array(sorted(self._labelled))}
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Inverse of :meth:`state`."""
-        own = {k.removeprefix("alignment/"): a for k, a in state.items()}
-        self._alignment = Alignment.from_state(own)
-        self._labelled = set(state["labelled"].tolist())
-
 
 class HyFEM(HybridFedAvg):
     """Local models of each client's own features, pulled towards a global model.
@@ -304,6 +291,7 @@ class HyFEM(HybridFedAvg):
     about = "feature matching of local models, a baseline of hyfdca"
 
     stateful = True
+    _kept = (*HybridFedAvg._kept, "_local")
 
     matching: float = setting(
         1.0,
@@ -344,17 +332,3 @@ class HyFEM(HybridFedAvg):
         w = self.broadcast.model
         distances = [w_k - self.own(name, w)[0] for name, w_k in self._local.items()]
         return {"disagreement": float(sum(np.vdot(d, d) for d in distances))}
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Who holds which features, who has labels, and every w_k."""
-        local = {f"local/{name}": w_k for name, w_k in self._local.items()}
-        return {**super().state(), **local}
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Inverse of :meth:`state`."""
-        super().load_state(state)
-        self._local = {
-            name: np.array(state[f"local/{name}"])
-            for name in self.clients
-            if name in self._labelled
-        }

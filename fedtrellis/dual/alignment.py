@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,41 +92,6 @@ class Alignment:
                 for name in group.holders:
                     found.setdefault(name, []).append(index)
         return found
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """All of it as arrays, for a checkpoint."""
-        names = list(self.rows)
-        holds = [[name in group.holders for name in names] for group in self.groups]
-        arrays: dict[str, NDArray[Any]] = {
-            "clients": np.array(names),
-            "feature-names": np.array(self.feature_names),
-            "sizes": np.array([group.size for group in self.groups]),
-            "digests": np.array([group.digest for group in self.groups]),
-            "holders": np.array(holds),
-        }
-        for i, name in enumerate(names):
-            arrays[f"columns/{i}"] = self.columns[name]
-            own = [self.rows[name][g] for g in self.client_groups(name)]
-            arrays[f"rows/{i}"] = np.concatenate(own)
-        return arrays
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Alignment:
-        """Inverse of :meth:`state`."""
-        names, holds, sizes = (state[key] for key in ("clients", "holders", "sizes"))
-        groups = [
-            Group(tuple(names[held].tolist()), size, digest)
-            for held, size, digest in zip(
-                holds, sizes.tolist(), state["digests"].tolist(), strict=True
-            )
-        ]
-        rows = {}
-        for i, name in enumerate(names.tolist()):
-            own = np.flatnonzero(holds[:, i])
-            parts = np.split(state[f"rows/{i}"], np.cumsum(sizes[own])[:-1])
-            rows[name] = dict(zip(own.tolist(), parts, strict=True))
-        columns = {name: state[f"columns/{i}"] for i, name in enumerate(names.tolist())}
-        return cls(groups, rows, state["feature-names"].tolist(), columns)
 
 
 def align(

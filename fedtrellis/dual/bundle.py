@@ -77,6 +77,9 @@ class DualBundle:
     more. A point takes 8 C p bytes.
     """
 
+    #: What a checkpoint has of it: the Gram matrix to the last bit as it came about.
+    KEPT = ("_multipliers", "unit", "ids", "_points", "b", "_alpha", "_gram")
+
     def __init__(
         self,
         num_features: int,
@@ -329,23 +332,3 @@ class DualBundle:
         self.b = np.ascontiguousarray(self.b[:, rows])
         self._gram = np.stack([gram[np.ix_(rows, rows)] for gram in self._gram])
         self._alpha = where[self._alpha]
-
-    def state(self) -> dict[str, NDArray[np.float64] | IntArray]:
-        """All of it as arrays."""
-        return {
-            "multipliers": self._multipliers,
-            "unit": self.unit,
-            "ids": self.ids,
-            "V": self.V,
-            "b": self.b,
-            "alpha": self._alpha,
-            "gram": self._gram,  # to the last bit as it came about
-        }
-
-    def load_state(self, state: dict[str, NDArray[np.float64]]) -> None:
-        """Inverse of :meth:`state`."""
-        self._multipliers = state["multipliers"]
-        self.unit, self.ids = state["unit"].astype(int), state["ids"].astype(int)
-        self._points = [v.copy() for v in state["V"].swapaxes(0, 1)]
-        self._alpha = state["alpha"].astype(int)
-        self.b, self._gram = state["b"], state["gram"]

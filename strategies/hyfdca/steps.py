@@ -25,14 +25,9 @@ __all__ = [
     "Steps",
     "UpdateSteps",
     "add_shares",
-    "blobs_of",
-    "pack",
     "read_blobs",
     "total_over",
-    "unpack",
 ]
-
-State = dict[str, NDArray[Any]]
 
 
 class Steps(ABC):
@@ -76,11 +71,11 @@ class Steps(ABC):
         """Something that differs whenever anything has come closer to a move."""
 
     @abstractmethod
-    def state(self) -> State:
-        """All that the next iteration needs, as arrays, for a checkpoint."""
+    def state(self) -> dict[str, Any]:
+        """All that the next iteration needs, for a checkpoint."""
 
     @abstractmethod
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state`."""
 
     def _used(self, client: str) -> None:
@@ -151,42 +146,6 @@ def total_over(
     return total[: rows * p].reshape(rows, p), total[rows * p :]
 
 
-def pack(tree: Mapping[Any, Any], prefix: str = "") -> State:
-    """Mappings and lists of arrays, numbers, texts and bytes as arrays by path.
-
-    None, and what has nothing in it, is left out.
-    """
-    flat: State = {}
-    for key, leaf in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(leaf, Mapping):
-            flat |= pack(leaf, f"{path}/")
-        elif isinstance(leaf, list):
-            flat |= pack(dict(enumerate(leaf)), f"{path}/")
-        elif isinstance(leaf, bytes):
-            flat[path] = np.frombuffer(leaf, dtype=np.uint8)
-        elif leaf is not None:
-            flat[path] = np.asarray(leaf)
-    return flat
-
-
-def unpack(flat: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Inverse of :func:`pack`: mappings, with arrays at the ends."""
-    tree: dict[str, Any] = {}
-    for path, array in flat.items():
-        *above, last = path.split("/")
-        place = tree
-        for key in above:
-            place = place.setdefault(key, {})
-        place[last] = array
-    return tree
-
-
-def blobs_of(tree: Mapping[str, NDArray[Any]]) -> Blobs:
-    """A list of bytes, unpacked."""
-    return [tree[str(i)].tobytes() for i in range(len(tree))]
-
-
 class UpdateSteps(Steps):
     """The paper's steps, ``practical`` and ``theoretical``: algorithm 1.
 
@@ -202,6 +161,11 @@ class UpdateSteps(Steps):
     away counts with what it last sent, as in algorithms 1, 2 and 4; the second
     SecureInnerProduct of an iteration is left out, as in the paper's experiments.
     """
+
+    _KEPT = (
+        *("w", "iteration", "current"),
+        *("contributions", "shares", "alphas", "products"),
+    )
 
     def __init__(self, strategy: HyFDCASettings) -> None:
         super().__init__(strategy)
@@ -395,34 +359,10 @@ class UpdateSteps(Steps):
         """A client that lost its state is a newcomer."""
         self.current.discard(client)
 
-    def state(self) -> State:
+    def state(self) -> dict[str, Any]:
         """Ciphertexts, contributions and who is up to date."""
-        number = {name: k for k, name in enumerate(self.strategy.clients)}
-        products: dict[int, dict[int, Blobs]] = {}
-        for (name, g), blobs in self.products.items():
-            products.setdefault(number[name], {})[g] = blobs
-        return pack(
-            {
-                "w": self.w,
-                "iteration": self.iteration,
-                "current": {number[name]: 1 for name in self.current},
-                "contributions": {number[k]: v for k, v in self.contributions.items()},
-                "shares": self.shares,
-                "alphas": self.alphas,
-                "products": products,
-            }
-        )
+        return {name: getattr(self, name) for name in self._KEPT}
 
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state`."""
-        tree, names = unpack(state), self.strategy.clients
-        self.w, self.iteration = tree["w"], int(tree["iteration"])
-        self.current = {names[int(k)] for k in tree.get("current", {})}
-        self.contributions = {
-            names[int(k)]: v for k, v in tree["contributions"].items()
-        }
-        self.shares = {int(g): int(n) for g, n in tree.get("shares", {}).items()}
-        self.alphas = {int(g): blobs_of(x) for g, x in tree.get("alphas", {}).items()}
-        for k, own in tree.get("products", {}).items():
-            name = names[int(k)]
-            self.products |= {(name, int(g)): blobs_of(x) for g, x in own.items()}
+        vars(self).update(state)

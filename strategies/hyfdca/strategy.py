@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import Agreement, Party
 from fedtrellis.dual.alignment import Alignment
+from fedtrellis.dual.bundle import Mixture
 from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.group_records import HeldGroup
 from fedtrellis.encryption import load_evaluation
@@ -23,7 +24,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
-from ..hybrid import ROWS, Blobs
+from ..hybrid import ROWS, Blobs, freeze, thaw
 from .mixtures import MixtureSteps
 from .preparation import (
     Labels,
@@ -37,7 +38,8 @@ from .preparation import (
     settle_cipher,
 )
 from .settings import HyFDCASettings
-from .steps import Steps, UpdateSteps, add_shares, blobs_of, pack, read_blobs, unpack
+from .steps import Steps, UpdateSteps, add_shares, read_blobs
+from .units import Backup
 
 __all__ = ["HyFDCA"]
 
@@ -116,6 +118,12 @@ class HyFDCA(HyFDCASettings):
     predicts = True
     _state_settings = ("step", "parts", "secure_sum")
     _measures = ("primal", "dual", "duality-gap")
+    _kept = (
+        *("_alignment", "_new", "_fingerprint", "_own_keys", "_sealed", "_labels"),
+        *("_scales", "_totals", "_moves", "_uncertified"),
+        *("_primals", "_duals", "_certified"),
+    )
+    _kinds = (*HyFDCASettings._kinds, Backup, ColumnScales, Mixture)
     # the strategy compares the key itself
     _free_to_change = ("context",)
 
@@ -230,7 +238,8 @@ class HyFDCA(HyFDCASettings):
         """Who its samples are in the ciphertexts, with labels and norms encrypted."""
         if self._agreement is None:  # asked for what the alignment is made of
             return {}, {}
-        arrays = pack({"agreement": self._agreement.to_bytes()})
+        data = self._agreement.to_bytes()
+        arrays: dict[str, NDArray[Any]] = {"agreement": np.frombuffer(data, np.uint8)}
         for prefix, alignment in (("", self.alignment), ("new-", self._new)):
             own = {} if alignment is None else alignment.rows.get(client, {})
             found = HeldGroup.pack(HeldGroup(g, own[g]) for g in sorted(own))
@@ -407,68 +416,29 @@ class HyFDCA(HyFDCASettings):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The alignment, the ciphertexts to give back, and the steps' own state."""
-        sets = self.agreement.holder_sets
-        sealed = {
-            f"{sets.index(holders)}/{holders.index(name)}": box
-            for (holders, name), box in self._sealed.items()
-        }
-        return pack(
+        return freeze(
             {
+                **{name: getattr(self, name) for name in self._kept},
                 "context": self.cipher.evaluation_bytes(),
-                "fingerprint": self._fingerprint,
-                "own-keys": self._own_keys,
                 "agreement": self.agreement.to_bytes(),
-                "alignment": self.alignment.state(),
-                "new": None if self._new is None else self._new.state(),
-                "sealed": sealed,
-                "labels": self._labels,
-                "columns": None if self._scales is None else vars(self._scales),
-                "weight-totals": self._totals,
-                "moves": self._moves,
-                "uncertified": self._uncertified,
-                "best-primals": self._primals,
-                "best-duals": self._duals,
-                "best-w": self._certified,
                 "steps": self.steps.state(),
             }
         )
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        tree, C = unpack(state), self.classes
-        self.cipher = load_evaluation(tree["context"].tobytes())
-        self._fingerprint = str(tree["fingerprint"])
-        given = self.given_cipher
+        tree = thaw(state, self._kinds)
+        self.cipher = load_evaluation(tree.pop("context"))
+        self._agreement = Agreement.from_bytes(tree.pop("agreement"))
+        steps, given = tree.pop("steps"), self.given_cipher
+        vars(self).update(tree)
         if given is not None and given.fingerprint != self._fingerprint:
             raise SettingsError(
                 f"the context has fingerprint {given.fingerprint}, but the run to go "
                 f"on with had {self._fingerprint}"
             )
-        self._own_keys = bool(tree["own-keys"])
-        self._agreement = Agreement.from_bytes(tree["agreement"].tobytes())
-        self._alignment = Alignment.from_state(pack(tree["alignment"]))
-        if "new" in tree:
-            self._new = Alignment.from_state(pack(tree["new"]))
-        for i, boxes in tree.get("sealed", {}).items():
-            holders = self._agreement.holder_sets[int(i)]
-            for j, box in boxes.items():
-                self._sealed[holders, holders[int(j)]] = box.tobytes()
-        self._labels = [
-            {what: blobs_of(blobs) for what, blobs in own.items()}
-            for own in tree["labels"].values()
-        ]
-        if "columns" in tree:
-            own = tree["columns"]
-            numbers = {"constant": int(own["constant"]), "value": float(own["value"])}
-            self._scales = ColumnScales(**{**own, **numbers})
-        self._totals = tree.get("weight-totals")
-        self._moves, self._uncertified = int(tree["moves"]), int(tree["uncertified"])
-        self._primals = tree["best-primals"].reshape(C)
-        self._duals = tree["best-duals"].reshape(C)
-        if "best-w" in tree:
-            self._certified = tree["best-w"].reshape(C, -1)
         self.steps, self._aligned = self._make_steps(), True
-        self.steps.load_state(pack(tree["steps"]))
+        self.steps.load_state(steps)
 
 
 def _flat(w: FloatArray) -> FloatArray:

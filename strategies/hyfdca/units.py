@@ -11,11 +11,11 @@ is too old. If no holder has α any more, the unit goes back to its last backup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from fedtrellis.wire.flower_internals import log
 
 from ..hybrid import Blobs
 from .settings import HyFDCASettings
-from .steps import State, Steps, blobs_of, pack, unpack
+from .steps import Steps
 
 __all__ = ["Unit", "Units"]
 
@@ -52,6 +52,9 @@ class Backup:
 @dataclass
 class Unit:
     """Samples that move together, and how far they have come."""
+
+    #: What a checkpoint has of it.
+    KEPT: ClassVar = ("step", "tag", "mixture", "backups")
 
     groups: list[int]
     # how many mixtures were taken, and the last one
@@ -86,6 +89,8 @@ class Unit:
 
 class Units(Steps):
     """All units, the bundle of their proposals, and who knows what of α."""
+
+    KEPT = ("w", "version", "bare")
 
     def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
         super().__init__(strategy)
@@ -316,54 +321,20 @@ class Units(Steps):
 
     # --------------------------------------------------------------------- checkpoints
 
-    def state(self) -> State:
+    def state(self) -> dict[str, Any]:
         """The bundle and the units; a stage that was under way starts over."""
-        number = {name: k for k, name in enumerate(self.strategy.clients)}
-        bare = [(number[name], g) for name, g in sorted(self.bare)]
-        units = [
-            {
-                "step": unit.step,
-                "tag": unit.tag,
-                "mixture": None if unit.mixture is None else vars(unit.mixture),
-                "backups": [
-                    {
-                        **{"v": own.v, "b": own.b, "tag": own.tag},
-                        "step": {g: step for g, (step, _) in own.alphas.items()},
-                        "alpha": {g: blobs for g, (_, blobs) in own.alphas.items()},
-                    }
-                    for own in unit.backups
-                ],
-            }
-            for unit in self.units
-        ]
-        return pack(
-            {
-                "bundle": self.bundle.state(),
-                "w": self.w,
-                "version": self.version,
-                "bare": np.array(bare, dtype=np.int64).reshape(-1, 2),
-                "units": units,
-            }
-        )
 
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        def kept(thing: Any) -> dict[str, Any]:
+            return {name: getattr(thing, name) for name in thing.KEPT}
+
+        units = [kept(unit) for unit in self.units]
+        return {**kept(self), "bundle": kept(self.bundle), "units": units}
+
+    def load_state(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state`."""
-        tree, names = unpack(state), self.strategy.clients
-        self.bundle.load_state(pack(tree["bundle"]))
-        self.w, self.version = tree["w"], int(tree["version"])
-        self.bare = {(names[int(k)], int(g)) for k, g in tree["bare"]}
-        for unit, own in zip(self.units, tree["units"].values(), strict=True):
-            unit.step, unit.tag = int(own["step"]), own["tag"].tobytes()
-            if mixture := own.get("mixture"):
-                number = int(mixture["alpha_id"])
-                unit.mixture = Mixture(**{**mixture, "alpha_id": number})
-            for one in own.get("backups", {}).values():
-                alphas = {
-                    int(g): (int(step), blobs_of(one["alpha"][g]))
-                    for g, step in one["step"].items()
-                }
-                b = one["b"].reshape(self.strategy.classes)
-                v = one["v"].reshape(len(b), -1)
-                unit.backups.append(Backup(alphas, v, b, one["tag"].tobytes()))
+        vars(self.bundle).update(state.pop("bundle"))
+        for unit, own in zip(self.units, state.pop("units"), strict=True):
+            vars(unit).update(own)
             if unit.backups:
                 unit.alphas = dict(unit.backups[0].alphas)
+        vars(self).update(state)
