@@ -3,56 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord, Context, RecordDict
 
 import clients
-from clients import (
-    CompressedSGDClient,
-    FedAvgGDClient,
-    FedDRClient,
-    FedFWClient,
-    FedGiAClient,
-    FedLMOClient,
-    FedOptClient,
-    FedProxClient,
-    FirstOrderRFLClient,
-    LocalSGDClient,
-    NaiveFrankWolfeClient,
-    ProjectedFedAvgClient,
-    ScaffoldClient,
-    ZerothOrderRFLClient,
-)
+from clients import FedAvgGDClient
 from fedtrellis import LocalGrid, MethodClient, client_app
-from fedtrellis.domains import L1Ball
-from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.local_work import run_together
 from fedtrellis.wire.protocol import ClientMemory
-from strategies import (
-    CompressedSGD,
-    FedAvgGD,
-    FedDR,
-    FedFW,
-    FedGiA,
-    FedLMO,
-    FedOpt,
-    FedProx,
-    FirstOrderRFL,
-    LocalSGD,
-    NaiveFrankWolfe,
-    ProjectedFedAvg,
-    Scaffold,
-    ZerothOrderRFL,
-)
-from tests.harness import Array, Played, Stop, grid_of, play
+from strategies import FedAvgGD
+from tests.harness import Played, Stop, grid_of, play
+from tests.strategies.methods import EVERY, METHODS, A, B, Method, of_dtype, on
 
 #: Uneven shares; the largest is more than twice the smallest.
 SIZES = (5, 9, 7, 12, 6, 8, 9)
@@ -93,93 +61,56 @@ def losses(kind: str) -> list[Any]:
     return made
 
 
-def start_of(kind: str) -> Array:
-    """The model that runs of a loss begin with."""
-    return np.zeros((5, 3) if kind == "classes" else 4)
+def uneven(method: Method) -> Method:
+    """A method on shares of unlike sizes, where its losses are squares."""
+    own = method.losses[: len(SIZES)]
+    if method.losses is METHODS["fedavg-gd"].losses:
+        own = [
+            LeastSquares(a[:size], b[:size], scale="half-mean", l2=0.01)
+            for a, b, size in zip(A, B, SIZES, strict=False)
+        ]
+    return dataclasses.replace(method, losses=own)
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A method on a loss."""
-
-    name: str
-    strategy: Callable[..., Any]
-    client: Callable[..., Any]
-    kind: str
-    more: tuple[Any, ...] = ()
-    start: Array | None = None
-
-    def grid(self, **options: Any) -> LocalGrid:
-        """The nodes."""
-        return grid_of(self.client, losses(self.kind), *self.more, seed=3, **options)
-
-    def play(self, grid: LocalGrid, rounds: int = 8, **settings: Any) -> Played[Any]:
-        """A run."""
-        strategy = self.strategy(seed=1, participation=0.7, **settings)
-        start = start_of(self.kind) if self.start is None else self.start
-        return play(strategy, grid, start, rounds=rounds)
+def kind_of(method: Method) -> Any:
+    """The class of its clients."""
+    context = Context(0, 0, {"partition-id": 0}, RecordDict(), {})
+    return type(method.client(context, method.losses[0]))
 
 
-def cases() -> list[Case]:
-    """Every method whose client's work is its ``steps``."""
-    ball, sphere = L1Ball(2.0), Sphere((4,))
-    first = np.array([1.0, 0.0, 0.0, 0.0])
+def works_together(kind: Any) -> bool:
+    """Whether clients of a class take their steps side by side."""
+    alone = kind.fit is not MethodClient.fit or kind.steps is MethodClient.steps
+    return not alone
 
-    def of(method: Any, *given: Any, **settings: Any) -> Callable[..., Any]:
-        return lambda **more: method(*given, **settings, **more)
 
-    made = [
-        Case(f"fedavg-gd {kind}", FedAvgGD, FedAvgGDClient, kind)
-        for kind in ("squares", "own", "logistic", "classes")
-    ]
-    made += [
-        Case("batches", of(FedAvgGD, batch_fraction=0.4), FedAvgGDClient, "classes"),
-        Case("local-sgd", LocalSGD, LocalSGDClient, "squares"),
-        Case("fedopt", FedOpt, FedOptClient, "squares"),
-        Case("fedprox", FedProx, FedProxClient, "logistic"),
-        Case("projected", of(ProjectedFedAvg, ball, batch_size=3),
-             ProjectedFedAvgClient, "logistic"),
-        Case("feddr", of(FedDR, ball, local_steps=3), FedDRClient, "squares"),
-        Case("fedgia", of(FedGiA, sigma=1.0, tolerance=0.0), FedGiAClient, "logistic"),
-        Case("scaffold", Scaffold, ScaffoldClient, "logistic"),
-        Case("compressed", of(CompressedSGD, kept_fraction=0.5), CompressedSGDClient,
-             "squares"),
-        Case("naive", of(NaiveFrankWolfe, ball), NaiveFrankWolfeClient, "logistic",
-             (ball,)),
-        Case("fedgia gram", of(FedGiA, sigma=1.0, tolerance=0.0, hessian="gram"),
-             FedGiAClient, "squares"),
-    ]  # fmt: skip
-    made += [
-        Case(f"fedlmo {variant}", of(FedLMO, variant=variant, local_steps=2),
-             FedLMOClient, "classes")
-        for variant in ("server", "local", "corrected", "averaged", "ef21")
-    ]  # fmt: skip
-    made += [
-        Case(f"fedfw {variant} {steps}",
-             of(FedFW, ball, variant=variant, penalty=penalty, local_steps=steps),
-             FedFWClient, "logistic", (ball,))
-        for variant, penalty, steps in (
-            ("plain", 0.1, 1), ("plain", None, 2),
-            ("augmented", 0.1, 1), ("augmented", None, 3), ("stochastic", 0.1, 2),
-            ("corrective", None, 2),
-        )
-    ]  # fmt: skip
-    made += [
-        Case("first-order-rfl", of(FirstOrderRFL, sphere, step_size=0.05),
-             FirstOrderRFLClient, "squares", (sphere,), first),
-        Case("zeroth-order-rfl", of(ZerothOrderRFL, sphere, step_size=0.01, samples=6),
-             ZerothOrderRFLClient, "squares", (sphere,), first),
-    ]  # fmt: skip
-    return made
+#: Every method whose client's work is its ``steps``, and other losses.
+CASES = {
+    name: uneven(method)
+    for name, method in EVERY.items()
+    if works_together(kind_of(method))
+}
+for _kind in ("squares", "own", "logistic", "classes"):
+    _on = on(losses(_kind), np.zeros((5, 3) if _kind == "classes" else 4), 8)
+    CASES[_kind] = _on(FedAvgGD, FedAvgGDClient)
+    CASES[f"{_kind} batches"] = _on(FedAvgGD, FedAvgGDClient, batch_fraction=0.4)
+
+
+def grid_for(case: Method, **options: Any) -> LocalGrid:
+    return case.grid(len(SIZES), **{"seed": 3, **options})
+
+
+def run(case: Method, grid: LocalGrid, **settings: Any) -> Played[Any]:
+    return case.play(grid, 8, **{"seed": 1, "participation": 0.7, **settings})
 
 
 def test_every_client_that_computes_together_is_here() -> None:
     offer = {
         kind
-        for kind in (getattr(clients, name) for name in clients.__all__)
-        if kind.fit is MethodClient.fit and kind.steps is not MethodClient.steps
+        for name in clients.__all__
+        if works_together(kind := getattr(clients, name))
     }
-    assert offer == {case.client for case in cases()}
+    assert offer == {kind_of(case) for case in CASES.values()}
 
 
 def assert_same(one: Played[Any], many: Played[Any], tolerance: float) -> None:
@@ -209,80 +140,62 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def assert_same_states(one: LocalGrid, many: LocalGrid, tolerance: float) -> None:
+    """Check that the nodes keep the same, in records that whoever looks finds."""
+    for a, b in zip(one._contexts.values(), many._contexts.values(), strict=True):
+        assert a.state.keys() == b.state.keys()
+        first, second = (ClientMemory.load(c.state, None) for c in (a, b))
+        for kept, found in zip(first[2:], second[2:], strict=True):
+            assert kept.round == found.round
+            assert kept.arrays.keys() == found.arrays.keys()
+            for name, array in kept.arrays.items():
+                np.testing.assert_allclose(
+                    decode(found.arrays[name]), decode(array), rtol=0.0, atol=tolerance
+                )
+
+
 @pytest.mark.parametrize("faults", [{}, FAULTS], ids=["calm", "faults"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", CASES)
 def test_a_cohort_is_its_clients_one_by_one(
-    case: Case, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = spy(monkeypatch)
-    one = case.play(grid := case.grid(**faults))
+    """The same answers, models, metrics and states, and no message is made of them."""
+    case, counts = of_dtype(CASES[name], dtype), spy(monkeypatch)
+    tolerance = 1e-12 if dtype == "float64" else 1e-5
+    one = run(case, grid := grid_for(case, **faults))
     assert not counts
-    many = case.play(batched := case.grid(batched=True, **faults))
+    sent = messages(monkeypatch)
+    many = run(case, batched := grid_for(case, batched=True, **faults))
     assert max(counts) > 1  # clients did go together
-    assert_same(one, many, 1e-12)
+    assert faults or set(sent) == {"query.hello"}
+    assert many.models[-1].dtype == dtype
+    assert_same(one, many, tolerance)
     assert grid.fault_counts == batched.fault_counts
     assert grid._handled == batched._handled
+    assert_same_states(grid, batched, tolerance)
 
 
-@pytest.mark.parametrize("case", cases()[:1], ids=lambda case: case.name)
-def test_encoded_messages_have_the_same_bytes(case: Case) -> None:
-    grids = [case.grid(encode=True, batched=batched) for batched in (False, True)]
-    one, many = (case.play(grid) for grid in grids)
-    assert_same(one, many, 1e-12)
+def test_encoded_messages_have_the_same_bytes() -> None:
+    case = CASES["squares"]
+    grids = [grid_for(case, encode=True, batched=b) for b in (False, True)]
+    assert_same(*(run(case, grid) for grid in grids), tolerance=1e-12)
     assert grids[0].bytes_up == grids[1].bytes_up > 0
     assert grids[0].bytes_down == grids[1].bytes_down > 0
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_float32(case: Case) -> None:
-    first = start_of(case.kind) if case.start is None else case.start
-    start: Any = first.astype(np.float32)
-    single = dataclasses.replace(case, start=start)
-    one, many = (single.play(single.grid(batched=batched)) for batched in (False, True))
-    assert one.models[-1].dtype == many.models[-1].dtype == np.float32
-    assert_same(one, many, 1e-5)
-
-
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_a_run_goes_on_from_one_kind_to_the_other(case: Case, tmp_path: Path) -> None:
-    whole = case.play(case.grid())
-    for first in (False, True):
-        path = tmp_path / f"{first}"
-        case.play(
-            case.grid(batched=first),
-            checkpoint=path,
-            checkpoint_every=1,
-            callbacks=[Stop(4)],
-        )
-        rest = case.play(case.grid(batched=not first), resume=path)
-        np.testing.assert_allclose(
-            rest.models[-1], whole.models[-1], rtol=0.0, atol=1e-12
-        )
-        assert rest.used == whole.used[4:]
-
-
-class Faulty(FedAvgGDClient):
-    """Client 2 raises, alone and in company."""
-
-    def steps(self, x: Any, config: Any) -> Any:
-        if self.client_id == "2":
-            raise ArithmeticError("client 2 cannot")
-        return super().steps(x, config)
-
-
-def test_who_is_at_fault_fails_alone() -> None:
-    runs = [
-        play(
-            FedAvgGD(),
-            grid_of(Faulty, losses("squares"), batched=batched),
-            np.zeros(4),
-            rounds=2,
-        )
-        for batched in (False, True)
-    ]
-    assert_same(runs[0], runs[1], 1e-12)
-    reasons = {tuple(record.rejected) for record in runs[1].strategy.history}
-    assert reasons == {(("2", "error 2: ArithmeticError: client 2 cannot"),)}
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_goes_on_from_one_kind_to_the_other(
+    name: str, first: bool, tmp_path: Path
+) -> None:
+    case, path = CASES[name], tmp_path / "checkpoint"
+    whole = run(case, grid_for(case))
+    halves: dict[str, Any] = {"checkpoint": path, "callbacks": [Stop(4)]}
+    run(case, grid_for(case, batched=first), checkpoint_every=1, **halves)
+    rest = run(case, grid_for(case, batched=not first), resume=path)
+    np.testing.assert_allclose(rest.models[-1], whole.models[-1], rtol=0.0, atol=1e-12)
+    assert rest.used == whole.used[4:]
 
 
 class Overriding(FedAvgGDClient):
@@ -350,28 +263,6 @@ def test_answers_of_which_no_message_is_made_are_what_messages_bring(
     assert set(sent) == {"query.hello", "train"}
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_whoever_looks_finds_the_state_in_records(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, many = case.grid(), case.grid(batched=True)
-    case.play(one)
-    sent = messages(monkeypatch)
-    case.play(many)
-    assert set(sent) == {"query.hello"}
-    for a, b in zip(one._contexts.values(), many._contexts.values(), strict=True):
-        assert a.state.keys() == b.state.keys()
-        assert ClientMemory.load(a.state, None).session
-        first, second = (ClientMemory.load(c.state, None) for c in (a, b))
-        for kept, found in zip(first[2:], second[2:], strict=True):
-            arrays, others = kept.arrays, found.arrays
-            assert (kept.round, arrays.keys()) == (found.round, others.keys())
-            for name, array in arrays.items():
-                np.testing.assert_allclose(
-                    decode(others[name]), decode(array), rtol=0.0, atol=1e-12
-                )
-
-
 class Writing(FedAvgGDClient):
     """Counts its rounds among the records of its node."""
 
@@ -379,6 +270,7 @@ class Writing(FedAvgGDClient):
         super().__init__(context, objective)
         own: Any = context.state.get("own", {"rounds": 0})
         context.state["own"] = ConfigRecord({"rounds": own["rounds"] + 1})
+        self.context = context
 
 
 def test_records_of_a_clients_own_stay() -> None:
@@ -391,8 +283,8 @@ def test_records_of_a_clients_own_stay() -> None:
         assert counts == [5] * len(SIZES)
 
 
-class Fickle(FedAvgGDClient):
-    """Client 2 writes to its node's state, and raises every other round."""
+class Fickle(Writing):
+    """Client 2 raises, alone and in company, after writing to its node's state."""
 
     def steps(self, x: Any, config: Any) -> Any:
         point = yield from super().steps(x, config)
@@ -401,15 +293,13 @@ class Fickle(FedAvgGDClient):
             raise ArithmeticError("client 2 cannot")
         return point
 
-    def __init__(self, context: Context, objective: Any) -> None:
-        super().__init__(context, objective)
-        self.context = context
 
-
-def test_a_failed_round_leaves_nothing_behind() -> None:
+def test_who_is_at_fault_fails_alone_and_leaves_nothing_behind() -> None:
     grids = [grid_of(Fickle, losses("squares"), batched=b) for b in (False, True)]
     runs = [play(FedAvgGD(), grid, np.zeros(4), rounds=4) for grid in grids]
-    assert_same(runs[0], runs[1], 1e-12)
+    assert_same(*runs, tolerance=1e-12)
+    why = [("2", "error 2: ArithmeticError: client 2 cannot")]
+    assert [r.rejected for r in runs[1].strategy.history] == [why, []] * 2
     for a, b in zip(*(grid._contexts.values() for grid in grids), strict=True):
         assert "left" not in b.state
         assert a.state.keys() == b.state.keys()
@@ -446,13 +336,10 @@ class Weighted(FedAvgGD):
 
 
 def test_a_subclass_that_tells_each_its_own_is_asked_for_each() -> None:
-    runs = [
-        play(Weighted(), grid_of(FedAvgGDClient, losses("squares"), batched=batched),
-             np.zeros(4), rounds=2)
-        for batched in (False, True)
-    ]  # fmt: skip
-    assert_same(runs[0], runs[1], 1e-12)
-    alike = play(FedAvgGD(), grid_of(FedAvgGDClient, losses("squares")), np.zeros(4), 2)
+    case = dataclasses.replace(CASES["squares"], make=Weighted)
+    runs = [run(case, grid_for(case, batched=b)) for b in (False, True)]
+    assert_same(*runs, tolerance=1e-12)
+    alike = run(CASES["squares"], grid_for(case))
     assert np.abs(alike.model - runs[0].model).max() > 1e-3
 
 
@@ -516,43 +403,16 @@ class Unshared(LocalGrid):
 
 
 @pytest.mark.parametrize("encode", [False, True])
-@pytest.mark.parametrize("method", ["fedavg", "fedfw", "fedgia"])
-def test_contents_in_common_change_nothing(method: str, encode: bool) -> None:
-    each = losses("squares")
-    ball = L1Ball(radius=2.0)
-    made: dict[str, Callable[[], Any]] = {
-        "fedavg": lambda: FedAvgGD(step_size=0.1, participation=0.6),
-        "fedfw": lambda: FedFW(domain=ball, participation=0.6),
-        "fedgia": lambda: FedGiA(participation=0.6),
-    }
-
-    def client_fn(context: Context) -> Any:
-        objective = each[int(context.node_config["partition-id"])]
-        if method == "fedfw":
-            return FedFWClient(context, objective, ball)
-        return {"fedavg": FedAvgGDClient, "fedgia": FedGiAClient}[method](
-            context, objective
-        )
-
-    runs, grids = [], []
-    options: Any = {"seed": 3, "encode": encode, **FAULTS}
-    for kind in (LocalGrid, Unshared):
-        grid = kind(client_app(client_fn), len(each), **options)
-        runs.append(play(made[method](), grid, np.zeros(4), rounds=12))
-        grids.append(grid)
+@pytest.mark.parametrize("name", ["fedavg-gd", "fedfw corrective", "fedgia"])
+def test_contents_in_common_change_nothing(name: str, encode: bool) -> None:
+    case = CASES[name]
+    grids = [grid_for(case, encode=encode, **FAULTS)]
+    given = grids[0].client_app
+    grids.append(Unshared(given, len(SIZES), seed=3, encode=encode, **FAULTS))
+    runs = [run(case, grid) for grid in grids]
     assert [grid.untouched for grid in grids] == [True, False]
-    assert_same(runs[0], runs[1], 0.0)
+    assert_same(*runs, tolerance=0.0)
     assert grids[0].bytes_down == grids[1].bytes_down
     assert grids[0].bytes_up == grids[1].bytes_up
     assert grids[0].fault_counts == grids[1].fault_counts
-    for one, other in zip(
-        grids[0]._contexts.values(), grids[1]._contexts.values(), strict=True
-    ):
-        own, theirs = (
-            ClientMemory.load(c.state, r.strategy.conversation.session)
-            for c, r in ((one, runs[0]), (other, runs[1]))
-        )
-        for kept, found in zip(own[2:], theirs[2:], strict=True):
-            mine, its = kept.arrays, found.arrays
-            assert (kept.round, mine.keys()) == (found.round, its.keys())
-            assert all(np.array_equal(decode(mine[k]), decode(its[k])) for k in mine)
+    assert_same_states(*grids, tolerance=0.0)
