@@ -214,7 +214,7 @@ class _Fingerprint(pickle.Pickler):
 
 def fingerprint(strategy: Any) -> bytes:
     """All of a strategy's state but its log of the traffic."""
-    skip = ("options", "history", "result", "worst", "_wished")
+    skip = ("options", "history", "result", "_wished")
     stream = io.BytesIO()
     content = {k: v for k, v in vars(strategy).items() if k not in skip}
     said = vars(content.pop("conversation"))
@@ -533,7 +533,6 @@ def _one_run(
         client_evaluate_every=3 if case.evaluates else 0,
         start_timeout=5.0,
     )
-    vars(strategy).pop("aggregate", None)  # the case looks into honest rounds only
     failed = ""
     try:
         strategy.start(grid, ArrayRecord([case.start]), num_rounds=rounds)

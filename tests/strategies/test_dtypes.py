@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from benchmarks.traffic import flower_fedavg
 from clients import (
     FedAvgGDClient,
     FedFWClient,
-    FirstOrderRFLClient,
-    ZerothOrderRFLClient,
 )
 from fedtrellis import LocalGrid
 from fedtrellis.domains import (
@@ -30,20 +27,16 @@ from fedtrellis.domains import (
     NuclearNormBall,
     Product,
 )
-from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
 from strategies import (
     FedAvgGD,
     FedFW,
-    FirstOrderRFL,
     HyFDCA,
-    ZerothOrderRFL,
 )
-from tests.harness import Stop, contexts, grid_of, memory_of, play
+from tests.harness import contexts, grid_of, memory_of, play
 from tests.strategies import methods
 from tests.strategies.methods import Method
 
@@ -148,23 +141,6 @@ def test_both_directions_the_state_and_the_result_are_of_the_dtype(
     )
     # half as many digits, and still downhill
     assert value(method, played.model) < value(method, method.start)
-
-
-def test_an_answer_of_another_dtype_is_refused_with_its_reason() -> None:
-    class Doubles(FedAvgGDClient):
-        def fit(self, parameters: Any, config: Any) -> Any:
-            arrays, *rest = super().fit(parameters, config)
-            if self.client_id == "0":
-                arrays = [np.asarray(arrays[0], np.float64)]
-            return arrays, *rest
-
-    grid = grid_of(Doubles, losses())
-    played = play(FedAvgGD(step_size=0.1), grid, np.zeros(P, np.float32), 1)
-    assert played.used == [[1, 2, 3, 4]]
-    (reason,) = [why for _, why in played.strategy.history[0].rejected]
-    assert reason == (
-        "the answer has shape (12,) and dtype float64, expected (12,) and float32"
-    )
 
 
 def test_a_method_that_needs_float64_says_so() -> None:
@@ -277,86 +253,6 @@ def test_frank_wolfe_in_float32(domain: Domain, options: dict[str, Any]) -> None
             ):
                 own = decode(memory.provisional.arrays["x"])
                 assert np.abs(own - points[i]).max() <= 1e-12
-
-
-@pytest.mark.parametrize(
-    ("options", "domain"),
-    [
-        ({}, NuclearNormBall(2.0)),
-        ({"correction": "pairwise"}, L1Ball(1.5)),
-        ({"variant": "augmented", "participation": 0.8}, L2Ball(1.0)),
-        ({"variant": "stochastic", "batch_size": 4}, L1Ball(1.5)),
-    ],
-    ids=str,
-)
-def test_a_resumed_frank_wolfe_run_is_the_whole_one_to_the_last_bit(
-    options: dict[str, Any], domain: Domain, tmp_path: Path
-) -> None:
-    made, shape = wolfe_losses(domain)
-    path = tmp_path / "checkpoint"
-
-    def go(encode: bool = False, **more: Any) -> Any:
-        faults = {"reply_loss": 0.2, "wipe": 0.1, "seed": 4, "encode": encode}
-        grid = grid_of(FedFWClient, made, domain, **faults)
-        start = domain.centre(shape).astype(np.float32)
-        return play(FedFW(domain, **options, **more), grid, start, 12)
-
-    whole = go()
-    go(checkpoint=path, callbacks=[Stop(6)])
-    for other in (go(resume=path), go(encode=True)):
-        assert other.model.tobytes() == whole.model.tobytes()
-        for name in whole.strategy.clients:
-            x, y = (r.strategy._client_iterate(name) for r in (whole, other))
-            # replayed in another order, in float64
-            assert np.abs(x - y).max() <= 1e-12
-
-
-def test_an_atom_of_float64_for_a_model_of_float32_is_refused() -> None:
-    class Doubles(FedFWClient):
-        def fit(self, parameters: Any, config: Any) -> Any:
-            arrays, *rest = super().fit(parameters, config)
-            wide = [
-                a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays
-            ]
-            return (wide if self.client_id == "0" else arrays), *rest
-
-    grid = grid_of(Doubles, losses(), L1Ball(1.0))
-    start = np.zeros(P, np.float32)
-    played = play(FedFW(L1Ball(1.0), variant="plain"), grid, start, 1)
-    (reason,) = [why for _, why in played.strategy.history[0].rejected]
-    assert reason == "sparse values must be a float32 vector, got float64, shape (1,)"
-
-
-@pytest.mark.parametrize("zeroth", [False, True])
-def test_corrections_on_a_manifold_keep_their_mean_at_zero(zeroth: bool) -> None:
-    rng = np.random.default_rng(0)
-    parts = [PrincipalComponents(rng.standard_normal((40, 8)), 2) for _ in range(N)]
-    manifold = Stiefel((8, 2))
-    start = manifold.random_point(np.random.default_rng(1))
-    options: dict[str, Any] = {"step_size": 0.01, "local_steps": 2}
-    client: Any = FirstOrderRFLClient
-    make: Any = FirstOrderRFL
-    if zeroth:
-        make, client = ZerothOrderRFL, ZerothOrderRFLClient
-        options |= {"upload": "dense", "samples": 30}
-    ends = []
-    for dtype in (np.float64, np.float32):
-        grid = Recording(grid_of(client, parts, manifold).client_app, N, encode=True)
-        strategy = make(manifold, **options)
-        played = play(strategy, grid, start.astype(dtype), 120)
-        ends.append(sum(part.value(played.model.astype(float)) for part in parts))
-    assert ends[1] == pytest.approx(ends[0], rel=1e-3 if zeroth else 1e-5)
-    assert grid.seen == {(MODEL, "float32"), (ARRAYS, "float32")}
-    corrections = [strategy.client_correction(name) for name in strategy.clients]
-    # of one rounding of x over the step, and not of one a round
-    bound = float(np.finfo(np.float32).eps) / strategy.total_step
-    assert np.abs(np.mean(corrections, axis=0)).max() <= bound
-    # and the clients' own are those that the server replays
-    x = strategy.broadcast.model.astype(float)
-    for i, context in contexts(grid).items():
-        state = memory_of(strategy, context).provisional.arrays
-        own = (decode(state["z"]) - x) / strategy.total_step - decode(state["g"])
-        assert np.abs(own - corrections[i]).max() <= 1e-9
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

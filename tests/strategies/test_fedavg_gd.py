@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clients import FedAvgGDClient, FedProxClient, LocalSGDClient
 from fedtrellis.domains import L1Ball
-from fedtrellis.local_steps import StepSchedule, step_size_at, step_sizes
-from fedtrellis.objectives import LeastSquares, Logistic
+from fedtrellis.local_steps import step_size_at
+from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from strategies import FedAvgGD, FedProx, LocalSGD, ProjectedFedAvg
 from tests.harness import Array, Watch, grid_of, play
@@ -26,9 +25,6 @@ A = [_rng.standard_normal((d, P)) for d in SIZES]
 B = [a @ (2.0 * _rng.standard_normal(P)) for a in A]
 QUADRATICS = [
     LeastSquares(a, b, scale="half-mean", l2=0.1) for a, b in zip(A, B, strict=True)
-]
-LOGISTICS = [
-    Logistic(a, (b > 0).astype(float), l2=0.01) for a, b in zip(A, B, strict=True)
 ]
 HESSIANS = [a.T @ a / len(a) + 0.1 * np.eye(P) for a in A]
 LIPSCHITZ = max(float(np.linalg.eigvalsh(H)[-1]) for H in HESSIANS)
@@ -180,12 +176,6 @@ def test_step_sizes_by_hand() -> None:
     assert [step_size_at("constant", 0.3, k) for k in (1, 2, 3)] == [0.3] * 3
 
 
-@pytest.mark.parametrize("schedule", get_args(StepSchedule))
-def test_iterations_are_counted_over_all_rounds(schedule: str) -> None:
-    sizes = [gamma for t in (1, 2, 3) for gamma in step_sizes(schedule, 0.5, 4, t)]
-    assert sizes == [step_size_at(schedule, 0.5, k) for k in range(1, 13)]
-
-
 # -------------------------------------------------------------------------- the batches
 
 
@@ -226,12 +216,6 @@ def test_local_sgd_defaults() -> None:
     assert gap(watch, expected) < 1e-12
 
 
-def test_batches_depend_on_the_seed_alone() -> None:
-    runs = [played(LocalSGD, seed=seed)[2].models[-1] for seed in (1, 1, 2)]
-    assert np.array_equal(runs[0], runs[1])
-    assert np.abs(runs[0] - runs[2]).max() > 1e-6
-
-
 # ----------------------------------------------------------------------------- FedProx
 
 
@@ -256,32 +240,6 @@ def test_fedprox_pulls_towards_the_servers_model(mu: float) -> None:
         assert np.abs(model - x).max() < 1e-10
 
 
-def test_fedprox_fixed_point() -> None:
-    """At the limit x is the mean of the minimisers of f_i + μ/2‖· − x‖²."""
-    mu = 2.0
-    _, model, _ = played(
-        FedProx,
-        200,
-        proximal_weight=mu,
-        local_steps=100,
-        step_size=1.0 / (LIPSCHITZ + mu),
-        step_schedule="constant",
-    )
-    # x = M μ x + v, with M and v the means of (H_i + μI)⁻¹ and (H_i + μI)⁻¹ c_i
-    inverses = [np.linalg.inv(H + mu * np.eye(P)) for H in HESSIANS]
-    M = np.mean(inverses, axis=0)
-    v = np.mean(
-        [V @ a.T @ b / len(b) for V, a, b in zip(inverses, A, B, strict=True)], axis=0
-    )
-    assert np.abs(model[0] - np.linalg.solve(np.eye(P) - mu * M, v)).max() < 1e-10
-
-
-def test_fedprox_without_weight_is_fedavg_gd() -> None:
-    _, _, prox = played(FedProx, proximal_weight=0.0, step_size=0.1)
-    _, _, plain = played(FedAvgGD, step_size=0.1)
-    assert np.array_equal(prox.models, plain.models)
-
-
 # -------------------------------------------------------------------- models and losses
 
 
@@ -291,19 +249,6 @@ def test_clients_losses_are_weighed_by_their_examples() -> None:
     mean = float(np.average(values, weights=SIZES))
     loss = strategy.history[-1].client_evaluation["loss"]
     assert loss == pytest.approx(mean, rel=1e-12)
-
-
-def test_logistic_regression_falls_to_its_minimum() -> None:
-    _, model, _ = played(
-        FedAvgGD,
-        1500,
-        objectives=LOGISTICS,
-        local_steps=1,
-        step_size=1.0,
-        step_schedule="constant",
-    )
-    slope = np.mean([f.gradient(model[0]) for f in LOGISTICS], axis=0)
-    assert np.abs(slope).max() < 1e-8
 
 
 # ------------------------------------------------------------- what travels, and faults
@@ -408,46 +353,3 @@ def test_overflow_is_an_error_and_no_warning(step_size: float) -> None:
             step_size=step_size,
             max_failed_rounds=1,
         )
-
-
-# ------------------------------------------------------------------------- bad settings
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "says"),
-    [
-        (FedAvgGD, {"local_steps": 0}, "local_steps = 0 must be at least 1"),
-        (FedAvgGD, {"local_steps": 2.5}, "local_steps = 2.5 must be a whole number"),
-        (FedAvgGD, {"local_steps": math.nan}, "local_steps = nan"),
-        (FedAvgGD, {"step_size": 0.0}, "step_size = 0.0 must be greater than 0"),
-        (FedAvgGD, {"step_size": math.inf}, "step_size = inf"),
-        (FedAvgGD, {"step_size": math.nan}, "step_size = nan"),
-        (
-            FedAvgGD,
-            {"step_schedule": "inverse-root"},
-            "step_schedule = 'inverse-root' .*allowed: constant, inverse-sqrt, log",
-        ),
-        (FedAvgGD, {"batch_fraction": 0.0}, "batch_fraction = 0.0 must be greater"),
-        (FedAvgGD, {"batch_fraction": 1.1}, "batch_fraction = 1.1 .* at most 1"),
-        (FedAvgGD, {"batch_fraction": math.nan}, "batch_fraction = nan"),
-        (FedAvgGD, {"participation": 0.0}, "participation = 0.0"),
-        (LocalSGD, {"batch_fraction": -0.1}, "batch_fraction = -0.1"),
-        (LocalSGD, {"step_size": -1.0}, "step_size = -1.0"),
-        (FedProx, {"proximal_weight": -0.1}, "proximal_weight = -0.1 .* at least 0"),
-        (FedProx, {"proximal_weight": math.inf}, "proximal_weight = inf"),
-        (FedProx, {"proximal_weight": math.nan}, "proximal_weight = nan"),
-        (FedProx, {"local_steps": -1}, "local_steps = -1"),
-    ],
-)
-def test_bad_settings(make: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
-        make(**options)
-    assert type(caught.value).__name__ == "SettingsError"
-    assert "\n" not in str(caught.value)
-
-
-def test_settings_name_the_schedule() -> None:
-    for name in get_args(StepSchedule):
-        shown = FedAvgGD(step_schedule=name)._settings()
-        assert (shown["step size a"], shown["step schedule γ_k"]) == (0.01, name)
-    assert FedProx(proximal_weight=0.5)._settings()["proximal weight μ"] == 0.5

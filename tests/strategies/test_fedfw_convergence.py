@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
-import sim
 from clients import FedFWClient
 from fedtrellis.domains import BirkhoffPolytope, Domain, L1Ball
 from fedtrellis.objectives import LeastSquares, QuadraticAssignment
@@ -105,31 +104,6 @@ def averaged_atoms(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("k", "value"), [(1, 214.5), (2, 54.11), (5, 5.255)])
-def test_several_steps_a_round(k: int, value: float) -> None:
-    """METHODS §5.2: the app's LASSO after 1 000 rounds, of an independent loop."""
-    experiment = sim.app.experiment(
-        sim.app.default_config()
-        | {"task": "lasso", "fedfw.variant": "plain", "fedfw.penalty": 5.0}
-        | {"rounds": 1000, "fedfw.local-steps": k, "evaluate-every": 1000},
-        CLIENTS,
-    )
-    result = experiment.start()
-    loss = experiment.evaluate(result.arrays)["loss"]
-    assert loss == pytest.approx(value, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_lasso_full_participation() -> None:
-    """From F(0) = 4 158 below 20, faster than Theorem 1's t^(−1/2)."""
-    _, values = lasso_run(ROUNDS, variant="plain", penalty=5.0)
-    assert 3900 < values[0] < 4250
-    assert values[ROUNDS] < 20
-    later = {t: value for t, value in values.items() if t >= 100}
-    assert slope(later) <= -0.5
-
-
-@pytest.mark.slow
 def test_lasso_half_participation() -> None:
     """The exact server step gets there too; averaging the atoms does not."""
     strategy, values = lasso_run(
@@ -153,41 +127,6 @@ def test_lasso_augmented(p: float, share: float) -> None:
 
 
 # ---------------------------------------------------------------------- other theorems
-
-
-def least_squares_optimum(A: Array, b: Array, radius: float) -> float:
-    """min of ‖Ax − b‖²/2d over ‖x‖₁ ≤ radius, by projected gradient."""
-    domain, d = L1Ball(radius), len(b)
-    x = np.zeros(A.shape[1])
-    step = d / np.linalg.norm(A, 2) ** 2
-    for _ in range(3000):
-        x = domain.project(x - step * A.T @ (A @ x - b) / d)
-    return float(np.sum((A @ x - b) ** 2)) / (2 * d)
-
-
-def test_stochastic_rate() -> None:
-    """Theorem 3: F − F* = O(t^(−1/3)) with mini-batches of 4 of 40 examples."""
-    rng = np.random.default_rng(0)
-    A = rng.standard_normal((5, 40, 20))
-    truth = np.concatenate([rng.standard_normal(4), np.zeros(16)])
-    b = A @ truth + 0.5 * rng.standard_normal((5, 40))
-    radius = float(np.abs(truth).sum())
-    objectives = [
-        LeastSquares(a, c, scale="half-mean") for a, c in zip(A, b, strict=True)
-    ]
-    stacked, targets = A.reshape(-1, 20), b.reshape(-1)
-    optimum = least_squares_optimum(stacked, targets, radius)
-
-    def excess(x: Array) -> float:
-        return float(np.sum((stacked @ x - targets) ** 2)) / 400 - optimum
-
-    domain = L1Ball(radius)
-    strategy = FedFW(
-        domain, penalty=0.01, variant="stochastic", schedule="stochastic", batch_size=4
-    )
-    values = trace(strategy, objectives, domain, np.zeros(20), 1000, excess)
-    assert values[1000] < 0.02 * values[0]
-    assert slope({t: v for t, v in values.items() if t >= 30}) <= -1 / 3
 
 
 @pytest.mark.slow

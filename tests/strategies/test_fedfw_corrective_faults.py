@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from fedtrellis.corrective.penalty import Balance
-from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedFW
-from tests.harness import Stop
 from tests.strategies.corrective_runs import (
-    EVERYTHING,
-    Run,
-    check_nodes,
     differences,
     loop,
     problem,
@@ -23,75 +18,6 @@ from tests.strategies.corrective_runs import (
 )
 
 NAME = "least squares, l1"
-COMMON: dict[str, Any] = {"participation": 0.8}
-
-
-def check_same(one: Run, other: Run, first: int = 0) -> None:
-    """The same answers used and, bit for bit, all that the server replays."""
-    assert one.used[first:] == other.used
-    for mine, theirs in zip(one.rounds[first:], other.rounds, strict=True):
-        assert mine["rho"] == theirs["rho"]
-        assert mine["metrics"] == theirs["metrics"]
-        for key in ("x", "y", "z", "model"):
-            assert np.array(mine[key]).tobytes() == np.array(theirs[key]).tobytes()
-    assert one.model.tobytes() == other.model.tobytes()
-
-
-@pytest.mark.parametrize("correction", ["projected", "pairwise"])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_alone(fault: str, correction: str) -> None:
-    name = "logistic, l1"
-    ran = run(problem(name), 14, {fault: 0.4}, last_fault=13, correction=correction)
-    assert ran.grid.fault_counts[fault] > 5
-    worst = differences(ran, loop(problem(name), pairwise=correction == "pairwise"))
-    assert max(worst["x"], worst["y"], worst["z"]) < 1e-8, worst
-    check_nodes(ran)
-    everybody = [len(used) == len(problem(name).objectives) for used in ran.used]
-    # who lost its state gets it back at once
-    assert all(everybody) == (fault in ("wipe", "state_loss", "duplicate"))
-
-
-@pytest.mark.parametrize("name", ["least squares, l1", "assignment", "completion"])
-def test_nothing_remembered_at_all(name: str) -> None:
-    """Nodes that never keep anything take part as if they did."""
-    kept = run(problem(name), 8)
-    for fault in ("wipe", "state_loss"):
-        check_same(kept, run(problem(name), 8, {fault: 1.0}))
-
-
-def test_encoded_messages_are_the_same_messages() -> None:
-    for name in ("least squares, l1", "completion", "quartic"):
-        runs = [
-            run(problem(name), 12, EVERYTHING, encode=encode, certificate=True)
-            for encode in (False, True)
-        ]
-        check_same(runs[0], runs[1])
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"correction": "pairwise"},
-        {"certificate": True},
-        {"penalty": 3.0},
-        {"certificate": True, "tolerance": 1e-12},
-    ],
-    ids=str,
-)
-# ρ changes every two to three rounds: the end of a window, and the middle of one
-@pytest.mark.parametrize("stop", [2, 6, 7])
-def test_a_resumed_run_is_the_same_run(
-    settings: dict[str, Any], stop: int, tmp_path: Path
-) -> None:
-    made, options = problem(NAME), {**COMMON, **settings}
-    whole = run(made, 14, EVERYTHING, **options)
-    path = tmp_path / "checkpoint"
-    run(made, 14, EVERYTHING, checkpoint=path, callbacks=[Stop(stop)], **options)
-    rest = run(made, 14, EVERYTHING, resume=path, **options)
-    check_same(whole, rest, stop)
-    for key in ("gap", "_certificates"):
-        assert getattr(whole.strategy.half, key) == getattr(rest.strategy.half, key)
 
 
 def test_what_the_certificate_is_measured_by_is_kept() -> None:

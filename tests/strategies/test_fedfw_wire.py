@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
-from clients import FedFWClient, NaiveFrankWolfeClient
+from clients import FedFWClient
 from fedtrellis import LocalGrid
 from fedtrellis.domains import (
     BirkhoffPolytope,
@@ -35,11 +34,11 @@ from fedtrellis.domains.atoms import (
     SparseAtom,
     unpack_atoms,
 )
-from fedtrellis.wire.arrays import Layout, record_arrays
-from fedtrellis.wire.broadcast import ModelBroadcast, Step, receive, unpack_steps
+from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.broadcast import unpack_steps
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
-from strategies import FedFW, NaiveFrankWolfe
-from tests.harness import Array, app_of, encode_message, grid_of, play
+from strategies import FedFW
+from tests.harness import Array, app_of, encode_message, play
 
 
 class Distance:
@@ -229,57 +228,6 @@ def test_bytes_after_a_missed_round_and_a_wipe() -> None:
     assert np.abs(model - np.mean(iterates, axis=0)).max() < 1e-12
 
 
-def test_node_that_missed_a_round_gets_the_steps_it_lacks() -> None:
-    """Where x̄'s non-zeros are many more than the atoms of two rounds."""
-    size = 20_000
-    strategy = NaiveFrankWolfe(L1Ball(1.0), schedule="constant")
-    rng = np.random.default_rng(1)
-    grid, _ = recorded(
-        strategy,
-        [rng.standard_normal(size) for _ in range(8)],
-        [rng.uniform(-1 / size, 1 / size, size)],
-        6,
-        client=NaiveFrankWolfeClient,
-        missed=[(4, 2)],
-    )
-    for (t, i), messages in grid.requests.items():
-        (message,) = messages
-        if t == 1:
-            assert config_of(message)["model-encoding"] == "dense"
-            continue
-        assert config_of(message)["model-encoding"] == "steps"
-        steps = unpack_steps(arrays_of(message, MODEL), (size,))
-        atoms = [7] if t == 5 else [8]  # round 4's step is that of seven
-        lacked = [8] if (t, i) == (5, 2) else []
-        assert [len(step.atoms) for step in steps] == lacked + atoms
-        assert encode_message(message)[1] < 4_000
-
-
-def test_steps_or_non_zeros_whichever_is_smaller() -> None:
-    """Sixty steps over the same three entries are more than three entries."""
-    layout = Layout(((5_000,),))
-    rng = np.random.default_rng(2)
-    for same in (True, False):
-        broadcast = ModelBroadcast(layout, np.zeros(5_000))
-        copy = receive(*broadcast.encode(None), None)
-        for k in range(60):
-            entries = [0, 7, 4_000] if same else rng.choice(5_000, 3, replace=False)
-            atoms = tuple(
-                SparseAtom(np.array([j]), np.array([1.0]), (5_000,)) for j in entries
-            )
-            broadcast.advance(Step(1.0 - 1.0 / (k + 2), 0.1, atoms))
-        sizes = {}
-        for lacks in (1, 2, 60):
-            record, config = broadcast.encode(broadcast.version - lacks)
-            sizes[lacks] = sum(array.nbytes for array in record_arrays(record))
-            steps = config["model-encoding"] == "steps"
-            assert steps == (lacks == 1 or (lacks == 2 and not same))
-            if lacks == 60:
-                arrived = receive(record, config, copy)
-                assert np.array_equal(arrived.point, broadcast.model)
-        assert sizes[60] <= 10 * np.count_nonzero(broadcast.model)
-
-
 # --------------------------------------------------------------------- kinds of content
 
 
@@ -372,27 +320,3 @@ def test_atoms_of_several_kinds_in_one_step() -> None:
     (step,) = unpack_steps(arrays_of(grid.requests[3, 0][0], MODEL), (400,))
     kinds[1] = SparseAtom
     assert [type(atom) for atom in step.atoms] == kinds
-
-
-def test_server_keeps_no_dense_atoms() -> None:
-    """What is held at the end does not grow with the rounds, whatever the atoms are."""
-    size = 100_000
-    rng = np.random.default_rng(5)
-    objectives = [Distance(rng.standard_normal(size)) for _ in range(3)]
-
-    def held(rounds: int) -> int:
-        strategy = FedFW(L2Ball(1.0), penalty=0.5, variant="plain")
-        grid = grid_of(FedFWClient, objectives, L2Ball(1.0))
-        tracemalloc.start()
-        try:
-            strategy.start(
-                grid=grid,
-                initial_arrays=ArrayRecord([np.zeros(size)]),
-                num_rounds=rounds,
-            )
-            return tracemalloc.get_traced_memory()[0]
-        finally:
-            tracemalloc.stop()
-
-    # an atom is 0.8 MB: 25 more rounds of 3 would be 60 MB
-    assert held(30) < held(5) + 5e6

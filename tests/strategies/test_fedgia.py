@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode
 from strategies import FedGiA
-from tasks import LinearRegression
-from tests.harness import Array, Stop, contexts, grid_of, memory_of, play
+from tests.harness import Array, contexts, grid_of, memory_of, play
 
 M, N, SEED = 6, 8, 5
 
@@ -409,93 +407,3 @@ def test_a_loss_without_a_bound() -> None:
     # σ alone does not help those in C, who need an H_i
     with pytest.raises(RuntimeError, match="NoBound has no"):
         play(FedGiA(sigma=1.0, selected_fraction=1.0), grid(), start, 9)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sigma": 0.0}, "sigma = 0.0 must be greater than 0"),
-        ({"sigma": math.nan}, "sigma = nan must be greater than 0"),
-        ({"sigma_scale": -1.0}, "sigma_scale = -1.0 must be greater than 0"),
-        ({"local_steps": 0}, "local_steps = 0 must be at least 1"),
-        ({"selected_fraction": 0.0}, "selected_fraction = 0.0 must be greater"),
-        ({"selected_fraction": 1.5}, "selected_fraction = 1.5 must be .* at most 1"),
-        ({"hessian": "grum"}, r"hessian = 'grum' .*did you mean 'gram'"),
-        ({"tolerance": -1e-9}, "tolerance = -1e-09 must be at least 0"),
-    ],
-)
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        FedGiA(**settings)
-
-
-# ------------------------------------------------------------------ example V.1 itself
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hessian", "k0", "expected"),
-    [
-        ("gram", 1, 13.6),
-        ("gram", 5, 8.4),
-        ("gram", 10, 9.2),
-        ("diagonal", 1, 17.6),
-        ("diagonal", 5, 9.8),
-        ("diagonal", 10, 8.4),
-    ],
-)
-def test_rounds_on_example_v1(hessian: Any, k0: int, expected: float) -> None:
-    """Broadcasts until (30), mean of 20 seeds, m = 64, s = 0.5, t = 0.15."""
-    counts, errors = [], []
-    for seed in range(20):
-        task = LinearRegression(num_clients=64, seed=seed)
-        objective = task.objective()
-        norms: list[float] = []
-
-        class Exact(Callback):
-            def on_round(
-                self,
-                strategy: Any,
-                record: RoundRecord,
-                objective: Objective = objective,
-                norms: list[float] = norms,
-            ) -> None:
-                gradient = objective.gradient(strategy.broadcast.model)
-                norms.append(float(gradient @ gradient))
-
-        strategy = FedGiA(
-            hessian=hessian,
-            local_steps=k0,
-            sigma_scale=task.suggestions("fedgia")["sigma_scale"],
-            seed=seed,
-            callbacks=[Exact()],
-        )
-        losses = [task.client_objective(i) for i in range(64)]
-        x = play(strategy, grid_of(FedGiAClient, losses), np.zeros(100), 100).model
-        # (30), ‖∇f(x)‖² ≤ n · 10⁻⁹; the start is broadcast too
-        first = next(t for t, norm in enumerate(norms, start=2) if norm <= 1e-7)
-        counts.append(first)
-        # the stop rule that needs no gradient comes later, and ends nearer
-        assert first <= len(norms) + 1 < 100
-        least = objective.value(task.solution())
-        errors.append(abs(objective.value(x) - least) / least)
-    assert np.mean(counts) == pytest.approx(expected, rel=0.25)
-    assert max(errors) < 1e-8
-
-
-# ----------------------------------------------------------------- resume, and records
-
-
-def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
-    problem = Problem("logistic", [12] * M)
-    path = tmp_path / "checkpoint"
-    _, whole = played(problem, 15, sigma_scale=1.0)
-    played(problem, 15, sigma_scale=1.0, checkpoint=path, callbacks=[Stop(7)])
-    strategy, rest = played(problem, 15, sigma_scale=1.0, resume=path)
-    assert np.array_equal(rest.x[-1], whole.x[-1])
-    assert len(rest.x) == 8
-    assert strategy.history[-1].train == pytest.approx(
-        {"stop-residual": strategy.residual()}
-    )
-    with pytest.raises(SettingsError, match="sigma = 0.5, but the run to go on with"):
-        played(problem, 15, sigma=0.5, resume=path)

@@ -198,18 +198,6 @@ def test_a_run_with_a_fixed_sigma_goes_on_with_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.broadcast.model, whole)
 
 
-def test_cohorts_the_wire_and_float32() -> None:
-    losses = logistic()
-    _, alone = run(losses, 12)
-    _, together = run(losses, 12, grid={"batched": True})
-    assert np.abs(alone - together).max() < 1e-9
-    _, encoded = run(losses, 12, grid={"encode": True})
-    np.testing.assert_array_equal(encoded, alone)
-    strategy, half = run(losses, 30, start=np.zeros(6, np.float32))
-    assert strategy.broadcast.layout.dtype == "float32"
-    assert error(losses, half.astype(float), minimum(losses)) < 1e-5
-
-
 def test_one_liar_does_not_choose_sigma() -> None:
     class Liar(FedGiAClient):
         def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ NAMES = (
     "fedgia gram",
     "fedfw corrective float32",
     "fedgia gram float32",
-    "zeroth-order-rfl scalars",
+    "zeroth-order-rfl",
     "hyfdca bundle",
     "hyfdca practical",
     "hyfdca bundle apart",

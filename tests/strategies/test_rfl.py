@@ -23,7 +23,6 @@ from fedtrellis.manifolds import (
     Stiefel,
 )
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
 from tasks.kernel_pca import KernelPCA
@@ -269,23 +268,6 @@ def test_evaluations_are_counted_as_they_are_made() -> None:
             assert told == sum(loss.asked for loss in run.losses)
 
 
-# --------------------------------------------------------------------------- faults
-
-
-def test_a_checkpoint_says_how_many_clients_its_x_averaged() -> None:
-    """The clients' c_i need the η_g of that x."""
-    run = Run(Stiefel((P, R)), 3, order=1, grid={"reply_loss": 0.5})
-    strategy, averaged = run.strategy, len(run.used[-1])
-    state = strategy.state()
-    assert state["averaged"] == averaged < N
-    assert strategy.settled_server_step_size == math.sqrt(averaged)
-    strategy.load_state(state | {"averaged": np.array(N)})
-    assert strategy.settled_server_step_size == math.sqrt(N)
-    strategy.load_state(state)
-    numbers = strategy.instruction(4, "0")
-    assert numbers["server-step-size"] == math.sqrt(averaged)
-
-
 # ---------------------------------------------------------------------- convergence
 
 
@@ -373,16 +355,6 @@ def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> 
     assert gap > 1e-8
 
 
-@pytest.mark.parametrize("fault", ["reply_loss", "wipe"])
-def test_convergence_survives_lost_replies_and_lost_states(fault: str) -> None:
-    settings: dict[str, Any] = {"step_size": 0.02, "local_steps": 5}
-    gap, norm, _ = pca(500, 1, {fault: 0.2}, **settings)
-    assert norm < 1e-8
-    assert abs(gap) < 1e-10
-    gap, _, _ = pca(200, 0, {fault: 0.2}, samples=160, **settings | {"step_size": 0.01})
-    assert abs(gap) < 0.01
-
-
 def test_zeroth_order_comes_near_the_optimum_and_nearer_with_more_samples() -> None:
     floors = []
     for samples in (10, 160):
@@ -433,24 +405,6 @@ def test_a_model_of_several_arrays() -> None:
         # the minimum over orthonormal columns: the first row is −(1, −2)/√5
         assert u[0] == pytest.approx(np.array([-1.0, 2.0]) / math.sqrt(5), abs=5e-3)
         assert b == pytest.approx(np.ones(4), abs=5e-3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"step_size": 0.0}, "step_size = 0.0 must be greater than 0"),
-        ({"server_step_size": -1.0}, "server_step_size = -1.0 must be greater"),
-        ({"local_steps": 0}, "local_steps = 0 must be at least 1"),
-        ({"batch_size": -1}, "batch_size = -1 must be at least 0"),
-        ({"tolerance": math.inf}, "tolerance = inf must be at least 0"),
-        ({"samples": 0}, "samples = 0 must be at least 1"),
-        ({"smoothing": 0.0}, "smoothing = 0.0 must be greater than 0"),
-        ({"upload": "scalar"}, r"upload = 'scalar' .*did you mean 'scalars'"),
-    ],
-)
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        ZerothOrderRFL(Sphere((3,)), **settings)
 
 
 def test_a_model_of_another_shape_is_refused_before_anything_starts() -> None:

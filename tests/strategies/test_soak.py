@@ -20,7 +20,6 @@ ROUNDS, MANY = 150, 2000
 NOT_EVERY_DAY = {
     "fedfw augmented float32",
     "fedfw stochastic",
-    "fedgia diagonal",
     "hyfdca line-search",
     "hyfdca practical",
     "hyfdca theoretical",

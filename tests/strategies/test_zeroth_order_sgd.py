@@ -353,25 +353,6 @@ def test_a_round_is_scalars_both_ways() -> None:
     assert np.abs(run.arrays[0] - x).max() < 1e-5 * np.abs(x).max()
 
 
-@pytest.mark.slow
-def test_ten_million_parameters() -> None:
-    """The same bytes at p = 10⁷, and the same model at the clients."""
-    size = 10_000_000
-    models = Models(2)
-    strategy = ZerothOrderSGD(
-        batch_size=0, dtype="float32", step_size=1e-7, callbacks=[models]
-    )
-    grid = grid_of(ZerothOrderSGDClient, [Linear()] * 10)
-    play(strategy, grid, [np.zeros(size, np.float32)], 3)
-    for record in strategy.history:
-        assert record.bytes_up / 10 < 1500
-        assert record.bytes_down / 10 < 1500 + 80
-    for context in contexts(grid).values():
-        model = memory_of(strategy, context).model
-        assert model is not None
-        assert np.array_equal(model.point, models.by_version[2])
-
-
 # --------------------------------------------------------------------------- the house
 
 
