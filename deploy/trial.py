@@ -30,6 +30,7 @@ import numpy as np
 
 import sim
 from fedtrellis.app.command_line import read_config
+from fedtrellis.server.callbacks import ENDINGS
 from fedtrellis.wire.local_grid import LocalGrid
 
 from .cases import FAMILIES, METHODS, NODES, SECRET_DRAWS, Files, primal
@@ -86,7 +87,7 @@ def _model(parent: Path, rounds: int, log: str) -> dict[str, Any]:
     if len(records) != 1:
         raise TrialError(f"{parent} has {len(records)} finished records{log}")
     summary = json.loads(records[0].read_text())
-    if summary["status"] != "completed" or summary["rounds"] != rounds:
+    if summary["status"] not in ENDINGS or summary["rounds"] != rounds:
         raise TrialError(f"{records[0]}: {summary['status']}, {summary['rounds']}{log}")
     with np.load(records[0].parent / "model.npz") as arrays:
         return dict(arrays)

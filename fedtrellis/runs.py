@@ -51,8 +51,7 @@ class Run:
     settings : dict
         The run config, flat: ``{"method": "fedfw", "fedfw.penalty": ..., ...}``.
     summary : dict
-        What ``summary.json`` has: ``status`` (``"running"``, ``"completed"``,
-        ``"interrupted"``, ``"failed"``), ``rounds``, ``metrics``, totals.
+        What ``summary.json`` has: ``status``, ``rounds``, ``metrics``, totals.
     history : list of RoundRecord
         A record a round, the start (round 0) first.
 
@@ -61,7 +60,7 @@ class Run:
     >>> import fedtrellis
     >>> run = fedtrellis.load_run("RECORD")  # doctest: +SKIP
     >>> run.settings["method"], run.status  # doctest: +SKIP
-    ('fedfw', 'completed')
+    ('fedfw', 'round limit')
     >>> run.columns()["loss"][-1]  # doctest: +SKIP
     1.2701...
     """
@@ -79,7 +78,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``."""
+        """One of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`."""
         return str(self.summary.get("status", "running"))
 
     @property

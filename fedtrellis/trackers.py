@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fedtrellis.extras import need
-from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.callbacks import ENDINGS, STATUSES, Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, check_choice
 from fedtrellis.wire.flower_internals import log
@@ -80,7 +80,7 @@ class Tracker(Callback):
 
     @abstractmethod
     def close(self, status: str) -> None:
-        """End the run: ``completed``, ``interrupted`` or ``failed``."""
+        """End the run, of this status, such as ``round limit`` or ``failed``."""
 
     def on_start(
         self, strategy: LoopStrategy, first_round: int, num_rounds: int
@@ -203,8 +203,8 @@ class MLflow(Tracker):
 
     def close(self, status: str) -> None:
         """Say how it ended."""
-        ended = {"completed": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-        self._client.set_terminated(self.run_id, ended[status])
+        ended = {"interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
+        self._client.set_terminated(self.run_id, ended.get(status, "FINISHED"))
 
 
 @dataclass(eq=False, repr=False)
@@ -256,7 +256,7 @@ class WeightsAndBiases(Tracker):
     def close(self, status: str) -> None:
         """Say how it ended."""
         self._run.summary["status"] = status
-        self._run.finish(exit_code=0 if status == "completed" else 1)
+        self._run.finish(exit_code=0 if status in ENDINGS else 1)
 
 
 @dataclass(eq=False, repr=False)
@@ -347,8 +347,7 @@ class OpenMetrics(Tracker):
         answers = {fate: self._sums[f"round/{fate}"] for fate in ("used", "dropped")}
         yield family(Counter, "answers", "Clients' answers.", answers, "fate")
         yield family(Gauge, "metric", "The last value.", self._last, "name")
-        every = ("running", "completed", "interrupted", "failed")
-        status = {name: float(name == self._status) for name in every}
+        status = {name: float(name == self._status) for name in STATUSES}
         yield family(Gauge, "run_status", "1: it is this.", status, "status")
 
 

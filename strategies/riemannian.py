@@ -13,7 +13,7 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.server.answers import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import entries_of, given, setting
+from fedtrellis.settings import SettingsError, entries_of, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import combine
 
@@ -101,6 +101,15 @@ class FirstOrderRFL(RoundStrategy):
         "instead of the gradient",
         minimum=0.0,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # several local steps without c_i come to rest where f has no critical point
+        if self.tolerance and not self.correction and self.local_steps > 1:
+            raise SettingsError(
+                f"tolerance = {self.tolerance:g} does not apply to correction = False "
+                f"and local_steps = {self.local_steps}; allowed: 0"
+            )
 
     @property
     def settled_server_step_size(self) -> float:

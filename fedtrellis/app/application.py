@@ -361,10 +361,10 @@ def _print_summary(record: RunRecord, history: list[RoundRecord]) -> None:
     from rich.table import Table
 
     table = Table(title=record.title, show_header=False, title_justify="left")
-    rows = summary_rows(history)
+    rows = [("ended", record.status), *summary_rows(history)]
     if record.reference is not None:
         losses = [r.metrics["loss"] for r in history if "loss" in r.metrics]
-        rows.insert(1, ("loss − F*", f"{losses[-1] - record.reference:.6g}"))
+        rows.insert(2, ("loss − F*", f"{losses[-1] - record.reference:.6g}"))
     for name, value in rows:
         table.add_row(name, value)
     console = Console(soft_wrap=True)

@@ -25,6 +25,10 @@ CRITERIA = ["loss", "gap", "squared-gradient-norm", "gradient-map-norm", "dualit
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
 LOG_FORMATS = ("text", "json")
+#: How a run ends that was not cut short: the method's own rule says that it is solved,
+#: a callback stopped it, or it had all its rounds.
+ENDINGS = ("converged", "stopped", "round limit")
+STATUSES = ("running", *ENDINGS, "diverged", "interrupted", "failed")
 # Reasons why answers were dropped, in a line and at the end; the history has all.
 _REASONS = 5
 
@@ -110,7 +114,7 @@ class Callback:
 
     def on_end(self, strategy: Any, result: Result) -> None:
         """After the last round."""
-        self._ended(strategy, {"status": "completed"})
+        self._ended(strategy, {"status": strategy.ending})
 
     def on_failure(self, strategy: Any, error: BaseException) -> None:
         """When the run ends with an error, which is raised afterwards."""
@@ -120,9 +124,14 @@ class Callback:
         """When the run ends, whatever its status."""
 
 
+class DivergedError(RuntimeError):
+    """The run's loss ended out of all proportion, or its measure did."""
+
+
 def how_it_ended(error: BaseException) -> dict[str, str]:
     """The status of a run that ended with an error, and that error."""
     status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    status = "diverged" if isinstance(error, DivergedError) else status
     return {"status": status, "error": f"{type(error).__name__}: {error}"}
 
 
@@ -199,6 +208,21 @@ def listed(names: Sequence[str], length: int = 5) -> str:
     return ", ".join(names[:length]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def progress_of(history: Sequence[RoundRecord]) -> dict[str, float]:
+    """``progress``: which part of the loss's fall the last tenth of the rounds brought.
+
+    Empty where the loss did not fall, or was not measured before and in that tenth.
+    """
+    losses = [(r.round, r.metrics["loss"]) for r in history if "loss" in r.metrics]
+    last = history[-1].round if history else 0
+    tenth = last - max(1, last // 10)
+    before = [loss for number, loss in losses if number <= tenth]
+    if not before or losses[-1][0] <= tenth:
+        return {}
+    fall = losses[0][1] - losses[-1][1]
+    return {"progress": (before[-1] - losses[-1][1]) / fall} if fall > 0.0 else {}
+
+
 def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
     """Totals and last metrics of a history."""
     metrics: dict[str, float] = {}
@@ -212,6 +236,7 @@ def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
         **{name: sum(getattr(record, name) for record in history) for name in added},
         "rejected": reasons.total(),
         "rejected_by_reason": dict(reasons.most_common()),
+        **progress_of(history),
     }
 
 
@@ -226,6 +251,9 @@ def summary_rows(history: Sequence[RoundRecord]) -> list[tuple[str, str]]:
         ("seconds", f"{total['seconds']:.2f}"),
         ("answers used", f"{total['used']} of {total['sampled']}"),
     ]
+    if "progress" in total:
+        share = f"{100.0 * total['progress']:.2g} % of the loss's fall"
+        rows.append(("last tenth of the rounds", share))
     if total["rejected"]:
         rows.append(("answers dropped", str(total["rejected"])))
         reasons = list(total["rejected_by_reason"].items())
@@ -366,10 +394,10 @@ class JsonLines(Callback):
     ``round``   ``round``, ``rounds``, ``seconds``, ``sampled``, ``used``,
                 ``rejected`` (a list of ``client`` and ``reason``), ``bytes_up``,
                 ``bytes_down``, ``round_trips``, ``metrics``
-    ``end``     ``status`` (completed, interrupted or failed), ``error`` if it did not
-                complete, ``rounds``, ``metrics`` (the last of each), ``sampled``,
-                ``used``, ``rejected``, ``rejected_by_reason``, ``bytes_up``,
-                ``bytes_down``, ``seconds``
+    ``end``     ``status`` (one of :data:`STATUSES`), ``error`` if one ended it,
+                ``rounds``, ``metrics`` (the last of each), ``sampled``, ``used``,
+                ``rejected``, ``rejected_by_reason``, ``bytes_up``, ``bytes_down``,
+                ``seconds``, ``progress`` (see :func:`progress_of`)
     =========== ======================================================================
 
     Each has its ``event`` and the ``time`` (ISO 8601, UTC); a number that is not

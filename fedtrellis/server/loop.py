@@ -37,7 +37,12 @@ from fedtrellis.server.aggregation import (
     Sent,
 )
 from fedtrellis.server.answers import Answer, mean_metrics
-from fedtrellis.server.callbacks import Progress, RoundRecord, observers
+from fedtrellis.server.callbacks import (
+    DivergedError,
+    Progress,
+    RoundRecord,
+    observers,
+)
 from fedtrellis.server.checkpoint import Checkpoint, pack_checkpoint, write_checkpoint
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
@@ -101,6 +106,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         Nodes that could not introduce themselves before round 1, and why.
     clients, conversation : list of str, Conversation
         Identities of the run's clients, in order, and what is said to them.
+    ending, caution : str
+        Once the run has ended: ``"converged"``, ``"stopped"`` by a callback, or
+        ``"round limit"``; and what is odd about its result, empty if nothing.
     num_rounds, planned_rounds : int
         Rounds planned now, and when the run began: T of a schedule that needs one.
     broadcast : ModelBroadcast
@@ -222,6 +230,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
         self.num_rounds = self.planned_rounds = 0
+        self.ending = self.caution = ""
         self.sampled: list[str] = []
         self.used: list[str] = []
         # clients whose state is no longer known, and begins at zero
@@ -717,8 +726,8 @@ class Loop:
         # a signal has to wait until the state is whole: that of a finished round, with
         # nothing of the next but messages
         with deferred(), self._ending_in_order():
-            self._rounds(before)
-            _check_ended(strategy)
+            strategy.ending = self._rounds(before)
+            strategy.caution = _check_ended(strategy)
             self.result.arrays = self.model_record()
             for callback in self.callbacks:
                 callback.on_end(strategy, self.result)
@@ -767,8 +776,8 @@ class Loop:
 
     # ---------------------------------------------------------------------- the rounds
 
-    def _rounds(self, before: int) -> None:
-        """The rounds after so many, until the last one or a stop."""
+    def _rounds(self, before: int) -> str:
+        """The rounds after so many, until the last one or a stop; why they end."""
         strategy, options, evaluate_fn = self.strategy, self.options, self.evaluate_fn
         num_rounds, failed = strategy.num_rounds, 0
         if not before and evaluate_fn is not None:
@@ -783,17 +792,20 @@ class Loop:
             converged = strategy.converged()
             if converged:
                 log(INFO, "Converged in round %d", server_round)
-            last = converged or server_round == num_rounds
-            if evaluate_fn and (last or server_round % options.evaluate_every == 0):
+            ending = "converged" if converged else ""
+            if not converged and server_round == num_rounds:
+                ending = "round limit"
+            if evaluate_fn and (ending or server_round % options.evaluate_every == 0):
                 record.evaluation = self._evaluate(server_round)
-            if self._finished(record) and not last:
+            if self._finished(record) and not converged:
                 log(INFO, "Stopped after round %d", server_round)
-                last = True
+                ending = "stopped"
             self.whole, self.snapshot = server_round, None
-            if last or server_round % options.checkpoint_every == 0:
+            if ending or server_round % options.checkpoint_every == 0:
                 self._save()
-            if last:
-                return
+            if ending:
+                return ending
+        return "round limit"
 
     def _round(self, server_round: int) -> RoundRecord:
         began = time.perf_counter()
@@ -923,8 +935,8 @@ def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
     return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 
-def _check_ended(strategy: LoopStrategy) -> None:
-    """Raise RuntimeError for a run that used no answer, or diverged.
+def _check_ended(strategy: LoopStrategy) -> str:
+    """Raise for a run that used no answer, or diverged; what else is odd about it.
 
     The loss that ``evaluate_fn`` measured decides, where it did before round 1 and in
     the end: it must be finite, not a million times what it was, and where the method
@@ -955,9 +967,11 @@ def _check_ended(strategy: LoopStrategy) -> None:
             why := strategy._diverged(risen)
         ):
             log(WARNING, "%s%s", risen, steps)
+            return risen + steps
     if why:
         causes = [part.why_failed() for part in strategy._parts]
-        raise RuntimeError(f"the run diverged: {why}{''.join(causes) or steps}")
+        raise DivergedError(f"the run diverged: {why}{''.join(causes) or steps}")
+    return ""
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

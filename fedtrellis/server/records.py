@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Result
 
 from fedtrellis.extras import need
 from fedtrellis.server.callbacks import (
+    ENDINGS,
     QUALITIES,
     Callback,
     RoundRecord,
@@ -123,8 +124,7 @@ class RunRecord(Callback):
     ``config.toml``              all settings; ``--run-config`` takes the file
     ``resume.toml``              the same, and ``resume``: goes on from the checkpoint
     ``history.jsonl``            a line a round, see ``RoundRecord``
-    ``summary.json``             status (running, completed, interrupted, failed),
-                                 rounds, last metrics, totals, error if any
+    ``summary.json``             status, rounds, last metrics, totals, error if any
     ``model.npz``                the model's arrays, by the names they had
     ``checkpoint.npz``           what ``resume`` needs
     ``convergence.png``          loss, gap and quality over rounds and bytes, unless
@@ -133,8 +133,8 @@ class RunRecord(Callback):
 
     ``directory`` is made if it is not there; ``config`` is the run config, flat;
     ``reference``, for the picture and the summary, is F*; ``title`` is the picture's.
-    ``status`` is ``"running"``, ``"completed"``, ``"interrupted"`` or ``"failed"``;
-    ``picture`` says whether one is drawn in the end.
+    ``status`` is one of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`; ``picture``
+    says whether one is drawn in the end.
     """
 
     def __init__(
@@ -199,7 +199,8 @@ class RunRecord(Callback):
             runs = {self.title or type(strategy).__name__: strategy.history}
             with naming(picture := self.directory / "convergence.png"):
                 plot_convergence(runs, picture, self.reference)
-        self._write_summary({"status": "completed"})
+        self.warnings += [strategy.caution] if strategy.caution else []
+        self._write_summary({"status": strategy.ending})
 
     def on_failure(self, strategy: Any, error: BaseException) -> None:
         """Say that the run ended early, and why; a record that has its end keeps it."""
@@ -319,7 +320,7 @@ def ending_in_order(
             if not isinstance(error, KeyboardInterrupt):
                 raise
             where, how, rest = record.directory, None, "all rounds were finished"
-            if record.status != "completed":
+            if record.status not in ENDINGS:
                 rest = "no round was finished: start it again"
                 if record.checkpoint.is_file():
                     how = command(where)

@@ -280,7 +280,7 @@ def _measured(record: Path | None, pruned: int) -> dict[str, Any]:
             "write one (fedtrellis.server.records.RunRecord)"
         )
     run = load_run(record)
-    if run.status != "completed":
+    if run.status in ("running", "diverged", "interrupted", "failed"):
         raise SettingsError(run.summary.get("error", f"status {run.status!r}"))
     if pruned:
         return {"reason": f"in round {pruned}", "status": "pruned"}

@@ -136,7 +136,7 @@ def test_the_command_runs_resumes_and_tunes_it(
     (second,) = set(runs.iterdir()) - {first}
     np.testing.assert_allclose(model(second), loop(0.1), rtol=0, atol=1e-12)
     summary = json.loads((second / "summary.json").read_text())
-    assert (summary["status"], summary["rounds"]) == ("completed", 6)
+    assert (summary["status"], summary["rounds"]) == ("round limit", 6)
     space = tmp_path / "search.toml"
     space.write_text('["majority-sign.step-size"]\nvalues = [0.01, 0.1]\n')
     words = ["tune", "--search", str(space), "--trials", "2", "--nodes", "4"]

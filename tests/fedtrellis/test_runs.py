@@ -46,9 +46,9 @@ def runs(folder: Path) -> list[Run]:
 def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
     for run in runs:
         again = fedtrellis.load_run(str(run.directory))
-        shown = f"on lasso: completed, {ROUNDS} rounds, {str(run.directory)!r}>"
+        shown = f"on lasso: round limit, {ROUNDS} rounds, {str(run.directory)!r}>"
         assert repr(again).endswith(shown)
-        assert (again.status, again.settings["task"]) == ("completed", "lasso")
+        assert (again.status, again.settings["task"]) == ("round limit", "lasso")
         lines = (run.directory / "history.jsonl").read_text().splitlines()
         raw = [json.loads(line) for line in lines]
         columns = again.columns()
@@ -154,10 +154,10 @@ def test_the_command_prints_a_table_and_draws(
     assert "projected-fedavg" in capsys.readouterr().out
     assert main(["runs", str(folder)]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == ["status"] + 3 * ["completed"]
-    assert listed[1].split()[1:] == [
+    assert [line[:12].strip() for line in listed] == ["status"] + 3 * ["round limit"]
+    assert listed[1].split()[2:] == [
         str(ROUNDS),
-        *listed[1].split()[2:3],
+        *listed[1].split()[3:4],
         directories[0],
     ]
 

@@ -154,7 +154,7 @@ def test_prometheus_reads_its_file_and_a_resumed_run_counts_on(tmp_path: Path) -
     assert found["bytes_total", "up"] == sum(r.bytes_up for r in strategy.history)
     assert found["answers_total", "used"] == ROUNDS * len(LOSSES)
     assert found["metric", "loss"] == losses(strategy)[ROUNDS]
-    assert found["run_status", "completed"] == 1
+    assert found["run_status", "round limit"] == 1
     assert found["run_status", "running"] == 0
 
     longer = play(OpenMetrics(path), resume=checkpoint)

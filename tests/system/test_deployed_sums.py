@@ -127,7 +127,7 @@ def test_a_node_is_killed_and_comes_back_and_another_loses_its_file(
     for path in (sealed.folder / "secrets").rglob("*.block"):
         if path.parent.name.startswith("node-3"):
             path.unlink()
-    assert sealed.ended("killed", run)["status"] == "completed"
+    assert sealed.ended("killed", run)["status"] == "round limit"
     used = [one["used"] for one in sealed.history("killed")]
     assert set(used) == {0, len(NODES)}
     rounds = used.count(len(NODES))

@@ -111,7 +111,7 @@ def test_a_run_uses_both_nodes(cluster: Flower, tmp_path: Path) -> None:
     records = list((tmp_path / "ray").glob("*"))
     assert len(records) == 1, output[-3000:]
     record = Record(records[0])
-    assert record.summary["status"] == "completed"
+    assert record.summary["status"] == "round limit"
     assert record.summary["used"] == NODES * ROUNDS
     assert len(watch.raylets) == 2
     check_same(record, simulated(CONFIG, NODES, tmp_path / "here"), tolerance=0.0)

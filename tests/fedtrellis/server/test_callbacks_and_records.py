@@ -33,6 +33,7 @@ from fedtrellis.server.callbacks import (
     Call,
     format_bytes,
     json_log,
+    progress_of,
     summarise,
     summary_rows,
     why_dropped,
@@ -125,7 +126,7 @@ def test_a_run_leaves_all_its_files(tmp_path: Path) -> None:
 
     summary = read_json(record.directory / "summary.json")
     # 0² + 1² + 2² + 3² = 14 and 1² of the bias; each round halves all of it
-    assert summary["status"] == "completed"
+    assert summary["status"] == "round limit"
     assert summary["rounds"] == 4
     assert summary["metrics"]["loss"] == pytest.approx(3.0 + 15 / 4**4)
     assert summary["reference_optimum"] == 3.0
@@ -306,6 +307,13 @@ def test_summaries_have_totals_and_last_metrics() -> None:
         "  late": "1",
     }
     assert "answers dropped" not in dict(summary_rows(HISTORY[:2]))
+    # 1/t: of the fall of 19/20 the rounds 19 and 20 bring 1/18 − 1/20
+    falling = [RoundRecord(t, evaluation={"loss": 1 / max(1, t)}) for t in range(21)]
+    assert progress_of(falling)["progress"] == pytest.approx(0.1 / 18 / 0.95)
+    shown = dict(summary_rows(falling))["last tenth of the rounds"]
+    assert shown == "0.58 % of the loss's fall"
+    rising = [RoundRecord(t, evaluation={"loss": t}) for t in range(21)]
+    assert progress_of(falling[:1]) == progress_of(rising) == {}
 
 
 def test_of_metrics_of_one_name_the_servers_counts() -> None:
@@ -389,7 +397,7 @@ def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
     up = format_bytes(sum(record.bytes_up for record in strategy.history))
     assert logged[-1].startswith("total: rounds 40  loss 3  ")
     assert f"bytes up {up}  " in logged[-1]
-    assert logged[-1].endswith("  answers used 80 of 80")
+    assert "  answers used 80 of 80  last tenth of the rounds 0 % of" in logged[-1]
 
 
 def test_a_line_has_the_metrics_of_its_own_round(logged: list[str]) -> None:
@@ -525,7 +533,8 @@ def test_a_json_object_for_the_start_every_round_and_the_end(
         assert line["metrics"] == record.metrics
         for name in ("seconds", "sampled", "used", "bytes_up", "round_trips"):
             assert line[name] == getattr(record, name)
-    assert (end["event"], end["status"], end["record"]) == ("end", "completed", "/a/b")
+    assert (end["event"], end["status"]) == ("end", "round limit")
+    assert end["record"] == "/a/b"
     assert end["used"] == end["sampled"] == 6
     assert end["rejected_by_reason"] == {}
 
