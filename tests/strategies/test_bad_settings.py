@@ -15,7 +15,7 @@ from fedtrellis.domains import L1Ball
 from fedtrellis.manifolds import Sphere
 from fedtrellis.server.options import RunOptions
 
-_TINY, _INF = 1e-9, math.inf
+_TINY, _INF = 2.0**-30, math.inf
 #: Least and largest value that are allowed, and whose; whole numbers are ints.
 _RANGES = (
     (_TINY, _INF, "adaptivity local_step_size penalty proximal_step regularization"),
@@ -74,6 +74,28 @@ APART = [
 ]
 
 
+#: Settings that apply beside some values of another one only.
+BESIDE = {
+    "optimizer adam yogi": "adaptivity second_moment",
+    "compressor top-k": "kept_fraction",
+    "compressor qsgd": "levels",
+    "compressor rank": "rank",
+    "variant corrective": "certificate correction tolerance",
+    "variant plain augmented stochastic": (
+        "lmo_noise lmo_noise_decay step_count step_size"
+    ),
+    "variant stochastic": "averaging batch_size",
+    "variant augmented": "dual_penalty",
+    "variant ef21": "compressor",
+    "variant fedkseed": "pool",
+    "variant decomfl fedkseed": "clip",
+    "orthogonalization newton-schulz bfloat16": "newton_schulz_steps",
+    "privacy local": (
+        "privacy_clip privacy_delta privacy_epsilon privacy_noise_multiplier"
+    ),
+}
+
+
 def make(kind: str, **settings: Any) -> Any:
     """The strategy, with settings beside which these apply."""
     made: Any = KINDS[kind]
@@ -100,11 +122,12 @@ def test_numbers_have_their_range(kind: str, name: str) -> None:
     for good in {low, high} - {_INF}:
         make(kind, **{name: good})
     whole = isinstance(low, int)
-    off = 1 if whole else 2 * _TINY
+    off = 1 if whole else _TINY
     wrong = [low - off, high + off, math.nan, *([low + 0.5] if whole else [_INF])]
     for bad in wrong:
         if bad != high:
-            assert refusal(kind, **{name: bad}).startswith(f"{name} = {bad} must be ")
+            said = refusal(kind, **{name: bad})
+            assert re.match(re.escape(f"{name} = {bad} ") + "(must be|is for) ", said)
 
 
 @pytest.mark.parametrize(("kind", "name"), CHOICES)
@@ -114,6 +137,14 @@ def test_choices_are_named(kind: str, name: str) -> None:
     assert message.startswith(f"{name} = '{choices[-1]}x' ")
     assert f"did you mean '{choices[-1]}'" in message
     assert all(choice in message.split("allowed")[1] for choice in choices)
+
+
+def test_which_settings_apply_beside_another() -> None:
+    found: dict[str, set[str]] = {}
+    for _, field in FIELDS:
+        for other, values in (field.metadata.get("only") or {}).items():
+            found.setdefault(" ".join([other, *values]), set()).add(field.name)
+    assert found == {beside: set(names.split()) for beside, names in BESIDE.items()}
 
 
 @pytest.mark.parametrize(("kind", "name", "other", "value"), APART)

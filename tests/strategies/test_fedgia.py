@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
 from scipy.special import expit
 
 from clients import FedGiAClient
@@ -192,6 +193,29 @@ def test_every_iterate_is_that_of_algorithm_1(
         assert np.abs(states.x[t] - xs[t]).max() < 1e-10 * scale
         assert np.abs(states.z[t] - zs[t]).max() < 1e-10 * scale
         assert np.abs(states.pi[t] - pis[t]).max() < 1e-10 * scale
+
+
+def test_who_lost_its_state_takes_a_gradient_step() -> None:
+    """Though it is in C: its π_i is gone, and the round after it is as any other."""
+    problem, wiped = Problem("least-squares", [12] * M), 4
+    local = problem.grid(FedGiAClient)
+    states = States(local)
+
+    class Wipe(Callback):
+        def on_round(self, strategy: Any, record: RoundRecord) -> None:
+            if record.round == wiped:
+                contexts(local)[2].state = RecordDict()
+
+    strategy = FedGiA(
+        sigma_scale=1.0, selected_fraction=1.0, callbacks=[states, Wipe()]
+    )
+    play(strategy, local, np.zeros(N), 8)
+    sets = [strategy.selected(t) for t in range(1, 9)]
+    sets[wiped] -= {"2"}
+    bounds = [problem.bound(i, "diagonal") for i in range(M)]
+    sigma = strategy.settled_sigma
+    xs, _, _ = algorithm_1(problem, sets, sigma, 5, bounds, np.zeros(N))
+    assert np.abs(np.array(states.x) - np.array(xs)).max() < 1e-10
 
 
 def test_a_hessian_of_ones_own() -> None:
