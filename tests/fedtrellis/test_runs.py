@@ -63,25 +63,10 @@ def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
     assert {len(column) for column in columns.values()} == {ROUNDS + 1}
 
 
-def test_a_frame_has_the_columns(runs: list[Run]) -> None:
-    frame = runs[0].frame()
-    assert list(frame.index) == list(range(ROUNDS + 1))
-    assert frame["gap"].tolist() == runs[0].columns()["gap"].tolist()
-
-
 def test_names_say_what_runs_do_not_share(runs: list[Run]) -> None:
     found = names([*runs, runs[2]])
     assert found[:2] == ["fedfw variant=auto", "fedfw variant=plain"]
     assert found[2:] == ["projected-fedavg (1)", "projected-fedavg (2)"]
-
-
-def test_names_say_what_tasks_do_not_share(runs: list[Run]) -> None:
-    noisy = replace(runs[1], settings={**runs[1].settings, "lasso.noise": 0.5})
-    given = runs[1].settings["lasso.noise"]
-    assert names([runs[1], noisy]) == [
-        f"fedfw lasso.noise={given}",
-        "fedfw lasso.noise=0.5",
-    ]
 
 
 def test_runs_of_different_tasks_are_compared_only_when_that_is_asked_for(

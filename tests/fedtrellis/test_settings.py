@@ -18,7 +18,6 @@ from fedtrellis.settings import (
     AUTO,
     Declared,
     SettingsError,
-    check_choice,
     describe_fields,
     given,
     keys,
@@ -45,11 +44,6 @@ def error_of(config: dict[str, Any], prefix: str = "") -> str:
     return str(caught.value)
 
 
-def test_defaults_apply_where_the_config_says_nothing() -> None:
-    assert parse(Example, {"another-group": "x"}) == Example()
-    assert Example().step_size == 0.5
-
-
 def test_all_keys_are_read() -> None:
     config = {
         "step-size": 0.25,
@@ -59,18 +53,6 @@ def test_all_keys_are_read() -> None:
         "note": "n",
     }
     assert parse(Example, config) == Example(0.25, 9, False, "constant", "n")
-
-
-def test_an_integer_is_taken_for_a_float_and_becomes_one() -> None:
-    value = parse(Example, {"step-size": 1}).step_size
-    assert value == 1.0
-    assert type(value) is float
-
-
-def test_a_float_with_a_whole_value_is_taken_for_an_integer() -> None:
-    value = parse(Example, {"local-steps": 4.0}).local_steps
-    assert value == 4
-    assert type(value) is int
 
 
 @pytest.mark.parametrize(
@@ -109,20 +91,10 @@ def test_a_value_with_a_line_break_still_gives_one_line() -> None:
     assert r"con\nvex" in message
 
 
-def test_the_bounds_that_are_included_are_allowed() -> None:
-    assert parse(Example, {"step-size": 1.0, "local-steps": 1}).local_steps == 1
-
-
 def test_a_choice_far_from_all_has_no_hint() -> None:
     message = error_of({"schedule": "zzz"})
     assert "did you mean" not in message
     assert "allowed: constant, convex" in message
-
-
-def test_check_choice_returns_what_is_allowed() -> None:
-    assert check_choice("method", "fedfw", ["feddr", "fedfw"]) == "fedfw"
-    with pytest.raises(SettingsError, match=r"method = 'fedwf'.*mean 'fedfw'"):
-        check_choice("method", "fedwf", ["feddr", "fedfw"])
 
 
 def test_a_prefix_belongs_to_the_keys_and_to_the_errors() -> None:

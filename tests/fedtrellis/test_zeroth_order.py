@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
-from math import gamma, pi, prod, sqrt
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from fedtrellis.manifolds import (
     FixedRank,
     Manifold,
     Oblique,
-    Product,
     Sphere,
     Stiefel,
 )
-from fedtrellis.objectives import LeastSquares, MultinomialLogistic, Objective
+from fedtrellis.objectives import LeastSquares, Objective
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.zeroth_order import (
     Estimate,
@@ -128,13 +126,6 @@ class Antithetic(np.random.Generator):
         return np.concatenate((half, -half))
 
 
-class Basis(np.random.Generator):
-    """Draws the unit vectors in order, scaled, as if they were random."""
-
-    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return 3.0 * np.eye(*size)
-
-
 # -- directions
 
 
@@ -224,63 +215,7 @@ def test_the_bias_of_smooth_functions_falls_with_the_square_of_smoothing(
     assert biases[-1] <= 0.01 * np.linalg.norm(expected)
 
 
-def kink(points: Array) -> Array:
-    """½ max(x_1, 0)², whose gradient is Lipschitz and has a kink at x_1 = 0."""
-    result: Array = 0.5 * np.square(np.maximum(points[:, 0], 0.0))
-    return result
-
-
-@pytest.mark.parametrize("manifold", [Euclidean((5,)), Sphere((5,))])
-def test_the_bias_at_a_kink_is_linear_in_smoothing_as_in_the_theory(
-    manifold: Manifold,
-) -> None:
-    x = np.array([0.0, 0.6, 0.0, -0.8, 0.0])
-    n, steps = 5, np.array([0.2, 0.1, 0.05, 0.025])
-    biases = []
-    for step in steps:
-        rng = np.random.default_rng(7)
-        estimate = projection_estimate(
-            kink, manifold, x, rng, samples=400_000, smoothing=step
-        )
-        # ∇f(x) = 0, so G is all bias. In R^n:
-        #   (n/μ) E[½μ² max(u_1, 0)² u] = (nμ/4) E|u_1|³ e_1
-        moment = gamma(n / 2) / (sqrt(pi) * gamma((n + 3) / 2))
-        expected = n * step / 4 * moment * np.eye(n)[0]
-        biases.append(np.linalg.norm(estimate.gradient))
-        if isinstance(manifold, Euclidean):
-            np.testing.assert_allclose(
-                estimate.gradient, expected, atol=0.01 * expected[0]
-            )
-    slope = np.polyfit(np.log(steps), np.log(biases), 1)[0]
-    assert slope == pytest.approx(1.0, abs=0.03)
-
-
 # -- the variance
-
-
-@pytest.mark.parametrize(("case", "name"), PAIRS)
-def test_the_variance_falls_as_one_over_the_samples(case: str, name: str) -> None:
-    manifold, function, _ = CASES[case]
-    x = a_point(manifold)
-    counts = np.array([4, 16, 64])
-    variances = []
-    for count in counts:
-        draws = np.array(
-            [
-                ESTIMATORS[name](
-                    function,
-                    manifold,
-                    x,
-                    np.random.default_rng([8, int(count), repeat]),
-                    samples=int(count),
-                    smoothing=1e-4,
-                ).gradient
-                for repeat in range(250)
-            ]
-        )
-        variances.append(draws.var(axis=0, ddof=1).sum())
-    slope = np.polyfit(np.log(counts), np.log(variances), 1)[0]
-    assert slope == pytest.approx(-1.0, abs=0.1)
 
 
 @pytest.mark.parametrize(("name", "factor"), [("projection", 7), ("polar", 9)])
@@ -309,39 +244,6 @@ def test_the_variance_on_a_linear_function_has_its_closed_form(
 # -- exact cases
 
 
-def test_a_linear_function_on_euclidean_space_is_exact_to_rounding() -> None:
-    g = np.random.default_rng(10).standard_normal((3, 4))
-    estimate = projection_estimate(
-        lambda points: np.tensordot(points, g, 2),
-        Euclidean((3, 4)),
-        np.zeros((3, 4)),
-        np.random.default_rng(11),
-        samples=9,
-        smoothing=0.5,
-    )
-    u = directions(np.random.default_rng(11), 9, (3, 4))
-    # G = (n/m) Σ_j <g, u_j> u_j
-    expected = 12 / 9 * sum(float((g * d).sum()) * d for d in u)
-    np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-13, atol=1e-14)
-    np.testing.assert_allclose(
-        estimate.scalars, [(g * d).sum() for d in u], rtol=1e-13, atol=1e-14
-    )
-    assert (estimate.dropped, estimate.evaluations) == (0, 10)
-
-
-def test_orthonormal_directions_return_the_gradient_itself() -> None:
-    g = np.random.default_rng(12).standard_normal((2, 3))
-    estimate = projection_estimate(
-        lambda points: np.tensordot(points, g, 2),
-        Euclidean((2, 3)),
-        np.zeros((2, 3)),
-        Basis(np.random.PCG64(0)),
-        samples=6,
-        smoothing=0.25,
-    )
-    np.testing.assert_allclose(estimate.gradient, g, rtol=1e-15)
-
-
 def test_a_plain_loop_gives_the_same_estimate() -> None:
     manifold, function, _ = CASES["stiefel"]
     x = a_point(manifold)
@@ -356,23 +258,6 @@ def test_a_plain_loop_gives_the_same_estimate() -> None:
         difference = 0.5 * np.trace(y.T @ H @ y) - 0.5 * np.trace(x.T @ H @ x)
         expected += 10 / 20 * difference / 1e-2 * direction
     np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-10, atol=1e-11)
-
-
-def test_tangent_estimates_are_tangent() -> None:
-    manifold, function, _ = CASES["stiefel"]
-    x = a_point(manifold)
-    for name in ("polar", "exponential"):
-        g = (
-            ESTIMATORS[name](
-                function,
-                manifold,
-                x,
-                np.random.default_rng(14),
-                samples=5,
-                smoothing=0.1,
-            )
-        ).gradient
-        np.testing.assert_allclose(x.T @ g + g.T @ x, 0.0, atol=1e-13)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -655,15 +540,6 @@ def test_a_value_missing_at_x_for_one_direction_is_an_error() -> None:
         )
 
 
-def test_full_data_needs_no_generator_and_ignores_shared() -> None:
-    spy = Spy()
-    for shared in (True, False):
-        values = evaluator(spy, VECTOR, shared=shared)
-        points = np.random.default_rng(21).standard_normal((3, 4))
-        np.testing.assert_allclose(values(points), [spy.value(x) for x in points])
-    assert spy.calls == [(3, None)] * 2
-
-
 class OnlyValue:
     """What a user may bring: one function."""
 
@@ -708,54 +584,6 @@ def test_an_evaluator_says_what_is_wrong() -> None:
         evaluator(Spy(), VECTOR, batch_size=-1)
 
 
-def test_a_matrix_keeps_its_shape() -> None:
-    rng = np.random.default_rng(23)
-    features, labels = rng.standard_normal((20, 3)), rng.integers(0, 4, 20)
-    objective = MultinomialLogistic(features, labels, 4)
-    values = evaluator(objective, Layout(((4, 4),)))
-    points = rng.standard_normal((5, 4, 4))
-    np.testing.assert_allclose(values(points), [objective.value(x) for x in points])
-
-
-def test_several_layers_through_torch_equal_a_loop() -> None:
-    torch = pytest.importorskip("torch")
-    from fedtrellis.objectives.torch_objective import TorchObjective
-
-    torch.manual_seed(0)
-    nn = torch.nn
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    rng = np.random.default_rng(24)
-    data = rng.standard_normal((40, 6)), rng.integers(0, 3, 40)
-    objective = TorchObjective(
-        model, nn.functional.cross_entropy, data, l2=0.1, batch_size_limit=64
-    )
-    layout = Layout(tuple(objective.shapes))
-    manifold = Product(
-        (FixedRank((5, 6), 2), Euclidean((5,)), Euclidean((3, 5)), Euclidean((3,)))
-    )
-    x = manifold.project(layout.point(objective.initial_point()))
-    points = manifold.project(x + 0.1 * directions(rng, 17, x.shape))
-    expected = [objective.value(layout.layers(point)) for point in points]
-    values = evaluator(objective, layout)
-    np.testing.assert_allclose(values(points), expected, rtol=1e-12)
-    estimate = projection_estimate(
-        values, manifold, x, np.random.default_rng(25), samples=1000, smoothing=1e-5
-    )
-    gradient = riemannian_gradient(manifold, x, objective.gradient(x))
-    # the variance of the mean is at most (n + 1)‖g‖²/m
-    error = np.linalg.norm(estimate.gradient - gradient)
-    assert error <= 1.5 * sqrt((x.size + 1) / 1000) * np.linalg.norm(gradient)
-    # on a mini-batch: that of the generator, for all points
-    batch = evaluator(objective, layout, batch_size=7, rng=np.random.default_rng(26))
-    chosen = np.random.default_rng(26).choice(40, size=7, replace=False, shuffle=False)
-    part = TorchObjective(
-        model, nn.functional.cross_entropy, (data[0][chosen], data[1][chosen]), l2=0.1
-    )
-    np.testing.assert_allclose(
-        batch(points), [part.value(point) for point in points], rtol=1e-12
-    )
-
-
 def test_torch_models_are_evaluated_without_a_loop_over_points() -> None:
     torch = pytest.importorskip("torch")
     from fedtrellis.objectives.torch_objective import TorchObjective
@@ -776,30 +604,3 @@ def test_torch_models_are_evaluated_without_a_loop_over_points() -> None:
 
 
 # -- memory
-
-
-def test_memory_stays_bounded_in_a_large_space() -> None:
-    size, samples = 100_000, 64
-    manifold = Sphere((size,), 3.0)
-    x = manifold.project(np.ones(size))
-
-    def values(points: Array) -> Array:
-        return points[:, 0].copy()
-
-    megabyte = 2**20
-    points = (samples + 1) * size * 8 / megabyte
-    tracemalloc.start()
-    try:
-        estimate = projection_estimate(
-            values, manifold, x, np.random.default_rng(27), samples=64, smoothing=0.1
-        )
-        peak_of_estimate = tracemalloc.get_traced_memory()[1] / megabyte
-        tracemalloc.reset_peak()
-        rebuilt = combine(estimate.scalars, np.random.default_rng(27), (size,))
-        peak_of_combine = tracemalloc.get_traced_memory()[1] / megabyte
-    finally:
-        tracemalloc.stop()
-    np.testing.assert_array_equal(rebuilt, estimate.gradient)
-    # beside the one array of points, blocks of 8 MiB: u, x + μu, and its projection
-    assert peak_of_estimate <= points + 5 * 8 + 5
-    assert peak_of_combine <= 2 * 8 + 5

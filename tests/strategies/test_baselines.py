@@ -175,21 +175,6 @@ def test_one_local_step_is_projected_gradient_descent() -> None:
     assert np.abs(model - optimum(domain)).max() < 1e-6
 
 
-def test_many_local_steps_end_somewhere_else() -> None:
-    """As its documentation says."""
-    domain = L1Ball(RADIUS)
-    _, model, _ = played(
-        ProjectedFedAvg,
-        ProjectedFedAvgClient,
-        domain,
-        200,
-        local_steps=50,
-        local_step_size=1 / LIPSCHITZ,
-    )
-    assert domain.contains(model)
-    assert np.abs(model - optimum(domain)).max() > 1e-2
-
-
 # -------------------------------------------------------------------------------- FedDR
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from clients import FedFWClient
 from fedtrellis import LocalGrid
-from fedtrellis.domains import BirkhoffPolytope, Domain, L1Ball, NuclearNormBall
+from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.random import generator
 from fedtrellis.schedules import SCHEDULES
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.protocol import CONFIG, STATUS
@@ -136,28 +135,6 @@ def test_it_is_settled_by_the_first_round_that_is_used() -> None:
     assert len(grid.asked[4, 1]["step-size"]) == 3
 
 
-def test_participation_and_mini_batches() -> None:
-    strategy = FedFW(
-        BALL, variant="stochastic", batch_size=2, participation=0.4, seed=6
-    )
-    played, _ = run(strategy)
-    first = next(t for t, used in enumerate(played.used, start=1) if used)
-    norms = [
-        float(
-            np.linalg.norm(
-                LOSSES[i].stochastic_gradient(
-                    START, generator(6, "mini-batch", str(i), first), 2
-                )
-            )
-        )
-        / N
-        for i in played.used[first - 1]
-    ]
-    assert 0 < len(norms) < N
-    penalty = 0.7 * float(np.median(norms)) / (2 * RADIUS)
-    assert strategy.half.penalty == pytest.approx(penalty)
-
-
 class Settled(Callback):
     """The first two rounds, in which all answers get lost, settle nothing."""
 
@@ -220,28 +197,3 @@ def test_a_client_that_does_not_say_it_is_not_used() -> None:
     assert "no norm of the client's gradient" in reason
     # afterwards nothing is missing
     assert played.used[1:] == [[0, 1, 2, 3, 4]] * 5
-
-
-@pytest.mark.parametrize(
-    ("domain", "start"),
-    [
-        (NuclearNormBall(2.0), np.zeros((3, 4))),
-        (BirkhoffPolytope(), np.full((3, 3), 1 / 3)),
-    ],
-)
-def test_matrices(domain: Domain, start: Array) -> None:
-    class Distance:
-        num_examples = 1
-
-        def __init__(self, centre: Array) -> None:
-            self.centre = centre
-
-        def gradient(self, x: Array) -> Array:
-            return x - self.centre
-
-    centres = [rng.standard_normal(start.shape) for _ in range(N)]
-    strategy = FedFW(domain, variant="plain")
-    run(strategy, losses=[Distance(c) for c in centres], start=start)
-    norms = [np.linalg.norm(start - c) / N for c in centres]
-    penalty = 0.7 * float(np.median(norms)) / domain.diameter(start.shape)
-    assert strategy.half.penalty == pytest.approx(penalty)

@@ -75,25 +75,6 @@ class Elsewhere(Longer):
         return pack_atoms([LInfBall(2.0).lmo(-atom.dense()) for atom in atoms])
 
 
-class LongerNaive(NaiveFrankWolfeClient):
-    """The same of the baseline's client."""
-
-    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-        arrays, examples, metrics = super().fit(parameters, config)
-        if self.context.node_config["partition-id"] == LIAR:
-            arrays = Longer.lie(self, arrays)  # type: ignore[arg-type]
-        return arrays, examples, metrics
-
-
-class SilentNaive(NaiveFrankWolfeClient):
-    """Client 2 never answers."""
-
-    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-        if self.context.node_config["partition-id"] == LIAR:
-            raise RuntimeError("not today")
-        return super().fit(parameters, config)
-
-
 def run(client: Any, strategy: Any, rounds: int = 12, **options: Any) -> Played[Any]:
     grid = LocalGrid(app_of(client, LOSSES, BALL), N, **options)
     return play(strategy, grid, np.full(P, 0.1), rounds)
@@ -133,15 +114,6 @@ def test_a_liar_counts_as_much_as_one_who_is_not_there(
         )
     assert any("outside" in why for r in strategy.history for _, why in r.rejected)
     assert np.array_equal(strategy._client_iterate(str(LIAR)), np.full(P, 0.1))
-
-
-def test_the_baselines_server_refuses_them_as_well() -> None:
-    lied = run(LongerNaive, NaiveFrankWolfe(BALL))
-    silent = run(SilentNaive, NaiveFrankWolfe(BALL))
-    assert np.array_equal(lied.model, silent.model)
-    assert lied.strategy.history[3].rejected == [
-        (str(LIAR), "an atom lies outside L1Ball(radius=2.0)")
-    ]
 
 
 # ------------------------------------------------------------------- what is announced

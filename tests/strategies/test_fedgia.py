@@ -344,6 +344,21 @@ def test_stop_rule_against_the_gradient() -> None:
     assert max(late) <= 8
 
 
+@pytest.mark.parametrize("fault", [{}, {"reply_loss": 0.2}, {"wipe": 0.03}])
+def test_what_is_lost_changes_the_way_and_not_the_end(fault: dict[str, float]) -> None:
+    problem = Problem("least-squares", [14] * M)
+    best = np.linalg.lstsq(np.concatenate(problem.A), np.concatenate(problem.b))[0]
+    settings: dict[str, Any] = {"hessian": "gram", "sigma_scale": 1.0, "grid": fault}
+    _, states = played(problem, 150, local_steps=3, **settings)
+    assert np.abs(states.x[-1] - best).max() < 1e-8
+    # a change that nobody heard of is not a change of zero
+    _, states = played(problem, 400, tolerance=1e-9, **settings)
+    assert len(states.x) < 400
+    gradients = [problem.gradient(i, states.x[-1]) for i in range(M)]
+    g = np.mean(gradients, axis=0)
+    assert float(g @ g) <= N * 1e-9
+
+
 def test_without_anybody_selected_it_is_gradient_descent() -> None:
     """x ← x − ∇f(x)/(σm), and the server reads every ḡ_i off the z_i."""
     problem = Problem("logistic", [12] * M)

@@ -13,11 +13,9 @@ import pytest
 from clients import FedLMOClient
 from fedtrellis.compressors import Natural, TopK, TopTriples
 from fedtrellis.layer_steps import LayerOracle, newton_schulz, scheduled, settle_kinds
-from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from strategies import FedLMO
-from strategies.fedlmo import VARIANTS
 from tests.harness import Array, grid_of, play
 
 SHAPES = [(6, 4), (4,), (5, 4)]
@@ -348,21 +346,6 @@ def test_plain_averages_of_lmo_steps_stay_off_the_optimum(variant: str) -> None:
 @pytest.mark.parametrize("variant", ["corrected", "server", "ef21"])
 def test_control_variates_and_server_steps_do_not(variant: str) -> None:
     assert abs(gap_of(variant)) < 1e-3
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_appendix_a_of_fedfw(variant: Any) -> None:
-    """½(x − 3)² + ½(x + 1)² over [−1, 1] from 0, where the naive method stays at 0."""
-    losses = [LeastSquares(np.eye(1), np.array([target])) for target in (3.0, -1.0)]
-    strategy = FedLMO(variant=variant, radius=1.0, step_size=0.2, batch_size=0)
-    run = play(strategy, grid_of(FedLMOClient, losses), [np.zeros(1)], 100)
-    [x] = run.arrays[0]
-    if variant == "local":
-        assert abs(x) < 1e-12
-    elif variant == "averaged":
-        assert 1e-3 < 1.0 - x < 1.0
-    else:
-        assert abs(x - 1.0) < 1e-3
 
 
 # --------------------------------------------------------------------- error feedback

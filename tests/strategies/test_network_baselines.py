@@ -12,13 +12,12 @@ from clients import (
     CompressedSGDClient,
     FedAvgGDClient,
     FedOptClient,
-    LocalSGDClient,
     ScaffoldClient,
 )
 from fedtrellis.compressors import Quantized, Signs
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.arrays import Layout
-from strategies import CompressedSGD, FedAvgGD, FedOpt, LocalSGD, Scaffold
+from strategies import CompressedSGD, FedAvgGD, FedOpt, Scaffold
 from tests.harness import Array, Played, grid_of, play
 
 N, P, K, A = 5, 6, 4, 0.15
@@ -87,13 +86,6 @@ def test_scaffold_ends_at_the_optimum_where_fedavg_does_not() -> None:
 # ------------------------------------------------------------------------------ FedOpt
 
 
-def test_plain_momentum_of_zero_is_local_sgd() -> None:
-    options: dict[str, Any] = {"batch_fraction": 0.5, "participation": 0.6}
-    ours = played(FedOpt, FedOptClient, server_momentum=0.0, **options)
-    local = played(LocalSGD, LocalSGDClient, **options)
-    assert np.abs(ours.arrays[0] - local.arrays[0]).max() < 1e-14
-
-
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "yogi"])
 def test_fedopt_equals_loop(optimizer: str) -> None:
     run = played(
@@ -124,21 +116,6 @@ def test_fedopt_equals_loop(optimizer: str) -> None:
             v = v - 0.01 * change**2 * np.sign(v - change**2)
         x = x + 0.3 * m / (np.sqrt(v) + 1e-3)
     assert np.abs(run.arrays[0] - x).max() < 1e-12
-
-
-def test_momentum_is_pytorch_s_sgd() -> None:
-    """One client with one local step of 1: Δ is minus its gradient."""
-    torch = pytest.importorskip("torch")
-    x = torch.tensor(START[0], requires_grad=True)
-    optimizer = torch.optim.SGD([x], lr=0.1, momentum=0.9)
-    for _ in range(15):
-        x.grad = torch.tensor(gradient(0, x.detach().numpy()))
-        optimizer.step()
-    strategy = FedOpt(
-        server_step_size=0.1, local_steps=1, step_size=1.0, batch_fraction=1.0
-    )
-    run = play(strategy, grid_of(FedOptClient, LOSSES[:1]), START, 15)
-    assert np.abs(run.arrays[0] - x.detach().numpy()).max() < 1e-12
 
 
 # ---------------------------------------------------------------------- CompressedSGD

@@ -146,23 +146,3 @@ def test_zeroth_order_scalars_are_equations(
     ]
     assert at_least <= min(errors)
     assert max(errors) <= at_most
-
-
-class _Estimates(ZerothOrderRFL):
-    """Keeps the first client's G."""
-
-    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        self.estimate = (self._z - answers["0"][0]) / self.step_size
-        return super().aggregate(server_round, answers)
-
-
-def test_a_dense_answer_is_the_estimate_that_scalars_make() -> None:
-    """Sending ẑ instead of scalars hides nothing more, and nothing less."""
-    estimates = {}
-    for upload in ("scalars", "dense"):
-        strategy = _Estimates(
-            SPHERE, samples=10, local_steps=1, seed=SEED, upload=upload
-        )
-        play(strategy, grid_of(ZerothOrderRFLClient, LOSSES, SPHERE), START, 1)
-        estimates[upload] = strategy.estimate
-    assert error(estimates["dense"], estimates["scalars"]) < 1e-8

@@ -39,13 +39,6 @@ def run_both(
     return output
 
 
-@pytest.mark.slow  # the trial of test_deployment deploys FedFW every day
-def test_fedfw_deployed_ends_in_the_model_of_the_simulation(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    run_both(deployment, 'rounds=3 fedfw.variant="augmented" seed=1', tmp_path)
-
-
 def test_fedgias_clients_keep_their_factors_between_processes(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -61,18 +54,6 @@ def test_zeroth_order_rfl_deployed_ends_in_the_model_of_the_simulation(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     run_both(deployment, f"{FAMILIES['zeroth-order']} rounds=2", tmp_path)
-
-
-@pytest.mark.slow  # flwr run has both every day
-@pytest.mark.parametrize("variant", ["decomfl", "fedkseed"])
-def test_scalars_both_ways_deployed_end_in_the_model_of_the_simulation(
-    deployment: Deployment, tmp_path: Path, variant: str
-) -> None:
-    config = (
-        'method="zeroth-order-sgd" task="logistic-regression" participation=0.7 '
-        f'zeroth-order-sgd.step-size=0.1 zeroth-order-sgd.variant="{variant}"'
-    )
-    run_both(deployment, f"{config} rounds=4 seed=2", tmp_path)
 
 
 @pytest.mark.slow  # its waves make it the dearest; flwr run has it every day

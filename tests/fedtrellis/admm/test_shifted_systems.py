@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedtrellis.admm import shifted_systems
 from fedtrellis.admm.hessians import FactorHessian, lipschitz_of
@@ -100,31 +98,6 @@ def test_systems_agree_with_explicit_matrices(
     sigma = ratio * WEIGHT * float(np.linalg.eigvalsh(H)[-1])
     u = np.random.default_rng(1).standard_normal(len(H))
     check_system(MAKERS[name](A, S, c, sigma), H, u)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 8),
-    columns=st.integers(1, 8),
-    seed=st.integers(0, 2**32 - 1),
-    c=st.sampled_from([0.0, 1e-3, 2.0]),
-    exponent=st.floats(-2.0, 3.0),
-    rank=st.integers(0, 3),
-)
-def test_systems_of_any_data(
-    rows: int, columns: int, seed: int, c: float, exponent: float, rank: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    A = rng.standard_normal((rows, rank)) @ rng.standard_normal((rank, columns))
-    H = hessian(A, S, c)
-    largest = max(float(np.linalg.eigvalsh(H)[-1]), 1e-3)
-    u = rng.standard_normal(columns)
-    sigma = 10.0**exponent * WEIGHT * largest
-    for maker in MAKERS.values():
-        # σ a hundredth of the largest eigenvalue takes two more digits
-        check_system(
-            maker(A, S, c, sigma), H, u, 1e-10 * max(1.0, 0.1 / 10.0**exponent)
-        )
 
 
 @pytest.mark.parametrize("sigma", [1e-2, 1.0, 50.0])
@@ -299,20 +272,6 @@ def test_many_parameters_take_little_memory(
         WEIGHT * (s * (A.T @ (A @ d)) + c * d) + 0.3 * d, w, rtol=1e-9, atol=1e-11
     )
     assert lipschitz >= s * np.linalg.norm(A @ u) ** 2 / (u @ u) + c
-
-
-@pytest.mark.parametrize("given_as", [1.5, 2, np.float32(0.5), np.array(3.0), 0.0])
-def test_a_number_as_hessian(given_as: Any) -> None:
-    u = np.array([1.0, -1.0, 2.0])
-    system = make(Plain(), user_hessian=given_as)
-    np.testing.assert_allclose(system.solve(u), u / (WEIGHT * float(given_as) + 0.3))
-
-
-def test_a_diagonal_as_hessian() -> None:
-    u = np.array([1.0, -1.0, 2.0])
-    h = np.array([0, 4, 1])
-    system = make(Plain(), "diagonal", user_hessian=h)
-    np.testing.assert_allclose(system.solve(u), u / (WEIGHT * h + 0.3))
 
 
 @pytest.mark.parametrize(

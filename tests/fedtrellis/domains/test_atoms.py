@@ -123,15 +123,6 @@ def test_dense_forms_by_hand() -> None:
     np.testing.assert_array_equal(product.dense(), [0, 2, 0, 0, 0, -3, 4, -1])
 
 
-@given(seeds, shapes)
-@settings(max_examples=200, deadline=None)
-def test_one_atom_survives_the_wire(seed: int, shape: tuple[int, ...]) -> None:
-    atom = random_atom(np.random.default_rng(seed), shape)
-    arrays = atom.to_arrays()
-    assert atom.nbytes == sum(array.nbytes for array in arrays)
-    assert_same(atom, type(atom).from_arrays(arrays, shape))
-
-
 @given(seeds, shapes, st.integers(0, 8))
 @settings(max_examples=200, deadline=None)
 def test_many_atoms_survive_the_wire(
@@ -164,12 +155,6 @@ def test_indices_travel_in_the_smallest_dtype(size: int, dtype: type) -> None:
     assert_same(atom, SparseAtom.from_arrays(atom.to_arrays(), (size,)))
 
 
-def test_the_common_case_is_three_small_arrays() -> None:
-    atoms = [SparseAtom([9 * i], [1.0], (10**6,)) for i in range(10)]  # type: ignore[arg-type]
-    arrays = pack_atoms(atoms)
-    assert [array.nbytes for array in arrays] == [10, 40, 80]
-
-
 def test_the_number_of_arrays_does_not_grow_with_atoms_or_parts() -> None:
     def product(parts: int) -> ProductAtom:
         part = SparseAtom(np.array([3]), np.array([1.0]), (50,))
@@ -178,13 +163,6 @@ def test_the_number_of_arrays_does_not_grow_with_atoms_or_parts() -> None:
 
     assert len(pack_atoms([product(1)])) == 6
     assert len(pack_atoms([product(20)] * 30)) == 6
-
-
-def test_smallest_forms() -> None:
-    assert PermutationAtom(np.arange(100)).nbytes == 100
-    assert SignAtom(np.ones(80, bool), -1.0, 1.0).nbytes == 10 + 16
-    assert RankOneAtom(np.ones(100), np.ones(50)).nbytes == 8 * 150
-    assert SparseAtom(np.array([7]), np.array([1.0]), (100, 100)).nbytes == 2 + 8
 
 
 def test_add_to_refuses_what_it_would_miss() -> None:

@@ -223,14 +223,6 @@ def test_raw_columns_standardised(how: str) -> None:
     assert model.intercept_ == pytest.approx(b, rel=1e-6)
 
 
-def test_one_table_is_one_node(patients: pd.DataFrame) -> None:
-    X, y = patients.drop(columns="label"), patients["label"]
-    one = FederatedLogisticRegression(tol=1e-11).fit(X, y)
-    two = FederatedLogisticRegression(tol=1e-11).fit(split(patients, "rows"))
-    assert one.coef_ == pytest.approx(two.coef_, abs=1e-5)
-    assert list(one.feature_names_in_) == list(X.columns)
-
-
 def test_a_grid_of_ones_own() -> None:
     X, y = load_diabetes(return_X_y=True)
     nodes = rows_of(X, y, 3)

@@ -13,11 +13,9 @@ from sklearn.metrics import log_loss
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic, Objective
 from fedtrellis.objectives.linear_models import DesignMatrix, NonconvexLogistic
 from fedtrellis.objectives.losses import CrossEntropy, LogisticLoss, ScoreLoss, Squared
-from fedtrellis.objectives.matrices import PrincipalComponents
 from tests.fedtrellis.objectives.cases import (
     BITS,
     CASES,
-    TARGETS,
     FixedBatch,
     csr,
     dense_bound,
@@ -71,20 +69,6 @@ def test_multinomial_is_scikit_learns_log_loss(sparse: bool, intercept: bool) ->
     predicted = probabilities.argmax(axis=1)
     np.testing.assert_array_equal(objective.predict(x), predicted)
     assert objective.metrics(x) == {"accuracy": np.mean(predicted == labels)}
-
-
-def test_multinomial_of_two_classes_is_logistic() -> None:
-    A = features(30, 4)
-    b = np.arange(30) % 2
-    two = MultinomialLogistic(A, b, 2, intercept=False)
-    one = Logistic(A, b)
-    x = point(one)
-    pair = np.stack([np.zeros(4), x], axis=1)
-    assert two.value(pair) == pytest.approx(one.value(x), rel=1e-13)
-    np.testing.assert_allclose(two.gradient(pair)[:, 1], one.gradient(x), atol=1e-14)
-    # λ_max(½ (I − 11ᵀ/2)) = ½ belongs to x_1 = −x_2: the curvature along it is twice
-    # a quarter
-    assert two.lipschitz() == pytest.approx(2 * one.lipschitz())
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -186,35 +170,6 @@ def test_nonconvex_values_are_the_formula(matrix: Any) -> None:
     np.testing.assert_allclose(values, expected, rtol=1e-13)
 
 
-def test_the_nonconvex_bound_is_met_at_zero() -> None:
-    f, h = nonconvex(), 1e-4
-    bound = WEIGHT * (A.T @ A / (4 * 7) + L2 * np.eye(4))
-    np.testing.assert_allclose(dense_bound(f), bound, rtol=1e-13)
-    slopes = [(f.gradient(h * e) - f.gradient(-h * e)) / (2 * h) for e in np.eye(4)]
-    np.testing.assert_allclose(slopes, bound, rtol=1e-5, atol=1e-6)
-
-
-def test_the_regulariser_bends_by_minus_a_quarter_to_one() -> None:
-    # one example of zeros: the loss is constant, the regulariser alone is left
-    f = NonconvexLogistic(np.zeros((1, 1)), [0], l2=1.0)
-    x = np.linspace(-20, 20, 4001)
-    slopes = np.array([f.gradient(np.array([v]))[0] for v in x])
-    curvature = np.gradient(slopes, x)
-    expected = (1 - 3 * x**2) / (1 + x**2) ** 3
-    np.testing.assert_allclose(curvature, expected, atol=1e-3)
-    assert curvature.min() == pytest.approx(-0.25, abs=1e-3)
-    assert curvature.max() == pytest.approx(1.0, abs=1e-3)
-
-
-def test_without_regulariser_it_is_the_logistic_loss() -> None:
-    f, g = nonconvex(l2=0.0), Logistic(A, B, weight=WEIGHT)
-    x = np.array([0.5, -2.0, 0.1, 1.0])
-    assert f.value(x) == g.value(x)
-    np.testing.assert_array_equal(f.gradient(x), g.gradient(x))
-    assert f.metrics(x) == g.metrics(x)
-    np.testing.assert_array_equal(f.predict(x), g.predict(x))
-
-
 @pytest.mark.parametrize("size", [0.0, 1e-160, 1e80, 1e160, 1e300])
 def test_extreme_points_of_the_nonconvex_do_not_overflow(size: float) -> None:
     f = NonconvexLogistic(np.zeros((1, 2)), [0], l2=2.0)
@@ -223,25 +178,6 @@ def test_extreme_points_of_the_nonconvex_do_not_overflow(size: float) -> None:
         value, gradient = f.value(x), f.gradient(x)
     assert value == pytest.approx(np.log(2) + (2.0 if size > 1 else 0.0))
     assert np.abs(gradient).max() <= 1e-79
-
-
-def test_curvatures_in_closed_form() -> None:
-    d = np.array([1.0, -2.0, 0.5])
-    A, weight = features(), 3.0
-    f: Objective = LeastSquares(A, TARGETS, weight=weight, l2=0.2)
-    expected = weight * (2 * np.sum((A @ d) ** 2) + 0.2 * d @ d)
-    assert f.curvature(0 * d, d) == pytest.approx(expected, rel=1e-14)
-    # at 0 every σ′ is 1/4, and softmax's Hessian Böhning's half
-    f = Logistic(A, BITS)
-    assert f.curvature(0 * d, d) == pytest.approx(np.mean((A @ d) ** 2) / 4)
-    f = MultinomialLogistic(A, np.array([0, 1, 1, 0, 1]), 2, intercept=False)
-    D = np.stack([d, -d], axis=1)
-    bound = D.ravel() @ f.hessian_bound() @ D.ravel()
-    assert f.curvature(0 * D, D) == pytest.approx(bound)
-    f = PrincipalComponents(A, 1, weight=2.0)
-    assert f.curvature(0 * d[:, None], d[:, None]) == pytest.approx(
-        -2.0 * np.mean((A @ d) ** 2)
-    )
 
 
 LOSSES: list[ScoreLoss] = [LogisticLoss(), Squared(), CrossEntropy()]

@@ -198,17 +198,6 @@ def test_frozen_parameters_stay() -> None:
     )
 
 
-def test_single_precision_modules_give_float64_arrays() -> None:
-    single = objective(model=network(torch.float32))
-    double = objective(model=network(torch.float64))
-    x = random_point(single)
-    gradient, expected = single.gradient(x), double.gradient(x)
-    assert single.value(x) == pytest.approx(double.value(x), rel=1e-5)
-    assert single.value(x) != double.value(x)
-    assert all(part.dtype == np.float64 for part in gradient)
-    np.testing.assert_allclose(gradient[0], expected[0], rtol=1e-3, atol=1e-6)
-
-
 def test_parameters_that_the_loss_ignores_have_a_zero_gradient() -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -223,16 +212,6 @@ def test_parameters_that_the_loss_ignores_have_a_zero_gradient() -> None:
     gradient = target.gradient(random_point(target))
     assert np.abs(gradient[0]).max() > 0
     assert not gradient[2].any()
-
-
-def test_regression_has_no_accuracy() -> None:
-    model = nn.Linear(6, 1).double()
-    data = (torch.tensor(INPUTS), INPUTS[:, :1])
-    target = TorchObjective(model, nn.functional.mse_loss, data)
-    x = random_point(target)
-    expected = np.mean((INPUTS @ x[0].T + x[1] - INPUTS[:, :1]) ** 2)
-    assert target.value(x) == pytest.approx(expected, rel=1e-13)
-    assert target.metrics(x) == {}
 
 
 def test_a_convolution_runs_in_one_batched_call() -> None:

@@ -22,8 +22,6 @@ from clients import (  # noqa: E402
     ProjectedFedAvgClient,
 )
 from fedtrellis.objectives.torch_objective import TorchObjective  # noqa: E402
-from strategies import FedAvgGD, FedProx, LocalSGD  # noqa: E402
-from tests.harness import grid_of, play  # noqa: E402
 
 RNG = np.random.default_rng(5)
 INPUTS = RNG.standard_normal((23, 6))
@@ -318,38 +316,6 @@ def test_a_cohort_is_its_objectives_one_by_one(
         wanted = torch.cat([part.reshape(-1) for part in parts]).numpy()
         wanted = f.weight * (wanted + f.l2 * points[i])
         np.testing.assert_allclose(slope, wanted, **tolerance)
-
-
-@pytest.mark.parametrize("stacks", [True, False])
-@pytest.mark.parametrize(
-    ("strategy", "client", "settings"),
-    [
-        (FedAvgGD, FedAvgGDClient, {}),
-        (LocalSGD, LocalSGDClient, {"batch_fraction": 0.6}),
-        (FedProx, FedProxClient, {"proximal_weight": 0.5}),
-    ],
-)
-def test_waves_are_the_same_at_once_and_one_by_one(
-    strategy: Any, client: Any, settings: dict[str, Any], stacks: bool
-) -> None:
-    objectives = cohort(perceptron, (6,))
-    if not stacks:
-        for f in objectives:
-            f.vectorize = False
-    assert (TorchObjective.stack(objectives) is not None) == stacks
-    ends = []
-    for batched in (True, False):
-        method = strategy(
-            local_steps=3, step_size=0.02, step_schedule="constant", seed=1, **settings
-        )
-        faults = {"request_loss": 0.1, "reply_loss": 0.1, "seed": 3}
-        grid = grid_of(client, objectives, batched=batched, **faults)
-        start = objectives[0].initial_point()
-        ends.append(play(method, grid, start, 4).arrays)
-    for at_once, singly in zip(*ends, strict=True):
-        assert at_once.dtype == np.float32
-        np.testing.assert_allclose(at_once, singly, atol=1e-5)
-    assert np.abs(ends[0][0] - objectives[0].initial_point()[0]).max() > 0.01
 
 
 def test_what_differs_in_more_than_data_is_no_cohort() -> None:
