@@ -250,13 +250,14 @@ def run(
     grid_seed: int = 0,
     last_fault: int | None = None,
     callbacks: Sequence[Callback] = (),
+    client: Any = FedFWClient,
     **settings: Any,
 ) -> Run:
     """Corrective FedFW on a problem."""
     own = {"local_steps": made.steps, "penalty": made.penalty, "seed": 7}
     settings = {**own, **settings}
     options = {"seed": grid_seed, "encode": encode, **(faults or {})}
-    grid = grid_of(FedFWClient, made.objectives, made.domain, **options)
+    grid = grid_of(client, made.objectives, made.domain, **options)
     watch = Rounds(grid, last_fault)
     strategy = FedFW(
         made.domain, callbacks=[watch, *callbacks], max_failed_rounds=1000, **settings
