@@ -208,15 +208,6 @@ def test_run_equals_numpy_loop(
     assert [record.used for record in strategy.history] == [len(s) for s in sets]
 
 
-def test_dual_penalty_is_the_penalty_by_default() -> None:
-    def model(**options: Any) -> Array:
-        strategy = FedFW(L1Ball(RADIUS), penalty=0.7, variant="augmented", **options)
-        return arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 20)[0]
-
-    assert np.array_equal(model(), model(dual_penalty=0.7))
-    assert not np.array_equal(model(), model(dual_penalty=0.1))
-
-
 # ------------------------------------------------------------------------- Appendix A
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from sklearn.datasets import load_digits
 
 from clients import FirstOrderRFLClient, ZerothOrderRFLClient
 from fedtrellis import LocalGrid, client_app
@@ -25,7 +24,6 @@ from fedtrellis.manifolds import (
 from fedtrellis.random import generator
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
-from tasks.kernel_pca import KernelPCA
 from tests.harness import Array, grid_of, play
 
 N, P, R, SEED = 4, 7, 3, 11
@@ -207,10 +205,10 @@ def test_scalars_are_as_good_as_points(participation: float) -> None:
 
 
 def test_an_upload_of_scalars_is_small() -> None:
-    """p·r = 100 000, m = 50, τ = 1: below 1 kB a node and round, envelope and all."""
+    """p·r = 20 000, m = 50, τ = 1: below 1 kB a node and round, envelope and all."""
     sizes = []
     for upload in ("scalars", "dense"):
-        shape, loss = (100_000, 1), Flat(100_000)
+        shape, loss = (20_000, 1), Flat(20_000)
         manifold = Sphere(shape)
         grid = grid_of(ZerothOrderRFLClient, [loss] * 2, manifold, encode=True)
         strategy = ZerothOrderRFL(
@@ -221,7 +219,7 @@ def test_an_upload_of_scalars_is_small() -> None:
         play(strategy, grid, start, 2)
         sizes.append(max(record.bytes_up for record in strategy.history[1:]) / 2)
     assert sizes[0] < 1000
-    assert sizes[1] > 800_000
+    assert sizes[1] > 160_000
 
 
 class Flat:
@@ -318,39 +316,14 @@ def pca(
     return gap, float(np.linalg.norm(gradient)), x
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("order", "eta", "lowest", "highest"),
-    [(1, 0.02, -1e-14, 1e-10), (0, 0.02, 0.0075, 0.03), (0, 0.005, 0.0015, 0.006)],
-)
-def test_principal_components_of_digits_sorted_by_label(
-    order: int, eta: float, lowest: float, highest: float
-) -> None:
-    """10 nodes, 4 components, τ = 5, m = 50, 300 rounds: F − F* against eigenvalues."""
-    task = KernelPCA(num_clients=10, seed=0)
-    manifold = Stiefel((64, 4))
-    client = FirstOrderRFLClient if order else ZerothOrderRFLClient
-
-    make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
-    strategy = make(manifold, step_size=eta, local_steps=5, seed=0)
-    losses = [task.client_objective(index) for index in range(10)]
-    grid = grid_of(client, losses, manifold)
-    x = play(strategy, grid, task.initial_point(), 300).model
-    features, _ = load_digits(return_X_y=True)
-    C = np.cov(features.T, bias=True)
-    C /= np.linalg.eigvalsh(C)[-1]
-    gap = 0.5 * float(np.linalg.eigvalsh(C)[-4:].sum() - np.vdot(x, C @ x))
-    assert lowest < gap < highest
-
-
 def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> None:
     settings: dict[str, Any] = {"step_size": 0.02, "local_steps": 5}
-    gap, norm, x = pca(500, 1, **settings)
+    gap, norm, x = pca(400, 1, **settings)
     assert norm < 1e-8
     assert abs(gap) < 1e-10
     # iterates stay on the manifold
     assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
-    gap, norm, _ = pca(500, 1, correction=False, server_step_size=1.0, **settings)
+    gap, norm, _ = pca(400, 1, correction=False, server_step_size=1.0, **settings)
     assert norm > 1e-4
     assert gap > 1e-8
 
@@ -358,7 +331,7 @@ def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> 
 def test_zeroth_order_comes_near_the_optimum_and_nearer_with_more_samples() -> None:
     floors = []
     for samples in (10, 160):
-        gap, _, x = pca(300, 0, step_size=0.01, local_steps=5, samples=samples)
+        gap, _, x = pca(120, 0, step_size=0.02, local_steps=5, samples=samples)
         assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
         floors.append(gap)
     assert 0.0 < floors[1] < 0.5 * floors[0] < 0.02
@@ -401,7 +374,7 @@ def test_a_model_of_several_arrays() -> None:
     ):
         strategy: FirstOrderRFL = make(manifold, step_size=0.05)
         grid = grid_of(client, [Layers()] * 3, manifold, encode=True)
-        u, b = play(strategy, grid, start, 120).arrays
+        u, b = play(strategy, grid, start, 60).arrays
         # the minimum over orthonormal columns: the first row is −(1, −2)/√5
         assert u[0] == pytest.approx(np.array([-1.0, 2.0]) / math.sqrt(5), abs=5e-3)
         assert b == pytest.approx(np.ones(4), abs=5e-3)

@@ -1,0 +1,558 @@
+"""FedAvg's family against plain NumPy loops, closed forms and optima."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cvxpy
+import numpy as np
+import pytest
+
+from clients import (
+    CompressedSGDClient,
+    FedAvgGDClient,
+    FedDRClient,
+    FedOptClient,
+    FedProxClient,
+    LocalSGDClient,
+    NaiveFrankWolfeClient,
+    ProjectedFedAvgClient,
+    ScaffoldClient,
+)
+from fedtrellis.domains import Box, Domain, L1Ball, L2Ball
+from fedtrellis.local_steps import step_size_at
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.random import generator
+from strategies import (
+    CompressedSGD,
+    FedAvgGD,
+    FedDR,
+    FedOpt,
+    FedProx,
+    LocalSGD,
+    NaiveFrankWolfe,
+    ProjectedFedAvg,
+    Scaffold,
+)
+from tests.harness import Array, Played, grid_of, play
+
+cp: Any = cvxpy  # its functions are not typed
+
+N, P, SEED, ROUNDS, RADIUS = 5, 6, 3, 15, 1.5
+# clients of unequal size: the mean must not weigh them by it
+SIZES = [12, 7, 20, 9, 15]
+_rng = np.random.default_rng(0)
+A = [_rng.standard_normal((d, P)) for d in SIZES]
+# every client has its own idea of x, so that F's minimum is nobody's
+B = [a @ (2.0 * _rng.standard_normal(P)) for a in A]
+LOSSES = [
+    LeastSquares(a, b, scale="half-mean", l2=0.1) for a, b in zip(A, B, strict=True)
+]
+HESSIANS = [a.T @ a / len(a) + 0.1 * np.eye(P) for a in A]
+RIGHT = [a.T @ b / len(b) for a, b in zip(A, B, strict=True)]
+LIPSCHITZ = max(float(np.linalg.eigvalsh(H)[-1]) for H in HESSIANS)
+START = np.full(P, 0.1)
+BALL = L1Ball(RADIUS)
+
+
+def gradient(i: int, x: Array) -> Array:
+    return np.asarray(HESSIANS[i] @ x - RIGHT[i])
+
+
+def played(
+    make: Any, client: Any, rounds: int = ROUNDS, losses: Any = LOSSES, **options: Any
+) -> Played[Any]:
+    domain = options.pop("domain", None)
+    first = [] if domain is None else [domain]
+    more = first if client is NaiveFrankWolfeClient else []
+    strategy = make(*first, **{"seed": SEED, "max_failed_rounds": 1000, **options})
+    return play(strategy, grid_of(client, losses, *more, seed=1), START, rounds)
+
+
+# ------------------------------------------------------------------- the loops, by text
+
+Sets = Sequence[Sequence[int]]
+
+
+def project_l1(v: Array) -> Array:
+    """Bisection on the threshold θ with Σ max(|v_j| − θ, 0) = radius."""
+    if np.abs(v).sum() <= RADIUS:
+        return v.copy()
+    low, high = 0.0, float(np.abs(v).max())
+    for _ in range(200):
+        theta = 0.5 * (low + high)
+        if np.maximum(np.abs(v) - theta, 0.0).sum() > RADIUS:
+            low = theta
+        else:
+            high = theta
+    return np.asarray(np.sign(v) * np.maximum(np.abs(v) - high, 0.0))
+
+
+DOMAINS: list[tuple[Domain, Callable[[Array], Array]]] = [
+    (BALL, project_l1),
+    (Box(-0.3, 0.4), lambda v: np.minimum(np.maximum(v, -0.3), 0.4)),
+    (L2Ball(RADIUS), lambda v: v * min(1.0, RADIUS / float(np.sqrt(v @ v)))),
+]
+
+
+def local(
+    i: int,
+    t: int,
+    x: Array,
+    sizes: Sequence[float],
+    batch: int = 0,
+    more: Callable[[Array], Any] = lambda x: 0.0,
+) -> Array:
+    """Gradient steps of client i in round t; its batches are drawn one by one."""
+    rng = generator(SEED, "mini-batch", str(i), t)
+    for size in sizes:
+        g = LOSSES[i].stochastic_gradient(x, rng, batch) if batch else gradient(i, x)
+        x = x - size * (g + more(x))
+    return x
+
+
+def fedavg(
+    sets: Sets,
+    k: int,
+    a: float,
+    schedule: str = "constant",
+    fraction: float = 1.0,
+    mu: float = 0.0,
+    server: Callable[[Array, Array], Array] = lambda x, change: x + change,
+) -> Iterator[Array]:
+    x = START
+    for t, S in enumerate(sets, start=1):
+        counts = k * (t - 1) + np.arange(1, k + 1)
+        sizes = {
+            "log": a / np.log2(counts + 1),
+            "constant": np.full(k, a),
+            "inverse-sqrt": a / np.sqrt(counts),
+        }[schedule]
+        # an independent ceiling: in whole thousandths
+        whole = [-(-round(1000 * fraction) * d // 1000) for d in SIZES]
+        batches = [0 if fraction == 1.0 else batch for batch in whole]
+        ends = [
+            local(i, t, x, sizes, batches[i], lambda z, x=x: mu * (z - x)) for i in S
+        ]
+        if ends:
+            x = server(x, np.mean(ends, axis=0) - x)
+        yield x
+
+
+def fedopt(optimizer: str, eta: float) -> Callable[[Array, Array], Array]:
+    """The server's step, which remembers its moments."""
+    m = np.zeros(P)
+    v = np.zeros(P) if optimizer == "adam" else np.full(P, 1e-6)
+
+    def step(x: Array, change: Array) -> Array:
+        nonlocal m, v
+        if optimizer == "momentum":
+            m = 0.9 * m + change
+            return x + eta * m
+        m = 0.9 * m + 0.1 * change
+        sign = -1.0 if optimizer == "adam" else np.sign(v - change**2)
+        v = (
+            0.99 * v + 0.01 * change**2
+            if optimizer == "adam"
+            else v - 0.01 * (change**2 * sign)
+        )
+        return np.asarray(x + eta * m / (np.sqrt(v) + 1e-3))
+
+    return step
+
+
+def projected(sets: Sets, project: Any, k: int, size: float, batch: int) -> Any:
+    x = START
+    for t, S in enumerate(sets, start=1):
+        if S:
+            ends = [local(i, t, x, [size] * k, batch) for i in S]
+            x = project(np.mean(ends, axis=0))
+        yield x
+
+
+def feddr(sets: Sets, project: Any, k: int, size: float, batch: int) -> Any:
+    """With α = 1.7 and η = 2."""
+    x, y = [START] * N, [START] * N
+    reflected, x_bar = np.tile(START, (N, 1)), START
+    for t, S in enumerate(sets, start=1):
+        for i in S:
+            y[i] = y[i] + 1.7 * (x_bar - x[i])
+            pull = lambda z, at=y[i]: (z - at) / 2.0  # noqa: E731
+            x[i] = local(i, t, x[i], [size] * k, batch, pull)
+            reflected[i] = 2 * x[i] - y[i]
+        if S:
+            x_bar = project(reflected.mean(axis=0))
+        yield x_bar
+
+
+def scaffold(sets: Sets, k: int, a: float) -> Iterator[Array]:
+    """With option II of the paper."""
+    x, c_i = START, dict.fromkeys(range(N), np.zeros(P))
+    for t, S in enumerate(sets, start=1):
+        c = np.mean(list(c_i.values()), axis=0)
+        ends = {
+            i: local(i, t, x, [a] * k, 0, lambda z, i=i, c=c: c - c_i[i]) for i in S
+        }
+        for i, end in ends.items():
+            c_i[i] = c_i[i] - c + (x - end) / (k * a)
+        if ends:
+            x = np.mean(list(ends.values()), axis=0)
+        yield x
+
+
+def error_feedback(sets: Sets, k: int, a: float) -> Iterator[Array]:
+    """Two of six entries of each, and a server's momentum of 0.4."""
+    x, m, errors = START, np.zeros(P), dict.fromkeys(range(N), np.zeros(P))
+    for t, S in enumerate(sets, start=1):
+        sent = []
+        for i in S:
+            wanted = errors[i] + local(i, t, x, [a] * k) - x
+            kept = np.where(np.abs(wanted) >= np.sort(np.abs(wanted))[-2], wanted, 0.0)
+            errors[i] = wanted - kept
+            sent.append(kept)
+        if S:
+            m = 0.4 * m + np.mean(sent, axis=0)
+            x = x + m
+        yield x
+
+
+def majority(sets: Sets, k: int, a: float, eta: float) -> Iterator[Array]:
+    x = START
+    for t, S in enumerate(sets, start=1):
+        votes = sum((np.sign(local(i, t, x, [a] * k) - x) for i in S), np.zeros(P))
+        x = x + eta * np.sign(votes)
+        yield x
+
+
+def naive(sets: Sets, schedule: str, p: float) -> Iterator[Array]:
+    x = START
+    for t, S in enumerate(sets, start=1):
+        eta = {
+            "convex": 2 / (p * (t - 1) + 2),
+            "nonconvex": (p * ROUNDS + 1) ** (-2 / 3),
+            "stochastic": 9 / (t + 8),
+            "constant": 0.1,
+        }[schedule]
+        atoms = np.zeros(P)
+        for i in S:
+            g = gradient(i, x)
+            j = np.argmax(np.abs(g))
+            atoms[j] -= RADIUS * np.sign(g[j])
+        if S:
+            x = (1 - eta) * x + eta * atoms / len(S)
+        yield x
+
+
+Loop = Callable[[Sets], Iterator[Array]]
+CASES: dict[str, tuple[Any, Any, dict[str, Any], Loop]] = {}
+for _schedule in ("log", "constant", "inverse-sqrt"):
+    for _k, _part in ((1, 1.0), (5, 0.3)):
+        CASES[f"fedavg-gd {_schedule} {_k}"] = (
+            *(FedAvgGD, FedAvgGDClient),
+            {"local_steps": _k, "step_size": 0.15, "step_schedule": _schedule}
+            | {"batch_fraction": _part},
+            lambda s, k=_k, f=_part, n=_schedule: fedavg(s, k, 0.15, n, f),
+        )
+    CASES[f"fedprox {_schedule}"] = (
+        *(FedProx, FedProxClient),
+        {"local_steps": 4, "step_size": 0.15, "step_schedule": _schedule}
+        | {"batch_fraction": 0.3, "proximal_weight": 0.7},
+        lambda s, n=_schedule: fedavg(s, 4, 0.15, n, 0.3, 0.7),
+    )
+# 5 % of the examples, and half of FedAvgGD's step
+CASES["local-sgd"] = (
+    *(LocalSGD, LocalSGDClient, {}),
+    lambda s: fedavg(s, 5, 0.005, "log", 0.05),
+)
+_FOUR: dict[str, Any] = {
+    **{"local_steps": 4, "step_size": 0.15, "step_schedule": "constant"},
+    "batch_fraction": 1.0,
+}
+for _kind in ("momentum", "adam", "yogi"):
+    CASES[f"fedopt {_kind}"] = (
+        *(FedOpt, FedOptClient),
+        _FOUR | {"optimizer": _kind, "server_step_size": 0.3},
+        lambda s, o=_kind: fedavg(s, 4, 0.15, server=fedopt(o, 0.3)),
+    )
+CASES["scaffold"] = Scaffold, ScaffoldClient, _FOUR, lambda s: scaffold(s, 4, 0.15)
+CASES["top-k"] = (
+    *(CompressedSGD, CompressedSGDClient),
+    _FOUR | {"kept_fraction": 0.3, "server_momentum": 0.4},
+    lambda s: error_feedback(s, 4, 0.15),
+)
+CASES["sign"] = (
+    *(CompressedSGD, CompressedSGDClient),
+    _FOUR | {"compressor": "sign", "server_step_size": 0.25, "server_momentum": 0.0},
+    lambda s: majority(s, 4, 0.15, 0.25),
+)
+for _domain, _project in DOMAINS:
+    for _batch in (0, 4):
+        _steps = {"local_steps": 3, "local_step_size": 0.15, "batch_size": _batch}
+        CASES[f"projected-fedavg {_domain} {_batch}"] = (
+            *(ProjectedFedAvg, ProjectedFedAvgClient),
+            {"domain": _domain, **_steps},
+            lambda s, p=_project, b=_batch: projected(s, p, 3, 0.15, b),
+        )
+        CASES[f"feddr {_domain} {_batch}"] = (
+            *(FedDR, FedDRClient),
+            {"domain": _domain, "relaxation": 1.7, "proximal_step": 2.0, **_steps},
+            lambda s, p=_project, b=_batch: feddr(s, p, 3, 0.15, b),
+        )
+
+
+def check(run: Played[Any], loop: Iterator[Array], participation: float) -> None:
+    models = list(loop)
+    for ours, theirs in zip(run.models, models, strict=True):
+        assert np.abs(ours - theirs).max() < 1e-12
+    assert np.array_equal(run.model, run.models[-1])
+    assert np.abs(models[-1] - START).max() > 0.03
+    sizes = {len(S) for S in run.used}
+    assert sizes == {N} if participation == 1.0 else len(sizes) > 2
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+@pytest.mark.parametrize("name", CASES)
+def test_every_model_is_the_loops(name: str, participation: float) -> None:
+    make, client, settings, loop = CASES[name]
+    run = played(make, client, participation=participation, **settings)
+    check(run, loop(run.used), participation)
+
+
+@pytest.mark.parametrize("schedule", ["convex", "nonconvex", "stochastic", "constant"])
+@pytest.mark.parametrize(
+    ("asked", "sampling", "p"),
+    # 3 of 5 clients in every round, where half of them are asked for
+    [(1.0, "bernoulli", 1.0), (0.6, "bernoulli", 0.6), (0.5, "fixed", 0.6)],
+)
+def test_naive_frank_wolfe_is_the_loop(
+    schedule: str, asked: float, sampling: str, p: float
+) -> None:
+    settings = {"schedule": schedule, "step_size": 0.1, "sampling": sampling}
+    run = played(
+        *(NaiveFrankWolfe, NaiveFrankWolfeClient),
+        **{"domain": BALL, "participation": asked, **settings},
+    )
+    for ours, theirs in zip(run.models, naive(run.used, schedule, p), strict=True):
+        assert np.abs(ours - theirs).max() < 1e-12
+    assert sampling != "fixed" or {len(S) for S in run.used} == {3}
+
+
+# ------------------------------------------------------------------------------- optima
+
+
+def optimum(domain: Domain | None = None) -> Array:
+    """argmin over D of F = (1/n) Σ f_i, by CVXPY."""
+    x = cp.Variable(P)
+    H, c = np.mean(HESSIANS, axis=0), np.mean(RIGHT, axis=0)
+    if domain is None:
+        return np.asarray(np.linalg.solve(H, c))
+    if isinstance(domain, Box):
+        constraint = cp.norm_inf(x - 0.05) <= 0.35
+    else:
+        constraint = cp.norm(x, 1 if isinstance(domain, L1Ball) else 2) <= RADIUS
+    problem = cp.Problem(cp.Minimize(cp.quad_form(x, H) / 2 - c @ x), [constraint])
+    problem.solve(solver="CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12)
+    return np.asarray(x.value, dtype=np.float64)
+
+
+@pytest.mark.parametrize(("domain", "steps"), [(None, 50), (BALL, 50)])
+def test_many_local_steps_end_somewhere_else_and_one_does_not(
+    domain: Domain | None, steps: int
+) -> None:
+    """As the documentation says: one step is gradient descent on the mean."""
+    size = 1.0 / LIPSCHITZ
+    for k, rounds in ((1, 600), (steps, 50)):
+        run = (
+            played(
+                *(FedAvgGD, FedAvgGDClient, rounds),
+                **{"local_steps": k, "step_size": size, "step_schedule": "constant"},
+            )
+            if domain is None
+            else played(
+                *(ProjectedFedAvg, ProjectedFedAvgClient, rounds),
+                **{"local_steps": k, "local_step_size": size, "domain": domain},
+            )
+        )
+        off = float(np.abs(run.model - optimum(domain)).max())
+        assert (off < 1e-6) == (k == 1)
+        assert k == 1 or off > 1e-2
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("domain", [domain for domain, _ in DOMAINS], ids=repr)
+def test_feddr_finds_the_constrained_optimum(
+    domain: Domain, participation: float
+) -> None:
+    run = played(
+        *(FedDR, FedDRClient, 100 if participation == 1.0 else 200),
+        domain=domain,
+        participation=participation,
+        relaxation=1.0,
+        proximal_step=1.0,
+        local_steps=60,
+        local_step_size=1 / (LIPSCHITZ + 1.0),
+    )
+    assert domain.contains(run.model)
+    assert np.abs(run.model - optimum(domain)).max() < 1e-5
+
+
+def test_scaffold_ends_at_the_optimum() -> None:
+    run = played(Scaffold, ScaffoldClient, 400, **_FOUR)
+    assert np.abs(run.model - optimum()).max() < 1e-9
+
+
+@pytest.mark.parametrize("mu", [0.3, 5.0])
+def test_fedprox_pulls_towards_the_servers_model(mu: float) -> None:
+    """Many steps reach x_i = (H_i + μI)⁻¹ (c_i + μx), argmin f_i + μ/2‖· − x‖²."""
+    run = played(
+        *(FedProx, FedProxClient, 2),
+        proximal_weight=mu,
+        local_steps=2000,
+        step_size=1.0 / (LIPSCHITZ + mu),
+        step_schedule="constant",
+    )
+    x = START
+    for model in run.models:
+        pairs = zip(HESSIANS, RIGHT, strict=True)
+        local_ends = [np.linalg.solve(H + mu * np.eye(P), c + mu * x) for H, c in pairs]
+        x = np.mean(local_ends, axis=0)
+        assert np.abs(model - x).max() < 1e-10
+
+
+# --------------------------------------------------------- step sizes, batches, losses
+
+
+def test_step_sizes_by_hand() -> None:
+    # log₂ 2 = 1, log₂ 3 = 1.5849625, log₂ 4 = 2
+    log = [step_size_at("log", 0.01, k) for k in (1, 2, 3)]
+    assert log == pytest.approx([0.01, 0.006309297535714575, 0.005], rel=1e-15)
+    root = [step_size_at("inverse-sqrt", 0.6, k) for k in (1, 4, 9)]
+    assert root == pytest.approx([0.6, 0.3, 0.2], rel=1e-15)
+
+
+class Recorder:
+    """A zero gradient that notes how large a batch was asked for."""
+
+    def __init__(self, num_examples: int) -> None:
+        self.num_examples = num_examples
+        self.batches: list[int] = []
+
+    def gradient(self, x: Array) -> Array:
+        self.batches.append(0)
+        return np.zeros_like(x)
+
+    def stochastic_gradient(self, x: Array, rng: Any, batch_size: int) -> Array:
+        self.batches.append(batch_size)
+        return np.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "batches"),
+    # ⌈0.07·100⌉ is 7, though 0.07·100 is 7.000000000000001 in floating point
+    [(0.07, [7, 1, 8]), (0.05, [5, 1, 6]), (1e-9, [1, 1, 1]), (1.0, [0, 0, 0])],
+)
+def test_batch_sizes(fraction: float, batches: list[int]) -> None:
+    losses = [Recorder(100), Recorder(3), Recorder(101)]
+    settings = {"batch_fraction": fraction, "local_steps": 3}
+    played(FedAvgGD, FedAvgGDClient, 2, losses, **settings)
+    assert [loss.batches for loss in losses] == [[b] * 6 for b in batches]
+
+
+def test_clients_losses_are_weighed_by_their_examples() -> None:
+    settings = {"participation": 0.7, "client_evaluate_every": 4}
+    run = played(FedAvgGD, FedAvgGDClient, 12, **settings)
+    mean = np.average([loss.value(run.model) for loss in LOSSES], weights=SIZES)
+    loss = run.strategy.history[-1].client_evaluation["loss"]
+    assert loss == pytest.approx(float(mean), rel=1e-12)
+
+
+def test_the_instruction_is_small() -> None:
+    steps = {"local-steps": 5, "step-size": 0.01, "step-schedule": "log"}
+    assert FedAvgGD().instruction(3, "0") == steps
+    assert FedProx(proximal_weight=0).instruction(3, "0") == steps
+    assert FedProx().instruction(3, "0") == {**steps, "proximal-weight": 0.01}
+    sgd = {"step-size": 0.005, "batch-fraction": 0.05, "seed": 7}
+    assert LocalSGD(seed=7).instruction(3, "0") == {**steps, **sgd}
+    # what the methods of a fixed step send
+    assert ProjectedFedAvg(L1Ball(1.0), seed=7).instruction(3, "0") == {
+        "local-steps": 5,
+        "local-step-size": 0.1,
+        "batch-size": 0,
+        "seed": 7,
+    }
+
+
+# --------------------------------------------------------------------------- divergence
+
+LONG: dict[str, Any] = {"step_schedule": "constant", "local_steps": 40}
+
+
+@pytest.mark.parametrize(
+    ("make", "client"),
+    [
+        (FedAvgGD, FedAvgGDClient),
+        (LocalSGD, LocalSGDClient),
+        (FedProx, FedProxClient),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_divergence_is_reported(make: Any, client: Any) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        played(make, client, 1000, step_size=50.0, max_failed_rounds=3, **LONG)
+    message = str(caught.value)
+    assert "no usable answer in 3 rounds in a row" in message
+    assert "the local steps diverged: step-size = 50.0 is too long" in message
+
+
+@pytest.mark.parametrize(("bound", "said"), [(1e9, "server"), (2.0, "client")])
+def test_a_client_knows_the_bound_and_says_why_itself(bound: float, said: str) -> None:
+    """Unless it is somebody else's client, whose answer the server refuses."""
+
+    class Unaware(FedAvgGDClient):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            if said == "client":
+                return super().fit(parameters, config)
+            assert "answer-bound" not in config
+            return [1e10 * np.ones(P)], 0, {}
+
+    reason = {
+        "server": "beyond answer-bound = 1e.09; local steps that diverge, or a lie",
+        "client": "the local steps diverged: step-size = 5.0 is too long",
+    }[said]
+    settings = {"step_size": 5.0, "answer_bound": bound, "max_failed_rounds": 1}
+    with pytest.raises(RuntimeError, match=reason):
+        played(FedAvgGD, Unaware, 1, **settings)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_diverging_client_is_left_out() -> None:
+    """The others go on, and the log of the round says why it is missing."""
+    steep = LeastSquares(1e4 * A[0], B[0], scale="half-mean")
+    losses = [steep, *LOSSES[1:]]
+    run = played(FedAvgGD, FedAvgGDClient, 5, losses, step_size=0.1, **LONG)
+    assert run.used == [[1, 2, 3, 4]] * 5
+    for ours, theirs in zip(run.models, fedavg(run.used, 40, 0.1), strict=True):
+        assert np.abs(ours - theirs).max() < 1e-12
+    for record in run.strategy.history:
+        ((who, why),) = record.rejected
+        assert who == "0"
+        assert "step-size = 0.1 is too long" in why
+
+
+class Throw:
+    """A gradient that ends a run at once."""
+
+    num_examples = 1
+
+    def gradient(self, x: Array) -> Array:
+        return np.full_like(x, -1.5e308)
+
+
+@pytest.mark.parametrize("size", [1.0, 10.0])
+@pytest.mark.filterwarnings("error")
+def test_overflow_is_an_error_and_no_warning(size: float) -> None:
+    """Of γ∇f_i; and of the sum of models whose entries are finite each."""
+    settings = {"local_steps": 1, "step_size": size, "max_failed_rounds": 1}
+    with pytest.raises(RuntimeError, match="the local steps diverged"):
+        played(FedAvgGD, FedAvgGDClient, 1, [Throw()] * 3, **settings)
