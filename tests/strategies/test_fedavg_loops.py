@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import cvxpy
@@ -61,7 +62,7 @@ def gradient(i: int, x: Array) -> Array:
 
 
 def played(
-    make: Any, client: Any, rounds: int = ROUNDS, losses: Any = LOSSES, **options: Any
+    make: Any, client: Any, rounds: Any = ROUNDS, losses: Any = LOSSES, **options: Any
 ) -> Played[Any]:
     domain = options.pop("domain", None)
     first = [] if domain is None else [domain]
@@ -100,15 +101,17 @@ def local(
     i: int,
     t: int,
     x: Array,
-    sizes: Sequence[float],
+    sizes: Any,
     batch: int = 0,
-    more: Callable[[Array], Any] = lambda x: 0.0,
+    pull: float = 0.0,
+    towards: Any = 0.0,
+    shift: Any = 0.0,
 ) -> Array:
     """Gradient steps of client i in round t; its batches are drawn one by one."""
     rng = generator(SEED, "mini-batch", str(i), t)
     for size in sizes:
         g = LOSSES[i].stochastic_gradient(x, rng, batch) if batch else gradient(i, x)
-        x = x - size * (g + more(x))
+        x = x - size * (g + pull * (x - towards) + shift)
     return x
 
 
@@ -119,9 +122,9 @@ def fedavg(
     schedule: str = "constant",
     fraction: float = 1.0,
     mu: float = 0.0,
-    server: Callable[[Array, Array], Array] = lambda x, change: x + change,
+    server: tuple[str, float] = ("", 1.0),
 ) -> Iterator[Array]:
-    x = START
+    x, step = START, fedopt(*server)
     for t, S in enumerate(sets, start=1):
         counts = k * (t - 1) + np.arange(1, k + 1)
         sizes = {
@@ -132,11 +135,9 @@ def fedavg(
         # an independent ceiling: in whole thousandths
         whole = [-(-round(1000 * fraction) * d // 1000) for d in SIZES]
         batches = [0 if fraction == 1.0 else batch for batch in whole]
-        ends = [
-            local(i, t, x, sizes, batches[i], lambda z, x=x: mu * (z - x)) for i in S
-        ]
+        ends = [local(i, t, x, sizes, batches[i], mu, x) for i in S]
         if ends:
-            x = server(x, np.mean(ends, axis=0) - x)
+            x = step(x, np.mean(ends, axis=0) - x)
         yield x
 
 
@@ -147,6 +148,8 @@ def fedopt(optimizer: str, eta: float) -> Callable[[Array, Array], Array]:
 
     def step(x: Array, change: Array) -> Array:
         nonlocal m, v
+        if not optimizer:
+            return x + eta * change
         if optimizer == "momentum":
             m = 0.9 * m + change
             return x + eta * m
@@ -178,8 +181,7 @@ def feddr(sets: Sets, project: Any, k: int, size: float, batch: int) -> Any:
     for t, S in enumerate(sets, start=1):
         for i in S:
             y[i] = y[i] + 1.7 * (x_bar - x[i])
-            pull = lambda z, at=y[i]: (z - at) / 2.0  # noqa: E731
-            x[i] = local(i, t, x[i], [size] * k, batch, pull)
+            x[i] = local(i, t, x[i], [size] * k, batch, 0.5, y[i])
             reflected[i] = 2 * x[i] - y[i]
         if S:
             x_bar = project(reflected.mean(axis=0))
@@ -191,9 +193,7 @@ def scaffold(sets: Sets, k: int, a: float) -> Iterator[Array]:
     x, c_i = START, dict.fromkeys(range(N), np.zeros(P))
     for t, S in enumerate(sets, start=1):
         c = np.mean(list(c_i.values()), axis=0)
-        ends = {
-            i: local(i, t, x, [a] * k, 0, lambda z, i=i, c=c: c - c_i[i]) for i in S
-        }
+        ends = {i: local(i, t, x, [a] * k, shift=c - c_i[i]) for i in S}
         for i, end in ends.items():
             c_i[i] = c_i[i] - c + (x - end) / (k * a)
         if ends:
@@ -252,18 +252,18 @@ for _schedule in ("log", "constant", "inverse-sqrt"):
             *(FedAvgGD, FedAvgGDClient),
             {"local_steps": _k, "step_size": 0.15, "step_schedule": _schedule}
             | {"batch_fraction": _part},
-            lambda s, k=_k, f=_part, n=_schedule: fedavg(s, k, 0.15, n, f),
+            partial(fedavg, k=_k, a=0.15, schedule=_schedule, fraction=_part),
         )
     CASES[f"fedprox {_schedule}"] = (
         *(FedProx, FedProxClient),
         {"local_steps": 4, "step_size": 0.15, "step_schedule": _schedule}
         | {"batch_fraction": 0.3, "proximal_weight": 0.7},
-        lambda s, n=_schedule: fedavg(s, 4, 0.15, n, 0.3, 0.7),
+        partial(fedavg, k=4, a=0.15, schedule=_schedule, fraction=0.3, mu=0.7),
     )
 # 5 % of the examples, and half of FedAvgGD's step
 CASES["local-sgd"] = (
     *(LocalSGD, LocalSGDClient, {}),
-    lambda s: fedavg(s, 5, 0.005, "log", 0.05),
+    partial(fedavg, k=5, a=0.005, schedule="log", fraction=0.05),
 )
 _FOUR: dict[str, Any] = {
     **{"local_steps": 4, "step_size": 0.15, "step_schedule": "constant"},
@@ -273,18 +273,18 @@ for _kind in ("momentum", "adam", "yogi"):
     CASES[f"fedopt {_kind}"] = (
         *(FedOpt, FedOptClient),
         _FOUR | {"optimizer": _kind, "server_step_size": 0.3},
-        lambda s, o=_kind: fedavg(s, 4, 0.15, server=fedopt(o, 0.3)),
+        partial(fedavg, k=4, a=0.15, server=(_kind, 0.3)),
     )
-CASES["scaffold"] = Scaffold, ScaffoldClient, _FOUR, lambda s: scaffold(s, 4, 0.15)
+CASES["scaffold"] = Scaffold, ScaffoldClient, _FOUR, partial(scaffold, k=4, a=0.15)
 CASES["top-k"] = (
     *(CompressedSGD, CompressedSGDClient),
     _FOUR | {"kept_fraction": 0.3, "server_momentum": 0.4},
-    lambda s: error_feedback(s, 4, 0.15),
+    partial(error_feedback, k=4, a=0.15),
 )
 CASES["sign"] = (
     *(CompressedSGD, CompressedSGDClient),
     _FOUR | {"compressor": "sign", "server_step_size": 0.25, "server_momentum": 0.0},
-    lambda s: majority(s, 4, 0.15, 0.25),
+    partial(majority, k=4, a=0.15, eta=0.25),
 )
 for _domain, _project in DOMAINS:
     for _batch in (0, 4):
@@ -292,12 +292,12 @@ for _domain, _project in DOMAINS:
         CASES[f"projected-fedavg {_domain} {_batch}"] = (
             *(ProjectedFedAvg, ProjectedFedAvgClient),
             {"domain": _domain, **_steps},
-            lambda s, p=_project, b=_batch: projected(s, p, 3, 0.15, b),
+            partial(projected, project=_project, k=3, size=0.15, batch=_batch),
         )
         CASES[f"feddr {_domain} {_batch}"] = (
             *(FedDR, FedDRClient),
             {"domain": _domain, "relaxation": 1.7, "proximal_step": 2.0, **_steps},
-            lambda s, p=_project, b=_batch: feddr(s, p, 3, 0.15, b),
+            partial(feddr, project=_project, k=3, size=0.15, batch=_batch),
         )
 
 
