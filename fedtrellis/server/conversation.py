@@ -291,11 +291,13 @@ class Conversation:
             if isinstance(reply, Message):
                 reply = NodeReply.of(reply.content)
             status, numbers = reply.status, _NO_NUMBERS
-            alike = {"client-id": name, **expected}
-            if status != alike or status["in-sync"] is not True:  # 1 is not True
-                for key in ("client-id", "session", "server-round", "phase"):
-                    value = name if key == "client-id" else expected.get(key)
-                    if (found := status.get(key)) != value:
+            alike = reply.client == name and status == expected
+            if not alike or status["in-sync"] is not True:  # 1 is not True
+                if reply.client != name:
+                    of = f"client-id {reply.client!r}, not {name!r}"
+                    return Reason(f"the answer has {of}")
+                for key in ("session", "server-round", "phase"):
+                    if (found := status.get(key)) != (value := expected.get(key)):
                         return Reason(f"the answer has {key} {found!r}, not {value!r}")
                 if "refused" in status and (refusal := refusal_of(status)):
                     return refusal

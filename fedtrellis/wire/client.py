@@ -37,7 +37,6 @@ from fedtrellis.wire.protocol import (
     CONFIG,
     EXAMPLES,
     MEMORY,
-    MODEL,
     PHASE,
     RESTORE,
     STATUS,
@@ -311,6 +310,7 @@ class Serving:
     _before: Mapping[str, Any] | None = field(init=False, default=None)
     _memory: ClientMemory = field(init=False)
     _status: dict[str, Any] = field(init=False)
+    _stateful: bool = field(init=False)
 
     def begin(self) -> NodeReply | None:
         """Take the request, and make the client; a reply if that is all."""
@@ -321,12 +321,10 @@ class Serving:
         else:
             records = context.state
         self._before = {n: r.copy() for n, r in records.items()} if records else {}
-        config, status = request.read(node.max_count)
+        config, self._status, record = request.read(node.max_count)
         self.config, session = config, config["session"]
         if held is None or held.session != session:
             held = ClientMemory.load(records, session)
-        self._status = {"client-id": client_identity(context), **status}
-        record = cast(Any, request.content[MODEL])
         # who has and is sent the same has the same; the requests all exist meanwhile
         key = id(record), held.model
         model = self.received.get(key)
@@ -337,26 +335,34 @@ class Serving:
                 self.received[key] = model
             memory = held.take_request(model, request.content, config)
         except (OutOfSyncError, RestoreNeededError):
-            self._status.pop("model-version", None)
+            known = self._status.items()
+            self._status = {k: v for k, v in known if k != "model-version"}
             return self._out_of_step()
         self.model, self._memory = model, memory
         client = self.client = node.client(context)
         clear = self.function not in SUM_PHASES and ATTEMPT not in self.config
         if clear and not getattr(client, "hides_by_itself", False):
             check_exposed(context, self.function.removeprefix(PHASE))
-        if isinstance(client, StatefulClient):
-            if client.restorable is not None and RESTORE in request.content:
+        # of an abstract class isinstance would look it up every time
+        self._stateful = StatefulClient in type(client).__mro__
+        if self._stateful:
+            keeps = cast(StatefulClient, client)
+            if keeps.restorable is not None and RESTORE in request.content:
                 given = restored_names(cast(Any, request.content[RESTORE]))
-                for strange in sorted(given - client.restorable):
+                for strange in sorted(given - keeps.restorable):
                     raise ValueError(
                         f"a client of this method takes no {strange!r} back"
                     )
-            client.state = Named("the client's state", memory.committed.decoded())
+            keeps.state = Named("the client's state", memory.committed.decoded())
         return None
 
     def _out_of_step(self) -> NodeReply:
         # nothing has changed; the server sends everything in the same round
-        return NodeReply({**self._status, "in-sync": False})
+        return self._reply({"in-sync": False})
+
+    def _reply(self, more: Mapping[str, Any]) -> NodeReply:
+        status = {**self._status, **more} if more else self._status
+        return NodeReply(client_identity(self.context), status)
 
     def failed(self, error: Exception) -> NodeReply | Exception:
         """Undo what was done to the client's state; the reply of one that refuses.
@@ -376,7 +382,7 @@ class Serving:
             return error
         # what the server is not to read
         log(INFO, "refused: %s", getattr(error, "detail", error))
-        return NodeReply({**self._status, "refused": error.code, "why": str(error)})
+        return self._reply({"refused": error.code, "why": str(error)})
 
     def call(self) -> Any:
         """What the client's method returns, for :meth:`finish`."""
@@ -410,8 +416,10 @@ class Serving:
             layout, x = model.layout, model.point
             term = hidden(self.context, weighed, layout, x, result[0], numbers, rows)
             result, numbers = ([term], 0, {}), None
-        reply = NodeReply(self._status)
-        metrics: dict[str, Any] = {}
+        more, metrics = dict[str, Any](), dict[str, Any]()
+        if self._stateful and numbers is not None and self.function != "evaluate":
+            more["numbers"] = numbers.astype("<f8").tobytes()
+        reply = self._reply(more)
         evaluates = self.function == "evaluate"
         if evaluates:
             loss, num_examples, extra = result
@@ -424,18 +432,16 @@ class Serving:
             reply.arrays = [owned(array) for array in arrays]
             if num_examples:  # a method that reveals nothing of its data returns 0
                 metrics[EXAMPLES] = int(num_examples)
-            if isinstance(client, StatefulClient):
-                if numbers is not None:
-                    self._status["numbers"] = numbers.astype("<f8").tobytes()
-                if "used-round" in config:
-                    after = Kept.after(config, client.state)
-                    memory = ClientMemory(*memory[:3], after)
+            if self._stateful and "used-round" in config:
+                after = Kept.after(config, cast(StatefulClient, client).state)
+                memory = ClientMemory(*memory[:3], after)
         metrics.update(extra)
         if metrics:
             reply.metrics = dict(MetricRecord(metrics).items())
         # the state is written last: whatever raised before has changed nothing
         if not config.get("keep-model", True):
-            memory = memory._replace(model=None)  # the server sends it whole anyway
+            # the server sends the model whole anyway
+            memory = ClientMemory(memory.session, None, *memory[2:])
             if evaluates:  # elsewhere than at the model that the client goes on with
                 return reply
         if isinstance(self.context, NodeContext):

@@ -458,6 +458,7 @@ class LocalGrid(Grid):
         replies = self._handlers().ask(list(asked.values()))
         self._handled += len(asked)
         digits, down, up = len(str(server_round)), 0, 0
+        statuses: dict[int, int] = {}  # bytes of those that replies have in common
         found: dict[str, NodeReply | Reason] = {}
         for (name, (node_id, request)), reply in zip(
             asked.items(), replies, strict=True
@@ -469,7 +470,7 @@ class LocalGrid(Grid):
                 up += message_bytes(error)
                 found[name] = failure(error.error.code, reply)
             else:
-                up += back + _reply_bytes(reply)
+                up += back + _reply_bytes(reply, statuses)
                 found[name] = reply
         traffic.down += down
         traffic.up += up
@@ -634,8 +635,8 @@ def _envelopes(kind: str, digits: int, bits: int) -> tuple[int, int]:
     return message_bytes(request) - empty, message_bytes(reply) - empty
 
 
-def _reply_bytes(reply: NodeReply) -> int:
-    """Bytes of a reply's records."""
+def _reply_bytes(reply: NodeReply, statuses: dict[int, int]) -> int:
+    """Bytes of a reply's records; ``statuses`` are those of a wave, by their ids."""
     metrics = len(items_to_bytes(MetricRecord, reply.metrics)) if reply.metrics else 0
     described = None
     if reply.arrays is not None:
@@ -644,15 +645,17 @@ def _reply_bytes(reply: NodeReply) -> int:
     if frame is None:
         # of equal arrays one is sent: what is in several of them counts
         return content_bytes(reply.content)
-    # all of it but whose it is, which comes first, is what others' replies have
-    client, *rest = reply.status.items()
-    status = _status_bytes(client) + _status_bytes(*rest)
+    shared = statuses.get(id(reply.status))
+    if shared is None:
+        shared = len(items_to_bytes(ConfigRecord, reply.status))
+        statuses[id(reply.status)] = shared
+    status = shared + _name_bytes(reply.client)
     return frame + len(str(status)) + status + len(str(metrics)) + metrics
 
 
 @lru_cache(maxsize=16384)
-def _status_bytes(*items: tuple[str, Any]) -> int:
-    return len(items_to_bytes(ConfigRecord, dict(items)))
+def _name_bytes(client: str) -> int:
+    return len(items_to_bytes(ConfigRecord, {"client-id": client}))
 
 
 @lru_cache(maxsize=4096)
@@ -669,6 +672,6 @@ def _frame(described: Described | None, measured: bool) -> int | None:
         arrays = [np.empty(shape, dtype) for dtype, shape in described]
     metrics = {"": 0.0} if measured else {}
     body = len(items_to_bytes(MetricRecord, metrics))
-    size = content_bytes(NodeReply({}, arrays, metrics).content)
-    # a body's length stands before it: "0", and that of the metrics
-    return size - len("0") - len(str(body)) - body
+    size = content_bytes(NodeReply("", {}, arrays, metrics).content)
+    # a body's length stands before it
+    return size - sum(n + len(str(n)) for n in (_name_bytes(""), body))

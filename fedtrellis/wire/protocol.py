@@ -238,17 +238,19 @@ class NodeRequest:
     #: The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
     kind: str
     content: RecordDict  # not to be changed
-    _read: dict[int, tuple[Named, dict[str, Any]]] = field(default_factory=dict)
+    _read: dict[int, tuple[Named, dict[str, Any], ArrayRecord]] = field(
+        default_factory=dict
+    )
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of its records in a message."""
         return content_bytes(self.content)
 
-    def read(self, max_count: int) -> tuple[Named, dict[str, Any]]:
+    def read(self, max_count: int) -> tuple[Named, dict[str, Any], ArrayRecord]:
         """As :func:`read_request`, once for all clients; not to be changed.
 
-        Beside it what the status of each of them has, whose name comes first.
+        Beside it the status that each of them answers with, and the model's record.
         """
         found = self._read.get(max_count)
         if found is None:
@@ -260,7 +262,8 @@ class NodeRequest:
                 status["phase"] = phase
             if self.kind == "evaluate" or config.get("keep-model", True):
                 status["model-version"] = config["model-version"]
-            found = self._read[max_count] = config, status
+            model = cast(ArrayRecord, self.content[MODEL])
+            found = self._read[max_count] = config, status, model
         return found
 
 
@@ -268,6 +271,8 @@ class NodeRequest:
 class NodeReply:
     """What a client answers."""
 
+    client: Any  # its name
+    #: All else of its status, which replies to one request may have in common.
     status: Mapping[str, Any]
     #: Read-only; None of an evaluation, a refusal and a client that is out of step.
     arrays: Sequence[NDArray[Any]] | None = None
@@ -276,7 +281,8 @@ class NodeReply:
     @property
     def content(self) -> RecordDict:
         """The records of a message, made of it."""
-        records: dict[str, Any] = {STATUS: filled(ConfigRecord(), self.status)}
+        status = {"client-id": self.client, **self.status}
+        records: dict[str, Any] = {STATUS: filled(ConfigRecord(), status)}
         if self.arrays is not None:
             records[ARRAYS] = array_record(self.arrays, join=True)
         if self.metrics:
@@ -293,7 +299,8 @@ class NodeReply:
         records = _records("answer", content, {STATUS: ConfigRecord}, other)
         arrays = record_arrays(records[ARRAYS]) if ARRAYS in records else None
         metrics = dict(records.get(METRICS, {}).items())
-        return cls(dict(records[STATUS].items()), arrays, metrics)
+        status = dict(records[STATUS].items())
+        return cls(status.pop("client-id", None), status, arrays, metrics)
 
 
 class RestoreNeededError(Exception):

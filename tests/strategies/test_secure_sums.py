@@ -166,7 +166,7 @@ class Listening(LocalGrid):
             reply = NodeReply.of(message.content)
             if reply.arrays:
                 received = self.__dict__.setdefault("received", [])
-                name = str(reply.status["client-id"])
+                name = str(reply.client)
                 received.append((name, attempt, np.array(reply.arrays[0])))
         return found
 

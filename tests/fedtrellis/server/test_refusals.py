@@ -113,7 +113,6 @@ def test_whoever_is_to_agree_and_refuses_ends_the_run() -> None:
 
 def test_a_refusal_is_checked_like_an_answer() -> None:
     status: dict[str, Any] = {
-        "client-id": "a",
         "session": "s",
         "server-round": 1,
         "in-sync": True,
@@ -124,14 +123,14 @@ def test_a_refusal_is_checked_like_an_answer() -> None:
     conversation = Conversation(LocalGrid(client_app(Saying), 1), Listening())
     conversation.session = "s"
 
-    def opened(**changes: Any) -> Any:
+    def opened(name: str = "a", **changes: Any) -> Any:
         expected = {"session": "s", "server-round": 1, "in-sync": True}
-        return conversation._open(NodeReply({**status, **changes}), "a", expected)
+        return conversation._open(NodeReply(name, {**status, **changes}), "a", expected)
 
     refused = opened()
     assert (refused, refused.code, refused.refusal) == ("no", "refused", "settings")
-    for wrong in ({"session": "t"}, {"server-round": 2}, {"client-id": "b"}):
-        other = opened(**wrong)
+    for name, wrong in ("a", {"session": "t"}), ("a", {"server-round": 2}), ("b", {}):
+        other = opened(name, **wrong)
         assert other.startswith("the answer has")
         assert (other.code, other.refusal) == ("dropped", "")
 
