@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.extras import need
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, need
 
 __all__ = [
     "FAMILIES",

@@ -69,9 +69,7 @@ def __getattr__(name: str) -> Any:
     """Import the module that has it."""
     for module, names in _HOMES.items():
         if name in names:
-            value = getattr(import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value
-            return value
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
 class Alias(MetaPathFinder, Loader):
-    """Finds the module ``name``, and what lies in it, as ``alias``, too."""
+    """Finds the package ``name``, and what lies in it, as ``fedtrellis.name``, too."""
 
-    def __init__(self, alias: str, name: str) -> None:
-        self.alias, self.name = alias, name
+    def __init__(self, name: str) -> None:
+        self.alias = f"fedtrellis.{name}"
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Of the second name and all below it."""
-        if name != self.alias and not name.startswith(f"{self.alias}."):
-            return None
-        return ModuleSpec(name, self)
+        within = name == self.alias or name.startswith(f"{self.alias}.")
+        return ModuleSpec(name, self) if within else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Import the module by its own name."""
-        module = importlib.import_module(self.name + spec.name.removeprefix(self.alias))
+        module = importlib.import_module(spec.name.removeprefix("fedtrellis."))
         # one module under two names, which keeps what it has of itself
         self._kept = module.__spec__, module.__loader__
         return module
@@ -40,10 +39,8 @@ class Alias(MetaPathFinder, Loader):
         module.__spec__, module.__loader__ = self._kept
 
 
-def unify_roots(packages: Iterable[str]) -> None:
+def unify_root(name: str) -> None:
     """Let ``fedtrellis.NAME`` be the package ``NAME`` that the app was made of."""
-    for name in packages:
-        full = f"fedtrellis.{name}"
-        known = any(isinstance(f, Alias) and f.alias == full for f in sys.meta_path)
-        if not known and full not in sys.modules:
-            sys.meta_path.insert(0, Alias(full, name))
+    aliases = [finder.alias for finder in sys.meta_path if isinstance(finder, Alias)]
+    if f"fedtrellis.{name}" not in (*aliases, *sys.modules):
+        sys.meta_path.insert(0, Alias(name))

@@ -45,18 +45,28 @@ def load_app(directory: Path | None) -> FlowerApp:
     """
     if directory is None:
         own = installed_app()
-        return FlowerApp(
-            "fedtrellis", own.server_app, own.client_app, own.default_config()
-        )
+        config = own.default_config()
+        return FlowerApp("fedtrellis", own.server_app, own.client_app, config)
     path = directory / "pyproject.toml"
     try:
         project = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"APP_DIR {str(directory)!r} is no app: {error}") from None
     app = project.get("tool", {}).get("flwr", {}).get("app", {})
-    components = app.get("components", {})
-    server_app = _load(path, "serverapp", components.get("serverapp"), ServerApp)
-    made = _load(path, "clientapp", components.get("clientapp"), ClientApp)
+    sys.path.insert(0, str(directory))
+    loaded: list[Any] = []
+    for key, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
+        reference = str(app.get("components", {}).get(key, ""))
+        module, _, name = reference.partition(":")
+        try:
+            loaded.append(operator.attrgetter(name)(importlib.import_module(module)))
+            if not isinstance(loaded[-1], kind):
+                found = type(loaded[-1]).__name__
+                raise TypeError(f"it is a {found}, not a {kind.__name__}")
+        except Exception as error:
+            raise SettingsError(
+                f"{path}: {key} = {reference!r} cannot be loaded: {one_line(error)}"
+            ) from None
     config = flatten(app.get("config", {}))
     if "results-dir" not in config:
         raise SettingsError(
@@ -64,24 +74,8 @@ def load_app(directory: Path | None) -> FlowerApp:
             "ServerApp writes its run's record (fedtrellis.server.records.RunRecord)"
         )
     name = str(project.get("project", {}).get("name", directory.name))
+    server_app, made = loaded
     return FlowerApp(name, server_app, made, config)
-
-
-def _load(path: Path, key: str, reference: Any, kind: type[Any]) -> Any:
-    directory, where = str(path.parent), f"{path}: {key} = {reference!r}"
-    module, _, name = str(reference).partition(":")
-    if not name:
-        raise SettingsError(f"{where} must be 'module:object'")
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
-    try:
-        loaded = operator.attrgetter(name)(importlib.import_module(module))
-    except Exception as error:
-        raise SettingsError(f"{where} cannot be loaded: {one_line(error)}") from None
-    if not isinstance(loaded, kind):
-        found = type(loaded).__name__
-        raise SettingsError(f"{where} is a {found}, not a {kind.__name__}")
-    return loaded
 
 
 def one_line(error: BaseException) -> str:

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain, L1Ball, Simplex
 from fedtrellis.domains.atoms import Atom
-from fedtrellis.extras import need
-from fedtrellis.settings import Declared, SettingsError, given, setting
+from fedtrellis.settings import Declared, SettingsError, given, need, setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.app.command_line import flatten
-from fedtrellis.extras import need
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
 from fedtrellis.server.records import default_results_dir, naming
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, check_choice, need
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,25 +18,16 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import math
-import operator
 import re
 import textwrap
 import types
+import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
+from math import inf, isfinite
 from numbers import Real
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, TypeVar, Union, dataclass_transform
 
 #: How None, "let it find itself", is written in a run config.
 AUTO = "auto"
@@ -79,10 +70,10 @@ def setting(
     symbol: str = "",
     auto: Any = None,
     choices: Any = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
+    minimum: float = -inf,
+    maximum: float = inf,
+    above: float = -inf,
+    below: float = inf,
     shown: bool = True,
     only: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
@@ -105,10 +96,8 @@ def setting(
     choices : Literal or sequence of str, optional
         The only values allowed. A ``Literal`` is the field's type as well, so that an
         editor completes them: ``rule: Rule = setting("mean", "...", choices=Rule)``.
-    minimum, maximum : float, optional
-        Inclusive bounds.
-    above, below : float, optional
-        Exclusive bounds.
+    minimum, maximum, above, below : float
+        Bounds, the first two inclusive. A number is always finite.
     shown : bool
         Whether :meth:`Declared's listing` has it.
     only : mapping, optional
@@ -125,7 +114,7 @@ def setting(
     """
     about = dict(locals())
     if choices is not None:
-        about["choices"] = get_args(choices) or tuple(choices)
+        about["choices"] = typing.get_args(choices) or tuple(choices)
     default = about.pop("default")
     return dataclasses.field(default=default, metadata=about | {"given": False})
 
@@ -135,7 +124,6 @@ def given(
     *,
     default: Any = dataclasses.MISSING,
     kw_only: bool = True,
-    default_factory: Any = dataclasses.MISSING,
     **about: Any,
 ) -> Any:
     """Declare a field that a run's task or app fills in, and no run config.
@@ -144,8 +132,8 @@ def given(
     ----------
     help : str
         A line for docstrings.
-    default, default_factory : optional
-        Without one the field has to be given.
+    default : optional
+        Without it the field has to be given.
     kw_only : bool
         False: it may be given by position, too.
     **about
@@ -159,37 +147,47 @@ def given(
     2.0
     """
     metadata = {**setting(None, help, **about).metadata, "given": True}
-    made: Any = dataclasses.field  # of two defaults one is missing
-    return made(
-        default=default,
-        default_factory=default_factory,
-        kw_only=kw_only,
-        metadata=metadata,
-    )
+    return dataclasses.field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 # ---------------------------------------------------------------------------- checking
 
 
-def check_choice(key: str, value: str, choices: Iterable[str]) -> str:
-    """Return ``value`` if it is one of ``choices``, or name those and the closest."""
-    allowed = list(choices)
-    if value in allowed:
+def refused(
+    key: str, value: Any, why: str, allowed: Iterable[str] | None = None
+) -> SettingsError:
+    """The error of a setting whose value does not fit; ``why`` follows it."""
+    rest = "" if allowed is None else f"; allowed: {', '.join(allowed) or 'none'}"
+    return SettingsError(f"{key} = {value!r} {why}{rest}")
+
+
+def check_choice(
+    key: str, value: str, choices: Iterable[str], allowed: str = ""
+) -> str:
+    """Return ``value`` if it is one of ``choices``, or name the closest of them.
+
+    And all of them, where ``allowed`` does not say otherwise what may be given.
+    """
+    known = list(choices)
+    if value in known:
         return value
-    close = difflib.get_close_matches(str(value), allowed, n=1)
+    # of a key without its owner, one that only lacks it
+    same = [choice for choice in known if choice.endswith(f".{value}")]
+    close = same or difflib.get_close_matches(str(value), known, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise SettingsError(
-        f"{key} = {value!r} is not known{hint}; allowed: {', '.join(sorted(allowed))}"
-    )
+    if allowed:
+        raise refused(key, value, f"is not known{hint}; {allowed}")
+    raise refused(key, value, f"is not known{hint}", sorted(known))
 
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
     """The types that a field may have, without None; those of a Literal's values."""
-    origin = get_origin(annotation)
+    origin = typing.get_origin(annotation)
     if origin is Literal:
-        found = [type(value) for value in get_args(annotation)]
+        found = [type(value) for value in typing.get_args(annotation)]
     elif origin in (Union, types.UnionType):
-        found = [kind for member in get_args(annotation) for kind in _kinds(member)]
+        members = typing.get_args(annotation)
+        found = [kind for member in members for kind in _kinds(member)]
     else:  # of Mapping[float, float] the Mapping
         bare = origin or annotation
         found = [bare] if isinstance(bare, type) and bare is not type(None) else []
@@ -208,63 +206,61 @@ def convert(key: str, value: Any, kinds: tuple[type, ...]) -> Any:
     # True is an int, too, but no number of steps
     exact = kind in (int, float)
     if type(value) is not kind and (exact or not isinstance(value, kinds)):
-        raise SettingsError(
-            f"{key} = {value!r} must be {_NAMES.get(kind, 'a text')}, "
-            f"not a {type(value).__name__}"
-        )
+        wanted, found = _NAMES.get(kind, "a text"), type(value).__name__
+        raise refused(key, value, f"must be {wanted}, not a {found}")
     return value
 
 
-_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
-    "above": ("greater than", operator.gt),
-    "minimum": ("at least", operator.ge),
-    "maximum": ("at most", operator.le),
-    "below": ("below", operator.lt),
+_BOUNDS = {
+    "above": "greater than",
+    "minimum": "at least",
+    "maximum": "at most",
+    "below": "below",
 }
-
-
-def _bounds(meta: Mapping[str, Any]) -> dict[str, float]:
-    return {name: meta[name] for name in _BOUNDS if meta[name] is not None}
 
 
 def _allowed(meta: Mapping[str, Any]) -> list[str]:
     """The choices or the bounds of a setting, in words."""
     if meta["choices"] is not None:
         return ["one of " + ", ".join(filter(None, meta["choices"]))]
-    return [f"{_BOUNDS[name][0]} {bound:g}" for name, bound in _bounds(meta).items()]
-
-
-def _check(key: str, value: Any, meta: Mapping[str, Any]) -> None:
-    if meta["choices"] is not None and isinstance(value, str):
-        check_choice(key, value, meta["choices"])
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    finite, bounds = math.isfinite(value), _bounds(meta).items()
-    if not finite or not all(_BOUNDS[name][1](value, b) for name, b in bounds):
-        allowed = _allowed(meta) + ["finite"] * (not finite)
-        raise SettingsError(f"{key} = {value!r} must be {' and '.join(allowed)}")
+    bounds = [name for name in _BOUNDS if isfinite(meta[name])]
+    return [f"{_BOUNDS[name]} {meta[name]:g}" for name in bounds]
 
 
 @lru_cache(maxsize=256)
 def _hints(cls: Hashable) -> dict[str, Any]:
-    return get_type_hints(cls)
+    return typing.get_type_hints(cls)
 
 
 def _checked(cls: type, field: dataclasses.Field[Any], key: str, value: Any) -> Any:
     """A field's value, converted and checked; None for "auto" where that may be."""
-    if field.default is None and (value is None or value == AUTO):
+    meta, auto = field.metadata, field.default is None
+    if auto and (value is None or value == AUTO):
         return None
     kinds = _kinds(_hints(cls)[field.name])
     if not kinds or kinds[0] not in (bool, int, float, str):
         return value  # an object, which its class knows better
     try:
         value = convert(key, value, kinds)
-        _check(key, value, field.metadata)
+        if isinstance(value, str) and meta["choices"] is not None:
+            check_choice(key, value, meta["choices"])
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            within = meta["minimum"] <= value <= meta["maximum"]
+            if not (within and meta["above"] < value < meta["below"]):
+                allowed = _allowed(meta) + ["finite"] * (not isfinite(value))
+                raise refused(key, value, f"must be {' and '.join(allowed)}")
     except SettingsError as error:
-        if field.default is None:
-            raise SettingsError(f"{error}, or {AUTO!r}") from None
-        raise
+        raise SettingsError(f"{error}, or {AUTO!r}" if auto else str(error)) from None
     return value
+
+
+def need(module: str, what: str, extra: str) -> None:
+    """Refuse ``what`` if a module is not installed; name the extra that brings it."""
+    if find_spec(module) is None:
+        # elsewhere a library is called what its module is
+        library = {"sklearn": "scikit-learn"}.get(module, module.replace("_", "-"))
+        end = f'pip install "fedtrellis[{extra}]"'
+        raise SettingsError(f"{what} needs {library}: {end}")
 
 
 # ------------------------------------------------------------------- from a run config
@@ -316,22 +312,21 @@ def describe_fields(
     fields: Mapping[str, dataclasses.Field[Any]],
 ) -> list[tuple[str, str, str]]:
     """Rows of (key, default, help with what is allowed) of what :func:`keys` gives."""
-    return [(key, _shown_default(f), _line(f)) for key, f in fields.items()]
-
-
-def _shown_default(field: dataclasses.Field[Any]) -> str:
-    return AUTO if field.default is None else repr(field.default)
+    return [
+        (key, AUTO if field.default is None else repr(field.default), _line(field))
+        for key, field in fields.items()
+    ]
 
 
 def _line(field: dataclasses.Field[Any]) -> str:
     """What a setting is, and what is allowed."""
     meta = field.metadata
     text = ", ".join(filter(None, (meta["symbol"], meta["help"])))
-    allowed = [" and ".join(_allowed(meta))]
+    allowed = " and ".join(_allowed(meta))
     if meta["auto"] is not None:
-        allowed.append(f"auto: what the task suggests, or {meta['auto']!r}")
-    allowed = list(filter(None, allowed))
-    return text + (f" ({'; '.join(allowed)})" if allowed else "")
+        auto = f"auto: what the task suggests, or {meta['auto']!r}"
+        allowed = f"{allowed}; {auto}" if allowed else auto
+    return f"{text} ({allowed})" if allowed else text
 
 
 # ----------------------------------------------------- classes that such fields are of
@@ -344,7 +339,7 @@ class Declared:
 
     A subclass becomes a dataclass when it is defined; what its fields declare is
     checked when an object is made, before its ``__post_init__`` goes on, and its
-    docstring gets their list. A class with an ``__init__`` of its own is left as it is.
+    docstring gets their list. A class with an ``__init__`` of its own keeps that.
 
     A class defined with ``options=Options``, another declared class, and those below it
     take the fields of ``Options`` as keywords, too: an object's ``options`` has them.
@@ -357,23 +352,19 @@ class Declared:
         super().__init_subclass__(**more)
         if options is not None:
             cls.__options__ = options  # type: ignore[attr-defined]
-        makers = (base for base in cls.__mro__ if "__init__" in base.__dict__)
-        maker = next(makers)
-        # below a class with an __init__ of its own nothing is generated either
-        if maker is object or "__declared__" in maker.__dict__:
-            annotations = inspect.get_annotations(cls)
-            # what is annotated only is no field
-            cls.__annotations__ = {
-                name: kind
-                for name, kind in annotations.items()
-                if isinstance(cls.__dict__.get(name), dataclasses.Field)
-            }
-            dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
-            cls.__annotations__ = annotations
+        annotations, by_hand = inspect.get_annotations(cls), "__init__" in vars(cls)
+        # what is annotated only is no field
+        cls.__annotations__ = {
+            name: kind
+            for name, kind in annotations.items()
+            if isinstance(vars(cls).get(name), dataclasses.Field)
+        }
+        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+        cls.__annotations__ = annotations
+        if not by_hand:
             shared = getattr(cls, "__options__", None)
             if shared is not None:
                 cls.__init__ = _with_options(cls.__init__, shared)  # type: ignore[method-assign]
-            cls.__declared__ = True  # type: ignore[attr-defined]
             _document(cls)
 
     def __post_init__(self) -> None:
@@ -385,7 +376,8 @@ class Declared:
                 if value is None:
                     value = field.metadata["auto"]
                 setattr(self, field.name, value)
-        refuse_misplaced(cls, vars(self))
+        for why in misplaced(cls, vars(self)).values():
+            raise SettingsError(why)
 
     def _shown(self) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
         """Fields for listings, and their values; "auto" for what is not settled."""
@@ -403,40 +395,30 @@ class Declared:
 
 
 def misplaced(
-    cls: type[Any], values: Mapping[str, Any]
-) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Settings that are set and do not apply beside the others (``only=``).
-
-    By name: the other setting, and the values that it would need. ``values`` are those
-    of the fields of ``cls``; a missing one has its default.
-    """
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    found = {}
-    for name, field in fields.items():
-        default = field.metadata.get("auto") if field.default is None else field.default
-        if values.get(name, default) in (None, default):
-            continue
-        for other, allowed in (field.metadata.get("only") or {}).items():
-            value = values.get(other)
-            if value is None:
-                value = fields[other].metadata.get("auto") or fields[other].default
-            if value not in allowed:
-                found[name] = other, tuple(allowed)
-    return found
-
-
-def refuse_misplaced(
     cls: type[Any], values: Mapping[str, Any], prefix: str = ""
-) -> None:
-    """Raise SettingsError if there is a setting of :func:`misplaced`.
+) -> dict[str, str]:
+    """Settings that are set and do not apply beside the others (``only=``), and why.
 
-    ``values`` has every field; ``prefix``, such as ``"digits."``, is for the error.
+    ``values`` are those of the fields of ``cls``; a missing one has its default.
+    ``prefix``, such as ``"digits."``, is for the reasons.
     """
-    for name, (other, allowed) in misplaced(cls, values).items():
-        raise SettingsError(
-            f"{prefix}{name} = {values[name]!r} applies where {prefix}{other} is "
-            f"{' or '.join(allowed)}; here it is {values[other]!r}"
-        )
+    fields = dataclasses.fields(cls)
+    defaults = {
+        f.name: f.metadata.get("auto") if f.default is None else f.default
+        for f in fields
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    settled = {**defaults, **given}
+    found = {}
+    for field in fields:
+        name = field.name
+        for other, allowed in (field.metadata.get("only") or {}).items():
+            if settled[name] != defaults[name] and settled[other] not in allowed:
+                found[name] = (
+                    f"{prefix}{name} = {settled[name]!r} applies where {prefix}{other} "
+                    f"is {' or '.join(allowed)}; here it is {settled[other]!r}"
+                )
+    return found
 
 
 def _with_options(init: Callable[..., None], shared: type[Any]) -> Callable[..., None]:
@@ -449,10 +431,9 @@ def _with_options(init: Callable[..., None], shared: type[Any]) -> Callable[...,
         self.options = shared(**found)
         init(self, *arguments, **values)
 
-    own, more = inspect.signature(init), inspect.signature(shared).parameters.values()
-    construct.__signature__ = own.replace(  # type: ignore[attr-defined]
-        parameters=[*own.parameters.values(), *more]
-    )
+    own, more = inspect.signature(init), inspect.signature(shared)
+    parameters = [*own.parameters.values(), *more.parameters.values()]
+    construct.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return construct
 
 
@@ -482,8 +463,8 @@ def _document(cls: type[Any]) -> None:
 def _parameter(field: dataclasses.Field[Any]) -> list[str]:
     meta, default = field.metadata, ""
     if field.default is not dataclasses.MISSING:
-        shown = repr(field.default) if meta["given"] else _shown_default(field)
-        default = f", default {shown}"
+        auto = field.default is None and not meta["given"]
+        default = f", default {AUTO if auto else repr(field.default)}"
     about, note = _line(field), meta["note"]
     if not meta["symbol"]:  # which stays as it is
         about = about[:1].upper() + about[1:]

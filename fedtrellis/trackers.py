@@ -25,10 +25,9 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from fedtrellis.extras import need
 from fedtrellis.server.callbacks import ENDINGS, STATUSES, Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, check_choice, need
 from fedtrellis.wire.flower_internals import log
 
 __all__ = ["MLflow", "OpenMetrics", "TensorBoard", "Tracker", "WeightsAndBiases"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fedtrellis.extras import need
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives.demonstrations import (
     SCORES,
@@ -17,7 +16,7 @@ from fedtrellis.objectives.demonstrations import (
     UniversalPerturbation,
 )
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import SettingsError, need, setting
 
 from .base import Array, Point, data_path, once, stratified, toy
 from .data.datasets import DATASETS, Examples, load_cifar10

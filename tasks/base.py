@@ -11,10 +11,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.extras import need
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, need
 
 Array = NDArray[np.float64]
 Point = Array | Sequence[Array]

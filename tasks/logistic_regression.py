@@ -12,12 +12,11 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.extras import need
 from fedtrellis.objectives import Logistic, MultinomialLogistic, Objective
 from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.random import generator
-from fedtrellis.settings import setting
+from fedtrellis.settings import need, setting
 
 from .base import (
     DataFileError,

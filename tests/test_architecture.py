@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # those of one line do not know one another.
 ORDER = (
     ("_alias", "settings", "random", "signals"),
-    ("extras", "layer_steps", "schedules"),
+    ("layer_steps", "schedules"),
     ("domains",),
     ("manifolds",),
     ("objectives",),

@@ -103,25 +103,23 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--debug", action="store_true", help="show tracebacks")
 
 
-def parse_words(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
-) -> argparse.Namespace:
-    """``parse_args``, with a hint where a setting belongs that stands alone."""
+def perform(
+    act: Callable[[argparse.Namespace], None],
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+) -> int:
+    """Act on what the arguments say: exit status 0, or 1 after a line of what failed.
+
+    128 and the signal's number (130, 143, 129) if SIGINT, SIGTERM or SIGHUP ended it.
+    A setting that stands alone is told where it belongs.
+    """
     options, rest = parser.parse_known_args(arguments)
     if rest:
         hint = "; settings follow -c: -c 'KEY=VALUE ...'" if "=" in rest[0] else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
-    return options
-
-
-def guarded(act: Callable[[], None], program: str, options: argparse.Namespace) -> int:
-    """Exit status 0, or 1 after one line that names what failed.
-
-    128 and the signal's number (130, 143, 129) if SIGINT, SIGTERM or SIGHUP ended it.
-    """
     settle_colours()
     try:
-        act()
+        act(options)
         sys.stdout.flush()
     except Interrupted as interrupted:
         return interrupted.exit_status
@@ -132,11 +130,13 @@ def guarded(act: Callable[[], None], program: str, options: argparse.Namespace) 
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if getattr(options, "debug", False):
+        told = vars(options)
+        if told.get("debug"):
             traceback.print_exc()
-        if getattr(options, "as_json", getattr(options, "format", None) == "json"):
+        if told.get("format") == "json":
             print_json("error", file=sys.stderr, error=f"{error}")
         else:
+            program = " ".join([parser.prog, *filter(None, [told.get("command")])])
             print(f"{program}: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,11 +1,12 @@
-"""One run, from its settings: checked once, and made into its parts."""
+"""One run, from its settings: checked once, and made into its parts, node by node."""
 
 from __future__ import annotations
 
-import inspect
+import csv
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
-from logging import INFO
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,20 +16,20 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis.app.nodes import write_predictions
 from fedtrellis.app.registry import AppRegistry, MethodEntry, RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.product import enclosing_ball
 from fedtrellis.manifolds import Euclidean
+from fedtrellis.server.callbacks import Callback
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.settings import (
     SettingsError,
-    keys,
+    arguments_of,
     misplaced,
     parse,
     parse_values,
-    refuse_misplaced,
+    refused,
 )
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
@@ -47,14 +48,11 @@ class Experiment:
     config : dict
         Every key of the run config, flat.
     run : RunSettings
-    options : dict
-        The options of every strategy, by field.
+    options, settings : dict
+        Those of every strategy and the method's own, by field; None where they find
+        themselves.
     entry : MethodEntry
         The method's two classes.
-    settings : dict
-        The method's own settings, by field; None where they find themselves.
-    client_settings : dict
-        Those that the method's client declares, by field.
     task : Task
     domain : Domain
         The whole space for methods without a constraint.
@@ -83,106 +81,103 @@ class Experiment:
         self.run = run = parse(RunSettings, config)
         self.options = parse_values(RunOptions, config)
         self.entry: MethodEntry = registry.choose("method", run.method)
-        kind, method = registry.choose("task", run.task), self.entry.strategy
-        self.settings, self.client_settings = (
-            parse_values(cls, config, f"{run.method}.") if cls else {}
-            for cls in (method, getattr(self.entry.client, "Settings", None))
+        method, task_class = self.entry.strategy, registry.choose("task", run.task)
+        self.settings, *client_settings = (
+            parse_values(cls, config, f"{run.method}.") for cls in self.entry.classes
         )
-        self._choose_aggregation(registry, config)
-        if run.outer_fraction > 0.0 and not run.outer_domain:
-            raise SettingsError(
-                f"outer-fraction = {run.outer_fraction} needs an outer-domain, the "
-                "larger set that these clients have"
-            )
+        # what the client's constructor may take, and what it must be given
+        self._client_arguments = arguments_of(self.entry.client)
+        self._client_settings: dict[str, Any] = dict(*client_settings)
+        rule: str = self.options["aggregation"]
+        registry.refuse_foreign(
+            config, method=run.method, task=run.task, aggregation=rule
+        )
+        chosen = next(kind for kind in AGGREGATIONS if kind.name == rule)
+        self.options["aggregation"] = parse(chosen, config, f"{rule}.")
+        if run.outer_fraction and not run.outer_domain:
+            why = "needs an outer-domain, the larger set that these clients have"
+            raise refused("outer-fraction", run.outer_fraction, why)
         split = method.space == "split"
-        if kind.split_data != split:
+        if task_class.split_data != split:
             fitting = [n for n, t in registry.tasks.items() if t.split_data == split]
-            raise SettingsError(
-                f"task = {run.task!r} does not fit method {run.method!r}; allowed: "
-                f"{', '.join(fitting)}"
-            )
-        # a task that knows of no other computes in float64
-        dtype = self.options["dtype"] or "float64"
-        more: dict[str, Any] = {} if dtype == "float64" else {"dtype": dtype}
-        if method._values_only:
-            more["values_only"] = True
-        task = kind.from_config(config, num_clients, self.options["seed"], **more)
-        refuse_misplaced(kind, vars(task), f"{kind.name}.")
-        task.check()
-        self.task, self.layout = task, Layout(tuple(task.shapes()))
-        self.domain = self._make_domain(registry, config)
-        shape, self.manifold = self.layout.point_shape, None
+            why = f"does not fit method {run.method!r}"
+            raise refused("task", run.task, why, fitting)
+        self.task = task = self._make_task(task_class, num_clients)
+        self.layout = Layout(tuple(task.shapes()))
+        self.domain, self.manifold = self._make_domain(registry), None
         if method.space == "manifold":
-            self.manifold = task.manifold() or Euclidean(shape)
+            self.manifold = task.manifold() or Euclidean(self.layout.point_shape)
         if task.on_nodes:
             self._check_for_nodes()
+            # nodes evaluate where a server would, if they show as much in training
+            if not task.split_data and self.options["aggregation"].exposed == "accept":
+                every = self.options["client_evaluate_every"]
+                every = every or self.options["evaluate_every"]
+                self.options["client_evaluate_every"] = every
         if run.outer_domain:
-            if "domain" not in self.entry.client_arguments:
+            if "domain" not in self._client_arguments:
                 raise SettingsError(f"outer-domain is not for method {run.method!r}")
-            enclosing_ball(run.outer_domain, self.domain, shape)
+            self._enclosing(run.outer_domain)
 
-    def _choose_aggregation(
-        self, registry: AppRegistry, config: Mapping[str, Any]
-    ) -> None:
-        name = self.options["aggregation"]
-        used = {"method": self.run.method, "task": self.run.task, "aggregation": name}
-        registry.refuse_foreign(config, used)
-        rule = next(rule for rule in AGGREGATIONS if rule.name == name)
-        if keys(rule):  # else its name says all
-            self.options["aggregation"] = parse(rule, config, f"{name}.")
+    def _make_task(self, kind: type[Any], num_clients: int) -> Any:
+        task = kind.from_config(
+            self.config,
+            num_clients,
+            self.options["seed"],
+            dtype=self.options["dtype"] or "float64",
+            values_only=self.entry.strategy._values_only,
+        )
+        if task.on_nodes:
+            # a node does not know how many are connected
+            task = replace(task, num_clients=self.options["min_nodes"])
+        for why in misplaced(kind, vars(task), f"{kind.name}.").values():
+            raise SettingsError(why)
+        task.check()
+        return task
 
     def _check_for_nodes(self) -> None:
         """Refuse what needs data on the server, which has none."""
         run, task = self.run, self.task
-        where = f"does not fit {task.name}.dataset = {task.dataset!r}"
+        unfit = f"does not fit {task.name}.dataset = {task.dataset!r}:"
         if run.reference:
-            raise SettingsError(
-                f"reference = true {where}: F* would be that of data which only the "
-                "nodes have; allowed: false"
-            )
+            why = f"{unfit} F* would be that of data which only the nodes have"
+            raise refused("reference", run.reference, why, ["false"])
         if run.outer_fraction:
-            raise SettingsError(
-                f"outer-fraction = {run.outer_fraction} {where}: the nodes have no "
-                "order; those whose own config has outer-domain too have the larger set"
-            )
+            why = f"{unfit} the nodes have no order; those whose own config has "
+            why += "outer-domain too have the larger set"
+            raise refused("outer-fraction", run.outer_fraction, why)
         known = self.entry.strategy._measures
         if not task.split_data:
             known = (*known, "loss", *task.node_metrics)
         if run.stop_metric and run.stop_metric not in known:
-            raise SettingsError(
-                f"stop-metric = {run.stop_metric!r} {where}: nobody can measure it; "
-                f"allowed: {', '.join(known) or 'none'}"
-            )
+            why = f"{unfit} nobody can measure it"
+            raise refused("stop-metric", run.stop_metric, why, known)
 
-    def _make_domain(self, registry: AppRegistry, config: Mapping[str, Any]) -> Domain:
+    def _make_domain(self, registry: AppRegistry) -> Domain:
         """Where the model lives: the run's set, the task's, or the whole space."""
         run, task, method = self.run, self.task, self.entry.strategy
-        unfit = f"domain = {run.domain!r} does not fit method {run.method!r}, which"
+        unfit = f"does not fit method {run.method!r}, which"
         chosen: type[Domain] = WholeSpace
         if method.space == "domain":
             chosen = registry.choose("domain", run.domain or next(iter(task.domains())))
         elif run.domain not in ("", WholeSpace.name):
-            raise SettingsError(f"{unfit} has no domain; allowed: {WholeSpace.name}")
+            why = f"{unfit} has no domain"
+            raise refused("domain", run.domain, why, [WholeSpace.name])
         name, radius = chosen.name, run.radius
         if radius and not chosen.has_radius():
             raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
-        registry.refuse_foreign(config, {"domain": name})
+        registry.refuse_foreign(self.config, domain=name)
         if issubclass(chosen, WholeSpace):
             if method._bounded:
-                raise SettingsError(f"{unfit} needs a bounded set")
+                raise refused("domain", name, f"{unfit} needs a bounded set")
             on_manifold = method.space == "manifold" and task.manifold() is not None
             if not task.bounded_below and not on_manifold:
-                raise SettingsError(
-                    f"task = {task.name!r} has no minimum without a constraint; method "
-                    f"{run.method!r} needs one"
-                )
+                why = "has no minimum without a constraint; method "
+                raise refused("task", task.name, f"{why}{run.method!r} needs one")
             return WholeSpace()
         allowed = fitting_domains(task.domains(), registry.domains)
         if name not in allowed:
-            raise SettingsError(
-                f"domain = {name!r} does not fit task {task.name!r}; "
-                f"allowed: {', '.join(allowed)}"
-            )
+            raise refused("domain", name, f"does not fit task {task.name!r}", allowed)
         radius = radius or allowed[name]
         if chosen.has_radius() and radius == 0.0:
             raise SettingsError(
@@ -191,12 +186,10 @@ class Experiment:
             )
         shapes = self.layout.shapes
         try:
-            domain = chosen.from_config(config, radius)
+            domain = chosen.from_config(self.config, radius)
             if run.layers == "product" and len(shapes) > 1:
                 domain = Product([domain] * len(shapes), list(shapes))
             domain.check_shape(self.layout.point_shape)
-        except SettingsError:
-            raise
         except ValueError as error:
             raise SettingsError(f"domain = {name!r}: {error}") from None
         return domain
@@ -208,30 +201,26 @@ class Experiment:
         given = {name for name, value in self.settings.items() if value is not None}
         suggested: dict[str, Any] = self.task.suggestions(self.run.method, given)
         # what the user sets may leave a suggestion without a purpose
-        together = {**self.settings, **suggested}
-        idle = misplaced(self.entry.strategy, together)
+        idle = misplaced(self.entry.strategy, {**self.settings, **suggested})
         return {name: value for name, value in suggested.items() if name not in idle}
 
     def strategy(self, **options: Any) -> LoopStrategy:
         """The server's half of the method; ``options`` are ``RunOptions``' fields."""
-        cls = self.entry.strategy
-        parts: dict[str, Any] = {"domain": self.domain, "manifold": self.manifold}
-        if self.run.outer_domain:
-            parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
-        parts |= self.task.method_options()
-        wanted = set(inspect.signature(cls).parameters)
-        known = wanted | set(self.entry.client_arguments)
+        cls, of_task = self.entry.strategy, self.task.method_options()
+        wanted = arguments_of(cls)
         for name in self.task.required_options:
-            if name in parts and name not in known:
+            if name in of_task and name not in (wanted | self._client_arguments):
                 key = self.task.option_key(name)
                 raise SettingsError(
                     f"method {self.run.method!r} does not know {key}, which is set: it "
                     "would solve another problem"
                 )
-        values = {name: v for name, v in self.settings.items() if v is not None}
-        parts = {name: part for name, part in parts.items() if name in wanted}
-        values = {**parts, **values, **self.suggestions(), **self.options, **options}
-        return cls(**values)
+        parts = {"domain": self.domain, "manifold": self.manifold, **of_task}
+        if self.run.outer_domain:
+            parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
+        values = {name: part for name, part in parts.items() if name in wanted}
+        values |= {name: v for name, v in self.settings.items() if v is not None}
+        return cls(**{**values, **self.suggestions(), **self.options, **options})
 
     @cached_property
     def example(self) -> LoopStrategy:
@@ -242,10 +231,7 @@ class Experiment:
         """The task's point, or a given model, projected to where the model lives."""
         given = self.run.initial_model
         if given and self.task.split_data:
-            raise SettingsError(
-                f"initial-model = {given!r} does not fit split data, whose methods "
-                "start from the clients' own variables"
-            )
+            raise refused("initial-model", given, "does not fit data that is split")
         # what a run goes on with stands in its checkpoint
         if given and not self.run.resume:
             point = self.layout.point(read_model(given, self.layout.shapes))
@@ -324,34 +310,28 @@ class Experiment:
 
     def reference(self) -> float | None:
         """F* where the task knows it, or by a central solver if that is asked for."""
-        from fedtrellis.objectives.reference import (
-            certified_minimum,
-            unconstrained_minimum,
-        )
+        from fedtrellis.objectives import reference as central
 
-        task = self.task
-        certified = task.certified_optimum() if self.run.reference else None
-        if certified is not None:
-            log(INFO, "P* = %.9g, certified to %.1e", certified.value, certified.gap)
-            return float(certified.value)
-        known: float | None = task.reference_optimum(self.domain)
-        if known is not None or not self.run.reference:
-            return known
-        if not (task.convex and len(self.layout.shapes) == 1):
-            raise SettingsError(
-                "reference = true is for convex tasks and models of one array; "
-                f"task {task.name!r} is set to another"
-            )
-        if self.manifold is not None:
-            raise SettingsError("reference = true is not for methods on manifolds")
-        f, start = task.objective(), task.initial_point()[0]
-        if self.domain.bounded:
-            best = certified_minimum(f, self.domain, start, tolerance=1e-7)
-            log(INFO, "F* = %.9g, certified to %.1e", best.value, best.gap)
-            return best.value
-        lowest = unconstrained_minimum(f, start)
-        log(INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, lowest.gradient_norm)
-        return lowest.value
+        task, solved = self.task, self.run.reference
+        certified = task.certified_optimum() if solved else None
+        if certified is None:
+            known: float | None = task.reference_optimum(self.domain)
+            if known is not None or not solved:
+                return known
+            if not task.convex or len(self.layout.shapes) > 1:
+                why = "reference = true is for convex tasks and models of one array;"
+                raise SettingsError(f"{why} task {task.name!r} is set to another")
+            if self.manifold is not None:
+                raise SettingsError("reference = true is not for methods on manifolds")
+            f, start = task.objective(), task.initial_point()[0]
+            if not self.domain.bounded:
+                lowest = central.unconstrained_minimum(f, start)
+                norm = lowest.gradient_norm
+                log(INFO, "F* = %.9g, where ‖∇F‖ = %.1e", lowest.value, norm)
+                return lowest.value
+            certified = central.certified_minimum(f, self.domain, start, tolerance=1e-7)
+        log(INFO, "F* = %.9g, certified to %.1e", certified.value, certified.gap)
+        return float(certified.value)
 
     # ---------------------------------------------------------------- the clients' part
 
@@ -361,6 +341,7 @@ class Experiment:
     def node(self, context: Context) -> Any:
         """The client of one node: its share of the task's data, or data of its own."""
         task, node, domain = self.task, context.node_config, self.domain
+        check_node(node, task.on_nodes)
         if task.on_nodes:
             client = self.client(context, task.node_parts(node), domain)
             for name, value in task.node_attributes(node).items():
@@ -383,11 +364,11 @@ class Experiment:
             "domain": domain,
             "manifold": self.manifold,
             **parts,
-            **self.client_settings,
+            **self._client_settings,
         }
         if file := node.get("scores-file"):
             there["on_predictions"] = partial(write_predictions, str(file))
-        wanted = self.entry.client_arguments
+        wanted = self._client_arguments
         missing = [n for n, needed in wanted.items() if needed and n not in there]
         if missing:
             raise SettingsError(
@@ -402,24 +383,118 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
 
     SettingsError names a file that is missing or that holds a model of other shapes.
     """
-    file, key = Path(path).expanduser(), f"initial-model = {path!r}"
-    if file.is_dir():
-        file = file / "model.npz"
-    if not file.is_file():
-        raise SettingsError(
-            f"{key}: there is no such file, nor a record of a completed run"
-        )
+    file, wanted = Path(path).expanduser(), list(shapes)
+    file = file / "model.npz" if file.is_dir() else file
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = [np.asarray(archive[name], np.float64) for name in archive.files]
+        found = [array.shape for array in arrays]
+        if found != wanted:
+            raise ValueError(f"it has shapes {found}; this run's model has {wanted}")
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise ValueError("it is not finite")
     except Exception as error:  # NumPy's or its archive's: it is something else
-        why = " ".join(str(error).split())
-        raise SettingsError(f"{key} is no .npz of arrays: {why}") from None
-    found = [array.shape for array in arrays]
-    if found != list(shapes):
-        raise SettingsError(
-            f"{key} has arrays of shapes {found}; this run's model has {list(shapes)}"
-        )
-    if not all(np.isfinite(array).all() for array in arrays):
-        raise SettingsError(f"{key} is not finite")
+        why = "is no .npz of arrays, nor the record of a completed run: "
+        why += " ".join(str(error).split())
+        raise refused("initial-model", path, why) from None
     return arrays
+
+
+# ----------------------------------------------------------------------------- nodes
+
+
+def check_node(config: Mapping[str, Any], on_nodes: bool) -> None:
+    """Raise SettingsError if a node's config lacks what the run needs."""
+    if on_nodes:
+        if "client-id" not in config and "partition-id" not in config:
+            raise SettingsError(
+                "node config: client-id is missing, the name by which a node with data "
+                "of its own is known over restarts"
+            )
+        return
+    if "data" in config:
+        _warn("node config: data is not used, as this run brings its own")
+    for key in ("partition-id", "num-partitions"):
+        if not isinstance(config.get(key), int):
+            why = "must be a whole number, as in partition-id=0 num-partitions=2"
+            raise refused(f"node config: {key}", config.get(key), why)
+
+
+@lru_cache(maxsize=1)  # once a process
+def _warn(text: str) -> None:
+    log(WARNING, text)
+
+
+def write_predictions(path: str, found: Any) -> None:
+    """Write what a node predicts to the file that its config names.
+
+    A line for each new sample: its id, its score, the class or value predicted, its
+    probability and the calibrated one; scores and probabilities of several classes
+    have a column each. Fields of what is not known are empty.
+    """
+    columns: dict[str, Any] = {"id": found.sample_ids}
+    for name, values in (
+        ("score", found.scores),
+        ("predicted", found.predicted),
+        ("probability", found.probabilities),
+        ("calibrated", found.calibrated),
+    ):
+        values = np.full_like(found.scores, np.nan) if values is None else values
+        parts = {name: values}
+        if values.ndim > 1:
+            parts = {f"{name}-{c}": each for c, each in enumerate(values.T)}
+        for column, numbers in parts.items():
+            columns[column] = ["" if np.isnan(x) else f"{x:.17g}" for x in numbers]
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(columns)
+        lines.writerows(zip(*columns.values(), strict=True))
+
+
+class CheckNodes(Callback):
+    """Stop a run before round 1 if the nodes' data does not go together.
+
+    At least ``min_nodes`` have to be usable, with ``examples`` of all of them together,
+    if that matters; None: they have parts of the task's data, and have to hold all of
+    it between them.
+    """
+
+    def __init__(self, min_nodes: int = 1, examples: int | None = None) -> None:
+        self.min_nodes, self.examples = min_nodes, examples
+
+    def on_meeting(self, strategy: LoopStrategy) -> None:
+        """Compare the properties that the nodes gave of their data."""
+        n, least, examples = strategy.num_clients, self.min_nodes, self.examples
+        known = {name: strategy._client_properties(name) for name in strategy.clients}
+        refused = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
+        if examples is None:
+            strategy.conversation.registry.refuse = lambda properties: (
+                "the data is dealt among the clients of the start"
+            )
+            for name, properties in known.items():
+                parts = properties.get("num-partitions")
+                if parts != n:
+                    raise SettingsError(
+                        f"client {name} has one of {parts} parts of the data; "
+                        f"num-partitions must be {n} on every node; {refused}"
+                    )
+            return
+        if n < least:
+            found = f"{n} nodes can be used: {refused}"
+            raise SettingsError(f"min-nodes = {least}, and {found}")
+        # files in LIBSVM's or MNIST's formats have no names to compare
+        named = {n: p["data-columns"] for n, p in known.items() if "data-columns" in p}
+        first = next(iter(named), "")
+        for name, digest in named.items():
+            if digest != named[first]:
+                raise SettingsError(
+                    f"the files of clients {first} and {name} have other feature "
+                    "columns, or in another order; data.feature-names can order them"
+                )
+        total = sum(int(p.get("num-examples", 0)) for p in known.values())
+        # a node's weight depends on both
+        if examples and (n, total) != (least, examples):
+            raise SettingsError(
+                f"data.examples = {examples} with min-nodes = {least}, and {n} nodes "
+                f"have {total} examples"
+            )

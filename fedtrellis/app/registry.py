@@ -1,30 +1,40 @@
-"""What there is: methods, tasks and domains by name, and every key of a run config."""
+"""What there is: methods, tasks and domains by name, and every key of a run config.
+
+And its listings, for people and for pyproject.toml.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
+from itertools import chain
+from logging import WARNING
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedtrellis._alias import unify_roots
+from fedtrellis._alias import unify_root
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.domains.product import ENCLOSING
 from fedtrellis.server.callbacks import LOG_FORMATS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
+from fedtrellis.server.records import to_toml
 from fedtrellis.settings import (
     AUTO,
     SettingsError,
-    arguments_of,
     check_choice,
+    describe_fields,
     keys,
+    refused,
     setting,
 )
+from fedtrellis.wire.flower_internals import log
 
 #: The entry points by which installed packages name what they bring along.
 PLUGINS = "fedtrellis.plugins"
@@ -57,8 +67,7 @@ class RunSettings:
     )
     outer_fraction: float = setting(
         0.0,
-        "fraction of clients with the larger set, beside those whose node config has "
-        "outer-domain too",
+        "fraction of clients that have it, beside nodes whose config has outer-domain",
         minimum=0.0,
         maximum=0.99,
     )
@@ -73,26 +82,16 @@ class RunSettings:
     stop_metric: str = setting("", "metric to stop on, such as gap; empty: none")
     stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
     timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
-    resume: str = setting(
-        "", "record of a run to go on from, as an absolute path; empty: none"
-    )
+    resume: str = setting("", "record of a run to go on from, an absolute path")
     initial_model: str = setting(
-        "",
-        "model to start from, as an absolute path: the record of a run, or a .npz of "
-        "arrays; empty: the task's own",
+        "", "what to start from, an absolute path: a run's record, or a .npz of arrays"
     )
     results_dir: str = setting(
         "", "where records go, an absolute path; empty: ~/.fedtrellis/runs"
     )
-    picture: bool = setting(
-        True,
-        "whether the record has convergence.png; Matplotlib, which draws it, is only "
-        "loaded if so",
-    )
+    picture: bool = setting(True, "whether Matplotlib draws the record's picture")
     track: str = setting(
-        "",
-        "what else is told of the rounds, with commas between: tensorboard, mlflow, "
-        "wandb, openmetrics; empty: nothing",
+        "", "trackers, with commas between: tensorboard, mlflow, wandb, openmetrics"
     )
     log_format: str = setting(
         "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
@@ -145,27 +144,16 @@ class SettingGroup:
         return f"{self.kind} {self.owner}".strip() or "the run"
 
 
-@dataclass(frozen=True)
-class MethodEntry:
+class MethodEntry(NamedTuple):
     """A method's two halves."""
 
     strategy: type[LoopStrategy]
     client: type[Any]
 
     @property
-    def name(self) -> str:
-        """What run configs call it."""
-        return self.strategy.name
-
-    @property
     def classes(self) -> list[type[Any]]:
         """What declares its settings: the strategy, and the client's ``Settings``."""
         return [self.strategy, *filter(None, [getattr(self.client, "Settings", None)])]
-
-    @cached_property
-    def client_arguments(self) -> dict[str, bool]:
-        """What the client's constructor takes, and whether it must be given."""
-        return arguments_of(self.client)
 
 
 def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
@@ -191,78 +179,61 @@ def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
 class AppRegistry:
     """Methods, tasks and domains by name; an app's own, and plug-ins'."""
 
-    def __init__(
-        self,
-        methods: Iterable[Pair],
-        tasks: Iterable[type[Any]],
-        domains: Mapping[str, type[Domain]] = RUN_DOMAINS,
-    ) -> None:
-        self._own = Plugin(list(methods), list(tasks), list(domains.values()))
-        roots = {kind.__module__.partition(".")[0] for pair in methods for kind in pair}
-        roots |= {kind.__module__.partition(".")[0] for kind in tasks}
-        # packages of ours under names of their own: this is a checkout
-        unify_roots(sorted(roots & {"strategies", "clients", "tasks"}))
+    def __init__(self, methods: Sequence[Pair], tasks: Sequence[type[Any]]) -> None:
+        self._own = Plugin(methods, tasks, list(RUN_DOMAINS.values()))
+        for kind in chain(*methods, tasks):
+            root = kind.__module__.partition(".")[0]
+            # a package of ours under a name of its own: this is a checkout
+            if root in ("strategies", "clients", "tasks"):
+                unify_root(root)
 
     @cached_property
-    def _plugins(self) -> tuple[dict[str, Plugin], dict[str, str]]:
-        """Plug-ins by their entry points' names, and why some cannot be loaded."""
-        loaded: dict[str, Plugin] = {}
-        broken: dict[str, str] = {}
+    def _plugins(self) -> dict[str, Plugin]:
+        """What brings methods, tasks and domains, by the names of entry points."""
+        found = {"fedtrellis": self._own}
         for entry in sorted(entry_points(group=PLUGINS), key=lambda e: e.name):
             try:
                 plugin = entry.load()
+                if not isinstance(plugin, Plugin):
+                    raise TypeError(f"{entry.value} is no fedtrellis.app.Plugin")
+                found[entry.name] = plugin
             except Exception as error:  # anything may be wrong with what others wrote
-                broken[entry.name] = f"{type(error).__name__}: {error}"
-                continue
-            if isinstance(plugin, Plugin):
-                loaded[entry.name] = plugin
-            else:
-                broken[entry.name] = f"{entry.value} is no fedtrellis.app.Plugin"
-        return loaded, broken
+                why = f"{type(error).__name__}: {error}"
+                log(WARNING, "plug-in %r cannot be loaded: %s", entry.name, why)
+        return found
 
-    @property
-    def broken_plugins(self) -> dict[str, str]:
-        """Why some plug-ins cannot be used, by their entry points' names."""
-        return self._plugins[1]
-
-    def _all(self, kind: str) -> dict[str, Any]:
-        """Methods, tasks or domains by name; two of one name are an error."""
+    def _by_name(self, kind: str) -> dict[str, Any]:
         named: dict[str, Any] = {}
-        for source, plugin in (("fedtrellis", self._own), *self._plugins[0].items()):
-            for thing in getattr(plugin, kind):
-                entry = MethodEntry(*thing) if kind == "methods" else thing
-                if entry.name in named:
+        for source, plugin in self._plugins.items():
+            for thing in getattr(plugin, f"{kind}s"):
+                name = (thing[0] if kind == "method" else thing).name
+                if name in named:
                     raise SettingsError(
-                        f"plug-in {source!r} brings a {kind.removesuffix('s')} named "
-                        f"{entry.name!r}, and there is one already"
+                        f"plug-in {source!r} brings a {kind} named {name!r}, and there "
+                        "is one already"
                     )
-                named[entry.name] = entry
+                named[name] = thing
         return named
 
     @cached_property
     def methods(self) -> dict[str, MethodEntry]:
         """Methods by name."""
-        return self._all("methods")
+        return {name: MethodEntry(*m) for name, m in self._by_name("method").items()}
 
     @cached_property
     def tasks(self) -> dict[str, type[Any]]:
         """Tasks by name."""
-        return self._all("tasks")
+        return self._by_name("task")
 
     @cached_property
     def domains(self) -> dict[str, type[Domain]]:
         """Sets that a run config may name."""
-        return self._all("domains")
+        return self._by_name("domain")
 
     def choose(self, kind: str, name: str) -> Any:
         """A method, task or domain by its name; SettingsError if there is none."""
         known: dict[str, Any] = getattr(self, f"{kind}s")
-        try:
-            return known[check_choice(kind, name, known)]
-        except SettingsError as error:
-            broken = self.broken_plugins.items()
-            why = [f"; plug-in {who!r} cannot be loaded: {why}" for who, why in broken]
-            raise SettingsError(f"{error}{''.join(why)}") from None
+        return known[check_choice(kind, name, known)]
 
     # ------------------------------------------------------------------------- keys
 
@@ -286,6 +257,10 @@ class AppRegistry:
         return {key: f for group in self.groups for key, f in group.fields.items()}
 
     @cached_property
+    def _owners(self) -> dict[str, SettingGroup]:
+        return {key: group for group in self.groups for key in group.fields}
+
+    @cached_property
     def defaults(self) -> dict[str, Any]:
         """Every key of a run config with its default, as in pyproject.toml."""
         return {
@@ -293,55 +268,133 @@ class AppRegistry:
             for key, field in self.fields.items()
         }
 
-    @cached_property
-    def _owners(self) -> dict[str, SettingGroup]:
-        # nodes ask for every key with every message
-        return {key: group for group in self.groups for key in group.fields}
+    def foreign(self, config: Mapping[str, Any], **used: str) -> dict[str, str]:
+        """Keys of methods, tasks and so on that a run does not use, and whose they are.
 
-    def _foreign(
-        self, config: Mapping[str, Any], used: Mapping[str, str]
-    ) -> dict[str, SettingGroup]:
-        """Whose those keys are that belong to what the run does not use, by kind."""
+        ``used`` has the run's own name of each kind, such as ``task="lasso"``.
+        """
         owners = {key: self._owners[key] for key in config if key in self._owners}
         return {
-            key: group
+            key: f"{group.kind} {group.owner!r}, and this run's {group.kind} is "
+            f"{used[group.kind]!r}"
             for key, group in owners.items()
             if group.owner != used.get(group.kind, group.owner)
         }
 
     def without_foreign(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Leave out settings of methods and tasks that the run does not use."""
-        kinds = ("method", "task")
-        used = {kind: str(config.get(kind, self.defaults[kind])) for kind in kinds}
-        foreign = self._foreign(config, used)
+        whole = {**self.defaults, **config}
+        foreign = self.foreign(config, method=whole["method"], task=whole["task"])
         return {key: value for key, value in config.items() if key not in foreign}
 
-    def refuse_foreign(
-        self, config: Mapping[str, Any], used: Mapping[str, str]
-    ) -> None:
-        """Refuse settings of methods, tasks and so on that the run does not use.
+    def refuse_foreign(self, config: Mapping[str, Any], **used: str) -> None:
+        """Refuse what is :meth:`foreign` and set.
 
         ``flwr run`` passes every key of pyproject.toml, so a key counts as set where
-        its value is not the default. ``used`` has the run's own name of each kind.
+        its value is not the default.
         """
-        for key, group in self._foreign(config, used).items():
+        for key, whose in self.foreign(config, **used).items():
             if config[key] not in (self.defaults[key], self.fields[key].default):
-                raise SettingsError(
-                    f"{key} = {config[key]!r} is a setting of {group.kind} "
-                    f"{group.owner!r}, and this run's {group.kind} is "
-                    f"{used[group.kind]!r}"
-                )
+                raise refused(key, config[key], f"is a setting of {whose}")
 
     def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
-        """Refuse keys that do not exist, with the closest ones."""
-        for key in [key for key in overrides if key not in self.fields]:
-            # a setting without its owner, first of all the run's own method
-            same = [known for known in self.fields if known.endswith(f".{key}")]
-            method = overrides.get("method", RunSettings.method)
-            close = [known for known in same if known == f"{method}.{key}"]
-            close = close or same or difflib.get_close_matches(key, self.fields, 1)
-            hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
-            raise SettingsError(
-                f"{where} key = {key!r} is not known{hint}; "
-                "python sim.py --list NAME prints those of a method or task"
-            )
+        """Refuse keys that do not exist, with the closest one."""
+        method = overrides.get("method", RunSettings.method)
+        advice = "python sim.py --list NAME prints those of a method or task"
+        for key in overrides:
+            if key not in self.fields:
+                # a setting without its owner is first of all that of the run's method
+                own = f"{method}.{key}"
+                known = [own] if own in self.fields else list(self.fields)
+                check_choice(f"{where} key", key, known, advice)
+
+
+# --------------------------------------------------------------------------- listings
+
+_BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
+#: How the settings of the run itself are asked for.
+_RUN = "run"
+
+
+def config_block(registry: AppRegistry) -> str:
+    """Every key of a run config with its default, group by group, as TOML."""
+    lines = []
+    for group in registry.groups:
+        if group.fields:
+            own = {key: registry.defaults[key] for key in group.fields}
+            lines += [f"# {group.title}\n{to_toml(own, in_order=True)}"]
+    return "".join(lines) + "\n"
+
+
+def write_config_block(registry: AppRegistry, path: Path) -> bool:
+    """Put the block into a pyproject.toml, if it has one; whether that changed it."""
+    text = path.read_text(encoding="utf-8")
+    if not _BLOCK.search(text):
+        raise SettingsError(f"{path} has no [tool.flwr.app.config]")
+    new = _BLOCK.sub(lambda found: config_block(registry), text)
+    path.write_text(new, encoding="utf-8")
+    return new != text
+
+
+def print_list(registry: AppRegistry, name: str | None = None) -> None:
+    """Print names of all that there is, or the details of one.
+
+    ``name`` is that of a method, aggregation, set or task, ``data``, or ``run`` for the
+    run's own settings; SettingsError if there is no such name.
+    """
+    if name is None:
+        _print_overview(registry)
+    else:
+        known = {group.owner or _RUN for group in registry.groups}
+        check_choice("name", name, known)
+        for group in registry.groups:
+            if name == (group.owner or _RUN):
+                _print_group(registry, group)
+
+
+def _print_overview(registry: AppRegistry) -> None:
+    """A line a method and task; names of the rest."""
+    methods = {name: m.strategy.about for name, m in registry.methods.items()}
+    tasks = {name: task.summary for name, task in registry.tasks.items()}
+    width = max(map(len, (*methods, *tasks)))
+    for title, rows in (("Methods (method)", methods), ("Tasks (task)", tasks)):
+        print(title)
+        for name, about in rows.items():
+            print(f"  {name:{width}}  {about}")
+    for title, names in (
+        ("Sets (domain)", registry.domains),
+        ("How answers are aggregated (aggregation)", [k.name for k in AGGREGATIONS]),
+        ("Settings of the run", registry.groups[0].fields),
+    ):
+        print(title)
+        for line in textwrap.wrap(", ".join(names), 86, break_on_hyphens=False):
+            print(f"  {line}")
+    data = [group.owner for group in registry.groups if group.kind == "data"]
+    print(f"Settings of nodes' data: {', '.join(data)}")
+    print(f"Details of one: its name after list; {_RUN}: the run's settings.")
+
+
+def _print_group(registry: AppRegistry, group: SettingGroup) -> None:
+    """What it is, its settings, and what tasks suggest for it or it for methods."""
+    kind = registry.domains[group.owner] if group.kind == "domain" else group.classes[0]
+    if group.kind in ("method", "task", "aggregation", "domain"):
+        first = (kind.__doc__ or "").strip().partition("\n")[0]
+        about = getattr(kind, "about", getattr(kind, "summary", first))
+        print(f"{group.owner}: {about}")
+        print(f"{kind.__module__}.{kind.__qualname__}: help() explains it")
+    tables = {f"Settings of {group.title}": group.fields}
+    if group.kind == "method":
+        rules = getattr(registry.methods[group.owner].client, "Rules", None)
+        tables[f"A node's own rules, of {group.owner}"] = keys(rules) if rules else {}
+    for title, fields in tables.items():
+        if fields:
+            print(title)
+        for key, default, text in describe_fields(fields):
+            lines = textwrap.wrap(f"{key} = {default}: {text}", 82)
+            print(textwrap.indent("\n    ".join(lines), "  "))
+    for name, task in registry.tasks.items():
+        for method, values in task.suggested.items():
+            if group.owner in (name, method):
+                who = name if group.owner == method else f"{name} to {method}"
+                items = (f"{f.replace('_', '-')} = {v}" for f, v in values.items())
+                print(f"task {who} suggests: {', '.join(items)}")

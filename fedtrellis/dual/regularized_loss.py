@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 from fedtrellis.dual.interior_point import interior_point
 from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.weights import check_weights
-from fedtrellis.extras import need
 from fedtrellis.objectives.base import (
     Objective,
     check_array,
@@ -24,6 +23,7 @@ from fedtrellis.objectives.base import (
 )
 from fedtrellis.objectives.losses import DualLoss, SmoothedHinge, weighted
 from fedtrellis.objectives.reference import unconstrained_minimum
+from fedtrellis.settings import need
 from fedtrellis.wire.arrays import FloatArray
 
 # How far from its kinks a sample must be to count as known at first, and how often

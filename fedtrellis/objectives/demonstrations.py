@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtrellis.extras import need
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
 from fedtrellis.objectives import base
 from fedtrellis.objectives.base import Array, FiniteSum, IntArray, Point, PointForms
 from fedtrellis.objectives.losses import CrossEntropy
+from fedtrellis.settings import need
 
 # -- a perceptron whose hidden weight matrix has low rank
 

@@ -361,7 +361,6 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.stop()  # it stays as it is
             self._bar = None
-            return
         rows = [f"{name.strip()} {n}" for name, n in summary_rows(strategy.history)]
         log(INFO, "total: %s", "  ".join(rows))
 

@@ -22,7 +22,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from flwr.serverapp.strategy import Result
 
-from fedtrellis.extras import need
 from fedtrellis.server.callbacks import (
     ENDINGS,
     QUALITIES,
@@ -32,6 +31,7 @@ from fedtrellis.server.callbacks import (
     print_json,
     summarise,
 )
+from fedtrellis.settings import need
 from fedtrellis.signals import Interrupted, deferred, signals_interrupt
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.flower_internals import log

@@ -29,12 +29,11 @@ from fedtrellis.encryption.block_sum import (
 )
 from fedtrellis.encryption.discrete_normal import MOST_DEVIATION
 from fedtrellis.encryption.fixed_point import Coding, Words
-from fedtrellis.extras import need
 from fedtrellis.privacy import Accountant
 from fedtrellis.server.aggregation import Cohorts, Mean, Sent
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
-from fedtrellis.settings import SettingsError, setting
+from fedtrellis.settings import SettingsError, need, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import EXAMPLES

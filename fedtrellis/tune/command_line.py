@@ -9,9 +9,8 @@ from pathlib import Path
 
 from fedtrellis.app.command_line import add_run_config, read_config
 from fedtrellis.builtin import load_app, one_line
-from fedtrellis.extras import need
 from fedtrellis.server.records import default_results_dir
-from fedtrellis.settings import SettingsError, check_choice
+from fedtrellis.settings import SettingsError, check_choice, need
 from fedtrellis.signals import signals_interrupt
 
 _TRIALS = 20

@@ -21,8 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from fedtrellis.extras import need
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, need
 
 from ..base import Array, DataFileError, data_path, once_per_file
 from .datasets import read_idx_pair, rows_of

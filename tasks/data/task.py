@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.dual.regularized_loss import Optimum
 from fedtrellis.encryption.releases import OwnRows
-from fedtrellis.extras import need
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, keys, parse, setting
+from fedtrellis.settings import SettingsError, keys, need, parse, setting
 
 from ..base import Array, Depending, Point, derived_seed, in_dtype, once, once_per_file
 from .datasets import Examples

@@ -15,9 +15,8 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.extras import need
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, need
 
 from ..base import data_path, derived_seed
 from ..data.datasets import load_mnist

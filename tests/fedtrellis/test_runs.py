@@ -180,7 +180,7 @@ def test_a_missing_library_is_named_with_its_extra(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
     assert main(["compare", str(runs[0].directory)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith('compare needs pandas: pip install "fedtrellis[report]"')

@@ -218,7 +218,7 @@ def test_how_a_run_ended_is_told(error: BaseException, status: str) -> None:
 def test_a_missing_library_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[mlflow\]"'):
         MLflow()
     with pytest.raises(SettingsError, match="track = 'wandb' needs wandb"):

@@ -94,7 +94,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     for words, told in (
         (["run", "-c", 'method="fedgia" fedfw.penalty=3.0'], "of method 'fedfw', and"),
         (["run", "-c", "rounds=0"], "rounds = 0 must be at least 1"),
-        (["resume", "nowhere"], "'nowhere' is not the record of a run"),
+        (["resume", "nowhere"], "nowhere' is not the record of a run"),
     ):
         done = fedtrellis(tmp_path, *words, status=1)
         (line,) = done.stderr.splitlines()

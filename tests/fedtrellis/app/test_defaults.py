@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sim
-from fedtrellis.app.listing import print_list
+from fedtrellis.app.registry import print_list
 from fedtrellis.settings import AUTO, SettingsError, keys
 
 REGISTRY = sim.app.registry

@@ -37,7 +37,7 @@ def test_a_run_starts_where_another_ended(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.npz"
     shapes = [(6,)]
-    with pytest.raises(SettingsError, match="there is no such file"):
+    with pytest.raises(SettingsError, match="No such file"):
         read_model(str(file), shapes)
     file.write_bytes(b"no archive")
     with pytest.raises(SettingsError, match=r"is no \.npz of arrays"):
@@ -55,6 +55,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
         CONFIG | {"initial-model": "model.npz"},
         {"method": "hyfem", "task": "hybrid-svm", "initial-model": str(file)},
     ]
-    for config, why in zip(bad, ("must be an absolute", "split data"), strict=True):
+    for config, why in zip(bad, ("must be an absolute", "that is split"), strict=True):
         with pytest.raises(SettingsError, match=why):
             run_app(sim.app.default_config() | config, 3, tmp_path)

@@ -371,7 +371,7 @@ def test_a_subclass_cannot_go_round_the_noise(
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[privacy\]"'):
         Private(noise_multiplier=2.0)
 

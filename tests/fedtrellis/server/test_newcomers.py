@@ -17,7 +17,7 @@ from clients import (
     ScaffoldClient,
 )
 from fedtrellis import LocalGrid, Private, RoundStrategy, client_app
-from fedtrellis.app.nodes import CheckNodes
+from fedtrellis.app.experiment import CheckNodes
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.server.callbacks import Call, RoundRecord
 from fedtrellis.wire import exchange

@@ -615,7 +615,7 @@ def test_what_is_wrong_is_one_line(
 def test_a_missing_library_is_named_with_its_extra(
     search: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedtrellis.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
     assert main(["tune", "--search", str(search)]) == 1
     (error,) = capsys.readouterr().err.splitlines()
     assert error.endswith('tune needs optuna: pip install "fedtrellis[tune]"')
@@ -625,7 +625,7 @@ def test_a_missing_library_is_named_with_its_extra(
     ("project", "message"),
     [
         (None, "is no app"),
-        ("", r"serverapp = None must be 'module:object'"),
+        ("", "serverapp = '' cannot be loaded: ValueError: Empty module name"),
         (
             '[tool.flwr.app.components]\nserverapp = "no_such:a"\nclientapp = "b:b"',
             "serverapp = 'no_such:a' .* ModuleNotFoundError",
