@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.local_steps import check_steps
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.client import StatefulClient
 
-from ._split_data import check_split_data
+from .hybrid import SplitClient
 
 __all__ = ["HyFEMClient", "HybridFedAvgClient"]
 
 IntArray = NDArray[np.int64]
 
 
-class HybridFedAvgClient(StatefulClient):
+class HybridFedAvgClient(SplitClient):
     """Takes local SGD steps on its own features; see ``HybridFedAvg``.
 
     Parameters
@@ -60,22 +58,6 @@ class HybridFedAvgClient(StatefulClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(
-        self,
-        context: Context,
-        features: Any,
-        feature_names: Sequence[str],
-        sample_ids: Sequence[str],
-        labels: NDArray[Any] | None = None,
-        loss: str | None = None,
-    ) -> None:
-        super().__init__(context)
-        self.features = features
-        self.feature_names = feature_names
-        self.sample_ids = sample_ids
-        self.labels = labels
-        self.loss = loss
-
     def fit_align(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
@@ -86,7 +68,7 @@ class HybridFedAvgClient(StatefulClient):
         SettingsError
             Data and settings do not fit; one line says what.
         """
-        check_split_data(self, config)
+        self.check_data(config)
         names = np.frombuffer("\n".join(self.feature_names).encode(), dtype=np.uint8)
         return [names, np.array([len(self._labelled()) > 0], dtype=np.uint8)], 0, {}
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.encryption import Cipher
-from fedtrellis.encryption.identity import Identity, Roster
-from fedtrellis.encryption.node_secrets import NodeSecrets
-from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.client import StatefulClient
-
 from . import preparation, proposals, scoring
-from .node import NewSamples, NodeRules
+from .node import NodeRules, SplitPart
 from .run import HOLDING, ClientRun
 
 __all__ = ["HyFDCAClient"]
@@ -42,7 +34,7 @@ def _phase(function: Callable[[ClientRun], list[NDArray[Any]]]) -> Phase:
     return fit
 
 
-class HyFDCAClient(StatefulClient):
+class HyFDCAClient(SplitPart):
     """One client of HyFDCA; see ``HyFDCA`` for the algorithm.
 
     Parameters
@@ -84,7 +76,7 @@ class HyFDCAClient(StatefulClient):
     rules : NodeRules, optional
         Instead of those of the node config.
     on_predictions : callable, optional
-        Given the :class:`~clients.hyfdca.scoring.Predictions` of the new samples:
+        Given the :class:`~clients.hyfdca.node.Predictions` of the new samples:
         scores, classes, and probabilities where there are any.
     weights : ndarray of shape (n_k,), optional
         s_i, what each sample counts: 0 or at least 1e-4; NaN where this client has
@@ -114,41 +106,6 @@ class HyFDCAClient(StatefulClient):
     #: A server may give these back to a client that lost them, and nothing else.
     restorable: ClassVar[frozenset[str]] = frozenset((*HOLDING, "agreement"))
     hides_by_itself = True
-
-    def __init__(
-        self,
-        context: Context,
-        features: Any,
-        feature_names: Sequence[str],
-        sample_ids: Sequence[str],
-        labels: NDArray[Any] | None = None,
-        loss: str | None = None,
-        key: Cipher | str | Path | None = None,
-        new_samples: NewSamples | None = None,
-        on_scores: Callable[[Sequence[str], FloatArray], None] | None = None,
-        *,
-        identity: Identity | str | Path | None = None,
-        roster: Roster | str | Path | None = None,
-        ledger: str | Path | None = None,
-        rules: NodeRules | None = None,
-        on_predictions: Callable[[scoring.Predictions], None] | None = None,
-        weights: NDArray[Any] | None = None,
-    ) -> None:
-        super().__init__(context)
-        self.features, self.feature_names = features, feature_names
-        self.sample_ids, self.labels, self.weights = sample_ids, labels, weights
-        self.loss, self.new_samples = loss, new_samples
-        self.node = NodeSecrets(
-            self.client_id,
-            context.node_config,
-            key=key,
-            identity=identity,
-            roster=roster,
-            ledger=ledger,
-        )
-        self.on_scores = on_scores
-        self.on_predictions = on_predictions
-        self.rules = rules
 
     def run_of(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
@@ -184,8 +141,7 @@ class HyFDCAClient(StatefulClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Scores of the new samples, and what the server reads of them."""
-        run = self.run_of(parameters, config)
-        return scoring.evaluate(run, self.on_scores, self.on_predictions)
+        return scoring.evaluate(self.run_of(parameters, config))
 
     def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Fit:
         """Not one of HyFDCA's phases."""

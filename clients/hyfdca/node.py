@@ -6,28 +6,21 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.dual.columns import Shifted
+from fedtrellis.encryption import Cipher
+from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.encryption.node_secrets import NodeSecrets
-from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = [
-    "NewSamples",
-    "NodeRules",
-    "SplitPart",
-    "column_sums",
-    "entry_counts",
-    "kept",
-    "squared_norms",
-    "without_rare",
-]
+from ..hybrid import SplitClient
 
 
 class NewSamples(NamedTuple):
@@ -45,6 +38,30 @@ class NewSamples(NamedTuple):
     features: Any
     sample_ids: Sequence[str]
     labels: NDArray[Any] | None = None
+
+
+class Predictions(NamedTuple):
+    """Of new samples, on a node that holds some of their features.
+
+    Attributes
+    ----------
+    sample_ids : sequence of str
+    scores : ndarray of shape (n,), or (n, C) of C classes
+        xᵀw; NaN where another holder of a sample did not take part.
+    predicted : ndarray of shape (n,)
+        −1 or 1; of several classes their number; of regressions the expected value.
+    probabilities : ndarray of the scores' shape, or None
+        σ(xᵀw) of the logistic loss, whose model says so; None of other losses.
+    calibrated : ndarray of the scores' shape, or None
+        By Platt's sigmoid, fitted to the new samples of which this node has labels, at
+        least five of each class and of the rest; else None.
+    """
+
+    sample_ids: Sequence[str]
+    scores: FloatArray
+    predicted: FloatArray
+    probabilities: FloatArray | None
+    calibrated: FloatArray | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,22 +110,42 @@ class NodeRules:
         return parse(cls, config)
 
 
-class SplitPart(Protocol):
+class SplitPart(SplitClient):
     """One client's part of the split data, its keys and its state: ``HyFDCAClient``."""
 
-    client_id: str
-    context: Context
     state: Any
-    features: Any
-    feature_names: Sequence[str]
-    sample_ids: Sequence[str]
-    labels: NDArray[Any] | None
-    loss: str | None
-    weights: NDArray[Any] | None
-    new_samples: NewSamples | None
-    rows: OwnRows | None
-    node: NodeSecrets
-    rules: NodeRules | None
+
+    def __init__(
+        self,
+        context: Context,
+        features: Any,
+        feature_names: Sequence[str],
+        sample_ids: Sequence[str],
+        labels: NDArray[Any] | None = None,
+        loss: str | None = None,
+        key: Cipher | str | Path | None = None,
+        new_samples: NewSamples | None = None,
+        on_scores: Callable[[Sequence[str], FloatArray], None] | None = None,
+        *,
+        identity: Identity | str | Path | None = None,
+        roster: Roster | str | Path | None = None,
+        ledger: str | Path | None = None,
+        rules: NodeRules | None = None,
+        on_predictions: Callable[[Predictions], None] | None = None,
+        weights: NDArray[Any] | None = None,
+    ) -> None:
+        super().__init__(context, features, feature_names, sample_ids, labels, loss)
+        self.weights, self.rules = weights, rules
+        self.new_samples, self.on_scores = new_samples, on_scores
+        self.on_predictions = on_predictions
+        self.node = NodeSecrets(
+            self.client_id,
+            context.node_config,
+            key=key,
+            identity=identity,
+            roster=roster,
+            ledger=ledger,
+        )
 
 
 # What was made of data that is alive, so that a client that is made anew for each

@@ -23,29 +23,14 @@ from fedtrellis.dual.weights import (
     weight_totals,
 )
 from fedtrellis.encryption import Cipher, intersection, remove_run_key
-from fedtrellis.encryption.block_sum import Introduction
 from fedtrellis.encryption.fixed_point import RangeError
 from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
-from .._split_data import check_split_data
 from .node import column_sums, squared_norms
 from .run import ClientRun, as_arrays, as_bytes, moving
-
-__all__ = [
-    "LabelError",
-    "agree",
-    "align",
-    "blind",
-    "evaluate_points",
-    "finish",
-    "learn",
-    "ready",
-    "send_labels",
-    "send_sums",
-]
 
 Arrays = list[NDArray[Any]]
 IntArray = NDArray[np.int64]
@@ -74,7 +59,7 @@ def evaluate_points(run: ClientRun) -> Arrays:
 
 def _check_data(run: ClientRun) -> None:
     try:
-        check_split_data(run.part, run.config)
+        run.part.check_data(run.config)
     except SettingsError as error:
         public = f"{run.who}: its data cannot be used; its node's log says why"
         raise run.refusal(SettingsError, str(error), public) from None
@@ -141,7 +126,6 @@ def align(run: ClientRun) -> Arrays:
 
 def agree(run: ClientRun) -> Arrays:
     """Check what the server wrote down; returns the keys that are drawn for others."""
-    agreement = run.agreement
     run.pin()
     if run.node.kind != "roster" and run.common_key.name != run.config["encryption"]:
         raise SettingsError(
@@ -149,15 +133,11 @@ def agree(run: ClientRun) -> Arrays:
             f"the key is of backend {run.common_key.name!r}"
         )
     check_exposed(run)
-    members = [
-        Introduction(one.name, one.key, bytes.fromhex(one.fresh))
-        for one in agreement.members
-    ]
-    part = run.part
+    part, agreement = run.part, run.agreement
     # without a file of the node's what the client was given must do
     given = part.features, part.labels, part.weights
     rows = part.rows or OwnRows(tuple(part.feature_names), given)
-    run.block.agree(members, agreement.digest, rows)
+    run.block.agree(agreement.members, agreement.digest, rows)
     return as_arrays(run.sealed_keys())
 
 

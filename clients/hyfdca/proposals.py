@@ -32,8 +32,6 @@ from fedtrellis.wire.protocol import RestoreNeededError
 from .preparation import learn
 from .run import ClientRun, as_arrays, as_bytes, uniform_of
 
-__all__ = ["backup", "dual", "inner_product", "primal", "propose"]
-
 Arrays = list[NDArray[Any]]
 IntArray = NDArray[np.int64]
 #: Ids and points of a group, the last being α.

@@ -28,8 +28,6 @@ from fedtrellis.wire.protocol import Named, RestoreNeededError
 
 from .node import NodeRules, SplitPart, kept, without_rare
 
-__all__ = ["HOLDING", "ClientRun", "as_arrays", "as_bytes", "moving", "targets_of"]
-
 IntArray = NDArray[np.int64]
 Arrays = list[NDArray[Any]]
 Holders = tuple[str, ...]
@@ -417,6 +415,4 @@ def as_bytes(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-@lru_cache(maxsize=8)
-def _make_loss(name: str, smoothing: float) -> DualLoss:
-    return make_loss(name, smoothing=smoothing)
+_make_loss = lru_cache(maxsize=8)(make_loss)

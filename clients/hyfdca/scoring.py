@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,37 +12,12 @@ from fedtrellis.dual.calibration import Sigmoid, shares
 from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
+from .node import Predictions
 from .preparation import learn
 from .run import ClientRun, as_arrays, targets_of
 
-__all__ = ["Predictions", "evaluate", "new_products", "predictions_of"]
-
 # A sigmoid of fewer samples of a class, or outside of it, would be made of chance.
 _LEAST = 5
-
-
-class Predictions(NamedTuple):
-    """Of new samples, on a node that holds some of their features.
-
-    Attributes
-    ----------
-    sample_ids : sequence of str
-    scores : ndarray of shape (n,), or (n, C) of C classes
-        xᵀw; NaN where another holder of a sample did not take part.
-    predicted : ndarray of shape (n,)
-        −1 or 1; of several classes their number; of regressions the expected value.
-    probabilities : ndarray of the scores' shape, or None
-        σ(xᵀw) of the logistic loss, whose model says so; None of other losses.
-    calibrated : ndarray of the scores' shape, or None
-        By Platt's sigmoid, fitted to the new samples of which this node has labels, at
-        least five of each class and of the rest; else None.
-    """
-
-    sample_ids: Sequence[str]
-    scores: FloatArray
-    predicted: FloatArray
-    probabilities: FloatArray | None
-    calibrated: FloatArray | None
 
 
 def predictions_of(
@@ -89,17 +64,14 @@ def new_products(run: ClientRun) -> list[NDArray[Any]]:
     return as_arrays(blobs)
 
 
-def evaluate(
-    run: ClientRun,
-    on_scores: Callable[[Sequence[str], FloatArray], None] | None,
-    on_predictions: Callable[[Predictions], None] | None,
-) -> tuple[float, int, dict[str, Any]]:
+def evaluate(run: ClientRun) -> tuple[float, int, dict[str, Any]]:
     """Scores xᵀw of the new samples; mean loss and accuracy where there are labels.
 
     The server reads the two means.
     """
     learn(run)
-    new, C = run.part.new_samples, run.config["classes"]
+    part, C = run.part, run.config["classes"]
+    new = part.new_samples
     assert new is not None
     n = len(new.sample_ids)
     scores = np.full((C, n), np.nan)
@@ -111,10 +83,10 @@ def evaluate(
             scores[:, rows] = sums.reshape(C, len(rows))
     y = np.full(n, np.nan) if new.labels is None else np.asarray(new.labels, float)
     found = scores[0] if C == 1 else scores.T.copy()
-    if on_scores is not None:
-        on_scores(new.sample_ids, found)
-    if on_predictions is not None:
-        on_predictions(predictions_of(run.loss, new.sample_ids, found, y))
+    if part.on_scores is not None:
+        part.on_scores(new.sample_ids, found)
+    if part.on_predictions is not None:
+        part.on_predictions(predictions_of(run.loss, new.sample_ids, found, y))
     return _measured(run, scores, y)
 
 

@@ -11,28 +11,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment, Group
+from fedtrellis.encryption.block_sum import Introduction
 
 BoolArray = NDArray[np.bool_]
 #: Holders, as indices of members; number of samples; digest of their hashes.
 GroupEntry = tuple[tuple[int, ...], int, str]
-
-
-class Party(NamedTuple):
-    """A client of the run: its stable identity and, in hexadecimal, its keys.
-
-    ``key`` is its public key, or the fingerprint of the clients' common key; ``fresh``
-    its public key for this run alone.
-    """
-
-    name: str
-    key: str
-    fresh: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,7 @@ class Agreement:
     """
 
     settings: Mapping[str, Any]
-    members: tuple[Party, ...]
+    members: tuple[Introduction, ...]
     features: tuple[str, ...]
     held: tuple[str, ...]
     groups: tuple[GroupEntry, ...]
@@ -56,7 +45,7 @@ class Agreement:
     def of(
         cls,
         settings: Mapping[str, Any],
-        members: Sequence[Party],
+        members: Sequence[Introduction],
         alignment: Alignment,
         new: Sequence[Group] = (),
     ) -> Agreement:
@@ -82,7 +71,7 @@ class Agreement:
         """Return it as it travels: in one form, so that equal ones have equal bytes."""
         content = {
             "settings": self.settings,
-            "members": self.members,
+            "members": [(own.name, own.key, own.fresh.hex()) for own in self.members],
             "features": self.features,
             "held": self.held,
             "groups": self.groups,
@@ -170,7 +159,10 @@ def _parse(data: bytes) -> Agreement:
         )
         found = Agreement(
             dict(content["settings"]),
-            tuple(Party(*entry) for entry in content["members"]),
+            tuple(
+                Introduction(name, key, bytes.fromhex(fresh))
+                for name, key, fresh in content["members"]
+            ),
             tuple(content["features"]),
             tuple(content["held"]),
             groups,

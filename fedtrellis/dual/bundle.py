@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,6 +62,12 @@ class Mixture:
     weights: FloatArray
     keep: IntArray
     alpha_id: int
+
+    @property
+    def lists(self) -> dict[str, list[Any]]:
+        """Ids, weights class by class, and what to keep, as a request has them."""
+        fields = {"ids": self.ids, "weights": self.weights, "keep": self.keep}
+        return {name: array.ravel().tolist() for name, array in fields.items()}
 
 
 class DualBundle:

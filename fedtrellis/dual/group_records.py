@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.bundle import Mixture
-
 #: Shares that the paper's steps may add to one sum, before it is encrypted anew.
 MAX_SHARES = 64
 
@@ -106,25 +104,6 @@ class GroupStep(NamedTuple):
     weights: Sequence[float] = ()
     keep: Sequence[int] = ()
     alpha: Sequence[bytes] | None = None
-
-    @classmethod
-    def after(
-        cls,
-        group: int,
-        step: int,
-        alpha_id: int,
-        mixture: Mixture | None,
-        alpha: Sequence[bytes] | None = None,
-    ) -> GroupStep:
-        """The record of a group whose last mixture was this one, if it had any."""
-        start = cls(group, step, alpha_id, alpha=alpha)
-        if mixture is None:
-            return start
-        return start._replace(
-            ids=mixture.ids.tolist(),
-            weights=mixture.weights.reshape(-1).tolist(),
-            keep=mixture.keep.tolist(),
-        )
 
     @staticmethod
     def pack(records: Iterable[GroupStep]) -> dict[str, Any]:

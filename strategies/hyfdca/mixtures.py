@@ -39,8 +39,6 @@ from .settings import HyFDCASettings
 from .steps import add_shares, total_over
 from .units import Units
 
-__all__ = ["MixtureSteps", "WrongReportError"]
-
 # A gap that is this far below 0, against P, is no rounding.
 _GAP = 1e-9
 # How far the sums of two holders may lie apart: both have computed the same numbers.

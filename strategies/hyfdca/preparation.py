@@ -25,16 +25,6 @@ from ..hybrid import Blobs
 from .settings import HyFDCASettings
 from .steps import add_shares, read_blobs, total_over
 
-__all__ = [
-    "align_new_samples",
-    "ask_agreement",
-    "ask_labels",
-    "ask_sums",
-    "key_kind",
-    "match_ids",
-    "settle_cipher",
-]
-
 Rest = Mapping[str, list[NDArray[Any]]]
 #: By holders and recipient: the holders' key, sealed.
 Sealed = dict[tuple[tuple[str, ...], str], bytes]

@@ -27,6 +27,13 @@ Exposed = Literal["refuse", "leave-out", "accept"]
 Slots = Literal["all", "chosen"]
 SLOTS: tuple[Slots, ...] = get_args(Slots)
 
+# what clients agree on, beside what is made of settings
+_PINNED = (
+    *("encryption", "loss", "smoothing", "regularization", "local_fraction"),
+    *("local_passes", "slots", "step", "secure_sum", "exposed", "least", "noise"),
+    "num_clients",
+)
+
 
 class HyFDCASettings(HybridStrategy):
     """The settings of :class:`~strategies.HyFDCA`, which has the method itself."""
@@ -287,24 +294,12 @@ class HyFDCASettings(HybridStrategy):
 
     def pinned_settings(self) -> dict[str, Any]:
         """The settings that clients agree on before any label travels."""
-        settings: dict[str, Any] = {
+        settings = {name.replace("_", "-"): getattr(self, name) for name in _PINNED}
+        settings |= {
             "session": self.conversation.session,
-            "encryption": self.encryption,
-            "loss": self.loss,
-            "smoothing": self.smoothing,
-            "regularization": self.regularization,
-            "local-fraction": self.local_fraction,
-            "local-passes": self.local_passes,
-            "slots": self.slots,
-            "step": self.step,
-            "secure-sum": self.secure_sum,
             "standardize": bool(self.standardize),
             "proposals": self.proposal_kinds(shared=True),
             "local-proposals": self.proposal_kinds(shared=self.secure_sum),
-            "exposed": self.exposed,
-            "least": self.least,
-            "noise": self.noise,
-            "num-clients": self.num_clients,
         }
         optional = (
             ("classes", self.classes, 1),

@@ -21,14 +21,6 @@ from fedtrellis.wire.arrays import FloatArray
 from ..hybrid import ROWS, Blobs
 from .settings import HyFDCASettings
 
-__all__ = [
-    "Steps",
-    "UpdateSteps",
-    "add_shares",
-    "read_blobs",
-    "total_over",
-]
-
 
 class Steps(ABC):
     """The server's side of an iteration.

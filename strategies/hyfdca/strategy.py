@@ -11,15 +11,15 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import Agreement, Party
+from fedtrellis.dual.agreement import Agreement
 from fedtrellis.dual.alignment import Alignment
 from fedtrellis.dual.bundle import Mixture
 from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.dual.group_records import HeldGroup
 from fedtrellis.encryption import load_evaluation
-from fedtrellis.encryption.symmetric import KEY_BYTES
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.secure_sum import introduction
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
@@ -193,10 +193,7 @@ class HyFDCA(HyFDCASettings):
         if self.encryption == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
         self._new = align_new_samples(self.alignment, rest)
-        members = []
-        for name in self.clients:
-            key, fresh = (array.tobytes() for array in rest[name][:2])
-            members.append(Party(name, key.decode(), fresh.hex()))
+        members = [introduction(name, rest[name][:2]) for name in self.clients]
         settings = self.pinned_settings()
         new = [] if self._new is None else self._new.groups
         self._agreement = Agreement.of(settings, members, self.alignment, new)
@@ -227,10 +224,9 @@ class HyFDCA(HyFDCASettings):
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
         """Check that these are a key's name, a fresh key, and new samples' hashes."""
-        well = len(rest) == self._rest_size and rest[1].size == KEY_BYTES
-        if not well or any(a.dtype != np.uint8 for a in rest):
+        introduction("", rest[:2])
+        if len(rest) != self._rest_size or any(a.dtype != np.uint8 for a in rest):
             raise ValueError("the answer to the alignment is malformed")
-        rest[0].tobytes().decode()  # one that is no text raises a ValueError
 
     # ---------------------------------------------------------------------- restoring
 

@@ -31,8 +31,6 @@ from ..hybrid import Blobs
 from .settings import HyFDCASettings
 from .steps import Steps
 
-__all__ = ["Unit", "Units"]
-
 # A search over more points than this would take longer than the clients do.
 _MAX_POINTS = 400
 _MAX_UNITS = 100
@@ -181,7 +179,8 @@ class Units(Steps):
             unit, alpha_id = self.of(g), self.bundle.alpha_id(self.unit_of[g])
             give = (name, g) in self.bare and self.alpha_is_current(g) and unit.step
             alpha = unit.alphas[g][1] if give else None
-            records.append(GroupStep.after(g, unit.step, alpha_id, unit.mixture, alpha))
+            mixture = unit.mixture.lists if unit.mixture else {}
+            records.append(GroupStep(g, unit.step, alpha_id, alpha=alpha, **mixture))
         entries = GroupStep.pack(records)
         if self.strategy.secure_sum:
             entries["tag"] = self.units[0].tag

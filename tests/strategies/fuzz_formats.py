@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from clients.hyfdca.preparation import _points
-from fedtrellis.dual.agreement import Agreement, Party
+from fedtrellis.dual.agreement import Agreement
 from fedtrellis.dual.alignment import align
 from fedtrellis.encryption import EncryptionError
+from fedtrellis.encryption.block_sum import Introduction
 from fedtrellis.encryption.intersection import blind, evaluate, scalar_from
 from fedtrellis.encryption.node_file import NodeFile, private_folder
 from fedtrellis.encryption.symmetric import open_sealed, seal
@@ -42,7 +43,7 @@ def formats(folder: Path) -> Iterator[tuple[str, bytes, Callable[[bytes], Any]]]
         {"a": _hashes(6), "b": _hashes(6), "c": _hashes(4)},
         {"a": ["x", "y"], "b": ["z"], "c": ["x", "z"]},
     )
-    members = [Party(name, "00" * 32, "11" * 16) for name in "abc"]
+    members = [Introduction(name, "00" * 32, b"\x11" * 16) for name in "abc"]
     settings = {"session": "s", "answers": 10, "regularization": 0.01}
     agreement = Agreement.of(settings, members, alignment)
     yield "agreement", agreement.to_bytes(), Agreement.from_bytes

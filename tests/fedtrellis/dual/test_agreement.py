@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtrellis.dual.agreement import Agreement, Party, feature_digests
+from fedtrellis.dual.agreement import Agreement, feature_digests
 from fedtrellis.dual.alignment import HASH_BYTES, align
+from fedtrellis.encryption.block_sum import Introduction
 
 
 def _hashes(samples: list[int]) -> Any:
@@ -22,8 +23,8 @@ def _hashes(samples: list[int]) -> Any:
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, HASH_BYTES)
 
 
-def _member(name: str) -> Party:
-    return Party(name, "f" * 16, hashlib.sha256(name.encode()).hexdigest()[:32])
+def _member(name: str) -> Introduction:
+    return Introduction(name, "f" * 16, hashlib.sha256(name.encode()).digest())
 
 
 def _agreed(samples: dict[str, list[int]], features: dict[str, list[str]]) -> Agreement:
@@ -100,8 +101,11 @@ def test_the_digest_changes_with_everything_that_is_agreed() -> None:
         replace(one, groups=(*before, (holders, size, "0" * 64), *after)),
         replace(one, groups=(*before, (holders[::-1], size, digest), *after)),
     ]
-    for name in ("name", "key", "fresh"):
-        changed = one.members[0]._replace(**{name: "0"})
+    first = one.members[0]
+    for changed in (
+        *(first._replace(name="0"), first._replace(key="0")),
+        first._replace(fresh=b"0"),
+    ):
         others.append(replace(one, members=(changed, *one.members[1:])))
     assert len({other.digest for other in [one, *others]}) == len(others) + 1
 

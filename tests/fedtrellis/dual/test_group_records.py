@@ -43,8 +43,7 @@ def test_records_travel_as_the_entries_they_always_were() -> None:
 
 def test_a_mixture_is_a_records_own() -> None:
     mixture = Mixture(np.array([3, 7]), np.array([0.25, 0.75]), np.array([3]), 9)
-    assert plain(GroupStep.after(4, 2, 9, mixture)) == plain(RECORDS[0])
-    assert plain(GroupStep.after(5, 0, 0, None)) == plain(RECORDS[1])
+    assert plain(GroupStep(4, 2, 9, **mixture.lists)) == plain(RECORDS[0])
 
 
 @pytest.mark.parametrize("key", [key for key in ENTRIES if "/" not in key])
