@@ -14,30 +14,38 @@ w = w(α) holds at every moment.
 With ``secure_sum`` each client hides its v_k and its sums of losses under masks that
 cancel in the sum over all of them. All groups are one unit then, asked in one
 *attempt*; whoever is away is waited for, and a sum of fewer is never made.
+
+Clients that lost what they remembered come to α again: the server keeps backups of
+enc(α), which it cannot read, and asks another holder of the group for one where its own
+is too old. If no holder has α any more, the unit goes back to its last backup.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.agreement import second_holder
+from fedtrellis.dual.bundle import DualBundle
 from fedtrellis.dual.columns import REPORT, of_parts
-from fedtrellis.encryption import RefusedError
+from fedtrellis.dual.group_records import GroupStep
+from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Coding
 from fedtrellis.server.answers import Answer
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import identity_order
 
-from ..hybrid import ROWS
+from ..hybrid import ROWS, Blobs
 from .settings import HyFDCASettings
-from .steps import add_shares, total_over
-from .units import Units
+from .steps import Steps, add_shares, total_over
+from .units import Backup, Unit, memory_for, units_of
 
 # A gap that is this far below 0, against P, is no rounding.
 _GAP = 1e-9
@@ -49,23 +57,110 @@ class WrongReportError(RuntimeError):
     """What clients reported cannot be: one of those that are named lies, or errs."""
 
 
-class MixtureSteps(Units):
+class MixtureSteps(Steps):
     """The waves of an iteration, and the search; see the module."""
 
+    KEPT = ("w", "version", "bare")
+
     def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
-        super().__init__(strategy, w)
-        self._unhealed: set[tuple[str, int]] = set()
+        super().__init__(strategy)
+        self.units = units_of(strategy)
+        self.unit_of = {g: u for u, unit in enumerate(self.units) for g in unit.groups}
+        self.bundle = DualBundle(
+            len(self.alignment.feature_names),
+            len(self.units),
+            strategy.regularization,
+            memory_for(strategy, len(self.units)),
+            strategy.search_tolerance,
+            strategy.penalty,
+            strategy.classes,
+        )
+        # the first proposals are made at the weights that the run was given
+        self.w, self.certified, self.version = w, w, 0
+        # the w at which every unit reports its losses once, so that P is known of it;
+        # and Σ l_i, shape (C,), of the units that have
+        self.held_w, self.held_version = w, 0
+        self.losses: dict[int, FloatArray] = {}
+        # clients and groups of which they lost what they remembered
+        self.bare: set[tuple[str, int]] = set()
+        # of whose α each client was asked a backup in this wave
+        self.wished: dict[str, list[int]] = {}
         holders = [group.holders for group in self.alignment.groups]
         # who reports a group's sums, and another where there is one
         self._reporter = [own[0] for own in holders]
         self._second = [second_holder(own) for own in holders]
 
-    def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
+    def of(self, g: int) -> Unit:
+        """A group's unit."""
+        return self.units[self.unit_of[g]]
+
+    def count(self, g: int) -> int:
+        """How many proposals clients make of a group."""
+        # with secure sums all groups are one unit, with as many proposals
+        shared = self.strategy.secure_sum or self.alignment.groups[g].shared
+        return len(self.strategy.proposal_kinds(shared))
+
+    def iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
+        """One iteration; returns whose answers were used, and the metrics."""
         self.begin()
-        used = self._collect(available)
-        self._heal(available)
-        used |= self._propose(available)
+        used = self._collect(available) | self._propose(available)
         return used, self._search()
+
+    # ---------------------------------------------------------------------- the stages
+
+    def begin(self) -> None:
+        """Give every unit that starts over its w: the held one, if it owes a report.
+
+        Where clients come and go, units are never at one w by themselves, and P would
+        hardly ever be known. So one w is held until all have proposed at it; none of
+        them waits for that, and whoever has reported goes on at the newest w.
+        """
+        waiting = {unit.version for unit in self.units if unit.snapshot is not None}
+        reported = len(self.losses) == len(self.units)
+        # all have reported; or nobody has, or is about to, so that a newer one will do
+        if reported or not (self.losses or self.held_version in waiting):
+            self.held_w, self.held_version, self.losses = self.w, self.version, {}
+        for u, unit in enumerate(self.units):
+            if unit.snapshot is not None:
+                continue
+            held, newest = (self.held_w, self.held_version), (self.w, self.version)
+            unit.begin(*(newest if u in self.losses else held))
+
+    def instructions(self, name: str) -> dict[str, Any]:
+        """Where a client's groups stand: the mixture to take, and enc(α) where lost."""
+        records = []
+        for g in self.alignment.client_groups(name):
+            unit, alpha_id = self.of(g), self.bundle.alpha_id(self.unit_of[g])
+            give = (name, g) in self.bare and self.alpha_is_current(g) and unit.step
+            alpha = unit.alphas[g][1] if give else None
+            mixture = unit.mixture.lists if unit.mixture else {}
+            records.append(GroupStep(g, unit.step, alpha_id, alpha=alpha, **mixture))
+        entries = GroupStep.pack(records)
+        if self.strategy.secure_sum:
+            entries["tag"] = self.units[0].tag
+        return entries
+
+    def snapshots(self, groups: Sequence[int]) -> tuple[list[FloatArray], list[int]]:
+        """The different snapshots of some groups, and which of them is each group's."""
+        vectors: dict[int, FloatArray] = {}
+        rows = []
+        for g in groups:
+            unit = self.of(g)
+            assert unit.snapshot is not None
+            vectors.setdefault(unit.version, unit.snapshot)
+            rows.append(list(vectors).index(unit.version))
+        return list(vectors.values()), rows
+
+    def reached(self) -> Any:
+        """Something that differs whenever anything has come closer to a move."""
+        stages = [
+            (
+                *(unit.step, unit.version, len(unit.products), len(unit.scores)),
+                *(len(unit.answers), tuple(sorted(unit.words))),
+            )
+            for unit in self.units
+        ]
+        return self.version, stages
 
     # ------------------------------------------------------------------- inner products
 
@@ -98,7 +193,7 @@ class MixtureSteps(Units):
             groups = missing[name]
             vectors, rows = self.snapshots(groups)
             return {
-                **self._extra,
+                **self.extra,
                 **self.instructions(name),
                 **self.backup_wish(name, available),
                 ROWS: self.strategy.own(name, *vectors),
@@ -143,7 +238,7 @@ class MixtureSteps(Units):
 
         def entries(name: str) -> dict[str, Any]:
             self.wished[name] = wanted[name]
-            config = {**self._extra, **self.instructions(name)}
+            config = {**self.extra, **self.instructions(name)}
             return {**config, "backup": wanted[name]}
 
         def take(answer: Answer) -> None:
@@ -152,7 +247,6 @@ class MixtureSteps(Units):
 
         if wanted:
             self.strategy.ask("train.backup", entries, take, list(wanted))
-        self._unhealed = {one for one in self.bare if not self.has_alpha(*one)}
 
     # ------------------------------------------------------------------------ proposals
 
@@ -161,9 +255,8 @@ class MixtureSteps(Units):
         # between two waves of hidden sums α is brought to those who turn out to need it
         tries, taken = 1 + self.strategy.retries, set[str]()
         waves = 1 if self.strategy.secure_sum else tries
-        for attempt in range(tries // waves):
-            if attempt and any(not self.has_alpha(*one) for one in self.bare):
-                self._heal(available)  # somebody turned out to have lost its state
+        for _ in range(tries // waves):
+            self._heal(available)
             missing = self._missing_answers(available)
             if not missing:
                 break
@@ -186,7 +279,7 @@ class MixtureSteps(Units):
                 for g in own
                 if g in ready
                 and (name, g) not in self.of(g).answers
-                and (name, g) not in self._unhealed
+                and self.has_alpha(name, g)
             ]
             if open_ and (
                 not secure or (open_ == own and name not in self.units[0].words)
@@ -212,7 +305,7 @@ class MixtureSteps(Units):
             local = [g for g in groups if not self.alignment.groups[g].shared]
             vectors, rows = self.snapshots(local)
             config: dict[str, Any] = {
-                **self._extra,
+                **self.extra,
                 **self.instructions(name),
                 **self.backup_wish(name, available),
                 "propose": groups,
@@ -401,6 +494,136 @@ class MixtureSteps(Units):
                     "the sums over all clients contradict their inner products, by up "
                     f"to {far.max():.3g}: a client reports what is not so"
                 )
+
+    # ---------------------------------------------------------------------- lost states
+
+    def alpha_is_current(self, g: int) -> bool:
+        """Whether the server has enc(α) of the group's step."""
+        unit = self.of(g)
+        return g in unit.alphas and unit.alphas[g][0] == unit.step
+
+    def has_alpha(self, name: str, g: int) -> bool:
+        """Whether a client knows α of a group, or can be given it."""
+        known = (name, g) not in self.bare or self.of(g).step == 0
+        return known or self.alpha_is_current(g)
+
+    def restored(self, client: str) -> None:
+        """A client has nothing any more: its groups go on from their α alone."""
+        for g in self.alignment.client_groups(client):
+            if (client, g) not in self.bare:
+                log(WARNING, "client %s lost its state of group %d", client, g)
+            self.bare.add((client, g))
+            unit = self.of(g)
+            # what it proposed is lost with it; what it sent of products is not
+            answered = unit.answers.pop((client, g), None) is not None
+            if answered and self.alignment.groups[g].holders[0] == client:
+                unit.reports.pop(g, None)
+            # it is asked again, and answers the same
+            unit.words.pop(client, None)
+            if unit.step:
+                self.bundle.only_alpha(self.unit_of[g])
+
+    def donor(self, g: int, available: Sequence[str]) -> str | None:
+        """The holder to ask for α of a group."""
+        holders = self.alignment.groups[g].holders
+        here = (n for n in holders if n in available and (n, g) not in self.bare)
+        return next(here, None)
+
+    def backup_wish(self, name: str, available: Sequence[str]) -> dict[str, list[int]]:
+        """Which groups' α a client is to send encrypted, for safekeeping."""
+        wish = []
+        for g in self.alignment.client_groups(name):
+            unit = self.of(g)
+            age = unit.step - unit.alphas.get(g, (0, []))[0]
+            if age >= self.strategy.backup_every and self.donor(g, available) == name:
+                wish.append(g)
+        self.wished[name] = wish
+        return {"backup": wish}
+
+    def keep_alphas(self, groups: Sequence[int], parts: Sequence[Blobs]) -> None:
+        """Keep enc(α) of some groups, and of a unit that has all of its groups'."""
+        for g, part in zip(groups, parts, strict=True):
+            try:
+                self.strategy.cipher.add([part])
+            except EncryptionError:
+                continue  # it arrived spoilt, and would be of no use to anybody
+            unit = self.of(g)
+            unit.alphas[g] = (unit.step, part)
+            if all(self.alpha_is_current(other) for other in unit.groups):
+                v, b = self.bundle.contribution(self.unit_of[g])
+                newest = Backup(dict(unit.alphas), v, b, unit.tag)
+                unit.backups = [newest, *unit.backups[:1]]
+
+    def lost(self, available: Sequence[str]) -> dict[str, list[int]]:
+        """Whom to ask for α that was lost; a unit that nobody has goes back."""
+        wanted: dict[str, list[int]] = {}
+        for g in sorted({g for _, g in self.bare}):
+            if self.of(g).step == 0 or self.alpha_is_current(g):
+                continue
+            donor = self.donor(g, available)
+            if donor is not None:
+                wanted.setdefault(donor, []).append(g)
+            elif all(
+                (name, g) in self.bare for name in self.alignment.groups[g].holders
+            ):
+                self._go_back(self.unit_of[g])
+        return wanted
+
+    def _go_back(self, u: int) -> None:
+        """All holders of a unit's group lost α: back to the last backup of the unit."""
+        unit = self.units[u]
+        log(WARNING, "every holder lost its state: a group goes back to its backup")
+        for g in unit.groups:
+            # the others of the unit go back too
+            self.bare |= {(n, g) for n in self.alignment.groups[g].holders}
+        if unit.backups:
+            last = unit.backups[0]
+            v, b, unit.tag = last.v, last.b, last.tag
+            # the ciphertexts keep the step that they are labelled with
+            unit.alphas = dict(last.alphas)
+            unit.step = next(iter(last.alphas.values()))[0]
+        else:
+            classes, p = self.strategy.classes, len(self.alignment.feature_names)
+            v, b, unit.tag = np.zeros((classes, p)), np.zeros(classes), b""
+            unit.step = 0
+            unit.alphas.clear()
+        unit.mixture = None
+        # clients know α of a step by this number, whichever way it was come to
+        number = unit.step * (1 + self.count(unit.groups[0]))
+        self.bundle.only_alpha(u, v, b, number if self.strategy.secure_sum else None)
+        self.w, self.version = self.bundle.w, self.version + 1
+        unit.begin(self.w, self.version)
+
+    def refused(self, name: str) -> None:
+        """A client could not open ciphertexts: an older backup, or the stage again."""
+        for g in self.alignment.client_groups(name):
+            unit = self.of(g)
+            if (name, g) in self.bare and g in unit.alphas and unit.step:
+                log(WARNING, "client %s refused a backup of group %d", name, g)
+                bad = unit.alphas.pop(g)
+                unit.backups = [b for b in unit.backups if b.alphas.get(g) != bad]
+            else:
+                unit.begin(self.w, self.version)
+
+    # --------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """The bundle and the units; a stage that was under way starts over."""
+
+        def kept(thing: Any) -> dict[str, Any]:
+            return {name: getattr(thing, name) for name in thing.KEPT}
+
+        units = [kept(unit) for unit in self.units]
+        return {**kept(self), "bundle": kept(self.bundle), "units": units}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state`."""
+        vars(self.bundle).update(state.pop("bundle"))
+        for unit, own in zip(self.units, state.pop("units"), strict=True):
+            vars(unit).update(own)
+            if unit.backups:
+                unit.alphas = dict(unit.backups[0].alphas)
+        vars(self).update(state)
 
 
 def _check(found: Any, expected: Any, what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -22,11 +21,14 @@ from ..hybrid import ROWS, Blobs
 from .settings import HyFDCASettings
 
 
-class Steps(ABC):
-    """The server's side of an iteration.
+class Steps:
+    """The server's side of an iteration: what both kinds of steps have.
 
     Weights are of shape (p,) or (C, p), of C classes a row each.
     """
+
+    #: What all of an iteration's waves have in common.
+    extra: Mapping[str, Any]
 
     w: FloatArray
     # the weights that the last ``primal`` among the metrics is of, and how many moves
@@ -40,35 +42,6 @@ class Steps(ABC):
     def __init__(self, strategy: HyFDCASettings) -> None:
         self.strategy = strategy
         self.alignment = strategy.alignment
-
-    def iterate(
-        self, extra: Mapping[str, Any], available: Sequence[str]
-    ) -> tuple[set[str], dict[str, float]]:
-        """One iteration; returns whose answers were used, and the metrics."""
-        # what all of its waves have in common
-        self._extra = {**extra, **self.strategy.phase_config()}
-        self.primals = self.duals = None
-        return self._iterate(available)
-
-    @abstractmethod
-    def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
-        """The waves of an iteration."""
-
-    @abstractmethod
-    def restored(self, client: str) -> None:
-        """Hear that a client has no state any more."""
-
-    @abstractmethod
-    def reached(self) -> Any:
-        """Something that differs whenever anything has come closer to a move."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """All that the next iteration needs, for a checkpoint."""
-
-    @abstractmethod
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state`."""
 
     def _used(self, client: str) -> None:
         """An answer was used that changes the client's state."""
@@ -174,9 +147,10 @@ class UpdateSteps(Steps):
         self.certified = self.w
         self.iteration = 0
 
-    def _iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
+    def iterate(self, available: Sequence[str]) -> tuple[set[str], dict[str, float]]:
+        """One iteration; returns whose answers were used, and the metrics."""
         self.iteration += 1
-        self._extra["iteration"] = self.iteration
+        self.extra = {**self.extra, "iteration": self.iteration}
         newcomers = [name for name in available if name not in self.current]
         if newcomers:
             self._primal(newcomers)
@@ -199,7 +173,7 @@ class UpdateSteps(Steps):
             groups = self.alignment.client_groups(name)
             moved = [g for g in groups if g in self.alphas]
             blobs = {f"alpha/{g}": self.alphas[g] for g in moved}
-            return {**self._extra, "moved": moved, "renew": wishes[name], **blobs}
+            return {**self.extra, "moved": moved, "renew": wishes[name], **blobs}
 
         def take(answer: Answer) -> None:
             name = answer.client
@@ -240,7 +214,7 @@ class UpdateSteps(Steps):
             zeros = [0] * len(shared[name])
             asked = {"products": shared[name], "versions": zeros, "rows": zeros}
             own = {ROWS: self.strategy.own(name, self.w)}
-            return {**self._extra, **own, **asked, "groups": [], "backup": []}
+            return {**self.extra, **own, **asked, "groups": [], "backup": []}
 
         def take(answer: Answer) -> None:
             groups = shared[answer.client]
@@ -265,7 +239,7 @@ class UpdateSteps(Steps):
             groups = self.alignment.client_groups(name)
             gamma, c_k = self._damping(name)
             config = {
-                **self._extra,
+                **self.extra,
                 "gamma": gamma,
                 "c": c_k,
                 "dual": groups,

@@ -38,7 +38,7 @@ from .preparation import (
     settle_cipher,
 )
 from .settings import HyFDCASettings
-from .steps import Steps, UpdateSteps, add_shares, read_blobs
+from .steps import UpdateSteps, add_shares, read_blobs
 from .units import Backup
 
 __all__ = ["HyFDCA"]
@@ -155,7 +155,8 @@ class HyFDCA(HyFDCASettings):
         self._scales: ColumnScales | None = None  # of raw columns
         self._totals: FloatArray | None = None  # what weights are normalised by
         self._new: Alignment | None = None  # of the samples that are to be scored
-        self.steps: Steps  # the iteration, once the clients are aligned
+        # the iteration, once the clients are aligned
+        self.steps: MixtureSteps | UpdateSteps
         self._aligned = False
         # lowest P and highest D so far, class by class, and the w of the former
         self._primals, self._duals = np.full((2, self.classes), [[inf], [-inf]])
@@ -164,7 +165,7 @@ class HyFDCA(HyFDCASettings):
         self._uncertified = 0  # moves since the w that P was last known of
         self._reached: Any = None
 
-    def _make_steps(self) -> Steps:
+    def _make_steps(self) -> MixtureSteps | UpdateSteps:
         if not self.safe:
             return UpdateSteps(self)
         # the weights that the run was given, (p,) or (C, p)
@@ -275,15 +276,17 @@ class HyFDCA(HyFDCASettings):
     ) -> dict[str, float] | None:
         """One iteration, in as many waves as it takes."""
         self.sampled, self.at_round = self.sample(server_round), server_round
-        used, metrics = self.steps.iterate(dict(config), self.sampled)
+        steps = self.steps
+        steps.extra = {**config, **self.phase_config()}
+        steps.primals = steps.duals = None
+        used, metrics = steps.iterate(self.sampled)
         # answers that bring nothing closer to a move are as good as none
-        before, self._reached = self._reached, self.steps.reached()
+        before, self._reached = self._reached, steps.reached()
         moved = self._reached != before
         self.used = [name for name in self.clients if name in used and moved]
         if not conversation.traffic.waves:
             self.sampled = []  # all who are here wait for somebody who is away
         # what the iteration certifies: P of each class's w, and D
-        steps = self.steps
         if steps.duals is not None:
             self._duals = np.maximum(self._duals, steps.duals)
         if steps.primals is not None:
@@ -292,16 +295,14 @@ class HyFDCA(HyFDCASettings):
             better = steps.primals < self._primals
             self._certified = np.where(better[:, None], w, known)
             self._primals = np.minimum(steps.primals, self._primals)
-        primal = metrics.get("primal")
-        if primal is not None:
-            # what the stop rule compares and the result has: never that of one round
-            metrics["duality-gap"] = self._gap
         move = int(metrics.get("moved-groups", 1.0) > 0.0)
         self._moves += move
-        self._uncertified = (
-            self.steps.lag if primal is not None else self._uncertified + move
-        )
-        self.broadcast.replace(_flat(self.steps.w))
+        self._uncertified += move
+        if "primal" in metrics:
+            # what the stop rule compares and the result has: never that of one round
+            metrics["duality-gap"] = self._gap
+            self._uncertified = steps.lag
+        self.broadcast.replace(_flat(steps.w))
         return metrics if self.used else None
 
     @property

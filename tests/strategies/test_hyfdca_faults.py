@@ -19,7 +19,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted, signals_interrupt
 from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
-from strategies.hyfdca.units import Units
+from strategies.hyfdca.mixtures import MixtureSteps
 from tests.harness import Stop, calm
 from tests.strategies.hyfdca_runs import Run, irregular, small
 
@@ -124,14 +124,14 @@ def test_a_certificate_comes_while_clients_are_away(
             return bool(seen[-1] <= to * (1.0 + 1e-12))
 
         with monkeypatch.context() as patch:
-            patch.setattr(Units, "begin", _at_the_newest_weights)
+            patch.setattr(MixtureSteps, "begin", _at_the_newest_weights)
             Run(split, 400, each=stop, seed=seed, **options)
         assert losses[-1] <= reached * (1.0 + 1e-12)
         rates.append(iterations / len(losses))
     assert max(rates) <= 1.5
 
 
-def _at_the_newest_weights(steps: Units) -> None:
+def _at_the_newest_weights(steps: MixtureSteps) -> None:
     """Every unit starts over at the newest w, so that P is known by chance alone."""
     for unit in steps.units:
         if unit.snapshot is None:
@@ -421,7 +421,7 @@ def test_a_damaged_backup_costs_two_iterations_at_most(
 ) -> None:
     """One bit of the server's enc(α) flipped; then its holders lose their states."""
     idle = {}
-    keep = Units.keep_alphas
+    keep = MixtureSteps.keep_alphas
     for damage in (False, True):
         to_damage: list[bool] = []
 
@@ -446,7 +446,7 @@ def test_a_damaged_backup_costs_two_iterations_at_most(
             elif damage:
                 to_damage.append(True)  # what its partner will send for it
 
-        monkeypatch.setattr(Units, "keep_alphas", keeping)
+        monkeypatch.setattr(MixtureSteps, "keep_alphas", keeping)
         run = Run(small(parts=kind), 60, each=each, secure_sum=secure, backup_every=5)
         assert not to_damage
         moved = [r.train.get("moved-groups", 0.0) for r in run.strategy.history]

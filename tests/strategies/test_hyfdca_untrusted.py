@@ -114,7 +114,7 @@ def nothing_more(content: RecordDict) -> None:
         ),
         ("train.propose", as_float32, {"secure_sum": False}, "has dtypes"),
         ("train.propose", as_float32, {}, "has words"),
-        ("train.align", no_text, {}, "codec can't decode"),
+        ("train.align", no_text, {}, "has another form"),
         ("train.align", nothing_more, {}, "malformed"),
     ],
 )

@@ -101,12 +101,9 @@ def test_the_digest_changes_with_everything_that_is_agreed() -> None:
         replace(one, groups=(*before, (holders, size, "0" * 64), *after)),
         replace(one, groups=(*before, (holders[::-1], size, digest), *after)),
     ]
-    first = one.members[0]
-    for changed in (
-        *(first._replace(name="0"), first._replace(key="0")),
-        first._replace(fresh=b"0"),
-    ):
-        others.append(replace(one, members=(changed, *one.members[1:])))
+    member = one.members[0]._replace
+    changed = [member(name="0"), member(key="0"), member(fresh=b"0")]
+    others += [replace(one, members=(own, *one.members[1:])) for own in changed]
     assert len({other.digest for other in [one, *others]}) == len(others) + 1
 
 
