@@ -21,7 +21,7 @@ from fedtrellis.objectives.base import (
     check_number,
     check_point,
 )
-from fedtrellis.objectives.losses import DualLoss, SmoothedHinge, weighted
+from fedtrellis.objectives.losses import DualLoss, weighted
 from fedtrellis.objectives.reference import unconstrained_minimum
 from fedtrellis.settings import need
 from fedtrellis.wire.arrays import FloatArray
@@ -227,9 +227,9 @@ def central_optimum(
 
     scikit-learn's solver of the loss comes first, without an intercept and with
     C = 1/(λN); it returns w only, and stops somewhere near the optimum. Smooth losses
-    go on with L-BFGS, where −u in ∂l(z) gives α. For the hinge losses α is known but
-    for the samples at a kink of the loss, and these are found by an interior-point
-    method. Of several classes each is solved by itself.
+    go on with L-BFGS, where −u in ∂l(z) gives α. For the hinge loss α is known but for
+    the samples at its kink, and these are found by an interior-point method. Of several
+    classes each is solved by itself.
 
     ``tolerance`` is the gap to reach, relative to P(w). A RuntimeError says which gap
     was reached where it was not; a ValueError: the penalty is another one than ½‖w‖².
@@ -255,7 +255,7 @@ def central_optimum(
             problem, search.w, tolerance=0.1 * norm / math.sqrt(len(search.w))
         )
         search.offer(found.point)
-    if problem.loss.name in ("hinge", "smoothed-hinge") and not search.done:
+    if problem.loss.name == "hinge" and not search.done:
         _finish_hinge(problem, search)
     if not search.done:
         raise RuntimeError(
@@ -282,7 +282,7 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
     # in Newton's steps matrices of order p are factorised
     solver = "newton-cholesky" if columns <= min(examples, 2048) else "lbfgs"
     newton = {"solver": solver, "fit_intercept": False, "tol": 1e-10, "max_iter": 1000}
-    steps = {"tol": 1e-6, "max_iter": 2000, "random_state": 0, "fit_intercept": False}
+    steps = {"tol": 1e-6, "max_iter": 20_000, "random_state": 0, "fit_intercept": False}
     model: Any = {
         "squared": lambda: Ridge(alpha=scale, fit_intercept=False, tol=1e-12),
         "poisson": lambda: PoissonRegressor(alpha=problem.regularization, **newton),
@@ -302,20 +302,19 @@ def _by_scikit_learn(problem: RegularizedLoss) -> FloatArray:
 
 def _finish_hinge(problem: RegularizedLoss, search: _Search) -> None:
     """Solve for the samples near a kink, until those far from one stay there."""
-    loss, labels, features = problem.loss, problem.labels, problem.features
+    labels, features = problem.labels, problem.features
     # α = y s β with β in [0, 1]
     s = problem.weights if problem.weights is not None else np.ones(len(labels))
     size = labels * s
-    curvature = loss.smoothing if isinstance(loss, SmoothedHinge) else 0.0
     scale = problem.regularization * problem.num_examples
     margins = labels * problem.scores(search.w)
-    # β = 1 below the kinks and 0 above them; in between it is open.
-    opened = (margins > 1.0 - curvature - _NEAR) & (margins < 1.0 + _NEAR) & (s > 0.0)
+    # β = 1 below the kink and 0 above it; in between it is open.
+    opened = (np.abs(margins - 1.0) < _NEAR) & (s > 0.0)
     for _ in range(_ROUNDS):
         count = int(opened.sum())
-        if min(count, problem.shape[0]) > _LARGEST_SYSTEM:
+        if count > _LARGEST_SYSTEM:
             return
-        beta = (margins < 1.0 - 0.5 * curvature).astype(np.float64)
+        beta = (margins < 1.0).astype(np.float64)
         beta[opened] = 0.0
         base = np.asarray(features.T @ (size * beta))
         part = features[opened]
@@ -326,16 +325,14 @@ def _finish_hinge(problem: RegularizedLoss, search: _Search) -> None:
             return search.offer(alpha=size * beta)  # noqa: B023
 
         if count:
-            own = s[opened]
-            interior_point(part, base, scale, curvature * own, own, done)
+            interior_point(part, base, scale, s[opened], done)
         else:
             search.offer(alpha=size * beta)
         if search.done:
             return
         # those that turn out to be on the other side
         new = labels * problem.scores(problem.primal_of(size * beta))
-        low, high = 1.0 - curvature, 1.0
-        wrong = (~opened) & (s > 0.0) & np.where(beta == 1.0, new > low, new < high)
+        wrong = (~opened) & (s > 0.0) & np.where(beta == 1.0, new > 1.0, new < 1.0)
         if not wrong.any():
             return
         opened |= wrong

@@ -228,7 +228,8 @@ def test_degenerate_problems(name: str) -> None:
     certified(one, central_optimum(one), 1e-9)
 
 
-def test_a_gap_that_cannot_be_reached() -> None:
+def test_a_gap_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtrellis.dual.regularized_loss._LARGEST_SYSTEM", 0)
     problem = RegularizedLoss(*digits(), Hinge(), 1e-3)
     with pytest.raises(RuntimeError, match=r"gap of the hinge problem .* not below"):
         central_optimum(problem, tolerance=1e-18)
