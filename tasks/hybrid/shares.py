@@ -255,40 +255,37 @@ def without_rare_entries(
     none left. ``matrix`` has the features as CSR, training samples first. Returns the
     features, and the shares, whose positions stay those of its entries.
     """
-    gone = np.zeros(matrix.nnz, dtype=np.bool_)
+    entries = np.arange(matrix.nnz)
+    places = scipy.sparse.csr_array(
+        (entries, matrix.indices, matrix.indptr), shape=matrix.shape
+    )
+    owner = np.zeros(matrix.nnz, dtype=np.intp)
+    for client, share in enumerate(shares):
+        own = share.entries
+        if own is None:
+            own = places[share.rows][:, share.columns].data
+        owner[own] = client
+    # a client's column by one number
+    column = owner * matrix.shape[1] + matrix.indices
+    counted = (matrix.data != 0.0) & (entries < matrix.indptr[num_train])
+    gone = counted & (
+        np.bincount(column[counted], minlength=len(shares) * matrix.shape[1])[column]
+        < least
+    )
+    if not gone.any():
+        return features, [*shares]
     kept = []
     for share in shares:
-        positions = _positions(matrix, share, num_train)
-        columns = matrix.indices[positions]
-        counts = np.bincount(columns, minlength=matrix.shape[1])
-        rare = positions[counts[columns] < least]
-        gone[rare] = True
-        if share.entries is not None and len(rare):
-            entries = share.entries[~gone[share.entries]]
-            share = Share(share.rows, np.unique(matrix.indices[entries]), entries)
+        if share.entries is not None:
+            left = share.entries[~gone[share.entries]]
+            share = Share(share.rows, np.unique(matrix.indices[left]), left)
         kept.append(share)
-    if not gone.any():
-        return features, kept
     parts = np.where(gone, 0.0, matrix.data), matrix.indices, matrix.indptr
-    left = scipy.sparse.csr_array(parts, shape=matrix.shape, copy=True)
+    rest = scipy.sparse.csr_array(parts, shape=matrix.shape, copy=True)
     if isinstance(features, np.ndarray):
-        return left.toarray(), kept
-    left.eliminate_zeros()
-    return left, kept
-
-
-def _positions(matrix: Any, share: Share, num_train: int) -> Indices:
-    """Where a client's training entries that are not 0 stand in a CSR matrix."""
-    if share.entries is not None:
-        # entries of a row stand together, and training rows come first
-        end = int(matrix.indptr[num_train])
-        found = share.entries[share.entries < end]
-    else:
-        places = np.arange(matrix.nnz), matrix.indices, matrix.indptr
-        where = scipy.sparse.csr_array(places, shape=matrix.shape)
-        found = where[share.rows[share.rows < num_train]][:, share.columns].data
-    there: Indices = found[matrix.data[found] != 0.0]
-    return there
+        return rest.toarray(), kept
+    rest.eliminate_zeros()
+    return rest, kept
 
 
 def _from_file(task: HybridTask, data: Samples) -> list[Share]:
