@@ -225,9 +225,9 @@ class HyFDCA(HyFDCASettings):
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
         """Check that these are a key's name, a fresh key, and new samples' hashes."""
-        introduction("", rest[:2])
         if len(rest) != self._rest_size or any(a.dtype != np.uint8 for a in rest):
             raise ValueError("the answer to the alignment is malformed")
+        introduction("", rest[:2])
 
     # ---------------------------------------------------------------------- restoring
 
