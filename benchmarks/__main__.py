@@ -23,12 +23,9 @@ from . import (
     fedgia_safe,
     fine_tuning,
     hyfdca,
-    intersection,
     membership,
-    messages,
     networks,
     oracles,
-    overhead,
     ray_rounds,
     round_trips,
     scalar_memory,
@@ -38,7 +35,6 @@ from . import (
     torch_speed,
     traffic,
     vertical,
-    zeroth_order,
 )
 from .engines import comparison as engines
 from .matrix.command import main as matrix
@@ -47,16 +43,7 @@ from .runs import quiet
 
 #: What ``--only`` takes: each makes its measurements, in full or quickly.
 COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
-    "messages": lambda quick: [
-        messages.compare(messages.QUICK if quick else messages.FULL)
-    ],
-    "overhead": lambda quick: [
-        overhead.compare(overhead.QUICK if quick else overhead.FULL)
-    ],
     "fedavg": lambda quick: [fedavg.compare(fedavg.QUICK if quick else fedavg.FULL)],
-    "zeroth-order": lambda quick: [
-        zeroth_order.compare(zeroth_order.QUICK if quick else zeroth_order.FULL)
-    ],
     "oracles": lambda quick: [
         oracles.compare(oracles.QUICK if quick else oracles.FULL)
     ],
@@ -66,9 +53,6 @@ COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
     ],
     "encryption": lambda quick: [
         encryption.compare(encryption.QUICK if quick else encryption.FULL)
-    ],
-    "intersection": lambda quick: [
-        intersection.compare(intersection.QUICK if quick else intersection.FULL)
     ],
     "engines": lambda quick: [
         engines.compare(engines.QUICK if quick else engines.FULL)
