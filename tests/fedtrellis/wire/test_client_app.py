@@ -115,18 +115,6 @@ def test_the_answer_has_status_arrays_and_metrics() -> None:
     assert metrics_of(reply) == {"num-examples": 3, "round": 1}
 
 
-def test_a_round_that_was_used_counts() -> None:
-    app = client_app(Adder)
-    context = started(app)
-    assert arrays_of(app(request(2, 1), context)) == [3.0] * 3  # 1 + 2
-
-
-def test_a_round_that_was_not_used_does_not_count() -> None:
-    app = client_app(Adder)
-    context = started(app)
-    assert arrays_of(app(request(2, 0), context)) == [2.0] * 3
-
-
 def test_a_message_handled_long_after_its_time_does_not_count() -> None:
     app = client_app(Adder)
     context = started(app)
@@ -149,14 +137,6 @@ def test_a_client_behind_asks_and_changes_nothing() -> None:
     assert snapshot(context) == before
     reply = app(request(7, 6, restore={"total": np.full(3, 100.0)}), context)
     assert arrays_of(reply) == [107.0] * 3
-
-
-def test_an_empty_client_asks_and_is_restored() -> None:
-    app, context = client_app(Adder), new_context()
-    assert status(app(request(3, 2), context))["in-sync"] is False
-    assert len(context.state) == 0
-    reply = app(request(3, 2, restore={"total": np.full(3, 5.0)}), context)
-    assert arrays_of(reply) == [8.0] * 3
 
 
 def test_state_of_another_session_is_not_used() -> None:
@@ -255,11 +235,12 @@ def test_an_interrupt_leaves_the_state_too() -> None:
     assert snapshot(context) == before
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_state_that_is_not_finite_is_refused(bad: float) -> None:
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("bad", [[1, np.nan], [np.inf, 0], [np.inf, -np.inf]])
+def test_state_that_is_not_finite_is_refused(bad: list[float]) -> None:
     class Diverging(Adder):
         def fit(self, parameters: Arrays, config: Config) -> Fit:
-            self.state["total"] = np.array([1.0, bad, 2.0])
+            self.state["total"] = np.array(bad)
             return [np.zeros(3)], 1, {}
 
     context = started(client_app(Adder))
@@ -267,17 +248,6 @@ def test_state_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(FloatingPointError, match="'total' is not finite"):
         client_app(Diverging)(request(2, 1), context)
     assert snapshot(context) == before
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_infinities_that_cancel_are_refused_too() -> None:
-    class Diverging(Adder):
-        def fit(self, parameters: Arrays, config: Config) -> Fit:
-            self.state["total"] = np.array([np.inf, -np.inf])
-            return [], 1, {}
-
-    with pytest.raises(FloatingPointError):
-        client_app(Diverging)(request(1, 0, restore={}), new_context())
 
 
 def test_integer_and_empty_state_is_kept() -> None:

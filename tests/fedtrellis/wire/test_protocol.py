@@ -60,44 +60,11 @@ def value(memory: ClientMemory) -> float:
     return float(decode(memory.committed.arrays["x"])[0])
 
 
-def test_a_provisional_round_that_was_used_becomes_the_state() -> None:
-    memory = memory_at(3, provisional=5)
-    memory = memory.take_request(*request(used=5))
-    assert (value(memory), memory.committed.round) == (5.0, 5)
-    assert memory.provisional == Kept()
-
-
-def test_a_provisional_round_that_was_not_used_is_dropped() -> None:
-    memory = memory_at(3, provisional=5)
-    memory = memory.take_request(*request(used=3))
-    assert (value(memory), memory.committed.round) == (3.0, 3)
-    assert memory.provisional == Kept()
-
-
-@pytest.mark.parametrize("used", [0, 2, 4, 6])
-def test_a_client_at_neither_round_asks_for_its_state(used: int) -> None:
-    with pytest.raises(RestoreNeededError):
-        memory_at(3, provisional=5).take_request(*request(used=used))
-
-
-def test_an_empty_client_asks_for_its_state() -> None:
-    memory = ClientMemory("s")
-    for used in (0, 1, NO_ROUND + 5):
-        with pytest.raises(RestoreNeededError):
-            memory.take_request(*request(used=used))
-
-
 def test_a_round_number_that_stands_for_none_is_never_used() -> None:
     # the provisional state of a client that has none is not "used"
     memory = memory_at(3)
     with pytest.raises(RestoreNeededError):
         memory.take_request(*request(used=NO_ROUND))
-
-
-def test_an_empty_client_is_given_its_state() -> None:
-    memory = ClientMemory("s")
-    memory = memory.take_request(*request(used=4, restore={"x": np.full(SIZE, 4.0)}))
-    assert (value(memory), memory.committed.round) == (4.0, 4)
 
 
 def test_a_client_in_step_does_not_take_the_state_it_is_sent() -> None:
@@ -147,13 +114,6 @@ def test_what_was_stored_before_is_replaced() -> None:
     again = ClientMemory.load(state, "s")
     assert (again.committed.round, again.provisional) == (6, Kept())
     assert "of-the-user" in state
-
-
-def test_state_of_another_session_counts_as_none() -> None:
-    state = RecordDict()
-    memory_at(3, provisional=5).save(state)
-    again = ClientMemory.load(state, "another")
-    assert again == ClientMemory("another")
 
 
 # ------------------------------------------------------------------------ restoring
