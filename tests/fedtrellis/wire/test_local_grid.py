@@ -84,7 +84,8 @@ FATES: dict[str, tuple[list[list[Any]], list[int]]] = {
 
 @pytest.mark.parametrize("fault", FATES)
 def test_a_fault_does_what_it_says(fault: str) -> None:
-    grid = LocalGrid(counting_app(), 1, **({fault: 1.0} if fault in FAULTS else {}))
+    chances: Any = {fault: 1.0} if fault in FAULTS else {}
+    grid = LocalGrid(counting_app(), 1, **chances)
     for number, (expected, state) in enumerate(zip(*FATES[fault], strict=True), 1):
         replies = send(grid)
         assert [
