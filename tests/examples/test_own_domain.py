@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
-import cvxpy as cp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,30 +14,25 @@ from scipy.special import huber
 from owndomain.domain import GroupMaxBall
 from owndomain.objective import Huber
 from owndomain.task import TRUTH, load_objective, make_domain
+from tests.fedtrellis.domains import test_domains as contract
 
 Array = NDArray[np.float64]
 
 RADIUS = 1.3
-SIZES = pytest.mark.parametrize("size", [1, 2, 3, 6])
+CONTRACT = (
+    contract.test_the_oracle_against_every_vertex_or_else_cvxpy,
+    contract.test_many_gradients_have_the_atoms_of_each,
+    contract.test_projection_and_membership_against_cvxpy,
+    contract.test_enormous_and_tiny_entries,
+    contract.test_the_diameter_is_the_largest_distance,
+    contract.test_what_the_oracle_returns_is_a_member_and_a_multiple_is_not,
+)
 
 
-def solve(objective: cp.Expression, x: cp.Variable, size: int) -> Array:
-    """The minimum over the ball, from its definition, by a convex solver."""
-    groups = [cp.norm_inf(x[i : i + size]) for i in range(0, 6, size)]
-    cp.Problem(cp.Minimize(objective), [sum(groups) <= RADIUS]).solve("CLARABEL")
-    return np.asarray(x.value)
-
-
-@SIZES
-@pytest.mark.parametrize("seed", range(4))
-def test_the_oracle_finds_the_minimum(size: int, seed: int) -> None:
-    domain = GroupMaxBall(size, RADIUS)
-    g = np.random.default_rng(seed).normal(size=6)
-    atom = domain.lmo(g)
-    assert domain.norm(atom.dense()) == pytest.approx(RADIUS)
-    best = float(g @ solve(g @ (x := cp.Variable(6)), x, size))
-    assert atom.dense() @ g == pytest.approx(best, abs=1e-6)
-    assert domain.gap(g, np.zeros(6)) == pytest.approx(-best, abs=1e-6)
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("size", "shape"), [(1, (5,)), (2, (6,)), (3, (2, 3))])
+def test_the_contract_of_every_set(check: Any, size: int, shape: Any) -> None:
+    check(GroupMaxBall(size, RADIUS), shape)
 
 
 def test_the_oracle_with_zeros_and_ties() -> None:
@@ -51,41 +46,12 @@ def test_the_oracle_with_zeros_and_ties() -> None:
         assert atom @ g == pytest.approx(min(g @ other for other in others))
 
 
-def test_the_oracle_of_a_matrix_is_that_of_its_entries() -> None:
-    domain = GroupMaxBall(2, RADIUS)
-    atom = domain.lmo(np.array([[0.1, -3.0], [2.0, 2.0]]))
-    assert atom.shape == (2, 2)
-    np.testing.assert_allclose(atom.dense(), [[0.0, 0.0], [-RADIUS, -RADIUS]])
-
-
 def test_the_oracle_refuses_what_it_cannot_answer() -> None:
     domain = GroupMaxBall(2, RADIUS)
     with pytest.raises(ValueError, match="finite"):
         domain.lmo(np.array([1.0, np.nan, 0.0, 0.0]))
     with pytest.raises(ValueError, match="whole groups of 2"):
         domain.lmo(np.zeros(5))
-
-
-@SIZES
-@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
-def test_the_projection_is_the_nearest_point(size: int, scale: float) -> None:
-    domain = GroupMaxBall(size, RADIUS)
-    rng = np.random.default_rng(3)
-    for _ in range(5):
-        point = scale * rng.normal(size=6)
-        nearest = domain.project(point)
-        assert domain.contains(nearest)
-        theirs = solve(cp.sum_squares((x := cp.Variable(6)) - point), x, size)
-        np.testing.assert_allclose(nearest, theirs, atol=1e-4)
-        # of a convex set: ⟨point − nearest, s − nearest⟩ ≤ 0, for the worst s in it
-        assert domain.gap(nearest - point, nearest) <= 1e-12 * (1 + scale) ** 2
-
-
-def test_the_diameter_is_the_longest_distance_of_extreme_points() -> None:
-    signs = [np.array(pair) for pair in itertools.product((-1.0, 1.0), repeat=2)]
-    extreme = [np.kron(e, RADIUS * pair) for pair in signs for e in np.eye(3)]
-    longest = max(float(np.linalg.norm(a - b)) for a in extreme for b in extreme)
-    assert GroupMaxBall(2, RADIUS).diameter((6,)) == pytest.approx(longest)
 
 
 @pytest.mark.parametrize(("size", "radius"), [(0, 1.0), (2, 0.0), (2, np.inf)])

@@ -226,6 +226,24 @@ def test_appendix_a(domain: Domain) -> None:
     assert found.item() == pytest.approx(1.0, abs=1e-2)
 
 
+@pytest.mark.parametrize(("p", "share"), [(1.0, 0.05), (0.5, 0.15)])
+def test_the_lasso_falls_faster_than_theorem_1_says(p: float, share: float) -> None:
+    """FedFW+ on METHODS §1's LASSO: the line through log F against log t falls by ½."""
+    rng = np.random.default_rng(37)
+    design = rng.standard_normal((200, 400)) * np.sqrt(rng.uniform(1.0, 2.0, 400))
+    x = np.zeros(400)
+    x[rng.choice(400, 20, replace=False)] = rng.standard_normal(20)
+    ball, b = L1Ball(float(np.abs(x).sum())), design @ x
+    parts = zip(np.split(design, 10), np.split(b, 10), strict=True)
+    losses = [LeastSquares(a, c, weight=10, scale="sum") for a, c in parts]
+    strategy = FedFW(ball, penalty=0.5, variant="augmented", participation=p)
+    run = play(strategy, grid_of(FedFWClient, losses, ball), np.zeros(400), 600)
+    rounds = np.arange(100, 601, 50)
+    values = [float(np.sum((design @ run.models[t - 1] - b) ** 2)) for t in rounds]
+    assert values[-1] < share * float(b @ b)
+    assert np.polyfit(np.log(rounds), np.log(values), 1)[0] <= -0.5
+
+
 # --------------------------------------------------------- domains, layers and matrices
 
 

@@ -17,7 +17,6 @@ from fedtrellis import LocalGrid
 from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import LeastSquares, Logistic
 from fedtrellis.objectives.reference import certified_minimum
-from fedtrellis.settings import SettingsError
 from strategies import FedFW
 from tests.harness import app_of, grid_of, play
 from tests.strategies.corrective_runs import PROBLEMS, problem, run
@@ -127,28 +126,6 @@ def test_a_start_outside_the_set_is_projected(name: str, correction: str) -> Non
     assert outside.domain.contains(runs[0].model)
     if outside.penalty is None:  # z is the start, which round 1 makes nothing of
         assert runs[0].model.tobytes() == runs[1].model.tobytes()
-
-
-# ----------------------------------------------------------------------------- settings
-
-
-def test_what_a_task_suggests_and_does_not_apply_is_left_out() -> None:
-    """A suggestion is no setting of the user's: it gives way instead of an error."""
-    tasks = sim.app.registry.tasks
-    defaults = sim.app.default_config()
-    made = 0
-    for name in tasks:
-        for variant in ("auto", "corrective", "plain", "stochastic"):
-            config = {**defaults, "method": "fedfw", "task": name}
-            config["fedfw.variant"] = variant
-            try:
-                experiment = sim.app.experiment(config, 4)
-            except (ImportError, SettingsError):  # what the task itself needs
-                continue
-            strategy: Any = experiment.strategy()
-            assert strategy.variant == ("corrective" if variant == "auto" else variant)
-            made += 1
-    assert made > 20
 
 
 # --------------------------------------------------------------------------- evaluation

@@ -50,12 +50,6 @@ def test_fedgias_clients_keep_their_factors_between_processes(
         assert deployment.factor_file(k).stat().st_mode & 0o777 == 0o600
 
 
-def test_zeroth_order_rfl_deployed_ends_in_the_model_of_the_simulation(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    run_both(deployment, f"{FAMILIES['zeroth-order']} rounds=2", tmp_path)
-
-
 @pytest.mark.slow  # its waves make it the dearest; flwr run has it every day
 def test_hyfdca_between_processes_with_a_key(
     deployment: Deployment, tmp_path: Path

@@ -171,22 +171,6 @@ def back(gone: list[int]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "hyfdca"])
-def test_a_supernode_that_never_comes_back(
-    deployment: Deployment, family: str, tmp_path: Path
-) -> None:
-    """The others go on, with what the server last had from it."""
-    deployment.plan("1-3-train-kill-node")
-    config = f"{FAMILIES[family]} rounds=6 timeout=120.0"
-    record = deployment.run(config, tmp_path / "deployed")
-    deployment.restart_node(1)
-    gone = {t for (who, t), _ in record.dropped().items() if who == "1"}
-    assert gone == {3, 4, 5, 6}
-    script = lost(record, family)
-    check_same(record, simulated(config, NODES, tmp_path / "local", script))
-
-
-@pytest.mark.slow
 def test_hyfdca_without_a_holder_of_every_sample_ends_with_an_error(
     deployment: Deployment, tmp_path: Path
 ) -> None:

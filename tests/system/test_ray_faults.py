@@ -109,23 +109,3 @@ def test_a_ray_actor_killed_and_the_run_resumed(
     rest = simulation.run(str(record.resume_file(again)), again)
     assert rest.summary["status"] == "round limit"
     check_same(rest, expected)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_resumed_on_the_other_engine(
-    simulation: Simulation, family: str, tmp_path: Path
-) -> None:
-    """From this process to Ray and back, where nobody has the clients' states."""
-    config = f"{FAMILIES[family]} timeout=60.0"
-    first = simulated(f"{config} rounds=2", NODES, tmp_path / "first")
-    there = tmp_path / "there"
-    second = simulation.run(str(first.resume_file(there, rounds=4)), there)
-    back = tmp_path / "back"
-    third = simulated(str(second.resume_file(back, rounds=6)), NODES, back)
-    assert [line["round"] for line in third.history] == list(range(7))
-    script = wiped_at(3) | wiped_at(5)
-    expected = simulated(f"{config} rounds=6", NODES, tmp_path / "local", script)
-    check_same(third, expected)
-    if family not in ("fedgia", "hyfdca"):
-        # the strategy gives its clients back all that they had
-        check_same(third, simulated(f"{config} rounds=6", NODES, tmp_path / "calm"))

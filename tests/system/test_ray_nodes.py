@@ -65,12 +65,6 @@ def run(flower: Flower, nodes: int, config: str, parent: Path) -> dict[str, obje
     return summary
 
 
-@pytest.mark.slow
-def test_all_nodes_of_flwr_run_take_part(simulation: Flower, tmp_path: Path) -> None:
-    summary = run(simulation, NODES, 'task="lasso" lasso.rows=300 rounds=2', tmp_path)
-    assert (summary["status"], summary["used"]) == ("round limit", 2 * NODES)
-
-
 # Before the server waited for Ray, 7 of 8 runs of the first hung in the least squares
 # of its optimum, which OpenBLAS solved in threads that Ray's forks had ended.
 LARGE = {

@@ -44,6 +44,7 @@ from fedtrellis.domains.atoms import (
     SignAtom,
     SparseAtom,
 )
+from owndomain.domain import GroupMaxBall
 
 # its functions are exported in a way that mypy cannot follow
 cp: Any = importlib.import_module("cvxpy")
@@ -167,6 +168,10 @@ def constraints(domain: Domain, x: Any) -> list[Any]:
                 a = domain.share
                 norm = (1 - a) * norm + a * cp.norm1(flat)
             return [norm <= domain.radius]
+        case GroupMaxBall():  # of examples/own-domain
+            size = domain.size
+            parts = [flat[i : i + size] for i in range(0, flat.size, size)]
+            return [sum(cp.norm_inf(part) for part in parts) <= domain.radius]
         case NonNegativeL1Ball():
             return [x >= 0, cp.sum(x) <= domain.radius]
         case CappedSimplex():

@@ -11,9 +11,7 @@ import scipy.sparse
 from fedtrellis.objectives import (
     LeastSquares,
     Logistic,
-    MatrixCompletion,
     MultinomialLogistic,
-    Objective,
 )
 from fedtrellis.objectives.base import (
     DIRECT_ORDER,
@@ -54,29 +52,12 @@ def test_the_gradient_is_the_caller_s() -> None:
     np.testing.assert_array_equal(f.gradient(np.zeros(2)), [-2.0, -4.0])
 
 
-def test_values_of_a_batch_of_points() -> None:
-    f = MeanObjective(PARTS)
-    points = np.random.default_rng(1).standard_normal((6, 4))
-    np.testing.assert_array_equal(f.values(points), [f.value(x) for x in points])
-
-
 def test_metrics_are_those_of_all_examples() -> None:
     f = MeanObjective(PARTS)
     whole = Logistic(np.vstack(MATRICES), np.concatenate(LABELS))
     assert f.metrics(X)["accuracy"] == pytest.approx(whole.metrics(X)["accuracy"])
     mixed = MeanObjective([PARTS[0], LeastSquares(MATRICES[1], np.zeros(5))])
     assert mixed.metrics(X) == {}
-
-
-def test_points_of_any_shape() -> None:
-    parts: list[Objective] = [
-        MultinomialLogistic(MATRICES[1], [0, 1, 2, 0, 1], 3, intercept=False),
-        MatrixCompletion([0, 1], [2, 0], [1.0, 2.0], (4, 3)),
-    ]
-    f = MeanObjective(parts)
-    W = np.random.default_rng(0).standard_normal((4, 3))
-    expected = (parts[0].gradient(W) + parts[1].gradient(W)) / 2
-    np.testing.assert_allclose(f.gradient(W), expected, rtol=1e-13)
 
 
 def test_bad_arguments() -> None:

@@ -57,16 +57,6 @@ def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     assert part.num_examples == MASK.sum()
 
 
-def test_assignment_at_permutations_is_the_cost_of_assigning() -> None:
-    objective = QuadraticAssignment(FLOWS, DISTANCES)
-    for p in itertools.permutations(range(4)):
-        cost = sum(
-            FLOWS[i, j] * DISTANCES[p[i], p[j]] for i in range(4) for j in range(4)
-        )
-        X = np.eye(4)[list(p)]  # X[i, p(i)] = 1
-        assert objective.value(X) == pytest.approx(cost, rel=1e-12)
-
-
 @pytest.mark.parametrize("clients", [2, 3, 8, 16])
 def test_parts_of_a_partition_add_up(clients: int) -> None:
     whole = QuadraticAssignment(FLOWS, DISTANCES)

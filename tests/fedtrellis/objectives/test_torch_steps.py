@@ -169,14 +169,6 @@ def test_copies_are_objectives_of_their_own() -> None:
             np.testing.assert_array_equal(part, wanted)
 
 
-def test_gradients_under_no_grad() -> None:
-    target = objective()
-    x = target.parameters_to_vector(target.initial_point())
-    with torch.no_grad():
-        inside = target.gradient(x)
-    np.testing.assert_array_equal(inside, target.gradient(x))
-
-
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -220,10 +212,6 @@ def test_what_does_not_fit_is_refused(message: str, run: Callable[[], object]) -
     with pytest.raises(ValueError, match=message) as caught:
         run()
     assert "\n" not in str(caught.value)
-
-
-def test_one_dtype_for_all_layers_can_be_asked_for() -> None:
-    assert objective(mixed(), dtype="float64").initial_point()[0].dtype == np.float64
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
