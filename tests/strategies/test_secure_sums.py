@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from flwr.app import Message
 
 import clients
 import strategies
-from fedtrellis import LocalGrid, SecureSum
+from fedtrellis import Callback, LocalGrid, RoundRecord, SecureSum
 from fedtrellis.domains import L1Ball
 from fedtrellis.encryption import block_sum
 from fedtrellis.encryption.block_sum import BlockMember
@@ -28,114 +30,75 @@ from fedtrellis.wire.protocol import NodeReply
 from tests.harness import (
     Array,
     Played,
-    app_of,
     contexts,
     grid_of,
     memory_of,
     play,
     readable,
 )
+from tests.strategies.methods import EVERY, P
 
-N, P = 10, 6
-_rng = np.random.default_rng(0)
-LOSSES = [
-    LeastSquares(
-        _rng.standard_normal((20 + k, P)),
-        _rng.standard_normal(20 + k),
-        scale="half-mean",
-    )
-    for k in range(N)
-]
-START = np.full(P, 0.1)
+N = 10
 FAULTS: dict[str, Any] = {"request_loss": 0.2, "reply_loss": 0.2, "seed": 5}
-
-CASES: dict[str, dict[str, Any]] = {
-    "FedAvgGD": {},
-    "FedAvgGD weights": {"client_weights": "examples"},
-    "FedProx": {"proximal_weight": 0.5},
-    "LocalSGD": {},
-    "FedOpt": {"optimizer": "adam"},
-    "Scaffold": {},
-    "CompressedSGD": {"kept_fraction": 0.3},
-    "CompressedSGD qsgd": {"compressor": "qsgd"},
-    "CompressedSGD sign": {"compressor": "sign"},
-    "ProjectedFedAvg": {},
-    "FedDR": {"proximal_step": 1.0},
-    "FedLMO": {"batch_size": 0},
-    "FedLMO averaged": {"variant": "averaged"},
-    "FedLMO local": {"variant": "local"},
-    "FedLMO server": {"variant": "server"},
-    "FedLMO ef21": {"variant": "ef21"},
-    "FirstOrderRFL": {},
-    "ZerothOrderSGD": {"step_size": 0.02, "samples": 6, "batch_size": 0},
-    "ZerothOrderSGD feedsign": {"variant": "feedsign", "batch_size": 0},
-    "FedGiA": {},
-    "FedGiA fixed": {"sigma": 1.0},
-}
+REFUSING = "fedfw|naive|hy|zeroth-order-rfl|zeroth-order-sgd fedkseed|fedgia gram"
+CASES = [name for name in EVERY if not re.match(REFUSING, name)]
 # what a block that sat out is given are its means, or S comes from sums
-_APART = ("FirstOrderRFL", "FedGiA")
+APART = re.compile("first-order-rfl|fedgia")
 
 
-def made(case: str, kind: Any = None, **options: Any) -> Any:
-    name = case.partition(" ")[0]
-    made_of: list[Any] = []
-    if name in ("ProjectedFedAvg", "FedDR"):
-        made_of = [L1Ball(1.0)]
-    if "RFL" in name:
-        made_of = [Sphere((P,))]
-    kind = kind or getattr(strategies, name)
-    return kind(*made_of, **CASES[case], seed=3, **options)
+def go(
+    case: str,
+    rounds: int,
+    *,
+    kind: type[LocalGrid] = LocalGrid,
+    nodes: Sequence[dict[str, Any]] = ({},) * N,
+    grid: Any = None,
+    faults: Any = (),
+    **settings: Any,
+) -> Played[Any]:
+    """A run of ten clients, with plain sums unless the settings say otherwise."""
+    method = EVERY[case]
+    if grid is None:
+        # FedGiA's C is empty with secure sums
+        configs = [{"slow": True, **one} for one in nodes]
+        app = method.grid(N).client_app
+        grid = kind(app, N, node_configs=configs, **dict(faults))
+    return method.play(grid, rounds, **{"seed": 3, **settings})
 
 
-def the_grid(case: str, kind: type[LocalGrid] = LocalGrid, **options: Any) -> LocalGrid:
-    name = case.partition(" ")[0]
-    more = [Sphere((P,))] if "RFL" in name else []
-    app = app_of(getattr(clients, f"{name}Client"), LOSSES, *more)
-    nodes = options.pop("node_configs", [{}] * N)
-    # FedGiA's C is empty with secure sums
-    return kind(app, N, node_configs=[{"slow": True, **n} for n in nodes], **options)
+def hidden(**how: Any) -> Any:
+    return SecureSum(block_size=3, **how)
 
 
-def replayed(case: str, used: list[list[int]], **options: Any) -> Played[Any]:
-    """The plain run, with the clients of another run's rounds."""
-    base = getattr(strategies, case.partition(" ")[0])
-
-    class Replay(base):  # type: ignore[misc,valid-type]
-        def sample(self, server_round: int) -> Any:
-            return [str(i) for i in used[server_round - 1]]
-
-    return play(made(case, Replay, **options), the_grid(case), START, len(used))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_model_is_the_plain_run_s_over_the_same_blocks(case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "more"), [*((case, {}) for case in CASES), ("fedgia", {"sigma": 1.0})]
+)
+def test_the_model_is_the_plain_run_s_over_the_same_blocks(
+    case: str, more: dict[str, Any]
+) -> None:
     """Clients lost, answers that come late, and blocks that are drawn."""
-    apart = case in _APART
-    how = {} if apart else FAULTS
-    options = {} if apart else {"participation": 0.8}
-    if "GiA" in case:
-        options = {}
-    strategy = made(case, aggregation=SecureSum(block_size=3), **options)
-    run = play(strategy, the_grid(case, **how), START, 50, last_fault=45)
+    apart = APART.match(case)
+    lossy: Any = {} if apart else {"faults": FAULTS, "participation": 0.8}
+    run = go(case, 40, aggregation=hidden(), last_fault=35, **lossy, **more)
     sizes = {len(round_) for round_ in run.used}
     assert sizes <= {0, 3, 4, 6, 7, 10}
     assert apart or len(sizes) > 2
-    plain = replayed(case, run.used)
+    plain = go(case, 40, sets=run.used, **more)
     assert np.abs(run.model - plain.model).max() < 1e-9
-    assert np.abs(run.model - START).max() > 1e-3
+    assert np.abs(run.model - EVERY[case].start).max() > 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_narrow_models(dtype: str) -> None:
-    options: Any = {"dtype": dtype}
-    run = play(
-        made("FedAvgGD", aggregation="secure-sum", **options),
-        the_grid("FedAvgGD"),
-        START,
-        10,
-    )
-    plain = play(made("FedAvgGD", **options), the_grid("FedAvgGD"), START, 10)
-    close = 1e-6 if dtype == "float32" else 5e-3
+@pytest.mark.parametrize(
+    ("settings", "close"),
+    [
+        ({"dtype": "float32"}, 1e-6),
+        ({"dtype": "float16"}, 5e-3),
+        ({"client_weights": "examples"}, 1e-9),
+    ],
+)
+def test_narrow_models_and_weights(settings: dict[str, Any], close: float) -> None:
+    run = go("fedavg-gd", 10, aggregation="secure-sum", **settings)
+    plain = go("fedavg-gd", 10, **settings)
     assert np.abs(run.model - plain.model).max() < close
 
 
@@ -172,12 +135,17 @@ class Listening(LocalGrid):
 
 
 def _heard(
-    case: str, nodes: list[dict[str, Any]] | None = None, **options: Any
+    nodes: Sequence[dict[str, Any]] = ({},) * N,
 ) -> tuple[dict[bytes, dict[str, Array]], Any]:
-    more = {} if nodes is None else {"node_configs": nodes}
-    grid: Any = the_grid(case, Listening, encode=True, **FAULTS, **more)
-    strategy = made(case, aggregation=SecureSum(block_size=3, **options))
-    run = play(strategy, grid, START, 12, last_fault=10)
+    run = go(
+        *("fedavg-gd", 12),
+        kind=Listening,
+        nodes=nodes,
+        faults={"encode": True, **FAULTS},
+        aggregation=hidden(),
+        last_fault=10,
+    )
+    grid: Any = run.grid
     terms: dict[bytes, dict[str, Array]] = defaultdict(dict)
     for name, attempt, words in grid.received:
         before = terms[attempt].setdefault(name, words)
@@ -189,14 +157,14 @@ def test_of_real_messages_only_whole_blocks_can_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lost, late and repeated answers; with the masks taken out each can be read."""
-    terms, run = _heard("FedAvgGD")
+    terms, run = _heard()
     blocks = {tuple(block) for block in run.strategy.aggregator._blocks}
     assert {len(block) for block in blocks} == {3, 4}
     assert any(len(answers) < N for answers in terms.values())
     assert readable(terms, range(1, 5)) == blocks
     with monkeypatch.context() as without:
         without.setattr(block_sum, "_mask", lambda *_, **more: None)
-        terms, _ = _heard("FedAvgGD")
+        terms, _ = _heard()
     assert {(str(i),) for i in range(N)} <= readable(terms, [1])
 
 
@@ -204,7 +172,7 @@ def test_with_a_colluder_s_keys_the_rest_of_its_block_can_be_read_as_a_whole(
     tmp_path: Path,
 ) -> None:
     nodes = _files(tmp_path)
-    terms, run = _heard("FedAvgGD", nodes)
+    terms, run = _heard(nodes)
     blocks = [tuple(block) for block in run.strategy.aggregator._blocks]
     (traitor, *rest), *others = sorted(blocks, key=len, reverse=True)
     assert len(rest) == 3
@@ -221,54 +189,54 @@ def test_with_a_colluder_s_keys_the_rest_of_its_block_can_be_read_as_a_whole(
     assert readable(terms, range(1, 5)) == {tuple(rest), *others}
 
 
+class At(Callback):
+    """Does something before a round."""
+
+    def __init__(self, work: dict[int, Callable[[Any], None]]) -> None:
+        self.work = work
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        if record.round + 1 in self.work:
+            self.work[record.round + 1](strategy)
+
+
 def test_a_node_s_memory_and_file_lost_in_the_middle() -> None:
     """The block begins anew, and the model is the plain run's over the same blocks."""
 
-    class Server(strategies.FedAvgGD):
-        def sample(self, server_round: int) -> Any:
-            if server_round == 4:
-                folder = _run_key_path(self.conversation.session).with_suffix(
-                    ".ledgers"
-                )
-                for path in sorted(folder.glob("*.block"))[:2]:
-                    path.unlink()
-            return super().sample(server_round)
+    def unlink(strategy: Any) -> None:
+        folder = _run_key_path(strategy.conversation.session).with_suffix(".ledgers")
+        for path in sorted(folder.glob("*.block"))[:2]:
+            path.unlink()
 
-    strategy = made("FedAvgGD", Server, aggregation=SecureSum(block_size=3))
-    run = play(strategy, the_grid("FedAvgGD"), START, 12)
+    run = go("fedavg-gd", 12, aggregation=hidden(), callbacks=[At({4: unlink})])
     sizes = [len(used) for used in run.used]
     assert sizes[:3] == [N] * 3
     assert sizes[3] < N
     assert sizes[4:] == [N] * 8
-    assert any(
-        "keys of its block" in str(why) for _, why in strategy.history[3].rejected
-    )
-    plain = replayed("FedAvgGD", run.used)
+    rejected = run.strategy.history[3].rejected
+    assert any("keys of its block" in str(why) for _, why in rejected)
+    plain = go("fedavg-gd", 12, sets=run.used)
     assert np.abs(run.model - plain.model).max() < 1e-9
 
 
-@pytest.mark.parametrize("case", ["Scaffold", "FedLMO ef21", "FedDR", "CompressedSGD"])
+@pytest.mark.parametrize(
+    "case", ["scaffold", "fedlmo ef21", "feddr", "compressed-sgd top-k"]
+)
 def test_a_client_that_lost_its_state(case: str) -> None:
     """What the server keeps of its block is the mean of what its members have."""
-    grid = the_grid(case)
-    base = getattr(strategies, case.partition(" ")[0])
+    grid = LocalGrid(EVERY[case].grid(N).client_app, N)
 
-    class Server(base):  # type: ignore[misc,valid-type]
-        def sample(self, server_round: int) -> Any:
-            if server_round in (4, 9):
-                context = contexts(grid)[server_round % N]
-                for key in list(context.state):
-                    del context.state[key]
-            return super().sample(server_round)
+    def wipe(client: int) -> Callable[[Any], None]:
+        return lambda strategy: contexts(grid)[client].state.clear()
 
-    options = {} if case == "FedDR" else {"participation": 1.0}
-    strategy = made(case, Server, aggregation=SecureSum(block_size=3), **options)
-    run = play(strategy, grid, START, 14)
+    loss = At({4: wipe(4), 9: wipe(9)})
+    run = go(case, 14, grid=grid, aggregation=hidden(), callbacks=[loss])
+    strategy = run.strategy
     lost = [t for t, used in enumerate(run.used, 1) if len(used) < N]
     replays = strategy._replayed != ""
     assert lost == ([4, 9] if replays else [])
     if replays:
-        key = {"Scaffold": "control", "FedLMO ef21": "estimate"}[case]
+        key = {"scaffold": "control", "fedlmo ef21": "estimate"}[case]
         states = [memory_of(strategy, contexts(grid)[i]) for i in range(N)]
         held = [decode(state.provisional.arrays[key]) for state in states]
         kept = getattr(strategy, strategy._replayed)
@@ -279,21 +247,16 @@ def test_a_client_that_lost_its_state(case: str) -> None:
 
 
 def test_a_server_resumed_from_an_old_checkpoint(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    grid = the_grid("Scaffold", node_configs=_files(tmp_path))
-    options: Any = {"aggregation": SecureSum(block_size=3)}
-    play(made("Scaffold", **options, checkpoint=checkpoint), grid, START, 5)
-    old = checkpoint.read_bytes()
-    play(
-        made("Scaffold", **options, resume=checkpoint, checkpoint=checkpoint),
-        grid,
-        START,
-        9,
-    )
-    checkpoint.write_bytes(old)
-    again = play(made("Scaffold", **options, resume=checkpoint), grid, START, 12)
-    plain = play(made("Scaffold"), the_grid("Scaffold"), START, 12)
-    assert np.abs(again.model - plain.model).max() < 1e-9
+    path = tmp_path / "checkpoint"
+    app = EVERY["scaffold"].grid(N).client_app
+    grid = LocalGrid(app, N, node_configs=_files(tmp_path))
+    options: Any = {"grid": grid, "aggregation": hidden()}
+    go("scaffold", 5, **options, checkpoint=path)
+    old = path.read_bytes()
+    go("scaffold", 9, **options, resume=path, checkpoint=path)
+    path.write_bytes(old)
+    again = go("scaffold", 12, **options, resume=path)
+    assert np.abs(again.model - go("scaffold", 12).model).max() < 1e-9
 
 
 def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
@@ -301,13 +264,12 @@ def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
     aggregation = SecureSum(
         block_size=5, colluders=t, clip=clip, noise_multiplier=z, delta=1e-5
     )
-    still = [LeastSquares(np.eye(P), START) for _ in range(N)]  # of no change at all
-    moved = []
+    start = np.full(6, 0.1)
+    still = [LeastSquares(np.eye(6), start) for _ in range(N)]  # of no change at all
     strategy = strategies.FedAvgGD(aggregation=aggregation, seed=0)
-    run = play(strategy, grid_of(clients.FedAvgGDClient, still), START, 200)
-    steps = np.diff([START, *run.models], axis=0)
+    run = play(strategy, grid_of(clients.FedAvgGDClient, still), start, 200)
     # local steps pull back towards the minimum, by less than a tenth of the noise
-    moved = steps.std()
+    moved = np.diff([start, *run.models], axis=0).std()
     # σ²: two blocks' 5 clients of z C/√(5 − t) each, in the mean of all 10
     expected = z * clip / np.sqrt(5 - t) * np.sqrt(10) / 10
     assert moved == pytest.approx(expected, rel=0.1)
@@ -317,21 +279,13 @@ def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
 
 
 def test_void_rounds_count_and_a_clip_takes_four_bytes() -> None:
-    how: Any = {"clip": 0.5, "noise_multiplier": 4.0, "block_size": 5}
-    strategy = made("FedAvgGD", aggregation=SecureSum(**how))
-    play(
-        strategy,
-        the_grid("FedAvgGD", request_loss=0.2, reply_loss=0.2, seed=1),
-        START,
-        6,
-    )
-    sizes = [len(record.used) if not isinstance(record.used, int) else record.used
-             for record in strategy.history if record.round]  # fmt: skip
-    assert min(sizes) < N
+    how = SecureSum(clip=0.5, noise_multiplier=4.0, block_size=5)
+    run = go("fedavg-gd", 6, faults={**FAULTS, "seed": 1}, aggregation=how)
+    assert min(len(used) for used in run.used) < N
     accountant = Accountant(4.0, 1e-5, mechanism="exponential")
-    last = [r.train for r in strategy.history if "epsilon" in r.train][-1]
-    assert last["epsilon"] == pytest.approx(accountant.epsilon(6), rel=1e-6)
-    assert strategy.aggregator._coding.word == 32
+    trained = [r.train for r in run.strategy.history if "epsilon" in r.train]
+    assert trained[-1]["epsilon"] == pytest.approx(accountant.epsilon(6), rel=1e-6)
+    assert run.strategy.aggregator._coding.word == 32
 
 
 def _files(folder: Path) -> list[dict[str, Any]]:
@@ -346,41 +300,29 @@ def _files(folder: Path) -> list[dict[str, Any]]:
 
 def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> None:
     nodes = _files(tmp_path / "a")
-    case = "FedGiA"
-    run = play(
-        made(case, aggregation="secure-sum"),
-        the_grid(case, node_configs=nodes),
-        START,
-        8,
-    )
-    plain = play(made(case), the_grid(case), START, 8)
-    assert np.abs(run.model - plain.model).max() < 1e-9
+    run = go("fedgia", 8, nodes=nodes, aggregation="secure-sum")
+    assert np.abs(run.model - go("fedgia", 8).model).max() < 1e-9
     asked = run.strategy.conversation.client
     assert not any("majoriser" in asked(str(i)).properties for i in range(N))
     with pytest.raises(SettingsError, match="its node has a key, and hides it"):
-        play(made(case), the_grid(case, node_configs=nodes), START, 1)
+        go("fedgia", 1, nodes=nodes)
     # whatever the method asks for, and in whichever phase
-    for other in (strategies.FedAvgGD(), strategies.FedGiA(sigma=1.0)):
-        kind = getattr(clients, f"{type(other).__name__}Client")
-        grid = LocalGrid(app_of(kind, LOSSES), N, node_configs=nodes)
+    for case, more in (("fedavg-gd", {}), ("fedgia", {"sigma": 1.0})):
         with pytest.raises(RuntimeError, match="its fit would travel in the clear"):
-            play(other, grid, START, 1)
+            go(case, 1, nodes=nodes, max_failed_rounds=1, **more)
     strangers = [*nodes[:-1], _files(tmp_path / "b")[-1]]
     with pytest.raises(SettingsError, match="another key than this node's roster"):
-        play(
-            made("FedAvgGD", aggregation="secure-sum"),
-            the_grid("FedAvgGD", node_configs=strangers),
-            START,
-            1,
-        )
+        go("fedavg-gd", 1, nodes=strangers, aggregation="secure-sum")
 
 
 def test_a_number_out_of_range_costs_its_block_the_round_and_is_not_told() -> None:
-    large = [LeastSquares(np.eye(P), np.full(P, 1e3)), *LOSSES[1:]]
-    strategy = made("FedAvgGD", aggregation=SecureSum(block_size=3, value_range=10.0))
-    run = play(strategy, grid_of(clients.FedAvgGDClient, large), START, 2)
+    method = EVERY["fedavg-gd"]
+    large = LeastSquares(np.eye(P), np.full(P, 1e3))
+    other = replace(method, losses=[large, *method.losses[1:]])
+    how = hidden(value_range=10.0)
+    run = other.play(other.grid(N), 2, aggregation=how, step_size=0.01)
     assert [len(used) for used in run.used] == [7, 7]
-    reasons = [str(why) for record in strategy.history for _, why in record.rejected]
+    reasons = [str(why) for r in run.strategy.history for _, why in r.rejected]
     said = [why for why in reasons if "too large for the fixed point" in why]
     assert said
     assert not any(letter.isdigit() for letter in said[0].replace("client 0", ""))
@@ -394,7 +336,7 @@ def test_a_number_out_of_range_costs_its_block_the_round_and_is_not_told() -> No
             "does not apply to fedfw",
         ),
         (
-            lambda s: strategies.ZerothOrderRFL(Sphere((P,)), aggregation=s),
+            lambda s: strategies.ZerothOrderRFL(Sphere((3,)), aggregation=s),
             "does not apply to zeroth-order-rfl",
         ),
         (
@@ -421,23 +363,16 @@ def test_what_does_not_go_with_sums_is_refused(make: Any, why: str) -> None:
 
 
 def test_too_few_clients_and_an_evaluation_that_is_accepted() -> None:
-    two = grid_of(clients.FedAvgGDClient, LOSSES[:2])
+    two = EVERY["fedavg-gd"].grid(2)
     with pytest.raises(SettingsError, match="at least 3 clients"):
-        play(strategies.FedAvgGD(aggregation="secure-sum"), two, START, 1)
+        go("fedavg-gd", 1, grid=two, aggregation="secure-sum")
     accepted = SecureSum(exposed="accept")
-    run = play(
-        made("FedAvgGD", aggregation=accepted, client_evaluate_every=1),
-        the_grid("FedAvgGD"),
-        START,
-        2,
-    )
+    run = go("fedavg-gd", 2, aggregation=accepted, client_evaluate_every=1)
     assert run.strategy.history[-1].client_evaluation
 
 
 def test_the_run_s_key_goes_with_the_run() -> None:
-    run = play(
-        made("FedAvgGD", aggregation="secure-sum"), the_grid("FedAvgGD"), START, 2
-    )
+    run = go("fedavg-gd", 2, aggregation="secure-sum")
     path = _run_key_path(run.strategy.conversation.session)
     assert not path.exists()
     assert not path.with_suffix(".ledgers").exists()
