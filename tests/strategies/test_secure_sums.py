@@ -307,6 +307,7 @@ def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> No
     with pytest.raises(SettingsError, match="its node has a key, and hides it"):
         go("fedgia", 1, nodes=nodes)
     # whatever the method asks for, and in whichever phase
+    more: Any
     for case, more in (("fedavg-gd", {}), ("fedgia", {"sigma": 1.0})):
         with pytest.raises(RuntimeError, match="its fit would travel in the clear"):
             go(case, 1, nodes=nodes, max_failed_rounds=1, **more)
