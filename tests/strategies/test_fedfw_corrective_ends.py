@@ -207,18 +207,6 @@ def history(task: str, rounds: int, **settings: Any) -> tuple[Any, Any]:
     return experiment, strategy.history
 
 
-def check_lasso(rounds: int, most: int, **settings: Any) -> None:
-    experiment, records = history("lasso", rounds, **settings)
-    assert experiment.task.reference_optimum(experiment.domain) == 0.0
-    assert records[-1].evaluation["loss"] <= 1e-6
-    # round 1 has the introduction
-    assert max(record.bytes_up for record in records[1:]) / 10 <= most
-
-
-def test_a_small_lasso_is_solved() -> None:
-    check_lasso(140, 2000, rows=40, columns=60, nonzeros=4)
-
-
 def test_digits_are_near_their_optimum_after_50_rounds() -> None:
     experiment, records = history("digits", 50)
     lowest = certified_minimum(

@@ -1,8 +1,6 @@
 """The contract of every set, one line of a table each, and what only one has."""
 
 import importlib
-import itertools
-import math
 import pickle
 import pkgutil
 from collections.abc import Callable
@@ -131,25 +129,6 @@ def test_the_oracle_against_every_vertex_or_else_cvxpy(
         theirs = solve(cp.sum(cp.multiply(gradient, x)), domain, x)
         best = float(np.vdot(gradient, theirs))
         assert atom.dot(gradient) == pytest.approx(best, abs=1e-6)
-
-
-@all_cases
-@given(data=st.data())
-@few
-def test_lmo_is_feasible_and_minimal(
-    domain: Domain, shape: Shape, data: st.DataObject
-) -> None:
-    gradient = draw_point(data, shape)
-    atom = domain.lmo(gradient)
-    assert atom.shape == shape
-    assert domain.contains(atom.dense())
-    feasible = domain.project(draw_point(data, shape))
-    slack = 1e-9 * (1 + np.abs(gradient).max()) * (1 + np.abs(feasible).sum())
-    assert atom.dot(gradient) <= np.vdot(gradient, feasible) + slack
-    np.testing.assert_array_equal(domain.lmo(gradient.copy()).dense(), atom.dense())
-    # so is the gap: non-negative on the set, zero at the atom
-    assert domain.gap(gradient, feasible) >= -slack
-    assert domain.gap(gradient, atom.dense()) == pytest.approx(0.0, abs=slack)
 
 
 #: The sets with a way of their own for many gradients; those of all sets agree.
@@ -785,33 +764,6 @@ def test_a_set_of_ones_own_is_told_at_once_what_its_methods_take() -> None:
 # -- matrices
 
 
-@pytest.mark.parametrize("shape", [(100, 100), (300, 120), (120, 300)])
-@pytest.mark.parametrize("rank", [1, 3, 1000])
-def test_nuclear_lmo_is_as_good_as_the_full_decomposition(
-    shape: tuple[int, int], rank: int
-) -> None:
-    rng = np.random.default_rng(7)
-    m, n = shape
-    rank = min(rank, m, n)
-    g = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))
-    sigma = np.linalg.svd(g, compute_uv=False)[0]
-    domain = NuclearNormBall(2.0)
-    atom = domain.lmo(g)
-    assert atom.dot(g) == pytest.approx(-2.0 * sigma, rel=1e-12)
-    assert np.linalg.norm(atom.left) == pytest.approx(2.0, rel=1e-14)
-    assert np.linalg.norm(atom.right) == pytest.approx(1.0, rel=1e-14)
-    np.testing.assert_array_equal(domain.lmo(g).left, atom.left)
-
-
-def test_nuclear_lmo_with_equal_singular_values_and_at_zero() -> None:
-    domain = NuclearNormBall(1.0)
-    for n in (5, 150):
-        assert domain.lmo(np.eye(n)).dot(np.eye(n)) == pytest.approx(-1.0)
-        zero = domain.lmo(np.zeros((n, n + 1)))
-        assert domain.contains(zero.dense())
-        assert np.linalg.norm(zero.dense()) == pytest.approx(1.0)
-
-
 def test_nuclear_lmo_where_a_constant_start_would_be_orthogonal() -> None:
     rng = np.random.default_rng(2)
     g = rng.standard_normal((130, 140))
@@ -922,16 +874,3 @@ def test_the_spectrahedron_refuses_what_is_not_symmetric_or_not_psd() -> None:
     # the nearest point to a matrix is that to its symmetric part
     x = np.random.default_rng(0).standard_normal((5, 5))
     np.testing.assert_allclose(domain.project(x), domain.project(0.5 * (x + x.T)))
-
-
-def test_k_support_norm_between_l1_and_l2() -> None:
-    rng = np.random.default_rng(0)
-    for x in (*rng.standard_normal((20, 7)), np.zeros(7), np.ones(7)):
-        norms = [KSupportBall(k, 1.0).norm(x) for k in range(1, 8)]
-        assert norms[0] == pytest.approx(np.abs(x).sum())
-        assert norms[-1] == pytest.approx(math.sqrt(x @ x))
-        assert all(a >= b - 1e-12 for a, b in itertools.pairwise(norms))
-        # the dual norm is the l2 norm of the k largest: <x, s> ≤ ‖x‖ for all atoms s
-        for k, norm in enumerate(norms, start=1):
-            u = KSupportBall(k, 1.0).lmo(-x).dense()
-            assert x @ u <= norm + 1e-12

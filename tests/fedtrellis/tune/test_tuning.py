@@ -23,8 +23,6 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState
 
-import sim
-from fedtrellis.app.command_line import read_config
 from fedtrellis.command_line import main
 from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import RoundRecord
@@ -479,7 +477,6 @@ high = 1.0
 [fedgia.local-steps]
 values = [1, 5]
 """
-FIXED = 'method="fedgia" task="logistic-regression" rounds=8'
 
 
 @pytest.fixture
@@ -487,39 +484,6 @@ def search(tmp_path: Path) -> Path:
     path = tmp_path / "search.toml"
     path.write_text(SEARCH, encoding="utf-8")
     return path
-
-
-def test_a_search_on_this_repository_from_end_to_end(
-    tmp_path: Path, search: Path
-) -> None:
-    out = tmp_path / "out"
-    options = ("--search", search, "--nodes", "4", "-c", FIXED, "--out", out)
-    words = [sys.executable, "-m", "fedtrellis", "tune", *map(str, options)]
-    words += ["--trials", "3"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for trial in study_in(out).trials:
-        attributes = trial.user_attrs
-        assert attributes["status"] == "completed"
-        assert set(METRICS) < attributes.keys()
-        assert trial.value == attributes["loss"]
-        run = load_run(out / attributes["record"])
-        assert run.summary["rounds"] == 8
-        assert trial.params.items() <= run.settings.items()
-
-    # the recommended settings are a run config
-    best = read_config([str(out / "best.toml")])
-    assert best["method"] == "fedgia"
-    chosen = study_in(out).trials[table_in(out)["trial"][0]]
-    assert chosen.params.items() <= best.items()
-    words = ["--nodes", "4", "-c", str(out / "best.toml"), "--out", str(tmp_path / "2")]
-    assert sim.app.command_line(words) == 0
-    (again,) = (tmp_path / "2").iterdir()
-    losses = [
-        load_run(path).columns()["loss"].tolist()
-        for path in (again, out / chosen.user_attrs["record"])
-    ]
-    assert losses[0] == losses[1]
 
 
 def test_a_pruner_ends_trials_whose_rounds_are_worse_than_the_median(
