@@ -35,6 +35,7 @@ from strategies import FedFW
 __all__ = [
     "Array",
     "Played",
+    "Recorder",
     "Stop",
     "Watch",
     "app_of",
@@ -155,6 +156,52 @@ class Watch(Callback):
             self.metrics.append(record.train)
         if record.round == self.last_fault:
             calm(self.grid)
+
+
+class Recorder(LocalGrid):
+    """A grid that keeps every message, and can lose or wipe what a test names.
+
+    Attributes
+    ----------
+    sent : list of Message
+        All that nodes were given.
+    requests, answers : dict
+        Those of training, by round and number of the node.
+    missed, wiped : set
+        Rounds and nodes whose requests get lost, or that forget before the next one.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sent: list[Message] = []
+        self.missed: set[tuple[int, int]] = set()
+        self.wiped: set[tuple[int, int]] = set()
+        self.requests: dict[tuple[int, int], list[Message]] = {}
+        self.answers: dict[tuple[int, int], list[Message]] = {}
+
+    def _where(self, message: Message, node: int) -> tuple[int, int]:
+        return int(message.metadata.group_id), number_of(self._contexts[node])
+
+    def _deliver(self, message: Message) -> None:
+        self.sent.append(message)
+        if message.metadata.message_type == "train":
+            where = self._where(message, message.metadata.dst_node_id)
+            self.requests.setdefault(where, []).append(message)
+            if where in self.missed:
+                return
+            if where in self.wiped:
+                self._contexts[message.metadata.dst_node_id].state.clear()
+                self.wiped.discard(where)
+        super()._deliver(message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """What has come, noted down."""
+        replies = super().pull_messages(message_ids)
+        for reply in replies:
+            if reply.metadata.message_type == "train":
+                where = self._where(reply, reply.metadata.src_node_id)
+                self.answers.setdefault(where, []).append(reply)
+        return replies
 
 
 @dataclass

@@ -17,6 +17,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

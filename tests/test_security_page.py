@@ -57,21 +57,3 @@ def test_pages_that_speak_of_privacy_link_it() -> None:
         text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         assert "(security.md" in text, name
     assert "docs/security.md" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_links_within_the_pages_lead_somewhere() -> None:
-    pages = {path.name: path for path in (ROOT / "docs").glob("*.md")}
-    lost = []
-    for name, path in pages.items():
-        text = path.read_text(encoding="utf-8")
-        for target, anchor in re.findall(r"\]\(([\w-]*\.?m?d?)#([^)]+)\)", text):
-            page = pages.get(target or name)
-            if page is None or anchor not in anchors(page):
-                lost.append(f"{name}: {target}#{anchor}")
-    assert lost == []
-
-
-def anchors(page: Path) -> set[str]:
-    """A heading's anchor: in small letters, hyphens for spaces, without punctuation."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}

@@ -35,7 +35,7 @@ from strategies import (
     FedFW,
     HyFDCA,
 )
-from tests.harness import grid_of, play
+from tests.harness import Recorder, grid_of, play
 from tests.strategies import methods
 from tests.strategies.methods import Method
 
@@ -84,26 +84,16 @@ def test_float32_ends_where_float64_does(name: str) -> None:
     assert after == pytest.approx(before, rel=1e-5)
 
 
-class Recording(LocalGrid):
-    """Notes down the dtypes and bytes of what travels."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.seen: set[tuple[str, str]] = set()
-
-    def _deliver(self, message: Any) -> None:
-        self._note(message.content, MODEL)
-        super()._deliver(message)
-
-    def _post(self, reply: Any, suffix: str) -> None:
-        if reply.has_content():
-            self._note(reply.content, ARRAYS)
-        super()._post(reply, suffix)
-
-    def _note(self, content: Any, record: str) -> None:
-        if record in content:
-            for array in record_arrays(content[record]):
-                self.seen.add((record, str(array.dtype)))
+def seen(grid: Recorder) -> set[tuple[str, str]]:
+    """Dtypes of what travelled, and in which record."""
+    replies = [reply for sent in grid.answers.values() for reply in sent]
+    return {
+        (record, str(array.dtype))
+        for message in (*grid.sent, *replies)
+        for record in (MODEL, ARRAYS)
+        if message.has_content() and record in message.content
+        for array in record_arrays(message.content.array_records[record])
+    }
 
 
 @EVERY
@@ -115,11 +105,11 @@ def test_both_directions_the_state_and_the_result_are_of_the_dtype(
     name: str, dtype: str, wire: str
 ) -> None:
     method = methods.EVERY[name]
-    grid = Recording(method.grid(N).client_app, N, encode=True)
+    grid = Recorder(method.grid(N).client_app, N, encode=True)
     played = method.play(grid, 3, dtype=dtype)
     # which entries are kept travels as bits
     bits = {(ARRAYS, "uint8")} if re.search("sgd top-k|ef21", name) else set()
-    assert grid.seen == {(MODEL, wire), (ARRAYS, wire)} | bits
+    assert seen(grid) == {(MODEL, wire), (ARRAYS, wire)} | bits
     assert played.used == [list(range(N))] * 3
     layout = played.strategy.broadcast.layout
     assert (
@@ -208,7 +198,7 @@ def test_frank_wolfe_in_float32(
     ends = []
     for dtype in (np.float64, np.float32):
         app = grid_of(FedFWClient, losses, domain).client_app
-        grid = Recording(app, N, encode=True, **faults)
+        grid = Recorder(app, N, encode=True, **faults)
         strategy = FedFW(domain, participation=0.8, variant=variant)
         played = play(strategy, grid, domain.centre(shape).astype(dtype), 40)
         ends.append(sum(loss.value(played.model.astype(float)) for loss in losses))
@@ -216,7 +206,7 @@ def test_frank_wolfe_in_float32(
     assert played.model.dtype == np.float32
     assert domain.contains(played.model, 1e-6)
     # the model is, and so is whatever of an answer is as long as one
-    assert {d for r, d in grid.seen if r == MODEL} <= {"float32", "uint8", "uint16"}
+    assert {d for r, d in seen(grid) if r == MODEL} <= {"float32", "uint8", "uint16"}
     # x̄ is the mean of the x_i but for a few roundings
     points = [strategy._client_iterate(name) for name in strategy.clients]
     x_bar = np.mean(points, axis=0)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context
 
 from clients import FedFWClient, NaiveFrankWolfeClient
-from fedtrellis import LocalGrid, client_app
+from fedtrellis import client_app
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -27,7 +27,7 @@ from fedtrellis.domains import (
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from strategies import FedDR, FedFW, NaiveFrankWolfe, ProjectedFedAvg
-from tests.harness import Array, grid_of, only_for, play
+from tests.harness import Array, Recorder, grid_of, only_for, play
 
 N, P, ROWS, RADIUS = 5, 12, 6, 3.0
 
@@ -410,17 +410,6 @@ def test_other_sets_equal_numpy_loop(
 # -------------------------------------------------------------------------- bad input
 
 
-class CountingGrid(LocalGrid):
-    """Counts the messages pushed."""
-
-    pushed = 0
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        given = list(messages)
-        self.pushed += len(given)
-        return super().push_messages(given)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -453,10 +442,10 @@ def test_bad_settings(options: dict[str, Any], says: str) -> None:
 def test_bad_model_stops_before_any_message(
     make: Any, domain: Domain, start: list[Array], rounds: int, says: str
 ) -> None:
-    grid = CountingGrid(client_app(lambda context: None), 3)
+    grid = Recorder(client_app(lambda context: None), 3)
     with pytest.raises(ValueError, match=says) as caught:
         make(domain).start(
             grid=grid, initial_arrays=ArrayRecord(start), num_rounds=rounds
         )
     assert "\n" not in str(caught.value)
-    assert grid.pushed == 0
+    assert not grid.sent

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 import sim
 from clients import FedFWClient
-from fedtrellis import LocalGrid
 from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import LeastSquares, Logistic
 from fedtrellis.objectives.reference import certified_minimum
 from strategies import FedFW
-from tests.harness import app_of, grid_of, play
+from tests.harness import Recorder, app_of, grid_of, play
 from tests.strategies.corrective_runs import PROBLEMS, problem, run
 
 cp: Any = importlib.import_module("cvxpy")
@@ -131,24 +130,12 @@ def test_a_start_outside_the_set_is_projected(name: str, correction: str) -> Non
 # --------------------------------------------------------------------------- evaluation
 
 
-class Sizes(LocalGrid):
-    """Notes down what is sent, by kind of message, with its size."""
-
-    sent: list[tuple[str, int, str]]
-
-    def _deliver(self, message: Any) -> None:
-        content = message.content
-        size = sum(
-            len(array.data)
-            for record in content.array_records.values()
-            for array in record.values()
-        )
-        config = content.config_records.get("config", {})
-        encoding = str(config.get("model-encoding", ""))
-        self.__dict__.setdefault("sent", []).append(
-            (message.metadata.message_type, size, encoding)
-        )
-        super()._deliver(message)
+def described(message: Any) -> tuple[str, int, str]:
+    """Kind, bytes of arrays, and how the model travels."""
+    records = message.content.array_records.values()
+    size = sum(len(array.data) for record in records for array in record.values())
+    config = message.content.config_records.get("config", {})
+    return message.metadata.message_type, size, str(config.get("model-encoding", ""))
 
 
 def test_clients_evaluate_the_mean_and_keep_what_they_were_sent() -> None:
@@ -166,9 +153,10 @@ def test_clients_evaluate_the_mean_and_keep_what_they_were_sent() -> None:
             return MetricRecord({"server": 0.0})
 
         app = app_of(FedFWClient, example.objectives, example.domain)
-        grid = Sizes(app, len(example.objectives))
+        grid = Recorder(app, len(example.objectives))
         play(strategy, grid, example.start, 6, evaluate_fn=note)
-        found[every] = strategy, [s for s in grid.sent if s[0] != "query.hello"]
+        sent = [described(message) for message in grid.sent]
+        found[every] = strategy, [s for s in sent if s[0] != "query.hello"]
         if every:
             losses = [
                 r.client_evaluation["loss"]
@@ -183,8 +171,8 @@ def test_clients_evaluate_the_mean_and_keep_what_they_were_sent() -> None:
             # x̄ is not z, so that the two cannot be taken for each other
             off = strategy.half.model - strategy.broadcast.model
             assert np.abs(off).max() > 1e-6
-    (plain, sent), (evaluating, more) = found[0], found[1]
-    assert [s for s in more if s[0] == "train"] == sent
+    (plain, few), (evaluating, more) = found[0], found[1]
+    assert [s for s in more if s[0] == "train"] == few
     assert sum(s[0] == "evaluate" for s in more) == 6 * len(example.objectives)
     assert plain.half.model.tobytes() == evaluating.half.model.tobytes()
 

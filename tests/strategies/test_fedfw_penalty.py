@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from clients import FedFWClient
-from fedtrellis import LocalGrid
 from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.schedules import SCHEDULES
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.protocol import CONFIG, STATUS
 from strategies import FedFW
-from tests.harness import Array, Played, Stop, app_of, play
+from tests.harness import Array, Played, Recorder, Stop, app_of, play
 
 N, P, RADIUS = 5, 8, 2.0
 BALL = L1Ball(RADIUS)
@@ -37,37 +36,20 @@ def expected(clients: list[int], multiple: float = 0.7) -> float:
     return multiple * float(np.median([NORMS[i] for i in clients])) / (2 * RADIUS)
 
 
-class Spoken(LocalGrid):
-    """Notes down what was asked and told, and keeps back what a test says.
+def asked(grid: Recorder) -> dict[tuple[int, int], dict[str, Any]]:
+    """What each client was told, by round and client."""
+    found: Any = {
+        where: sent[0].content[CONFIG] for where, sent in grid.requests.items()
+    }
+    return {where: dict(config) for where, config in found.items()}
 
-    ``lost`` has pairs of a round and a client whose requests get lost.
-    """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.asked: dict[tuple[int, int], dict[str, Any]] = {}
-        self.told: dict[tuple[int, int], int] = {}
-        self.lost: set[tuple[int, int]] = set()
-
-    def _where(self, message: Any, node: int) -> tuple[int, int]:
-        partition = self._contexts[node].node_config["partition-id"]
-        return int(message.metadata.group_id), int(partition)
-
-    def _deliver(self, message: Any) -> None:
-        if message.metadata.message_type == "train":
-            where = self._where(message, message.metadata.dst_node_id)
-            if where in self.lost:
-                return
-            self.asked[where] = dict(message.content[CONFIG])
-        super()._deliver(message)
-
-    def pull_messages(self, message_ids: Any) -> list[Any]:
-        replies = super().pull_messages(message_ids)
-        for reply in replies:
-            if reply.metadata.message_type == "train":
-                numbers: Any = reply.content[STATUS].get("numbers", b"")
-                self.told[self._where(reply, reply.metadata.src_node_id)] = len(numbers)
-        return replies
+def told(grid: Recorder) -> dict[tuple[int, int], int]:
+    """How many bytes of scalars each client sent."""
+    found: Any = {
+        where: sent[0].content[STATUS] for where, sent in grid.answers.items()
+    }
+    return {where: len(status.get("numbers", b"")) for where, status in found.items()}
 
 
 def run(
@@ -78,9 +60,9 @@ def run(
     start: Array = START,
     lost: Any = (),
     client: Any = FedFWClient,
-) -> tuple[Played[FedFW], Spoken]:
-    grid = Spoken(app_of(client, losses, strategy.domain), N)
-    grid.lost = set(lost)
+) -> tuple[Played[FedFW], Recorder]:
+    grid = Recorder(app_of(client, losses, strategy.domain), N)
+    grid.missed = set(lost)
     return play(strategy, grid, start, rounds), grid
 
 
@@ -99,10 +81,10 @@ def test_it_is_a_multiple_of_the_median_gradient(variant: Any, schedule: Any) ->
     )
     assert np.array_equal(played.model, run(given)[0].model)
     # one number of 8 bytes, once
-    assert grid.told == {
+    assert told(grid) == {
         (t, i): 8 if t == 1 else 0 for t in range(1, 7) for i in range(N)
     }
-    for (t, _), config in grid.asked.items():
+    for (t, _), config in asked(grid).items():
         assert ("gradient-norm" in config) == (t == 1)
 
 
@@ -125,14 +107,14 @@ def test_it_is_settled_by_the_first_round_that_is_used() -> None:
     _, grid = run(strategy, lost=lost)
     assert strategy.half.penalty == pytest.approx(expected([0, 3, 4], 0.12))
     # who comes later is not asked any more
-    assert {where for where, size in grid.told.items() if size} == {
+    assert {where for where, size in told(grid).items() if size} == {
         (3, 0),
         (3, 3),
         (3, 4),
     }
     # a step or two more would need λ
-    assert isinstance(grid.asked[3, 0]["step-size"], float)
-    assert len(grid.asked[4, 1]["step-size"]) == 3
+    assert isinstance(asked(grid)[3, 0]["step-size"], float)
+    assert len(asked(grid)[4, 1]["step-size"]) == 3
 
 
 class Settled(Callback):
@@ -178,7 +160,7 @@ def test_clients_that_stand_still_at_first_are_asked_again() -> None:
     losses = [Saddle(s) for s in (-1.0, -2.0, -3.0, -4.0, 5.0)]
     strategy = FedFW(BALL, variant="augmented", local_steps=2)
     _, grid = run(strategy, losses=losses, start=np.zeros(P))
-    assert {t for (t, _), size in grid.told.items() if size} == {1, 2}
+    assert {t for (t, _), size in told(grid).items() if size} == {1, 2}
     # all are at the ball's first vertex by then: ‖∇f_i/n‖ is 2, 4, 6, 8, 10 over n
     assert strategy.half.penalty == pytest.approx(0.12 * 6.0 / N / (2 * RADIUS))
 

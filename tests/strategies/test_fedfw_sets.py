@@ -32,7 +32,7 @@ from fedtrellis.domains.base import alike, describe
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from strategies import FedFW, NaiveFrankWolfe
-from tests.harness import Played, app_of, play
+from tests.harness import Played, Recorder, app_of, play
 
 N, P, LIAR = 4, 8, 2
 BALL = L1Ball(2.0)
@@ -119,27 +119,15 @@ def test_a_liar_counts_as_much_as_one_who_is_not_there(
 # ------------------------------------------------------------------- what is announced
 
 
-class Mixed(LocalGrid):
-    """Notes down which kinds of messages there were."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.kinds: set[str] = set()
-
-    def _deliver(self, message: Any) -> None:
-        self.kinds.add(message.metadata.message_type)
-        super()._deliver(message)
-
-
 def of_sets(
     domains: Sequence[Domain], strategy: Any, client: Any = FedFWClient
-) -> tuple[Mixed, Any]:
+) -> tuple[Recorder, Any]:
     """A run whose clients work on sets of their own."""
 
     def make(context: Context, both: tuple[Any, Domain]) -> Any:
         return client(context, *both)
 
-    grid = Mixed(app_of(make, list(zip(LOSSES, domains, strict=True))), N)
+    grid = Recorder(app_of(make, list(zip(LOSSES, domains, strict=True))), N)
     return grid, lambda: play(strategy, grid, np.zeros(P), 5)
 
 
@@ -166,7 +154,7 @@ def test_another_set_ends_the_run_before_round_1(
     with pytest.raises(SettingsError, match=re.escape(says)) as refused:
         start()
     assert "\n" not in str(refused.value)
-    assert grid.kinds == {"query.hello"}
+    assert {m.metadata.message_type for m in grid.sent} == {"query.hello"}
 
 
 @pytest.mark.parametrize("declared", [{"3": L2Ball(2.0)}, [LInfBall(2.0), L2Ball(2.0)]])

@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from clients import FedFWClient
-from fedtrellis import LocalGrid
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -38,7 +37,7 @@ from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.broadcast import unpack_steps
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
 from strategies import FedFW
-from tests.harness import Array, app_of, encode_message, play
+from tests.harness import Array, Recorder, app_of, encode_message, play
 
 
 class Distance:
@@ -54,43 +53,6 @@ class Distance:
 
     def gradient(self, x: Array) -> Array:
         return x - self.centre
-
-
-class Recorder(LocalGrid):
-    """Keeps every train message and its answer, and can lose or wipe what is named.
-
-    ``missed`` and ``wiped`` hold pairs of a round and a partition-id.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.missed: set[tuple[int, int]] = set()
-        self.wiped: set[tuple[int, int]] = set()
-        self.requests: dict[tuple[int, int], list[Message]] = {}
-        self.answers: dict[tuple[int, int], list[Message]] = {}
-
-    def _where(self, message: Message, node_id: int) -> tuple[int, int]:
-        partition = self._contexts[node_id].node_config["partition-id"]
-        return int(message.metadata.group_id), cast(int, partition)
-
-    def _deliver(self, message: Message) -> None:
-        if message.metadata.message_type == "train":
-            where = self._where(message, message.metadata.dst_node_id)
-            self.requests.setdefault(where, []).append(message)
-            if where in self.missed:
-                return
-            if where in self.wiped:
-                self._contexts[message.metadata.dst_node_id].state.clear()
-                self.wiped.discard(where)
-        super()._deliver(message)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        for reply in replies:
-            if reply.metadata.message_type == "train":
-                where = self._where(reply, reply.metadata.src_node_id)
-                self.answers.setdefault(where, []).append(reply)
-        return replies
 
 
 def config_of(message: Message) -> ConfigRecord:
