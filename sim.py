@@ -1,8 +1,4 @@
-"""The app: ``server_app`` and ``client_app`` for ``flwr run``, and ``python sim.py``.
-
-``python sim.py`` runs the same two on a grid in this process: same settings, same
-messages, no Ray.
-"""
+"""The app for ``flwr run``, and ``python sim.py``, which runs it in this process."""
 
 import sys
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtrellis.app import installed_app
 from fedtrellis.app.command_line import add_run_options, perform
 from fedtrellis.app.registry import print_list
-from fedtrellis.builtin import installed_app
 from fedtrellis.runs import (
     add_compare_options,
     add_runs_options,

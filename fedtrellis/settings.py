@@ -3,13 +3,11 @@
     class Penalty(Declared):
         penalty: float = setting(1e-3, "of the penalty", symbol="λ_0", minimum=0.0)
 
-    Penalty.penalty                    # the default
     Penalty(penalty=0.5)               # checked, and made a float
     parse(Penalty, {"penalty": 0.5})   # the same from a flat run config
 
 Flower checks neither the types nor the ranges of a run config, so that happens here,
-before anything starts: :class:`SettingsError` names the key, its value and what is
-allowed, in one line.
+before anything starts.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf, isfinite
@@ -33,15 +31,13 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, dataclass_transform
 AUTO = "auto"
 
 T = TypeVar("T")
+Field = dataclasses.Field[Any]
 
 
 class CodedError(ValueError):
-    """An error of one line by which a client says that it will not do something.
+    """An error of one line by which a client says that it will not do something."""
 
-    The server acts on the ``code`` of its class; the message is for people.
-    """
-
-    #: What the server knows it by.
+    #: What the server knows it by; the message is for people.
     code: ClassVar[str] = "refused"
 
 
@@ -84,10 +80,8 @@ def setting(
     default : bool, int, float, str or None
         The value where nothing is set. None, in a run config ``"auto"``, is allowed
         as a value only where it is the default.
-    help : str
-        A line for ``--list`` and docstrings.
-    note : str
-        What docstrings add to that line.
+    help, note : str
+        A line for ``--list`` and docstrings, and what docstrings add to it.
     symbol : str
         The paper's symbol.
     auto : optional
@@ -101,7 +95,7 @@ def setting(
     shown : bool
         Whether :meth:`Declared's listing` has it.
     only : mapping, optional
-        Values of other settings, by their names, that this one applies to; beside
+        Values of other settings, by their names, beside which this one applies; beside
         others it is refused, and no task's suggestion counts.
 
     Examples
@@ -148,9 +142,6 @@ def given(
     """
     metadata = {**setting(None, help, **about).metadata, "given": True}
     return dataclasses.field(default=default, kw_only=kw_only, metadata=metadata)
-
-
-# ---------------------------------------------------------------------------- checking
 
 
 def refused(
@@ -227,12 +218,10 @@ def _allowed(meta: Mapping[str, Any]) -> list[str]:
     return [f"{_BOUNDS[name]} {meta[name]:g}" for name in bounds]
 
 
-@lru_cache(maxsize=256)
-def _hints(cls: Hashable) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints = lru_cache(maxsize=256)(typing.get_type_hints)
 
 
-def _checked(cls: type, field: dataclasses.Field[Any], key: str, value: Any) -> Any:
+def _checked(cls: type, field: Field, key: str, value: Any) -> Any:
     """A field's value, converted and checked; None for "auto" where that may be."""
     meta, auto = field.metadata, field.default is None
     if auto and (value is None or value == AUTO):
@@ -263,10 +252,7 @@ def need(module: str, what: str, extra: str) -> None:
         raise SettingsError(f"{what} needs {library}: {end}")
 
 
-# ------------------------------------------------------------------- from a run config
-
-
-def keys(cls: type[Any], prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+def keys(cls: type[Any], prefix: str = "") -> dict[str, Field]:
     """Run-config key of every setting of ``cls``: kebab-case, after ``prefix``."""
     return {
         prefix + field.name.replace("_", "-"): field
@@ -293,8 +279,7 @@ def parse_values(
 ) -> dict[str, Any]:
     """The values of the settings of ``cls``, by field, checked; None for "auto".
 
-    ``prefix`` is what stands before their keys in the flat ``config``, such as
-    ``"lasso."``; fields ``without`` are left out, and other keys ignored.
+    ``prefix``, such as ``"lasso."``, stands before their keys in the flat ``config``.
     """
     return {
         field.name: _checked(cls, field, key, config.get(key, field.default))
@@ -308,9 +293,7 @@ def parse(cls: type[T], config: Mapping[str, Any], prefix: str = "", **fixed: An
     return cls(**fixed, **parse_values(cls, config, prefix, fixed))
 
 
-def describe_fields(
-    fields: Mapping[str, dataclasses.Field[Any]],
-) -> list[tuple[str, str, str]]:
+def describe_fields(fields: Mapping[str, Field]) -> list[tuple[str, str, str]]:
     """Rows of (key, default, help with what is allowed) of what :func:`keys` gives."""
     return [
         (key, AUTO if field.default is None else repr(field.default), _line(field))
@@ -318,7 +301,7 @@ def describe_fields(
     ]
 
 
-def _line(field: dataclasses.Field[Any]) -> str:
+def _line(field: Field) -> str:
     """What a setting is, and what is allowed."""
     meta = field.metadata
     text = ", ".join(filter(None, (meta["symbol"], meta["help"])))
@@ -327,9 +310,6 @@ def _line(field: dataclasses.Field[Any]) -> str:
         auto = f"auto: what the task suggests, or {meta['auto']!r}"
         allowed = f"{allowed}; {auto}" if allowed else auto
     return f"{text} ({allowed})" if allowed else text
-
-
-# ----------------------------------------------------- classes that such fields are of
 
 
 # type checkers take a setting for a default, and know no positional one of a specifier
@@ -343,7 +323,6 @@ class Declared:
 
     A class defined with ``options=Options``, another declared class, and those below it
     take the fields of ``Options`` as keywords, too: an object's ``options`` has them.
-    Docstrings only refer to it, and run configs set them without a prefix.
     """
 
     def __init_subclass__(
@@ -379,7 +358,7 @@ class Declared:
         for why in misplaced(cls, vars(self)).values():
             raise SettingsError(why)
 
-    def _shown(self) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    def _shown(self) -> Iterator[tuple[Field, Any]]:
         """Fields for listings, and their values; "auto" for what is not settled."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             if field.metadata.get("shown", "help" in field.metadata):
@@ -394,13 +373,10 @@ class Declared:
         }
 
 
-def misplaced(
-    cls: type[Any], values: Mapping[str, Any], prefix: str = ""
-) -> dict[str, str]:
+def misplaced(cls: Any, values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Settings that are set and do not apply beside the others (``only=``), and why.
 
-    ``values`` are those of the fields of ``cls``; a missing one has its default.
-    ``prefix``, such as ``"digits."``, is for the reasons.
+    Of the fields of ``cls`` that ``values`` lacks, the defaults count.
     """
     fields = dataclasses.fields(cls)
     defaults = {
@@ -448,8 +424,21 @@ def _document(cls: type[Any]) -> None:
         return
     lines = ["Parameters", "----------"]
     for field in dataclasses.fields(cls):
-        if "help" in field.metadata:
-            lines += _parameter(field)
+        if "help" not in field.metadata:
+            continue
+        meta, default = field.metadata, ""
+        if field.default is not dataclasses.MISSING:
+            auto = field.default is None and not meta["given"]
+            default = f", default {AUTO if auto else repr(field.default)}"
+        about, note = _line(field), meta["note"]
+        if not meta["symbol"]:  # which stays as it is
+            about = about[:1].upper() + about[1:]
+        parts = about, note[:1].upper() + note[1:]
+        told = ". ".join(part.rstrip(".") for part in parts if part)
+        # the help lists the values that a text may have
+        kind = "str" if meta["choices"] is not None else field.type
+        body = textwrap.indent(textwrap.fill(f"{told}.", 80), "    ")
+        lines += [f"{field.name} : {kind}{default}", body]
     shared = getattr(cls, "__options__", None)
     if shared is not None:
         name = f"{shared.__module__}.{shared.__qualname__}"
@@ -458,19 +447,3 @@ def _document(cls: type[Any]) -> None:
     at = found.start() if found else len(text) + 1
     section = "\n".join(lines)
     cls.__doc__ = f"{text[:at].rstrip()}\n\n{section}\n{text[at:]}"
-
-
-def _parameter(field: dataclasses.Field[Any]) -> list[str]:
-    meta, default = field.metadata, ""
-    if field.default is not dataclasses.MISSING:
-        auto = field.default is None and not meta["given"]
-        default = f", default {AUTO if auto else repr(field.default)}"
-    about, note = _line(field), meta["note"]
-    if not meta["symbol"]:  # which stays as it is
-        about = about[:1].upper() + about[1:]
-    parts = about, note[:1].upper() + note[1:]
-    text = ". ".join(part.rstrip(".") for part in parts if part)
-    # the help lists the values that a text may have
-    kind = "str" if meta["choices"] is not None else field.type
-    body = textwrap.indent(textwrap.fill(f"{text}.", 80), "    ")
-    return [f"{field.name} : {kind}{default}", body]

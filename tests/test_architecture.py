@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the bottom up: a wing, or loose module, imports what stands before it and itself;
 # those of one line do not know one another.
 ORDER = (
-    ("_alias", "settings", "random", "signals"),
+    ("settings", "random", "signals"),
     ("layer_steps", "schedules"),
     ("domains",),
     ("manifolds",),
@@ -27,7 +27,6 @@ ORDER = (
     ("server",),
     ("trackers", "estimators"),
     ("app",),
-    ("builtin",),
     ("runs",),
     ("tune",),
     ("command_line",),

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import operator
+import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Context
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedtrellis.app import command_line, registry
 from fedtrellis.app.experiment import CheckNodes, Experiment
-from fedtrellis.app.registry import Pair, RunSettings
+from fedtrellis.app.registry import Config, Pair, RunSettings
 from fedtrellis.server import callbacks, records
 from fedtrellis.server.checkpoint import Checkpoint
 from fedtrellis.server.options import RunOptions
-from fedtrellis.settings import check_choice, parse, parse_values, refused
+from fedtrellis.settings import (
+    SettingsError,
+    check_choice,
+    parse,
+    parse_values,
+    refused,
+)
 from fedtrellis.trackers import make_trackers, tracker_names
 from fedtrellis.wire.client import by_name, client_app, name_of
 from fedtrellis.wire.exchange import await_nodes
@@ -69,11 +79,7 @@ class App:
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
         # a node asks for it with every message; more than one are for sweeps
-        self._experiment = lru_cache(maxsize=4)(
-            lambda items, count: Experiment(
-                self.registry, self.client_app, dict(items), count
-            )
-        )
+        self._experiment = lru_cache(maxsize=4)(self._make)
 
     def __reduce__(self) -> Any:
         """By its name, or as what it was made of; never with what it caches."""
@@ -83,17 +89,17 @@ class App:
     def _main(self, grid: Grid, context: Context) -> None:
         self.run(grid, context.run_config)
 
+    def _make(self, items: tuple[tuple[str, Any], ...], num_clients: int) -> Experiment:
+        return Experiment(self, dict(items), num_clients)
+
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default."""
         return dict(self.registry.defaults)
 
-    def experiment(
-        self, config: Mapping[str, Any], num_clients: int = 10
-    ) -> Experiment:
-        """A flat run config, checked and made into the run's parts; kept for a while.
+    def experiment(self, config: Config, num_clients: int = 10) -> Experiment:
+        """A run config, checked and made into the run's parts; kept for a while.
 
-        Keys that are not there have their defaults. SettingsError or FileNotFoundError
-        if something is wrong with the settings; one line says what.
+        SettingsError or FileNotFoundError: one line says which setting is wrong.
         """
         return self._experiment(tuple(config.items()), num_clients)
 
@@ -105,56 +111,59 @@ class App:
         client: NumPyClient = self.experiment(context.run_config, count).node(context)
         return client
 
-    # --------------------------------------------------------------------------- a run
-
     def run(
         self,
         grid: Grid,
-        config: Mapping[str, Any],
+        config: Config,
         resume_command: Callable[[Path], str] = records.flwr_command,
     ) -> Path:
         """Run a flat config on any grid; return the directory of the run's record.
 
-        Keys that are not there have their defaults. ``resume_command`` makes the
-        command that an interrupted run names to go on.
+        ``resume_command`` makes what an interrupted run names to go on.
         """
         config = {**self.registry.defaults, **config}
         settings = parse(RunSettings, config)
         as_json = settings.log_format == "json"
         with callbacks.json_log() if as_json else contextlib.nullcontext():
             experiment, resume = self._meet(grid, config, settings)
+            task = experiment.task
             # finds what only the strategy can find wrong, before there is a record
             warnings = experiment.example._warnings()
             reference, point = experiment.reference(), experiment.start_point()
             elsewhere = experiment.options["client_evaluate_every"] > 0
-            if settings.stop_metric and not (experiment.task.on_nodes or elsewhere):
+            if settings.stop_metric and not (task.on_nodes or elsewhere):
                 known = experiment.evaluate(experiment.layout.layers(point))
                 check_choice("stop-metric", settings.stop_metric, known)
             record = _record_of(experiment)
             record.reference, record.warnings = reference, warnings
+            examples = task.node_examples if task.on_nodes else None
+            called = [
+                CheckNodes(experiment.options["min_nodes"], examples),
+                record,
+                _progress(config, record),
+                *make_trackers(tracker_names(settings.track), record.directory),
+            ]
+            if settings.stop_metric:
+                metric, tolerance = settings.stop_metric, settings.stop_tolerance
+                called.append(callbacks.EarlyStop(metric, tolerance))
             with records.ending_in_order(record, resume_command, as_json):
                 strategy = experiment.strategy(
-                    callbacks=_callbacks(experiment, record),
-                    checkpoint=record.checkpoint,
-                    resume=resume,
+                    callbacks=called, checkpoint=record.checkpoint, resume=resume
                 )
                 experiment.start(strategy, grid, point=point)
             if not as_json:
+                for line in (f"Ended: {record.status}", *warnings):
+                    print(line)
                 if reference is not None:
                     loss = strategy.history[-1].metrics["loss"]
                     print(f"loss − F* = {loss - reference:.6g}")
-                lines = [f"Ended: {record.status}", *warnings]
-                lines.append(f"Record: {record.directory}")
-                print("\n".join(lines), flush=True)
+                print(f"Record: {record.directory}", flush=True)
         return record.directory
 
     def _meet(
-        self, grid: Grid, config: Mapping[str, Any], settings: RunSettings
+        self, grid: Grid, config: Config, settings: RunSettings
     ) -> tuple[Experiment, Path | None]:
-        """Check what can be before the nodes are there, and make the run of them all.
-
-        With the checkpoint that it goes on from, if any.
-        """
+        """Check what can be before nodes are there; the run, and where it goes on."""
         for key in ("results-dir", "resume", "initial-model"):
             # relative to what? a bundle's folder, or that of a SuperLink
             if config[key] and not Path(config[key]).expanduser().is_absolute():
@@ -177,12 +186,12 @@ class App:
         try:
             text = (directory / "config.toml").read_text(encoding="utf-8")
             saved = command_line.flatten(tomllib.loads(text))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        except (OSError, ValueError):
             why = "is not the record of a run"
             raise refused("resume", str(directory), why) from None
         return self.registry.without_foreign(saved)
 
-    def _checkpoint(self, resume: str, config: Mapping[str, Any]) -> Path:
+    def _checkpoint(self, resume: str, config: Config) -> Path:
         """The checkpoint in a record's directory, if it is of a run like this one."""
         directory = Path(resume).expanduser()
         saved, method = self._saved(directory), config["method"]
@@ -199,8 +208,6 @@ class App:
             every = saved.get("checkpoint-every")
             raise refused("resume", resume, f"{why} checkpoint-every = {every} rounds")
         return checkpoint
-
-    # ---------------------------------------------------------------- the command line
 
     def command_line(self, arguments: Sequence[str] | None = None) -> int:
         """``python sim.py``: its exit status."""
@@ -301,20 +308,80 @@ def _record_of(experiment: Experiment) -> records.RunRecord:
     return record
 
 
-def _callbacks(
-    experiment: Experiment, record: records.RunRecord
-) -> list[callbacks.Callback]:
-    """What a run's settings have called with every round."""
-    run, task = experiment.run, experiment.task
-    examples = task.node_examples if task.on_nodes else None
-    progress: callbacks.Callback = callbacks.Progress()
-    if run.log_format == "json":
-        start = {"record": str(record.directory), "settings": experiment.config}
-        end: dict[str, Any] = {"record": start["record"], "warnings": record.warnings}
-        if record.reference is not None:
-            end["reference_optimum"] = record.reference
-        progress = callbacks.JsonLines(start, end)
-    found = [CheckNodes(experiment.options["min_nodes"], examples), record, progress]
-    if run.stop_metric:
-        found.append(callbacks.EarlyStop(run.stop_metric, run.stop_tolerance))
-    return [*found, *make_trackers(tracker_names(run.track), record.directory)]
+def _progress(config: Config, record: records.RunRecord) -> callbacks.Callback:
+    """What prints a line a round."""
+    if config["log-format"] == "text":
+        return callbacks.Progress()
+    start = {"record": str(record.directory)}
+    end: dict[str, Any] = {**start, "warnings": record.warnings}
+    if record.reference is not None:
+        end["reference_optimum"] = record.reference
+    return callbacks.JsonLines({**start, "settings": config}, end)
+
+
+@lru_cache(maxsize=1)
+def installed_app() -> App:
+    """Make the app that ``sim.py`` makes in a checkout."""
+    # in a wheel they lie in this package, and only there under these names
+    names = (f"fedtrellis.{name}" for name in ("strategies", "clients", "tasks"))
+    strategies, clients, tasks = map(import_module, names)
+    return App(methods=registry.pairs(strategies, clients), tasks=tasks.TASKS.values())
+
+
+class FlowerApp(NamedTuple):
+    """A Flower app: its project's name, its two objects, its run config's defaults."""
+
+    name: str
+    server_app: ServerApp
+    client_app: ClientApp
+    config: dict[str, Any]
+
+
+@lru_cache(maxsize=1)
+def load_app(directory: Path | None) -> FlowerApp:
+    """Load an app from its directory; None: the package's own.
+
+    SettingsError if there is no app, if it cannot be loaded, or if it has no
+    ``results-dir``, under which a ServerApp that is to be tuned writes its record.
+    """
+    if directory is None:
+        own = installed_app()
+        config = own.default_config()
+        return FlowerApp("fedtrellis", own.server_app, own.client_app, config)
+    path = directory / "pyproject.toml"
+    try:
+        project = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"APP_DIR {str(directory)!r} is no app: {error}") from None
+    app = project.get("tool", {}).get("flwr", {}).get("app", {})
+    sys.path.insert(0, str(directory))
+    loaded: list[Any] = []
+    for key, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
+        reference = str(app.get("components", {}).get(key, ""))
+        module, _, name = reference.partition(":")
+        try:
+            loaded.append(operator.attrgetter(name)(import_module(module)))
+            if not isinstance(loaded[-1], kind):
+                found = type(loaded[-1]).__name__
+                raise TypeError(f"it is a {found}, not a {kind.__name__}")
+        except Exception as error:
+            raise SettingsError(
+                f"{path}: {key} = {reference!r} cannot be loaded: {one_line(error)}"
+            ) from None
+    config = command_line.flatten(app.get("config", {}))
+    if "results-dir" not in config:
+        raise SettingsError(
+            f"{path}: [tool.flwr.app.config] has no key 'results-dir', under which the "
+            "ServerApp writes its run's record (fedtrellis.server.records.RunRecord)"
+        )
+    name = str(project.get("project", {}).get("name", directory.name))
+    server_app, made = loaded
+    return FlowerApp(name, server_app, made, config)
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())[:400]
+    if isinstance(error, SettingsError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

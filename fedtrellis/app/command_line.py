@@ -33,10 +33,7 @@ _PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)")  # as flwr has it
 
 
 def read_config(arguments: Sequence[str], option: str = "-c") -> dict[str, Any]:
-    """Overrides from ``-c``: TOML files, or ``key=value`` pairs as flwr reads them.
-
-    SettingsError if one cannot be read; ``option`` is where they stood, for that.
-    """
+    """Overrides from ``-c``, or another option: TOML files, or ``key=value`` pairs."""
     overrides: dict[str, Any] = {}
     for argument in arguments:
         try:
@@ -111,7 +108,6 @@ def perform(
     """Act on what the arguments say: exit status 0, or 1 after a line of what failed.
 
     128 and the signal's number (130, 143, 129) if SIGINT, SIGTERM or SIGHUP ended it.
-    A setting that stands alone is told where it belongs.
     """
     options, rest = parser.parse_known_args(arguments)
     if rest:

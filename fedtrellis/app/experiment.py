@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis.app.registry import AppRegistry, MethodEntry, RunSettings
+from fedtrellis.app.registry import AppRegistry, Config, MethodEntry, RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
 from fedtrellis.domains.product import enclosing_ball
 from fedtrellis.manifolds import Euclidean
@@ -43,41 +43,31 @@ class Experiment:
 
     Attributes
     ----------
-    client_app : ClientApp
-        What runs on every node.
-    config : dict
-        Every key of the run config, flat.
-    run : RunSettings
+    config, run : dict, RunSettings
+        Every key of the run config, flat, and what it says of the run.
     options, settings : dict
         Those of every strategy and the method's own, by field; None where they find
         themselves.
-    entry : MethodEntry
-        The method's two classes.
-    task : Task
-    domain : Domain
-        The whole space for methods without a constraint.
-    layout : Layout
-        Shapes of the model's arrays.
-    manifold : Manifold or None
-        For methods on one.
+    entry, client_app : MethodEntry, ClientApp
+        The method's two classes, and what runs on every node.
+    task, layout : Task, Layout
+        What is learnt, and the shapes of its model's arrays.
+    domain, manifold : Domain, Manifold or None
+        The whole space for methods without a constraint; None for those on none.
 
     Examples
     --------
-    >>> from fedtrellis.builtin import installed_app
+    >>> from fedtrellis.app import installed_app
     >>> experiment = installed_app().experiment({"task": "lasso"}, 4)
     >>> experiment.domain.name, experiment.strategy().name
     ('l1-ball', 'fedfw')
     """
 
-    def __init__(
-        self,
-        registry: AppRegistry,
-        client_app: ClientApp,
-        config: Mapping[str, Any],
-        num_clients: int,
-    ) -> None:
+    def __init__(self, app: Any, config: Config, num_clients: int) -> None:
+        registry: AppRegistry = app.registry
         registry.check_known(config, "run config:")
-        self.client_app, self.config = client_app, {**registry.defaults, **config}
+        self.client_app: ClientApp = app.client_app
+        self.config = {**registry.defaults, **config}
         self.run = run = parse(RunSettings, config)
         self.options = parse_values(RunOptions, config)
         self.entry: MethodEntry = registry.choose("method", run.method)
@@ -194,8 +184,6 @@ class Experiment:
             raise SettingsError(f"domain = {name!r}: {error}") from None
         return domain
 
-    # ---------------------------------------------------------------- the server's part
-
     def suggestions(self) -> dict[str, Any]:
         """What the task suggests for settings that are left to themselves, by field."""
         given = {name for name, value in self.settings.items() if value is not None}
@@ -291,12 +279,7 @@ class Experiment:
         point: FloatArray | None = None,
         evaluate_fn: Callable[..., Any] | None = None,
     ) -> Result:
-        """Run without a record.
-
-        By default with :meth:`strategy` on :meth:`grid`, from the point that
-        :meth:`start_point` gives, and with :meth:`evaluate_fn` where the server has the
-        data.
-        """
+        """Run without a record; :meth:`evaluate` if the server has the data."""
         strategy = self.strategy() if strategy is None else strategy
         if evaluate_fn is None and not self.task.on_nodes:
             evaluate_fn = self.evaluate_fn
@@ -332,8 +315,6 @@ class Experiment:
             certified = central.certified_minimum(f, self.domain, start, tolerance=1e-7)
         log(INFO, "F* = %.9g, certified to %.1e", certified.value, certified.gap)
         return float(certified.value)
-
-    # ---------------------------------------------------------------- the clients' part
 
     def _enclosing(self, name: str) -> Domain:
         return enclosing_ball(name, self.domain, self.layout.point_shape)
@@ -379,10 +360,7 @@ class Experiment:
 
 
 def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """The arrays of a ``.npz`` file, or of a record's ``model.npz``, in float64.
-
-    SettingsError names a file that is missing or that holds a model of other shapes.
-    """
+    """The arrays of a ``.npz`` file, or of a record's ``model.npz``, in float64."""
     file, wanted = Path(path).expanduser(), list(shapes)
     file = file / "model.npz" if file.is_dir() else file
     try:
@@ -400,37 +378,28 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
     return arrays
 
 
-# ----------------------------------------------------------------------------- nodes
-
-
-def check_node(config: Mapping[str, Any], on_nodes: bool) -> None:
+def check_node(config: Config, on_nodes: bool) -> None:
     """Raise SettingsError if a node's config lacks what the run needs."""
-    if on_nodes:
-        if "client-id" not in config and "partition-id" not in config:
-            raise SettingsError(
-                "node config: client-id is missing, the name by which a node with data "
-                "of its own is known over restarts"
-            )
+    if on_nodes and "client-id" in config:
         return
-    if "data" in config:
+    if "data" in config and not on_nodes:
         _warn("node config: data is not used, as this run brings its own")
-    for key in ("partition-id", "num-partitions"):
+    for key in ("partition-id", "num-partitions")[: 1 if on_nodes else 2]:
         if not isinstance(config.get(key), int):
             why = "must be a whole number, as in partition-id=0 num-partitions=2"
+            why += "; a node with data of its own may have a client-id instead"
             raise refused(f"node config: {key}", config.get(key), why)
 
 
-@lru_cache(maxsize=1)  # once a process
-def _warn(text: str) -> None:
-    log(WARNING, text)
+_warn = lru_cache(maxsize=1)(partial(log, WARNING))  # once a process
 
 
 def write_predictions(path: str, found: Any) -> None:
     """Write what a node predicts to the file that its config names.
 
-    A line for each new sample: its id, its score, the class or value predicted, its
-    probability and the calibrated one; scores and probabilities of several classes
-    have a column each. Fields of what is not known are empty.
+    A line for each new sample: its id, and what is known of its score, the class or
+    value predicted, its probability and the calibrated one; of several classes a column
+    each has its score and probability.
     """
     columns: dict[str, Any] = {"id": found.sample_ids}
     for name, values in (
@@ -454,9 +423,8 @@ def write_predictions(path: str, found: Any) -> None:
 class CheckNodes(Callback):
     """Stop a run before round 1 if the nodes' data does not go together.
 
-    At least ``min_nodes`` have to be usable, with ``examples`` of all of them together,
-    if that matters; None: they have parts of the task's data, and have to hold all of
-    it between them.
+    ``examples`` of all nodes are 0 where their number does not matter, and None where
+    the nodes have parts of the task's data, which must be all of it.
     """
 
     def __init__(self, min_nodes: int = 1, examples: int | None = None) -> None:
@@ -471,17 +439,14 @@ class CheckNodes(Callback):
             strategy.conversation.registry.refuse = lambda properties: (
                 "the data is dealt among the clients of the start"
             )
-            for name, properties in known.items():
-                parts = properties.get("num-partitions")
-                if parts != n:
-                    raise SettingsError(
-                        f"client {name} has one of {parts} parts of the data; "
-                        f"num-partitions must be {n} on every node; {refused}"
-                    )
+            parts = {name: p.get("num-partitions") for name, p in known.items()}
+            if set(parts.values()) != {n}:
+                why = f"num-partitions must be {n} on every node; it is {parts}"
+                raise SettingsError(f"{why}; {refused}")
             return
         if n < least:
-            found = f"{n} nodes can be used: {refused}"
-            raise SettingsError(f"min-nodes = {least}, and {found}")
+            why = f"min-nodes = {least}, and {n} nodes can be used"
+            raise SettingsError(f"{why}: {refused}")
         # files in LIBSVM's or MNIST's formats have no names to compare
         named = {n: p["data-columns"] for n, p in known.items() if "data-columns" in p}
         first = next(iter(named), "")

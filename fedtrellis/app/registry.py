@@ -5,8 +5,8 @@ And its listings, for people and for pyproject.toml.
 
 from __future__ import annotations
 
-import dataclasses
 import re
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedtrellis._alias import unify_root
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.domains.product import ENCLOSING
 from fedtrellis.server.callbacks import LOG_FORMATS
@@ -27,6 +26,7 @@ from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import (
     AUTO,
+    Field,
     SettingsError,
     check_choice,
     describe_fields,
@@ -36,21 +36,15 @@ from fedtrellis.settings import (
 )
 from fedtrellis.wire.flower_internals import log
 
-#: The entry points by which installed packages name what they bring along.
-PLUGINS = "fedtrellis.plugins"
-
-Field = dataclasses.Field[Any]
+#: A run config, flat.
+Config = Mapping[str, Any]
 #: A method's two halves: the class of its strategy and that of its client.
 Pair = tuple[type[LoopStrategy], type[Any]]
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run config says of the run, beside the options of every strategy.
-
-    The latter are the fields of :class:`~fedtrellis.RoundStrategy`: participation,
-    seed, min-nodes and so on.
-    """
+    """What a run config says of the run, beside :class:`~fedtrellis.RunOptions`."""
 
     method: str = setting("fedfw", "the method")
     task: str = setting("digits", "what is learnt")
@@ -105,12 +99,11 @@ class Plugin:
     Parameters
     ----------
     methods : sequence of (strategy class, client class)
-        Strategies declare their ``name``, and a client takes by its constructor's
-        arguments what it needs: context, objective, domain, and so on.
-    tasks : sequence of type
-        Subclasses of ``fedtrellis.tasks.Task``.
-    domains : sequence of type
-        Subclasses of :class:`~fedtrellis.domains.Domain`.
+        A client takes by its constructor's arguments what it needs: context,
+        objective, domain, and so on.
+    tasks, domains : sequence of type
+        Subclasses of ``fedtrellis.tasks.Task``, and of
+        :class:`~fedtrellis.domains.Domain`.
 
     Examples
     --------
@@ -185,13 +178,14 @@ class AppRegistry:
             root = kind.__module__.partition(".")[0]
             # a package of ours under a name of its own: this is a checkout
             if root in ("strategies", "clients", "tasks"):
-                unify_root(root)
+                _unify_root(root)
 
     @cached_property
     def _plugins(self) -> dict[str, Plugin]:
         """What brings methods, tasks and domains, by the names of entry points."""
         found = {"fedtrellis": self._own}
-        for entry in sorted(entry_points(group=PLUGINS), key=lambda e: e.name):
+        entries = entry_points(group="fedtrellis.plugins")
+        for entry in sorted(entries, key=lambda entry: entry.name):
             try:
                 plugin = entry.load()
                 if not isinstance(plugin, Plugin):
@@ -235,8 +229,6 @@ class AppRegistry:
         known: dict[str, Any] = getattr(self, f"{kind}s")
         return known[check_choice(kind, name, known)]
 
-    # ------------------------------------------------------------------------- keys
-
     @cached_property
     def groups(self) -> list[SettingGroup]:
         """All settings, by whose they are, in the order of pyproject.toml."""
@@ -257,10 +249,6 @@ class AppRegistry:
         return {key: f for group in self.groups for key, f in group.fields.items()}
 
     @cached_property
-    def _owners(self) -> dict[str, SettingGroup]:
-        return {key: group for group in self.groups for key in group.fields}
-
-    @cached_property
     def defaults(self) -> dict[str, Any]:
         """Every key of a run config with its default, as in pyproject.toml."""
         return {
@@ -268,36 +256,33 @@ class AppRegistry:
             for key, field in self.fields.items()
         }
 
-    def foreign(self, config: Mapping[str, Any], **used: str) -> dict[str, str]:
+    def foreign(self, config: Config, **used: str) -> dict[str, SettingGroup]:
         """Keys of methods, tasks and so on that a run does not use, and whose they are.
 
         ``used`` has the run's own name of each kind, such as ``task="lasso"``.
         """
-        owners = {key: self._owners[key] for key in config if key in self._owners}
-        return {
-            key: f"{group.kind} {group.owner!r}, and this run's {group.kind} is "
-            f"{used[group.kind]!r}"
-            for key, group in owners.items()
-            if group.owner != used.get(group.kind, group.owner)
-        }
+        others = [g for g in self.groups if used.get(g.kind, g.owner) != g.owner]
+        return {key: group for group in others for key in group.fields if key in config}
 
-    def without_foreign(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def without_foreign(self, config: Config) -> dict[str, Any]:
         """Leave out settings of methods and tasks that the run does not use."""
         whole = {**self.defaults, **config}
         foreign = self.foreign(config, method=whole["method"], task=whole["task"])
         return {key: value for key, value in config.items() if key not in foreign}
 
-    def refuse_foreign(self, config: Mapping[str, Any], **used: str) -> None:
+    def refuse_foreign(self, config: Config, **used: str) -> None:
         """Refuse what is :meth:`foreign` and set.
 
         ``flwr run`` passes every key of pyproject.toml, so a key counts as set where
         its value is not the default.
         """
-        for key, whose in self.foreign(config, **used).items():
+        for key, group in self.foreign(config, **used).items():
             if config[key] not in (self.defaults[key], self.fields[key].default):
-                raise refused(key, config[key], f"is a setting of {whose}")
+                kind, own = group.kind, used[group.kind]
+                why = f"{kind} {group.owner!r}, and this run's {kind} is {own!r}"
+                raise refused(key, config[key], f"is a setting of {why}")
 
-    def check_known(self, overrides: Mapping[str, Any], where: str) -> None:
+    def check_known(self, overrides: Config, where: str) -> None:
         """Refuse keys that do not exist, with the closest one."""
         method = overrides.get("method", RunSettings.method)
         advice = "python sim.py --list NAME prints those of a method or task"
@@ -309,11 +294,7 @@ class AppRegistry:
                 check_choice(f"{where} key", key, known, advice)
 
 
-# --------------------------------------------------------------------------- listings
-
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
-#: How the settings of the run itself are asked for.
-_RUN = "run"
 
 
 def config_block(registry: AppRegistry) -> str:
@@ -337,41 +318,33 @@ def write_config_block(registry: AppRegistry, path: Path) -> bool:
 
 
 def print_list(registry: AppRegistry, name: str | None = None) -> None:
-    """Print names of all that there is, or the details of one.
+    """Print names of all that there is, or what a name stands for.
 
-    ``name`` is that of a method, aggregation, set or task, ``data``, or ``run`` for the
-    run's own settings; SettingsError if there is no such name.
+    SettingsError if nothing is called so; ``run`` has the run's own settings.
     """
-    if name is None:
-        _print_overview(registry)
-    else:
-        known = {group.owner or _RUN for group in registry.groups}
-        check_choice("name", name, known)
-        for group in registry.groups:
-            if name == (group.owner or _RUN):
+    groups = {(group.kind, group.owner or "run"): group for group in registry.groups}
+    if name is not None:
+        check_choice("name", name, {owner for _, owner in groups})
+        for (_, owner), group in groups.items():
+            if owner == name:
                 _print_group(registry, group)
-
-
-def _print_overview(registry: AppRegistry) -> None:
-    """A line a method and task; names of the rest."""
+        return
     methods = {name: m.strategy.about for name, m in registry.methods.items()}
     tasks = {name: task.summary for name, task in registry.tasks.items()}
     width = max(map(len, (*methods, *tasks)))
-    for title, rows in (("Methods (method)", methods), ("Tasks (task)", tasks)):
-        print(title)
+    for kind, rows in (("method", methods), ("task", tasks)):
+        print(f"{kind}:")
         for name, about in rows.items():
             print(f"  {name:{width}}  {about}")
-    for title, names in (
-        ("Sets (domain)", registry.domains),
-        ("How answers are aggregated (aggregation)", [k.name for k in AGGREGATIONS]),
-        ("Settings of the run", registry.groups[0].fields),
-    ):
-        print(title)
-        for line in textwrap.wrap(", ".join(names), 86, break_on_hyphens=False):
-            print(f"  {line}")
-    data = [group.owner for group in registry.groups if group.kind == "data"]
-    print(f"Settings of nodes' data: {', '.join(data)}")
-    print(f"Details of one: its name after list; {_RUN}: the run's settings.")
+    for kind in ("domain", "aggregation", "data"):
+        _print_filled(kind, ", ".join(owner for of, owner in groups if of == kind))
+    _print_filled("run", ", ".join(groups["", "run"].fields))
+    print("Details of one: its name after list, data or run.")
+
+
+def _print_filled(name: str, text: str) -> None:
+    lines = textwrap.wrap(f"{name}: {text}", 84, break_on_hyphens=False)
+    print("\n    ".join(lines))
 
 
 def _print_group(registry: AppRegistry, group: SettingGroup) -> None:
@@ -390,11 +363,22 @@ def _print_group(registry: AppRegistry, group: SettingGroup) -> None:
         if fields:
             print(title)
         for key, default, text in describe_fields(fields):
-            lines = textwrap.wrap(f"{key} = {default}: {text}", 82)
-            print(textwrap.indent("\n    ".join(lines), "  "))
+            _print_filled(f"  {key} = {default}", text)
     for name, task in registry.tasks.items():
         for method, values in task.suggested.items():
             if group.owner in (name, method):
                 who = name if group.owner == method else f"{name} to {method}"
                 items = (f"{f.replace('_', '-')} = {v}" for f, v in values.items())
                 print(f"task {who} suggests: {', '.join(items)}")
+
+
+def _unify_root(root: str) -> None:
+    """Let ``fedtrellis.ROOT`` be the package ``ROOT`` that the app was made of.
+
+    So no class of it exists twice in a process where plug-ins use the longer name.
+    """
+    if f"fedtrellis.{root}" not in sys.modules:
+        setattr(sys.modules["fedtrellis"], root, sys.modules[root])
+        for name, module in list(sys.modules.items()):
+            if name == root or name.startswith(f"{root}."):
+                sys.modules[f"fedtrellis.{name}"] = module

@@ -33,8 +33,8 @@ from optuna import distributions, pruners, samplers
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from fedtrellis.app.application import load_app, one_line
 from fedtrellis.app.command_line import flatten
-from fedtrellis.builtin import load_app, one_line
 from fedtrellis.random import generator
 from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import Call, RoundRecord, observed_by
