@@ -28,10 +28,10 @@ PLAIN = {
 NODES, ROUNDS = 4, 4
 
 
-def run(method: str, **options: Any) -> tuple[Any, Any, LocalGrid]:
+def run(method: str, dtype: str, **options: Any) -> tuple[Any, Any, LocalGrid]:
     """A method on its defaults."""
     entry = sim.app.registry.methods[method]
-    config = {**sim.app.default_config(), "method": method}
+    config = {**sim.app.default_config(), "method": method, "dtype": dtype}
     space = entry.strategy.space
     config |= {"task": TASKS[space], "client-evaluate-every": 2 * (space != "split")}
     config |= {
@@ -44,11 +44,19 @@ def run(method: str, **options: Any) -> tuple[Any, Any, LocalGrid]:
     return strategy.history, result.arrays.to_numpy_ndarrays(), grid
 
 
-@pytest.mark.parametrize("method", sim.app.registry.methods)
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        (name, dtype)
+        for name, entry in sim.app.registry.methods.items()
+        for dtype in ("float64", "float32")
+        if dtype in entry.strategy.dtypes
+    ],
+)
 def test_both_transports_give_the_same_run(
-    method: str, monkeypatch: pytest.MonkeyPatch
+    method: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    history, model, grid = run(method, encode=True)
+    history, model, grid = run(method, dtype, encode=True)
     assert grid.bytes_up > 0
     kinds: set[str] = set()
     push = LocalGrid.push_messages
@@ -60,12 +68,13 @@ def test_both_transports_give_the_same_run(
 
     monkeypatch.setattr(LocalGrid, "push_messages", noted)
     for options in ({}, {"workers": 2}, {"batched": True}):
-        ours, found, direct = run(method, **options)
+        ours, found, direct = run(method, dtype, **options)
         assert kinds == {"query.hello"}  # no message was made of anything else
         assert direct.bytes_up == 0
         for one, other in zip(model, found, strict=True):
             if "batched" in options:
-                np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+                rtol, atol = (1e-9, 1e-12) if dtype == "float64" else (1e-5, 1e-7)
+                np.testing.assert_allclose(other, one, rtol=rtol, atol=atol)
             else:
                 np.testing.assert_array_equal(other, one)
         for a, b in zip(history, ours, strict=True):
