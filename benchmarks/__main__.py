@@ -24,8 +24,10 @@ from . import (
     fine_tuning,
     hyfdca,
     membership,
+    messages,
     networks,
     oracles,
+    overhead,
     ray_rounds,
     round_trips,
     scalar_memory,
@@ -43,6 +45,12 @@ from .runs import quiet
 
 #: What ``--only`` takes: each makes its measurements, in full or quickly.
 COMPARISONS: dict[str, Callable[[bool], Iterable[Comparison]]] = {
+    "messages": lambda quick: [
+        messages.compare(messages.QUICK if quick else messages.FULL)
+    ],
+    "overhead": lambda quick: [
+        overhead.compare(overhead.QUICK if quick else overhead.FULL)
+    ],
     "fedavg": lambda quick: [fedavg.compare(fedavg.QUICK if quick else fedavg.FULL)],
     "oracles": lambda quick: [
         oracles.compare(oracles.QUICK if quick else oracles.FULL)

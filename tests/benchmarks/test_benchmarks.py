@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import (
     __main__,
     bundle,
     fedavg,
+    messages,
     oracles,
+    overhead,
     traffic,
 )
 from benchmarks.report import Aim, Comparison, Spread, ratios
@@ -41,6 +44,40 @@ def test_a_table_as_a_page_has_it() -> None:
     assert result.markdown() == f"{table}\n\n{aims}"
 
 
+def test_messages_without_ray() -> None:
+    result = messages.compare([messages.Case(3, 2, 5, ray_rounds=0)])
+    plain, encoded = result.rows
+    assert plain["grid"] == "LocalGrid"
+    assert encoded["grid"] == "LocalGrid, encode=True"
+    for row in result.rows:
+        rate, trips = row["messages a second"], row["round trips a second"]
+        assert isinstance(rate, Spread)
+        assert isinstance(trips, Spread)
+        assert len(rate.values) == 2
+        assert rate.median == pytest.approx(2 * trips.median)
+    assert len(result.aims) == 2
+
+
+def test_the_bare_loop_is_fedfw() -> None:
+    # compare() raises if the two models differ by more than 1e-9
+    result = overhead.compare([overhead.Case(50, 8, 3, blocks=3, rounds=10)])
+    (row,) = result.rows
+    ratio = row["FedFW / NumPy"]
+    assert isinstance(ratio, Spread)
+    assert len(ratio.values) == 3
+    assert ratio.median > 0.0
+
+
+def test_the_bare_loop_minimises() -> None:
+    matrices = synthetic(30, 10, 2)
+    bare = overhead.BareLoop(matrices)
+    bare.run(1000)
+    assert np.abs(bare.x_bar).sum() <= 1.0 + 1e-9
+    before = sum(float(b @ b) for _, b in matrices)
+    after = sum(float(np.sum((A @ bare.x_bar - b) ** 2)) for A, b in matrices)
+    assert after < 0.25 * before
+
+
 def test_a_bundle_stays_within_its_limit() -> None:
     for row in bundle.compare(bundle.QUICK).rows:
         assert int(str(row["held, MiB"])) <= int(str(row["limit, MiB"]))
@@ -63,16 +100,19 @@ def test_fedavg_and_its_bytes() -> None:
 def test_the_command_prints_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problem = least_squares(synthetic(40, 4, 3), radius=1.0)
-    monkeypatch.setattr(fedavg, "QUICK", [fedavg.Case("tiny", lambda: problem, 2, 3)])
+    monkeypatch.setattr(overhead, "QUICK", [overhead.Case(40, 4, 2, 2, 3)])
     out = tmp_path / "out.json"
-    assert __main__.main(["--quick", "--only", "fedavg", "--out", str(out)]) == 0
-    assert "tiny" in capsys.readouterr().out
+    assert __main__.main(["--quick", "--only", "overhead", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "FedFW / NumPy" in printed
+    assert "Aim: p = 40, 4 rows: within 1.3 times" in printed
     data = json.loads(out.read_text())
     assert data["quick"] is True
     assert data["machine"]["cores"] > 0
     (comparison,) = data["comparisons"]
-    assert {row["problem"] for row in comparison["rows"]} == {"tiny"}
+    (row,) = comparison["rows"]
+    assert len(row["FedFW"]["values"]) == 2
+    assert comparison["aims"][0]["met"] in (True, False)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
