@@ -1,7 +1,7 @@
 """The client's half of HyFDCA."""
 
 from .client import HyFDCAClient
-from .node import NewSamples, Predictions
 from .preparation import LabelError
+from .run import NewSamples, Predictions
 
 __all__ = ["HyFDCAClient", "LabelError", "NewSamples", "Predictions"]

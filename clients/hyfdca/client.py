@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import preparation, proposals, scoring
-from .node import NodeRules, SplitPart
-from .run import HOLDING, ClientRun
+from .run import HOLDING, ClientRun, NodeRules, SplitPart
 
 __all__ = ["HyFDCAClient"]
 
@@ -43,7 +42,7 @@ class HyFDCAClient(SplitPart):
         What ``client_fn`` was given. Its node config may name, as PATHs, what is not
         given here: ``key-file``, or ``identity-file`` and ``roster-file``
         (``fedtrellis-keys``), and ``ledger``; and it may have the node's rules, those
-        of :class:`~clients.hyfdca.node.NodeRules`.
+        of :class:`~clients.hyfdca.run.NodeRules`.
     features : ndarray or scipy sparse array of shape (n_k, p_k)
         x_{k,i}: what this client knows of its samples. Load or make it behind a
         module-level ``functools.lru_cache``.
@@ -61,8 +60,8 @@ class HyFDCAClient(SplitPart):
         A key that all clients have. Without it and without an identity the clients of
         one machine make a key for the run: for simulations.
     new_samples : NewSamples, optional
-        Samples to score with the model (``client_evaluate_every`` of the strategy, or
-        its ``predict``), of which this client has these features.
+        Samples to score with the model (``client_evaluate_every`` of the strategy), of
+        which this client has these features.
     on_scores : callable, optional
         Given the new samples' ids and their scores xᵀw, of shape (n,) or (n, C), NaN
         where another holder did not take part.
@@ -76,7 +75,7 @@ class HyFDCAClient(SplitPart):
     rules : NodeRules, optional
         Instead of those of the node config.
     on_predictions : callable, optional
-        Given the :class:`~clients.hyfdca.node.Predictions` of the new samples:
+        Given the :class:`~clients.hyfdca.run.Predictions` of the new samples:
         scores, classes, and probabilities where there are any.
     weights : ndarray of shape (n_k,), optional
         s_i, what each sample counts: 0 or at least 1e-4; NaN where this client has

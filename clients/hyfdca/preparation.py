@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher as Ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import feature_digests, needs_norms
-from fedtrellis.dual.alignment import HASH_BYTES
+from fedtrellis.dual.alignment import HASH_BYTES, feature_digests, needs_norms
 from fedtrellis.dual.columns import STATISTICS, in_parts
 from fedtrellis.dual.weights import (
     BALANCED,
@@ -29,8 +28,7 @@ from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
-from .node import column_sums, squared_norms
-from .run import ClientRun, as_arrays, as_bytes, moving
+from .run import ClientRun, as_arrays, as_bytes, column_sums, moving, squared_norms
 
 Arrays = list[NDArray[Any]]
 IntArray = NDArray[np.int64]
@@ -157,7 +155,7 @@ def check_exposed(run: ClientRun) -> None:
     outside of a group of categories.
     """
     config, agreement, least = run.config, run.agreement, run.rules.least
-    entries, own = list(_entries(run)), agreement.index(run.part.client_id)
+    entries = list(_entries(run))
     shown: list[str] = []
     if run.node.kind == "roster" and config["encryption"] == "none":
         shown.append("nothing is encrypted (encryption = 'none')")
@@ -165,7 +163,7 @@ def check_exposed(run: ClientRun) -> None:
         shown.append("secure-sum is off (each client's own sums travel in the clear)")
     number = {digest: m for m, digest in enumerate(agreement.features)}
     columns = [number[digest] for digest in feature_digests(run.part.feature_names)]
-    holders = agreement.holders_of_features[columns].tolist()
+    holders = agreement.holdings.sum(axis=0)[columns].tolist()
     few = [
         f"feature {name!r} has {count} holder{'s' * (count > 1)}"
         for (name, rows, _), count in zip(entries, holders, strict=True)
@@ -177,9 +175,7 @@ def check_exposed(run: ClientRun) -> None:
         if 0 < len(rows) < least
     ]
     fraction = config["local-fraction"]
-    sizes = [
-        moving(agreement.groups[g][1], fraction) for g in agreement.held_groups(own)
-    ]
+    sizes = [moving(held.size, fraction) for held in run.held.values()]
     some = " that move in one step" * (fraction < 1.0)
     small = [
         f"{sizes.count(size)} group{'s' * (sizes.count(size) > 1)} of samples with "

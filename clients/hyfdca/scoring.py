@@ -12,9 +12,8 @@ from fedtrellis.dual.calibration import Sigmoid, shares
 from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
-from .node import Predictions
 from .preparation import learn
-from .run import ClientRun, as_arrays, targets_of
+from .run import ClientRun, Predictions, as_arrays, targets_of
 
 # A sigmoid of fewer samples of a class, or outside of it, would be made of chance.
 _LEAST = 5

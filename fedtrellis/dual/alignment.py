@@ -9,18 +9,29 @@ Samples with the same holders make a **group**. A client is only ever sent ciphe
 of whole groups that it holds, so it never sees a number of a sample that is not its
 own; and within a group the samples stand in the order of their hashes, which says
 nothing.
+
+All clients agree on that, and on the run's settings, before any label leaves a client.
+Every key and mask of the run follows from the digest of the :class:`Agreement`'s bytes,
+so whoever was sent another one makes every sum noise. From then on requests say of each
+of a client's groups where α stands (:class:`GroupStep`): a client that missed nothing
+takes the last mixture, one that has taken it already does not take it twice, and one
+that lacks more asks for help.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedtrellis.encryption.block_sum import Introduction
 
 #: Bytes of a sample's keyed hash: 128 bits, so that two ids never meet by accident.
 HASH_BYTES = 16
@@ -163,3 +174,294 @@ def align(
             digest = hashlib.sha256(unique[part].tobytes()).hexdigest()
             groups.append(Group(holders_of, len(part), digest))
     return Alignment(groups, rows, order, columns)
+
+
+# ----------------------------------------------------------------------- the agreement
+
+
+#: Holders, as indices of members; number of samples; digest of their hashes.
+GroupEntry = tuple[tuple[int, ...], int, str]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The parties of a run, who holds what, and what the run is about.
+
+    ``settings`` are strings and numbers; ``features`` digests of the features' names,
+    in the model's order; ``held`` says for each member which of them it holds, packed
+    bits in hexadecimal. ``groups`` and ``new_groups``, of new samples, have holders as
+    indices of members, the number of samples, and a digest of their hashes in order.
+    """
+
+    settings: Mapping[str, Any]
+    members: tuple[Introduction, ...]
+    features: tuple[str, ...]
+    held: tuple[str, ...]
+    groups: tuple[GroupEntry, ...]
+    new_groups: tuple[GroupEntry, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        settings: Mapping[str, Any],
+        members: Sequence[Introduction],
+        alignment: Alignment,
+        new: Sequence[Group] = (),
+    ) -> Agreement:
+        """Write down an alignment."""
+        index = {member.name: i for i, member in enumerate(members)}
+        held = np.zeros((len(members), len(alignment.feature_names)), dtype=np.bool_)
+        for name, columns in alignment.columns.items():
+            held[index[name], columns] = True
+        groups, new_groups = (
+            tuple((tuple(index[n] for n in g.holders), g.size, g.digest) for g in some)
+            for some in (alignment.groups, new)
+        )
+        return cls(
+            dict(settings),
+            tuple(members),
+            tuple(feature_digests(alignment.feature_names)),
+            tuple(np.packbits(row).tobytes().hex() for row in held),
+            groups,
+            new_groups,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return it as it travels: in one form, so that equal ones have equal bytes."""
+        content = {
+            "settings": self.settings,
+            "members": [(own.name, own.key, own.fresh.hex()) for own in self.members],
+            "features": self.features,
+            "held": self.held,
+            "groups": self.groups,
+            "new-groups": self.new_groups,
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+    @staticmethod
+    @lru_cache(maxsize=64)  # a client reads it for every message
+    def from_bytes(data: bytes) -> Agreement:
+        """Read what a server sent; ValueError if it is none, or contradicts itself."""
+        try:
+            content = json.loads(data)
+            groups, new_groups = (
+                tuple(
+                    (tuple(holders), int(n), str(digest)) for holders, n, digest in some
+                )
+                for some in (content["groups"], content["new-groups"])
+            )
+            found = Agreement(
+                dict(content["settings"]),
+                tuple(
+                    Introduction(name, key, bytes.fromhex(fresh))
+                    for name, key, fresh in content["members"]
+                ),
+                tuple(content["features"]),
+                tuple(content["held"]),
+                groups,
+                new_groups,
+            )
+            K, everyone = len(found.members), set(range(len(found.members)))
+            fits = (
+                found.to_bytes() == data
+                and K == len(set(found.names)) == len(found.held) > 0
+                and {2 * -(-len(found.features) // 8)} == set(map(len, found.held))
+                and found.holdings.any(axis=1).all()
+                and all(
+                    size > 0
+                    and holders
+                    and len(set(holders) & everyone) == len(holders)
+                    for holders, size, _ in (*groups, *new_groups)
+                )
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"the agreement is malformed: {error}") from None
+        if not fits:
+            raise ValueError("the agreement is malformed")
+        return found
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the bytes: the run's id, under which its keys are derived."""
+        return hashlib.sha256(self.to_bytes()).digest()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The members' names."""
+        return tuple(member.name for member in self.members)
+
+    def index(self, name: str) -> int:
+        """Which member this is; ValueError if it is none."""
+        if name not in self.names:
+            raise ValueError(f"client {name} is not in the agreement")
+        return self.names.index(name)
+
+    @cached_property
+    def holdings(self) -> NDArray[np.bool_]:
+        """Which member holds which feature, shape (K, p)."""
+        p = len(self.features)
+        rows = [np.frombuffer(bytes.fromhex(text), np.uint8) for text in self.held]
+        return np.stack([np.unpackbits(row, count=p) for row in rows]).astype(np.bool_)
+
+    def holders(self, group: int, new: bool = False) -> tuple[str, ...]:
+        """The names of a group's holders."""
+        groups = self.new_groups if new else self.groups
+        return tuple(self.names[i] for i in groups[group][0])
+
+    @cached_property
+    def holder_sets(self) -> tuple[tuple[str, ...], ...]:
+        """Every set of several holders, in the order in which groups name them."""
+        groups = [*self.groups, *self.new_groups]
+        sets = [tuple(self.names[i] for i in holders) for holders, _, _ in groups]
+        return tuple(dict.fromkeys(holders for holders in sets if len(holders) > 1))
+
+
+def needs_norms(settings: Mapping[str, Any]) -> bool:
+    """Whether a step uses ‖x_i‖², so that clients have to share it."""
+    kinds = {*settings["proposals"], *settings["local-proposals"]}
+    safe = settings["step"] in ("bundle", "line-search")
+    return safe and not kinds.isdisjoint(("coordinate", "passes"))
+
+
+def feature_digests(names: Sequence[str]) -> list[str]:
+    """Return 64 bits of SHA-256 of each name: clients compare them, and see no name."""
+    return [hashlib.sha256(str(name).encode()).hexdigest()[:16] for name in names]
+
+
+# ------------------------------------------------- what a client is told of its groups
+
+#: Shares that the paper's steps may add to one sum, before it is encrypted anew.
+MAX_SHARES = 64
+
+
+@dataclass(frozen=True)
+class HeldGroup:
+    """One group as one of its holders has it.
+
+    ``group`` is which of the alignment's groups, ``rows`` its samples as rows of this
+    client's features, in the group's order; ``start`` is where they begin in the
+    client's vectors, which go group by group.
+    """
+
+    group: int
+    rows: IntArray
+    start: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.rows)
+
+    @property
+    def own(self) -> slice:
+        """Where its samples stand in the client's vectors."""
+        return slice(self.start, self.start + self.size)
+
+    @cached_property
+    def by_row(self) -> IntArray:
+        """The samples in the order of their rows, which no pseudonym changes.
+
+        Sums in this order are the same numbers in every run.
+        """
+        return np.argsort(self.rows)
+
+    @staticmethod
+    def pack(held: Iterable[HeldGroup]) -> dict[str, IntArray]:
+        """A client's groups as arrays of its state."""
+        held = list(held)
+        rows = [one.rows for one in held]
+        return {
+            "rows": np.concatenate([np.zeros(0, dtype=np.int64), *rows]),
+            "groups": np.array([one.group for one in held], dtype=np.int64),
+            "sizes": np.array([one.size for one in held], dtype=np.int64),
+        }
+
+    @classmethod
+    def unpack(
+        cls, state: Mapping[str, NDArray[Any]], num_samples: int
+    ) -> list[HeldGroup]:
+        """Inverse of :meth:`pack`.
+
+        A ValueError: the groups do not deal out the client's ``num_samples`` samples.
+        """
+        rows, sizes, groups = state["rows"], state["sizes"], state["groups"]
+        dealt = np.array_equal(np.sort(rows), np.arange(num_samples))
+        if not dealt or sizes.sum() != num_samples or sizes.min(initial=1) < 1:
+            why = f"do not deal out this client's {num_samples} samples"
+            raise ValueError(f"rows, groups and sizes {why}")
+        starts = (np.cumsum(sizes) - sizes).tolist()
+        return [
+            cls(group, rows[start : start + size].astype(np.int64), start)
+            for group, size, start in zip(
+                groups.tolist(), sizes.tolist(), starts, strict=True
+            )
+        ]
+
+
+class GroupStep(NamedTuple):
+    """Where one group stands.
+
+    ``group`` is which of the alignment's groups, ``step`` how many mixtures it has
+    taken (0: α is still 0), ``alpha_id`` the id of the point that α is now. ``ids`` and
+    ``weights`` are the last mixture, the points with weight and their θ, class by
+    class, and ``keep`` the points to remember beside α. ``alpha`` is enc(α), for a
+    client that does not know it.
+    """
+
+    group: int
+    step: int
+    alpha_id: int
+    ids: Sequence[int] = ()
+    weights: Sequence[float] = ()
+    keep: Sequence[int] = ()
+    alpha: Sequence[bytes] | None = None
+
+    @staticmethod
+    def pack(records: Iterable[GroupStep]) -> dict[str, Any]:
+        """A client's records as entries of a request.
+
+        A ``ConfigRecord`` knows numbers and flat lists only: the lists have an entry
+        for each group, or as many as the group's count says.
+        """
+        every = list(records)
+        entries = {
+            "groups": [r.group for r in every],
+            "steps": [r.step for r in every],
+            "alpha-ids": [r.alpha_id for r in every],
+            "mix-counts": [len(r.ids) for r in every],
+            "mix-ids": [i for r in every for i in r.ids],
+            "mix-weights": [theta for r in every for theta in r.weights],
+            "keep-counts": [len(r.keep) for r in every],
+            "keep-ids": [i for r in every for i in r.keep],
+        }
+        alphas = {f"alpha/{r.group}": r.alpha for r in every if r.alpha is not None}
+        return {**entries, **alphas}
+
+    @classmethod
+    def unpack(cls, config: Mapping[str, Any], classes: int = 1) -> list[GroupStep]:
+        """Inverse of :meth:`pack`; ``classes`` says how many θ a point has.
+
+        A KeyError or ValueError: an entry is missing, or the lists do not have one
+        length.
+        """
+        ids, weights = iter(config["mix-ids"]), iter(config["mix-weights"])
+        kept = iter(config["keep-ids"])
+        return [
+            cls(
+                group,
+                step,
+                alpha_id,
+                list(islice(ids, count)),
+                list(islice(weights, classes * count)),
+                list(islice(kept, keep)),
+                config.get(f"alpha/{group}"),
+            )
+            for group, step, alpha_id, count, keep in zip(
+                config["groups"],
+                config["steps"],
+                config["alpha-ids"],
+                config["mix-counts"],
+                config["keep-counts"],
+                strict=True,
+            )
+        ]

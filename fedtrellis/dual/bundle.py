@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.dual.penalty import Penalty
-from fedtrellis.dual.simplices import maximise_over_simplices
+from fedtrellis.dual.penalty import Penalty, maximise_over_simplices
 from fedtrellis.wire.arrays import FloatArray
 
 IntArray = NDArray[np.int64]
@@ -124,11 +123,6 @@ class DualBundle:
         for row in rows:
             total += self._points[row]
         return total
-
-    @property
-    def V(self) -> FloatArray:  # noqa: N802
-        """V of every point, a new array of shape (C, n, p)."""
-        return np.stack(self._points, axis=1)
 
     def alpha_id(self, unit: int) -> int:
         """The id of a unit's current α."""

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from fedtrellis.encryption.block_sum import (
     ATTEMPT_BYTES,
     LEAST,
+    MOST_DEVIATION,
     Introduction,
     LostKeyError,
     deal,
     total_of,
 )
-from fedtrellis.encryption.discrete_normal import MOST_DEVIATION
 from fedtrellis.encryption.fixed_point import Coding, Words
 from fedtrellis.privacy import Accountant
 from fedtrellis.server.aggregation import Cohorts, Mean, Sent

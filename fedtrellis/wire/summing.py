@@ -17,8 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.encryption.block_sum import BlockMember, Introduction
-from fedtrellis.encryption.discrete_normal import discrete_normal
+from fedtrellis.encryption.block_sum import BlockMember, Introduction, discrete_normal
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.encryption.node_secrets import NodeSecrets, remove_run_key
 from fedtrellis.encryption.releases import OwnRows, ReleaseMemory

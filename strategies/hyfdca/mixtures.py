@@ -30,10 +30,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import second_holder
+from fedtrellis.dual.alignment import GroupStep
 from fedtrellis.dual.bundle import DualBundle
 from fedtrellis.dual.columns import REPORT, of_parts
-from fedtrellis.dual.group_records import GroupStep
 from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Coding
@@ -44,8 +43,7 @@ from fedtrellis.wire.protocol import identity_order
 
 from ..hybrid import ROWS, Blobs
 from .settings import HyFDCASettings
-from .steps import Steps, add_shares, total_over
-from .units import Backup, Unit, memory_for, units_of
+from .steps import Backup, Steps, Unit, add_shares, memory_for, total_over, units_of
 
 # A gap that is this far below 0, against P, is no rounding.
 _GAP = 1e-9
@@ -88,7 +86,7 @@ class MixtureSteps(Steps):
         holders = [group.holders for group in self.alignment.groups]
         # who reports a group's sums, and another where there is one
         self._reporter = [own[0] for own in holders]
-        self._second = [second_holder(own) for own in holders]
+        self._second = [own[min(1, len(own) - 1)] for own in holders]
 
     def of(self, g: int) -> Unit:
         """A group's unit."""

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import needs_norms
-from fedtrellis.dual.alignment import Alignment, align
+from fedtrellis.dual.alignment import Alignment, align, needs_norms
 from fedtrellis.dual.columns import PARTS, STATISTICS, ColumnScales, of_parts
 from fedtrellis.dual.weights import BALANCED, labels_of
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedtrellis.dual.agreement import Agreement
+from fedtrellis.dual.alignment import Agreement
 from fedtrellis.dual.penalty import Penalty
 from fedtrellis.dual.weights import class_rule
 from fedtrellis.encryption import Cipher, load_evaluation

@@ -11,11 +11,9 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
-from fedtrellis.dual.agreement import Agreement
-from fedtrellis.dual.alignment import Alignment
+from fedtrellis.dual.alignment import Agreement, Alignment, HeldGroup
 from fedtrellis.dual.bundle import Mixture
 from fedtrellis.dual.columns import ColumnScales
-from fedtrellis.dual.group_records import HeldGroup
 from fedtrellis.encryption import load_evaluation
 from fedtrellis.server.answers import Answer
 from fedtrellis.server.conversation import Conversation
@@ -38,8 +36,7 @@ from .preparation import (
     settle_cipher,
 )
 from .settings import HyFDCASettings
-from .steps import UpdateSteps, add_shares, read_blobs
-from .units import Backup
+from .steps import Backup, UpdateSteps, add_shares, read_blobs
 
 __all__ = ["HyFDCA"]
 
@@ -351,25 +348,24 @@ class HyFDCA(HyFDCASettings):
 
     # ---------------------------------------------------------------------- new samples
 
-    def predict(
-        self, conversation: Conversation, server_round: int, timeout: float
+    def _evaluate_clients(
+        self,
+        conversation: Conversation,
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
     ) -> MetricRecord | None:
         """Score new samples whose features are split over the clients.
 
         Two waves: encrypted inner products with the model that the run would return
-        now, and the sums. The server sees neither a score nor how many are positive.
-
-        Returns
-        -------
-        MetricRecord or None
-            Mean ``loss`` and ``accuracy`` of the clients that have labels for their new
-            samples; None if nobody has new samples.
+        now, and the sums. The server sees neither a score nor how many are positive,
+        but mean ``loss`` and ``accuracy`` of the clients that have labels.
         """
         new, C = self._new, self.classes
         if new is None:
             return None
         w = self.found_point().reshape(-1, C).T
-        config = {**self.phase_config(), "prediction": server_round}
+        sent = {**self.phase_config(), "prediction": server_round}
         holders = [name for name in self.clients if new.rows.get(name)]
         shares: dict[int, dict[str, Blobs]] = {}
 
@@ -380,7 +376,7 @@ class HyFDCA(HyFDCASettings):
                 shares.setdefault(g, {})[answer.client] = part
 
         def products(name: str) -> dict[str, Any]:
-            return {**config, ROWS: self.own(name, w)}
+            return {**sent, ROWS: self.own(name, w)}
 
         self.at_round = server_round
         self.ask("train.new_products", products, take_products, holders)
@@ -392,22 +388,10 @@ class HyFDCA(HyFDCASettings):
         for name in holders:
             own = {g: scores[g] for g in new.client_groups(name) if scores.get(g)}
             if own:
-                to_score[name] = {
-                    **config,
-                    **{f"scores/{g}": x for g, x in own.items()},
-                }
+                entries = {f"scores/{g}": blobs for g, blobs in own.items()}
+                to_score[name] = {**sent, **entries}
         answers = conversation.ask(server_round, "evaluate", to_score, timeout)
         return self._mean_evaluation(answers)
-
-    def _evaluate_clients(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
-        """The new samples' mean loss and accuracy, see :meth:`predict`."""
-        return self.predict(conversation, server_round, timeout)
 
     # ---------------------------------------------------------------------- checkpoints
 

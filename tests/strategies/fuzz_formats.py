@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from clients.hyfdca.preparation import _points
-from fedtrellis.dual.agreement import Agreement
-from fedtrellis.dual.alignment import align
+from fedtrellis.dual.alignment import Agreement, align
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.block_sum import Introduction
 from fedtrellis.encryption.intersection import blind, evaluate, scalar_from

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from clients import HyFDCAClient
-from clients.hyfdca.node import NodeRules, entry_counts
+from clients.hyfdca.run import NodeRules, entry_counts
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import make_loss

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from clients.hyfdca import NewSamples
-from clients.hyfdca.node import NodeRules
+from clients.hyfdca.run import NodeRules
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.wire.arrays import decode

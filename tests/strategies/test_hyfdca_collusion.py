@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from clients import HyFDCAClient
 from clients.hyfdca import scoring
-from clients.hyfdca.node import NodeRules
-from clients.hyfdca.run import ClientRun
+from clients.hyfdca.run import ClientRun, NodeRules
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.block_sum import _mask
@@ -130,7 +129,7 @@ def _check_masks(steps: MixtureSteps, nodes: Nodes, traitor: ClientRun) -> None:
     for other in ("3", "4"):
         theirs = nodes.identities["0"].pair_secret(nodes.roster.members[other])
         assert traitor.pair(other) != theirs != traitor.pair("0")
-    assert agreement.holders_of_features.min() == 3
+    assert agreement.holdings.sum(axis=0).min() == 3
 
 
 def test_masks_hide_every_single_term(monkeypatch: pytest.MonkeyPatch) -> None:

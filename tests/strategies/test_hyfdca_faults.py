@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from clients.hyfdca.node import NodeRules
+from clients.hyfdca.run import NodeRules
 from fedtrellis import LocalGrid
 from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.settings import SettingsError

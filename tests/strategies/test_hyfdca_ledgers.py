@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from clients.hyfdca.node import NodeRules
+from clients.hyfdca.run import NodeRules
 from fedtrellis import client_app
 from fedtrellis.encryption import node_secrets
 from fedtrellis.encryption.block_sum import BlockMember

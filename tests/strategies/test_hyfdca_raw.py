@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 
 from clients.hyfdca import NewSamples, Predictions
-from clients.hyfdca.node import column_sums, squared_norms
+from clients.hyfdca.run import column_sums, squared_norms
 from fedtrellis.dual.columns import ColumnScales, Shifted, in_parts, of_parts
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.encryption.fixed_point import RangeError

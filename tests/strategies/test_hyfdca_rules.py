@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import sim
-from clients.hyfdca.node import NodeRules
+from clients.hyfdca.run import NodeRules
 from fedtrellis.settings import SettingsError, describe_fields, keys
 from tests.harness import run_app
 

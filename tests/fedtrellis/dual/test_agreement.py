@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtrellis.dual.agreement import Agreement, feature_digests
-from fedtrellis.dual.alignment import HASH_BYTES, align
+from fedtrellis.dual.alignment import HASH_BYTES, Agreement, align, feature_digests
 from fedtrellis.encryption.block_sum import Introduction
 
 
@@ -59,11 +58,11 @@ def test_it_says_who_holds_what(held: Any) -> None:
         assert agreement.index(name) == i
         said = {agreement.features[m] for m in np.flatnonzero(agreement.holdings[i])}
         assert said == set(feature_digests(features[name]))
-        groups = agreement.held_groups(i)
-        assert sum(agreement.groups[g][1] for g in groups) == len(samples[name])
-        assert all(name in agreement.holders(g) for g in groups)
+        groups = enumerate(agreement.groups)
+        sizes = [size for g, (_, size, _) in groups if name in agreement.holders(g)]
+        assert sum(sizes) == len(samples[name])
     counts = dict(
-        zip(agreement.features, agreement.holders_of_features.tolist(), strict=True)
+        zip(agreement.features, agreement.holdings.sum(axis=0).tolist(), strict=True)
     )
     for feature in set().union(*features.values()):
         (digest,) = feature_digests([feature])

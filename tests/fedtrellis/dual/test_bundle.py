@@ -17,6 +17,11 @@ from tests.fedtrellis.dual.programmes import optimum_over_simplices
 Array = NDArray[np.float64]
 
 
+def _rows(bundle: DualBundle) -> Array:
+    """V of every point."""
+    return np.stack([v[0] for v in bundle._points])
+
+
 @dataclass
 class Clients:
     """What the clients of one unit hold: whole dual vectors under their ids."""
@@ -107,7 +112,7 @@ class World:
             assert set(bundle.ids[rows].tolist()) == set(client.points)
             for row in rows:
                 a = client.points[int(bundle.ids[row])]
-                assert np.abs(bundle.V[0, row] - self.v(client, a)).max() < 1e-11
+                assert np.abs(bundle._points[row][0] - self.v(client, a)).max() < 1e-11
                 exact = self.b(client, a)
                 if self.loss.name == "hinge":
                     assert bundle.b[0, row] == pytest.approx(exact, abs=1e-12)
@@ -119,7 +124,7 @@ class World:
         w = sum(self.v(c, c.alpha) for c in self.clients)
         assert np.abs(bundle.w - w).max() < 1e-11
         assert bundle.dual_value() <= self.dual() + 1e-12
-        assert np.abs(bundle._gram[0] - bundle.V[0] @ bundle.V[0].T).max() < 1e-11
+        assert np.abs(bundle._gram[0] - _rows(bundle) @ _rows(bundle).T).max() < 1e-11
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "smoothed-hinge"])
@@ -160,7 +165,7 @@ def test_each_search_is_the_best_over_all_that_is_remembered() -> None:
                 rest = rest + bundle.contribution(u)[0][0]
                 continue
             start = len(values)
-            points += [*bundle.V[0, rows], *proposals[u][0]]
+            points += [*_rows(bundle)[rows], *proposals[u][0]]
             values += [*bundle.b[0, rows], *proposals[u][1]]
             blocks.append(slice(start, len(values)))
         V, root = np.array(points), np.sqrt(world.regularization)
@@ -242,7 +247,7 @@ def test_vectors_taken_in_parts_give_the_same_search(
     parts = searched()
     assert np.array_equal(parts.ids, whole.ids)
     assert np.allclose(parts.w, whole.w, rtol=0.0, atol=1e-12)
-    assert np.allclose(parts.V[0] @ parts.V[0].T, parts._gram)
+    assert np.allclose(_rows(parts) @ _rows(parts).T, parts._gram)
 
 
 def test_what_is_forgotten_is_freed() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedtrellis.dual.alignment import GroupStep, HeldGroup
 from fedtrellis.dual.bundle import Mixture
-from fedtrellis.dual.group_records import GroupStep, HeldGroup
 
 # Three groups: one with a mixture of two points, one that has not moved, one of which
 # the client lost α.

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fedtrellis.dual.local_passes import local_dual_passes
+from clients.hyfdca.proposals import local_dual_passes
 from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 
 Array = NDArray[np.float64]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtrellis.dual.simplices import maximise_over_simplices
+from fedtrellis.dual.penalty import maximise_over_simplices
 from tests.fedtrellis.dual.programmes import optimum_over_simplices
 
 Array = NDArray[np.float64]

@@ -19,10 +19,10 @@ from fedtrellis.encryption.block_sum import (
     Introduction,
     LostKeyError,
     deal,
+    discrete_normal,
     total_of,
 )
 from fedtrellis.encryption.cipher import backend_class
-from fedtrellis.encryption.discrete_normal import discrete_normal
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.encryption.node_secrets import NodeSecrets
