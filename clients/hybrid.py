@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fedtrellis.dual.weights import check_weights
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.client import StatefulClient
 
 
@@ -70,18 +69,17 @@ class SplitClient(StatefulClient):
                     raise ValueError(why)
             if self.weights is not None:
                 check_weights("weights", self.weights, n)
-            if labels is not None:
-                _check_labels(np.asarray(labels, dtype=np.float64), config)
+            if labels is None:
+                return
+            known = np.asarray(labels, dtype=np.float64)
+            known, classes = known[~np.isnan(known)], config.get("classes", 1)
+            if classes == 1:
+                loss = make_loss(config["loss"], smoothing=config["smoothing"])
+                loss.check_labels(known)
+            elif not np.isin(known, np.arange(classes)).all():
+                raise ValueError(
+                    f"labels must be the numbers of {classes} classes, 0 to "
+                    f"{classes - 1}"
+                )
         except ValueError as error:
             raise SettingsError(f"client {self.client_id}: {error}") from None
-
-
-def _check_labels(labels: FloatArray, config: Mapping[str, Any]) -> None:
-    loss = make_loss(config["loss"], smoothing=config["smoothing"])
-    known, classes = labels[~np.isnan(labels)], config.get("classes", 1)
-    if classes == 1:
-        loss.check_labels(known)
-    elif not np.isin(known, np.arange(classes)).all():
-        raise ValueError(
-            f"labels must be the numbers of {classes} classes, 0 to {classes - 1}"
-        )

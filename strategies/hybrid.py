@@ -244,8 +244,9 @@ class HybridStrategy(LoopStrategy):
 def freeze(tree: Any) -> dict[str, NDArray[Any]]:
     """Return lists, tuples, sets and mappings of arrays, bytes and numbers as arrays.
 
-    A named tuple or an object goes by the name of its class and its fields. One entry,
-    ``tree``, is JSON, and says what the others are.
+    A named tuple or an object goes by the name of its class and its fields, or as a
+    mapping of those that its ``KEPT`` names. One entry, ``tree``, is JSON, and says
+    what the others are.
     """
     arrays: dict[str, NDArray[Any]] = {}
 
@@ -263,6 +264,8 @@ def freeze(tree: Any) -> dict[str, NDArray[Any]]:
             return [kind, [plain(one) for one in every]]
         if value is None or isinstance(value, str | int | float):
             return value
+        if names := getattr(value, "KEPT", ()):
+            return plain({name: getattr(value, name) for name in names})
         fields = value._asdict() if hasattr(value, "_asdict") else vars(value)
         return [kind, {name: plain(one) for name, one in fields.items()}]
 

@@ -35,7 +35,6 @@ IntArray = NDArray[np.int64]
 
 # So that one of them and the server together cannot try ids.
 _EVALUATORS = 2
-_POINT_BYTES = 32
 
 
 def blind(run: ClientRun) -> Arrays:
@@ -72,9 +71,9 @@ def _secret(run: ClientRun, purpose: str) -> int:
 
 def _points(data: bytes) -> NDArray[np.uint8]:
     """Points of the curve, shape (n, 32), as a request has them."""
-    if not isinstance(data, bytes) or len(data) % _POINT_BYTES:
+    if not isinstance(data, bytes) or len(data) % intersection.POINT_BYTES:
         raise ValueError("the request's points are malformed")
-    return as_bytes(data).reshape(-1, _POINT_BYTES)
+    return as_bytes(data).reshape(-1, intersection.POINT_BYTES)
 
 
 def _pseudonyms(run: ClientRun) -> NDArray[np.uint8]:

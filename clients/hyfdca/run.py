@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.dual.alignment import Agreement, HeldGroup, feature_digests
-from fedtrellis.dual.columns import Shifted, scales_mark
-from fedtrellis.dual.weights import normalised
+from fedtrellis.dual.columns import Shifted
+from fedtrellis.dual.weights import normalised, targets_of
 from fedtrellis.encryption import Cipher, EncryptionError, backend_class
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.fixed_point import Words
@@ -64,10 +65,14 @@ class ClientRun:
     numbers: FloatArray | None = None
 
     def __init__(
-        self, part: SplitPart, config: Mapping[str, Any], w: FloatArray
+        self,
+        part: SplitPart,
+        config: Mapping[str, Any],
+        parameters: Sequence[FloatArray] = (),
     ) -> None:
         self.part, self.node, self.state = part, part.node, part.state
-        self.config, self.w = config, w
+        self.config = config
+        self.w = parameters[0] if parameters else np.zeros((1, 0))
 
     @property
     def who(self) -> str:
@@ -144,10 +149,10 @@ class ClientRun:
     @cached_property
     def new_rows(self) -> dict[int, IntArray]:
         """The rows of the new samples of each of this client's groups of them."""
-        keys = "new-rows", "new-groups", "new-sizes"
-        rows, groups, sizes = (self.state[key].astype(np.int64) for key in keys)
-        parts = np.split(rows, np.cumsum(sizes)[:-1])
-        return dict(zip(groups.tolist(), parts, strict=True)) if len(groups) else {}
+        new = self.part.new_samples
+        count = 0 if new is None else len(new.sample_ids)
+        groups = HeldGroup.unpack(self.state, count, "new-")
+        return {held.group: held.rows for held in groups}
 
     @cached_property
     def shared_columns(self) -> dict[str, IntArray]:
@@ -352,7 +357,8 @@ class ClientRun:
             divided = sparse.csr_array(features.multiply(1.0 / scales[None, :]))
             return Shifted(divided, shifts / scales, kinds) if shifts.any() else divided
 
-        mark = scales_mark(shifts.ravel(), scales, kinds)
+        numbers = np.concatenate([shifts.ravel(), scales, kinds])
+        mark = hashlib.sha256(numbers.tobytes()).digest()
         return kept(features, ("standardised", mark), made)
 
     def first_columns(self, g: int, new: bool) -> NDArray[np.bool_]:
@@ -392,16 +398,6 @@ class ClientRun:
 def moving(size: int, fraction: float) -> int:
     """How many of a group's samples move in one step."""
     return max(1, ceil(fraction * size - 1e-9))
-
-
-def targets_of(y: FloatArray, classes: int) -> FloatArray:
-    """Labels as each class sees them, shape (C, n): +1 where it is the label, or −1.
-
-    With one class the labels as they are.
-    """
-    if classes == 1:
-        return y[None]
-    return np.where(y == np.arange(classes)[:, None], 1.0, -1.0)
 
 
 def uniform_of(key: bytes, count: int) -> FloatArray:
@@ -563,12 +559,8 @@ def kept(features: Any, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     if known is not None and known[0]() is features:
         return known[1]
     made = make()
-    try:
-        # of the key alone: a reference to the data would keep it alive
-        reference = weakref.ref(features, lambda _: _KEPT.pop(key, None))
-    except TypeError:
-        return made
-    _KEPT[key] = reference, made
+    # of the key alone: a reference to the data would keep it alive
+    _KEPT[key] = weakref.ref(features, lambda _: _KEPT.pop(key, None)), made
     return made
 
 

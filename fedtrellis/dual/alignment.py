@@ -77,11 +77,6 @@ class Alignment:
         return sum(group.size for group in self.groups)
 
     @property
-    def vertical(self) -> bool:
-        """Whether every client holds every sample."""
-        return all(len(group.holders) == len(self.rows) for group in self.groups)
-
-    @property
     def horizontal(self) -> bool:
         """Whether no sample is shared."""
         return not any(group.shared for group in self.groups)
@@ -366,25 +361,26 @@ class HeldGroup:
         return np.argsort(self.rows)
 
     @staticmethod
-    def pack(held: Iterable[HeldGroup]) -> dict[str, IntArray]:
-        """A client's groups as arrays of its state."""
-        held = list(held)
-        rows = [one.rows for one in held]
+    def pack(own: Mapping[int, IntArray]) -> dict[str, IntArray]:
+        """A client's rows of its groups as arrays of its state."""
+        rows = [own[g] for g in sorted(own)]
         return {
             "rows": np.concatenate([np.zeros(0, dtype=np.int64), *rows]),
-            "groups": np.array([one.group for one in held], dtype=np.int64),
-            "sizes": np.array([one.size for one in held], dtype=np.int64),
+            "groups": np.array(sorted(own), dtype=np.int64),
+            "sizes": np.array([len(one) for one in rows], dtype=np.int64),
         }
 
     @classmethod
     def unpack(
-        cls, state: Mapping[str, NDArray[Any]], num_samples: int
+        cls, state: Mapping[str, NDArray[Any]], num_samples: int, prefix: str = ""
     ) -> list[HeldGroup]:
-        """Inverse of :meth:`pack`.
+        """Inverse of :meth:`pack`; ``prefix`` is that of the state's names.
 
         A ValueError: the groups do not deal out the client's ``num_samples`` samples.
         """
-        rows, sizes, groups = state["rows"], state["sizes"], state["groups"]
+        rows, sizes, groups = (
+            state[f"{prefix}{name}"] for name in ("rows", "sizes", "groups")
+        )
         dealt = np.array_equal(np.sort(rows), np.arange(num_samples))
         if not dealt or sizes.sum() != num_samples or sizes.min(initial=1) < 1:
             why = f"do not deal out this client's {num_samples} samples"

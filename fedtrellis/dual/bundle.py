@@ -148,10 +148,6 @@ class DualBundle:
             values.append(value)
         return np.array(values)
 
-    def dual_value(self) -> float:
-        """The sum of D over the classes."""
-        return float(self.dual_values().sum())
-
     def set_alpha_value(self, unit: int, b: float | FloatArray) -> None:
         """Put the exact b, shape (C,), in the place of the bounds of the mixtures."""
         self.b[:, self._alpha[unit]] = b

@@ -9,7 +9,6 @@ columns are scaled by their root mean square and not shifted.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,12 +110,6 @@ class ColumnScales:
         if self.constant >= 0:
             raw[self.constant] -= self.means @ raw / self.value
         return raw
-
-
-def scales_mark(*arrays: FloatArray) -> str:
-    """Return a digest of what a client's columns are shifted and divided by."""
-    numbers = np.concatenate(arrays).astype("<f8") + 0.0
-    return hashlib.sha256(numbers.tobytes()).hexdigest()
 
 
 class Shifted:

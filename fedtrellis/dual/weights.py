@@ -43,6 +43,16 @@ def labels_of(classes: int) -> tuple[float, ...]:
     return (-1.0, 1.0) if classes == 1 else tuple(map(float, range(classes)))
 
 
+def targets_of(y: FloatArray, classes: int) -> FloatArray:
+    """Labels as each class sees them, shape (C, n): +1 where it is the label, or −1.
+
+    With one class the labels as they are.
+    """
+    if classes == 1:
+        return y[None]
+    return np.where(y == np.arange(classes)[:, None], 1.0, -1.0)
+
+
 def class_rule(given: str | Mapping[Any, Any] | None, classes: int) -> ClassRule:
     """Return C classes' weights as the clients agree on them; empty: there are none.
 

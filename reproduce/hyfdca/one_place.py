@@ -252,7 +252,7 @@ def bundle(
     for t in count(1):
         w = search.w
         z = table.X @ w
-        yield State(w, z, search.dual_value(), trips)
+        yield State(w, z, search.dual_values().sum(), trips)
         here = everybody if available is None else available(t)
         complete = []
         for u, unit in enumerate(units):

@@ -58,7 +58,7 @@ class WrongReportError(RuntimeError):
 class MixtureSteps(Steps):
     """The waves of an iteration, and the search; see the module."""
 
-    KEPT = ("w", "version", "bare")
+    KEPT = ("w", "version", "bare", "bundle", "units")
 
     def __init__(self, strategy: HyFDCASettings, w: FloatArray) -> None:
         super().__init__(strategy)
@@ -69,7 +69,8 @@ class MixtureSteps(Steps):
             len(self.units),
             strategy.regularization,
             memory_for(strategy, len(self.units)),
-            strategy.search_tolerance,
+            # the certificate cannot come closer than the search is exact
+            min(1e-12, max(1e-3 * strategy.tolerance or 1e-12, 2e-16)),
             strategy.penalty,
             strategy.classes,
         )
@@ -235,9 +236,7 @@ class MixtureSteps(Steps):
         wanted = self.lost(available)
 
         def entries(name: str) -> dict[str, Any]:
-            self.wished[name] = wanted[name]
-            config = {**self.extra, **self.instructions(name)}
-            return {**config, "backup": wanted[name]}
+            return {**self.extra, **self.instructions(name), "backup": wanted[name]}
 
         def take(answer: Answer) -> None:
             groups = wanted[answer.client]
@@ -427,7 +426,7 @@ class MixtureSteps(Steps):
             unit.mixture, unit.step, unit.snapshot = mixture, unit.step + 1, None
             unit.tag = unit.attempt
         self.w, self.version = bundle.w, self.version + 1
-        metrics["dual-bound"] = bundle.dual_value()
+        metrics["dual-bound"] = float(bundle.dual_values().sum())
         moved = sum(len(self.units[u].groups) for u in found)
         metrics["moved-groups"] = float(moved)
         return metrics
@@ -605,23 +604,14 @@ class MixtureSteps(Steps):
 
     # --------------------------------------------------------------------- checkpoints
 
-    def state(self) -> dict[str, Any]:
-        """The bundle and the units; a stage that was under way starts over."""
-
-        def kept(thing: Any) -> dict[str, Any]:
-            return {name: getattr(thing, name) for name in thing.KEPT}
-
-        units = [kept(unit) for unit in self.units]
-        return {**kept(self), "bundle": kept(self.bundle), "units": units}
-
     def load_state(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state`."""
+        """Inverse of a checkpoint; a stage that was under way starts over."""
         vars(self.bundle).update(state.pop("bundle"))
         for unit, own in zip(self.units, state.pop("units"), strict=True):
             vars(unit).update(own)
             if unit.backups:
                 unit.alphas = dict(unit.backups[0].alphas)
-        vars(self).update(state)
+        super().load_state(state)
 
 
 def _check(found: Any, expected: Any, what: str) -> None:

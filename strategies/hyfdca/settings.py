@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fedtrellis.dual.alignment import Agreement
 from fedtrellis.dual.penalty import Penalty
@@ -17,15 +17,10 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 
 from ..hybrid import HybridStrategy
 
-__all__ = ["ENCRYPTIONS", "SLOTS", "STEPS", "HyFDCASettings"]
-
 Step = Literal["bundle", "line-search", "practical", "theoretical"]
-STEPS: tuple[Step, ...] = get_args(Step)
 Encryption = Literal["stream", "tenseal-bfv", "none"]
-ENCRYPTIONS: tuple[Encryption, ...] = get_args(Encryption)
 Exposed = Literal["refuse", "leave-out", "accept"]
 Slots = Literal["all", "chosen"]
-SLOTS: tuple[Slots, ...] = get_args(Slots)
 
 # what clients agree on, beside what is made of settings
 _PINNED = (
@@ -248,11 +243,6 @@ class HyFDCASettings(HybridStrategy):
             )
         free = names.index(self.free_feature) if self.free_feature else -1
         return Penalty(self.l1_ratio, free)
-
-    @property
-    def search_tolerance(self) -> float:
-        """How exact a search is: the certificate cannot come closer than that."""
-        return min(1e-12, max(1e-3 * self.tolerance or 1e-12, 2e-16))
 
     def proposal_kinds(self, shared: bool) -> list[str]:
         """What clients propose for a group, in order."""

@@ -48,6 +48,10 @@ class Steps:
         self.strategy = strategy
         self.alignment = strategy.alignment
 
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Inverse of a checkpoint, which has what KEPT names."""
+        vars(self).update(state)
+
     def _used(self, client: str) -> None:
         """An answer was used that changes the client's state."""
         strategy = self.strategy
@@ -132,9 +136,14 @@ class UpdateSteps(Steps):
     SecureInnerProduct of an iteration is left out, as in the paper's experiments.
     """
 
-    _KEPT = (
-        *("w", "iteration", "current"),
-        *("contributions", "shares", "alphas", "products"),
+    KEPT = (
+        "w",
+        "iteration",
+        "current",
+        "contributions",
+        "shares",
+        "alphas",
+        "products",
     )
 
     def __init__(self, strategy: HyFDCASettings) -> None:
@@ -320,8 +329,6 @@ class UpdateSteps(Steps):
         held = sum(len(rows) for rows in self.alignment.rows[name].values())
         return 1.0, held / self.alignment.num_samples
 
-    # -------------------------------------------------------------- losses, checkpoints
-
     def reached(self) -> Any:
         """How many iterations there have been: each moves whoever is there."""
         return self.iteration
@@ -329,14 +336,6 @@ class UpdateSteps(Steps):
     def restored(self, client: str) -> None:
         """A client that lost its state is a newcomer."""
         self.current.discard(client)
-
-    def state(self) -> dict[str, Any]:
-        """Ciphertexts, contributions and who is up to date."""
-        return {name: getattr(self, name) for name in self._KEPT}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state`."""
-        vars(self).update(state)
 
 
 # ------------------------------------------------------------------------------- units

@@ -207,18 +207,12 @@ class HyFDCA(HyFDCASettings):
             conversation.client(name).ready = True
         found = self.alignment
         sizes = found.num_samples, len(found.groups), len(found.feature_names)
-        log(INFO, "%d samples in %d groups, %d features; %s data", *sizes, self.kind)
+        log(INFO, "%d samples in %d groups, %d features", *sizes)
         self.steps, self._aligned = self._make_steps(), True
 
     def _ask_ready(self) -> None:
         """Let every client check its key and, if it was just given them, its labels."""
         self.ask_everyone("train.ready", self.phase_config(), lambda answer: None)
-
-    @property
-    def kind(self) -> str:
-        """``horizontal``, ``vertical`` or ``hybrid``."""
-        vertical = "vertical" if self.alignment.vertical else "hybrid"
-        return "horizontal" if self.alignment.horizontal else vertical
 
     def check_rest(self, rest: list[NDArray[Any]]) -> None:
         """Check that these are a key's name, a fresh key, and new samples' hashes."""
@@ -236,8 +230,8 @@ class HyFDCA(HyFDCASettings):
         arrays: dict[str, NDArray[Any]] = {"agreement": np.frombuffer(data, np.uint8)}
         for prefix, alignment in (("", self.alignment), ("new-", self._new)):
             own = {} if alignment is None else alignment.rows.get(client, {})
-            found = HeldGroup.pack(HeldGroup(g, own[g]) for g in sorted(own))
-            arrays |= {f"{prefix}{key}": array for key, array in found.items()}
+            found = HeldGroup.pack(own).items()
+            arrays |= {f"{prefix}{key}": array for key, array in found}
         sets, boxes = self._agreement.holder_sets, self._sealed
         sealed = [boxes[own, client] for own in sets if (own, client) in boxes]
         entries: dict[str, Any] = {"sealed": sealed} if sealed else {}
@@ -402,7 +396,7 @@ class HyFDCA(HyFDCASettings):
                 **{name: getattr(self, name) for name in self._kept},
                 "context": self.cipher.evaluation_bytes(),
                 "agreement": self.agreement.to_bytes(),
-                "steps": self.steps.state(),
+                "steps": self.steps,
             }
         )
 

@@ -26,6 +26,7 @@ from fedtrellis.dual.weights import (
     class_rule,
     labels_of,
     normalised,
+    targets_of,
     weight_totals,
 )
 from fedtrellis.objectives import Objective
@@ -401,16 +402,16 @@ class HybridTask(Task):
     def _objective_of(
         self, features: Any, labels: Any, weights: Any = None
     ) -> RegularizedLoss | OneAgainstRest:
-        more = self.make_loss(), self.regularization, self.make_penalty()
-        if not self.every_class:
-            own = None if weights is None else weights[0]
-            return RegularizedLoss(features, labels, *more, own)
-        parts = []
-        for c in range(self.num_classes()):
-            signs = np.where(labels == c, 1.0, -1.0)
-            own = None if weights is None else weights[c]
-            parts.append(RegularizedLoss(features, signs, *more, own))
-        return OneAgainstRest(parts, labels)
+        classes, more = self.num_classes(), (self.make_loss(), self.regularization)
+        parts = [
+            RegularizedLoss(features, y, *more, self.make_penalty(), s)
+            for y, s in zip(
+                targets_of(labels, classes),
+                [None] * classes if weights is None else weights,
+                strict=True,
+            )
+        ]
+        return OneAgainstRest(parts, labels) if self.every_class else parts[0]
 
     def _build_client_objective(self, client: int) -> Objective:
         raise SettingsError(

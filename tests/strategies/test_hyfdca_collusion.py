@@ -12,7 +12,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from clients import HyFDCAClient
-from clients.hyfdca import scoring
+from clients.hyfdca.client import _measured
 from clients.hyfdca.run import ClientRun, NodeRules
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.encryption import EncryptionError
@@ -95,7 +95,7 @@ def _of(nodes: Nodes, steps: MixtureSteps, name: str) -> ClientRun:
     node: Any = {"partition-id": int(name)}
     client = nodes.client(Context(1, 1, node, cast(Any, {}), {}))
     client.state = state
-    run = client.run_of([], config)
+    run = ClientRun(client, config)
     run.open()
     return run
 
@@ -160,12 +160,12 @@ def test_scores_of_small_groups_are_not_measured() -> None:
         loss=make_loss("hinge"),
         new_rows={0: np.arange(4), 1: np.arange(4, 6)},
     )
-    both = scoring._measured(run, np.linspace(-1, 1, 6)[None], np.ones(6))
+    both = _measured(run, np.linspace(-1, 1, 6)[None], np.ones(6))
     assert both[1] == 4
     four = np.array([[*np.linspace(-1, 0.2, 4), np.nan, np.nan]])
-    alone = scoring._measured(run, four, np.ones(6))
+    alone = _measured(run, four, np.ones(6))
     assert alone[1:] == both[1:]
     assert alone[0] == pytest.approx(both[0], rel=1e-12)
     few = np.full((1, 6), np.nan)
     few[:, 4:] = 1.0
-    assert scoring._measured(run, few, np.ones(6)) == (0.0, 0, {})
+    assert _measured(run, few, np.ones(6)) == (0.0, 0, {})

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits, make_classification
 from sklearn.frozen import FrozenEstimator
 from sklearn.svm import LinearSVC
 
-from clients.hyfdca.scoring import predictions_of
+from clients.hyfdca.client import predictions_of
 from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.objectives.losses import make_loss
 

@@ -58,7 +58,7 @@ def test_entries_that_do_not_fit_together_are_refused(key: str) -> None:
 
 def test_held_groups_deal_out_a_clients_samples() -> None:
     rows = [np.array([4, 0]), np.array([1, 2, 3])]
-    arrays = HeldGroup.pack([HeldGroup(6, rows[0]), HeldGroup(11, rows[1])])
+    arrays = HeldGroup.pack({6: rows[0], 11: rows[1]})
     first, second = HeldGroup.unpack(arrays, 5)
     assert (first.group, first.own) == (6, slice(0, 2))
     assert (second.group, second.own) == (11, slice(2, 5))
