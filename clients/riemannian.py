@@ -21,7 +21,6 @@ from fedtrellis.zeroth_order import (
     Estimate,
     evaluator,
     projection_estimate,
-    riemannian_gradient,
 )
 
 
@@ -101,7 +100,8 @@ class FirstOrderRFLClient(StatefulClient):
     def estimate(self, z: FloatArray, config: dict[str, Any]) -> Steps:
         """Grad f_i(z), the tangent part of the gradient; a part of the steps."""
         gradient = yield Gradient(z, self.batches)
-        return riemannian_gradient(self.manifold, z, gradient)
+        # grad f(x) = P_{T_x M}(∇f(x))
+        return self.manifold.project_tangent(z, gradient)
 
     def pack(self, z_hat: FloatArray) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """What is sent: arrays and metrics."""

@@ -19,13 +19,22 @@ import inspect
 import re
 import textwrap
 import types
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf, isfinite
 from numbers import Real
-from typing import Any, ClassVar, Literal, TypeVar, Union, dataclass_transform
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 #: How None, "let it find itself", is written in a run config.
 AUTO = "auto"
@@ -80,13 +89,10 @@ def setting(
     default : bool, int, float, str or None
         The value where nothing is set. None, in a run config ``"auto"``, is allowed
         as a value only where it is the default.
-    help, note : str
-        A line for ``--list`` and docstrings, and what docstrings add to it.
-    symbol : str
-        The paper's symbol.
+    help, note, symbol : str
+        A line for ``--list`` and docstrings, what docstrings add, the paper's symbol.
     auto : optional
-        What None becomes where the task suggests nothing. Without it None stays, and
-        the class finds the value when it has what it takes.
+        What None becomes where the task suggests nothing; else it stays None.
     choices : Literal or sequence of str, optional
         The only values allowed. A ``Literal`` is the field's type as well, so that an
         editor completes them: ``rule: Rule = setting("mean", "...", choices=Rule)``.
@@ -95,8 +101,7 @@ def setting(
     shown : bool
         Whether :meth:`Declared's listing` has it.
     only : mapping, optional
-        Values of other settings, by their names, beside which this one applies; beside
-        others it is refused, and no task's suggestion counts.
+        Values of other settings, by name, that it applies beside; else it is refused.
 
     Examples
     --------
@@ -108,7 +113,7 @@ def setting(
     """
     about = dict(locals())
     if choices is not None:
-        about["choices"] = typing.get_args(choices) or tuple(choices)
+        about["choices"] = get_args(choices) or tuple(choices)
     default = about.pop("default")
     return dataclasses.field(default=default, metadata=about | {"given": False})
 
@@ -124,14 +129,12 @@ def given(
 
     Parameters
     ----------
-    help : str
-        A line for docstrings.
+    help, **about
+        As for :func:`setting`.
     default : optional
         Without it the field has to be given.
     kw_only : bool
         False: it may be given by position, too.
-    **about
-        note, symbol, choices, bounds and shown, as for :func:`setting`.
 
     Examples
     --------
@@ -173,11 +176,11 @@ def check_choice(
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
     """The types that a field may have, without None; those of a Literal's values."""
-    origin = typing.get_origin(annotation)
+    origin = get_origin(annotation)
     if origin is Literal:
-        found = [type(value) for value in typing.get_args(annotation)]
+        found = [type(value) for value in get_args(annotation)]
     elif origin in (Union, types.UnionType):
-        members = typing.get_args(annotation)
+        members = get_args(annotation)
         found = [kind for member in members for kind in _kinds(member)]
     else:  # of Mapping[float, float] the Mapping
         bare = origin or annotation
@@ -218,7 +221,7 @@ def _allowed(meta: Mapping[str, Any]) -> list[str]:
     return [f"{_BOUNDS[name]} {meta[name]:g}" for name in bounds]
 
 
-_hints = lru_cache(maxsize=256)(typing.get_type_hints)
+_hints = lru_cache(maxsize=256)(get_type_hints)
 
 
 def _checked(cls: type, field: Field, key: str, value: Any) -> Any:

@@ -67,7 +67,7 @@ class Tracker(Callback):
 
     def __post_init__(self) -> None:
         """Look for the library."""
-        need(self.library, type(self).__name__, self.extra)
+        need(self.library, f"track = {self.name!r}", self.extra)
 
     @abstractmethod
     def open(self, settings: Mapping[str, Any]) -> None:
@@ -350,27 +350,20 @@ class OpenMetrics(Tracker):
         yield family(Gauge, "run_status", "1: it is this.", status, "status")
 
 
-# a tracker by name, and what makes the one of a record
-_TRACKERS: dict[str, tuple[type[Tracker], Callable[[Path], Tracker]]] = {
-    "tensorboard": (TensorBoard, lambda record: TensorBoard(record / "tensorboard")),
-    "mlflow": (MLflow, lambda record: MLflow(record.name)),
-    "wandb": (WeightsAndBiases, lambda r: WeightsAndBiases("fedtrellis", r.name, r)),
-    "openmetrics": (OpenMetrics, lambda record: OpenMetrics(record / "metrics.prom")),
-}
-
-
-def tracker_names(track: str) -> list[str]:
+def make_trackers(track: str, record: Path) -> list[Tracker]:
     """The trackers that a run config's ``track`` names, with commas between.
 
-    SettingsError if one is not known, or its library is not installed.
+    All but MLflow's write into the ``record``. SettingsError if one is not known, or
+    its library is not installed.
     """
-    names = [name.strip() for name in track.split(",") if name.strip()]
-    for name in names:
-        kind, _ = _TRACKERS[check_choice("track", name, _TRACKERS)]
-        need(kind.library, f"track = {track!r}", kind.extra)
-    return names
-
-
-def make_trackers(names: list[str], directory: Path) -> list[Tracker]:
-    """Trackers of a run, which write into its record; but MLflow's."""
-    return [_TRACKERS[name][1](directory) for name in names]
+    known: dict[str, tuple[Any, dict[str, Any]]] = {
+        "tensorboard": (TensorBoard, {"directory": record / "tensorboard"}),
+        "mlflow": (MLflow, {"run_name": record.name}),
+        "wandb": (WeightsAndBiases, {"run_name": record.name, "directory": record}),
+        "openmetrics": (OpenMetrics, {"path": record / "metrics.prom"}),
+    }
+    made = []
+    for name in filter(None, map(str.strip, track.split(","))):
+        kind, arguments = known[check_choice("track", name, known)]
+        made.append(kind(**arguments))
+    return made

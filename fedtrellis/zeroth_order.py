@@ -38,7 +38,6 @@ __all__ = [
     "directions",
     "evaluator",
     "projection_estimate",
-    "riemannian_gradient",
     "tangent_estimate",
 ]
 
@@ -422,25 +421,6 @@ def tangent_estimate(
         lambda u: retract(point, smoothing * u),  # Retr_x(μ u_j)
         1,  # G^R has the factor 1/m
     )
-
-
-def riemannian_gradient(
-    manifold: Manifold, x: ArrayLike, gradient: ArrayLike
-) -> FloatArray:
-    """Return grad f(x), float64 of shape S: the part of ∇f(x) in T_x M.
-
-    That x, of shape S as the Euclidean gradient is, lies on M is not checked.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.manifolds import Sphere
-    >>> from fedtrellis.zeroth_order import riemannian_gradient
-    >>> riemannian_gradient(Sphere((2,)), [1.0, 0.0], [3.0, 4.0])
-    array([0., 4.])
-    """
-    # grad f(x) = P_{T_x M}(∇f(x))
-    return manifold.project_tangent(x, gradient)
 
 
 def _checked_point(

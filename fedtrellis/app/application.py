@@ -20,12 +20,38 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedtrellis.app import command_line, registry
+from fedtrellis.app.command_line import (
+    add_run_options,
+    flatten,
+    perform,
+    read_config,
+)
 from fedtrellis.app.experiment import CheckNodes, Experiment
-from fedtrellis.app.registry import Config, Pair, RunSettings
-from fedtrellis.server import callbacks, records
+from fedtrellis.app.registry import (
+    AppRegistry,
+    Config,
+    Pair,
+    RunSettings,
+    pairs,
+    print_list,
+    write_config_block,
+)
+from fedtrellis.server.callbacks import (
+    Callback,
+    EarlyStop,
+    JsonLines,
+    Progress,
+    json_log,
+)
 from fedtrellis.server.checkpoint import Checkpoint
 from fedtrellis.server.options import RunOptions
+from fedtrellis.server.records import (
+    RunRecord,
+    default_results_dir,
+    ending_in_order,
+    flwr_command,
+    sim_command,
+)
 from fedtrellis.settings import (
     SettingsError,
     check_choice,
@@ -33,7 +59,7 @@ from fedtrellis.settings import (
     parse_values,
     refused,
 )
-from fedtrellis.trackers import make_trackers, tracker_names
+from fedtrellis.trackers import make_trackers
 from fedtrellis.wire.client import by_name, client_app, name_of
 from fedtrellis.wire.exchange import await_nodes
 from fedtrellis.wire.flower_internals import log
@@ -48,11 +74,10 @@ _FREE = {
 
 
 class App:
-    """Methods, tasks and domains, made into the two halves of a Flower app.
+    """Methods and tasks, made into the two halves of a Flower app.
 
-    They are its ``server_app`` and its ``client_app``. What packages with an entry
-    point in the group ``fedtrellis.plugins`` bring along is known to it, too: its
-    ``registry`` has all that there is, by name.
+    They are its ``server_app`` and its ``client_app``; its ``registry`` has all that
+    there is, by name, also of packages with an entry point in ``fedtrellis.plugins``.
 
     Parameters
     ----------
@@ -65,16 +90,13 @@ class App:
     >>> from fedtrellis import clients, strategies, tasks
     >>> from fedtrellis.app import App, pairs
     >>> app = App(methods=pairs(strategies, clients), tasks=tasks.TASKS.values())
-    >>> app.default_config()["method"]
-    'fedfw'
-    >>> settings = {"task": "lasso", "rounds": 3}
-    >>> app.experiment(settings, 4).strategy().name
+    >>> app.experiment({"task": "lasso", "rounds": 3}, 4).strategy().name
     'fedfw'
     """
 
     def __init__(self, methods: Iterable[Pair], tasks: Iterable[type[Any]]) -> None:
         self._made_of = tuple(methods), tuple(tasks)
-        self.registry = registry.AppRegistry(*self._made_of)
+        self.registry = AppRegistry(*self._made_of)
         self.client_app = client_app(self.client_fn)
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
@@ -115,7 +137,7 @@ class App:
         self,
         grid: Grid,
         config: Config,
-        resume_command: Callable[[Path], str] = records.flwr_command,
+        resume_command: Callable[[Path], str] = flwr_command,
     ) -> Path:
         """Run a flat config on any grid; return the directory of the run's record.
 
@@ -124,7 +146,7 @@ class App:
         config = {**self.registry.defaults, **config}
         settings = parse(RunSettings, config)
         as_json = settings.log_format == "json"
-        with callbacks.json_log() if as_json else contextlib.nullcontext():
+        with json_log() if as_json else contextlib.nullcontext():
             experiment, resume = self._meet(grid, config, settings)
             task = experiment.task
             # finds what only the strategy can find wrong, before there is a record
@@ -141,12 +163,12 @@ class App:
                 CheckNodes(experiment.options["min_nodes"], examples),
                 record,
                 _progress(config, record),
-                *make_trackers(tracker_names(settings.track), record.directory),
+                *make_trackers(settings.track, record.directory),
             ]
             if settings.stop_metric:
                 metric, tolerance = settings.stop_metric, settings.stop_tolerance
-                called.append(callbacks.EarlyStop(metric, tolerance))
-            with records.ending_in_order(record, resume_command, as_json):
+                called.append(EarlyStop(metric, tolerance))
+            with ending_in_order(record, resume_command, as_json):
                 strategy = experiment.strategy(
                     callbacks=called, checkpoint=record.checkpoint, resume=resume
                 )
@@ -169,7 +191,7 @@ class App:
             if config[key] and not Path(config[key]).expanduser().is_absolute():
                 raise refused(key, config[key], "must be an absolute path")
         min_nodes, resume = parse_values(RunOptions, config)["min_nodes"], None
-        tracker_names(settings.track)
+        make_trackers(settings.track, Path())
         self.registry.choose("method", settings.method)
         self.registry.choose("task", settings.task)
         if settings.resume:
@@ -185,7 +207,7 @@ class App:
         """The settings of a record, but for those of other methods and tasks."""
         try:
             text = (directory / "config.toml").read_text(encoding="utf-8")
-            saved = command_line.flatten(tomllib.loads(text))
+            saved = flatten(tomllib.loads(text))
         except (OSError, ValueError):
             why = "is not the record of a run"
             raise refused("resume", str(directory), why) from None
@@ -216,7 +238,7 @@ class App:
             usage="python sim.py [options]",
             description="Run a federated method in this process, as Flower would.",
         )
-        command_line.add_run_options(parser)
+        add_run_options(parser)
         parser.add_argument(
             "--list",
             nargs="?",
@@ -232,17 +254,17 @@ class App:
 
         def act(options: argparse.Namespace) -> None:
             if options.list is not None:
-                registry.print_list(self.registry, options.list or None)
+                print_list(self.registry, options.list or None)
             elif options.write_config:
-                registry.write_config_block(self.registry, Path("pyproject.toml"))
+                write_config_block(self.registry, Path("pyproject.toml"))
             else:
                 self.run_in_process(options, "python sim.py")
 
-        return command_line.perform(act, parser, arguments)
+        return perform(act, parser, arguments)
 
     def run_in_process(self, options: argparse.Namespace, program: str) -> None:
         """Run what the ``program``'s command line says on a grid in this process."""
-        overrides = command_line.read_config(options.run_config)
+        overrides = read_config(options.run_config)
         if options.format is not None:
             overrides["log-format"] = options.format
         if options.out is not None:
@@ -259,7 +281,7 @@ class App:
         config |= overrides
         options.format = config["log-format"]
         nodes, words = options.nodes, options.node_config
-        entries = command_line.read_config(words, "--node-config")
+        entries = read_config(words, "--node-config")
         node_configs = [dict(entries) for _ in range(nodes)]
         for number, own in enumerate(node_configs):
             for key, value in own.items():
@@ -275,9 +297,7 @@ class App:
             batched=True,
             workers=options.workers,
         )
-        again = partial(
-            records.sim_command, nodes=nodes, node_configs=words, program=program
-        )
+        again = partial(sim_command, nodes=nodes, node_configs=words, program=program)
         with contextlib.closing(grid):
             self.run(grid, config, again)
 
@@ -288,13 +308,13 @@ def _remade(methods: tuple[Pair, ...], tasks: tuple[type[Any], ...]) -> App:
     return App(methods, tasks)
 
 
-def _record_of(experiment: Experiment) -> records.RunRecord:
+def _record_of(experiment: Experiment) -> RunRecord:
     """A record of a run, where its results-dir says, with its title."""
     run, task = experiment.run, experiment.task
-    parent = Path(run.results_dir or records.default_results_dir())
+    parent = Path(run.results_dir or default_results_dir())
     name = f"{run.method}-{run.task}"
     try:
-        record = records.RunRecord.create(parent, name, experiment.config)
+        record = RunRecord.create(parent, name, experiment.config)
     except OSError as error:
         why = f"cannot be written: {error}"
         raise refused("results-dir", str(parent), why) from None
@@ -308,15 +328,15 @@ def _record_of(experiment: Experiment) -> records.RunRecord:
     return record
 
 
-def _progress(config: Config, record: records.RunRecord) -> callbacks.Callback:
+def _progress(config: Config, record: RunRecord) -> Callback:
     """What prints a line a round."""
     if config["log-format"] == "text":
-        return callbacks.Progress()
+        return Progress()
     start = {"record": str(record.directory)}
     end: dict[str, Any] = {**start, "warnings": record.warnings}
     if record.reference is not None:
         end["reference_optimum"] = record.reference
-    return callbacks.JsonLines({**start, "settings": config}, end)
+    return JsonLines({**start, "settings": config}, end)
 
 
 @lru_cache(maxsize=1)
@@ -325,7 +345,7 @@ def installed_app() -> App:
     # in a wheel they lie in this package, and only there under these names
     names = (f"fedtrellis.{name}" for name in ("strategies", "clients", "tasks"))
     strategies, clients, tasks = map(import_module, names)
-    return App(methods=registry.pairs(strategies, clients), tasks=tasks.TASKS.values())
+    return App(methods=pairs(strategies, clients), tasks=tasks.TASKS.values())
 
 
 class FlowerApp(NamedTuple):
@@ -368,7 +388,7 @@ def load_app(directory: Path | None) -> FlowerApp:
             raise SettingsError(
                 f"{path}: {key} = {reference!r} cannot be loaded: {one_line(error)}"
             ) from None
-    config = command_line.flatten(app.get("config", {}))
+    config = flatten(app.get("config", {}))
     if "results-dir" not in config:
         raise SettingsError(
             f"{path}: [tool.flwr.app.config] has no key 'results-dir', under which the "

@@ -46,14 +46,10 @@ class Experiment:
     config, run : dict, RunSettings
         Every key of the run config, flat, and what it says of the run.
     options, settings : dict
-        Those of every strategy and the method's own, by field; None where they find
-        themselves.
-    entry, client_app : MethodEntry, ClientApp
-        The method's two classes, and what runs on every node.
-    task, layout : Task, Layout
-        What is learnt, and the shapes of its model's arrays.
-    domain, manifold : Domain, Manifold or None
-        The whole space for methods without a constraint; None for those on none.
+        Of every strategy and of the method, by field; None where they find themselves.
+    entry, client_app, task, layout, domain, manifold
+        What it is made of; a domain is the whole space, and a manifold None, for
+        methods without.
 
     Examples
     --------
@@ -133,8 +129,7 @@ class Experiment:
             why = f"{unfit} F* would be that of data which only the nodes have"
             raise refused("reference", run.reference, why, ["false"])
         if run.outer_fraction:
-            why = f"{unfit} the nodes have no order; those whose own config has "
-            why += "outer-domain too have the larger set"
+            why = f"{unfit} nodes have the larger set if their own config says so"
             raise refused("outer-fraction", run.outer_fraction, why)
         known = self.entry.strategy._measures
         if not task.split_data:
@@ -200,8 +195,7 @@ class Experiment:
             if name in of_task and name not in (wanted | self._client_arguments):
                 key = self.task.option_key(name)
                 raise SettingsError(
-                    f"method {self.run.method!r} does not know {key}, which is set: it "
-                    "would solve another problem"
+                    f"method {self.run.method!r} does not know {key}, which is set"
                 )
         parts = {"domain": self.domain, "manifold": self.manifold, **of_task}
         if self.run.outer_domain:
@@ -372,8 +366,8 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
         if not all(np.isfinite(array).all() for array in arrays):
             raise ValueError("it is not finite")
     except Exception as error:  # NumPy's or its archive's: it is something else
-        why = "is no .npz of arrays, nor the record of a completed run: "
-        why += " ".join(str(error).split())
+        why = " ".join(str(error).split())
+        why = f"is no .npz of arrays, nor the record of a completed run: {why}"
         raise refused("initial-model", path, why) from None
     return arrays
 
@@ -386,8 +380,9 @@ def check_node(config: Config, on_nodes: bool) -> None:
         _warn("node config: data is not used, as this run brings its own")
     for key in ("partition-id", "num-partitions")[: 1 if on_nodes else 2]:
         if not isinstance(config.get(key), int):
-            why = "must be a whole number, as in partition-id=0 num-partitions=2"
-            why += "; a node with data of its own may have a client-id instead"
+            why = (
+                "must be a whole number; a node with its own data may have a client-id"
+            )
             raise refused(f"node config: {key}", config.get(key), why)
 
 
@@ -395,11 +390,9 @@ _warn = lru_cache(maxsize=1)(partial(log, WARNING))  # once a process
 
 
 def write_predictions(path: str, found: Any) -> None:
-    """Write what a node predicts to the file that its config names.
+    """Write what a node predicts, a line a sample, to the file that its config names.
 
-    A line for each new sample: its id, and what is known of its score, the class or
-    value predicted, its probability and the calibrated one; of several classes a column
-    each has its score and probability.
+    What is not known is empty; scores of several classes have a column each.
     """
     columns: dict[str, Any] = {"id": found.sample_ids}
     for name, values in (

@@ -1,7 +1,4 @@
-"""What there is: methods, tasks and domains by name, and every key of a run config.
-
-And its listings, for people and for pyproject.toml.
-"""
+"""What there is, and its listings: methods, tasks, domains, keys of a run config."""
 
 from __future__ import annotations
 
@@ -66,9 +63,7 @@ class RunSettings:
         maximum=0.99,
     )
     evaluate_gap: bool = setting(
-        True,
-        "whether to evaluate the Frank-Wolfe gap, ‖∇F‖² without a constraint, "
-        "or ‖G(x)‖ on a manifold",
+        True, "whether to evaluate the Frank-Wolfe gap, or ‖∇F‖² or ‖G(x)‖ without one"
     )
     reference: bool = setting(
         False, "solve a convex task centrally first, to show the distance to F*"
@@ -257,10 +252,7 @@ class AppRegistry:
         }
 
     def foreign(self, config: Config, **used: str) -> dict[str, SettingGroup]:
-        """Keys of methods, tasks and so on that a run does not use, and whose they are.
-
-        ``used`` has the run's own name of each kind, such as ``task="lasso"``.
-        """
+        """Keys of what a run does not use, beside its ``used`` name of each kind."""
         others = [g for g in self.groups if used.get(g.kind, g.owner) != g.owner]
         return {key: group for group in others for key in group.fields if key in config}
 
@@ -373,10 +365,7 @@ def _print_group(registry: AppRegistry, group: SettingGroup) -> None:
 
 
 def _unify_root(root: str) -> None:
-    """Let ``fedtrellis.ROOT`` be the package ``ROOT`` that the app was made of.
-
-    So no class of it exists twice in a process where plug-ins use the longer name.
-    """
+    """Let ``fedtrellis.ROOT``, as plug-ins have it, be the package ``ROOT``."""
     if f"fedtrellis.{root}" not in sys.modules:
         setattr(sys.modules["fedtrellis"], root, sys.modules[root])
         for name, module in list(sys.modules.items()):

@@ -65,7 +65,7 @@ def search(options: argparse.Namespace) -> None:
     space, trials = tuning.read_space(Path(options.search).expanduser(), app.config)
     fixed = read_config(options.run_config)
     for key in fixed:
-        tuning.check_key("-c: key", key, app.config)
+        check_choice("-c: key", key, app.config, tuning.NO_KEY)
         if key in space:
             raise SettingsError(f"-c {key} = {fixed[key]!r}: the search is over it")
     for key in ("results-dir", "resume"):  # each trial has its own, and begins anew

@@ -7,7 +7,6 @@ the other. So a search that was interrupted goes on as it would have gone.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import math
 import multiprocessing
@@ -45,6 +44,7 @@ from fedtrellis.tune.grey_relational import ranked
 from fedtrellis.tune.metrics import LATENCIES, METRICS, divergence, measure
 from fedtrellis.wire.local_grid import LocalGrid
 
+NO_KEY = "the app's run config has all that may be set"
 SAMPLERS = ("random", "tpe")
 PRUNERS: dict[str, type[pruners.BasePruner]] = {
     "none": pruners.NopPruner,
@@ -323,7 +323,7 @@ def read_space(
         tables.setdefault(key, {})[name] = value
     space = {}
     for key, table in tables.items():
-        check_key(f"--search {path.name!r}: key", key, config)
+        check_choice(f"--search {path.name!r}: key", key, config, NO_KEY)
         space[key] = _distribution(key, table, config[key])
     if not space:
         raise SettingsError(
@@ -331,14 +331,6 @@ def read_space(
             "[...], or low = ... and high = ..."
         )
     return space, trials
-
-
-def check_key(where: str, key: str, config: Mapping[str, Any]) -> None:
-    """Raise SettingsError, with the closest match, for a key that the app has not."""
-    if key not in config:
-        close = difflib.get_close_matches(key, config, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "its run config has no such"
-        raise SettingsError(f"{where} = {key!r} is not known to the app ({hint})")
 
 
 def _distribution(key: str, table: Mapping[str, Any], default: Any) -> BaseDistribution:

@@ -25,7 +25,7 @@ from fedtrellis.trackers import (
     TensorBoard,
     Tracker,
     WeightsAndBiases,
-    tracker_names,
+    make_trackers,
 )
 from strategies import FedAvgGD
 from tests.harness import grid_of, run_app
@@ -222,14 +222,15 @@ def test_a_missing_library_is_named_before_anything_starts(
     with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[mlflow\]"'):
         MLflow()
     with pytest.raises(SettingsError, match="track = 'wandb' needs wandb"):
-        tracker_names("wandb")
+        make_trackers("wandb", Path())
 
 
 def test_a_run_config_names_trackers(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    assert tracker_names("openmetrics,") == ["openmetrics"]
+    (made,) = make_trackers("openmetrics,", tmp_path)
+    assert type(made) is OpenMetrics
     with pytest.raises(SettingsError, match="track = 'prometheus' is not known"):
-        tracker_names("prometheus")
+        make_trackers("prometheus", tmp_path)
     settings = {"task": "lasso", "rounds": 2, "track": "openmetrics"}
     record = run_app(settings, 2, tmp_path)
     path = record / "metrics.prom"

@@ -155,7 +155,7 @@ def test_a_search_file_gives_distributions_of_the_types_of_the_defaults(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step.values = [1]", r"'step' is not known to the app \(did you mean 'steps'"),
+        ("step.values = [1]", r"'step' is not known \(did you mean 'steps'"),
         ("deep.sise.values = [1]", "'deep.sise' is not known .* 'deep.size'"),
         ("steps = 3", "steps = 3 must be a table"),
         ("steps.values = []", r"steps: values = \[\] must be a list"),
