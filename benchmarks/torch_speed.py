@@ -21,7 +21,7 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD, LocalSGD
-from tasks.data.datasets import load_mnist
+from tasks.data.datasets import load_images
 
 from .engines import bare, comparison, flower
 from .report import Aim, Comparison, Spread, ratios
@@ -298,7 +298,7 @@ def _images(examples: int) -> tuple[Any, NDArray[np.int64], str]:
     count = _CLIENTS * examples
     folder = os.environ.get("FEDTRELLIS_DATA")
     if folder and (Path(folder) / "mnist").is_dir():
-        data = load_mnist(Path(folder) / "mnist")
+        data = load_images("mnist", Path(folder) / "mnist", "--data")
         images = np.asarray(data.features[:count], dtype=np.float32) / np.float32(255)
         labels = np.asarray(data.labels[:count], dtype=np.int64)
         return images.reshape(-1, 1, 28, 28), labels, "MNIST"

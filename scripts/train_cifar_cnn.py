@@ -15,7 +15,6 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,20 @@ from torch.nn import functional
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from tasks.base import data_path
-from tasks.data.datasets import Examples, load_cifar10
-from tasks.networks import SHAPES, ConvolutionalClassifier, load_weights
+from tasks.data.datasets import Examples, load_images
+from tasks.networks import (
+    SHAPES,
+    ConvolutionalClassifier,
+    load_weights,
+    make_classifier,
+)
 
-__all__ = ["augment", "fold", "main", "make_network", "save_weights", "train"]
+__all__ = ["augment", "fold", "main", "save_weights", "train"]
 
 _BATCH = 128
 # Images are cut from themselves with so many black pixels on each side.
 _BORDER = 4
 _LARGEST_RATE = 0.2
-_CHANNELS = (3, 32, 64, 64)
-_KERNELS = (5, 3, 3)
 
 
 def augment(pixels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -61,29 +63,6 @@ def augment(pixels: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.u
         columns[:, None, None, :],
     ]
     return result
-
-
-def make_network() -> nn.Sequential:
-    """Make the network as it is trained, from PyTorch's global random state.
-
-    Three convolutions of stride 2, 5 × 5, 3 × 3 and 3 × 3 with 32, 64 and 64 channels,
-    each with batch normalisation and ReLU, then a dense layer from 64 · 4 · 4 features
-    to 10 scores. :func:`fold` turns the normalisation into weights. An attack asks for
-    millions of outputs: with strides instead of maxima they cost a third.
-
-    Returns
-    -------
-    torch.nn.Sequential
-        Maps float32 (d, 3, 32, 32), pixels in [0, 1], to scores (d, 10).
-    """
-    layers: list[nn.Module] = []
-    for (before, after), size in zip(pairwise(_CHANNELS), _KERNELS, strict=True):
-        layers += [
-            nn.Conv2d(before, after, size, 2, size // 2, bias=False),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-        ]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, 10))
 
 
 def fold(network: nn.Sequential) -> dict[str, NDArray[np.float32]]:
@@ -144,7 +123,7 @@ def train(examples: Examples, epochs: int, seed: int) -> nn.Sequential:
     rng = generator(seed, "training")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = make_network()
+        network = make_classifier(normalised=True)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     count = len(examples.labels)
     optimizer = torch.optim.SGD(
@@ -206,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SettingsError(f"--epochs {given.epochs} must be at least 1")
         # whatever training batches there are
         folder = data_path("--data", given.data, folder=True)
-        examples = load_cifar10(folder, partial=True, key="--data")
+        examples = load_images("cifar10", folder, "--data", partial=True)
     except (SettingsError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -7,17 +7,13 @@ from fedtrellis.settings import check_choice
 
 from .attack import Attack
 from .base import DataFileError, Depending
-from .characters import Characters
-from .classification import Classification, Digits, LowRankNetwork
+from .classification import Characters, Classification, Digits, LowRankNetwork
 from .data.readers import node_path
 from .data.table import NODES, DataSettings
 from .data.task import Task
 from .hybrid import ClientData, HybridLinear, HybridLogistic, HybridSVM, HybridTask
-from .kernel_pca import KernelPCA
-from .logistic_regression import LogisticRegression
-from .matrix_completion import MatrixCompletionTask
-from .quadratic_assignment import QuadraticAssignmentTask
-from .regression import Lasso, LinearRegression
+from .linear import Lasso, LinearRegression, LogisticRegression
+from .matrices import KernelPCA, MatrixCompletionTask, QuadraticAssignmentTask
 
 __all__ = [
     "NODES",
@@ -73,9 +69,8 @@ def make_task(
 ) -> Task:
     """Make a task from its name, a key of :data:`TASKS`, and the run config.
 
-    Its keys start with the name and a dot, those of data that lies on the nodes with
-    ``data.``; ``num_clients`` and ``seed`` are the run's. A SettingsError: an unknown
-    name, or a setting that is not allowed.
+    ``num_clients`` and ``seed`` are the run's. A SettingsError: an unknown name, or a
+    setting that is not allowed.
     """
     kind = TASKS[check_choice("task", name, TASKS)]
     return kind.from_config(config, num_clients, seed)

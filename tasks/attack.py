@@ -18,8 +18,8 @@ from fedtrellis.objectives.demonstrations import (
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, need, setting
 
-from .base import Array, Point, data_path, once, stratified, toy
-from .data.datasets import DATASETS, Examples, load_cifar10
+from .base import Array, data_path, once, stratified, toy
+from .data.datasets import DATASETS, Examples, load_images
 from .data.table import fault, load_arrays
 from .data.task import Dealt, Nonconvex, starts_of
 
@@ -27,7 +27,7 @@ from .data.task import Dealt, Nonconvex, starts_of
 _VICTIM_SEED = 0
 _HIDDEN = 64
 _DIGITS = (8, 8)
-# A file of weights cannot be had from elsewhere.
+# What makes a file of weights of the network for CIFAR-10.
 _COMMAND = "python -m scripts.train_cifar_cnn --data FOLDER --out FILE"
 # What suits a data set: a class, and an ε at which it is within reach.
 _DATASETS = {"digits": (3, 1.0), "cifar10": (4, 2.0), "file": (0, 1.0)}
@@ -84,8 +84,8 @@ class Attack(Nonconvex):
     )
     classifier_path: str = setting(
         "",
-        "the classifier's file: any ONNX model (.onnx), or of CIFAR-10 weights by "
-        "scripts.train_cifar_cnn; empty: that of digits",
+        "the classifier's file: an ONNX model (.onnx), or of CIFAR-10 weights by "
+        "scripts.train_cifar_cnn; empty: of digits",
     )
     classifier: str = setting("mlp", "the classifier of digits", choices=("mlp",))
     scores: str = setting("logits", "what an ONNX model's output is", choices=SCORES)
@@ -104,29 +104,21 @@ class Attack(Nonconvex):
     clip: bool = setting(False, "cut perturbed pixels to [0, 1]")
 
     def check(self) -> None:  # noqa: D102
-        self.check_path()
-        path = self.classifier_path
-        if not path.endswith(".onnx"):
-            if self.scores != "logits":
-                why = f"does not apply to attack.classifier-path = {path!r}"
-                raise self.refused("scores", f"{why}, which is no .onnx")
-            if self.dataset == "cifar10":
-                what = "attack.dataset = 'cifar10' without an ONNX model"
-                need("torch", f"{what} as attack.classifier-path", "torch")
-            elif self.dataset == "file" or path:
-                why = "must name an ONNX model, FILE.onnx, for attack.dataset ="
-                raise self.refused("classifier_path", f"{why} {self.dataset!r}")
-        blank = np.zeros((1, *self.shapes()[0]))
-        classes = self.classifier_under_attack().logits(blank).shape[1]
-        if self.label() >= classes:
-            why = f"must be below {classes}, the classifier's number of classes"
-            raise SettingsError(f"attack.target-label = {self.label()} {why}")
-        for part in ("training", "held-out"):
-            if not len(self.images(held_out=part == "held-out")):
-                raise SettingsError(
-                    f"attack.target-label = {self.label()}: the classifier gets none "
-                    f"of the {part} images of this class right"
-                )
+        path, network = self.classifier_path, self.dataset == "cifar10"
+        onnx = path.endswith(".onnx")
+        if network and not onnx:
+            what = "attack.dataset = 'cifar10' without an ONNX model"
+            need("torch", f"{what} as attack.classifier-path", "torch")
+        _images(self.dataset, self.path, self.partial)
+        if self.scores != "logits" and not onnx:
+            why = f"does not apply to attack.classifier-path = {path!r}"
+            raise self.refused("scores", f"{why}, which is no .onnx")
+        if not (onnx or network) and (path or self.dataset == "file"):
+            why = "must name an ONNX model, FILE.onnx, for attack.dataset ="
+            raise self.refused("classifier_path", f"{why} {self.dataset!r}")
+        if not all(len(self.images(held_out=part)) for part in (False, True)):
+            where = f"attack.target-label = {self.label()} must be a class of which"
+            raise SettingsError(f"{where} the classifier gets images right")
         super().check()
 
     def label(self) -> int:
@@ -141,9 +133,7 @@ class Attack(Nonconvex):
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.dataset == "cifar10":
             return [DATASETS["cifar10"]]
-        if self.dataset == "file":
-            return [_images(self.dataset, self.path, self.partial).features.shape[1:]]
-        return [_DIGITS]
+        return [_images(self.dataset, self.path, self.partial).features.shape[1:]]
 
     def domains(self) -> dict[str, float]:
         """Return the ball that the sphere encloses, and one of as large entries."""
@@ -154,13 +144,6 @@ class Attack(Nonconvex):
     def manifold(self) -> Sphere:
         """Return the sphere of radius ε."""
         return Sphere(self.shapes()[0], self.epsilon())
-
-    def metrics(self, x: Point) -> dict[str, float]:
-        """Return ``{"misclassified": ...}``, of the images held out.
-
-        The share of those that the classifier gets right without δ.
-        """
-        return super().metrics(x)
 
     def _build_objective(self) -> Any:
         # in the images' order and not the clients', which rounding shows
@@ -214,23 +197,20 @@ def _images(dataset: str, value: str = "", partial: bool = False) -> Examples:
         return Examples(images[train], labels[train], images[other], labels[other])
     path = data_path("attack.path", value, folder=dataset == "cifar10")
     if dataset == "cifar10":
-        return load_cifar10(path, partial=partial, key="attack.path")
-    arrays = load_arrays(path, _ARRAYS)
-    if missing := [name for name in _ARRAYS if name not in arrays]:
-        fault(path, f"has no array {missing[0]!r}")
+        return load_images(dataset, path, "attack.path", partial=partial)
+    arrays = load_arrays(path, _ARRAYS, needed=True)
     shape = arrays["images"].shape[1:]
     for prefix in ("", "held_out_"):
         images, labels = arrays[prefix + "images"], arrays[prefix + "labels"]
         if images.ndim < 2 or images.shape[1:] != shape:
             fault(path, f"{prefix}images has shape {images.shape}")
         if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-            found = f"{prefix}labels has shape {labels.shape} and dtype {labels.dtype}"
-            fault(path, f"{found}, expected {images.shape[:1]} and whole numbers")
-        if images.dtype == np.uint8:
-            continue
-        if images.dtype.kind != "f" or not np.isfinite(images).all():
-            fault(path, f"{prefix}images is not made of finite numbers")
-        arrays[prefix + "images"] = images.astype(np.float64)
+            found = f"{prefix}labels has shape {labels.shape}"
+            fault(path, f"{found}; it must be {len(images)} whole numbers")
+        if images.dtype != np.uint8:
+            if images.dtype.kind != "f" or not np.isfinite(images).all():
+                fault(path, f"{prefix}images is not made of finite numbers")
+            arrays[prefix + "images"] = images.astype(np.float64)
     return Examples(*(arrays[name] for name in _ARRAYS))
 
 
@@ -247,13 +227,10 @@ def _classifier(dataset: str, value: str, scores: str, shape: tuple[int, ...]) -
             raise SettingsError(f"{key} = {value!r}: {error}") from None
     if dataset == "digits":
         return _digits_classifier()
-    if not value:
-        what = f"a file of weights, which {_COMMAND} makes"
-        raise SettingsError(f"{key} is empty; for 'cifar10' it must name {what}")
     try:
         path = data_path(key, value)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; {_COMMAND} makes one") from None
+    except (SettingsError, FileNotFoundError) as error:
+        raise type(error)(f"{error}; {_COMMAND} makes one") from None
     # seconds that nodes without networks need not spend
     from .networks import ConvolutionalClassifier, load_weights
 

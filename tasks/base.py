@@ -22,32 +22,30 @@ R = TypeVar("R")
 
 
 def once(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Keep what a function, or a task's method, has returned to the last callers.
+    """Keep what a function has returned to the last so many different arguments.
 
-    Of so many different arguments, a task among them: of two that are set alike the
-    second finds what was made for the first, once per process.
+    A task is one: of two that are set alike the second finds what the first had made.
     """
     return cast(Callable[[Callable[P, R]], Callable[P, R]], lru_cache(maxsize=places))
 
 
 def once_per_file(places: int) -> Callable[[Callable[[Any, Path], R]], Any]:
-    """Keep as :func:`once` what a task's method made of a file, while that stays."""
+    """Keep as :func:`once` what was made of a file, while that stays as it is."""
 
     def keep(method: Callable[[Any, Path], R]) -> Any:
+        @once(places)
         def made(task: Any, path: Path, stamp: tuple[int, ...]) -> R:
             return method(task, path)
 
-        kept = once(places)(made)
-        return wraps(method)(lambda task, path: kept(task, path, file_stamp(path)))
+        def kept(task: Any, path: Path) -> R:
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            stats = [file.stat() for file in files]
+            stamp = (n for stat in stats for n in (stat.st_mtime_ns, stat.st_size))
+            return made(task, path, tuple(stamp))
+
+        return wraps(method)(kept)
 
     return keep
-
-
-def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return what shows that a file is the one that was read before."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [file.stat() for file in files]
-    return tuple(n for stat in stats for n in (stat.st_mtime_ns, stat.st_size))
 
 
 class DataFileError(SettingsError):
@@ -70,6 +68,7 @@ class Depending:
         return self.text
 
 
+@once(16_384)
 def in_dtype(objective: Objective, dtype: str) -> Objective:
     """Return f_i as a client of a run computes it; halves are computed in float32."""
     return objective if dtype == "float64" else objective.of_dtype(np.float32)
@@ -117,11 +116,14 @@ def check_torch(task: str, what: str, device: str) -> None:
 def data_path(key: str, value: str, *, folder: bool = False) -> Path:
     """Return the file or folder that a setting names; ``~`` is the user's home.
 
-    A FileNotFoundError, which names the setting, where there is none.
+    A SettingsError if the setting is empty; a FileNotFoundError, which names it too,
+    where there is none.
     """
+    kind = "folder" if folder else "file"
+    if not value:
+        raise SettingsError(f"{key} is empty; it must name the data's {kind}")
     path = Path(value).expanduser()
     if not (path.is_dir() if folder else path.is_file()):
-        kind = "folder" if folder else "file"
         raise FileNotFoundError(
             f"{key} = {value!r}: there is no {kind} {path.resolve()}"
         )

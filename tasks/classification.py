@@ -1,12 +1,18 @@
-"""Classification of images and of synthetic data, by linear models and networks."""
+"""Classification of images, rows and next characters, linear and by networks."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Product
 from fedtrellis.objectives import MultinomialLogistic
@@ -21,14 +27,12 @@ from .data.datasets import (
     EMNIST_CLASSES,
     Examples,
     limited,
-    load_cifar10,
-    load_emnist,
-    load_mnist,
+    load_images,
     rows_of,
     split_digits,
 )
 from .data.table import NODES, dense
-from .data.task import Dealt, Nonconvex, PartitionedTask
+from .data.task import Dealt, Nonconvex, PartitionedTask, arrange
 
 # models of images
 _CNNS = ("cnn", "small-cnn")
@@ -39,33 +43,42 @@ _OF_IMAGES = tuple(name for name in DATASETS if name not in BUILT_IN)
 _SIZE_CAP = 1000
 _TRAIN_SHARE = 0.75
 
+#: The symbols that a text is made of; a symbol's number is its place here.
+ALPHABET = " abcdefghijklmnopqrstuvwxyz,."
+#: The source that no client holds.
+LETTERS = "letters"
+# of its text, on which the network is trained before the clients have it
+_LETTERS = 2000
 
-def device_setting(whose: str) -> str:
-    """Return the setting of where a task's networks are computed."""
-    text = f"where {whose} are computed: 'cpu', 'cuda', 'cuda:1'; auto: a GPU where "
-    return setting("auto", text + "there is one")  # type: ignore[no-any-return]
+# Sentences of each source, and the words that one is drawn of where braces are. It is
+# beside this module, whichever of its two names the package is imported under.
+_TEXT = resources.files(__package__).joinpath("data/characters.json").read_text()
+_SENTENCES, _WORDS = json.loads(_TEXT).values()
+_CHOICES = {slot: words.split() for slot, words in _WORDS.items()}
+#: The sources that clients hold, in the order of their labels.
+SOURCES = tuple(source for source in _SENTENCES if source != LETTERS)
 
 
 @dataclass(frozen=True)
 class NetworkTask(PartitionedTask):
     """A task whose model is a network in PyTorch, with the mean cross-entropy as F.
 
-    It makes the network, with the same weights whenever it is asked, and has a field
-    ``device``.
+    It makes the network with the same weights whenever it is asked.
     """
 
-    def _make_model(self) -> Any:
-        raise self._missing("_make_model", "a torch.nn.Module")
+    device: str = setting(
+        "auto",
+        "where networks are computed: 'cpu', 'cuda', 'cuda:1'; auto: a GPU if any",
+    )
 
-    def _pretrain(self, model: Any) -> None:
-        """Train a new model, in place, before the clients have it; here nothing."""
+    @abstractmethod
+    def _make_model(self, *, trained: bool = False) -> Any:
+        """Make a torch.nn.Module; ``trained`` before the clients have it, if at all."""
 
     @once(8)
     def _parameters(self, *, trained: bool) -> list[Array]:
         """Return the weights at the start, made once per process."""
-        model = self._make_model()
-        if trained:
-            self._pretrain(model)
+        model = self._make_model(trained=trained)
         return [p.detach().numpy().astype(np.float64) for p in model.parameters()]
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
@@ -80,7 +93,7 @@ class NetworkTask(PartitionedTask):
     ) -> Any:
         from .networks import network_loss
 
-        more = {"weight": weight, "device": getattr(self, "device", "auto")}
+        more = {"weight": weight, "device": self.device}
         pair = features, targets
         return network_loss(self._make_model, pair, values_only=values_only, **more)
 
@@ -90,10 +103,7 @@ class NetworkTask(PartitionedTask):
 
 @dataclass(frozen=True)
 class ImageTask(PartitionedTask):
-    """A task on a set of images, or on rows of nodes' own, with a setting ``dataset``.
-
-    The model takes the features as :meth:`_take` makes them.
-    """
+    """A task on a set of images, or on rows of nodes' own; it has ``dataset``."""
 
     path: str = setting(
         "", "the folder of the data set's files", only={"dataset": _OF_IMAGES}
@@ -106,46 +116,45 @@ class ImageTask(PartitionedTask):
     )
     validation_fraction: float = setting(
         0.0,
-        "share of the training examples that takes the place of the test data, "
-        "to choose settings on; 0: none",
+        "share of the training examples to test on instead, to choose settings",
         minimum=0.0,
         maximum=0.9,
     )
 
-    def _take(self, features: Any) -> Any:
-        raise self._missing("_take", "the features as the model takes them")
+    split = ""
+    partial = False
 
     def _shape(self) -> tuple[int, ...]:
         """Return the shape of an example, as the model takes it."""
         if self.on_nodes:
             return (self.nodes.num_features(),)
-        return DATASETS[self._dataset]
+        return DATASETS[self.dataset]
 
     def _classes(self) -> int:
-        return len(self.nodes.class_labels()) if self.on_nodes else 10
+        if self.on_nodes:
+            return len(self.nodes.class_labels())
+        return EMNIST_CLASSES[self.split] if self.dataset == "emnist" else 10
 
-    def _node_inputs(self, features: Any) -> Any:
-        return self._take(dense(features))
+    def _prepared(self, features: Any) -> Any:
+        return rows_of(dense(features))
 
     def _read(self) -> Examples:
-        """Read the set of images, all of it."""
-        dataset = self._dataset
-        if dataset == "digits":
+        """Read the data set, all of it."""
+        if self.dataset == "digits":
             return split_digits(self.seed)
         key = f"{self.name}.path"
-        folder = data_path(key, self.path, folder=True)
-        given: dict[str, Any] = {"key": key, "partial": getattr(self, "partial", False)}
-        if dataset == "mnist":
-            return load_mnist(folder, key)
-        if dataset == "cifar10":
-            return load_cifar10(folder, **given)
-        split: str = getattr(self, "split", "")
-        return load_emnist(folder, split, seed=self.seed, **given)
+        return load_images(
+            self.dataset,
+            data_path(key, self.path, folder=True),
+            key,
+            split=self.split,
+            partial=self.partial,
+            seed=self.seed,
+        )
 
     def _load(self) -> Dealt:
         limits = self.train_limit, self.test_limit, self.validation_fraction
-        examples = limited(self._read(), *limits, self.seed)
-        return self.deal_examples(examples, self._take)
+        return self.deal_examples(limited(self._read(), *limits, self.seed))
 
 
 @dataclass(frozen=True)
@@ -171,11 +180,7 @@ class Digits(PartitionedTask):
         return [(65, 10)]
 
     def domains(self) -> dict[str, float]:
-        """Return balls that fifty rounds of FedFW make use of.
-
-        The accuracy of the minimiser grows with the radius, and so does the number of
-        rounds that Frank-Wolfe needs to come near it.
-        """
+        """Return balls that fifty rounds of FedFW make use of."""
         return {
             "l1-ball": 30.0,
             "l2-ball": 10.0,
@@ -228,7 +233,6 @@ class Classification(ImageTask, NetworkTask):
         "how examples are dealt to clients; 'natural' with synthetic data only",
         choices=("iid", "natural", "labels", "dirichlet"),
     )
-    device: str = device_setting("PyTorch's models")
     partial: bool = setting(
         False, "go on where some training files of CIFAR-10 or EMNIST are missing"
     )
@@ -240,10 +244,10 @@ class Classification(ImageTask, NetworkTask):
 
     def check_settings(self) -> None:  # noqa: D102
         if self.model != "mclr":
-            check_torch(
-                self.name, f"classification.model = {self.model!r}", self.device
-            )
+            what = f"classification.model = {self.model!r}"
+            check_torch(self.name, what, self.device)
         if self.on_nodes:
+            self._shape()
             return
         if self.dataset in BUILT_IN and self.model in _CNNS:
             why = "which has no images of 16 x 16 pixels or more; allowed: dnn, mclr"
@@ -252,10 +256,6 @@ class Classification(ImageTask, NetworkTask):
         if self.partition == "natural" and self.dataset != "synthetic":
             why = f"is for synthetic data, not for {self.dataset!r}"
             raise self.refused("partition", f"{why}; allowed: dirichlet, iid, labels")
-
-    def check_nodes(self) -> None:  # noqa: D102
-        super().check_nodes()
-        self._shape()
 
     def domains(self) -> dict[str, float]:
         """Return the paper's balls of radius 10, and for mclr those of matrices."""
@@ -269,48 +269,36 @@ class Classification(ImageTask, NetworkTask):
             return super()._parameters(trained=trained)
         return [np.zeros((math.prod(self._shape()) + 1, self._classes()))]
 
-    def _make_model(self) -> Any:
+    def _make_model(self, *, trained: bool = False) -> Any:
         from .networks import make_model
 
         seed = derived_seed(self.seed, "initial model")
         return make_model(self.model, self._shape(), self._classes(), seed)
 
     def _shape(self) -> tuple[int, ...]:
-        if not self.on_nodes:
+        if not (self.on_nodes and self.model in _CNNS):
             return super()._shape()
         features = self.nodes.num_features()
-        if self.model not in _CNNS:
-            return (features,)
         images = {math.prod(DATASETS[name]): DATASETS[name] for name in _OF_IMAGES}
-        if len(images.get(features, ())) != 3:
+        if features not in images:
             why = "images of 1 x 28 x 28 or 3 x 32 x 32 pixels, 784 or 3072 features"
             given = f"with data.features = {features}"
             raise self.refused("model", f"{given}: {why}, are needed")
         return images[features]
 
-    def _classes(self) -> int:
-        letters = self.dataset == "emnist"
-        return EMNIST_CLASSES[self.split] if letters else super()._classes()
-
-    def _load(self) -> Dealt:
+    def _read(self) -> Examples:
         if self.dataset != "synthetic":
-            return super()._load()
+            return super()._read()
+        iid, n = self.partition != "natural", self.num_clients
         # the limit is on all clients' examples, and their sizes shrink alike
-        iid, natural = self.partition != "natural", None
-        examples = synthetic(self.num_clients, self.train_limit, self.seed, iid=iid)
-        others = self.test_limit, self.validation_fraction, self.seed
-        examples = limited(examples, 0, *others)
-        if not iid:
-            clients = range(self.num_clients)
-            natural = [np.flatnonzero(examples.owners == i) for i in clients]
-        return self.deal_examples(examples, self._take, natural)
+        return synthetic(n, self.train_limit, self.seed, iid=iid)
 
-    def _take(self, features: Any) -> Any:
+    def _prepared(self, features: Any) -> Any:
         """Return rows of float64 for mclr, else float32 of the examples' shape."""
         if self.model == "mclr":
-            return rows_of(features)
+            return super()._prepared(features)
         scale = np.float32(255.0 if features.dtype == np.uint8 else 1.0)
-        inputs = np.asarray(features / scale, dtype=np.float32)
+        inputs = np.asarray(dense(features) / scale, dtype=np.float32)
         return inputs.reshape(-1, *self._shape())
 
     def _loss(
@@ -364,38 +352,27 @@ class LowRankNetwork(Nonconvex, ImageTask):
     l2: float = setting(0.0, "the factor of ‖x‖²/2 in F", minimum=0.0)
 
     def check_settings(self) -> None:  # noqa: D102
-        largest = min(self._inputs(), self.hidden)
+        inputs = math.prod(self._shape())
+        largest = min(inputs, self.hidden)
         if not self.full_rank and self.rank > largest:
-            size = f"{self._inputs()} x {self.hidden}"
-            why = f"is too high: the hidden matrix is {size}, so at most {largest}"
-            raise self.refused("rank", why)
-
-    def _inputs(self) -> int:
-        return math.prod(self._shape())
+            why = f"is too high: the hidden matrix is {inputs} x {self.hidden}, so at"
+            raise self.refused("rank", f"{why} most {largest}")
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
-        rank = self.rank if self.factored and not self.full_rank else None
-        return LowRankPerceptron.layer_shapes(
-            self._inputs(), self._classes(), self.hidden, rank
-        )
+        return self._template().shapes
 
     def manifold(self) -> Product:
-        """Return orthonormal U and V, or W of rank R; the rest of the model is free.
-
-        With ``full-rank`` all of it is.
-        """
+        """Return orthonormal U and V, or W of rank R; the rest of the model is free."""
         return self._template().manifold()
 
     def initial_point(self) -> list[Array]:
         """Return seeded weights and zero biases, on the manifold."""
         return self._template().initial_point(generator(self.seed, "initial model"))
 
+    @once(8)
     def _template(self) -> LowRankPerceptron:
         """Return the network on an example made up, so that no data is loaded."""
-        return self._loss(np.zeros((1, self._inputs())), [0], 1.0)
-
-    def _take(self, features: Any) -> Any:
-        return rows_of(features)
+        return self._loss(np.zeros((1, math.prod(self._shape()))), [0], 1.0)
 
     def _loss(self, features: Any, targets: Any, weight: float) -> LowRankPerceptron:
         # The penalty counts once whatever the weight of a client's examples.
@@ -429,8 +406,7 @@ def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
     """
     if 0 < limit < clients:
         raise SettingsError(
-            f"classification.train-limit = {limit} is too low: "
-            f"each of {clients} clients needs at least one example"
+            f"classification.train-limit = {limit} is too low for {clients} clients"
         )
     inputs, classes = DATASETS["synthetic"][0], 10
     rng = generator(seed, "synthetic")
@@ -461,3 +437,109 @@ def synthetic(clients: int, limit: int, seed: int, *, iid: bool) -> Examples:
         parts.append((x[:last], y[:last], x[first:], y[first:], np.full(last, i)))
     x, y, test_x, test_y, owners = map(np.concatenate, zip(*parts, strict=True))
     return Examples(x, y, test_x, test_y, owners)
+
+
+def passages(
+    source: str, count: int, length: int, seed: int, part: str
+) -> NDArray[np.int64]:
+    """Return passages of a source's text, one behind the other, none overlapping.
+
+    ``length`` counts the symbols of each; texts of two parts, such as training and
+    test, are drawn independently. Of shape (count, length), numbers of symbols.
+    """
+    rng = generator(seed, "text", source, part)
+
+    def one_of(words: Sequence[str]) -> str:
+        return words[int(rng.integers(len(words)))]
+
+    text = ""
+    while len(text) < count * length:
+        sentence = one_of(_SENTENCES[source])
+        text += re.sub(r"\{(\w+)\}", lambda slot: one_of(_CHOICES[slot[1]]), sentence)
+    numbers = [ALPHABET.index(symbol) for symbol in text[: count * length]]
+    return np.array(numbers, dtype=np.int64).reshape(count, length)
+
+
+@dataclass(frozen=True)
+class Characters(Nonconvex, NetworkTask):
+    """F = the mean cross-entropy of the next character over all training passages.
+
+    f_i is n·d_i/d times the mean over the client's d_i passages, so that
+    F = (1/n) Σ f_i. A passage has ``context`` characters and what follows each.
+
+    The text is made of templates and word lists by the run's seed: recipes, weather
+    reports, a station's announcements and games of chess. These four sources are the
+    labels that ``partition`` deals by. Letters, a fifth source, are held by no client:
+    with ``pretrained-steps`` the network is first trained on them, in one place, and
+    the run starts there.
+
+    The model is a transformer in PyTorch with 4 heads a block, causal attention and
+    layer norms in front (:class:`~.networks.CharacterTransformer`), in
+    float32.
+    """
+
+    name = "characters"
+    summary = "generated text by characters, a small transformer"
+
+    partition: str = setting(
+        "iid",
+        "how passages are dealt to clients; 'labels': by the sources of the text",
+        choices=("iid", "labels", "dirichlet"),
+    )
+    labels_per_client: int = setting(
+        1, "sources, of four, that a client holds, with partition = 'labels'", minimum=1
+    )
+    train_passages: int = setting(
+        2000, "training passages of all clients, as many of each source", minimum=1
+    )
+    test_passages: int = setting(400, "test passages", minimum=4)
+    context: int = setting(32, "characters of a passage", minimum=2)
+    width: int = setting(32, "of the transformer, a multiple of 4", minimum=4)
+    blocks: int = setting(2, "of the transformer", minimum=1)
+    pretrained_steps: int = setting(
+        0,
+        "steps of Adam on the letters, which no client holds, before the run; 0: the "
+        "run starts from random weights",
+        minimum=0,
+    )
+
+    def check_settings(self) -> None:  # noqa: D102
+        check_torch(self.name, "task = 'characters'", self.device)
+        from .networks import HEADS
+
+        if self.width % HEADS:
+            why = f"must be a multiple of {HEADS}, the number of attention heads"
+            raise self.refused("width", why)
+
+    def _make_model(self, *, trained: bool = False) -> Any:
+        from .networks import CharacterTransformer, seeded, train
+
+        sizes = len(ALPHABET), self.context, self.width, self.blocks
+        with seeded(derived_seed(self.seed, "initial model")):
+            model = CharacterTransformer(*sizes)
+        if trained and self.pretrained_steps:
+            # in about 10 ms a step
+            text = passages(LETTERS, _LETTERS, self.context + 1, self.seed, "training")
+            seed = derived_seed(self.seed, "letters")
+            train(model, text, self.pretrained_steps, seed)
+        return model
+
+    def _load(self) -> Dealt:
+        train, test = map(_labels, (self.train_passages, self.test_passages))
+        text, others = self._text(train, "training"), self._text(test, "test")
+        # what is to be learnt is the text itself, and not its source
+        split = text[:, :-1], text[:, 1:], self.deal(train)
+        return arrange(*split, others[:, :-1], others[:, 1:])
+
+    def _text(self, labels: Any, part: str) -> Any:
+        """Return passages of the sources that the labels name."""
+        length, texts = self.context + 1, []
+        for label, source in enumerate(SOURCES):
+            count = int(np.sum(labels == label))
+            texts.append(passages(source, count, length, self.seed, part))
+        return np.concatenate(texts)
+
+
+def _labels(count: int) -> Any:
+    """The sources of ``count`` passages: 0, …, 3, as many of each as can be."""
+    return np.sort(np.arange(count) % len(SOURCES))

@@ -48,10 +48,9 @@ def network_loss(
 ) -> Objective:
     """Return the cross-entropy of a network on some data, inputs and targets.
 
-    ``make_model`` makes the network, with the same weights whenever it is called.
-    ``values_only``: nobody asks for gradients, so that a network of ``FORWARD_FROM``
-    parameters or more takes the memory of inference. ``more`` is as of
-    :class:`~fedtrellis.objectives.torch_objective.TorchObjective`.
+    ``make_model`` makes it with the same weights whenever it is called. Where nobody
+    asks for gradients, ``values_only``, a network of ``FORWARD_FROM`` parameters or
+    more takes the memory of inference. ``more`` is as of TorchObjective.
     """
     model = make_model()
     loss = nn.CrossEntropyLoss()
@@ -62,7 +61,7 @@ def network_loss(
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Make models with the same weights in every process, with and without a GPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -75,17 +74,14 @@ def _seeded(seed: int) -> Iterator[None]:
 def make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Make a model with the same initial weights in every process.
 
-    Its name is one of ``dnn``: one hidden layer of 20 for 60 features, two of 100 for
-    images; ``cnn``: 5 × 5 convolutions with 32 and 64 channels, each with a 2 × 2
-    maximum, and a hidden layer of 128; without padding 28 × 28 pixels come down to
-    64 · 4 · 4 = 1024 features; ``small-cnn``: 5 × 5 convolutions with 8 and 16
-    channels, each by steps of 2 pixels, and no hidden layer, for a pass in a fiftieth
-    of the time. ReLU throughout. The sizes of the first two are those of the
-    experiments of FedFW, arXiv 2408.10090.
+    ``dnn``: one hidden layer of 20 for rows, two of 100 for images; ``cnn``: 5 × 5
+    convolutions with 32 and 64 channels, each with a 2 × 2 maximum, and a hidden layer
+    of 128; ``small-cnn``: 5 × 5 convolutions with 8 and 16 channels, each by steps of 2
+    pixels, and no hidden layer, for a pass in a fiftieth of the time. ReLU throughout,
+    no padding. The first two are as in the experiments of FedFW, arXiv 2408.10090.
 
     It maps float32 (d, ``*shape``) to scores (d, ``classes``); the shape is
-    (features,) or (channels, height, width). The seed is for PyTorch's default
-    initialisation, whose global state is left as it was.
+    (features,) or (channels, height, width).
     """
     widths, hidden, step = {
         "dnn": ((), (20,) if len(shape) == 1 else (100, 100), 1),
@@ -94,22 +90,16 @@ def make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn
     }[name]
     layers: list[nn.Module] = []
     channels, *sides = shape
-    with _seeded(seed):
+    with seeded(seed):
         for width in widths:
             layers += [nn.Conv2d(channels, width, 5, stride=step), nn.ReLU()]
             layers += [nn.MaxPool2d(2)] if step == 1 else []
             # 4 pixels off, and the largest of two or every other of the rest
             channels, sides = width, [(side - 5 + step) // 2 for side in sides]
-        layers += [nn.Flatten(), *_dense(channels * prod(sides), *hidden, classes)]
-    return nn.Sequential(*layers)
-
-
-def _dense(*widths: int) -> list[nn.Module]:
-    """Return layers of these widths, with ReLU between them."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return layers[:-1]
+        layers.append(nn.Flatten())
+        for before, after in pairwise([channels * prod(sides), *hidden, classes]):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 # -- a transformer on characters
@@ -127,9 +117,12 @@ class _Block(nn.Module):
         self.before_attention = nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
         self.joined = nn.Linear(width, width, bias=False)
-        self.before_perceptron = nn.LayerNorm(width)
-        self.wider = nn.Linear(width, 4 * width)
-        self.narrower = nn.Linear(4 * width, width)
+        self.perceptron = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         count, length, width = x.shape
@@ -143,9 +136,7 @@ class _Block(nn.Module):
         weights = scores.masked_fill(later, float("-inf")).softmax(dim=-1)
         attended = (weights @ v).transpose(1, 2).reshape(count, length, width)
         x = x + self.joined(attended)
-        wider = functional.gelu(self.wider(self.before_perceptron(x)))
-        perceptron: Tensor = self.narrower(wider)
-        return x + perceptron
+        return x + self.perceptron(x)  # type: ignore[no-any-return]
 
 
 class CharacterTransformer(nn.Module):
@@ -153,7 +144,8 @@ class CharacterTransformer(nn.Module):
 
     Of an alphabet of ``symbols``, in a passage of at most ``context``; ``blocks`` of
     attention and perceptron, each behind a layer norm; ``width`` is a multiple of
-    :data:`HEADS`.
+    :data:`HEADS`. Embeddings start normal of standard deviation 0.02, the rest as is
+    PyTorch's default.
     """
 
     def __init__(self, symbols: int, context: int, width: int, blocks: int) -> None:
@@ -175,22 +167,10 @@ class CharacterTransformer(nn.Module):
         return scores.transpose(1, 2)
 
 
-def make_transformer(
-    symbols: int, context: int, width: int, blocks: int, seed: int
-) -> CharacterTransformer:
-    """Make a :class:`CharacterTransformer` with the same weights in every process.
-
-    Embeddings are normal of standard deviation 0.02, the rest is PyTorch's default.
-    """
-    with _seeded(seed):
-        return CharacterTransformer(symbols, context, width, blocks)
-
-
 def train(model: nn.Module, text: NDArray[np.int64], steps: int, seed: int) -> None:
-    """Train a transformer in place, by Adam on mini-batches of passages, on the CPU.
+    """Train a transformer in place, by Adam on mini-batches drawn by the seed.
 
-    Of ``text`` of shape (d, length + 1) each symbol but the first is what should follow
-    those before; the mini-batches are drawn by the seed.
+    In ``text``, (d, length + 1), each symbol should follow those before it.
     """
     data = torch.as_tensor(text)
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
@@ -224,16 +204,27 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 
 
-def load_weights(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Read the weights of a network from an ``.npz`` file of plain arrays.
+def make_classifier(*, normalised: bool = False) -> nn.Sequential:
+    """Make the network, from PyTorch's global random state.
 
-    A DataFileError says what is missing, of another shape or dtype, or not finite.
+    Three convolutions of stride 2, 5 × 5, 3 × 3 and 3 × 3, each with ReLU, and a dense
+    layer; ``normalised``, as it is trained, with batch normalisation behind each
+    convolution. An attack asks for millions of outputs: with strides instead of maxima
+    they cost a third. It maps (d, 3, 32, 32), pixels in [0, 1], to scores (d, 10).
     """
-    weights = load_arrays(path, SHAPES)
+    layers: list[nn.Module] = []
+    for before, after, size in ((3, 32, 5), (32, 64, 3), (64, 64, 3)):
+        plain = not normalised
+        layers.append(nn.Conv2d(before, after, size, 2, size // 2, bias=plain))
+        layers += [nn.ReLU()] if plain else [nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, _CLASSES))
+
+
+def load_weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Read the weights of the network from an ``.npz`` file of plain arrays."""
+    weights = load_arrays(path, SHAPES, needed=True)
     for name, shape in SHAPES.items():
-        array = weights.get(name)
-        if array is None:
-            fault(path, f"has no array {name!r}")
+        array = weights[name]
         if array.shape != shape or array.dtype != np.float32:
             found = f"has shape {array.shape} and dtype {array.dtype}"
             fault(path, f"array {name!r} {found}; they must be {shape} and float32")
@@ -243,37 +234,28 @@ def load_weights(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 class ConvolutionalClassifier:
-    """The network of ``scripts/train_cifar_cnn.py`` in inference.
-
-    Three convolutions of stride 2, each with ReLU, and a dense layer.
-
-    ``weights`` are of :data:`SHAPES`; scores are computed in ``dtype``.
-    """
+    """The network with ``weights`` of :data:`SHAPES`; it computes in ``dtype``."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype = torch.float32) -> None:
+        with seeded(0):
+            self._network = make_classifier().to(dtype)
+        # channels innermost make convolutions 3 times as fast
+        self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parts = zip(self._network.parameters(), SHAPES, strict=True)
+        with torch.no_grad():
+            for parameter, name in parts:
+                parameter.copy_(torch.tensor(weights[name])).requires_grad_(False)
         self._dtype = dtype
-        tensors = {name: torch.tensor(weights[name], dtype=dtype) for name in SHAPES}
-        self._convolutions = [
-            (_channels_last(tensors[f"conv{i}.weight"]), tensors[f"conv{i}.bias"])
-            for i in (1, 2, 3)
-        ]
-        self._dense = tensors["dense.weight"], tensors["dense.bias"]
 
     def _parts(self, images: Array) -> Sequence[Tensor]:
         # a copy, as images may be read-only
         parts = torch.split(torch.tensor(images, dtype=self._dtype), _SLICE)
-        return [_channels_last(part) for part in parts]
-
-    def _scores(self, x: Tensor) -> Tensor:
-        for weight, bias in self._convolutions:
-            half = weight.shape[-1] // 2
-            x = functional.relu(functional.conv2d(x, weight, bias, 2, half))
-        return functional.linear(x.flatten(1), *self._dense)
+        return [part.contiguous(memory_format=torch.channels_last) for part in parts]
 
     def logits(self, images: Array) -> Array:
         """Return scores of shape (n, 10) for images of shape (n, 3, 32, 32)."""
         with torch.inference_mode():
-            scores = [self._scores(part) for part in self._parts(images)]
+            scores = [self._network(part) for part in self._parts(images)]
         return torch.cat(scores).double().numpy()
 
     def pullback(self, images: Array, cotangents: Array) -> Array:
@@ -283,10 +265,5 @@ class ConvolutionalClassifier:
         for x, part in zip(self._parts(images), outer, strict=True):
             with torch.enable_grad():
                 x.requires_grad_()
-                slopes += torch.autograd.grad(self._scores(x), x, part)
+                slopes += torch.autograd.grad(self._network(x), x, part)
         return torch.cat(slopes).double().numpy()
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """Lay the channels out innermost, which makes convolutions 3 times as fast."""
-    return x.contiguous(memory_format=torch.channels_last)

@@ -158,7 +158,7 @@ class App:
                 check_choice("stop-metric", settings.stop_metric, known)
             record = _record_of(experiment)
             record.reference, record.warnings = reference, warnings
-            examples = task.node_examples if task.on_nodes else None
+            examples = task.nodes.examples if task.on_nodes else None
             called = [
                 CheckNodes(experiment.options["min_nodes"], examples),
                 record,

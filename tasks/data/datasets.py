@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,8 @@ from ..base import derived_seed, held_out, stratified, toy
 from .table import fault, read_at_most
 
 Bytes = NDArray[np.uint8]
+#: Pixels of shape (d, channels, height, width), and labels of shape (d,).
+Images = tuple[Bytes, Bytes]
 
 #: Data sets by name, with the shape of an example.
 DATASETS: dict[str, tuple[int, ...]] = {
@@ -40,8 +41,8 @@ BUILT_IN = ("synthetic", "digits")
 #: EMNIST's splits and their numbers of classes (Cohen et al., arXiv 1702.05373).
 EMNIST_CLASSES = {"mnist": 10, "digits": 10, "balanced": 47, "byclass": 62}
 
-# The setting that messages name unless another is given.
-_KEY = "classification.path"
+# How the names of idx files of images and of labels end.
+_PAIR = ("images-idx3-ubyte", "labels-idx1-ubyte")
 # No idx file of MNIST or EMNIST is larger (byclass has 697 932 training images).
 _LIMIT = 2**30
 # A record of CIFAR-10 is a label and an image; a batch has 10 000, and nothing larger
@@ -50,18 +51,10 @@ _CIFAR_RECORD = 1 + math.prod(DATASETS["cifar10"])
 _CIFAR_BATCH = 10_000
 
 
-class Images(NamedTuple):
-    """Images of shape (d, channels, height, width) and their labels, of shape (d,)."""
-
-    pixels: Bytes
-    labels: Bytes
-
-
 class Examples(NamedTuple):
     """Training and test examples, labels counted from 0.
 
-    ``owners`` are the clients that hold the training examples by nature, None where
-    none do.
+    ``owners`` are the clients that hold the training examples by nature.
     """
 
     features: NDArray[Any]
@@ -70,40 +63,30 @@ class Examples(NamedTuple):
     test_labels: NDArray[Any]
     owners: NDArray[np.intp] | None = None
 
-    def train(self, rows: Any) -> Examples:
-        """Return these with some of the training examples."""
-        return self._replace(
-            features=self.features[rows],
-            labels=self.labels[rows],
-            owners=None if self.owners is None else self.owners[rows],
-        )
-
 
 def limited(
     examples: Examples, train: int, test: int, validation: float, seed: int
 ) -> Examples:
-    """Draw some of the examples by the seed.
+    """Draw at most ``train`` and ``test`` of the examples by the seed, 0 for all.
 
-    At most ``train`` and ``test`` of them, 0 for all; then the share ``validation`` of
-    the training examples replaces the test examples; 0: they stay.
+    Then the share ``validation`` of the training examples replaces the test examples.
     """
-    examples = examples.train(_drawn(len(examples.labels), train, seed, "train"))
-    chosen = _drawn(len(examples.test_labels), test, seed, "test")
+
+    def drawn(count: int, limit: int, part: str) -> Any:
+        if not 0 < limit < count:
+            return np.arange(count)
+        return np.sort(generator(seed, "limit", part).permutation(count)[:limit])
+
+    x, y, owners = examples.features, examples.labels, examples.owners
+    rows = drawn(len(y), train, "train")
+    chosen = drawn(len(examples.test_labels), test, "test")
     tests = examples.test_features[chosen], examples.test_labels[chosen]
     if validation:
-        count = len(examples.labels)
-        order = generator(seed, "validation").permutation(count)
-        held, kept = map(np.sort, np.split(order, [held_out(count, validation)]))
-        tests = examples.features[held], examples.labels[held]
-        examples = examples.train(kept)
-    return examples._replace(test_features=tests[0], test_labels=tests[1])
-
-
-def _drawn(count: int, limit: int, seed: int, part: str) -> Any:
-    """Return which examples are kept: a slice for all, else drawn indices."""
-    if not 0 < limit < count:
-        return slice(None)
-    return np.sort(generator(seed, "limit", part).permutation(count)[:limit])
+        count = held_out(len(rows), validation)
+        order = generator(seed, "validation").permutation(len(rows))
+        held, kept = (rows[np.sort(part)] for part in np.split(order, [count]))
+        tests, rows = (x[held], y[held]), kept
+    return Examples(x[rows], y[rows], *tests, None if owners is None else owners[rows])
 
 
 def rows_of(features: Any) -> Any:
@@ -116,122 +99,83 @@ def rows_of(features: Any) -> Any:
 
 
 def split_digits(seed: int) -> Examples:
-    """Return scikit-learn's digits, rows of pixels from 0 to 1.
-
-    80 % of them, drawn by the seed and stratified by label, are for training.
-    """
+    """Return scikit-learn's digits from 0 to 1, 20 % of each label for tests."""
     pixels, labels = toy("digits", "task = 'digits'")
     features = pixels / 16.0
     train, test = stratified(labels, 0.2, derived_seed(seed, "digits split"))
     return Examples(features[train], labels[train], features[test], labels[test])
 
 
-def load_mnist(folder: Path, key: str = _KEY) -> Examples:
-    """Load MNIST's four idx files, ``.gz`` or raw; the setting ``key`` names them."""
-    what = "images and labels of MNIST"
-    train = _idx_pair(folder, ["train-"], f"training {what}", key=key)
-    test = _idx_pair(folder, ["t10k-"], f"test {what}", key=key)
-    return _checked(folder, train, test, "mnist", 10)
-
-
-def load_emnist(
-    folder: Path, split: str, *, partial: bool, seed: int, key: str = _KEY
+def load_images(
+    name: str,
+    folder: Path,
+    key: str,
+    *,
+    split: str = "",
+    partial: bool = False,
+    seed: int = 0,
 ) -> Examples:
-    """Load a split of EMNIST, whose images are put upright.
+    """Load MNIST, a split of EMNIST or CIFAR-10 from a folder that a setting names.
 
-    With ``partial``, where the training files are missing, take slices of them, named
-    ``emnist-<split>-train-idx<from>-<to>-images-idx3-ubyte``, or else 80 % of the test
-    files, drawn by the seed.
+    MNIST and EMNIST are idx files, ``.gz`` or raw; EMNIST's images are put upright.
+    CIFAR-10 is five training batches and a test batch, in either format. With
+    ``partial`` some of these batches, not all, may be missing; for EMNIST's training
+    files stands a slice, ``emnist-<split>-train-idx<from>-<to>-images-idx3-ubyte``, or
+    else 80 % of the test files, drawn by the seed. ``key`` is the setting's.
     """
+    shape = DATASETS[name]
+    classes = EMNIST_CLASSES[split] if name == "emnist" else 10
+    stems, last = {
+        "mnist": (["train-"], "t10k-"),
+        "emnist": ([f"emnist-{split}-train-"], f"emnist-{split}-test-"),
+        "cifar10": ([f"data_batch_{i}" for i in range(1, 6)], "test_batch"),
+    }[name]
 
-    def read(part: str, kind: str) -> Images:
-        prefixes = [f"emnist-{split}-{part}-"]
-        if partial:
-            found = folder.glob(f"{prefixes[0]}idx*-images-idx3-*")
-            names = sorted(path.name for path in found)
-            prefixes += [name.split("images-idx3")[0] for name in names]
-        what = f"{kind} images and labels of EMNIST's split {split!r}"
-        return _idx_pair(folder, prefixes, what, transposed=True)
+    def find(*names: str) -> Path:
+        for found in names:
+            if (folder / found).is_file():
+                return folder / found
+        where = f"{key} = {str(folder)!r}"
+        raise FileNotFoundError(f"{where} has no file {' or '.join(names)}")
 
-    test = read("test", "test")
-    try:
-        train = read("train", "training")
-    except FileNotFoundError as error:
-        if not partial:
-            raise FileNotFoundError(
-                f"{error} (classification.partial = true takes a part)"
-            ) from None
-        pixels, labels = test
-        order = generator(seed, "emnist split").permutation(len(labels))
-        parts = map(np.sort, np.split(order, [len(order) * 4 // 5]))
-        train, test = (Images(pixels[part], labels[part]) for part in parts)
-    return _checked(folder, train, test, "emnist", EMNIST_CLASSES[split])
+    def read(stem: str) -> Images:
+        if name == "cifar10":
+            ends = ("", ".bin", ".bin.xz", ".bin.gz")
+            return read_cifar(find(*(stem + end for end in ends)))
+        slices = folder.glob(f"{stem}idx*-{_PAIR[0]}*") if partial else ()
+        starts = [stem, *sorted(path.name.split(_PAIR[0])[0] for path in slices)]
+        packed = ("", ".gz")
+        images = find(*(start + _PAIR[0] + gz for start in starts for gz in packed))
+        start = images.name.split(_PAIR[0])[0]
+        labels = find(*(start + _PAIR[1] + gz for gz in packed))
+        return read_idx_pair(images, labels, transposed=name == "emnist")
 
-
-def load_cifar10(folder: Path, *, partial: bool, key: str = _KEY) -> Examples:
-    """Load CIFAR-10's five training batches and its test batch, in either format.
-
-    With ``partial`` some training batches, not all, may be missing.
-    """
-
-    def read(name: str) -> Images:
-        names = [name + end for end in ("", ".bin", ".bin.xz", ".bin.gz")]
-        return read_cifar(_find(folder, names, f"batch {name} of CIFAR-10", key))
-
-    batches: list[Images] = []
-    missing: list[str] = []
-    for number in range(1, 6):
+    batches, missing = [], []
+    for stem in stems:
         try:
-            batches.append(read(f"data_batch_{number}"))
+            batches.append(read(stem))
         except FileNotFoundError as error:
             missing.append(str(error))
-    if missing and not (partial and batches):
-        partial_key = key.removesuffix("path") + "partial"
-        hint = "" if partial else f" ({partial_key} = true does without)"
+    if missing and not (partial and (batches or name == "emnist")):
+        hint = f" ({key.removesuffix('path')}partial = true does without)"
+        hint = "" if partial or name == "mnist" else hint
         raise FileNotFoundError(missing[0] + hint)
-    train = Images(*map(np.concatenate, zip(*batches, strict=True)))
-    return _checked(folder, train, read("test_batch"), "cifar10", 10)
-
-
-def _find(folder: Path, names: Sequence[str], what: str, key: str) -> Path:
-    """Return the first file of these names in the folder that the setting names."""
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(
-        f"{key} = {str(folder)!r} has no {what}: looked for {' or '.join(names)}"
-    )
-
-
-def _idx_pair(
-    folder: Path,
-    prefixes: Sequence[str],
-    what: str,
-    *,
-    transposed: bool = False,
-    key: str = _KEY,
-) -> Images:
-    """Read the images and labels whose names start with one of some prefixes."""
-    ends = [f"images-idx3-ubyte{gz}" for gz in ("", ".gz")]
-    images = _find(folder, [p + end for p in prefixes for end in ends], what, key)
-    prefix = images.name.split("images-idx3-ubyte")[0]
-    ends = [f"{prefix}labels-idx1-ubyte{gz}" for gz in ("", ".gz")]
-    labels = _find(folder, ends, what, key)
-    return read_idx_pair(images, labels, transposed=transposed)
-
-
-def _checked(folder: Path, train: Images, test: Images, name: str, k: int) -> Examples:
-    shape = DATASETS[name]
+    test: Any = read(last)
+    train: Any
+    if batches:
+        train = tuple(map(np.concatenate, zip(*batches, strict=True)))
+    else:
+        count = len(test[1])
+        order = generator(seed, "emnist split").permutation(count)
+        rows = map(np.sort, np.split(order, [count * 4 // 5]))
+        train, test = (tuple(array[part] for array in test) for part in rows)
     for which, (pixels, labels) in (("training", train), ("test", test)):
         if pixels.shape[1:] != shape:
-            size, expected = (
-                " x ".join(map(str, sides)) for sides in (pixels.shape[2:], shape[1:])
-            )
-            kind = f"the {which} images have {size} pixels; {expected} are expected"
-            fault(folder, kind)
-        if labels.max() >= k:
+            found = f"the {which} images have shape {pixels.shape[1:]}"
+            fault(folder, f"{found}; {shape} is expected")
+        if labels.max() >= classes:
             kind = f"the {which} labels reach {labels.max()}"
-            fault(folder, f"{kind}; the {k} classes count from 0")
+            fault(folder, f"{kind}; the {classes} classes count from 0")
     return Examples(*train, *test)
 
 
@@ -239,46 +183,32 @@ def _checked(folder: Path, train: Images, test: Images, name: str, k: int) -> Ex
 
 
 def read_idx(path: Path, ndim: int) -> Bytes:
-    """Read an idx file of unsigned bytes, raw or packed.
+    """Read an idx file of unsigned bytes, raw or packed, with 3 or 1 dimensions.
 
     The format, from http://yann.lecun.com/exdb/mnist: two zero bytes, the type 0x08,
     the number of dimensions, each dimension as a big-endian 32-bit integer, the data.
-
-    ``ndim`` is the number of dimensions it must have: 3 for images, 1 for labels. The
-    array is read-only.
     """
-    size = 4 + 4 * ndim
-    header = read_at_most(path, size)
-    if header[:4] != bytes((0, 0, 8, ndim)):
-        what = f"the magic number of an idx file of bytes with {ndim} dimensions"
+    size, data = 4 + 4 * ndim, read_at_most(path, _LIMIT)
+    if data[:4] != bytes((0, 0, 8, ndim)) or len(data) < size:
+        what = f"the magic number of an idx file of bytes and {ndim} dimensions"
         fault(path, f"does not start with {what}")
-    if len(header) < size:
-        fault(path, "ends within its header")
-    shape = tuple(int(n) for n in np.frombuffer(header[4:], dtype=">u4"))
-    expected = math.prod(shape)
-    if not 0 < expected <= _LIMIT:
-        fault(path, f"dimensions {shape} are not between 1 and 2³⁰ bytes")
-    data = read_at_most(path, size + expected + 1)[size:]
-    if len(data) != expected:
-        held = "more" if len(data) > expected else f"{len(data)}"
+    shape = tuple(int(n) for n in np.frombuffer(data[4:size], dtype=">u4"))
+    expected, found = math.prod(shape), len(data) - size
+    if not 0 < expected == found:
         asked = f"dimensions {shape} ask for {expected} bytes of data"
-        fault(path, f"{asked}, the file has {held}")
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+        fault(path, f"{asked}, the file has {found}")
+    return np.frombuffer(data, dtype=np.uint8, offset=size).reshape(shape)
 
 
 def read_idx_pair(images: Path, labels: Path, *, transposed: bool = False) -> Images:
-    """Read images and their labels.
-
-    EMNIST's files hold every image with rows and columns swapped; ``transposed`` puts
-    them upright.
-    """
+    """Read images and labels; ``transposed`` puts EMNIST's upright."""
     pixels, classes = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(classes):
         kind = f"has {len(classes)} labels for the {len(pixels)} images of"
         fault(labels, f"{kind} {images.name}")
     if transposed:
         pixels = pixels.transpose(0, 2, 1)
-    return Images(pixels[:, np.newaxis], classes)
+    return pixels[:, np.newaxis], classes
 
 
 # -- CIFAR-10
@@ -324,32 +254,23 @@ def read_cifar(path: Path) -> Images:
     compressed; a record is a label and 3 × 32 × 32 bytes. The Python version is a
     pickled dictionary, https://www.cs.toronto.edu/~kriz/cifar.html.
     """
-    pixels, labels = _cifar_records(path)
-    if not len(labels):
-        fault(path, "holds no images")
-    if labels.min() < 0 or labels.max() > 9:
-        fault(path, "a label lies outside 0 to 9")
-    return Images(pixels.reshape(-1, *DATASETS["cifar10"]), labels.astype(np.uint8))
-
-
-def _cifar_records(path: Path) -> tuple[Any, Any]:
+    pixels: Any = np.empty(0)
+    labels: Any = np.empty(0)
     if ".bin" in path.suffixes:
         limit = _CIFAR_RECORD * _CIFAR_BATCH
         data = read_at_most(path, limit + 1)
         if len(data) > limit or len(data) % _CIFAR_RECORD:
-            kind = f"{len(data)} bytes read are not at most {_CIFAR_BATCH} records of"
-            fault(path, f"{kind} {_CIFAR_RECORD} bytes")
+            kind = f"must be at most {_CIFAR_BATCH} records of {_CIFAR_RECORD} bytes"
+            fault(path, kind)
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, _CIFAR_RECORD)
-        return records[:, 1:], records[:, 0]
-    batch, arrays = restricted_load(path), None
-    with suppress(KeyError, TypeError, IndexError, ValueError):
-        arrays = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
-    if arrays is None:
-        fault(path, "has no 'data' and 'labels'")
-    pixels, labels = arrays
-    good = pixels.ndim == 2 and pixels.shape == (labels.size, _CIFAR_RECORD - 1)
-    if not good or pixels.dtype != np.uint8 or labels.dtype.kind not in "iu":
-        found = f"'data' has shape {pixels.shape} and dtype {pixels.dtype}"
-        wanted = f"'labels' shape {labels.shape}; they must be (d, 3072) bytes and (d,)"
-        fault(path, f"{found}, {wanted}")
-    return pixels, labels
+        pixels, labels = records[:, 1:], records[:, 0]
+    else:
+        batch = restricted_load(path)
+        with suppress(KeyError, TypeError, IndexError, ValueError):
+            pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+    kinds = pixels.dtype == np.uint8 and labels.dtype.kind in "iu"
+    if not kinds or pixels.shape != (labels.size, _CIFAR_RECORD - 1):
+        fault(path, "must hold 'data', (d, 3072) bytes, and 'labels', d whole numbers")
+    if not len(labels) or labels.min() < 0 or labels.max() > 9:
+        fault(path, "must hold images with labels from 0 to 9")
+    return pixels.reshape(-1, *DATASETS["cifar10"]), labels.astype(np.uint8)

@@ -9,42 +9,37 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.settings import SettingsError, need
 
-from ..base import Array, DataFileError, data_path, once_per_file
+from ..base import Array, DataFileError, once_per_file
 from .datasets import read_idx_pair, rows_of
 from .table import (
     UNPACKING_ERRORS,
     Schema,
     Table,
     check_names,
-    check_width,
     dense,
     fault,
     is_number,
     load_arrays,
     make_table,
-    numbers,
     open_packed,
     to_number,
 )
 
 # What separates the fields of a file of ratings.
 _BLANKS = r"\s+"
-# How many labels a message counts to before it asks whether they are numbers.
-_MOST_LABELS = 1000
 _UNREADABLE = "the file cannot be read or unpacked"
 # What holds the names of columns, and what messages call the labels of formats that
 # have no column of them.
@@ -58,15 +53,13 @@ _LABEL = {"labels": "label"}
 def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
     """Return the file that a node's config names.
 
-    A SettingsError: there is no such entry, or it is no absolute path; a
-    FileNotFoundError: there is no such file or folder.
+    A SettingsError: it is no absolute path; a FileNotFoundError: there is no such file.
     """
     value = node_config.get(key)
     path = Path(value).expanduser() if isinstance(value, str) else Path()
     if not path.is_absolute():
-        given = (
-            "is missing" if value is None else f"= {value!r} must be an absolute path"
-        )
+        given = f"= {value!r} must be an absolute path"
+        given = "is missing" if value is None else given
         hint = f"start the node with --node-config '{key}=\"/absolute/path\"'"
         raise SettingsError(f"node config: {key} {given}; with 'nodes' data {hint}")
     if not path.exists():
@@ -87,8 +80,7 @@ def is_dense(path: str | Path) -> bool:
 def read_table(path: Path, schema: Schema) -> Table:
     """Read a file in the format that its name ends with, and check all of it.
 
-    ``.csv`` and LIBSVM's text as ``.svm``, ``.libsvm`` or ``.txt``, raw or packed as
-    ``.gz`` or ``.bz2``, ``.npz``, and a folder with one pair of idx files.
+    csv files and LIBSVM's text may be packed as ``.gz`` or ``.bz2``.
     """
     if path.is_dir():
         return read_idx_folder(path, schema)
@@ -99,33 +91,14 @@ def read_table(path: Path, schema: Schema) -> Table:
     return read(path, schema)
 
 
-def read_own_file(
-    key: str,
-    path: str,
-    target: Literal["class", "number"],
-    label_column: str,
-    weight_column: str = "",
-) -> Table:
+@once_per_file(2)
+def read_own_file(schema: Schema, path: Path) -> Table:
     """Read a file of the user's, once per process while it stays as it is.
 
-    ``key`` is the setting that names it, for messages. ``.csv`` and ``.csv.gz``: a
-    first line of column names, those of the labels and, unless empty, of the weights
-    among them; ``.npz``: arrays ``features``, ``labels`` and maybe ``names``; of any
-    other name LIBSVM's text, raw or packed. Columns without names are ``feature-1`` and
-    so on. Classes are counted from 0 in the order of the table's ``labels``, which
-    nobody has listed.
+    A name that is none of the dense formats' is that of LIBSVM's text. Columns without
+    names are ``feature-1`` and so on.
     """
-    schema = Schema(0, (), target, (), label_column, weight_column=weight_column)
-    table: Table = _own_file(schema, data_path(key, path))
-    return table
-
-
-@once_per_file(2)
-def _own_file(schema: Schema, path: Path) -> Table:
-    table = (read_table if is_dense(path.name) else libsvm_table)(path, schema)
-    if len(table.labels) > _MOST_LABELS:
-        kind = f"{len(table.labels)} different labels; are they numbers to learn?"
-        fault(path, kind)
+    table = (read_table if is_dense(path.name) else read_libsvm)(path, schema)
     width = table.features.shape[1]
     names = table.names or tuple(f"feature-{j}" for j in range(1, width + 1))
     return table._replace(names=names)
@@ -135,11 +108,14 @@ def _own_file(schema: Schema, path: Path) -> Table:
 
 
 def _lines(
-    path: Path, separator: str, header: Sequence[str] | None = None
-) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield 0 and the columns' names, then the number and the fields of each line."""
+    path: Path,
+    separator: str,
+    header: Sequence[str] | None = None,
+    most: int | None = None,
+) -> list[Sequence[str]]:
+    """Return the names of columns and the fields of each line, of all or the first."""
     need("pandas", f"{path}, a file of text,", "data")
-    kind, bad, row = _UNREADABLE, None, -1
+    kind, bad, found = _UNREADABLE, None, [header] if header else []
     try:
         with (
             open_packed(path) as file,
@@ -149,24 +125,14 @@ def _lines(
             rows: Iterator[Sequence[str]] = map(str.split, text)
             if separator != _BLANKS:
                 rows = csv.reader(text, delimiter=separator, strict=True)
-            for row, fields in enumerate(chain([header] if header else [], rows)):
-                yield row, fields
-        return
+            found.extend(islice(rows, most))
+        return found
     except csv.Error:
         kind = "quotation marks that do not fit, or a field that is far too long"
-        bad = row + 1
+        bad = len(found)
     except UNPACKING_ERRORS:
         pass
     fault(path, kind, bad)
-
-
-def _check_fields(
-    path: Path, row: int, fields: Sequence[str], names: Sequence[str], *, given: bool
-) -> None:
-    if fields and len(fields) != len(names):
-        kind = f"{_FIRST} has {len(names)} column names"
-        kind = f"{len(names)} are expected" if given else kind
-        fault(path, f"{len(fields)} fields; {kind}", row)
 
 
 def _read_text(
@@ -179,7 +145,7 @@ def _read_text(
     """Return some columns as finite numbers, and the others as texts.
 
     pandas reads what is in order. Where it finds a fault, or text where a short row may
-    be filled up, all is read line by line, which gives the same or says what is wrong.
+    be filled up, the lines' fields are compared with the names, and looked through.
     """
     # half a second that nodes with other files need not spend
     import pandas as pd
@@ -202,30 +168,26 @@ def _read_text(
             **({} if new else {"float_precision": "round_trip"}),
         )
     if frame is not None and frame.shape[1] == len(names):
-        found = frame[list(own)].to_numpy(np.float64)
+        cells = frame[list(own)].to_numpy(np.float64)
         texts = {j: frame[j].tolist() for j in others}
-        if np.isfinite(found).all() and not any("" in texts[j] for j in others):
-            return found, texts
-    texts, cells, blank = {j: [] for j in others}, [], 0
-    for row, fields in islice(_lines(path, separator, header), 1, None):
-        if fields and blank:
-            fault(path, "the line is empty", blank)
-        _check_fields(path, row, fields, names, given=bool(header))
-        if not fields:
-            blank = blank or row
-            continue
-        for j in own:
-            if not math.isfinite(to_number(fields[j])):
-                kind = "must be a number" if fields[j].strip() else "is empty"
-                if is_number(fields[j]):
-                    kind = "must be a finite number"
-                fault(path, kind, row, names[j])
-        cells.append(np.array([float(fields[j]) for j in own]))
-        for j in others:
-            texts[j].append(fields[j])
-    if not cells:
+        if np.isfinite(cells).all() and not any("" in texts[j] for j in others):
+            return cells, texts
+    rows = _lines(path, separator, header)[1:]
+    while rows and not rows[-1]:
+        rows.pop()
+    if not rows:
         fault(path, "there are no rows below the column names")
-    return np.array(cells), texts
+    for row, fields in enumerate(rows, start=1):
+        if len(fields) != len(names):
+            kind = f"{len(fields)} fields; {len(names)} are expected"
+            fault(path, kind if fields else "the line is empty", row)
+    cells = np.array([[to_number(fields[j]) for j in own] for fields in rows])
+    for row, place in np.argwhere(~np.isfinite(cells)):
+        text = rows[row][own[place]]
+        kind = "must be a number" if text.strip() else "is empty"
+        kind = "must be a finite number" if is_number(text) else kind
+        fault(path, kind, int(row) + 1, names[own[place]])
+    return cells, {j: [fields[j] for fields in rows] for j in others}
 
 
 def read_csv(
@@ -237,21 +199,15 @@ def read_csv(
 ) -> Table:
     """Read a text file with a first line of column names, raw or packed.
 
-    ``header`` has the columns' names, where the file has no such line. Rows are counted
-    from 1 below it, and columns come in the model's order where it has names, else in
-    the file's.
+    ``header`` has them, where the file has no such line; rows count from 1 below it.
     """
-    lines = [*islice(_lines(path, separator, header), 2)]
-    if len(lines) < 1 + bool(header) or not lines[0][1]:
+    lines = _lines(path, separator, header, most=1)
+    if len(lines) < 1 + bool(header) or not lines[0]:
         fault(path, "the file is empty; its first line must hold the columns' names")
-    names = [name.strip() for name in lines[0][1]]
+    names = [name.strip() for name in lines[0]]
     check_names(path, names, _FIRST)
-    _check_fields(path, *lines[-1], names, given=bool(header))
-    called = {
-        "labels": schema.label_column,
-        "weights": schema.weight_column,
-        "ids": "id",
-    }
+    called = {"labels": schema.label_column, "ids": "id"}
+    called["weights"] = schema.weight_column
     needed = [called[part] for part, must in schema.columns().items() if must]
     for name in (*schema.ignored, *needed):
         if name not in names:
@@ -261,9 +217,8 @@ def read_csv(
     # without a label's name the first line may be an example
     bare = header is None and not schema.names and len(own) == len(names)
     if bare and any(map(is_number, names)):
-        hint = "(columns whose names are numbers need data.feature-names)"
-        kind = f"must hold the columns' names, and there are numbers in it {hint}"
-        fault(path, f"{_FIRST} {kind}")
+        hint = "there are numbers in it (such names need data.feature-names)"
+        fault(path, f"{_FIRST} must hold the columns' names; {hint}")
     if not own:
         fault(path, f"{_FIRST} names no feature")
     cells, texts = _read_text(path, names, own, separator, header)
@@ -276,18 +231,15 @@ def read_csv(
 def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     """Read ratings as in MovieLens-100k's ``u.data``: user, item, rating in each line.
 
-    With tabs or spaces between; what stands behind the rating (a time) is not read.
     Users and items are whole numbers from 1 to ``users`` and ``items``, how many there
-    are on all nodes together; by default as many as may be. The table's features of
-    shape (d, 2) are user and item, counted from 0.
+    are on all nodes together, 0: any. The features are user and item, counted from 0.
     """
-    _, first = next(_lines(path, _BLANKS), (0, ()))
-    if not first:
-        fault(path, "there are no ratings")
-    if len(first) not in (3, 4):
+    lines = _lines(path, _BLANKS, most=1)
+    fields = len(lines[0]) if lines else 0
+    if fields not in (3, 4):
         kind = "user, item and rating, and a time if you like, are expected"
-        fault(path, f"{len(first)} fields; {kind}", 1)
-    names = ("user", "item", "rating", "time")[: len(first)]
+        fault(path, f"{fields} fields; {kind}", 1)
+    names = ("user", "item", "rating", "time")[:fields]
     table, _ = _read_text(path, names, range(3), _BLANKS, names)
     # no real number is near the limit; one that is would ask for terabytes
     for column, (name, count) in enumerate((("user", users), ("item", items))):
@@ -304,17 +256,13 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
 
 
 def read_matrix(path: Path) -> Array:
-    """Read a matrix of float64 of shape (d, p), an example in each row.
-
-    ``.npy``, or a table's file, labels unread; a csv file may do without the line of
-    names.
-    """
+    """Read a table's features; a csv file may do without the line of names."""
     schema, header = Schema(0, label_column=""), None
     if _format(path) != ".csv":
         return dense(read_table(path, schema).features)
-    _, first = next(_lines(path, ","), (0, ()))
-    if first and is_number(first[0]):
-        header = [str(j) for j in range(1, len(first) + 1)]
+    for first in _lines(path, ",", most=1):
+        if first and is_number(first[0]):
+            header = [str(j) for j in range(1, len(first) + 1)]
     return dense(read_csv(path, schema, header=header).features)
 
 
@@ -324,10 +272,9 @@ def read_matrix(path: Path) -> Array:
 def read_npz(path: Path, schema: Schema) -> Table:
     """Read an archive of NumPy's, or one array, which is ``features``.
 
-    ``features`` of shape (d_i, p_i); ``labels`` of shape (d_i,), numbers or texts;
-    ``weights`` of shape (d_i,), if samples have some; where samples are split ``ids``
-    of shape (d_i,), texts or whole numbers; ``names`` of the features, which may be
-    left out where they go by their number.
+    ``features`` of shape (d, p), ``labels`` of shape (d,), numbers or texts; where
+    the schema asks for them ``weights`` and ``ids`` of shape (d,), texts or whole
+    numbers; ``names`` of the features.
     """
     arrays = load_arrays(path, ("features", "labels", "ids", "names", "weights"))
     features = arrays.get("features")
@@ -336,50 +283,38 @@ def read_npz(path: Path, schema: Schema) -> Table:
     if features.dtype.kind not in "biuf":
         fault(path, "the array 'features' must be of numbers")
     rows, width = features.shape
-
-    def entries(
-        name: str, kinds: str, what: str, *, needed: bool, count: int = rows
-    ) -> Any:
-        if (array := arrays.get(name)) is None:
-            if needed:
-                fault(path, f"must have an array {name!r}")
-            return None
-        if array.shape != (count,):
-            fault(path, f"the array {name!r} must have {count} {what}")
-        if array.dtype.kind not in kinds:
-            fault(path, f"the array {name!r} must be of {what}")
-        return array.tolist()
-
-    named = schema.split or bool(schema.names)
-    found = entries("names", "Uiu", "texts", needed=named, count=width)
-    names = [str(name).strip() for name in found or ()]
-    check_names(path, names, _NAMES)
     number = schema.target == "number"
     kinds = {
         "labels": ("biuf", "numbers") if number else ("biufU", "numbers or texts"),
         "weights": ("biuf", "numbers"),
         "ids": ("Uiu", "texts or whole numbers"),
+        "names": ("Uiu", "texts"),
     }
-    columns = schema.columns().items()
-    return make_table(
-        path,
-        schema,
-        numbers(path, features, names or [str(j) for j in range(1, width + 1)]),
-        names=names,
-        where=_NAMES,
-        **{part: entries(part, *kinds[part], needed=must) for part, must in columns},
-    )
+    needed = {"names": schema.split or bool(schema.names), **schema.columns()}
+    found: dict[str, Any] = {}
+    for name, must in needed.items():
+        count, (kind, what) = width if name == "names" else rows, kinds[name]
+        array = arrays.get(name)
+        if array is None and must:
+            fault(path, f"must have an array {name!r}")
+        if array is not None:
+            if array.shape != (count,) or array.dtype.kind not in kind:
+                fault(path, f"the array {name!r} must be of {count} {what}")
+            found[name] = array.tolist()
+    names = [str(name).strip() for name in found.pop("names", ())]
+    check_names(path, names, _NAMES)
+    features = features.astype(np.float64)
+    for row, column in np.argwhere(~np.isfinite(features)):
+        name = names[column] if names else str(column + 1)
+        fault(path, "must be a finite number", int(row) + 1, name)
+    return make_table(path, schema, features, names=names, where=_NAMES, **found)
 
 
 # -- a folder of idx files
 
 
 def read_idx_folder(path: Path, schema: Schema) -> Table:
-    """Read a node's folder with one pair of idx files, as MNIST's, raw or ``.gz``.
-
-    One file whose name ends in ``images-idx3-ubyte`` and one in ``labels-idx1-ubyte``.
-    Pixels are divided by 255.
-    """
+    """Read a folder with one pair of idx files, as MNIST's; pixels go up to 1."""
     if schema.split or schema.names or schema.target == "number":
         fault(path, "idx files have images and their classes; the run needs csv or npz")
     found = []
@@ -389,24 +324,24 @@ def read_idx_folder(path: Path, schema: Schema) -> Table:
             fault(path, f"has {len(files)} files *{end}[.gz]; exactly one is expected")
         found += files
     pixels, labels = read_idx_pair(*found)
-    check_width(path, math.prod(pixels.shape[1:]), schema)
     return make_table(found[1], schema, rows_of(pixels), labels=labels, called=_LABEL)
 
 
 # -- LIBSVM's text, by scikit-learn
 
 
-def read_libsvm(path: Path, features: int = 0) -> tuple[Any, Array]:
+def read_libsvm(path: Path, schema: Schema) -> Table:
     """Read ``label index:value …``, a line an example, raw or packed.
 
-    With ``features`` p, indices count from 1 to p: unlike scikit-learn this does not
-    take a file with an index 0 for one that counts from 0, which another node's might
-    not have. 0: p is what the largest index says, and indices are counted from 1, or
-    from 0 where one of them is 0. Return a CSR array of float64 of shape (d, p), and
-    the labels of shape (d,), float64, as they stand in the file.
+    Where the schema has features, indices count from 1 to their number: unlike
+    scikit-learn this does not take a file with an index 0 for one that counts from 0,
+    which another node's might not have. The features are CSR.
     """
+    if schema.split or schema.names or schema.weight_column:
+        what = "no names for features, no ids and no weights"
+        fault(path, f"LIBSVM's format has {what}; use csv or npz")
     need("sklearn", f"{path}, a file in LIBSVM's format,", "sklearn")
-    lines = None
+    lines, features = None, schema.features
     with suppress(*UNPACKING_ERRORS), open_packed(path) as file:
         lines = file.readlines()
     if lines is None:
@@ -422,10 +357,11 @@ def read_libsvm(path: Path, features: int = 0) -> tuple[Any, Array]:
         raise DataFileError(
             f"{path}, line {first + 1}: {kind}, the indices whole and ascending{bounds}"
         )
-    matrix, targets = loaded
+    matrix, labels = loaded
     if not matrix.shape[0] or not (features or matrix.nnz):
         fault(path, "the file has no examples with features")
-    return scipy.sparse.csr_array(matrix), targets
+    matrix = scipy.sparse.csr_array(matrix)
+    return make_table(path, schema, matrix, labels=labels, called=_LABEL)
 
 
 def _svmlight(lines: list[bytes], features: int) -> tuple[Any, Array] | None:
@@ -445,17 +381,8 @@ def _svmlight(lines: list[bytes], features: int) -> tuple[Any, Array] | None:
     return (matrix, targets) if finite else None
 
 
-def libsvm_table(path: Path, schema: Schema) -> Table:
-    """Read LIBSVM's text by a schema, which may ask for nothing else than labels."""
-    if schema.split or schema.names or schema.weight_column:
-        what = "no names for features, no ids and no weights"
-        fault(path, f"LIBSVM's format has {what}; use csv or npz")
-    matrix, targets = read_libsvm(path, schema.features)
-    return make_table(path, schema, matrix, labels=targets, called=_LABEL)
-
-
 _READERS: dict[str, Callable[[Path, Schema], Table]] = {
     ".csv": read_csv,
     **dict.fromkeys((".npz", ".npy"), read_npz),
-    **dict.fromkeys((".svm", ".libsvm", ".txt"), libsvm_table),
+    **dict.fromkeys((".svm", ".libsvm", ".txt"), read_libsvm),
 }

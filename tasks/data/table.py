@@ -1,7 +1,5 @@
 """A table of examples: what a file must hold and holds, its faults, its scaling.
 
-Files may be packed, as the ends of their names say, or be zip archives of one.
-
 A fault names the file, the row, the column and what is allowed, and never what stands
 there: a node's messages reach the server. For the same reason no exception that a
 library raises is chained to ours, as it may quote the file.
@@ -18,6 +16,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, cast
@@ -64,8 +63,7 @@ class DataSettings:
     )
     feature_names: str = setting(
         "",
-        "their names with commas between, in the model's order; empty: the columns in "
-        "the order of the nodes' files",
+        "their names with commas between, in the model's order; empty: the files'",
     )
     classes: int = setting(0, "classes; 0: as many as data.labels", minimum=0)
     labels: str = setting(
@@ -76,34 +74,23 @@ class DataSettings:
     label_column: str = setting("label", "the csv column with the label or the target")
     weight_column: str = setting(
         "",
-        "the csv column with what each sample counts, in hybrid tasks; of npz files "
-        "the array weights; empty: all alike",
+        "the csv column with what each sample counts in hybrid tasks; empty: all alike",
     )
     examples: int = setting(
         0,
-        "examples of all nodes together, to count every example the same; "
-        "0: every node counts the same",
+        "examples of all nodes together; 0: every node counts the same",
         minimum=0,
     )
 
     def names(self) -> tuple[str, ...]:
-        """Return the features' names; none where they go by their number.
-
-        A SettingsError: a name is empty, is there twice or is another column's, or
-        there are more or fewer than ``features`` says.
-        """
-        names = _listed("data.feature-names", self.feature_names)
+        """Return the features' names; none where they go by their number."""
+        names = _listed(
+            "data.feature-names", self.feature_names, "data.features", self.features
+        )
         for reserved in (self.label_column, self.weight_column, "id"):
             if reserved in names:
-                raise SettingsError(
-                    f"data.feature-names has {reserved!r}, which is the name of "
-                    "another column"
-                )
-        if names and self.features not in (0, len(names)):
-            raise SettingsError(
-                f"data.features = {self.features} does not suit data.feature-names, "
-                f"which has {len(names)} names; one of the two is enough"
-            )
+                kind = f"has {reserved!r}, which is the name of another column"
+                raise SettingsError(f"data.feature-names {kind}")
         return names
 
     def num_features(self) -> int:
@@ -111,24 +98,17 @@ class DataSettings:
         count = self.features or len(self.names())
         if not count:
             raise SettingsError(
-                "data.features = 0 and data.feature-names is empty: the server has no "
-                "data to see it from; say how many features an example has, or their "
-                "names"
+                "data.features = 0 and data.feature-names is empty: say how many "
+                "features an example has, or their names"
             )
         return count
 
     def class_labels(self, default: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Return the labels of the classes, in their order.
 
-        ``default`` has those of a task with a fixed number of classes. A SettingsError:
-        there are not as many as classes, or fewer than two.
+        ``default`` has those of a task with a fixed number of classes.
         """
-        labels = _listed("data.labels", self.labels)
-        if labels and self.classes not in (0, len(labels)):
-            raise SettingsError(
-                f"data.classes = {self.classes} does not suit data.labels, which has "
-                f"{len(labels)}; one of the two is enough"
-            )
+        labels = _listed("data.labels", self.labels, "data.classes", self.classes)
         fixed = len(default)
         count = len(labels) or self.classes or fixed
         if fixed and count != fixed:
@@ -139,10 +119,11 @@ class DataSettings:
                 f"data.classes = {self.classes} and data.labels = {self.labels!r}: say "
                 "how many classes there are, at least 2, or their labels"
             )
-        return labels or default or tuple(str(index) for index in range(count))
+        return labels or default or tuple(map(str, range(count)))
 
 
-def _listed(key: str, text: str) -> tuple[str, ...]:
+def _listed(key: str, text: str, number: str, count: int) -> tuple[str, ...]:
+    """Return the names in a setting; ``number`` is the setting of how many, 0: any."""
     if not text.strip():
         return ()
     parts = tuple(part.strip() for part in text.split(","))
@@ -151,6 +132,11 @@ def _listed(key: str, text: str) -> tuple[str, ...]:
     if len(set(parts)) < len(parts):
         twice = next(part for part in parts if parts.count(part) > 1)
         raise SettingsError(f"{key} has {twice!r} twice")
+    if count not in (0, len(parts)):
+        raise SettingsError(
+            f"{number} = {count} does not suit {key}, which has {len(parts)} names; "
+            "one of the two is enough"
+        )
     return parts
 
 
@@ -231,7 +217,7 @@ def open_packed(path: Path) -> BinaryIO:
     archive = zipfile.ZipFile(path)
     names = [name for name in archive.namelist() if name.lower().endswith(".csv")]
     if len(names) != 1:
-        fault(path, f"the archive has {len(names)} csv files; it must have exactly one")
+        fault(path, f"the archive has {len(names)} csv files; it must have one")
     return cast(BinaryIO, archive.open(names[0]))
 
 
@@ -247,19 +233,26 @@ def read_at_most(path: Path, limit: int) -> bytes:
     fault(path, "cannot be decompressed")
 
 
-def load_arrays(path: Path, wanted: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arrays of an ``.npz`` archive, all or those of some names.
+def load_arrays(
+    path: Path, wanted: Collection[str], *, needed: bool = False
+) -> dict[str, Any]:
+    """Return arrays of an ``.npz`` archive by their names; an ``.npy`` has features.
 
-    One with Python objects is refused. The array of an ``.npy`` file is ``features``.
+    An archive with Python objects is refused, and one without what is ``needed``.
     """
+    arrays = None
     with suppress(ValueError, *UNPACKING_ERRORS):
         found: Any = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
             return {"features": found}
         with found:
-            names = [name for name in found.files if not wanted or name in wanted]
-            return {name: found[name] for name in names}
-    fault(path, "cannot be read as an archive of arrays of numbers and texts")
+            arrays = {name: found[name] for name in wanted if name in found.files}
+    if arrays is None:
+        fault(path, "cannot be read as an archive of arrays of numbers and texts")
+    for name in wanted:
+        if needed and name not in arrays:
+            fault(path, f"has no array {name!r}")
+    return arrays
 
 
 def is_number(text: str) -> bool:
@@ -276,15 +269,6 @@ def is_number(text: str) -> bool:
 def to_number(text: str) -> float:
     """Return a number, NaN for anything else."""
     return float(text) if is_number(text) else math.nan
-
-
-def numbers(path: Path, cells: NDArray[Any], names: Sequence[str]) -> Array:
-    """Return numbers of shape (d, k) as float64, which must be finite."""
-    found = cells.astype(np.float64)
-    if not np.isfinite(found).all():
-        row, column = np.argwhere(~np.isfinite(found))[0]
-        fault(path, "must be a finite number", int(row) + 1, names[column])
-    return found
 
 
 def make_table(
@@ -307,16 +291,24 @@ def make_table(
     numbers as they stand in the file; ``called`` is how messages name them.
     """
     if schema.names:
-        order = _in_order(path, names, schema, where, places)
-        features, names = features[:, order], [names[index] for index in order]
-    check_width(path, features.shape[1], schema)
+        for place, feature in zip(places or count(1), names, strict=False):
+            if feature not in schema.names:
+                fault(path, f"{where}: column {place} is not among data.feature-names")
+        missing = [name for name in schema.names if name not in names]
+        if missing and not schema.split:
+            fault(path, f"{where} has no column {missing[0]!r}")
+        order = [names.index(name) for name in schema.names if name in names]
+        features, names = features[:, order], [names[j] for j in order]
+    width, known = features.shape[1], schema.features
+    if known and (width > known or (width < known and not schema.split)):
+        fault(path, f"{width} feature columns; data.features says {known}")
     targets = counts = None
     found: Sequence[str | float] = ()
     name = {part: called.get(part, part) for part in ("labels", "weights", "ids")}
     if schema.target != "none" and labels is not None:
-        targets, found = _targets(path, _texts(labels), schema, name["labels"])
+        targets, found = _targets(path, labels, schema, name["labels"])
     if schema.weight_column and weights is not None:
-        counts = _weights(path, _texts(weights), schema, name["weights"])
+        counts = _weights(path, weights, schema, name["weights"])
     if schema.split:
         ids = _unique(path, [str(entry) for entry in ids], name["ids"])
         # the file has the column, and nothing in it
@@ -330,13 +322,6 @@ def make_table(
     return Table(features, targets, tuple(names), tuple(ids), tuple(found), counts)
 
 
-def check_width(path: Path, width: int, schema: Schema) -> None:
-    """Check the number of features, unless it is open."""
-    few = width < schema.features and not schema.split
-    if schema.features and (few or width > schema.features):
-        fault(path, f"{width} feature columns; data.features says {schema.features}")
-
-
 def check_names(path: Path, names: Sequence[str], where: str) -> None:
     """Check the names of columns, showing none: they may be the first example."""
     for number, name in enumerate(names, start=1):
@@ -347,30 +332,19 @@ def check_names(path: Path, names: Sequence[str], where: str) -> None:
             fault(path, f"{where}: columns {first} and {number} have one name")
 
 
-def _in_order(
-    path: Path, names: Sequence[str], schema: Schema, where: str, places: Sequence[int]
-) -> list[int]:
-    """Return the columns that hold the model's features, in its order."""
-    for place, name in zip(places or range(1, len(names) + 1), names, strict=True):
-        if name not in schema.names:
-            fault(path, f"{where}: column {place} is not among data.feature-names")
-    missing = [name for name in schema.names if name not in names]
-    if missing and not schema.split:
-        fault(path, f"{where} has no column {missing[0]!r}")
-    return [names.index(name) for name in schema.names if name in names]
-
-
-def _texts(entries: Iterable[Any]) -> list[str]:
-    """Return texts without blanks around them, and numbers as texts; NaN is empty."""
-    numbers = (e if isinstance(e, str) or e != e else repr(float(e)) for e in entries)
-    return [entry.strip() if isinstance(entry, str) else "" for entry in numbers]
+def _key(entry: Any) -> str | float:
+    """Return a number, or a text without blanks around it; NaN is an empty text."""
+    if not isinstance(entry, str):
+        return float(entry) if entry == entry else ""
+    value = to_number(entry)
+    return value if math.isfinite(value) else entry.strip()
 
 
 def _check(
-    path: Path, texts: list[str], good: NDArray[Any], schema: Schema, *fault_of: str
+    path: Path, keys: list[Any], good: NDArray[Any], schema: Schema, *fault_of: str
 ) -> None:
     """Refuse the first entry that is not good, or empty where that is not allowed."""
-    empty = np.array([not text for text in texts])
+    empty = np.array([key == "" for key in keys])
     bad = ~good & ~empty if schema.split else ~good | empty
     if bad.any():
         row = int(bad.argmax())
@@ -378,40 +352,37 @@ def _check(
         fault(path, "is empty" if empty[row] else kind, row + 1, column)
 
 
+def _numbers(keys: list[str | float]) -> Array:
+    return np.array([math.nan if isinstance(key, str) else key for key in keys])
+
+
 def _targets(
-    path: Path, texts: list[str], schema: Schema, column: str
+    path: Path, entries: Iterable[Any], schema: Schema, column: str
 ) -> tuple[Array, Sequence[str | float]]:
     """Return the targets, and the labels that were found where all are allowed."""
-    values = [to_number(text) for text in texts]
+    keys = [_key(entry) for entry in entries]
     if schema.target == "number":
-        good, kind = np.isfinite(values), "must be a finite number"
-        _check(path, texts, good, schema, kind, column)
-        return np.array(values), ()
+        values, kind = _numbers(keys), "must be a finite number"
+        _check(path, keys, np.isfinite(values), schema, kind, column)
+        return values, ()
+    found = sorted(set(keys) - {""}, key=lambda key: (isinstance(key, str), key))
     # a label that is a number goes by its value
-    pairs = zip(texts, values, strict=True)
-    keys = [(text, value if math.isfinite(value) else text) for text, value in pairs]
-    found: Sequence[str | float] = ()
-    if not schema.labels:
-        known = {key for _, key in keys if key != ""}
-        found = sorted(known, key=lambda key: (isinstance(key, str), key))
-    codes: dict[str | float, float] = {}
-    for code, label in enumerate(schema.labels or found):
-        codes[label] = code
-        if is_number(str(label)):
-            codes.setdefault(float(label), code)
-    targets = np.array([codes.get(t, codes.get(key, math.nan)) for t, key in keys])
+    labels = [_key(label) for label in schema.labels] or found
+    codes = {label: float(code) for code, label in enumerate(labels)}
+    targets = np.array([codes.get(key, math.nan) for key in keys])
     kind = "is not among the labels that the run allows"
-    _check(path, texts, np.isfinite(targets), schema, kind, column)
-    return targets.astype(np.float64), found
+    _check(path, keys, np.isfinite(targets), schema, kind, column)
+    return targets, () if schema.labels else found
 
 
-def _weights(path: Path, texts: list[str], schema: Schema, column: str) -> Array:
+def _weights(path: Path, entries: Iterable[Any], schema: Schema, column: str) -> Array:
+    keys = [_key(entry) for entry in entries]
     if schema.split:
-        texts = ["" if text == "nan" else text for text in texts]
-    weights = np.array([to_number(text) for text in texts])
+        keys = ["" if key == "nan" else key for key in keys]
+    weights = _numbers(keys)
     good = (weights == 0.0) | (weights >= LIGHTEST) & (weights < math.inf)
     kind = f"must be 0 or a finite number from {LIGHTEST:g} on"
-    _check(path, texts, good, schema, kind, column)
+    _check(path, keys, good, schema, kind, column)
     return weights
 
 
@@ -460,8 +431,7 @@ def norms(matrix: Any, axis: int) -> NDArray[np.float64]:
 def scaled(train: Any, test: Any, scaling: str) -> tuple[Any, Any]:
     """Scale training and test features in place, as measured on the former.
 
-    ``scaling`` is "none", "unit-rows", "unit-columns" or, of dense features alone,
-    "standard": zero mean and unit variance.
+    "standard", zero mean and unit variance, is for dense features.
     """
     if scaling == "unit-rows":
         return divide(train, norms(train, 0), 0), divide(test, norms(test, 0), 0)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -29,9 +30,18 @@ from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, need, parse, setting
 
-from ..base import Array, Depending, Point, derived_seed, in_dtype, once, once_per_file
+from ..base import (
+    Array,
+    Depending,
+    Point,
+    data_path,
+    derived_seed,
+    in_dtype,
+    once,
+    once_per_file,
+)
 from .datasets import Examples
-from .readers import node_path, read_table
+from .readers import node_path, read_own_file, read_table
 from .table import FILE, NODES, DataSettings, Schema, Table
 
 Indices = NDArray[np.intp]
@@ -56,11 +66,6 @@ class Dealt(NamedTuple):
         rows = slice(*self.starts[client : client + 2])
         return self.features[rows], self.targets[rows]
 
-    def weight(self, client: int) -> float:
-        """Return n·d_i/d: f_i is so many times the mean loss of the client's share."""
-        sizes = np.diff(self.starts)
-        return float(len(sizes) * sizes[client] / len(self.targets))
-
 
 def starts_of(shares: Sequence[Sequence[Any] | Indices]) -> Indices:
     """Return where each client's rows start, and how many there are."""
@@ -70,18 +75,13 @@ def starts_of(shares: Sequence[Sequence[Any] | Indices]) -> Indices:
 def arrange(
     features: Any, targets: NDArray[Any], shares: list[Indices], *tests: Any
 ) -> Dealt:
-    """Put training examples, dense or CSR, in the order of the clients' shares.
-
-    Each example is in one share exactly; ``tests`` are test features and targets.
-    """
+    """Put training examples, dense or CSR, in the order of the clients' shares."""
     order = np.concatenate(shares)
-    if not np.array_equal(np.sort(order), np.arange(len(targets))):
-        raise ValueError("shares leave out an example or name one twice")
     return Dealt(features[order], targets[order], starts_of(shares), *tests)
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """What a run learns.
 
     **Every example counts once**: F is the loss over all training data, the mean or
@@ -151,31 +151,18 @@ class Task:
     #: those of :meth:`method_options` without which a method solves another problem
     required_options: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def _dataset(self) -> str:
-        """The data set, where there is a choice."""
-        return getattr(self, "dataset", "")
+    # what some tasks have as settings
+    dataset = path = weighting = ""
 
     @property
     def on_nodes(self) -> bool:
         """Whether every node has its own data, and the server none."""
-        return self._dataset == NODES
+        return self.dataset == NODES
 
     @property
     def on_file(self) -> bool:
         """Whether the data is in a file of the user's, in any of the formats."""
-        return self._dataset == FILE
-
-    @property
-    def of_file(self) -> tuple[str, ...]:
-        """The fields of :class:`DataSettings` that describe a file of the user's."""
-        columns = ("label_column", *["weight_column"] * self.weighs)
-        return columns if self.on_file else ()
-
-    @property
-    def node_examples(self) -> int:
-        """How many examples all nodes have together; 0: nobody knows."""
-        return self.nodes.examples
+        return self.dataset == FILE
 
     @classmethod
     def from_config(
@@ -183,41 +170,39 @@ class Task:
     ) -> Self:
         """Make the task from a flat run config, whose keys start with its name.
 
-        ``more`` are fields that are no settings. A SettingsError: a setting that is not
-        allowed, or one of nodes' own data although the task brings its own.
+        ``more`` are fields that are no settings. A SettingsError: one is not allowed.
         """
         nodes = parse(DataSettings, config, "data.")
         more |= {"num_clients": num_clients, "seed": seed, "nodes": nodes}
         task = parse(cls, config, f"{cls.name}.", **more)
-        if not task.on_nodes:
-            for key, field in keys(DataSettings, "data.").items():
-                value = getattr(nodes, field.name)
-                if value != field.default and field.name not in task.of_file:
-                    raise SettingsError(
-                        f"{key} = {value!r} is for data that lies on the nodes, and "
-                        f"{cls.name}.dataset is not {NODES!r}"
-                    )
+        # columns are looked for in a file of the user's, too
+        columns = ("label_column", *["weight_column"] * cls.weighs)
+        known = columns if task.on_file else ()
+        for key, entry in keys(DataSettings, "data.").items():
+            value = getattr(nodes, entry.name)
+            meant = task.on_nodes or entry.name in known
+            if not meant and value != entry.default:
+                why = f"is for data that lies on the nodes, not for {cls.name!r} as set"
+                raise SettingsError(f"{key} = {value!r} {why}")
         return task
 
     def check(self) -> None:
         """Find out, before anything starts, whether the task can be run as set.
 
-        A SettingsError: a setting that is not allowed, more clients than examples, an
-        extra that is not installed, a malformed data file; a FileNotFoundError: a data
-        file that is missing. Either is one line with the setting's key.
+        A SettingsError, in one line: a setting that is not allowed, more clients than
+        examples, an extra that is missing, a malformed file; or a FileNotFoundError.
         """
         self.check_settings()
         if self.on_nodes:
             self.check_nodes()
             return
-        self.check_path()
         if self.on_file:
             self._refuse(self.not_of_file, "it is for the data that is built in")
         # Nothing can be made or dealt for no client, so this comes before the data.
-        self.check_clients(max(self.num_clients, 1), "examples")
-        self.check_clients(self.num_examples(), "examples")
+        self.check_clients(max(self.num_clients, 1))
+        self.check_clients(self.num_examples())
 
-    def check_settings(self) -> None:
+    def check_settings(self) -> None:  # noqa: B027
         """Raise a SettingsError unless the settings suit each other."""
 
     def check_nodes(self) -> None:
@@ -232,33 +217,20 @@ class Task:
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         """Raise a SettingsError where one of some settings is not as by default."""
-        given = f"has no meaning with {self.name}.dataset = {self._dataset!r}: {why}"
+        given = f"has no meaning with {self.name}.dataset = {self.dataset!r}: {why}"
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
             # what is switched off does no harm
             if entry.name in names and value not in (entry.default, 0):
-                allowed = f"allowed: {entry.default!r}"
-                raise self.refused(entry.name, f"{given}; {allowed}")
+                raise self.refused(entry.name, f"{given}; allowed: {entry.default!r}")
 
-    def check_clients(self, available: int, what: str) -> None:
+    def check_clients(self, available: int) -> None:
         """Raise a SettingsError unless there is something for every client."""
         if self.num_clients < 1:
             raise SettingsError(f"{self.num_clients} clients; at least 1 is needed")
         if self.num_clients > available:
-            raise SettingsError(
-                f"{self.num_clients} clients are too many for task {self.name!r}: it "
-                f"has {available} {what}, and every client needs at least one"
-            )
-
-    def check_path(self) -> None:
-        """Raise a SettingsError unless there is a path where the data set needs one."""
-        field, dataset = self.__dataclass_fields__.get("path"), self._dataset
-        only = (field.metadata["only"] if field else None) or {}
-        if dataset in only.get("dataset", ()) and not getattr(self, "path", ""):
-            raise SettingsError(
-                f"{self.name}.path is empty; for {dataset!r} it must name the data's "
-                "file or folder"
-            )
+            given = f"{self.num_clients} clients are too many for task {self.name!r}"
+            raise SettingsError(f"{given}, which has {available} examples")
 
     # -- what a task supplies
 
@@ -266,40 +238,46 @@ class Task:
         """Return d, the number of training examples of all clients together."""
         return self.nodes.examples if self.on_nodes else len(data_of(self).targets)
 
+    @abstractmethod
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the model's arrays."""
-        raise self._missing("shapes", "[(rows, columns), ...]")
 
+    @abstractmethod
     def domains(self) -> dict[str, float]:
         """Return the domains that fit, by name, with the radius they have by default.
 
         The first is the default; the radius is 0.0 for a set that has none.
         """
-        raise self._missing("domains", "{'l2-ball': 10.0, ...}")
 
     def _load(self) -> Dealt:
         """Load or generate the data set, dealt to the clients."""
-        raise self._missing("_load", "the examples as a Dealt")
+        raise NotImplementedError(f"task {self.name!r} has no examples to load")
+
+    def _own_file(self, target: Literal["class", "number"]) -> Table:
+        """Read the user's file; classes are counted from 0, whatever their labels."""
+        schema = Schema(
+            0,
+            target=target,
+            label_column=self.nodes.label_column,
+            weight_column=self.nodes.weight_column,
+        )
+        table: Table = read_own_file(schema, data_path(f"{self.name}.path", self.path))
+        return table
 
     def _loss(self, features: Any, targets: Any, weight: float) -> Any:
         """Make ``weight`` times the mean loss of some rows."""
-        raise self._missing("_loss", "an Objective, weight times the rows' mean loss")
-
-    def _missing(self, method: str, what: str) -> NotImplementedError:
-        who = type(self).__name__
-        return NotImplementedError(f"{who} must have {method}(), which returns {what}")
+        raise NotImplementedError(f"task {self.name!r} has no loss of rows")
 
     def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
         """Make the like of a client, which may need less of it."""
         return self._loss(features, targets, weight)
 
-    def _client_weight(self, client: int) -> float:
-        """Return n·d_i/d, with which every example counts the same, or 1."""
-        clients = getattr(self, "weighting", "") == "clients"
-        return 1.0 if clients else data_of(self).weight(client)
+    def _weight(self, examples: int, total: int) -> float:
+        """Return n·d_i/d, with which every example counts the same; d = 0: 1."""
+        return self.num_clients * examples / total if total else 1.0
 
-    def _node_inputs(self, features: Any) -> Any:
-        """Return a node's features as the loss takes them."""
+    def _prepared(self, features: Any) -> Any:
+        """Return features, such as a node's, as the loss takes them."""
         return features
 
     def _build_objective(self) -> Any:
@@ -309,16 +287,13 @@ class Task:
 
     def _build_client_objective(self, client: int) -> Any:
         """Make f_i, its weight included."""
-        self.check_settings()
-        self.check_clients(self.num_examples(), "examples")
-        share = data_of(self).share(client)
-        return self._client_loss(*share, self._client_weight(client))
+        data = data_of(self)
+        features, targets = data.share(client)
+        total = 0 if self.weighting == "clients" else len(data.targets)
+        return self._client_loss(features, targets, self._weight(len(targets), total))
 
     def initial_point(self) -> list[Array]:
-        """Return where to start; the run projects it into the domain.
-
-        Zeros, or a uniform draw from the manifold where the task has one.
-        """
+        """Return where to start: zeros, or a uniform draw from the manifold."""
         if (manifold := self.manifold()) is not None:
             return [manifold.random_point(generator(self.seed, "initial point"))]
         return [np.zeros(shape) for shape in self.shapes()]
@@ -330,10 +305,7 @@ class Task:
         return self._loss(data.test_features, data.test_targets, 1.0)
 
     def metrics(self, x: Point) -> dict[str, float]:
-        """Return measures of quality at x: the loss's own, on the test examples.
-
-        Nothing where the task loads no examples.
-        """
+        """Return measures of quality at x: the loss's own, on any test examples."""
         if type(self)._load is Task._load:
             return {}
         found: dict[str, float] = self.test_objective().metrics(self.argument(x))
@@ -344,27 +316,21 @@ class Task:
         return None
 
     def certified_optimum(self) -> Optimum | None:
-        """Return the minimum with its certificate, None without a solver for it.
-
-        For tasks that bring a central solver; it may take long.
-        """
+        """Return the minimum with its certificate, by a solver of the task's own."""
         return None
 
     def manifold(self) -> Manifold | None:
         """Return the manifold that the model lives on; None: the task has none.
 
-        Its points are shaped as one array stands for the model
-        (:class:`fedtrellis.wire.arrays.Layout`), and :meth:`initial_point` is one of
-        them.
+        :meth:`initial_point` is one of its points, which are shaped as the one array
+        that stands for the model (:class:`fedtrellis.wire.arrays.Layout`).
         """
         return None
 
     def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
         """Return what suits the task, as it is set, for a method's settings.
 
-        By the method's name in run configurations; values by the names of the
-        strategy's fields, and none for those in ``given``, which the user sets.
-        A SettingsError: one depends on what nobody has set.
+        By the names of the strategy's fields, without those ``given`` by the user.
         """
         values = {
             name: value.find(self, given) if isinstance(value, Depending) else value
@@ -376,8 +342,7 @@ class Task:
     def method_options(self) -> dict[str, Any]:
         """Return what a strategy has to know of the task, by its fields' names.
 
-        Here what a node's evaluation weighs: its examples, or 1 like any other's where
-        every node counts the same, as F is then the plain mean of the nodes' losses.
+        Here what a node's evaluation weighs: its examples, or the same as any other's.
         """
         equal = self.on_nodes and not self.nodes.examples
         return {"evaluation_weights": "equal"} if equal else {}
@@ -393,24 +358,14 @@ class Task:
     def client_parts(self, client: int) -> dict[str, Any]:
         """Return what client i in [0, n) is made of, by its constructor's arguments.
 
-        Here ``objective``, which is f_i; :class:`tasks.hybrid.HybridTask` has the
-        features and labels instead. An IndexError: there is no such client.
+        Here ``objective``, which is f_i. An IndexError: there is no such client.
         """
-        return {"objective": self._client_part(client)}
-
-    # All clients of a large simulation: with fewer places than clients, who are asked
-    # in turn, every message would make its objective anew.
-    @once(16_384)
-    def _client_part(self, client: int) -> Objective:
-        return in_dtype(self.client_objective(client), self.dtype)
+        return {"objective": in_dtype(self.client_objective(client), self.dtype)}
 
     # -- where nodes have data of their own
 
     def node_schema(self) -> Schema:
-        """Return what a node's file must hold.
-
-        A SettingsError: the run config leaves something open, or contradicts itself.
-        """
+        """Return what a node's file must hold; a SettingsError: that is left open."""
         classes = self.label_kind == "class"
         return Schema(
             self.nodes.num_features(),
@@ -420,37 +375,27 @@ class Task:
             self.nodes.label_column,
         )
 
-    def _read_node_file(self, path: Path) -> Table:
-        return read_table(path, self.node_schema())
-
     # A simulation has many nodes in one process, a deployed node's process has one.
     @once_per_file(1024)
     def node_table(self, path: Path) -> Table:
-        """Return a node's file, read and checked once per process.
-
-        A DataFileError names file, row and column, and shows nothing of what is there.
-        """
-        return self._read_node_file(path)
+        """Return a node's file, read and checked once per process."""
+        return read_table(path, self.node_schema())
 
     @once_per_file(1024)
     def node_objective(self, path: Path) -> Objective:
-        """Return f_i of a node with its own file, made once per process.
-
-        A DataFileError as of :meth:`node_table`.
-        """
+        """Return f_i of a node with its own file, made once per process."""
         table = self.node_table(path)
-        features, targets = self._node_inputs(table.features), table.targets
+        features, targets = self._prepared(table.features), table.targets
         if self.label_kind == "class":
             targets = targets.astype(np.intp)
-        weight = self.node_weight(features.shape[0])
+        weight = self._weight(features.shape[0], self.nodes.examples)
         return in_dtype(self._client_loss(features, targets, weight), self.dtype)
 
     def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the client of a node with its own data is made of.
 
-        As :meth:`client_parts`; ``data`` of the node config names the node's file.
-        A SettingsError: the node config does not go with the task; a FileNotFoundError
-        or DataFileError: the file is missing or does not hold what it should.
+        As :meth:`client_parts`, of the file that ``data`` of the node config names. A
+        SettingsError, DataFileError or FileNotFoundError says what is wrong.
         """
         path = node_path(node_config)
         if "test-data" in node_config:
@@ -460,52 +405,30 @@ class Task:
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what such a client gets beside its parts, by attributes' names.
 
-        See :class:`fedtrellis.wire.client.MethodClient`.
+        They are those of :class:`fedtrellis.wire.client.MethodClient`.
         """
-        return {
-            "announcement": self.announcement(node_path(node_config)),
-            "weigh_evaluation": self.weigh_evaluation,
-            "rows": self.node_rows(node_path(node_config)),
-        }
+        found: dict[str, Any] = self._node_attributes(node_path(node_config))
+        return found
 
     @once_per_file(1024)
-    def node_rows(self, path: Path) -> OwnRows:
-        """Return the rows of a node's file, for its memory of releases."""
+    def _node_attributes(self, path: Path) -> dict[str, Any]:
         table = self.node_table(path)
-        parts = table.features, table.targets, table.weights
-        return OwnRows(table.names or (str(table.features.shape[1]),), parts)
-
-    def node_weight(self, examples: int) -> float:
-        """Return n·d_i/d, or 1 where every node counts the same.
-
-        A SettingsError: the node alone has more examples than ``data.examples``.
-        """
-        total = self.nodes.examples
-        if not total:
-            return 1.0
-        if examples > total:
-            raise SettingsError(
-                f"data.examples = {total}, and one node alone has {examples} examples"
-            )
-        return self.num_clients * examples / total
-
-    def announcement(self, path: Path) -> dict[str, Any]:
-        """Return the number of a node's examples and a digest of its columns' names."""
-        table = self.node_table(path)
-        entries: dict[str, Any] = {"num-examples": int(table.features.shape[0])}
+        examples, width = table.features.shape
+        announcement: dict[str, Any] = {"num-examples": int(examples)}
         if table.names:
             digest = hashlib.sha256("\n".join(table.names).encode()).hexdigest()
-            entries["data-columns"] = digest[:32]
-        return entries
+            announcement["data-columns"] = digest[:32]
+        parts = table.features, table.targets, table.weights
+        return {
+            "announcement": announcement,
+            "weigh_evaluation": self.weigh_evaluation,
+            "rows": OwnRows(table.names or (str(width),), parts),
+        }
 
     def weigh_evaluation(
         self, loss: float, examples: int, metrics: dict[str, Any]
     ) -> tuple[float, dict[str, Any]]:
-        """Return what a node's evaluation sends to the server.
-
-        Of ``loss`` f_i, ``examples`` d_i and the objective's ``metrics``. The server's
-        mean of the nodes' losses, weighted as by :meth:`method_options`, is F.
-        """
+        """Return what a node sends of f_i and its metrics; the nodes' mean is F."""
         kept = {name: metrics[name] for name in self.node_metrics}
         total = self.nodes.examples
         if not total:
@@ -522,6 +445,8 @@ class Task:
         self._need_central_data()
         return self._build_objective()  # type: ignore[no-any-return]
 
+    # All clients of a large simulation: with fewer places than clients, who are asked
+    # in turn, every message would make its objective anew.
     @once(16_384)
     def client_objective(self, client: int) -> Objective:
         """Return f_i of i in [0, n), made once per process; else an IndexError."""
@@ -531,18 +456,13 @@ class Task:
 
     def _need_central_data(self) -> None:
         if self.on_nodes:
-            raise SettingsError(
-                f"{self.name}.dataset = {NODES!r}: the data lies on the nodes, and "
-                "there is none here to measure anything on"
-            )
+            why = "the data lies on the nodes, and none is here to measure"
+            raise SettingsError(f"{self.name}.dataset = {NODES!r}: {why}")
 
     def _existing(self, client: int) -> int:
         """Return a client's number, if there is such a client."""
         if not 0 <= client < self.num_clients:
-            raise IndexError(
-                f"client {client} of task {self.name!r} does not exist: "
-                f"there are {self.num_clients}, counted from 0"
-            )
+            raise IndexError(f"client {client}: there are {self.num_clients}, from 0")
         return int(client)
 
     def value(self, x: Point) -> float:
@@ -556,10 +476,7 @@ class Task:
         return [result] if bare else result
 
     def argument(self, x: Point) -> Any:
-        """Return a point as the task's objectives take it.
-
-        A ValueError: a list with another number of arrays than the model has.
-        """
+        """Return a point as the objectives take it; a ValueError: not as the model."""
         if isinstance(x, np.ndarray):
             return x
         shapes = self.shapes()
@@ -583,10 +500,7 @@ class Nonconvex(Task):
     """A task whose F is not convex, and what suits Frank-Wolfe there."""
 
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-        {
-            "fedfw": {"schedule": "nonconvex"},
-            "naive-frank-wolfe": {"schedule": "nonconvex"},
-        }
+        {key: {"schedule": "nonconvex"} for key in ("fedfw", "naive-frank-wolfe")}
     )
     convex = False
 
@@ -627,65 +541,56 @@ class PartitionedTask(Task):
         """Return the balls of the experiments of FedFW."""
         return {"l2-ball": 10.0, "l1-ball": 10.0, "linf-ball": 1.0}
 
-    def deal_examples(
-        self,
-        examples: Examples,
-        prepare: Callable[[Any], Any] = np.asarray,
-        shares: list[Indices] | None = None,
-    ) -> Dealt:
-        """Deal labelled examples to the clients, by their labels or as ``shares`` says.
-
-        ``prepare`` makes what the model takes of the features. It comes last, so that
-        what is put in order are the bytes of images and not eight times as many.
-        """
-        labels, tests = (
-            part.astype(np.intp) for part in (examples.labels, examples.test_labels)
-        )
-        shares = self.deal(examples.labels) if shares is None else shares
+    def deal_examples(self, examples: Examples) -> Dealt:
+        """Deal labelled examples to the clients."""
+        labels, owners = examples.labels.astype(np.intp), examples.owners
+        shares = [np.flatnonzero(owners == i) for i in range(self.num_clients)]
+        if self.partition != "natural":
+            shares = self.deal(labels)
         dealt = arrange(examples.features, labels, shares)
-        features, test = prepare(dealt.features), prepare(examples.test_features)
+        # last, so that bytes of images are put in order and not eight times as many
+        features, test = map(self._prepared, (dealt.features, examples.test_features))
+        tests = examples.test_labels.astype(np.intp)
         return Dealt(features, dealt.targets, dealt.starts, test, tests)
 
     def deal(self, labels: NDArray[Any]) -> list[Indices]:
-        """Deal all examples to the clients, each once and no share empty.
-
-        By their labels, int of shape (d,). A SettingsError: the labels do not suffice
-        for so many clients, or flwr-datasets is needed and not installed.
-        """
-        self.check_clients(len(labels), "examples")
+        """Deal examples of these labels, each once and no share empty."""
+        self.check_clients(len(labels))
         if self.partition == "iid":
             rng = generator(self.seed, "partition")
             return np.array_split(rng.permutation(len(labels)), self.num_clients)
-        key = f"{self.name}.partition = {self.partition!r}"
-        need("flwr_datasets", key, "data")
-        deal = {"labels": self._deal_labels, "dirichlet": self._deal_dirichlet}
-        return deal[self.partition](labels)
+        need("flwr_datasets", f"{self.name}.partition = {self.partition!r}", "data")
+        if self.partition == "labels":
+            return self._deal_labels(labels)
+        more = {"num_partitions": self.num_clients, "min_partition_size": 1}
+        try:
+            with warnings.catch_warnings():
+                # It draws again where a share is empty, and warns each time.
+                warnings.simplefilter("ignore")
+                kind = "DirichletPartitioner"
+                return self._partitioned(kind, labels, alpha=self.alpha, **more)
+        except ValueError as error:
+            why = "leaves a client without any; take a larger alpha or fewer clients"
+            raise self.refused("alpha", why) from error
 
     def _deal_labels(self, labels: NDArray[Any]) -> list[Indices]:
         present, counts = np.unique(labels, return_counts=True)
-        clients, k = self.num_clients, self.labels_per_client
-
-        def refused(why: str) -> SettingsError:
-            return self.refused("labels_per_client", f"with {clients} clients: {why}")
-
-        if k > len(present):
-            raise refused(f"there are only {len(present)} labels")
-        if clients * k < len(present):
-            raise refused(
-                f"they cannot hold all {len(present)} labels, so that examples would "
-                "be left out; take more labels or more clients"
-            )
+        clients, k, count = self.num_clients, self.labels_per_client, len(present)
         # Labels in a random order, as ranks; part v gets the label of rank v modulo
         # their number, so parts ik … ik + k − 1 have k different ones.
-        order = generator(self.seed, "label order").permutation(len(present))
-        holders = np.bincount(np.arange(clients * k) % len(present))
+        order = generator(self.seed, "label order").permutation(count)
+        holders = np.bincount(np.arange(clients * k) % count, minlength=count)
         scarce = np.flatnonzero(counts[order] < holders)
-        if len(scarce):
-            label, count = present[order[scarce[0]]], counts[order[scarce[0]]]
-            raise refused(
-                f"label {label} has {count} examples for {holders[scarce[0]]} clients; "
-                "take fewer labels or fewer clients"
-            )
+        why = ""
+        if k > count:
+            why = f"there are only {count} labels"
+        elif clients * k < count:
+            why = f"they cannot hold all {count} labels; take more labels or clients"
+        elif len(scarce):
+            label, holding = order[scarce[0]], holders[scarce[0]]
+            why = f"label {present[label]} has too few examples for {holding} clients"
+        if why:
+            raise self.refused("labels_per_client", f"with {clients} clients: {why}")
         ranks = np.argsort(order)[np.searchsorted(present, labels)]
         parts = self._partitioned(
             "PathologicalPartitioner",
@@ -695,19 +600,6 @@ class PartitionedTask(Task):
             class_assignment_mode="deterministic",
         )
         return [np.concatenate(parts[i * k : (i + 1) * k]) for i in range(clients)]
-
-    def _deal_dirichlet(self, labels: NDArray[Any]) -> list[Indices]:
-        more = {"num_partitions": self.num_clients, "min_partition_size": 1}
-        try:
-            with warnings.catch_warnings():
-                # It draws again where a share is empty, and warns each time.
-                warnings.simplefilter("ignore")
-                kind = "DirichletPartitioner"
-                return self._partitioned(kind, labels, alpha=self.alpha, **more)
-        except ValueError as error:
-            given = f"with {self.num_clients} clients and {len(labels)} examples"
-            why = "every draw left a client without any; take a larger alpha or fewer"
-            raise self.refused("alpha", f"{given}: {why} clients") from error
 
     def _partitioned(
         self, kind: str, labels: NDArray[Any], **settings: Any

@@ -19,8 +19,8 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, need
 
 from ..base import data_path, derived_seed
-from ..data.datasets import load_mnist
-from ..data.readers import read_csv, read_libsvm, read_own_file
+from ..data.datasets import load_images
+from ..data.readers import read_csv, read_libsvm
 from ..data.table import FILE, Schema, read_at_most, with_constant
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ def load_rows(task: HybridTask) -> Samples:
         where = "the data set's file or the folder with it"
         raise FileNotFoundError(f"{key} is empty; for {dataset!r} it must name {where}")
     if dataset == FILE:
-        columns = task.nodes.label_column, task.nodes.weight_column
-        data = read_own_file(key, task.path, task.target, *columns)
+        data = task._own_file(task.target)
         # labels that are numbers are classes of these numbers
         values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
         classes = np.array(values, dtype=np.float64)
@@ -146,7 +145,8 @@ def load_rows(task: HybridTask) -> Samples:
         schema = Schema(0, _COVTYPE, "number", label_column="class")
         table = read_csv(path, schema, header=(*_COVTYPE, "class"))
         return Samples(scipy.sparse.csr_array(table.features), table.targets, _COVTYPE)
-    features, labels = read_libsvm(path)
+    table = read_libsvm(path, Schema(0, target="number"))
+    features, labels = table.features, table.targets
     # 32-bit indices, which half the memory suffices for
     indices = features.indices.astype(np.int32), features.indptr.astype(np.int32)
     features = scipy.sparse.csr_array((features.data, *indices), shape=features.shape)
@@ -172,7 +172,7 @@ def _load_toy(name: str) -> Samples:
 
 
 def _load_mnist(folder: Path, key: str) -> Samples:
-    images = load_mnist(folder, key)
+    images = load_images("mnist", folder, key)
     parts = [
         scipy.sparse.csr_array(pixels.reshape(len(pixels), -1)).astype(np.float64)
         for pixels in (images.features, images.test_features)

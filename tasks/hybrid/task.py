@@ -155,7 +155,7 @@ class HybridTask(Task):
             self.check_nodes()
             return
         # Nothing can be dealt to none, so this comes before the data.
-        self.check_clients(max(self.num_clients, 1), "samples")
+        self.check_clients(max(self.num_clients, 1))
         self.objective()
 
     def check_settings(self) -> None:  # noqa: D102
@@ -328,7 +328,7 @@ class HybridTask(Task):
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``rows``: methods for split data agree on samples and features."""
-        return {"rows": self.node_rows(node_path(node_config))}
+        return {"rows": super().node_attributes(node_config)["rows"]}
 
     def make_penalty(self) -> Penalty:
         """Return g, by default ½‖w‖²."""

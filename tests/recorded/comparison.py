@@ -80,6 +80,7 @@ _COUNTED = "a share has a word that counts it instead of two checksums: 8 bytes 
 _LESS = "HyFDCA's messages have no digests, MACs, budgets and nonces any more"
 _ORDER = "samples have fresh pseudonyms a run, and with them another order"
 _DRAWN = "which of a client's samples move is drawn from a keystream, not from PCG64"
+_WORDS = "the same refusal in other words, those of what finds it"
 _FLOAT32 = "PyTorch adds up float32 numbers in another order on another processor"
 #: What was changed on purpose since the table was recorded; the bounds are what was
 #: measured, rounded up.
@@ -135,6 +136,20 @@ ACCEPTED: list[Accepted] = [
         for case in (
             *("quadratic-assignment/as-it-is", "lasso/as-it-is", "lasso/half-fixed"),
             *("lasso/relaxed", "lasso/lossy"),
+        )
+    ),
+    *(
+        Accepted(f"*/{case}", {"error": text}, _WORDS)
+        for case, text in (
+            *((f"wrong-{i}", "it must name the data's") for i in (49, 53, 56)),
+            ("matrix-completion/wrong-48", "say how many users there are"),
+            ("wrong-52", "say how many features an example has, or their names"),
+            ("attack/wrong-58", "must be a class of which"),
+            ("libsvm-index-0", "1 and 3 examples of the labels"),
+            ("short-row", "row 1: 3 fields; 4 are expected"),
+            ("quadratic-assignment/too-many-clients", "which has 130 examples"),
+            ("lasso/too-many-clients", "which has 3 examples"),
+            ("digits/wrong-42", "is for data that lies on the nodes"),
         )
     ),
     Accepted("hyfdca/*-goes-wrong", {"rejected": "it is cut"}, _COUNTED),

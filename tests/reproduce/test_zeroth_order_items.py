@@ -256,7 +256,7 @@ def test_the_stored_steps_are_the_best_tried_and_inside() -> None:
 @pytest.mark.slow
 def test_the_attacked_network_is_as_good_as_the_page_says() -> None:
     pytest.importorskip("torch")
-    from tasks.data.datasets import load_cifar10
+    from tasks.data.datasets import load_images
     from tasks.networks import ConvolutionalClassifier, load_weights
 
     folder = Path(os.environ.get("FEDTRELLIS_DATA", "")) / "cifar10"
@@ -264,7 +264,7 @@ def test_the_attacked_network_is_as_good_as_the_page_says() -> None:
         pytest.skip("FEDTRELLIS_DATA names no folder with cifar10/test_batch")
     assert attack.WEIGHTS.stat().st_size < 300_000
     network = ConvolutionalClassifier(load_weights(attack.WEIGHTS))
-    examples = load_cifar10(folder, partial=True, key="--data")
+    examples = load_images("cifar10", folder, "--data", partial=True)
     scores = network.logits(examples.test_features / np.float32(255))
     accuracy = np.mean(scores.argmax(axis=1) == examples.test_labels)
     # other processors round otherwise, which moves single images

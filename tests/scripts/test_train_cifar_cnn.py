@@ -73,7 +73,7 @@ def test_images_are_shifted_and_mirrored() -> None:
     [
         ("absent", "w.npz", "--data = 'absent': there is no folder"),
         (".", "absent/w.npz", "--out = 'absent/w.npz': there is no folder"),
-        (".", "w.npz", "--data = '.' has no batch data_batch_1 of CIFAR-10"),
+        (".", "w.npz", "--data = '.' has no file data_batch_1"),
     ],
 )
 def test_one_line_says_what_is_wrong(

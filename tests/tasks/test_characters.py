@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from fedtrellis.settings import SettingsError
-from tasks.characters import ALPHABET, LETTERS, SOURCES, Characters, passages
-from tasks.classification import NetworkTask
+from tasks.classification import (
+    ALPHABET,
+    LETTERS,
+    SOURCES,
+    Characters,
+    NetworkTask,
+    passages,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -57,9 +63,10 @@ def test_clients_by_source_have_one_each() -> None:
 
 def test_the_transformer_is_pytorchs_own_encoder() -> None:
     """Its attention, norms and perceptron against ``nn.TransformerEncoderLayer``."""
-    from tasks.networks import HEADS, make_transformer
+    from tasks.networks import HEADS, CharacterTransformer, seeded
 
-    model = make_transformer(7, 9, 12, 1, seed=3).double()
+    with seeded(3):
+        model = CharacterTransformer(7, 9, 12, 1).double()
     twin = torch.nn.TransformerEncoderLayer(
         12, HEADS, 48, 0.0, "gelu", batch_first=True, norm_first=True
     ).double()
@@ -71,12 +78,15 @@ def test_the_transformer_is_pytorchs_own_encoder() -> None:
             (block.joined.weight, attention.out_proj.weight),
             (block.before_attention.weight, twin.norm1.weight),
             (block.before_attention.bias, twin.norm1.bias),
-            (block.before_perceptron.weight, twin.norm2.weight),
-            (block.before_perceptron.bias, twin.norm2.bias),
-            (block.wider.weight, twin.linear1.weight),
-            (block.wider.bias, twin.linear1.bias),
-            (block.narrower.weight, twin.linear2.weight),
-            (block.narrower.bias, twin.linear2.bias),
+            *(
+                (getattr(own, part), getattr(theirs, part))
+                for own, theirs in zip(
+                    (block.perceptron[i] for i in (0, 1, 3)),
+                    (twin.norm2, twin.linear1, twin.linear2),
+                    strict=True,
+                )
+                for part in ("weight", "bias")
+            ),
         ):
             theirs.copy_(own)
         attention.in_proj_bias.zero_()

@@ -106,7 +106,7 @@ def test_a_run_attacks_the_file(tmp_path: Path, dataset: str) -> None:
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"shape": ("n", 28, 28)}, {}, "takes arrays of shape (any, 28, 28), which does"),
     ({"shape": ("n", 3, 8, 8)}, {}, "does not fit images of shape (8, 8)"),
-    ({}, {"target_label": 12}, "attack.target-label = 12 must be below 10"),
+    ({}, {"target_label": 12}, "attack.target-label = 12 must be a class of"),
     ({}, {"scores": "probabilities"}, "which are no probabilities"),
 ]
 

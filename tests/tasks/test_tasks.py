@@ -276,7 +276,7 @@ def test_a_misspelt_task() -> None:
         ("low-rank-network", {"rank": 33}, "rank = 33 is too high: .* 64 x 32"),
         ("low-rank-network", {"rank": 65, "hidden": 100}, "64 x 100, so at most 64"),
         *(
-            (name, {"dataset": dataset}, rf"{name}\.path is empty; for '{dataset}'")
+            (name, {"dataset": dataset}, rf"{name}\.path is empty; it must name")
             for name, dataset in [
                 *(("kernel-pca", "file"), ("low-rank-network", "mnist")),
                 *(("lasso", "file"), ("attack", "file"), ("attack", "cifar10")),

@@ -15,6 +15,7 @@ import sim
 from fedtrellis.settings import SettingsError
 from tasks.base import DataFileError
 from tasks.data.readers import read_own_file
+from tasks.data.table import Schema
 
 Array = NDArray[np.float64]
 FORMATS = ("csv", "npz", "svm")
@@ -154,7 +155,7 @@ def test_what_is_refused(tmp_path: Path, table: tuple[Array, Array]) -> None:
     ).task
     signs = np.concatenate([one.client_data(i).labels for i in range(3)])
     assert set(signs) == {-1.0, 1.0}
-    with pytest.raises(SettingsError, match=r"lasso\.path is empty; for 'file'"):
+    with pytest.raises(SettingsError, match=r"lasso\.path is empty; it must name"):
         experiment("lasso", "")
     with pytest.raises(SettingsError, match=r"lasso\.rows = 7 has no meaning"):
         experiment("lasso", path, radius=1.0, **{"lasso.rows": 7})
@@ -173,11 +174,11 @@ def test_what_is_refused(tmp_path: Path, table: tuple[Array, Array]) -> None:
 def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
     path.write_text("a,label\n1,10\n2,9.0\n3,+9\n4,1e1\n")
-    found = read_own_file("key", str(path), "class", "label")
+    found = read_own_file(Schema(0, target="class"), path)
     assert found.labels == (9.0, 10.0)
     assert found.targets.tolist() == [1.0, 0.0, 0.0, 1.0]
     path.write_text("a,label\n1,yes\n2,no\n3,yes\n44,no\n")
-    found = read_own_file("key", str(path), "class", "label")
+    found = read_own_file(Schema(0, target="class"), path)
     assert found.labels == ("no", "yes")
     assert found.targets.tolist() == [1.0, 0.0, 1.0, 0.0]
     assert found.names == ("a",)

@@ -137,8 +137,8 @@ CSV_FAULTS = [
     ("a,b,label\n1,2,\n", TWO, "row 1, column 'label': is empty"),
     ("a,b,label\n1,2,s3cret\n", NUMBERS, "row 1, column 'label': must be a finite"),
     ("a,b,label\n1,2,3\n1,2,inf\n", NUMBERS, "row 2, column 'label': must be a finite"),
-    ("a,b,label\n1,2\n", TWO, "row 1: 2 fields; the first line has 3"),
-    ("a,b,label\n1,2,no,s3cret\n", TWO, "row 1: 4 fields; the first line has 3"),
+    ("a,b,label\n1,2\n", TWO, "row 1: 2 fields; 3 are expected"),
+    ("a,b,label\n1,2,no,s3cret\n", TWO, "row 1: 4 fields; 3 are expected"),
     ("a,b,label\n1,2,no\n\n1,2,no\n", TWO, "row 2: the line is empty"),
     ('a,b,label\n1,2,no\n1,"s3cret,no\n', TWO, "row 2: quotation marks"),
     (
@@ -179,7 +179,7 @@ NPZ_FAULTS: list[tuple[dict[str, Any], Schema, str]] = [
         "row 1, column '2': must be a",
     ),
     ({"features": [[1, 2]]}, TWO, "must have an array 'labels'"),
-    ({"features": [[1, 2]], "labels": ["no", "no"]}, TWO, "must have 1 numbers or"),
+    ({"features": [[1, 2]], "labels": ["no", "no"]}, TWO, "must be of 1 numbers or"),
     (
         {"features": [[1, 2]], "labels": ["s3cret"]},
         TWO,
@@ -188,7 +188,7 @@ NPZ_FAULTS: list[tuple[dict[str, Any], Schema, str]] = [
     (
         {"features": [[1, 2]], "labels": ["s3cret"]},
         NUMBERS,
-        "'labels' must be of numbers",
+        "'labels' must be of 1 numbers",
     ),
     ({"features": [[1, 2]], "labels": [np.inf]}, NUMBERS, "row 1, column 'labels'"),
     ({"features": [[1, 2]], "labels": [1]}, NAMED, "must have an array 'names'"),
@@ -312,7 +312,7 @@ def test_a_folder_of_idx_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "there are no ratings"),
+        ("", "row 1: 0 fields"),
         ("1\t2\t3\t4\n1\ts3cret\t3\t4\n", "row 2, column 'item': must be a number"),
         ("77\t1\t3\n", "row 1, column 'user': must be a whole number from 1 to 9"),
         ("1\t1\ts3cret\n", "row 1, column 'rating': must be a number"),
@@ -425,7 +425,7 @@ def test_a_bad_file_tells_nobody_what_it_holds(
             {"data.features": 3, "logistic-regression.scaling": "standard"},
             "measured on the examples of all nodes",
         ),
-        ({"data.features": 3, "reference": True}, "reference = true does not fit"),
+        ({"data.features": 3, "reference": True}, "reference = True does not fit"),
         ({"data.features": 3, "stop-metric": "gap"}, "allowed: loss, accuracy"),
         (
             {"data.features": 3, "outer-domain": "l2-ball", "outer-fraction": 0.5},
@@ -560,7 +560,8 @@ def test_weights_make_every_example_count_once(
         several.weigh_evaluation(f.value(x), f.num_examples, {"accuracy": 1.0})[0]
         for f in objectives
     ]
-    counts = [several.announcement(path)["num-examples"] for path in paths]
+    told = [several.node_attributes({"data": str(path)}) for path in paths]
+    counts = [attributes["announcement"]["num-examples"] for attributes in told]
     assert np.average(losses, weights=counts) == pytest.approx(expected, rel=1e-12)
     assert counts == [2, 3, 7]
     assert several.method_options() == {}

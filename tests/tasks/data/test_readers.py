@@ -47,7 +47,7 @@ def test_what_a_text_file_needs(
     path = Path("a.csv")
     match = rf'a\.csv, .* needs {name}: pip install "fedtrellis\[{extra}\]"'
     with pytest.raises(SettingsError, match=match):
-        read_csv(path, Schema(0)) if name == "pandas" else read_libsvm(path)
+        (read_csv if name == "pandas" else read_libsvm)(path, Schema(0))
 
 
 @pytest.mark.parametrize("rows", [3, 12_000])

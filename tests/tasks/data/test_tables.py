@@ -3,9 +3,9 @@
 import bz2
 import gzip
 import lzma
-import os
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,12 @@ import pytest
 
 from tasks import DataFileError
 from tasks.data.table import Table
-from tasks.logistic_regression import load_libsvm, load_qsar, load_santander
+from tasks.linear import LogisticRegression, load_table
+from tests.tasks.data.node_files import real
+
+load_qsar, load_santander, load_libsvm = (
+    partial(load_table, dataset) for dataset in ("qsar", "santander", "libsvm")
+)
 
 # What no message may show.
 SECRET = "48151623"
@@ -27,6 +32,11 @@ def refused(load: Callable[[Path], Table], path: Path, match: str) -> None:
     assert message.startswith(str(path))
     assert "\n" not in message
     assert SECRET not in message
+
+
+def two_labels(path: Path) -> Table:
+    own: Any = {"dataset": "libsvm", "path": str(path)}
+    return LogisticRegression(num_clients=1, seed=0, **own)._table()
 
 
 # -- QSAR
@@ -71,14 +81,6 @@ def test_qsar(tmp_path: Path, newline: str, end: bool, zipped: bool) -> None:
         ("1;" * 1023 + "negative", r"row 3: 1024 fields"),
         ("1;" * 1025 + "negative", r"row 3: 1026 fields"),
         ("", r"row 3: the line is empty"),
-        (
-            "1;" * 1000 + "2;" + "0;" * 23 + "negative",
-            r"row 3, column 'bit-1001': .* 0 or 1",
-        ),
-        (
-            "1;" * 5 + SECRET + ";" + "0;" * 1018 + "negative",
-            r"row 3, column 'bit-6': .* 0 or 1",
-        ),
         ("1;" * 1024 + "NEGATIVE", r"row 3, column 'label': is not among the labels"),
         ("1;" * 1024 + SECRET, r"row 3, column 'label': is not among the labels"),
         ("1," * 1024 + "negative", r"row 3: 1 fields"),
@@ -187,7 +189,7 @@ def test_a_file_that_is_not_santander(tmp_path: Path) -> None:
     lines = santander_lines()
     for header, match in (
         ("", "its first line must hold the columns' names"),
-        (lines[0].replace("target,", ""), "row 1: 202 fields; the first line has 201"),
+        (lines[0].replace("target,", ""), "'target'"),
         (lines[0].replace("target,", "aim,"), "the first line has no column 'target'"),
         (lines[1], "the first line"),
     ):
@@ -232,12 +234,13 @@ def test_any_two_labels(tmp_path: Path, labels: Any, expected: list[int]) -> Non
 
 def test_not_two_labels(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    path.write_text("3 1:1\n1 1:2\n2 1:1\n1 1:4\n")
-    refused(load_libsvm, path, r"the labels are 1, 2, 3; .* exactly two")
-    path.write_text("3 1:1\n3 1:2\n")
-    refused(load_libsvm, path, r"the labels are 3; .* exactly two")
-    path.write_text("".join(f"{i} 1:1\n" for i in range(30)))
-    refused(load_libsvm, path, r"8, 9 and 20 more; .* exactly two")
+    for text, match in (
+        ("3 1:1\n1 1:2\n2 1:1\n1 1:4\n", r"the labels are 1, 2, 3; .* exactly two"),
+        ("3 1:1\n3 1:2\n", r"the labels are 3; .* exactly two"),
+        ("".join(f"{i} 1:1\n" for i in range(30)), r"9 and 20 more; .* exactly two"),
+    ):
+        path.write_text(text)
+        refused(two_labels, path, match)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +286,6 @@ def test_files_that_are_not_libsvm(tmp_path: Path) -> None:
 # -- the real files, where they are
 
 
-def real(name: str) -> Path:
-    path = Path(os.environ.get("FEDTRELLIS_DATA", "")) / name
-    if not path.is_file():
-        pytest.skip(f"FEDTRELLIS_DATA names no folder with {name}")
-    return path
-
-
 def test_real_qsar() -> None:
     table = load_qsar(real("qsar_oral_toxicity/qsar_oral_toxicity.zip"))
     assert table.features.shape == (8992, 1024)
@@ -314,4 +310,4 @@ def test_real_libsvm(
 
 
 def test_real_libsvm_of_many_classes() -> None:
-    refused(load_libsvm, real("libsvm/news20_multiclass.bz2"), "and 10 more")
+    refused(two_labels, real("libsvm/news20_multiclass.bz2"), "and 10 more")

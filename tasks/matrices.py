@@ -1,0 +1,424 @@
+"""Tasks whose model is a matrix: components, ratings and assignments."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy  # its parts are loaded when first used
+from numpy.typing import NDArray
+
+from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
+from fedtrellis.manifolds import Stiefel
+from fedtrellis.objectives import MatrixCompletion, QuadraticAssignment
+from fedtrellis.objectives.matrices import PrincipalComponents
+from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError, setting
+
+from .base import Array, Point, data_path, held_out, once, once_per_file, toy
+from .data.readers import read_matrix, read_ratings
+from .data.table import FILE, NODES, DataSettings, Schema, Table, dense, fault
+from .data.task import Dealt, Indices, Nonconvex, Task, starts_of
+
+# The generated ratings, few enough for an LMO in milliseconds.
+_USERS, _ITEMS, _RANK, _OBSERVED, _NOISE = 60, 50, 3, 0.5, 0.1
+# The radius that the paper takes for MovieLens-100k.
+_RADIUS = 7000.0
+
+
+@dataclass(frozen=True)
+class KernelPCA(Nonconvex):
+    """F(x) = −(1/2N) Σ_j Tr(xᵀ H_j x) over the p × r matrices with xᵀx = I.
+
+    H_j = a_j a_jᵀ, a_j the centred examples, so that F(x) = −½ Tr(xᵀ C x) with C their
+    covariance, and f_i(x) = −(n/2N) Tr(xᵀ A_iᵀA_i x) with A_i the client's rows, so
+    that F = (1/n) Σ f_i. The minimum is known: −½ Σ of the r largest eigenvalues of C.
+
+    ``partition = "sorted"``: the examples by label, of one label in their order, in
+    equal consecutive shares, so that clients see different classes; the rows of a file
+    have no labels and keep their order. ``"iid"``: shuffled first.
+
+    ``scale`` divides the examples by √‖C‖₂, after which C has norm 1 and one step size
+    suits all data sets. The mean and ‖C‖₂ are those of all examples together: real
+    clients would have to agree on them.
+
+    Notes
+    -----
+    §5.1 of arXiv 2507.22855, which is not federated: ``dataset = "iris"``,
+    ``components = 2``; ``dataset = "digits"``, ``components = 4``, ``samples = 200``.
+    It does not say how the data is centred or scaled.
+    """
+
+    name = "kernel-pca"
+    summary = "principal components of digits, iris or a file's matrix"
+    bounded_below = False
+
+    not_on_nodes = (*Task.not_on_nodes, "samples")
+    label_kind = "none"
+
+    dataset: str = setting(
+        "digits",
+        "the data set; 'nodes': every node's own file",
+        choices=("digits", "iris", FILE, NODES),
+    )
+    path: str = setting(
+        "", "a matrix, .npy, .csv or the features of a .npz", only={"dataset": (FILE,)}
+    )
+    components: int = setting(4, "r, the number of components", minimum=1)
+    samples: int = setting(0, "take the first examples only; 0 for all", minimum=0)
+    scale: bool = setting(True, "divide the examples so that the covariance has norm 1")
+    partition: str = setting(
+        "sorted", "how examples are dealt to clients", choices=("sorted", "iid")
+    )
+
+    def check_settings(self) -> None:  # noqa: D102
+        features = self.shapes()[0][0]
+        if self.components > features:
+            why = f"is too many: the examples have {features} features"
+            raise self.refused("components", why)
+        if self.on_nodes and self.scale:
+            raise SettingsError(
+                "kernel-pca.scale = true does not fit kernel-pca.dataset = "
+                f"{NODES!r}: ‖C‖₂ is that of the examples of all nodes; allowed: false"
+            )
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        nodes = self.nodes
+        inputs = nodes.num_features() if self.on_nodes else self._examples()[0].shape[1]
+        return [(inputs, self.components)]
+
+    def domains(self) -> dict[str, float]:
+        """Return the convex hull of the manifold, and a ball as large."""
+        return {"spectral-norm-ball": 1.0, "l2-ball": float(np.sqrt(self.components))}
+
+    def manifold(self) -> Stiefel:
+        """Return the p × r matrices with orthonormal columns."""
+        return Stiefel(self.shapes()[0])
+
+    def reference_optimum(self, domain: Domain) -> float | None:
+        """Return the minimum over the two domains, which F attains at their rims."""
+        if self.on_nodes:
+            return None
+        objective: Any = self.objective()
+        if isinstance(domain, SpectralNormBall):
+            # concave: at an extreme point of the ball, ρ times one with xᵀx = I
+            return float(domain.radius**2 * objective.optimum())
+        if isinstance(domain, L2Ball):
+            # −½ ρ² λ_max
+            return float(-0.5 * domain.radius**2 * objective.lipschitz())
+        return None
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return the optimality gap and the subspace's error, on the training data."""
+        return self.objective().metrics(self.argument(x))
+
+    def _prepared(self, features: Any) -> Any:
+        return dense(features)
+
+    def _loss(self, features: Any, targets: Any, weight: float) -> PrincipalComponents:
+        return PrincipalComponents(features, self.components, weight=weight)
+
+    def _load(self) -> Dealt:
+        rows, labels = self._examples()
+        self.check_clients(len(rows))
+        order = np.argsort(labels, kind="stable")
+        if self.partition == "iid":
+            order = generator(self.seed, "partition").permutation(len(rows))
+        centred = rows[order] - rows.mean(axis=0)
+        if self.scale:
+            # √‖C‖₂
+            norm = math.sqrt(max(0.0, PrincipalComponents(centred, 1).lipschitz()))
+            # what centring equal rows leaves is rounding
+            if norm <= 1e-12 * np.abs(rows).max():
+                data = f"kernel-pca.dataset = {self.dataset!r}"
+                raise SettingsError(f"{data}: there is no covariance to scale")
+            centred /= norm
+        starts = starts_of(np.array_split(order, self.num_clients))
+        return Dealt(centred, labels[order], starts)
+
+    @once(4)
+    def _examples(self) -> tuple[Array, Indices]:
+        """Return the examples as they come, and their labels."""
+        if self.on_file:
+            rows = read_matrix(data_path("kernel-pca.path", self.path))
+            labels = np.zeros(len(rows), dtype=np.intp)
+        else:
+            rows, labels = toy(self.dataset, f"kernel-pca.dataset = {self.dataset!r}")
+        limit = self.samples or len(rows)
+        return rows[:limit].astype(np.float64), labels[:limit].astype(np.intp)
+
+
+@dataclass(frozen=True)
+class MatrixCompletionTask(Task):
+    """F(X) = mean over the training ratings of (X_user,item − rating)².
+
+    The ratings are shuffled by the seed; ``test-fraction`` of them are test data and
+    the rest is dealt evenly. f_i is n·d_i/d times the mean over the client's d_i
+    ratings, so that F = (1/n) Σ f_i. (The mean is ours; the paper has the sum, so that
+    its λ_0 is d times ours.) With ``centred`` every rating has the training ratings'
+    mean taken off, one number that nodes get from their sums and counts; X is then
+    about deviations from it, and an RMSE is the same either way.
+
+    Without a file the ratings are generated: half the entries of a 60 × 50 matrix of
+    rank 3 with standard normal factors, plus noise of standard deviation 0.1.
+
+    Notes
+    -----
+    Figure 1c of the FedFW workshop paper (2022): MovieLens-100k (its ``u.data``, see
+    F. M. Harper, J. A. Konstan, "The MovieLens datasets: history and context", 2015),
+    ‖X‖_* ≤ 7000, 40 clients. Its terms forbid passing the data on, so it is not here.
+    """
+
+    name = "matrix-completion"
+    summary = "low-rank matrix completion, generated or MovieLens-100k"
+
+    not_on_nodes = (*Task.not_on_nodes, "centred")
+
+    dataset: str = setting(
+        "auto",
+        "'auto': path's ratings, or generated ones; 'nodes': every node's own file",
+        choices=("auto", NODES),
+    )
+    path: str = setting("", "u.data of MovieLens-100k; empty for generated ratings")
+    test_fraction: float = setting(
+        0.2, "share of the ratings kept for testing", above=0.0, maximum=0.9
+    )
+    validation_fraction: float = setting(
+        0.0,
+        "share of the training ratings to test on instead",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    centred: bool = setting(False, "take the training ratings' mean off all ratings")
+
+    users: int = setting(0, "users, with dataset = 'nodes' only", minimum=0)
+    items: int = setting(0, "items, with dataset = 'nodes' only", minimum=0)
+
+    def check_nodes(self) -> None:  # noqa: D102
+        for name in ("users", "items"):
+            if not getattr(self, name):
+                raise SettingsError(
+                    f"matrix-completion.{name} = 0: say how many {name} there are"
+                )
+        if self.nodes != DataSettings(examples=self.nodes.examples):
+            why = "takes data.examples and no other of the settings data.*"
+            raise SettingsError(f"task {self.name!r} {why}")
+        super().check_nodes()
+
+    def node_schema(self) -> Schema:
+        """Return the schema of one rating: a user and an item, and the rating."""
+        return Schema(2, ("user", "item"), "number")
+
+    @once_per_file(1024)
+    def node_table(self, path: Path) -> Table:  # noqa: D102
+        return read_ratings(path, self.users, self.items)
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [(self.users, self.items) if self.on_nodes else self._ratings()[2]]
+
+    def domains(self) -> dict[str, float]:
+        """Return the nuclear norm ball that the paper takes, or the matrix is in."""
+        return {"nuclear-norm-ball": 0.0 if self.on_nodes else self._ratings()[3]}
+
+    def _loss(self, features: Any, targets: Any, weight: float) -> MatrixCompletion:
+        rows, columns = features.astype(np.intp).T
+        users, items = self.shapes()[0]
+        return MatrixCompletion(rows, columns, targets, (users, items), weight=weight)
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""
+        train = math.sqrt(self.value(self.argument(x)))
+        return {**super().metrics(x), "rmse-train": train}
+
+    def _load(self) -> Dealt:
+        cells, values = self._ratings()[:2]
+        split = generator(self.seed, "matrix-completion split")
+        held = kept = split.permutation(len(values))
+        # the order is random: any share of it will do
+        for share in filter(None, (self.test_fraction, self.validation_fraction)):
+            held, kept = np.split(kept, [held_out(len(kept), share)])
+        if self.centred:
+            values = values - values[kept].mean()
+        # The ratings are shuffled already: equal consecutive shares are random.
+        starts = starts_of(np.array_split(kept, self.num_clients))
+        return Dealt(cells[kept], values[kept], starts, cells[held], values[held])
+
+    @once(4)
+    def _ratings(self) -> tuple[Any, Array, tuple[int, int], float]:
+        """Return users and items, (d, 2), ratings, the matrix's shape and a radius."""
+        if not self.path:
+            return synthetic_ratings(self.seed)
+        path = data_path("matrix-completion.path", self.path)
+        cells, values, *_ = read_ratings(path)
+        if len(values) < 2:
+            fault(path, f"{len(values)} ratings; at least 2 are needed")
+        users, items = (int(number) + 1 for number in cells.max(axis=0))
+        return cells, values, (users, items), _RADIUS
+
+
+def synthetic_ratings(seed: int) -> tuple[Any, Array, tuple[int, int], float]:
+    """Generate noisy ratings of random entries of a 60 × 50 matrix of rank 3.
+
+    As :meth:`MatrixCompletionTask._ratings`; the radius is its norm without noise.
+    """
+    rng = generator(seed, "matrix-completion")
+    factors = [rng.standard_normal((size, _RANK)) for size in (_USERS, _ITEMS)]
+    truth = factors[0] @ factors[1].T
+    count = round(_OBSERVED * truth.size)
+    entries = np.sort(rng.choice(truth.size, count, replace=False))
+    values = truth.flat[entries] + _NOISE * rng.standard_normal(count)
+    cells = np.column_stack(np.divmod(entries, _ITEMS))
+    radius = float(np.linalg.norm(truth, "nuc"))
+    return cells, values, (_USERS, _ITEMS), radius
+
+
+class Instance(NamedTuple):
+    """A QAPLIB instance: minimise Σ_ij A_ij B_{p(i), p(j)} over permutations p."""
+
+    A: Array
+    B: Array
+    #: the best cost known
+    optimum: float | None
+
+
+@dataclass(frozen=True)
+class QuadraticAssignmentTask(Nonconvex):
+    """F(X) = trace(A X Bᵀ Xᵀ) over the doubly stochastic matrices; not convex.
+
+    F is linear in A and in B. The non-zero entries of the one of the two that has
+    more of them (A if equal) are shuffled by the seed and dealt evenly, and f_i is n
+    times the cost with the client's entries alone, so that F = (1/n) Σ f_i. (chr12a:
+    A has 22 and B 130, so A's could not be dealt to the paper's 72 clients.)
+
+    Notes
+    -----
+    Figure 1d of the FedFW workshop paper (2022): chr12a, 72 clients; it does not say
+    how the cost is split.
+    """
+
+    name = "quadratic-assignment"
+    summary = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
+    bounded_below = False
+
+    path: str = setting("", "a QAPLIB .dat file; empty for the built-in chr12a")
+
+    def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
+        return [self.instance().A.shape]
+
+    def domains(self) -> dict[str, float]:  # noqa: D102
+        return {"birkhoff-polytope": 0.0}
+
+    def instance(self) -> Instance:
+        """Return A, B and the best cost known."""
+        return _instance(self.path)
+
+    def initial_point(self) -> list[Array]:
+        """Return the barycentre of the permutation matrices, (1/n) 11ᵀ."""
+        shape = self.instance().A.shape
+        return [np.full(shape, 1.0 / shape[0])]
+
+    def _deals_a(self) -> bool:
+        A, B, _ = self.instance()
+        return bool(np.count_nonzero(A) >= np.count_nonzero(B))
+
+    def _load(self) -> Dealt:
+        A, B, _ = self.instance()
+        dealt = A if self._deals_a() else B
+        entries = np.flatnonzero(dealt)
+        order = generator(self.seed, self.name).permutation(len(entries))
+        starts = starts_of(np.array_split(order, self.num_clients))
+        return Dealt(entries[order], dealt.flat[entries[order]], starts)
+
+    def _weight(self, examples: int, total: int) -> float:
+        return float(self.num_clients)
+
+    def _loss(self, features: Any, targets: Any, weight: float) -> QuadraticAssignment:
+        A, B, _ = self.instance()
+        mask = np.zeros(A.shape, dtype=np.bool_)
+        mask.flat[features] = True
+        if self._deals_a():
+            return QuadraticAssignment(A, B, mask=mask, weight=weight)
+        return QuadraticAssignment(A, np.where(mask, B, 0.0), weight=weight)
+
+    def round(self, x: Point) -> NDArray[np.intp]:
+        """Return the permutation p nearest to X, the one with the largest Σ X_i,p(i).
+
+        All permutation matrices have one norm, so that this linear assignment problem
+        is the Euclidean projection onto them.
+        """
+        X = self.argument(x)
+        return np.asarray(scipy.optimize.linear_sum_assignment(X, maximize=True)[1])
+
+    def cost(self, permutation: NDArray[np.intp]) -> float:
+        """Return Σ_ij A_ij B_{p(i), p(j)}."""
+        A, B, _ = self.instance()
+        return float(np.sum(A * B[np.ix_(permutation, permutation)]))
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Return the rounded point's cost, and its relative excess over the best."""
+        cost, optimum = self.cost(self.round(x)), self.instance().optimum
+        measures = {"assignment-cost": cost}
+        if optimum:
+            measures["assignment-excess"] = cost / optimum - 1.0
+        return measures
+
+
+@once(8)
+def _instance(path: str) -> Instance:
+    if path:
+        file = data_path("quadratic-assignment.path", path)
+        instance = read_instance(file)
+        solution = file.with_suffix(".sln")
+        if solution.is_file():
+            optimum, _ = read_solution(solution, len(instance.A))
+            instance = instance._replace(optimum=optimum)
+    else:
+        # beside this module, whichever of its two names the package is imported under
+        text = resources.files(__package__).joinpath("data/chr12a.json").read_text()
+        found = json.loads(text)
+        A, B = (np.array(found[name], dtype=np.float64) for name in "AB")
+        instance = Instance(A, B, float(found["optimum"]))
+    instance.A.setflags(write=False)
+    instance.B.setflags(write=False)
+    return instance
+
+
+def _numbers(path: Path) -> tuple[int, Array]:
+    """Return the first number, the order, and the others; line breaks mean nothing."""
+    texts, values = path.read_text(encoding="latin-1").replace(",", " ").split(), None
+    with suppress(ValueError):
+        values = np.array(texts, dtype=np.float64)
+    if values is None or not np.isfinite(values).all():
+        fault(path, "must hold finite numbers, and nothing else")
+    if not len(values) or values[0] < 1 or values[0] % 1:
+        fault(path, "must start with the order n, a whole number >= 1")
+    return int(values[0]), values[1:]
+
+
+def read_instance(path: Path) -> Instance:
+    """Read a QAPLIB ``.dat`` file: n, then the n × n matrices A and B."""
+    n, values = _numbers(path)
+    if len(values) != 2 * n * n:
+        asked = f"order {n} asks for {2 * n * n} entries of A and B"
+        fault(path, f"{asked}, the file has {len(values)}")
+    A, B = values.reshape(2, n, n)
+    if not A.any() or not B.any():
+        fault(path, "A or B has zeros only")
+    return Instance(A, B, None)
+
+
+def read_solution(path: Path, order: int) -> tuple[float, NDArray[np.intp]]:
+    """Read a QAPLIB ``.sln`` file: n, the cost, and a permutation, counted from 1.
+
+    Return the cost, and the permutation counted from 0.
+    """
+    n, values = _numbers(path)
+    if n != order or not np.array_equal(np.sort(values[1:]), np.arange(1, n + 1)):
+        fault(path, f"must hold {order}, the cost, and a permutation of 1 to {order}")
+    return float(values[0]), values[1:].astype(np.intp) - 1
