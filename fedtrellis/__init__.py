@@ -66,7 +66,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module that has it."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)
@@ -74,5 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """With what is imported when it is asked for."""
     return sorted({*globals(), *__all__})

@@ -6,8 +6,7 @@
     Penalty(penalty=0.5)               # checked, and made a float
     parse(Penalty, {"penalty": 0.5})   # the same from a flat run config
 
-Flower checks neither the types nor the ranges of a run config, so that happens here,
-before anything starts.
+Flower checks neither types nor ranges of a run config: that is done here.
 """
 
 from __future__ import annotations
@@ -334,7 +333,8 @@ class Declared:
         super().__init_subclass__(**more)
         if options is not None:
             cls.__options__ = options  # type: ignore[attr-defined]
-        annotations, by_hand = inspect.get_annotations(cls), "__init__" in vars(cls)
+        by_hand = "__init__" in vars(cls)
+        annotations = inspect.get_annotations(cls)
         # what is annotated only is no field
         cls.__annotations__ = {
             name: kind

@@ -176,9 +176,9 @@ class App:
             if not as_json:
                 for line in (f"Ended: {record.status}", *warnings):
                     print(line)
-                if reference is not None:
-                    loss = strategy.history[-1].metrics["loss"]
-                    print(f"loss − F* = {loss - reference:.6g}")
+                losses = [r.metrics.get("loss") for r in strategy.history]
+                if reference is not None and losses[-1] is not None:
+                    print(f"loss − F* = {losses[-1] - reference:.6g}")
                 print(f"Record: {record.directory}", flush=True)
         return record.directory
 
@@ -190,17 +190,18 @@ class App:
             # relative to what? a bundle's folder, or that of a SuperLink
             if config[key] and not Path(config[key]).expanduser().is_absolute():
                 raise refused(key, config[key], "must be an absolute path")
-        min_nodes, resume = parse_values(RunOptions, config)["min_nodes"], None
+        options = parse_values(RunOptions, config)
         make_trackers(settings.track, Path())
         self.registry.choose("method", settings.method)
         self.registry.choose("task", settings.task)
+        resume = None
         if settings.resume:
             resume = self._checkpoint(settings.resume, config)
             # after a SuperLink was started anew its nodes come back one by one; if
             # there are still too few then, the strategy says so
             with contextlib.suppress(TimeoutError):
                 await_nodes(grid, len(Checkpoint(resume).keys), timeout=90.0)
-        count = await_nodes(grid, min_nodes, timeout=600.0)
+        count = await_nodes(grid, options["min_nodes"], timeout=600.0)
         return self.experiment(config, count), resume
 
     def _saved(self, directory: Path) -> dict[str, Any]:

@@ -68,12 +68,13 @@ class Experiment:
         self.options = parse_values(RunOptions, config)
         self.entry: MethodEntry = registry.choose("method", run.method)
         method, task_class = self.entry.strategy, registry.choose("task", run.task)
-        self.settings, *client_settings = (
-            parse_values(cls, config, f"{run.method}.") for cls in self.entry.classes
-        )
+        prefix = f"{run.method}."
+        self.settings = parse_values(method, config, prefix)
         # what the client's constructor may take, and what it must be given
         self._client_arguments = arguments_of(self.entry.client)
-        self._client_settings: dict[str, Any] = dict(*client_settings)
+        self._client_settings: dict[str, Any] = {}
+        for declared in self.entry.classes[1:]:
+            self._client_settings |= parse_values(declared, config, prefix)
         rule: str = self.options["aggregation"]
         registry.refuse_foreign(
             config, method=run.method, task=run.task, aggregation=rule
@@ -90,7 +91,8 @@ class Experiment:
             raise refused("task", run.task, why, fitting)
         self.task = task = self._make_task(task_class, num_clients)
         self.layout = Layout(tuple(task.shapes()))
-        self.domain, self.manifold = self._make_domain(registry), None
+        self.domain = self._make_domain(registry)
+        self.manifold = None
         if method.space == "manifold":
             self.manifold = task.manifold() or Euclidean(self.layout.point_shape)
         if task.on_nodes:
@@ -376,13 +378,14 @@ def check_node(config: Config, on_nodes: bool) -> None:
     """Raise SettingsError if a node's config lacks what the run needs."""
     if on_nodes and "client-id" in config:
         return
-    if "data" in config and not on_nodes:
-        _warn("node config: data is not used, as this run brings its own")
-    for key in ("partition-id", "num-partitions")[: 1 if on_nodes else 2]:
+    needed = ["partition-id"]
+    if not on_nodes:
+        needed.append("num-partitions")
+        if "data" in config:
+            _warn("node config: data is not used, as this run brings its own")
+    for key in needed:
         if not isinstance(config.get(key), int):
-            why = (
-                "must be a whole number; a node with its own data may have a client-id"
-            )
+            why = "must be a whole number; with its own data a node may have client-id"
             raise refused(f"node config: {key}", config.get(key), why)
 
 
