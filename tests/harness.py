@@ -34,6 +34,7 @@ from strategies import FedFW
 
 __all__ = [
     "Array",
+    "Distance",
     "Played",
     "Recorder",
     "Stop",
@@ -110,6 +111,36 @@ def contexts(grid: LocalGrid) -> dict[int, Context]:
 def memory_of(strategy: Any, context: Context) -> ClientMemory:
     """What a client keeps of a strategy's run between its messages."""
     return ClientMemory.load(context.state, strategy.conversation.session)
+
+
+class Distance:
+    """½‖x − c‖² of one array or of a list of layers, in the dtype of x.
+
+    A user's own plain class.
+    """
+
+    num_examples, quadratic = 1, True
+
+    def __init__(self, *centre: Array) -> None:
+        self.centre = centre
+
+    def _away(self, x: Any) -> list[NDArray[Any]]:
+        layers = x if isinstance(x, list) else [x]
+        pairs = zip(layers, self.centre, strict=True)
+        return [np.asarray(a - c, a.dtype) for a, c in pairs]
+
+    def value(self, x: Any) -> float:
+        """The value."""
+        return 0.5 * sum(float(np.vdot(part, part)) for part in self._away(x))
+
+    def gradient(self, x: Any) -> Any:
+        """In the form of x."""
+        parts = self._away(x)
+        return parts if isinstance(x, list) else parts[0]
+
+    def curvature(self, x: Any, d: Any) -> float:
+        """‖d‖²."""
+        return float(np.vdot(d, d))
 
 
 class Stop(Callback):

@@ -35,7 +35,7 @@ from strategies import (
     FedFW,
     HyFDCA,
 )
-from tests.harness import Recorder, grid_of, play
+from tests.harness import Distance, Recorder, grid_of, play
 from tests.strategies import methods
 from tests.strategies.methods import Method
 
@@ -160,24 +160,6 @@ def test_a_model_travels_in_as_many_bytes_as_with_flower(name: str, dtype: Any) 
     assert ours.bytes_up >= N * rounds * p * np.dtype(dtype).itemsize
 
 
-class Near:
-    """f_i(x) = ½‖x − c_i‖², computed in the dtype of x."""
-
-    num_examples, quadratic = 1, True
-
-    def __init__(self, index: int, shape: tuple[int, ...]) -> None:
-        self.centre = np.random.default_rng(index).standard_normal(shape) / 3
-
-    def value(self, x: NDArray[Any]) -> float:
-        return 0.5 * float(np.sum((x - self.centre) ** 2))
-
-    def gradient(self, x: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(x - self.centre, x.dtype)
-
-    def curvature(self, x: NDArray[Any], d: NDArray[Any]) -> float:
-        return float(np.vdot(d, d))
-
-
 SETS: list[tuple[Domain, tuple[int, ...]]] = [
     (L1Ball(1.5), (P,)),
     (L2Ball(1.0), (P,)),
@@ -193,7 +175,8 @@ SETS: list[tuple[Domain, tuple[int, ...]]] = [
 def test_frank_wolfe_in_float32(
     domain: Domain, shape: tuple[int, ...], variant: Any
 ) -> None:
-    losses = [Near(i, shape) for i in range(N)]
+    rng = np.random.default_rng(0)
+    losses = [Distance(rng.standard_normal(shape) / 3) for _ in range(N)]
     faults = {"reply_loss": 0.1, "wipe": 0.05, "state_loss": 0.05, "seed": 5}
     ends = []
     for dtype in (np.float64, np.float32):

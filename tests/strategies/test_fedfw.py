@@ -27,7 +27,7 @@ from fedtrellis.domains import (
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from strategies import FedDR, FedFW, NaiveFrankWolfe, ProjectedFedAvg
-from tests.harness import Array, Recorder, grid_of, only_for, play
+from tests.harness import Array, Distance, Recorder, grid_of, only_for, play
 
 N, P, ROWS, RADIUS = 5, 12, 6, 3.0
 
@@ -245,27 +245,6 @@ def test_the_lasso_falls_faster_than_theorem_1_says(p: float, share: float) -> N
 
 
 # --------------------------------------------------------- domains, layers and matrices
-
-
-class Distance:
-    """½‖x − c‖², of one array or of a list of layers; a user's own plain class."""
-
-    num_examples = 1
-
-    def __init__(self, *centres: Array) -> None:
-        self.centres = centres
-
-    def _layers(self, x: Any) -> list[Array]:
-        return x if isinstance(x, list) else [x]
-
-    def value(self, x: Any) -> float:
-        pairs = zip(self._layers(x), self.centres, strict=True)
-        return 0.5 * sum(float(np.sum((a - c) ** 2)) for a, c in pairs)
-
-    def gradient(self, x: Any) -> Any:
-        pairs = zip(self._layers(x), self.centres, strict=True)
-        parts = [a - c for a, c in pairs]
-        return parts if isinstance(x, list) else parts[0]
 
 
 def projected_gradient(centres: Sequence[Array], domain: Domain) -> Array:

@@ -37,22 +37,7 @@ from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.broadcast import unpack_steps
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
 from strategies import FedFW
-from tests.harness import Array, Recorder, app_of, encode_message, play
-
-
-class Distance:
-    """½‖x − c‖²."""
-
-    num_examples = 1
-
-    def __init__(self, centre: Array) -> None:
-        self.centre = centre
-
-    def value(self, x: Array) -> float:
-        return 0.5 * float(np.sum((x - self.centre) ** 2))
-
-    def gradient(self, x: Array) -> Array:
-        return x - self.centre
+from tests.harness import Array, Distance, Recorder, app_of, encode_message, play
 
 
 def config_of(message: Message) -> ConfigRecord:

@@ -16,32 +16,15 @@ from fedtrellis.layer_steps import LayerOracle, newton_schulz, scheduled, settle
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from strategies import FedLMO
-from tests.harness import Array, grid_of, play
+from tests.harness import Array, Distance, grid_of, play
 
 SHAPES = [(6, 4), (4,), (5, 4)]
 
 
-class Quadratic:
-    """½ Σ over the layers of ‖X − C‖²."""
-
-    num_examples = 1
-
-    def __init__(self, centre: Sequence[Array]) -> None:
-        self.centre = list(centre)
-
-    def value(self, x: Sequence[Array]) -> float:
-        return 0.5 * sum(
-            float(np.vdot(a - c, a - c)) for a, c in zip(x, self.centre, strict=True)
-        )
-
-    def gradient(self, x: Sequence[Array]) -> list[Array]:
-        return [a - c for a, c in zip(x, self.centre, strict=True)]
-
-
-def quadratics(count: int, spread: float = 3.0) -> list[Quadratic]:
+def quadratics(count: int, spread: float = 3.0) -> list[Distance]:
     rng = np.random.default_rng(1)
     return [
-        Quadratic([spread * rng.standard_normal(shape) for shape in SHAPES])
+        Distance(*(spread * rng.standard_normal(shape) for shape in SHAPES))
         for _ in range(count)
     ]
 
@@ -199,7 +182,7 @@ def newton_schulz_by_hand(d: Array) -> Array:
 
 
 def scion_loop(
-    losses: Sequence[Quadratic],
+    losses: Sequence[Distance],
     sets: Sequence[Sequence[int]],
     variant: str,
     *,
@@ -392,7 +375,7 @@ def test_malformed_bytes_are_refused(by: Any) -> None:
 def test_bytes_up_by_compressor() -> None:
     """A byte an entry; and six or twelve for each that is kept."""
     start = [np.zeros((200, 100)), np.zeros(1)]
-    loss = Quadratic([layer + 1.0 for layer in start])
+    loss = Distance(*(layer + 1.0 for layer in start))
     sizes = {}
     settings: dict[Any, Any] = {
         "top-k": {"kept_fraction": 0.01},
@@ -430,14 +413,14 @@ def test_a_gradient_that_is_not_finite_says_so(
 ) -> None:
     """Signs and powers of two have no NaN: the client is named and left out."""
 
-    class Broken(Quadratic):
+    class Broken(Distance):
         def gradient(self, x: Sequence[Array]) -> list[Array]:
             first, *rest = super().gradient(x)
             first[0, 0] = bad
             return [first, *rest]
 
     good = quadratics(3)
-    losses = [*good[:2], Broken(good[2].centre)]
+    losses = [*good[:2], Broken(*good[2].centre)]
     strategy = FedLMO(batch_size=0, **options)
     run = play(strategy, grid_of(FedLMOClient, losses), START, 3)
     assert [set(S) for S in run.used] == [{0, 1}] * 3

@@ -5,27 +5,36 @@ The long form, 10 000 of them, is ``python -m tests.strategies.fuzz_runs``.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.strategies.fuzz_formats import fuzz_formats
+from clients.hyfdca.preparation import _points
+from fedtrellis.dual.alignment import Agreement, align
+from fedtrellis.encryption import EncryptionError
+from fedtrellis.encryption.block_sum import Introduction
+from fedtrellis.encryption.intersection import blind, evaluate, scalar_from
+from fedtrellis.encryption.node_file import NodeFile, private_folder
+from fedtrellis.encryption.symmetric import open_sealed, seal
 from tests.strategies.fuzz_runs import (
     Exchange,
     Tally,
     fuzz_client,
     fuzz_server,
+    measured,
     record,
+    time_limit,
 )
+from tests.strategies.mutations import mutate_bytes
 from tests.strategies.soak_cases import CASES
 
 # one of each kind of message and of state; the long form has all cases
@@ -83,21 +92,6 @@ def test_server(name: str) -> None:
     assert tally.refused > 10
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32 - 1))
-def test_clients_with_whatever_hypothesis_finds(name: str, seed: int) -> None:
-    tally = Tally(name)
-    rng = np.random.default_rng(seed)
-    fuzz_client(CASES[name], recorded(name), others(name), 1, rng, tally)
-    assert tally.problems == []
-
-
 def test_the_harness_sees_what_it_looks_for() -> None:
     """A client that changes its state, allocates, or says nothing would be found."""
     from flwr.app import ArrayRecord, Context, Message
@@ -141,10 +135,58 @@ def test_mutated_ciphertexts_do_no_harm() -> None:
         assert f"| {backend} | 150 |" in done.stdout
 
 
+def formats(folder: Path) -> Iterator[tuple[str, bytes, Callable[[bytes], Any]]]:
+    """What HyFDCA's nodes read beside messages: a name, bytes, and who reads them."""
+    secret, context = bytes(range(32)), ("holders' key", "a", "b")
+    alignment = align(
+        {"a": _hashes(6), "b": _hashes(6), "c": _hashes(4)},
+        {"a": ["x", "y"], "b": ["z"], "c": ["x", "z"]},
+    )
+    members = [Introduction(name, "00" * 32, b"\x11" * 16) for name in "abc"]
+    settings = {"session": "s", "answers": 10, "regularization": 0.01}
+    agreement = Agreement.of(settings, members, alignment)
+    yield "agreement", agreement.to_bytes(), Agreement.from_bytes
+    sealed = seal(secret, secret, context)
+    yield "sealed key", sealed, lambda data: open_sealed(secret, data, context)
+    scalar = scalar_from(secret)
+    points = blind([f"id {i}" for i in range(5)], scalar, "domain").tobytes()
+    yield "points", points, lambda data: evaluate(_points(data), scalar)
+    file = NodeFile(private_folder(folder) / "a.block", durable=False)
+    file.write({"names": ["a", "b"]}, b"answer" * 20)
+
+    def opened(data: bytes) -> Any:
+        file.path.write_bytes(data)
+        return file.read()
+
+    yield "a node's file", file.path.read_bytes(), opened
+
+
+def _hashes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    data = b"".join(hashlib.sha256(bytes([i])).digest()[:16] for i in range(count))
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, 16)
+
+
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_mutated_agreements_keys_points_and_ledgers(count: int, tmp_path: Path) -> None:
-    tallies = list(fuzz_formats(count, 3, tmp_path / "ledgers"))
-    assert len(tallies) == 4
-    for tally in tallies:
-        assert tally.problems == []
-        assert tally.refused > 0.7 * count
+@pytest.mark.parametrize("name", ["agreement", "sealed key", "points", "a node's file"])
+def test_mutated_agreements_keys_points_and_ledgers(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    """Who reads them refuses them with a reason, or they are what they were.
+
+    Points that lie on the curve, and another agreement, are whole: nobody signed them.
+    """
+    (case,) = (case for case in formats(tmp_path / "ledgers") if case[0] == name)
+    _, whole, read = case
+    rng, tally = np.random.default_rng([3, *name.encode()]), Tally(name)
+    read(whole)
+    for _ in range(count):
+        data = mutate_bytes(rng, whole)
+        try:
+            with time_limit(), measured(tally, len(data)):
+                read(data)
+        except (ValueError, EncryptionError) as error:
+            tally.refuse(f"{type(error).__name__}: {error}")
+        else:
+            assert data == whole or name in ("agreement", "points")
+    assert tally.problems == []
+    assert tally.refused > 0.7 * count
