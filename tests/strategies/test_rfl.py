@@ -21,6 +21,7 @@ from fedtrellis.manifolds import (
     Sphere,
     Stiefel,
 )
+from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
@@ -269,72 +270,31 @@ def test_evaluations_are_counted_as_they_are_made() -> None:
 # ---------------------------------------------------------------------- convergence
 
 
-class Component:
-    """−½ Tr(xᵀ C_i x): principal components of a client's own data."""
-
-    num_examples = 1
-
-    def __init__(self, C: Array) -> None:
-        self.C = C
-
-    def value(self, x: Array) -> float:
-        return -0.5 * float(np.vdot(x, self.C @ x))
-
-    def gradient(self, x: Array) -> Array:
-        return -self.C @ x
-
-    def values(
-        self, points: Array, rng: Any = None, *, batch_size: Any = None
-    ) -> Array:
-        values: Array = np.einsum("mij,mij->m", points, self.C @ points)
-        return -0.5 * values
-
-
-def pca(
-    rounds: int, order: int, faults: Mapping[str, Any] | None = None, **settings: Any
-) -> tuple[float, float, Array]:
-    """Gap, Riemannian gradient norm and x on clients with different covariances."""
-    rng = np.random.default_rng(0)
-    parts = []
-    for i in range(N):
-        A = rng.standard_normal((30, 10)) * np.linspace(1, 2, 10) ** (1 + i)
-        parts.append(A.T @ A / 30)
-    scale = np.linalg.eigvalsh(np.mean(parts, axis=0))[-1]
-    losses = [Component(C / scale) for C in parts]
-    C = np.mean(parts, axis=0) / scale
-    manifold = Stiefel((10, 2))
-    client = FirstOrderRFLClient if order else ZerothOrderRFLClient
-
-    make: Callable[..., FirstOrderRFL] = FirstOrderRFL if order else ZerothOrderRFL
-    strategy = make(manifold, seed=SEED, **settings)
+@pytest.mark.parametrize("correction", [True, False])
+def test_critical_points_are_the_fixed_points_of_the_corrected_method_only(
+    correction: bool,
+) -> None:
+    """Principal components of clients with different covariances, by eigenvalues."""
+    rng, manifold = np.random.default_rng(0), Stiefel((10, 2))
+    spread = np.linspace(1, 2, 10)
+    tables = [rng.standard_normal((30, 10)) * spread ** (1 + i) for i in range(N)]
+    C = np.mean([A.T @ A / 30 for A in tables], axis=0)
+    scale = float(np.linalg.eigvalsh(C)[-1])
+    C /= scale
+    losses = [PrincipalComponents(A, 2, weight=1.0 / scale) for A in tables]
+    settings: dict[str, Any] = {} if correction else {"server_step_size": 1.0}
+    strategy = FirstOrderRFL(
+        manifold, step_size=0.02, local_steps=5, correction=correction, **settings
+    )
     start = manifold.random_point(np.random.default_rng(1))
-    grid = grid_of(client, losses, manifold, **(faults or {}))
-    x = play(strategy, grid, start, rounds).model
-    best = -0.5 * float(np.linalg.eigvalsh(C)[-2:].sum())
-    gradient = manifold.project_tangent(x, -C @ x)
-    gap = -0.5 * float(np.vdot(x, C @ x)) - best
-    return gap, float(np.linalg.norm(gradient)), x
-
-
-def test_critical_points_are_the_fixed_points_of_the_corrected_method_only() -> None:
-    settings: dict[str, Any] = {"step_size": 0.02, "local_steps": 5}
-    gap, norm, x = pca(400, 1, **settings)
-    assert norm < 1e-8
-    assert abs(gap) < 1e-10
+    grid = grid_of(FirstOrderRFLClient, losses, manifold)
+    x = play(strategy, grid, start, 400).model
+    gap = 0.5 * float(np.linalg.eigvalsh(C)[-2:].sum() - np.vdot(x, C @ x))
+    norm = float(np.linalg.norm(manifold.project_tangent(x, -C @ x)))
+    assert (norm < 1e-8, norm > 1e-4) == (correction, not correction)
+    assert (abs(gap) < 1e-10, gap > 1e-8) == (correction, not correction)
     # iterates stay on the manifold
     assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
-    gap, norm, _ = pca(400, 1, correction=False, server_step_size=1.0, **settings)
-    assert norm > 1e-4
-    assert gap > 1e-8
-
-
-def test_zeroth_order_comes_near_the_optimum_and_nearer_with_more_samples() -> None:
-    floors = []
-    for samples in (10, 160):
-        gap, _, x = pca(120, 0, step_size=0.02, local_steps=5, samples=samples)
-        assert np.abs(x.T @ x - np.eye(2)).max() < 1e-10
-        floors.append(gap)
-    assert 0.0 < floors[1] < 0.5 * floors[0] < 0.02
 
 
 def test_the_stop_rule_is_the_projected_step() -> None:

@@ -20,7 +20,7 @@ from fedtrellis.wire.broadcast import Step, pack_steps, unpack_steps
 from strategies import ZerothOrderSGD
 from tests.harness import Array, contexts, grid_of, memory_of, play
 
-N, P = 5, 40
+P = 40
 _rng = np.random.default_rng(0)
 A = [_rng.standard_normal((d, P)) for d in (30, 20, 40, 25, 35)]
 B = [a @ (2.0 * _rng.standard_normal(P)) for a in A]
@@ -284,30 +284,16 @@ def test_whoever_was_away_has_the_model_to_the_last_bit(dtype: Any) -> None:
         assert np.array_equal(model.point, models.by_version[model.version])
 
 
-def test_it_solves_least_squares() -> None:
-    H = np.mean([a.T @ a / len(a) for a in A], axis=0) + 0.1 * np.eye(P)
-    best = np.linalg.solve(
-        H, np.mean([a.T @ b / len(b) for a, b in zip(A, B, strict=True)], axis=0)
-    )
-    strategy = ZerothOrderSGD(step_size=0.02, samples=20, batch_size=0)
-    run = play(strategy, grid_of(ZerothOrderSGDClient, LOSSES), START, 800)
-    before, after = (
-        sum(value(i, x) - value(i, best) for i in range(N))
-        for x in (START[0], run.arrays[0])
-    )
-    assert after < 1e-3 * before
-
-
 # ------------------------------------------------------------------------ what it costs
 
 
 def test_a_round_is_scalars_both_ways() -> None:
-    """At p = 10⁶, m = 10: 1.5 kB up; 1.5 kB and 8 bytes a scalar down; 10 clients.
+    """At p = 200 000, m = 10: 1.5 kB up; 1.5 kB and 8 bytes a scalar down; 10 clients.
 
     One is away for 100 rounds and then has the server's model, bit for bit; the model
     is that of a central replay.
     """
-    size, away, m = 1_000_000, 102, 10
+    size, away, m = 200_000, 102, 10
     watched = []
 
     class Absent(ZerothOrderSGD):

@@ -458,20 +458,6 @@ def test_repr_equality_hash_and_pickle(manifold: Manifold) -> None:
 # -- what only one has
 
 
-def test_distance_by_hand() -> None:
-    np.testing.assert_allclose(
-        Sphere((2,), 2.0).distance_to([[3.0, 4.0], [0.0, 0.0]]), [3.0, 2.0]
-    )
-    assert Oblique((2, 2)).distance_to([[3.0, 1.0], [4.0, 0.0]]) == pytest.approx(4.0)
-    # σ = 3, 2: √((3 − 1)² + (2 − 1)²)
-    stiefel = Stiefel((3, 2)).distance_to(np.diag([3.0, 2.0, 0.0])[:, :2])
-    assert stiefel == pytest.approx(math.sqrt(5.0))
-    rank_one = FixedRank((3, 3), 1).distance_to(np.diag([3.0, 2.0, 1.0]))
-    assert rank_one == pytest.approx(math.sqrt(5.0))
-    assert Euclidean((3,)).distance_to([1.0, 2.0, 3.0]) == 0.0
-    assert Sphere((1,)).distance_to([1e200]) == pytest.approx(1e200)
-
-
 @pytest.mark.parametrize("radius", [1.0, 0.1, 8.0])
 def test_sphere_in_closed_form(radius: float) -> None:
     manifold = Sphere((3,), radius)
