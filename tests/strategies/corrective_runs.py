@@ -26,24 +26,12 @@ from fedtrellis.objectives import (
     QuadraticAssignment,
 )
 from fedtrellis.server.callbacks import Callback
-from fedtrellis.wire.arrays import decode
 from strategies import FedFW
-from tests.harness import calm, contexts, grid_of, memory_of, play
+from tests.harness import calm, grid_of, play
 from tests.strategies import corrective_loop as plain
+from tests.strategies.soak_cases import node_states
 
 Array = NDArray[np.float64]
-
-#: All faults of LocalGrid at once.
-EVERYTHING = {
-    "request_loss": 0.3,
-    "reply_loss": 0.3,
-    "late_reply": 0.1,
-    "state_loss": 0.1,
-    "wipe": 0.05,
-    "crash": 0.05,
-    "garbage": 0.1,
-    "duplicate": 0.1,
-}
 
 
 @dataclass
@@ -298,26 +286,14 @@ def check_nodes(ran: Run) -> None:
 
     A node in step with neither round that it knows will ask to be restored.
     """
-    strategy = ran.strategy
-    last = strategy.history[-1]
-    assert last.used == last.sampled
-    in_step = set()
-    for number, context in contexts(ran.grid).items():
-        name, memory = str(number), memory_of(strategy, context)
-        used_round = strategy.conversation.client(name).used_round
-        if used_round == memory.provisional.round:
-            state = memory.provisional.arrays
-        elif used_round == memory.committed.round:
-            state = memory.committed.arrays
-        else:
-            continue
-        in_step.add(name)
+    strategy, states = ran.strategy, node_states(ran.strategy, ran.grid)
+    for name, state in states.items():
         expected = strategy.client_state(name)
         for key in ("x", "y"):
-            theirs = decode(state[key])
-            if expected[key].dtype == theirs.dtype:
-                assert theirs.tobytes() == expected[key].tobytes(), (name, key)
+            if expected[key].dtype == state[key].dtype:
+                assert state[key].tobytes() == expected[key].tobytes(), (name, key)
             else:  # no step of this client was used yet
-                assert used_round == 0
-    assert in_step >= set(strategy.used)
+                assert strategy.conversation.client(name).used_round == 0
+    assert states.keys() >= set(strategy.used)
+    assert strategy.history[-1].used == strategy.history[-1].sampled
     assert strategy.used

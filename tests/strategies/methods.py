@@ -60,6 +60,17 @@ from strategies import (
 from tests.harness import Array, Played, grid_of, number_of, play
 
 NODES, P, ROWS, SEED = 10, 8, 30, 4
+#: All faults of a LocalGrid at once.
+EVERYTHING: dict[str, Any] = {
+    "request_loss": 0.2,
+    "reply_loss": 0.2,
+    "late_reply": 0.1,
+    "state_loss": 0.1,
+    "wipe": 0.05,
+    "crash": 0.05,
+    "garbage": 0.1,
+    "duplicate": 0.1,
+}
 RULES = ("mean", "median", "trimmed-mean", "clipping")
 
 

@@ -20,20 +20,19 @@ from fedtrellis.wire.local_work import run_together
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedAvgGD
 from tests.harness import Played, Stop, grid_of, play
-from tests.strategies.methods import EVERY, METHODS, A, B, Method, of_dtype, on
+from tests.strategies.methods import (
+    EVERY,
+    EVERYTHING,
+    METHODS,
+    A,
+    B,
+    Method,
+    of_dtype,
+    on,
+)
 
 #: Uneven shares; the largest is more than twice the smallest.
 SIZES = (5, 9, 7, 12, 6, 8, 9)
-FAULTS: dict[str, Any] = {
-    "request_loss": 0.08,
-    "wipe": 0.05,
-    "crash": 0.08,
-    "state_loss": 0.05,
-    "reply_loss": 0.08,
-    "late_reply": 0.05,
-    "garbage": 0.08,
-    "duplicate": 0.05,
-}
 
 
 class Own(LeastSquares):
@@ -154,7 +153,7 @@ def assert_same_states(one: LocalGrid, many: LocalGrid, tolerance: float) -> Non
                 )
 
 
-@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["calm", "faults"])
+@pytest.mark.parametrize("faults", [{}, EVERYTHING], ids=["calm", "faults"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_cohort_is_its_clients_one_by_one(
@@ -406,9 +405,9 @@ class Unshared(LocalGrid):
 @pytest.mark.parametrize("name", ["fedavg-gd", "fedfw corrective", "fedgia"])
 def test_contents_in_common_change_nothing(name: str, encode: bool) -> None:
     case = CASES[name]
-    grids = [grid_for(case, encode=encode, **FAULTS)]
+    grids = [grid_for(case, encode=encode, **EVERYTHING)]
     given = grids[0].client_app
-    grids.append(Unshared(given, len(SIZES), seed=3, encode=encode, **FAULTS))
+    grids.append(Unshared(given, len(SIZES), seed=3, encode=encode, **EVERYTHING))
     runs = [run(case, grid) for grid in grids]
     assert [grid.untouched for grid in grids] == [True, False]
     assert_same(runs[0], runs[1], 0.0)

@@ -21,19 +21,19 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
 from strategies import FirstOrderRFL, ZerothOrderRFL
 from tests.harness import Array, Played, Stop
-from tests.strategies.methods import EVERY, METHODS, A, B, Method, P, of_dtype, on
+from tests.strategies.methods import (
+    EVERY,
+    EVERYTHING,
+    METHODS,
+    A,
+    B,
+    Method,
+    P,
+    of_dtype,
+    on,
+)
 from tests.strategies.soak_cases import distance, node_states
 
-EVERYTHING: dict[str, Any] = {
-    "request_loss": 0.2,
-    "reply_loss": 0.2,
-    "late_reply": 0.1,
-    "state_loss": 0.1,
-    "wipe": 0.05,
-    "crash": 0.05,
-    "garbage": 0.1,
-    "duplicate": 0.1,
-}
 LOSES_STATE = ("state_loss", "wipe")
 #: What is replayed along a client's random directions is added in another order.
 NEAR = {"zeroth-order-rfl": 1e-10, "zeroth-order-rfl dense": 1e-10}

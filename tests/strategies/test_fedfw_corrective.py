@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from clients import FedFWClient
 from fedtrellis.corrective.penalty import Balance
 from tests.strategies.corrective_runs import (
-    EVERYTHING,
     PROBLEMS,
     Run,
     check_nodes,
@@ -25,6 +24,7 @@ from tests.strategies.corrective_runs import (
     problem,
     run,
 )
+from tests.strategies.methods import EVERYTHING
 
 # An exact step along v − u leaves both atoms alike, and rounding says which is the next
 # to lose weight: pairwise steps on quadratics cannot be compared to the last digits.

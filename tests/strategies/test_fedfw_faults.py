@@ -19,9 +19,8 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.client import MethodClient
 from strategies import FedFW, NaiveFrankWolfe
 from tests.harness import contexts
-from tests.strategies.methods import METHODS, P
+from tests.strategies.methods import EVERYTHING, METHODS, P
 from tests.strategies.soak_cases import distance, node_states
-from tests.strategies.test_contracts import EVERYTHING
 
 RADIUS = 2.5
 

@@ -12,10 +12,8 @@ import pytest
 from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from clients import FedFWClient, NaiveFrankWolfeClient
-from fedtrellis import LocalGrid
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -27,93 +25,18 @@ from fedtrellis.domains import (
     NuclearNormBall,
     Product,
 )
-from fedtrellis.domains.atoms import SparseAtom, pack_atoms, unpack_atoms
 from fedtrellis.domains.base import alike, describe
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from strategies import FedFW, NaiveFrankWolfe
-from tests.harness import Played, Recorder, app_of, play
+from tests.harness import Recorder, app_of, play
 
-N, P, LIAR = 4, 8, 2
+N, P = 4, 8
 BALL = L1Ball(2.0)
 rng = np.random.default_rng(3)
 LOSSES = [
     LeastSquares(rng.standard_normal((5, P)), rng.standard_normal(5)) for _ in range(N)
 ]
-
-
-class Silent(FedFWClient):
-    """Client 2 never answers."""
-
-    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-        if self.client_id == str(LIAR):
-            raise RuntimeError("not today")
-        return super().fit(parameters, config)
-
-
-class Longer(FedFWClient):
-    """Client 2's last atom of a round is a million times as long as it should be."""
-
-    def lie(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        *rest, last = unpack_atoms(arrays, (P,))
-        dense = 1e6 * last.dense()
-        (j,) = np.flatnonzero(dense)
-        return pack_atoms([*rest, SparseAtom(np.array([j]), dense[[j]], (P,))])
-
-    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-        arrays, examples, metrics = super().fit(parameters, config)
-        if self.client_id == str(LIAR):
-            arrays = self.lie(arrays)
-        return arrays, examples, metrics
-
-
-class Elsewhere(Longer):
-    """Client 2's atoms are those of an ℓ∞ ball, in D's own announcement."""
-
-    def lie(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        atoms = unpack_atoms(arrays, (P,))
-        return pack_atoms([LInfBall(2.0).lmo(-atom.dense()) for atom in atoms])
-
-
-def run(client: Any, strategy: Any, rounds: int = 12, **options: Any) -> Played[Any]:
-    grid = LocalGrid(app_of(client, LOSSES, BALL), N, **options)
-    return play(strategy, grid, np.full(P, 0.1), rounds)
-
-
-@pytest.mark.parametrize("liar", [Longer, Elsewhere])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"variant": "plain", "penalty": 1.0},
-        {"variant": "augmented", "local_steps": 3},
-        {"variant": "stochastic", "batch_size": 2, "participation": 0.7},
-    ],
-    ids=lambda settings: str(settings["variant"]),
-)
-def test_a_liar_counts_as_much_as_one_who_is_not_there(
-    settings: dict[str, Any], liar: Any
-) -> None:
-    faults: dict[str, Any] = {
-        "request_loss": 0.2,
-        "reply_loss": 0.1,
-        "encode": True,
-        "seed": 5,
-    }
-    strategy = FedFW(BALL, **settings)
-    lied = run(liar, strategy, **faults)
-    silent = run(Silent, FedFW(BALL, **settings), **faults)
-    for mine, theirs in zip(lied.models, silent.models, strict=True):
-        assert np.array_equal(mine, theirs)
-    asked = [str(LIAR) in strategy.sample(t) for t in range(1, 13)]
-    for record, was_asked in zip(strategy.history, asked, strict=True):
-        reasons = [why for who, why in record.rejected if who == str(LIAR)]
-        assert len(reasons) == was_asked
-        assert all(
-            why in ("no answer", "an atom lies outside L1Ball(radius=2.0)")
-            for why in reasons
-        )
-    assert any("outside" in why for r in strategy.history for _, why in r.rejected)
-    assert np.array_equal(strategy._client_iterate(str(LIAR)), np.full(P, 0.1))
 
 
 # ------------------------------------------------------------------- what is announced

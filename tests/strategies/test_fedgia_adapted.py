@@ -21,17 +21,7 @@ from fedtrellis.objectives import LeastSquares, Logistic
 from fedtrellis.settings import SettingsError
 from strategies import FedGiA
 from tests.harness import Array, Stop, grid_of, play
-
-FAULTS = {
-    "request_loss": 0.1,
-    "reply_loss": 0.2,
-    "late_reply": 0.1,
-    "state_loss": 0.1,
-    "wipe": 0.05,
-    "crash": 0.05,
-    "garbage": 0.05,
-    "duplicate": 0.1,
-}
+from tests.strategies.methods import EVERYTHING
 
 
 def least_squares(
@@ -133,7 +123,7 @@ def test_stop_rule_is_that_of_the_gradient() -> None:
 def test_everything_goes_wrong_and_it_arrives() -> None:
     losses = logistic()
     for seed in range(3):
-        options = {"grid": {**FAULTS, "seed": seed, "encode": True}, "seed": seed}
+        options = {"grid": {**EVERYTHING, "seed": seed, "encode": True}, "seed": seed}
         _, x = run(losses, 120, hessian="gram" if seed else "diagonal", **options)
         assert error(losses, x, minimum(losses)) < 1e-6
 
