@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
 from flwr.app import ArrayRecord, MetricRecord
 from scipy.optimize import minimize
 from sklearn.linear_model import ElasticNet, Lasso
 
 from clients import FedGiAClient
 from fedtrellis import Callback
-from fedtrellis.admm.shifted_systems import make_system
-from fedtrellis.admm.systems import ConjugateGradientSystem
 from fedtrellis.objectives import LeastSquares, Logistic
 from fedtrellis.settings import SettingsError
 from strategies import FedGiA
@@ -286,27 +283,6 @@ def test_how_good_the_end_is() -> None:
     # nobody knows of a modulus
     strategy, _ = run(least_squares(m=4), 60, tolerance=1e-9)
     assert "suboptimality" not in strategy.history[-1].train
-
-
-def test_a_hundred_thousand_sparse_features() -> None:
-    """Conjugate gradients inside: no factor is made, and the minimum is found."""
-    n, rows, clients = 100_000, 700, 4
-    rng = np.random.default_rng(0)
-    parts = []
-    for _ in range(clients):
-        A = scipy.sparse.random_array(
-            (rows, n), density=20 / n, format="csr", rng=rng, data_sampler=None
-        )
-        b = (rng.random(rows) < 0.5).astype(float)
-        parts.append(Logistic(A, b, l2=0.1))
-    system = make_system(parts[0], "gram", weight=0.25, shift=0.1, steps=3)
-    assert isinstance(system, ConjugateGradientSystem)
-
-    strategy = FedGiA(hessian="gram", local_steps=3, tolerance=1e-22)
-    x = play(strategy, grid_of(FedGiAClient, parts), np.zeros(n), 60).model
-    gradient = np.mean([part.gradient(x) for part in parts], axis=0)
-    start = np.mean([part.gradient(np.zeros(n)) for part in parts], axis=0)
-    assert np.linalg.norm(gradient) < 1e-7 * np.linalg.norm(start)
 
 
 # ------------------------------------------------------------------ where a run ends

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse
 
 from fedtrellis.admm.hessians import lipschitz_of
-from fedtrellis.admm.kept import FactorFile, fingerprint
+from fedtrellis.admm.kept import fingerprint
 from fedtrellis.admm.shifted_systems import make_system
 from fedtrellis.admm.systems import (
     CholeskySystem,
@@ -180,14 +180,6 @@ def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
-def test_others_cannot_read_a_file_that_they_could(tmp_path: Path) -> None:
-    path = tmp_path / "factor.npz"
-    path.write_bytes(b"old")
-    path.chmod(0o666)
-    make(squares(5, 4), factor_file=str(path))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
 def test_one_file_holds_the_constant_and_a_factor(
     tmp_path: Path, counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,19 +300,3 @@ def test_fingerprints_tell_everything_apart() -> None:
     assert len(set(marks)) == len(marks)
     assert fingerprint("a", np.asfortranarray(A)) == marks[0]
     assert all(len(mark) == 32 for mark in marks)
-
-
-def test_entries_are_apart(tmp_path: Path) -> None:
-    file, data = FactorFile(str(tmp_path / "f.npz")), np.arange(4.0)
-    one = {"factor": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
-    file.get("factor", lambda: one, "a", data)
-    file.get("lipschitz", lambda: {"value": np.float64(3.0)}, "b", data)
-
-    def never() -> Any:
-        raise AssertionError("it is in the file")
-
-    kept = file.get("factor", never, "a", data)
-    assert set(kept) == {"factor"}
-    np.testing.assert_array_equal(kept["factor"], one["factor"])
-    assert kept["factor"].flags.f_contiguous
-    assert file.get("lipschitz", never, "b", data)["value"] == 3.0
