@@ -227,7 +227,10 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 def list_runs(options: argparse.Namespace) -> None:
     """Print a line a run, the oldest first."""
     runs = find_runs(options.directory)
-    print(f"{'status':12}{'rounds':8}{'loss':12}record" if runs else "no runs yet")
+    if not runs:
+        print("no runs yet")
+        return
+    print(f"{'status':12}{'rounds':8}{'loss':12}record")
     for run in runs:
         rounds = run.summary.get("rounds", 0)
         loss = run.summary.get("metrics", {}).get("loss")
@@ -274,10 +277,13 @@ def names(runs: Sequence[Run]) -> list[str]:
             if len(values[key]) > 1 and value != "" and key not in _UNNAMED
         ]
         found.append(" ".join([method, *parts]))
-    return [
-        f"{name} ({found[: i + 1].count(name)})" if found.count(name) > 1 else name
-        for i, name in enumerate(found)
-    ]
+    numbered = []
+    for i, name in enumerate(found):
+        if found.count(name) > 1:
+            number = found[: i + 1].count(name)
+            name = f"{name} ({number})"
+        numbered.append(name)
+    return numbered
 
 
 def table(runs: Sequence[Run], metric: str | None = None) -> pd.DataFrame:

@@ -237,13 +237,16 @@ class WeightsAndBiases(Tracker):
         """Make the run."""
         import wandb
 
-        plain, items = (bool, int, float, str), settings.items()
+        config = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in settings.items()
+        }
         self._run = wandb.init(
             project=self.project,
             name=self.run_name,
             dir=None if self.directory is None else str(self.directory),
             mode=self.mode,
-            config={k: v if isinstance(v, plain) else f"{v}" for k, v in items},
+            config=config,
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )

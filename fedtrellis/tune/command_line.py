@@ -21,7 +21,12 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     add = tune.add_argument
     text = "an app's directory [this one, if it has an app; else fedtrellis's own]"
     add("app", nargs="?", metavar="APP_DIR", help=text)
-    add("--search", required=True, metavar="FILE.toml", help="keys, values and bounds")
+    add(
+        "--search",
+        required=True,
+        metavar="FILE.toml",
+        help="keys, values and bounds",
+    )
     add("--trials", type=int, help=f"how many [what the file says, or {_TRIALS}]")
     add("--nodes", type=int, default=10, help="simulated nodes [10]")
     add_run_config(tune, "settings of all trials")
