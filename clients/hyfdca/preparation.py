@@ -23,12 +23,20 @@ from fedtrellis.dual.weights import (
 )
 from fedtrellis.encryption import Cipher, intersection, remove_run_key
 from fedtrellis.encryption.fixed_point import RangeError
-from fedtrellis.encryption.releases import OwnRows
+from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
-from .run import ClientRun, as_arrays, as_bytes, column_sums, moving, squared_norms
+from .run import (
+    ClientRun,
+    as_arrays,
+    as_bytes,
+    column_sums,
+    kept,
+    moving,
+    squared_norms,
+)
 
 Arrays = list[NDArray[Any]]
 IntArray = NDArray[np.int64]
@@ -130,12 +138,19 @@ def agree(run: ClientRun) -> Arrays:
             f"the key is of backend {run.common_key.name!r}"
         )
     check_exposed(run)
-    part, agreement = run.part, run.agreement
-    # without a file of the node's what the client was given must do
-    given = part.features, part.labels, part.weights
-    rows = part.rows or OwnRows(tuple(part.feature_names), given)
-    run.block.agree(agreement.members, agreement.digest, rows)
+    run.block.agree(run.agreement.members, run.agreement.digest, _rows(run))
     return as_arrays(run.sealed_keys())
+
+
+def _rows(run: ClientRun) -> OwnRows:
+    """The client's rows; without a file of the node's what it was given must do."""
+    part = run.part
+
+    def given() -> OwnRows:
+        parts = part.features, part.labels, part.weights
+        return OwnRows(tuple(part.feature_names), parts)
+
+    return part.rows or kept(part.features, ("rows",), given)
 
 
 # --------------------------------------------------------- what sums would give away
@@ -310,6 +325,9 @@ class LabelError(CodedError):
 def learn(run: ClientRun, check: bool = False) -> None:
     """Open a run, and take (``check``: and check) what sums say that came along."""
     run.open()
+    # a file may have changed since the agreement
+    names = [one.name for one in run.agreement.members]
+    ReleaseMemory(run.node, run.config["session"]).admit(names, _rows(run))
     if "labels" not in run.state:
         _take_labels(run, check)
     _take_sums(run, run.weighs)

@@ -64,6 +64,12 @@ class NodeSecrets:
         """``roster``, ``key`` or, where the clients make a key for the run, ``run``."""
         return "roster" if self._identity else "key" if self._key else "run"
 
+    @property
+    def lasting_name(self) -> str:
+        """The client's name; empty if Flower drew it, another one at each start."""
+        named = {"client-id", "partition-id"} & self._config.keys()
+        return self.client if named else ""
+
     def check_simulated(self) -> None:
         """Raise SettingsError for data of the node's own without a key of its own.
 

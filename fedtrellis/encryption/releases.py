@@ -29,6 +29,9 @@ from fedtrellis.settings import SettingsError
 LEAST_ROWS = 10
 
 _HASH_BYTES = 16
+# Rows are compared by so many first parts each: a run that reads other labels of them,
+# or none, has the same features
+_PARTS = (1, 2, 3)
 _MODELS = 100
 
 
@@ -54,13 +57,16 @@ class OwnRows(NamedTuple):
     columns: tuple[str, ...]
     parts: tuple[Any, ...]
 
-    def texts(self) -> list[bytes]:
-        """Each row as bytes, each time it occurs another ones."""
+    def texts(self, parts: int | None = None) -> list[bytes]:
+        """Each row as bytes, of all its parts or the first ones.
+
+        Dense or sparse, they are the same; each time that a row occurs, other ones.
+        """
         kinds: list[list[bytes]] = []
-        for part in self.parts:
+        for part in self.parts[:parts]:
             if part is None:
                 continue
-            if isinstance(part, np.ndarray):
+            if isinstance(part, np.ndarray) and part.ndim == 1:
                 kinds.append([(row + 0.0).tobytes() for row in part])  # -0.0 is 0.0
                 continue
             part = scipy.sparse.csr_array(part, copy=True)
@@ -106,7 +112,7 @@ class ReleaseMemory:
         assert self._folder is not None
         with for_good():
             folder = private_folder(self._folder)
-            mark = hashlib.sha256(encode_items("releases", self._node.client))
+            mark = hashlib.sha256(encode_items("releases", self._node.lasting_name))
             name = f"{mark.hexdigest()[:32]}.{what}"
             file = NodeFile(folder / name, durable=True)
             return file, *file.read()
@@ -129,8 +135,14 @@ class ReleaseMemory:
 
         places = range(0, len(blob), _HASH_BYTES)
         hashes = iter([blob[place : place + _HASH_BYTES] for place in places])
-        known = [set(islice(hashes, size)) for size in content.get("sizes", [])]
-        new = {keyed(text) for text in rows.texts()} if rows else set()
+        known = [
+            [set(islice(hashes, size)) for _ in _PARTS]
+            for size in content.get("sizes", [])
+        ]
+        new = [
+            {keyed(text) for text in rows.texts(parts)} if rows else set()
+            for parts in _PARTS
+        ]
         block = keyed("block", *sorted(names)).hex()
         columns = keyed("columns", *rows.columns).hex() if rows else ""
         why = []
@@ -138,7 +150,10 @@ class ReleaseMemory:
             why.append("its block has other clients than in earlier runs")
         if columns not in content.get("columns", [columns]):
             why.append("the data has other columns than in earlier runs")
-        if known and (cell := _smallest_cut(known, new)) < self._least:
+        cell = min(
+            _smallest_cut([s[k] for s in known], one) for k, one in enumerate(new)
+        )
+        if known and cell < self._least:
             why.append(
                 f"with earlier runs a difference of {cell} rows can be told apart "
                 f"(least-rows = {self._least})"
@@ -147,8 +162,8 @@ class ReleaseMemory:
         content["blocks"] = sorted({*content.get("blocks", []), block})
         content["columns"] = sorted({*content.get("columns", []), columns})
         if new not in known:
-            content["sizes"] = [*content.get("sizes", []), len(new)]
-            blob += b"".join(sorted(new))
+            content["sizes"] = [*content.get("sizes", []), len(new[0])]
+            blob += b"".join(key for one in new for key in sorted(one))
         if self._choice == "refuse":
             content.pop("once", None)
         with for_good():
@@ -197,15 +212,17 @@ def _digest(model: NDArray[Any]) -> str:
 def _smallest_cut(known: Sequence[set[bytes]], new: set[bytes]) -> float:
     """Rows of the smallest cell of the Venn diagram that the new set makes.
 
-    Cells that there were before do not count: they are given away already.
+    Cells that there were before do not count: they are given away already. Rows of all
+    earlier sets are not: no difference has had them without the other clients'.
     """
     cells: Counter[tuple[bool, ...]] = Counter()
     for row in set().union(new, *known):
         cells[(row in new, *(row in one for one in known))] += 1
-    # what is in no earlier release, and either part of a cell that is cut in two
+    # what is in no earlier release, what was in all and is not in this one, and either
+    # part of a cell that is cut in two
     made = [
         count
         for (inside, *rest), count in cells.items()
-        if not any(rest) or (not inside, *rest) in cells
+        if not any(rest) or (all(rest) and not inside) or (not inside, *rest) in cells
     ]
     return min(made, default=np.inf)

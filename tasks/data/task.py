@@ -42,7 +42,7 @@ from ..base import (
 )
 from .datasets import Examples
 from .readers import node_path, read_own_file, read_table
-from .table import FILE, NODES, DataSettings, Schema, Table
+from .table import FILE, NODES, DataSettings, Schema, Table, is_number
 
 Indices = NDArray[np.intp]
 
@@ -418,12 +418,22 @@ class Task(ABC):
         if table.names:
             digest = hashlib.sha256("\n".join(table.names).encode()).hexdigest()
             announcement["data-columns"] = digest[:32]
-        parts = table.features, table.targets, table.weights
+        parts = table.features, self._targets_of_file(table), table.weights
         return {
             "announcement": announcement,
             "weigh_evaluation": self.weigh_evaluation,
             "rows": OwnRows(table.names or (str(width),), parts),
         }
+
+    def _targets_of_file(self, table: Table) -> Any:
+        """Targets as the file has them, in whatever order the run lists the labels."""
+        if table.targets is None or self.label_kind != "class":
+            return table.targets
+        labels = self.node_schema().labels
+        values = [float(t) if is_number(t) else sorted(labels).index(t) for t in labels]
+        targets, known = table.targets.copy(), ~np.isnan(table.targets)
+        targets[known] = np.array(values)[targets[known].astype(np.intp)]
+        return targets
 
     def weigh_evaluation(
         self, loss: float, examples: int, metrics: dict[str, Any]

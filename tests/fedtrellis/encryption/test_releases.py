@@ -23,7 +23,9 @@ from fedtrellis.encryption.releases import OwnRows, ReleaseError, ReleaseMemory
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from strategies import FedAvgGD
+from tasks import make_task
 from tests.harness import Array, number_of, play
+from tests.strategies.hyfdca_runs import Run, small
 
 P, ROWS = 4, 60
 RNG = np.random.default_rng(0)
@@ -137,6 +139,107 @@ def test_four_sets_that_meet_in_one_row(
     refused(caplog, nodes.run, "a difference of 1 rows")
 
 
+LABELLED = 'data.features=4 data.labels="-1,1"'
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (LABELLED, 'data.features=4 data.labels="1,-1"'),  # in another order
+        (LABELLED, ""),  # as numbers
+        (LABELLED, None),  # not at all
+        (LABELLED, "weights"),
+        (LABELLED, "data.svm"),  # in another format
+    ],
+)
+def test_the_same_rows_otherwise_read(
+    tmp_path: Path, first: str, second: str | None
+) -> None:
+    """One row more is one row more, whatever a run makes of its label."""
+    A, b = TABLES[0][0], np.where(TABLES[0][1] > 3.0, 1.0, -1.0)
+    secrets = NodeSecrets("0", Nodes(tmp_path).config)
+
+    def rows(how: str | None, count: int) -> OwnRows:
+        table, features = tmp_path / f"{how}-{count}.npz", A[:count]
+        if how == "data.svm":
+            return OwnRows(("4",), (sparse.csr_array(features), b[:count]))
+        np.savez(table, features=features, labels=b[:count])
+        name = "linear-regression"
+        config: dict[str, Any] = {"data.features": 4}
+        if how is None:
+            return OwnRows(("4",), (features, None))
+        if how == "weights":
+            return rows("", count)._replace(parts=(features, b[:count], b[:count]))
+        if how:
+            name = "logistic-regression"
+            config |= read_config([how])
+        config |= {f"{name}.dataset": "nodes"}
+        task = make_task(name, config, 4, 0)
+        found: OwnRows = task.node_attributes({"data": str(table)})["rows"]
+        return found
+
+    def admit(how: str | None, count: int, least: int = 10) -> None:
+        node = NodeSecrets("0", {**secrets._config, "least-rows": least})
+        ReleaseMemory(node, f"{how} {count}").admit("abc", rows(how, count))
+
+    admit(first, 59)
+    with pytest.raises(ReleaseError) as error:
+        admit(second, 60)
+    assert "a difference of 1 rows" in error.value.detail
+    admit(second, 59)
+    admit(second, 60, least=1)
+
+
+def test_a_label_that_changes_where_it_is_read_otherwise(tmp_path: Path) -> None:
+    b = np.where(TABLES[0][1] > 3.0, 1.0, -1.0)
+    secrets = NodeSecrets("0", Nodes(tmp_path).config)
+
+    def admit(name: str, **more: str) -> None:
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, features=TABLES[0][0], labels=b)
+        config = {"data.features": 4, f"{name}.dataset": "nodes"} | more
+        task = make_task(name, config, 4, 0)
+        rows = task.node_attributes({"data": str(path)})["rows"]
+        ReleaseMemory(secrets, name).admit("abc", rows)
+
+    admit("linear-regression")
+    b[7] = -b[7]
+    with pytest.raises(ReleaseError):
+        admit("logistic-regression", **{"data.labels": "-1,1"})
+    b[7] = -b[7]
+    admit("logistic-regression", **{"data.labels": "1,-1"})
+
+
+def test_rows_that_all_runs_had_are_not_given_away_yet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node begins with one row, which later leaves: what is left of two sums."""
+    nodes = Nodes(tmp_path)
+    many = nodes.tables[1]
+    nodes.tables[1] = EXTRA[0][None], np.array([EXTRA[1]])
+    nodes.run()
+    nodes.tables[1] = many
+    nodes.add(1)
+    with_it = nodes.gradient()
+    nodes.tables[1] = many
+    refused(caplog, nodes.run, "a difference of 1 rows")
+    nodes.config["releases"] = "accept"
+    found = nodes.gradient() - with_it
+    assert np.abs(found - EXTRA[0] * EXTRA[1]).max() < 1e-6
+
+
+def test_a_node_without_a_name_of_its_own_remembers(tmp_path: Path) -> None:
+    """Flower gives it another one at each start."""
+    config = Nodes(tmp_path).config
+    for name, rows in (("node-17", TABLES[0]), ("node-18", TABLES[1])):
+        memory = ReleaseMemory(NodeSecrets(name, config), name)
+        if name == "node-17":
+            memory.admit([name, "b", "c"], OwnRows((), rows))
+    with pytest.raises(ReleaseError) as error:
+        memory.admit([name, "b", "c"], OwnRows((), rows))
+    assert "other clients" in error.value.detail
+
+
 def test_a_changed_column_is_refused_until_the_owner_takes_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,6 +277,7 @@ def test_rows_are_a_multiset_and_the_same_dense_and_sparse() -> None:
     assert len(set(texts)) == 3
     assert texts[2] == OwnRows(("a", "b"), (np.abs(A), None)).texts()[2]
     odd = sparse.csr_array(A)
+    assert OwnRows((), (odd,)).texts() == OwnRows((), (A,)).texts()
     assert len(set(OwnRows((), (odd, np.ones(3))).texts())) == 3
 
 
@@ -193,6 +297,33 @@ def test_what_a_simulation_keeps_and_what_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="allowed: 'refuse', 'once', 'accept'"):
         ReleaseMemory(NodeSecrets("0", {"releases": "yes"}), "a")
     assert issubclass(ReleaseError, SettingsError)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_row_that_changes_during_a_run_of_hyfdca(tmp_path: Path, after: int) -> None:
+    write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
+    split = small(parts="horizontal")
+    other = split.X[split.parts[0][0]].copy()
+    other[3] = -other[3]
+    now: list[int] = [0]
+
+    def client_fn(context: Any) -> Any:
+        client = split.client(context)
+        if number_of(context) == 0 and now[0] >= after:
+            client.features = other
+        return client
+
+    nodes = [{"client-id": str(i), "key-file": str(tmp_path / "key")} for i in range(6)]
+    grid = LocalGrid(client_app(client_fn), 6, node_configs=nodes)
+    with pytest.raises(SettingsError, match="memory of earlier runs refuses"):
+        Run(
+            split,
+            5,
+            grid=grid,
+            encryption="stream",
+            each=lambda _, server_round: now.__setitem__(0, server_round),
+        )
+    assert now == [after]
 
 
 def test_hyfdca_on_nodes_files_remembers_their_rows(tmp_path: Path) -> None:
