@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import import_module
-from logging import INFO
+from logging import ERROR, INFO
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -51,7 +51,7 @@ from fedtrellis.wire.protocol import (
     client_identity,
     restored_names,
 )
-from fedtrellis.wire.summing import ATTEMPT, SUM_PHASES, check_exposed, hidden
+from fedtrellis.wire.summing import ATTEMPT, SUM_PHASES, check_exposed, hidden, hides
 
 ClientFn = Callable[[Context], Any]
 
@@ -371,7 +371,7 @@ class Serving:
         """
         before = self._before
         if before is None:
-            return error
+            return _for_server(error, self.context)
         state = self.context.state
         for name in set(state) - {*before, *MEMORY}:
             del state[name]
@@ -379,7 +379,7 @@ class Serving:
             state[name] = record
         # what could not be read is no request
         if not isinstance(error, CodedError) or not hasattr(self, "_status"):
-            return error
+            return _for_server(error, self.context)
         # what the server is not to read
         log(INFO, "refused: %s", getattr(error, "detail", error))
         return self._reply({"refused": error.code, "why": str(error)})
@@ -449,6 +449,16 @@ class Serving:
         else:
             memory.save(self.context.state)
         return reply
+
+
+def _for_server(error: Exception, context: Context) -> Exception:
+    """An error as the server may read it: of a node with a key no text but our own."""
+    if isinstance(error, CodedError) or not hides(context):
+        return error
+    who = f"client {client_identity(context)}"
+    # it may quote the data
+    log(ERROR, "%s failed: %s: %s", who, type(error).__name__, error)
+    return RuntimeError(f"{who} failed; its node's log says why")
 
 
 def serve(serving: Serving) -> NodeReply | Exception:
@@ -598,6 +608,18 @@ def _examples_of(client: Any) -> Any:
 
 def _introduce(node: Node, message: Message, context: Context) -> Message:
     """Answer who the client is, and what there is to know of it before round 1."""
+    try:
+        properties = _properties(node, context)
+    except Exception as error:
+        if (told := _for_server(error, context)) is error:
+            raise
+        raise told from None
+    status = filled(ConfigRecord(), {"client-id": client_identity(context)})
+    records = {STATUS: status, CONFIG: filled(ConfigRecord(), properties)}
+    return Message(filled(RecordDict(), records), reply_to=message)
+
+
+def _properties(node: Node, context: Context) -> dict[str, Any]:
     client, config = node.client(context), context.node_config
     # how many parts the node thinks that the data has, for whoever wants to check
     parts = "num-partitions"
@@ -609,9 +631,7 @@ def _introduce(node: Node, message: Message, context: Context) -> Message:
     properties |= client.get_properties({})
     if isinstance(client, MethodClient):
         properties |= client.announcement
-    status = filled(ConfigRecord(), {"client-id": client_identity(context)})
-    records = {STATUS: status, CONFIG: filled(ConfigRecord(), properties)}
-    return Message(filled(RecordDict(), records), reply_to=message)
+    return properties
 
 
 def client_app(

@@ -184,8 +184,8 @@ def secure_sum_mod(
     For an app whose strategy :class:`~fedtrellis.SecureSums` wraps. It has to be the
     first of the app's mods, so that it is the last to see a reply. Of a reply to a
     train message nothing leaves in the clear, neither metrics nor an error's text,
-    which is in the node's log. Other messages pass; an evaluation does not where the
-    node has a key, unless its node config has ``exposed = "accept"``.
+    which is in the node's log. Evaluations and answers to queries pass, where the node
+    has a key only if its node config has ``exposed = "accept"``.
 
     Parameters
     ----------
@@ -210,9 +210,9 @@ def secure_sum_mod(
     >>> app = ClientApp(mods=[secure_sum_mod])
     """
     category = msg.metadata.message_type.partition(".")[0]
-    if category == "evaluate":
-        check_exposed(context, "evaluation")
     if category != "train":
+        what = "evaluation" if category == "evaluate" else f"answer to a {category}"
+        check_exposed(context, what)
         return call_next(msg, context)
     who = f"client {client_identity(context)}"
     if RECORD not in msg.content:

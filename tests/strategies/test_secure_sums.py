@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from flwr.app import Message
 
 import clients
 import strategies
-from fedtrellis import Callback, LocalGrid, RoundRecord, SecureSum
+from fedtrellis import Callback, LocalGrid, RoundRecord, SecureSum, client_app
 from fedtrellis.domains import L1Ball
 from fedtrellis.encryption import block_sum
 from fedtrellis.encryption.block_sum import BlockMember
+from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.encryption.identity import write_identity, write_roster
 from fedtrellis.encryption.node_secrets import NodeSecrets, _run_key_path
 from fedtrellis.manifolds import Sphere
@@ -33,6 +35,7 @@ from tests.harness import (
     contexts,
     grid_of,
     memory_of,
+    number_of,
     play,
     readable,
 )
@@ -314,6 +317,42 @@ def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> No
     strangers = [*nodes[:-1], _files(tmp_path / "b")[-1]]
     with pytest.raises(SettingsError, match="another key than this node's roster"):
         go("fedavg-gd", 1, nodes=strangers, aggregation="secure-sum")
+
+
+@pytest.mark.parametrize("where", ["hello", "fit"])
+def test_an_error_of_a_node_with_a_key_does_not_quote_its_data(
+    tmp_path: Path, where: str
+) -> None:
+    class Bad(LeastSquares):
+        def gradient(self, x: Any) -> Any:
+            raise ValueError("could not convert string to float: 'Mueller'")
+
+    def client_fn(context: Any) -> Any:
+        loss: Any = EVERY["fedavg-gd"].losses[number_of(context)]
+        if number_of(context) == 1:
+            if where == "hello":
+                raise ValueError("could not convert string to float: 'Mueller'")
+            loss = Bad(np.eye(P), np.ones(P))
+        return clients.FedAvgGDClient(context, loss)
+
+    class Listening(LocalGrid):
+        said: ClassVar[list[Any]] = []
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            replies = list(super().pull_messages(message_ids))
+            self.said.extend(m.error.reason for m in replies if m.has_error())
+            return replies
+
+    write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
+    nodes = [{"key-file": str(tmp_path / "key")} for _ in range(4)]
+    grid = Listening(client_app(client_fn), 4, node_configs=nodes)
+    strategy = strategies.FedAvgGD(aggregation=SecureSum(), max_failed_rounds=9)
+    with suppress(RuntimeError):
+        play(strategy, grid, np.zeros(P), 1)
+    assert grid.said
+    assert {s.partition(": ")[2] for s in grid.said} == {
+        "client 1 failed; its node's log says why"
+    }
 
 
 def test_a_number_out_of_range_costs_its_block_the_round_and_is_not_told() -> None:

@@ -316,6 +316,11 @@ def test_a_node_without_a_key_takes_part_in_simulations_only(
     reasons = [m.error.reason for m in grid.received if m.has_error()]
     assert len(reasons) == N
     assert all("evaluation would travel in the clear" in text for text in reasons)
+    # and so would what an app answers to queries of its own
+    query = Message(RecordDict(), dst_node_id=1, message_type="query.counts")
+    (context, *_) = grid._contexts.values()
+    with pytest.raises(SettingsError, match="answer to a query would travel"):
+        secure_sum_mod(query, context, lambda message, context: message)
 
 
 @pytest.mark.parametrize(
