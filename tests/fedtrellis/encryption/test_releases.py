@@ -336,6 +336,7 @@ def test_hyfdca_on_nodes_files_remembers_their_rows(tmp_path: Path) -> None:
     def run(**more: str | int) -> None:
         config = f'method="hyfdca" {settings} rounds=1 results-dir="{tmp_path}/runs"'
         here = sim.app.default_config() | read_config([config])
+        more = {"releases": "refuse", **more}
         configs = [nodes.node_config(node, files) | more for node in NODES]
         grid = LocalGrid(sim.client_app, 4, run_config=here, node_configs=configs)
         sim.app.run(grid, here)
