@@ -77,7 +77,7 @@ def limited(
             return np.arange(count)
         return np.sort(generator(seed, "limit", part).permutation(count)[:limit])
 
-    x, y, owners = examples.features, examples.labels, examples.owners
+    x, y = examples.features, examples.labels
     rows = drawn(len(y), train, "train")
     chosen = drawn(len(examples.test_labels), test, "test")
     tests = examples.test_features[chosen], examples.test_labels[chosen]
@@ -86,7 +86,10 @@ def limited(
         order = generator(seed, "validation").permutation(len(rows))
         held, kept = (rows[np.sort(part)] for part in np.split(order, [count]))
         tests, rows = (x[held], y[held]), kept
-    return Examples(x[rows], y[rows], *tests, None if owners is None else owners[rows])
+    owners = examples.owners
+    if owners is not None:
+        owners = owners[rows]
+    return Examples(x[rows], y[rows], *tests, owners)
 
 
 def rows_of(features: Any) -> Any:

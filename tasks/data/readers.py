@@ -51,10 +51,7 @@ _LABEL = {"labels": "label"}
 
 
 def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
-    """Return the file that a node's config names.
-
-    A SettingsError: it is no absolute path; a FileNotFoundError: there is no such file.
-    """
+    """Return the file that a node's config names, by its absolute path."""
     value = node_config.get(key)
     path = Path(value).expanduser() if isinstance(value, str) else Path()
     if not path.is_absolute():
