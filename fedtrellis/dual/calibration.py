@@ -76,11 +76,6 @@ def _fit(
         slopes: FloatArray = x @ (s * (scipy.special.expit(ab @ x) - t))
         return slopes
 
-    def hessian(ab: FloatArray) -> FloatArray:
-        p = scipy.special.expit(ab @ x)
-        curvature: FloatArray = (x * (s * p * (1.0 - p))) @ x.T
-        return curvature
-
     start = np.array([0.0, np.log((inside + 1.0) / (outside + 1.0))])
-    found = scipy.optimize.root(gradient, start, jac=hessian, tol=1e-14)
+    found = scipy.optimize.root(gradient, start, tol=1e-14)
     return float(found.x[0] / size), float(found.x[1])

@@ -90,69 +90,57 @@ class Penalty:
         for the others see :func:`maximise_over_simplices`. Returns w_m, which the
         search starts from.
         """
-        if self.free < 0:
-            self._climb(V, b, rest, regularization, theta, blocks, 0.0, tolerance)
+        ρ, m, λ = self.l1_ratio, self.free, regularization
+
+        def climb(multiplier: float) -> None:
+            # g* is quadratic as long as no |v_j| passes ρ. So the maximum of its model
+            # is found exactly, and a step towards it that is the best one on the way;
+            # where the same |v_j| are above ρ there, it is the maximum itself.
+            for _ in range(_MODELS):
+                v = rest + V.T @ theta
+                signs = np.sign(v) if ρ else np.ones_like(v)
+                active = np.abs(v) > ρ if ρ else np.ones(len(v), dtype=bool)
+                if m >= 0:
+                    active[m] = False
+                A = V[:, active]
+                G = (A @ A.T) / (1.0 - ρ)
+                linear = A @ (rest[active] - ρ * signs[active]) / (1.0 - ρ)
+                if m >= 0:
+                    G += _WEIGHT * np.outer(V[:, m], V[:, m])
+                    linear = linear + V[:, m] * (multiplier + _WEIGHT * rest[m])
+                target = theta.copy()
+                model = λ * G, b - λ * linear, target
+                maximise_over_simplices(*model, blocks, tolerance)
+                if not ρ:
+                    theta[:] = target
+                    return
+                step = target - theta
+                u, rise = V.T @ step, float(b @ step)
+                length = self._best_length(v, u, rise, λ, multiplier)
+                theta[:] = theta + length * step
+                after = rest + V.T @ theta
+                same = (np.abs(after) > ρ) == (np.abs(v) > ρ)
+                if m >= 0:
+                    same[m] = True
+                small = float(np.abs(step).max(initial=0.0)) <= 1e-15
+                if small or (length == 1.0 and same.all()):
+                    return
+
+        if m < 0:
+            climb(0.0)
             return 0.0
-        column = V[:, self.free]
+        column = V[:, m]
         enough = 1e-15 * max(float(np.abs(column).max(initial=0.0)), 1e-300)
         before = np.inf
         for _ in range(_RENEWALS):
-            found = V, b, rest, regularization, theta, blocks
-            self._climb(*found, multiplier, tolerance)
-            left = float(rest[self.free] + column @ theta)
+            climb(multiplier)
+            left = float(rest[m] + column @ theta)
             if abs(left) <= enough or abs(left) > 0.9 * before:
                 break  # rounding is all that is left, or no better than before
             before = abs(left)
             # method of multipliers: w_m ← w_m + σ v_m
             multiplier += _WEIGHT * left
         return multiplier
-
-    def _climb(
-        self,
-        V: FloatArray,
-        b: FloatArray,
-        rest: FloatArray,
-        λ: float,
-        theta: FloatArray,
-        blocks: list[slice],
-        multiplier: float,
-        tolerance: float,
-    ) -> None:
-        """The same for one multiplier, by exact quadratic models of g*.
-
-        g* is quadratic as long as no |v_j| passes ρ. So the maximum of its model is
-        found exactly, and a step towards it that is the best one on the way; where the
-        same |v_j| are above ρ there, it is the maximum itself.
-        """
-        ρ, m = self.l1_ratio, self.free
-        for _ in range(_MODELS):
-            v = rest + V.T @ theta
-            signs = np.sign(v) if ρ else np.ones_like(v)
-            active = np.abs(v) > ρ if ρ else np.ones(len(v), dtype=bool)
-            if m >= 0:
-                active[m] = False
-            A = V[:, active]
-            G = (A @ A.T) / (1.0 - ρ)
-            linear = A @ (rest[active] - ρ * signs[active]) / (1.0 - ρ)
-            if m >= 0:
-                G += _WEIGHT * np.outer(V[:, m], V[:, m])
-                linear = linear + V[:, m] * (multiplier + _WEIGHT * rest[m])
-            target = theta.copy()
-            maximise_over_simplices(λ * G, b - λ * linear, target, blocks, tolerance)
-            if not ρ:
-                theta[:] = target
-                return
-            step = target - theta
-            u, rise = V.T @ step, float(b @ step)
-            length = self._best_length(v, u, rise, λ, multiplier)
-            theta += length * step
-            after = rest + V.T @ theta
-            same = (np.abs(after) > ρ) == (np.abs(v) > ρ)
-            if m >= 0:
-                same[m] = True
-            small = float(np.abs(step).max(initial=0.0)) <= 1e-15
-            if small or (length == 1.0 and same.all()):
-                return
 
     def _best_length(
         self, v: FloatArray, u: FloatArray, rise: float, λ: float, multiplier: float

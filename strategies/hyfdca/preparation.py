@@ -33,15 +33,14 @@ Labels = dict[str, Blobs]
 
 def key_kind(strategy: HyFDCASettings) -> str:
     """Which kind of keys the clients have: all of them the same."""
+    words = {"roster": "identity and roster", "key": "key-file", "run": "no key"}
     kinds = {
-        name: str(strategy.announced(name, "key-kind", "run"))
+        f"client {name}": str(strategy.announced(name, "key-kind", "run"))
         for name in strategy.clients
     }
-    if len(set(kinds.values())) > 1:
-        words = {"roster": "identity and roster", "key": "key-file", "run": "no key"}
-        found = _who_has({name: words.get(kind, kind) for name, kind in kinds.items()})
-        raise SettingsError(f"the clients do not have one kind of keys ({found})")
-    kind = kinds[strategy.clients[0]]
+    found = {who: words.get(kind, kind) for who, kind in kinds.items()}
+    _check_alike(found, "the clients do not have one kind of keys")
+    kind = next(iter(kinds.values()))
     if kind == "roster" and strategy.encryption == "tenseal-bfv":
         raise SettingsError(
             "encryption = 'tenseal-bfv' needs one key for all clients, and these have "
@@ -50,12 +49,14 @@ def key_kind(strategy: HyFDCASettings) -> str:
     return kind
 
 
-def _who_has(found: Mapping[str, str]) -> str:
-    """Say of each different value which clients have it."""
-    clients: dict[str, list[str]] = {}
-    for name, value in found.items():
-        clients.setdefault(value, []).append(name)
-    return "; ".join(f"client {', '.join(own)}: {one}" for one, own in clients.items())
+def _check_alike(found: Mapping[str, str], problem: str, advice: str = "") -> None:
+    """Raise SettingsError, and say who has what, unless all have the same."""
+    owners: dict[str, list[str]] = {}
+    for who, value in found.items():
+        owners.setdefault(value, []).append(who)
+    if len(owners) > 1:
+        listed = [f"{', '.join(own)}: {value}" for value, own in owners.items()]
+        raise SettingsError(f"{problem} ({'; '.join(listed)}){advice}")
 
 
 def match_ids(strategy: HyFDCASettings) -> dict[str, dict[str, bytes]]:
@@ -108,17 +109,15 @@ def settle_cipher(strategy: HyFDCASettings, kind: str, rest: Rest) -> Cipher:
         cipher = backend_class(strategy.encryption).adder()
     if kind == "roster":
         return cipher
-    prints = {name: own[0].tobytes().decode() for name, own in rest.items()}
-    known, server = set(prints.values()), ""
+    prints = {f"client {name}": own[0].tobytes().decode() for name, own in rest.items()}
     if given is not None:
-        server = f"server: {given.fingerprint}; "
-        known.add(given.fingerprint)
-    if len(known) > 1:
-        who = "clients and the server" if server else "clients"
-        raise SettingsError(
-            f"the {who} do not have one key between them ({server}{_who_has(prints)}); "
-            "make one with fedtrellis-keys, and give every node the same key-file"
-        )
+        prints = {"server": given.fingerprint, **prints}
+    _check_alike(
+        prints,
+        f"the clients{' and the server' * ('server' in prints)} do not have one key "
+        "between them",
+        "; make one with fedtrellis-keys, and give every node the same key-file",
+    )
     return cipher
 
 
