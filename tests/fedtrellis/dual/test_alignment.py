@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,16 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import (
     HASH_BYTES,
+    Agreement,
     Alignment,
     Group,
+    GroupStep,
+    HeldGroup,
     align,
+    feature_digests,
 )
+from fedtrellis.dual.bundle import Mixture
+from fedtrellis.encryption.block_sum import Introduction
 from strategies.hybrid import freeze, thaw
 
 Hashes = NDArray[np.uint8]
@@ -180,3 +188,194 @@ def test_malformed_hashes_are_refused() -> None:
     for hashes in (*wrong, np.zeros((2, HASH_BYTES))):
         with pytest.raises(ValueError, match="client a: its samples' hashes are malf"):
             align({"a": hashes}, {"a": ["f"]})
+
+
+# ----------------------------------------------------------------------- the agreement
+
+
+def _member(name: str) -> Introduction:
+    return Introduction(name, "f" * 16, hashlib.sha256(name.encode()).digest())
+
+
+def _agreed(samples: dict[str, list[int]], features: dict[str, list[str]]) -> Agreement:
+    alignment = align({k: _hashes(v) for k, v in samples.items()}, features)
+    new = align({k: _hashes(v[:1]) for k, v in samples.items()}, features).groups
+    members = [_member(name) for name in samples]
+    return Agreement.of({"session": "s", "answers": 5}, members, alignment, new)
+
+
+def _small() -> Agreement:
+    return _agreed(
+        {"a": [1, 2, 3], "b": [2, 3], "c": [4]},
+        {"a": ["x", "y"], "b": ["z"], "c": ["y"]},
+    )
+
+
+@st.composite
+def _shares(draw: st.DrawFn) -> tuple[dict[str, list[int]], dict[str, list[str]]]:
+    names = [str(i) for i in range(draw(st.integers(1, 5)))]
+    samples = st.lists(st.integers(0, 12), min_size=1, max_size=9, unique=True)
+    features = st.lists(st.sampled_from("abcdefghij"), min_size=1, unique=True)
+    return {n: draw(samples) for n in names}, {n: draw(features) for n in names}
+
+
+@settings(max_examples=60, deadline=None)
+@given(held=_shares())
+def test_it_says_who_holds_what(held: Any) -> None:
+    samples, features = held
+    agreement = Agreement.from_bytes(_agreed(samples, features).to_bytes())
+    assert agreement.names == tuple(samples)
+    for i, name in enumerate(samples):
+        assert agreement.index(name) == i
+        said = {agreement.features[m] for m in np.flatnonzero(agreement.holdings[i])}
+        assert said == set(feature_digests(features[name]))
+        groups = enumerate(agreement.groups)
+        sizes = [size for g, (_, size, _) in groups if name in agreement.holders(g)]
+        assert sum(sizes) == len(samples[name])
+    counts = dict(
+        zip(agreement.features, agreement.holdings.sum(axis=0).tolist(), strict=True)
+    )
+    for feature in set().union(*features.values()):
+        (digest,) = feature_digests([feature])
+        assert counts[digest] == sum(feature in own for own in features.values())
+    sets = {agreement.holders(g) for g in range(len(agreement.groups))}
+    sets |= {agreement.holders(g, new=True) for g in range(len(agreement.new_groups))}
+    assert set(agreement.holder_sets) == {one for one in sets if len(one) > 1}
+
+
+def test_one_form_only_and_its_digest() -> None:
+    agreement = _small()
+    data = agreement.to_bytes()
+    again = Agreement.from_bytes(data)
+    assert again == agreement
+    assert again.to_bytes() == data
+    assert again.digest == hashlib.sha256(data).digest()
+    with pytest.raises(ValueError, match="client d is not in the agreement"):
+        again.index("d")
+
+
+def test_the_digest_changes_with_everything_that_is_agreed() -> None:
+    one = _small()
+    g = next(g for g, (holders, _, _) in enumerate(one.groups) if len(holders) > 1)
+    holders, size, digest = one.groups[g]
+    before, after = one.groups[:g], one.groups[g + 1 :]
+    others = [
+        replace(one, settings={**one.settings, "answers": 6}),
+        replace(one, settings={**one.settings, "more": 0}),
+        replace(one, members=one.members[::-1]),
+        replace(one, features=one.features[::-1]),
+        replace(one, held=one.held[::-1]),
+        replace(one, groups=one.groups[::-1]),
+        replace(one, new_groups=one.new_groups[:-1]),
+        replace(one, groups=(*before, (holders, size + 1, digest), *after)),
+        replace(one, groups=(*before, (holders, size, "0" * 64), *after)),
+        replace(one, groups=(*before, (holders[::-1], size, digest), *after)),
+    ]
+    member = one.members[0]._replace
+    changed = [member(name="0"), member(key="0"), member(fresh=b"0")]
+    others += [replace(one, members=(own, *one.members[1:])) for own in changed]
+    assert len({other.digest for other in [one, *others]}) == len(others) + 1
+
+
+def _edited(edit: Callable[[dict[str, Any]], Any]) -> bytes:
+    content = json.loads(_small().to_bytes())
+    edit(content)
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda c: c.pop("settings"),
+        lambda c: c.update(settings=[1]),
+        lambda c: c.update(extra=1),
+        lambda c: c.update(members=[]),
+        lambda c: c["members"].append(c["members"][0]),
+        lambda c: c["members"][0].append("more"),
+        lambda c: c["held"].pop(),
+        lambda c: c["held"].__setitem__(0, "zz"),
+        lambda c: c["held"].__setitem__(0, "c0c0"),
+        lambda c: c["groups"][0].__setitem__(0, []),
+        lambda c: c["groups"][0].__setitem__(0, [0, 0]),
+        lambda c: c["groups"][0].__setitem__(0, [3]),
+        lambda c: c["groups"][0].__setitem__(0, [-1]),
+        lambda c: c["groups"][0].__setitem__(1, 0),
+        lambda c: c["groups"][0].__setitem__(1, 1.5),
+        lambda c: c["new-groups"].append([[0], 1]),
+    ],
+)
+def test_what_contradicts_itself_is_refused(edit: Any) -> None:
+    with pytest.raises(ValueError, match="the agreement is malformed"):
+        Agreement.from_bytes(_edited(edit))
+
+
+def test_what_is_no_agreement_is_refused() -> None:
+    data = _small().to_bytes()
+    for wrong in (b"", b"[]", b"\xff", data[:-1], data + b" ", b"[" * 100_000):
+        with pytest.raises(ValueError, match="the agreement is malformed"):
+            Agreement.from_bytes(wrong)
+
+
+# --------------------------------------------------------------- what a client is told
+
+# Three groups: one with a mixture of two points, one that has not moved, one of which
+# the client lost α.
+RECORDS = [
+    GroupStep(4, 2, 9, [3, 7], [0.25, 0.75], [3]),
+    GroupStep(5, 0, 0),
+    GroupStep(8, 1, 2, [1], [1.0], [0, 1], alpha=[b"a", b"b"]),
+]
+ENTRIES: dict[str, Any] = {
+    "groups": [4, 5, 8],
+    "steps": [2, 0, 1],
+    "alpha-ids": [9, 0, 2],
+    "mix-counts": [2, 0, 1],
+    "mix-ids": [3, 7, 1],
+    "mix-weights": [0.25, 0.75, 1.0],
+    "keep-counts": [1, 0, 2],
+    "keep-ids": [3, 0, 1],
+    "alpha/8": [b"a", b"b"],
+}
+
+
+def plain(record: GroupStep) -> tuple[Any, ...]:
+    lists = (list(record.ids), list(record.weights), list(record.keep))
+    return record.group, record.step, record.alpha_id, *lists, record.alpha
+
+
+def test_records_travel_as_the_entries_they_always_were() -> None:
+    packed = GroupStep.pack(RECORDS)
+    assert list(packed.items()) == list(ENTRIES.items())
+    assert [plain(r) for r in GroupStep.unpack(packed)] == [plain(r) for r in RECORDS]
+
+
+def test_a_mixture_is_a_records_own() -> None:
+    mixture = Mixture(np.array([3, 7]), np.array([0.25, 0.75]), np.array([3]), 9)
+    assert plain(GroupStep(4, 2, 9, **mixture.lists)) == plain(RECORDS[0])
+
+
+@pytest.mark.parametrize("key", [key for key in ENTRIES if "/" not in key])
+def test_entries_that_do_not_fit_together_are_refused(key: str) -> None:
+    missing = {k: v for k, v in ENTRIES.items() if k != key}
+    with pytest.raises(KeyError):
+        GroupStep.unpack(missing)
+    if key in ("groups", "steps", "alpha-ids", "mix-counts", "keep-counts"):
+        with pytest.raises(ValueError, match="zip"):
+            GroupStep.unpack({**missing, key: ENTRIES[key][:-1]})
+
+
+def test_held_groups_deal_out_a_clients_samples() -> None:
+    rows = [np.array([4, 0]), np.array([1, 2, 3])]
+    arrays = HeldGroup.pack({6: rows[0], 11: rows[1]})
+    first, second = HeldGroup.unpack(arrays, 5)
+    assert (first.group, first.own) == (6, slice(0, 2))
+    assert (second.group, second.own) == (11, slice(2, 5))
+    for held, expected in ((first, rows[0]), (second, rows[1])):
+        np.testing.assert_array_equal(held.rows, expected)
+    for key, wrong in (
+        ("rows", np.array([4, 0, 1, 2, 2])),
+        ("sizes", np.array([2, 4])),
+        ("sizes", np.array([6, -1])),
+    ):
+        with pytest.raises(ValueError, match="do not deal out this client's 5 samples"):
+            HeldGroup.unpack({**arrays, key: wrong}, 5)
