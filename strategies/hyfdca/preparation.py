@@ -16,7 +16,6 @@ from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import SETUP_ATTEMPTS
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 
@@ -171,27 +170,23 @@ def ask_labels(strategy: HyFDCASettings) -> list[Labels]:
         tagged = len(overlaps.get(answer.client, []))
         parts = read_blobs(answer.arrays, [*counts, *[1] * tagged])
         for key, own in zip(keys, parts, strict=False):
+            cipher.add([own])  # an answer with a spoilt one is asked for again
             shares.setdefault(key, {})[answer.client] = own
         tags[answer.client] = [
             np.frombuffer(blob, dtype="<u8") for (blob,) in parts[len(keys) :]
         ]
 
-    waiting: list[str] = list(strategy.clients)
-    for _ in range(SETUP_ATTEMPTS):
-        strategy.ask_everyone("train.labels", entries, take, waiting)
-        labels: list[Labels] = [{} for _ in alignment.groups]
-        again: set[str] = set()
-        for (g, what), own in shares.items():
-            in_order = {name: own[name] for name in alignment.groups[g].holders}
-            added, spoilt = add_shares(strategy, in_order)
-            again |= spoilt
-            labels[g][what] = added or []
-        waiting = sorted(again)
-        if not waiting:
-            _check_entries(overlaps, tags)
-            return labels
-    who = f"client {', '.join(waiting)}"
-    raise TimeoutError(f"{who}: no ciphertexts that can be added (train.labels)")
+    strategy.ask_everyone("train.labels", entries, take)
+    labels: list[Labels] = [{} for _ in alignment.groups]
+    for (g, what), own in shares.items():
+        in_order = {name: own[name] for name in alignment.groups[g].holders}
+        total, _ = add_shares(strategy, in_order)
+        if total is None:
+            who = ", ".join(in_order)
+            raise TimeoutError(f"client {who}: no ciphertexts that can be added")
+        labels[g][what] = total
+    _check_entries(overlaps, tags)
+    return labels
 
 
 def _check_entries(
