@@ -270,6 +270,17 @@ def test_evaluations_are_counted_as_they_are_made() -> None:
 # ---------------------------------------------------------------------- convergence
 
 
+@pytest.mark.parametrize("order", [0, 1])
+def test_in_float32_the_mean_of_the_corrections_stays_zero(order: int) -> None:
+    """But for one rounding of x over the step, and not for one a round."""
+    upload = {} if order else {"upload": "dense"}
+    run = Run(Stiefel((P, R)), 120, order=order, dtype="float32", **upload)
+    assert run.strategy.broadcast.model.dtype == np.float32
+    corrections = [run.strategy.client_correction(str(i)) for i in range(N)]
+    bound = float(np.finfo(np.float32).eps) / run.strategy.total_step
+    assert np.abs(np.mean(corrections, axis=0)).max() <= bound
+
+
 @pytest.mark.parametrize("correction", [True, False])
 def test_critical_points_are_the_fixed_points_of_the_corrected_method_only(
     correction: bool,
