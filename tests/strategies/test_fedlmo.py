@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from clients import FedLMOClient
-from fedtrellis.compressors import Natural, TopK, TopTriples
 from fedtrellis.layer_steps import LayerOracle, newton_schulz, scheduled, settle_kinds
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.arrays import Layout
 from strategies import FedLMO
 from tests.harness import Array, Distance, grid_of, play
 
@@ -321,77 +319,6 @@ def test_uncompressed_error_feedback_is_the_server_s_step(nesterov: bool) -> Non
     ]
     for a, b in zip(*(run.arrays for run in runs), strict=True):
         assert np.abs(a - b).max() < 1e-10
-
-
-COMPRESSED = [TopK(0.2), TopTriples(2), Natural()]
-
-
-@pytest.mark.parametrize("by", COMPRESSED, ids=lambda by: type(by).__name__)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_compressors_are_contractive(by: Any, dtype: str) -> None:
-    """‖C(v) − v‖² ≤ (1 − α) ‖v‖² with the α that they state; zeros stay zeros."""
-    layout = Layout(((9, 6), (7,), (4, 3, 5, 5)), dtype)
-    rng = np.random.default_rng(0)
-    alpha = {"TopK": 0.2, "TopTriples": 2 / 6, "Natural": 8 / 9}[type(by).__name__]
-    for scale in (1.0, 1e-20, 1e20):
-        v = scale * rng.standard_normal(layout.point_shape)
-        v = np.where(rng.random(v.shape) < 0.2, 0.0, v).astype(layout.point_dtype)
-        read = by.unpack(by.pack(v, layout), layout)
-        assert read.dtype == layout.point_dtype
-        error = np.linalg.norm((read - v).astype(np.float64) / scale)
-        whole = np.linalg.norm(v.astype(np.float64) / scale)
-        assert 0.0 < error**2 <= (1.0 - alpha) * whole**2 * 1.001
-    assert not by.unpack(by.pack(np.zeros_like(v), layout), layout).any()
-
-
-def test_compressors_against_plain_formulas() -> None:
-    layout = Layout(((3, 3), (4,)))
-    v = np.array([5.0, -0.1, 3, 0, 2, 1, -9, 4, 0.2, 6, -7, 0.3, 8])
-    top = TopK(0.3)
-    kept = top.unpack(top.pack(v, layout), layout)
-    assert kept.tolist() == [0, 0, 0, 0, 0, 0, -9, 0, 0, 6, -7, 0, 8]
-    powers = Natural().unpack(Natural().pack(v, layout), layout)
-    assert powers.tolist() == pytest.approx(
-        [4, -0.125, 4, 0, 2, 1, -8, 4, 0.25, 8, -8, 0.25, 8]
-    )
-    cut = Layout(((8, 6), (4,)))
-    v = np.random.default_rng(0).standard_normal(52)
-    u, sigma, vt = np.linalg.svd(v[:48].reshape(8, 6))
-    read = TopTriples(2).unpack(TopTriples(2).pack(v, cut), cut)
-    best = (u[:, :2] * sigma[:2]) @ vt[:2]
-    assert np.abs(read[:48].reshape(8, 6) - best).max() < 1e-12
-    assert np.array_equal(read[48:], v[48:])
-
-
-@pytest.mark.parametrize("by", COMPRESSED, ids=lambda by: type(by).__name__)
-def test_malformed_bytes_are_refused(by: Any) -> None:
-    layout = Layout(((9, 6), (7,)))
-    good = by.pack(np.ones(61), layout)
-    for bad in ([], good[:1], [*good, good[0]], [good[0][:-1], *good[1:]]):
-        with pytest.raises(ValueError, match=r"."):
-            by.unpack(bad, layout)
-
-
-def test_bytes_up_by_compressor() -> None:
-    """A byte an entry; and six or twelve for each that is kept."""
-    start = [np.zeros((200, 100)), np.zeros(1)]
-    loss = Distance(*(layer + 1.0 for layer in start))
-    sizes = {}
-    settings: dict[Any, Any] = {
-        "top-k": {"kept_fraction": 0.01},
-        "rank": {"rank": 2},
-        "natural": {},
-    }
-    for name, more in settings.items():
-        strategy = FedLMO(
-            variant="ef21", compressor=name, batch_size=0, dtype="float32", **more
-        )
-        play(strategy, grid_of(FedLMOClient, [loss, loss]), start, 2)
-        sizes[name] = strategy.history[-1].bytes_up / 2
-    around = 1500
-    assert 200 * (2 + 4) < sizes["top-k"] < 200 * (2 + 4) + around
-    assert 2 * 300 * 4 < sizes["rank"] < 2 * 300 * 4 + around
-    assert 20_000 < sizes["natural"] < 20_000 + around
 
 
 # --------------------------------------------------------------------------- the house
