@@ -273,7 +273,7 @@ def test_evaluations_are_counted_as_they_are_made() -> None:
 @pytest.mark.parametrize("order", [0, 1])
 def test_in_float32_the_mean_of_the_corrections_stays_zero(order: int) -> None:
     """But for one rounding of x over the step, and not for one a round."""
-    upload = {} if order else {"upload": "dense"}
+    upload: dict[str, Any] = {} if order else {"upload": "dense"}
     run = Run(Stiefel((P, R)), 120, order=order, dtype="float32", **upload)
     assert run.strategy.broadcast.model.dtype == np.float32
     corrections = [run.strategy.client_correction(str(i)) for i in range(N)]
