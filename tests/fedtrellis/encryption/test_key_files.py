@@ -1,4 +1,4 @@
-"""Key files, the key of a simulation, and the command line."""
+"""Key files, and the key of a simulation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ import pytest
 
 from fedtrellis.encryption import (
     EncryptionError,
-    backend_class,
     load_evaluation,
     remove_run_key,
 )
 from fedtrellis.encryption.cipher import load_key, write_key_pair
-from fedtrellis.encryption.command_line import main
 from fedtrellis.encryption.node_secrets import _run_key_path, shared_run_key
 
 from .test_cipher import needs_tenseal
@@ -235,74 +233,3 @@ def test_a_forked_child_neither_makes_nor_removes_the_key(temporary: Path) -> No
     assert process.exitcode == 0
     assert _run_key_path("forked").exists()
     remove_run_key("forked")
-
-
-# -- the command line -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("backend", "parts"),
-    [
-        ("stream", ("AES-256", "2^64", "±8388.61")),
-        pytest.param("tenseal-bfv", ("degree 4096", "±131.072"), marks=needs_tenseal),
-    ],
-)
-def test_the_command_makes_and_shows_keys(
-    tmp_path: Path,
-    backend: str,
-    parts: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    key, context = tmp_path / "clients.key", tmp_path / "server.context"
-    files = ["--key", str(key), "--context", str(context)]
-    assert main(["new", *files, "--backend", backend]) == 0
-    cipher = load_key(key)
-    assert cipher.fingerprint in capsys.readouterr().out
-    for path, kind in ((key, "clients' key (secret)"), (context, "evaluation context")):
-        assert main(["show", str(path)]) == 0
-        shown = capsys.readouterr().out
-        for part in (kind, cipher.fingerprint, "2^-40", backend, *parts):
-            assert part in shown
-        assert len(shown) < 1000
-
-
-def test_the_command_says_what_is_wrong_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = tmp_path / "text"
-    text.write_text("hello")
-    key, context = str(tmp_path / "k"), str(tmp_path / "c")
-    for arguments in (
-        ["show", str(text)],
-        ["show", str(tmp_path / "none")],
-        ["new", "--key", key, "--context", key, "--backend", "none"],
-        ["new", "--key", key, "--context", context, "--bits", "0", "--backend", "none"],
-    ):
-        assert main(arguments) == 1
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith("fedtrellis-keys: ")
-        assert captured.err.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
-
-
-def test_the_command_shows_no_secret_and_warns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    key, context = tmp_path / "k", tmp_path / "c"
-    options = ["--key", str(key), "--context", str(context)]
-    assert main(["new", *options, "--backend", "none", "--bits", "20"]) == 0
-    key.chmod(0o644)
-    capsys.readouterr()
-    assert main(["show", str(key)]) == 0
-    shown = capsys.readouterr().out
-    assert "others can read it (mode 0644)" in shown
-    assert "NO ENCRYPTION" in shown
-    assert "2^-20" in shown
-    assert backend_class("none").from_bytes(key.read_bytes()).coding.bits == 20
-
-
-def test_the_command_is_a_module_with_an_example() -> None:
-    command = [sys.executable, "-m", "fedtrellis.encryption.command_line", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "fedtrellis-keys new --key clients.key" in shown.stdout

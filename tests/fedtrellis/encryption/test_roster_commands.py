@@ -1,15 +1,21 @@
-"""``fedtrellis-keys identity``, ``roster``, ``check`` and ``show``, end to end."""
+"""``fedtrellis-keys``, every command end to end."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from fedtrellis.encryption import Cipher
+from fedtrellis.encryption.cipher import load_key
 from fedtrellis.encryption.command_line import main
 from fedtrellis.encryption.identity import Identity, load_identity, load_roster
 from fedtrellis.encryption.symmetric import open_sealed, seal
+
+from .test_cipher import needs_tenseal
 
 Captured = pytest.CaptureFixture[str]
 
@@ -95,8 +101,14 @@ def test_what_is_wrong_with_a_roster_or_a_name(
     ]
     for says, *others in cases:
         assert str(says) in _refused(capsys, "roster", "--out", out, a, *others)
-    assert not out.exists()
     assert "client id" in _refused(capsys, "identity", "--name", "a=b", "--key", key)
+    for says, *options in (
+        ("cannot be made", key),
+        ("must be 1 to 52", out, "--bits", "0"),
+    ):
+        new = ("new", "--key", key, "--context", *options, "--backend", "none")
+        assert str(says) in _refused(capsys, *new)
+    assert not out.exists()
     assert not key.exists()
 
 
@@ -105,18 +117,55 @@ def test_show_knows_every_kind_and_no_secret(tmp_path: Path, capsys: Captured) -
     key, roster = tmp_path / "a.key", tmp_path / "roster"
     assert main(["roster", "--out", str(roster), a, b]) == 0
     digest = capsys.readouterr().out.splitlines()[-1]
-    assert main(["show", str(roster)]) == 0
-    shown = capsys.readouterr().out
+    shown = _done(capsys, "show", roster)
     assert a in shown
     assert b in shown
     assert digest.removeprefix("digest ") in shown
     key.chmod(0o644)
-    assert main(["show", str(key)]) == 0
-    shown = capsys.readouterr().out
+    shown = _done(capsys, "show", key)
     assert a in shown
     assert "others can read it (mode 0644)" in shown
     own = Identity.from_bytes(key.read_bytes())._private.private_bytes_raw()
     assert own.hex() not in shown
+    common, context = tmp_path / "k", tmp_path / "c"
+    new = ("new", "--key", common, "--context", context, "--backend", "none")
+    _done(capsys, *new, "--bits", "20")
+    common.chmod(0o644)
+    shown = _done(capsys, "show", common)
+    for part in ("others can read it (mode 0644)", "NO ENCRYPTION", "2^-20"):
+        assert part in shown
+    assert Cipher.from_bytes(common.read_bytes()).coding.bits == 20
     roster.write_text(roster.read_text().replace(a[-8:], "x"))
     assert "NAME=PUBLIC" in _refused(capsys, "show", roster)
     assert "neither a key" in _refused(capsys, "show", _private(tmp_path / "text"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "parts"),
+    [
+        ("stream", ("AES-256", "2^64", "±8388.61")),
+        pytest.param("tenseal-bfv", ("degree 4096", "±131.072"), marks=needs_tenseal),
+    ],
+)
+def test_the_command_makes_and_shows_keys(
+    tmp_path: Path,
+    backend: str,
+    parts: tuple[str, ...],
+    capsys: Captured,
+) -> None:
+    key, context = tmp_path / "clients.key", tmp_path / "server.context"
+    files = ("--key", key, "--context", context)
+    made = _done(capsys, "new", *files, "--backend", backend)
+    cipher = load_key(key)
+    assert cipher.fingerprint in made
+    for path, kind in ((key, "clients' key (secret)"), (context, "evaluation context")):
+        shown = _done(capsys, "show", path)
+        for part in (kind, cipher.fingerprint, "2^-40", backend, *parts):
+            assert part in shown
+        assert len(shown) < 1000
+
+
+def test_the_command_is_a_module_with_an_example() -> None:
+    command = [sys.executable, "-m", "fedtrellis.encryption.command_line", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "fedtrellis-keys new --key clients.key" in shown.stdout
