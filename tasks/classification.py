@@ -61,10 +61,7 @@ SOURCES = tuple(source for source in _SENTENCES if source != LETTERS)
 
 @dataclass(frozen=True)
 class NetworkTask(PartitionedTask):
-    """A task whose model is a network in PyTorch, with the mean cross-entropy as F.
-
-    It makes the network with the same weights whenever it is asked.
-    """
+    """A task whose model is a network in PyTorch; F is the mean cross-entropy."""
 
     device: str = setting(
         "auto",
@@ -73,7 +70,7 @@ class NetworkTask(PartitionedTask):
 
     @abstractmethod
     def _make_model(self, *, trained: bool = False) -> Any:
-        """Make a torch.nn.Module; ``trained`` before the clients have it, if at all."""
+        """Make the torch.nn.Module, with the same weights whenever it is asked."""
 
     @once(8)
     def _parameters(self, *, trained: bool) -> list[Array]:

@@ -52,15 +52,13 @@ _CIFAR_BATCH = 10_000
 
 
 class Examples(NamedTuple):
-    """Training and test examples, labels counted from 0.
-
-    ``owners`` are the clients that hold the training examples by nature.
-    """
+    """Training and test examples, labels counted from 0."""
 
     features: NDArray[Any]
     labels: NDArray[Any]
     test_features: NDArray[Any]
     test_labels: NDArray[Any]
+    #: the clients that hold the training examples by nature
     owners: NDArray[np.intp] | None = None
 
 

@@ -340,10 +340,7 @@ class Task(ABC):
         return {name: value for name, value in values.items() if value is not None}
 
     def method_options(self) -> dict[str, Any]:
-        """Return what a strategy has to know of the task, by its fields' names.
-
-        Here what a node's evaluation weighs: its examples, or the same as any other's.
-        """
+        """Return what a strategy has to know of the task, by its fields' names."""
         equal = self.on_nodes and not self.nodes.examples
         return {"evaluation_weights": "equal"} if equal else {}
 
@@ -356,10 +353,7 @@ class Task(ABC):
         return SettingsError(f"{self.option_key(name)} = {getattr(self, name)!r} {why}")
 
     def client_parts(self, client: int) -> dict[str, Any]:
-        """Return what client i in [0, n) is made of, by its constructor's arguments.
-
-        Here ``objective``, which is f_i. An IndexError: there is no such client.
-        """
+        """Return what client i in [0, n) is made of, by its constructor's arguments."""
         return {"objective": in_dtype(self.client_objective(client), self.dtype)}
 
     # -- where nodes have data of their own
@@ -392,21 +386,14 @@ class Task(ABC):
         return in_dtype(self._client_loss(features, targets, weight), self.dtype)
 
     def node_parts(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the client of a node with its own data is made of.
-
-        As :meth:`client_parts`, of the file that ``data`` of the node config names. A
-        SettingsError, DataFileError or FileNotFoundError says what is wrong.
-        """
+        """Return the like of the file that ``data`` of the node config names."""
         path = node_path(node_config)
         if "test-data" in node_config:
             raise SettingsError("node config: test-data is for hybrid tasks")
         return {"objective": self.node_objective(path)}
 
     def node_attributes(self, node_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what such a client gets beside its parts, by attributes' names.
-
-        They are those of :class:`fedtrellis.wire.client.MethodClient`.
-        """
+        """Return the attributes of such a client, a MethodClient, beside its parts."""
         found: dict[str, Any] = self._node_attributes(node_path(node_config))
         return found
 
