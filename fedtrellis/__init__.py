@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         Private,
         TrimmedMean,
     )
-    from fedtrellis.server.answers import Answer
     from fedtrellis.server.callbacks import (
         Callback,
         EarlyStop,
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         Progress,
         RoundRecord,
     )
+    from fedtrellis.server.conversation import Answer
     from fedtrellis.server.flower_sums import SecureSums
     from fedtrellis.server.loop import LoopStrategy
     from fedtrellis.server.options import RunOptions
@@ -48,7 +48,7 @@ _HOMES = {
     "server.aggregation": (
         *("Aggregation", "Clipping", "Mean", "Median", "Private", "TrimmedMean"),
     ),
-    "server.answers": ("Answer",),
+    "server.conversation": ("Answer",),
     "server.callbacks": (
         *("Callback", "EarlyStop", "JsonLines", "Progress", "RoundRecord"),
     ),

@@ -12,7 +12,7 @@ from fedtrellis.compressors import ChangeCompression, compressor
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation, Private
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.server.loop import Needs
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, given, setting

@@ -19,8 +19,7 @@ from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
 from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule, automatic_penalty
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, setting
 from fedtrellis.wire.arrays import (

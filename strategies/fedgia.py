@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.random import generator
-from fedtrellis.server.aggregation import Sent
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation, ask_everyone
+from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
@@ -243,12 +241,8 @@ class FedGiA(RoundStrategy):
 
         of = dict.fromkeys(names, entries).__getitem__
         ask_everyone(conversation, "train.bounds", of, take, timeout, names)
-        sent = Sent(0, 1, False, (), set(), 0.0)
-        model, layout = self.broadcast.model, self.broadcast.layout
-        found = aggregator.opened(
-            conversation, list(answers.values()), sent, model, layout
-        )
-        m = self.num_clients
+        found, _ = aggregator.opened(conversation, list(answers.values()), 0)
+        m, layout = self.num_clients, self.broadcast.layout
         if len(found) < m:
             raise SettingsError("a sum of the clients' bounds was lost; or set sigma")
         r, modulus, one = np.mean([answer.numbers for answer in found], axis=0)

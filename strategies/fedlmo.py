@@ -20,7 +20,7 @@ from fedtrellis.layer_steps import (
     settle_kinds,
     with_momentum,
 )
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout

@@ -11,8 +11,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, Group, align
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import ask_again, ask_everyone
+from fedtrellis.server.conversation import Answer, ask_again, ask_everyone
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import (

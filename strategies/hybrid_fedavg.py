@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.aggregation import LEAST, Aggregation, Mean, Median
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
-from fedtrellis.server.answers import Answer, scalars_of
+from fedtrellis.server.conversation import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtrellis.domains.atoms import RandomSigns
 from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation
-from fedtrellis.server.answers import Answer, scalars_of
+from fedtrellis.server.conversation import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout

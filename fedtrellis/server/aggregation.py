@@ -8,7 +8,7 @@ differ: then it is not their mean either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar, Literal
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.privacy import Budget, Releases, SecretNoise, clipped
-from fedtrellis.server.answers import Answer, check_moderate
-from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.conversation import Answer, Conversation, check_moderate
 from fedtrellis.settings import Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -41,23 +40,6 @@ class Cohorts:
     fixed: int | None  # clients of a round; None: a coin for each
     expected: float  # how likely a client is to take part in a round
     rounds: int  # planned
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What the clients of a method send."""
-
-    # how many of an answer's first arrays are models, and how many arrays it has, each
-    # of the model's shape; scalars may stand beside them
-    points: int
-    arrays: int
-    # whether the server replays the clients' states, from their last values; whose
-    # begin anew in this round; takes those whose do so in the next
-    replayed: bool
-    anew: Collection[str]
-    lost: set[str]
-    # w_max, where answers weigh as many examples as their clients have; else 0
-    largest: float
 
 
 class Sealed:
@@ -162,15 +144,14 @@ class Aggregation(Declared, ABC):
         return conversation.ask(server_round, "train", entries, timeout)
 
     def opened(
-        self,
-        conversation: Conversation,
-        answers: Sequence[Answer],
-        sent: Sent,
-        model: FloatArray,
-        layout: Layout,
-    ) -> Sequence[Answer]:
-        """A round's answers as the method checks them, where clients hide them."""
-        return answers
+        self, conversation: Conversation, answers: Sequence[Answer], points: int
+    ) -> tuple[Sequence[Answer], set[str]]:
+        """A round's answers as the method checks them, where clients hide them.
+
+        ``points`` is how many of an answer's first arrays are models. The second are
+        those whose states, as the server replays them, begin anew in the next round.
+        """
+        return answers, set()
 
     def take(self, answer: Answer, shape: tuple[int, ...], layout: Layout) -> Any:
         """The one vector of an answer, for :meth:`combine`; ValueError if it is none.

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedtrellis.encryption.releases import ReleaseError
-from fedtrellis.server.answers import Answer, check_moderate, refusal_in, refusal_of
 from fedtrellis.server.callbacks import listed
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
@@ -25,21 +26,99 @@ from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import (
     CONFIG,
+    EXAMPLES,
+    LARGEST,
     MODEL,
     RESTORE,
+    STATUS,
     NodeReply,
     NodeRequest,
     identity_order,
+    is_moderate,
     moderate_norm,
 )
 
-__all__ = ["SETUP_ATTEMPTS", "Conversation", "ask_again", "ask_everyone"]
+__all__ = [
+    *("SETUP_ATTEMPTS", "Answer", "Conversation", "ask_again", "ask_everyone"),
+    *("mean_metrics", "refusal_in", "scalars_of"),
+]
 
 #: The clients have to agree before round 1, whatever is lost on the way.
 SETUP_ATTEMPTS = 30
 
 _NO_NUMBERS: FloatArray = np.empty(0)
 _NO_NUMBERS.flags.writeable = False
+
+
+@dataclass(slots=True)
+class Answer:
+    """A client's answer that passed every check of the wire.
+
+    Attributes
+    ----------
+    client : str
+        Who answered.
+    arrays : sequence of ndarray
+        What ``fit`` returned; read-only.
+    metrics : dict
+        Its metrics.
+    numbers : ndarray of float64
+        The vector that it left in ``self.numbers``; empty if none.
+    version : int or None
+        The model version that the client has now, if it keeps the model.
+    server_round : int
+        The round that it was asked in.
+    norm : float or None
+        ‖a‖ of its only array a, where that is known already.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedtrellis import Answer
+    >>> answer = Answer("3", [np.array([1.0, -1.0])], {"steps": 5})
+    >>> answer.client, answer.metrics["steps"], answer.numbers.size
+    ('3', 5, 0)
+    """
+
+    client: str
+    arrays: Sequence[NDArray[Any]]
+    metrics: dict[str, Any]
+    numbers: FloatArray = field(default_factory=lambda: np.empty(0))
+    version: int | None = None
+    server_round: int = 0
+    norm: float | None = None
+
+
+def scalars_of(answer: Answer, count: int) -> FloatArray:
+    """The scalars of an answer that is nothing else; ValueError if it is not."""
+    if answer.arrays or answer.numbers.shape != (count,):
+        raise ValueError(
+            f"the answer has {answer.numbers.size} scalars and {len(answer.arrays)} "
+            f"arrays, expected {count} and none"
+        )
+    return answer.numbers
+
+
+def refusal_in(content: RecordDict) -> Reason | None:
+    """The refusal that a message's content is; None if it is another."""
+    status = content.get(STATUS)
+    return refusal_of(status) if isinstance(status, ConfigRecord) else None
+
+
+def refusal_of(status: Mapping[str, Any]) -> Reason | None:
+    """A client will not do what it was asked: its words, and its error's code."""
+    code, why = status.get("refused"), status.get("why")
+    if not (isinstance(code, str) and code and isinstance(why, str)):
+        return None
+    return Reason(why, "refused", code)
+
+
+def check_moderate(array: NDArray[Any]) -> None:
+    """Raise ValueError for numbers that are not finite, or out of all proportion."""
+    if not is_moderate(array):
+        raise ValueError(
+            f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
+        )
 
 
 class Conversation:
@@ -100,68 +179,65 @@ class Conversation:
 
     # --------------------------------------------------------------------- requests
 
-    def request(
-        self, server_round: int, name: str, kind: str, entries: Mapping[str, Any]
-    ) -> Message:
-        """A message to one client, with the model and, if it has none, its state.
+    def messages(
+        self, server_round: int, kind: str, entries: Mapping[str, Mapping[str, Any]]
+    ) -> list[Message]:
+        """Messages to clients, each with the model and, if it has none, its state.
 
-        ``kind`` is its type, ``"train"``, ``"train.NAME"`` or ``"evaluate"``, and
-        ``entries`` are the method's, for the client's ``config``.
+        ``kind`` is their type, ``"train"``, ``"train.NAME"`` or ``"evaluate"``, and
+        ``entries`` are the method's, for the clients' ``config``.
         """
-        content = self._request(server_round, name, kind, entries, None).content
-        node_id, group = self.client(name).node_id, str(server_round)
-        return Message(content, node_id, kind, group_id=group)
+        return [
+            Message(request.content, node_id, kind, group_id=str(server_round))
+            for node_id, request in self._requests(server_round, kind, entries).values()
+        ]
 
-    def _request(
-        self,
-        server_round: int,
-        name: str,
-        kind: str,
-        entries: Mapping[str, Any],
-        made: dict[Any, NodeRequest] | None,
-    ) -> NodeRequest:
-        """A request to one client; one of ``made`` where that has all in common."""
-        client, strategy = self.registry.clients[name], self.strategy
-        own = dict(entries)
-        model, model_config = strategy._model_for(name, own)
+    def _requests(
+        self, server_round: int, kind: str, entries: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, tuple[int, NodeRequest]]:
+        """What to ask the nodes of clients; one object where nobody can change it."""
+        strategy, grid = self.strategy, self.grid
+        shared = isinstance(grid, LocalGrid) and grid.untouched
         stateful = strategy.stateful and kind != "evaluate"
-        replace = stateful and strategy._replaces_state(name)
-        restore = replace or (stateful and not client.ready)
-        # what a request depends on: all of it exists while others of the wave are made
-        state = (client.used_round, client.epoch, name if restore else "")
-        key = id(entries), id(model), state if stateful else None
-        if made is not None and key in made:
-            return made[key]
-        config: dict[str, Any] = {
-            "session": self.session,
-            "server-round": server_round,
-            **model_config,
-            **own,
-        }
-        records: dict[str, Any] = {MODEL: model}
-        if not strategy.keep_model:
-            config["keep-model"] = False
-        if stateful:
-            config["used-round"] = client.used_round
-            # without a server that was started again, neither is there
-            if client.epoch:
-                config["used-epoch"] = client.epoch
-            if self.epoch:
-                config["epoch"] = self.epoch
-        if restore:
-            given, restore_config = strategy._state_for(name)
-            config.update(restore_config)
-            if replace or not strategy._keep_old_state:
-                config["restore-alone"] = True
-            if replace:
-                config["restore-over"] = True
-            if given:
-                records[RESTORE] = given
-        record = filled(ConfigRecord(), config)
-        request = NodeRequest(kind, filled(RecordDict(), {CONFIG: record, **records}))
-        if made is not None:
-            made[key] = request
-        return request
+        made: dict[Any, NodeRequest] = {}
+        asked = {}
+        for name, own in entries.items():
+            client, config = self.registry.clients[name], dict(own)
+            model, model_config = strategy._model_for(name, config)
+            replace = stateful and strategy._replaces_state(name)
+            restore = replace or (stateful and not client.ready)
+            # what a request depends on: all of it exists while others are made
+            state = (client.used_round, client.epoch, name if restore else "")
+            key = id(own), id(model), state if stateful else None
+            if not shared or key not in made:
+                config = {
+                    **{"session": self.session, "server-round": server_round},
+                    **{**model_config, **config},
+                }
+                if not strategy.keep_model:
+                    config["keep-model"] = False
+                if stateful:
+                    config["used-round"] = client.used_round
+                    # without a server that was started again, neither is there
+                    if client.epoch:
+                        config["used-epoch"] = client.epoch
+                    if self.epoch:
+                        config["epoch"] = self.epoch
+                records: dict[str, Any] = {MODEL: model}
+                if restore:
+                    given, restore_config = strategy._state_for(name)
+                    config.update(restore_config)
+                    if replace or not strategy._keep_old_state:
+                        config["restore-alone"] = True
+                    if replace:
+                        config["restore-over"] = True
+                    if given:
+                        records[RESTORE] = given
+                record = filled(ConfigRecord(), config)
+                content = filled(RecordDict(), {CONFIG: record, **records})
+                made[key] = NodeRequest(kind, content)
+            asked[name] = client.node_id, made[key]
+        return asked
 
     def ask(
         self,
@@ -178,26 +254,17 @@ class Conversation:
         """
         grid, answers = self.grid, {}
         local = grid if isinstance(grid, LocalGrid) else None
-        made: dict[Any, NodeRequest] | None = None
-        if local is not None and local.untouched:
-            made = {}  # nobody can change what requests have in common
         order = todo = [name for name in self.registry.names if name in entries]
         for attempt in (1, 2):
             self.traffic.waves += 1
-            asked = {}
-            for name in todo:
-                node_id = self.registry.clients[name].node_id
-                request = self._request(server_round, name, kind, entries[name], made)
-                asked[name] = node_id, request
+            wave = {name: entries[name] for name in todo}
+            nodes = [self.registry.clients[name].node_id for name in todo]
             replies: Mapping[str, Message | NodeReply | Reason]
-            if local is not None and local.asks(kind, [i for i, _ in asked.values()]):
+            if local is not None and local.asks(kind, nodes):
+                asked = self._requests(server_round, kind, wave)
                 replies = local.ask(asked, server_round, self.traffic)
             else:
-                group = str(server_round)
-                messages = [
-                    Message(request.content, node_id, kind, group_id=group)
-                    for node_id, request in asked.values()
-                ]
+                messages = self.messages(server_round, kind, wave)
                 replies = self._exchange(messages, timeout)
             silent = [
                 name
@@ -237,12 +304,18 @@ class Conversation:
         return {by_node[c.node_id]: found[c.node_id] for c in clients}
 
     def send(
-        self, messages: Iterable[Message], timeout: float
+        self,
+        configure: Callable[..., Iterable[Message]],
+        server_round: int,
+        config: ConfigRecord,
+        timeout: float,
     ) -> tuple[dict[str, Message], list[str]]:
-        """One wave of messages that somebody else has made of :meth:`request`'s.
+        """One wave, of the messages that a hook of Flower's makes.
 
         Returns the replies by client, and the clients that were asked, in their order.
         """
+        model = self.strategy._loop.model_record()
+        messages = configure(server_round, model, config.copy(), self.grid)
         found = self._exchange(messages, timeout)
         self.traffic.waves += bool(found)
         names, replies = sorted(found, key=identity_order), {}
@@ -404,3 +477,46 @@ def ask_everyone(
     if missing := sorted(set(clients) - taken, key=identity_order):
         names = ", ".join(missing)
         raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
+
+
+def mean_metrics(
+    metrics: Sequence[Mapping[str, Any]], *, equal: bool = False, median: bool = False
+) -> MetricRecord | None:
+    """Mean of several clients' metrics, weighted by their ``num-examples`` or equally.
+
+    One without examples (no labels, say) does not take metrics away from the others.
+    With ``median`` it is the weighted median: nobody with less than half of the weight
+    can choose it.
+
+    Returns
+    -------
+    MetricRecord or None
+        The numbers that all with examples name, and the sum of ``num-examples``; None
+        if nobody has any.
+    """
+    counted = [m for m in metrics if m[EXAMPLES] > 0]
+    if not counted:
+        return None
+    weights = np.array([1.0 if equal else float(m[EXAMPLES]) for m in counted])
+    # sums of what is larger would not be finite
+    numbers = [
+        {n for n, v in m.items() if isinstance(v, int | float) and abs(v) <= LARGEST}
+        for m in counted
+    ]
+    result = {}
+    for name in sorted(set.intersection(*numbers) - {EXAMPLES}):
+        values = np.array([m[name] for m in counted], dtype=np.float64)
+        if median:
+            result[name] = weighted_median(values, weights)
+        else:
+            result[name] = float(np.average(values, weights=weights))
+    return MetricRecord({**result, EXAMPLES: int(sum(m[EXAMPLES] for m in counted))})
+
+
+def weighted_median(values: FloatArray, weights: FloatArray) -> float:
+    """The value with at most half of the weight on either side; of two the mean."""
+    order = np.argsort(values, kind="stable")
+    ordered, below = values[order], np.cumsum(weights[order])
+    half = 0.5 * below[-1]
+    low, high = np.searchsorted(below, half), np.searchsorted(below, half, "right")
+    return float(0.5 * (ordered[low] + ordered[min(high, len(ordered) - 1)]))

@@ -8,6 +8,7 @@ is, is the method's: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,9 +35,7 @@ from fedtrellis.server.aggregation import (
     Mean,
     Points,
     Sealed,
-    Sent,
 )
-from fedtrellis.server.answers import Answer, mean_metrics
 from fedtrellis.server.callbacks import (
     DivergedError,
     Progress,
@@ -44,9 +43,8 @@ from fedtrellis.server.callbacks import (
     observers,
 )
 from fedtrellis.server.checkpoint import Checkpoint, pack_checkpoint, write_checkpoint
-from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
-from fedtrellis.server.same_code import check_same_code
 from fedtrellis.settings import Declared, SettingsError
 from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
@@ -474,14 +472,16 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             replayed[name] = np.zeros_like(replayed[name])
         self._zeroed.update(clients)
 
-    def _what_is_sent(self, lost: set[str]) -> Sent:
-        """What an answer is made of; ``lost`` takes whose states are forgotten."""
-        largest = 0.0
-        if self.options.client_weights != "equal":
-            counts = [self._client_properties(name)[EXAMPLES] for name in self.clients]
-            largest = float(max(counts))
-        replayed = bool(self._replayed)
-        return Sent(*self._sent_arrays, replayed, self._zeroed, lost, largest)
+    def _weights_in_sum(self, clients: Sequence[str]) -> list[float]:
+        """What clients multiply their terms of a sum with: d_i / max d_i, or 1."""
+        if self.options.client_weights == "equal":
+            return [1.0] * len(clients)
+        largest = self._most_examples()
+        return [self._client_properties(n)[EXAMPLES] / largest for n in clients]
+
+    def _most_examples(self) -> float:
+        counts = [self._client_properties(name)[EXAMPLES] for name in self.clients]
+        return float(max(counts))
 
     def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """Why a client that comes after the start cannot take part; empty if it can."""
@@ -501,11 +501,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     ) -> MetricRecord | None:
         """Mean of the clients' metrics, or what overridden hooks make of them."""
         if {"configure_evaluate", "aggregate_evaluate"}.intersection(self._hooks):
-            model, grid = self._loop.model_record(), conversation.grid
-            asked = self.configure_evaluate(server_round, model, config.copy(), grid)
-            replies, _ = conversation.send(asked, timeout)
-            metrics = self.aggregate_evaluate(server_round, list(replies.values()))
-            return cast("MetricRecord | None", metrics)
+            asked = self.configure_evaluate, server_round, config, timeout
+            replies = list(conversation.send(*asked)[0].values())
+            return cast(MetricRecord, self.aggregate_evaluate(server_round, replies))
         entries = {name: dict(config) for name in self.clients}
         answers = conversation.ask(server_round, "evaluate", entries, timeout)
         conversation.note_version(*answers)
@@ -593,15 +591,16 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 f"overrides {ways[0]}: what it does there with answers is not known"
             )
 
-    def _not_one_wave(self, *arguments: Any, **more: Any) -> Any:
-        """Refuse: a round is not one wave; RuntimeError."""
+    def _driven(self, *arguments: Any, **more: Any) -> Any:
+        """Refuse Flower's own loop; RuntimeError."""
         raise RuntimeError(
-            f"{type(self).__name__} takes several waves of messages a round, which "
-            "Flower's own loop cannot send: use strategy.start"
+            f"{type(self).__name__} has a loop and messages of its own, which another "
+            "loop or a wrapper, such as Flower's DifferentialPrivacy..., cannot drive: "
+            "call its own start"
         )
 
-    configure_train = aggregate_train = _not_one_wave
-    configure_evaluate = aggregate_evaluate = _not_one_wave
+    configure_train = aggregate_train = _driven
+    configure_evaluate = aggregate_evaluate = _driven
 
     def _settings(self) -> dict[str, Any]:
         """The settings that :meth:`summary` logs; the mean goes without a line."""
@@ -818,7 +817,8 @@ class Loop:
         with nullcontext() if strategy._one_wave else self._interruptible():
             metrics = strategy.run_round(*asked, self.train_config, self.timeout)
         waves, evaluated = traffic.waves, None
-        if self.evaluates_clients(server_round):
+        every = self.options.client_evaluate_every
+        if every and server_round % every == 0:
             with deferred():  # the round is not finished yet, but the state is the next
                 evaluated = strategy._evaluate_clients(
                     *asked, self.evaluate_config, self.timeout
@@ -838,11 +838,6 @@ class Loop:
             train=metrics or {},
             client_evaluation=plain_metrics(evaluated) if evaluated else {},
         )
-
-    def evaluates_clients(self, server_round: int) -> bool:
-        """Whether the clients are asked for an evaluation in this round."""
-        every = self.options.client_evaluate_every
-        return bool(every) and server_round % every == 0
 
     def _evaluate(self, server_round: int) -> dict[str, float]:
         assert self.evaluate_fn is not None
@@ -927,6 +922,34 @@ class Loop:
             self.snapshot = {name: np.array(array) for name, array in packed.items()}
         with deferred() if local else nullcontext():
             yield
+
+
+def check_same_code(grid: Any) -> None:
+    """Raise SettingsError for a simulation whose clients would be of another app.
+
+    Ray's workers search the folder in which the SuperLink was started first, which is
+    wherever the first ``flwr run`` was. If it has an app of the same packages, such as
+    another copy of this one, then the clients are its.
+    """
+    if type(grid).__name__ != "InMemoryGrid":
+        return
+    here = Path.cwd()
+    for app in [Path(entry) for entry in sys.path]:
+        # where Flower unpacks what ``flwr run`` sends, each app in a folder of its own
+        if app.parent.name != "apps" or app == here:
+            continue
+        for file in app.glob("*/**/*.py"):
+            name = file.relative_to(app)
+            package, other = here / name.parts[0], here / name
+            if not (package / "__init__.py").is_file():
+                continue
+            if not other.is_file() or other.read_bytes() != file.read_bytes():
+                raise SettingsError(
+                    f"the nodes would run {package} instead of this app's own "
+                    f"{name.parts[0]!r}, and {name} differs: the SuperLink was started "
+                    f"in {here}. End it (pgrep -af flower-superlink, kill PID) and run "
+                    "again"
+                )
 
 
 def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:

@@ -11,8 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedtrellis.server.aggregation import Sealed
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.loop import LoopStrategy, plain_metrics
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.client import speaks_for
@@ -128,16 +127,13 @@ class RoundStrategy(LoopStrategy):
                 ask = self.aggregator.ask
                 answers = ask(conversation, server_round, entries, timeout)
             return self._use(server_round, answers)
-        model, grid = self._loop.model_record(), conversation.grid
-        messages = self.configure_train(server_round, model, config.copy(), grid)
-        replies, self.sampled = conversation.send(messages, timeout)
+        asked = self.configure_train, server_round, config, timeout
+        replies, self.sampled = conversation.send(*asked)
         self.used = [name for name, reply in replies.items() if reply.has_content()]
         arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
         if arrays is not None:
-            layers, ours = (
-                record_arrays(arrays),
-                record_arrays(self._loop.model_record()),
-            )
+            layers = record_arrays(arrays)
+            ours = record_arrays(self._loop.model_record())
             # the model becomes what the hook returned, where that is another one
             if not all(map(np.array_equal, layers, ours)):
                 self.broadcast.replace(self.broadcast.layout.point(layers))
@@ -156,10 +152,9 @@ class RoundStrategy(LoopStrategy):
         for part in self._parts:
             common |= part.entries(asked)
         if self.aggregator.seen_by == "client":
-            sent = self._what_is_sent(set())
-            common["sum-points"] = sent.points
-            if sent.largest:
-                common["sum-largest"] = sent.largest
+            common["sum-points"] = self._sent_arrays[0]
+            if self.options.client_weights == "examples":
+                common["sum-largest"] = self._most_examples()
         if type(self).audience is RoundStrategy._all_alike:
             common |= self.instruction(server_round, asked[0])
             return dict.fromkeys(asked, common)
@@ -177,10 +172,8 @@ class RoundStrategy(LoopStrategy):
     ) -> dict[str, float] | None:
         """Check the answers, aggregate the good ones and remember whose they were."""
         conversation, aggregator = self.conversation, self.aggregator
-        lost: set[str] = set()
-        sent, broadcast = self._what_is_sent(lost), self.broadcast
-        model, layout = broadcast.model, broadcast.layout
-        answers = aggregator.opened(conversation, answers, sent, model, layout)
+        points = self._sent_arrays[0]
+        answers, anew = aggregator.opened(conversation, answers, points)
         checked: dict[str, Any] = {}
         for answer in answers:
             try:
@@ -205,8 +198,8 @@ class RoundStrategy(LoopStrategy):
             self._zeroed.difference_update(checked)
             for part in self._parts:
                 metrics = metrics | part.metrics()
-        if lost:  # not before the others' answers are used
-            self._forget(sorted(lost))
+        if anew:  # not before the others' answers are used
+            self._forget(sorted(anew))
         return metrics
 
     # -------------------------------------------------------------- Flower's own loop
@@ -214,20 +207,16 @@ class RoundStrategy(LoopStrategy):
     def _in_a_run(self) -> Conversation:
         """The run's conversation, which only our own ``start`` begins."""
         if not hasattr(self, "conversation"):
-            raise RuntimeError(
-                f"{type(self).__name__} has a loop and messages of its own, which "
-                "another loop or a wrapper, such as Flower's DifferentialPrivacy..., "
-                "cannot drive: call its own start"
-            )
+            self._driven()
         return self.conversation
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages of a round's wave."""
-        request, round_ = self._in_a_run().request, server_round
-        asked = self._entries(server_round, config).items()
-        return [request(round_, name, "train", entries) for name, entries in asked]
+        conversation = self._in_a_run()
+        entries = self._entries(server_round, config)
+        return conversation.messages(server_round, "train", entries)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -243,9 +232,10 @@ class RoundStrategy(LoopStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages of an evaluation on all clients' own data, if this round has one."""
-        request, round_ = self._in_a_run().request, server_round
-        asked = self.clients if self._loop.evaluates_clients(server_round) else []
-        return [request(round_, name, "evaluate", dict(config)) for name in asked]
+        conversation, every = self._in_a_run(), self.options.client_evaluate_every
+        asked = self.clients if every and server_round % every == 0 else []
+        entries = {name: dict(config) for name in asked}
+        return conversation.messages(server_round, "evaluate", entries)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -30,13 +30,11 @@ from fedtrellis.encryption.block_sum import (
 )
 from fedtrellis.encryption.fixed_point import Coding, Words
 from fedtrellis.privacy import Accountant
-from fedtrellis.server.aggregation import Cohorts, Mean, Sent
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation, ask_again, ask_everyone
+from fedtrellis.server.aggregation import Cohorts, Mean
+from fedtrellis.server.conversation import Answer, Conversation, ask_again, ask_everyone
 from fedtrellis.settings import SettingsError, need, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.protocol import EXAMPLES
 from fedtrellis.wire.summing import ATTEMPT
 
 __all__ = ["ATTEMPTS", "SecureSum", "Take", "beginning", "introduction"]
@@ -300,34 +298,36 @@ class SecureSum(Mean):
         return list(answers.values())
 
     def opened(
-        self,
-        conversation: Conversation,
-        answers: Sequence[Answer],
-        sent: Sent,
-        model: FloatArray,
-        layout: Layout,
-    ) -> list[Answer]:
+        self, conversation: Conversation, answers: Sequence[Answer], points: int
+    ) -> tuple[list[Answer], set[str]]:
         """The answers of complete blocks: each member's is its block's mean."""
-        by_name = {answer.client: answer for answer in answers}
-        result = []
+        strategy, by_name = conversation.strategy, {a.client: a for a in answers}
+        result: list[Answer] = []
+        anew: set[str] = set()
         for block in self._blocks:
             there = [name for name in block if name in by_name]
             if not there:
                 continue
             missing = [name for name in block if name not in by_name]
-            known = [name for name in block if name not in sent.anew]
-            lost = [name for name in known if _lost(conversation, name)]
+            # who came without the state that it had before
+            lost = [
+                name
+                for name in block
+                if name not in strategy._zeroed
+                and (client := conversation.client(name)).used_round > 0
+                and not client.ready
+            ]
             try:
                 if missing:
                     names = ", ".join(missing)
                     raise ValueError(f"its block's sum is lost without client {names}")
-                if sent.replayed and lost:
-                    sent.lost.update(block)
+                if strategy._replayed and lost:
+                    anew.update(block)
                     names = ", ".join(lost)
                     raise ValueError(f"its block begins anew: client {names} had to")
                 total = self.total({name: by_name[name].arrays for name in block})
-                total /= sum(self._weights(conversation, block, sent))
-                arrays, numbers = _cut(total, sent, model, layout)
+                total /= sum(strategy._weights_in_sum(block))
+                arrays, numbers = self._cut(total, strategy, points)
             except ValueError as error:
                 for name in there:
                     conversation.reject(name, str(error))
@@ -336,7 +336,7 @@ class SecureSum(Mean):
                 replace(by_name[name], arrays=arrays, numbers=numbers, norm=None)
                 for name in block
             ]
-        return result
+        return result, anew
 
     def total(self, answers: Mapping[str, Sequence[NDArray[Any]]]) -> FloatArray:
         """A block's sum, of what each member sent; ValueError if it is none."""
@@ -350,14 +350,17 @@ class SecureSum(Mean):
             raise ValueError("the block's terms have different lengths")
         return self._coding.values(total_of(terms, len(answers)))
 
-    @staticmethod
-    def _weights(
-        conversation: Conversation, block: Sequence[str], sent: Sent
-    ) -> list[float]:
-        if not sent.largest:
-            return [1.0] * len(block)
-        examples = [conversation.client(name).properties[EXAMPLES] for name in block]
-        return [count / sent.largest for count in examples]
+    def _cut(
+        self, values: FloatArray, strategy: Any, points: int
+    ) -> tuple[list[NDArray[Any]], FloatArray]:
+        """The arrays and scalars of a mean answer."""
+        model, layout = strategy.broadcast.model, strategy.broadcast.layout
+        (_, count), arrays, size = strategy._sent_arrays, [], model.size
+        for index in range(count):
+            part = values[index * size : (index + 1) * size].reshape(model.shape)
+            point = part + model if index < points else part
+            arrays.append(layout.to_wire(point.astype(layout.point_dtype)))
+        return arrays, values[count * size :]
 
     # ---------------------------------------------------------------------- afterwards
 
@@ -401,21 +404,3 @@ def introduction(client: str, arrays: Sequence[NDArray[Any]]) -> Introduction:
     if len(fresh) != _FRESH_BYTES or not 0 < len(key) <= 200 or not key.isascii():
         raise ValueError("the answer's key, or its name, has another form")
     return Introduction(client, key.decode(), fresh)
-
-
-def _lost(conversation: Conversation, name: str) -> bool:
-    """Whether a client came without its state, which it had before."""
-    client = conversation.client(name)
-    return client.used_round > 0 and not client.ready
-
-
-def _cut(
-    values: FloatArray, sent: Sent, model: FloatArray, layout: Layout
-) -> tuple[list[NDArray[Any]], FloatArray]:
-    """The arrays and scalars of a mean answer."""
-    arrays, size = [], model.size
-    for index in range(sent.arrays):
-        part = values[index * size : (index + 1) * size].reshape(model.shape)
-        point = part + model if index < sent.points else part
-        arrays.append(layout.to_wire(point.astype(layout.point_dtype)))
-    return arrays, values[sent.arrays * size :]

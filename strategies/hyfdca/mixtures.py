@@ -36,7 +36,7 @@ from fedtrellis.dual.columns import REPORT, of_parts
 from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Coding
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import identity_order

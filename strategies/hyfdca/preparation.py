@@ -15,7 +15,7 @@ from fedtrellis.dual.weights import BALANCED, labels_of
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Words
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 

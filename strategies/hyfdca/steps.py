@@ -17,7 +17,7 @@ from fedtrellis.dual.bundle import Mixture, points_within
 from fedtrellis.encryption import EncryptionError
 from fedtrellis.encryption.block_sum import total_of
 from fedtrellis.encryption.fixed_point import Words
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.flower_internals import log

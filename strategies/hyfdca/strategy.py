@@ -15,8 +15,7 @@ from fedtrellis.dual.alignment import Agreement, Alignment, HeldGroup
 from fedtrellis.dual.bundle import Mixture
 from fedtrellis.dual.columns import ColumnScales
 from fedtrellis.encryption import load_evaluation
-from fedtrellis.server.answers import Answer
-from fedtrellis.server.conversation import Conversation
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.secure_sum import introduction
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout

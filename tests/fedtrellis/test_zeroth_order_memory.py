@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from clients import ZerothOrderRFLClient
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.zeroth_order import (
     Estimate,

@@ -34,7 +34,7 @@ from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.encryption import Cipher
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.node_secrets import NodeSecrets, run_ledgers
-from fedtrellis.server.answers import refusal_in
+from fedtrellis.server.conversation import refusal_in
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.exchange import Reason
 from fedtrellis.wire.flower_internals import message_bytes

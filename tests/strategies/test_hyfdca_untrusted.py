@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import LocalGrid
-from fedtrellis.server.answers import refusal_in
+from fedtrellis.server.conversation import refusal_in
 from fedtrellis.wire.arrays import array_record, encode, record_arrays
 from tests.strategies.fuzz_runs import Exchange, record
 from tests.strategies.hyfdca_runs import Run, small

@@ -14,7 +14,7 @@ import pytest
 from clients import FirstOrderRFLClient, ZerothOrderRFLClient
 from fedtrellis.manifolds import Sphere
 from fedtrellis.random import generator
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.zeroth_order import directions
 from strategies import FirstOrderRFL, ZerothOrderRFL
 from tests.harness import Array, grid_of, play

@@ -28,7 +28,6 @@ from fedtrellis import (
     RoundStrategy,
     client_app,
 )
-from fedtrellis.server.answers import Answer
 from fedtrellis.server.callbacks import (
     Call,
     format_bytes,
@@ -38,6 +37,7 @@ from fedtrellis.server.callbacks import (
     summary_rows,
     why_dropped,
 )
+from fedtrellis.server.conversation import Answer
 from fedtrellis.server.records import (
     RunRecord,
     default_results_dir,

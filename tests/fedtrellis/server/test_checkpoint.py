@@ -25,7 +25,7 @@ from fedtrellis import (
 )
 from fedtrellis.domains.atoms import DenseAtom
 from fedtrellis.random import generator
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import Step
 

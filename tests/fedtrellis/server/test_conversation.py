@@ -136,7 +136,7 @@ def test_it_is_no_strategy_of_one_wave() -> None:
     assert not hasattr(strategy, "aggregate")
     grid = LocalGrid(client_app(Counter), NODES)
     start(strategy, grid)
-    message = "Spread takes several waves of messages a round, .* use strategy.start"
+    message = "Spread has a loop and messages of its own, .* call its own start"
     empty = ArrayRecord(), ConfigRecord(), grid
     with pytest.raises(RuntimeError, match=message):
         strategy.configure_train(1, *empty)

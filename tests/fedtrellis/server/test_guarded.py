@@ -19,7 +19,7 @@ from fedtrellis import (
     client_app,
 )
 from fedtrellis.domains import L1Ball
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout

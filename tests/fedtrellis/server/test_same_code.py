@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedtrellis import LocalGrid
-from fedtrellis.server.same_code import check_same_code
+from fedtrellis.server.loop import check_same_code
 from fedtrellis.settings import SettingsError
 
 

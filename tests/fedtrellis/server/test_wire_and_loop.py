@@ -37,7 +37,7 @@ from fedtrellis import (
     StatefulClient,
     client_app,
 )
-from fedtrellis.server.answers import Answer, mean_metrics, weighted_median
+from fedtrellis.server.conversation import Answer, mean_metrics, weighted_median
 from fedtrellis.wire.arrays import Layout, encode
 from fedtrellis.wire.exchange import Reason, Registry, Traffic, exchange
 

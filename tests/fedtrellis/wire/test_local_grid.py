@@ -16,7 +16,7 @@ from fedtrellis import (
     StatefulClient,
     client_app,
 )
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import Layout, decode
 from fedtrellis.wire.flower_internals import through_bytes
 from fedtrellis.wire.local_grid import FAULTS

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis import LocalGrid, RoundRecord, StatefulClient, client_app
-from fedtrellis.server.answers import Answer
+from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.wire.arrays import Layout, array_record, encode
 from fedtrellis.wire.broadcast import ModelBroadcast, ReceivedModel, Step, receive
