@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any
 
@@ -156,8 +156,8 @@ class SecureSums(Strategy):
             if self._ids and self._simulated:
                 # the clients' key for the run
                 self._timeout = min(timeout, 30.0)
-                nodes: dict[int, Any] = {i: {} for i in self._ids.values()}
-                self._ask("finish", nodes, lambda *answer: None)
+                self._begin_wave("finish")
+                self._ask({i: {} for i in self._ids.values()}, lambda *answer: None)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -172,7 +172,7 @@ class SecureSums(Strategy):
         if any(message.content is not drawn[0].content for message in drawn):
             raise SettingsError("SecureSums: all clients of a round must get the same")
         self._grid, self._model = grid, arrays
-        self._asked: dict[int, Message] = {}
+        self._asked: Message | None = None
         if not drawn:
             return []
         if not self._ids:
@@ -188,38 +188,32 @@ class SecureSums(Strategy):
             **{"arrays": self.strategy.arrayrecord_key, "metrics": self.metrics},
             **{"weight": self.strategy.weighted_by_key, "largest": self.largest_weight},
         }
-        self._cohort, self._content = cohort, {**drawn[0].content}
-        self._term = {**term, "step": "term", "wave": secrets.token_hex(16)}
-        return self._requests({self._ids[n]: self._term for n in cohort}, self._content)
+        self._begin_wave("term", drawn[0].content)
+        self._terms = {self._ids[name]: term for name in cohort}
+        messages = self._requests(self._terms)
+        self._asked = messages[0]
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the blocks, and let the strategy take their mean for a reply."""
-        if not self._asked:
+        if self._asked is None:
             return self.strategy.aggregate_train(server_round, [])
+        names = {i: name for name, i in self._ids.items()}
         terms: dict[str, list[Any]] = {}
         refused: dict[str, str] = {}
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                answered = terms.keys() | refused.keys()
-                lost = [name for name in self._cohort if name not in answered]
-                if not lost:
-                    break
-                again = {self._ids[name]: self._term for name in lost}
-                messages = self._requests(again, self._content)
-                replies = self._grid.send_and_receive(messages, timeout=self._timeout)
-            for node_id, status, arrays in self._read(replies, self._term["wave"]):
-                name = status["client-id"]
-                if self._ids.get(name) != node_id:
-                    continue
-                if "refused" in status:
-                    refused[name] = status["why"]
-                    self._sum.refused(name, status["refused"])
-                else:
-                    terms[name] = arrays
+
+        def take(node_id: int, _: str, arrays: list[Any]) -> None:
+            terms[names[node_id]] = arrays
+
+        def refuse(node_id: int, code: str, why: str) -> None:
+            refused[names[node_id]] = why
+            self._sum.refused(names[node_id], code)
+
+        self._ask(self._terms, take, refuse, replies)
         totals = []
-        blocks = [b for b in self._sum.blocks if b[0] in self._cohort]
+        blocks = [b for b in self._sum.blocks if self._ids[b[0]] in self._terms]
         for block in blocks:
             try:
                 for name in block:
@@ -230,8 +224,8 @@ class SecureSums(Strategy):
                 log(WARNING, "the block of client %s is left out: %s", block[0], error)
         log(INFO, "secure sums: %d of %d blocks", len(totals), len(blocks))
         total: FloatArray = np.sum(totals, axis=0) if totals else np.zeros(1)
-        replies = [self._synthetic(total)] if total[-1] > 0.0 else []
-        return self.strategy.aggregate_train(server_round, replies)
+        means = [self._synthetic(total, self._asked)] if total[-1] > 0.0 else []
+        return self.strategy.aggregate_train(server_round, means)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -262,7 +256,8 @@ class SecureSums(Strategy):
         def take(node_id: int, name: str, arrays: Sequence[Any]) -> None:
             members[node_id] = introduction(name, arrays)
 
-        self._ask("keys", dict.fromkeys(nodes, beginning()), take)
+        self._begin_wave("keys")
+        self._ask(dict.fromkeys(nodes, beginning()), take)
         if len(members) < len(nodes):
             raise SettingsError(
                 f"{len(nodes) - len(members)} of {len(nodes)} clients sent no key: "
@@ -287,78 +282,81 @@ class SecureSums(Strategy):
 
         def wave(step: str, entries: Mapping[str, Any], take: Take) -> None:
             nodes = {self._ids[name]: entry for name, entry in entries.items()}
-            self._ask(step, nodes, lambda _, name, arrays: take(name, arrays))
+            self._begin_wave(step)
+            self._ask(nodes, lambda _, name, arrays: take(name, arrays))
 
         told = f"{self.largest_weight} {self.metrics} {self._sum.value_range}"
         self._sum.agree(blocks, wave, told, members)
 
     # ----------------------------------------------------------------------- messages
 
-    def _requests(
-        self, configs: Configs, content: Mapping[str, Any] | None = None
-    ) -> list[Message]:
-        """Train messages to nodes, with what is about sums."""
-        common: dict[str, Any] = {
-            "session": self._session,
-            "simulated": self._simulated,
+    def _begin_wave(self, step: str, content: Mapping[str, Any] | None = None) -> None:
+        """Settle what the messages of a step have in common; a repeat is not late."""
+        self._common: dict[str, Any] = {
+            **{"session": self._session, "simulated": self._simulated},
+            **{"step": step, "wave": secrets.token_hex(16)},
         }
+        self._content = {**(content or {})}
+
+    def _requests(self, configs: Configs) -> list[Message]:
+        """Train messages to nodes, with what is about sums."""
         messages = []
         for node_id, config in configs.items():
-            record = ConfigRecord({**common, **config})
-            records = RecordDict({**(content or {}), RECORD: record})
+            record = ConfigRecord({**self._common, **config})
+            records = RecordDict({**self._content, RECORD: record})
             messages.append(Message(records, node_id, "train"))
-            self._asked[node_id] = messages[-1]
         return messages
 
     def _ask(
-        self, step: str, configs: Configs, take: Callable[[int, str, list[Any]], object]
+        self,
+        configs: Configs,
+        take: Callable[[int, str, list[Any]], object],
+        refuse: Callable[[int, str, str], object] | None = None,
+        replies: Iterable[Message] | None = None,
     ) -> None:
-        """A step's wave, and again to those whose answers were lost.
+        """A wave, and again to those whose answers were lost; logs an error's text.
 
-        ``take`` uses an answer, or raises ValueError to drop it. Raises SettingsError
-        where a client refuses for good.
+        ``take`` uses an answer, or raises ValueError to drop it; ``refuse`` hears who
+        refuses for good, which without it is a SettingsError. ``replies`` are those to
+        the first attempt, where Flower has made it.
         """
-        wave, taken = secrets.token_hex(16), set()
+        done: set[int] = set()
         for _ in range(ATTEMPTS):
-            waiting = {
-                i: {**config, "step": step, "wave": wave}
-                for i, config in configs.items()
-                if i not in taken
-            }
+            waiting = {i: config for i, config in configs.items() if i not in done}
             if not waiting:
                 break
-            messages = self._requests(waiting)
-            replies = self._grid.send_and_receive(messages, timeout=self._timeout)
-            for node_id, status, arrays in self._read(replies, wave):
-                if "refused" in status:
-                    raise SettingsError(str(status["why"]))
-                try:
-                    take(node_id, status["client-id"], arrays)
-                except ValueError as error:
-                    log(WARNING, "node %d: %s", node_id, error)
-                else:
-                    taken.add(node_id)
-
-    def _read(
-        self, replies: Iterable[Message], wave: str
-    ) -> Iterator[tuple[int, dict[str, Any], list[Any]]]:
-        """Node, status and arrays of a wave's replies; an error's text is logged."""
-        for reply in replies:
-            node_id = reply.metadata.src_node_id
-            if reply.has_error():
-                log(WARNING, "node %d failed: %s", node_id, reply.error.reason)
-            elif RECORD not in reply.content:
-                raise SettingsError(
-                    "a client answered in the clear: its ClientApp needs "
-                    "mods=[secure_sum_mod], from fedtrellis"
-                )
-            else:
+            if replies is None:
+                messages = self._requests(waiting)
+                replies = self._grid.send_and_receive(messages, timeout=self._timeout)
+            for reply in replies:
+                node_id = reply.metadata.src_node_id
+                if reply.has_error():
+                    log(WARNING, "node %d failed: %s", node_id, reply.error.reason)
+                    continue
+                if RECORD not in reply.content:
+                    raise SettingsError(
+                        "a client answered in the clear: its ClientApp needs "
+                        "mods=[secure_sum_mod], from fedtrellis"
+                    )
                 status: Any = reply.content[RECORD]
                 arrays: Any = reply.content["arrays"]
-                if status["wave"] == wave:  # not late from another
-                    yield node_id, {**status}, arrays.to_numpy_ndarrays()
+                if status["wave"] != self._common["wave"] or node_id not in waiting:
+                    continue  # late from another
+                try:
+                    if "refused" not in status:
+                        take(node_id, status["client-id"], arrays.to_numpy_ndarrays())
+                    elif refuse is None:
+                        raise SettingsError(str(status["why"]))
+                    else:
+                        refuse(node_id, status["refused"], status["why"])
+                    done.add(node_id)
+                except SettingsError:
+                    raise
+                except ValueError as error:
+                    log(WARNING, "node %d: %s", node_id, error)
+            replies = None
 
-    def _synthetic(self, total: FloatArray) -> Message:
+    def _synthetic(self, total: FloatArray, asked: Message) -> Message:
         """The one reply of a round: means, and the sum of weights."""
         weight = total[-1]
         means = total[:-1] / weight
@@ -376,5 +374,4 @@ class SecureSums(Strategy):
             self.strategy.arrayrecord_key: ArrayRecord(arrays),
             "metrics": MetricRecord({**metrics}),
         }
-        asked = next(iter(self._asked.values()))
         return Message(RecordDict(content), reply_to=asked)

@@ -140,9 +140,10 @@ class SecureSum(Mean):
         clients = list(cohorts.clients)
         least = max(self.least, self.colluders + 2)
         size = max(self.block_size or len(clients), least)
-        self._blocks = deal(clients, size, least)
-        self._block_of = {name: block for block in self._blocks for name in block}
-        most, fewest = (f(map(len, self._blocks)) for f in (max, min))
+        #: The clients, as they were dealt.
+        self.blocks: list[list[str]] = deal(clients, size, least)
+        self._block_of = {name: block for block in self.blocks for name in block}
+        most, fewest = (f(map(len, self.blocks)) for f in (max, min))
         self._deviation, room = 0.0, self.value_range
         if self.clip is not None:
             members = fewest - self.colluders
@@ -158,10 +159,10 @@ class SecureSum(Mean):
             self._accountant = Accountant(
                 self.noise_multiplier, self.delta, mechanism="exponential"
             )
-        self._asked = [0] * len(self._blocks)  # attempts, by block
+        self._asked = [0] * len(self.blocks)  # attempts, by block
         #: First members of the blocks that have no keys yet, or not any more.
-        self.anew = {block[0] for block in self._blocks}
-        sizes = ", ".join(str(len(block)) for block in self._blocks)
+        self.anew = {block[0] for block in self.blocks}
+        sizes = ", ".join(str(len(block)) for block in self.blocks)
         log(INFO, "secure sums over blocks of %s clients", sizes)
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
@@ -169,22 +170,26 @@ class SecureSum(Mean):
         missing = [name for name in conversation.names if name not in self._block_of]
         if missing:
             log(INFO, "client %s waits for a block", ", ".join(missing))
-        self._agree(conversation, self._blocks, timeout, ask_everyone)
+        self._agree(conversation, self.blocks, timeout, everyone=True)
 
     def _agree(
         self,
         conversation: Conversation,
         blocks: Sequence[Sequence[str]],
         timeout: float,
-        ask: Callable[..., Any],
+        everyone: bool = False,
     ) -> None:
         def wave(step: str, entries: Mapping[str, Any], take: Take) -> None:
             def taken(answer: Answer) -> None:
                 take(answer.client, answer.arrays)
                 conversation.note_version(answer)
 
-            kind, of = f"train.sum_{step}", entries.__getitem__
-            ask(conversation, kind, of, taken, timeout, list(entries))
+            of = entries.__getitem__
+            asked = f"train.sum_{step}", of, taken, timeout, list(entries)
+            if everyone:
+                ask_everyone(conversation, *asked)
+            else:
+                ask_again(conversation, 0, *asked, ATTEMPTS)
 
         told = f"{self._coding} {self.clip} {self.noise_multiplier} {self.colluders}"
         self.agree(blocks, wave, told)
@@ -198,15 +203,9 @@ class SecureSum(Mean):
     ) -> None:
         """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`.
 
-        Parameters
-        ----------
-        blocks : sequence of sequences of str
-        ask : callable
-            Sends a step's entries, by client, and has each answer taken.
-        told : str
-            What else all clients have to be sent alike.
-        members : mapping, optional
-            What the clients sent of themselves; by default they are asked.
+        ``ask`` sends a step's entries, by client, and has each answer taken; ``told``
+        is what else all have to be sent alike; ``members`` is what they sent of
+        themselves, where they need not be asked.
         """
         agreed: set[str] = set()
         if members is None:
@@ -236,18 +235,13 @@ class SecureSum(Mean):
         if code == LostKeyError.code:
             self.anew.add(self._block_of[name][0])
 
-    @property
-    def blocks(self) -> list[list[str]]:
-        """The clients, as they were dealt."""
-        return self._blocks
-
     # --------------------------------------------------------------------- in a round
 
     def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
         """The blocks whose first member was drawn, whole; at least one."""
         there = set(drawn)
-        blocks = [block for block in self._blocks if block[0] in there]
-        blocks = blocks or [self._blocks[server_round % len(self._blocks)]]
+        blocks = [block for block in self.blocks if block[0] in there]
+        blocks = blocks or [self.blocks[server_round % len(self.blocks)]]
         return [name for block in blocks for name in block]
 
     def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
@@ -257,7 +251,7 @@ class SecureSum(Mean):
             ATTEMPT: secrets.token_bytes(ATTEMPT_BYTES),
             "sum-bits": coding.bits,
             "sum-word": coding.word,
-            "sum-terms": max(map(len, self._blocks)),
+            "sum-terms": max(map(len, self.blocks)),
             "sum-clip": self.clip or 0.0,
             "sum-deviation": self._deviation * 2.0**coding.bits,
         }
@@ -281,9 +275,9 @@ class SecureSum(Mean):
         def take(answer: Answer) -> None:
             answers[answer.client] = answer
 
-        for block in [block for block in self._blocks if block[0] in self.anew]:
+        for block in [block for block in self.blocks if block[0] in self.anew]:
             log(WARNING, "the block of client %s agrees on new keys", block[0])
-            self._agree(conversation, [block], timeout, _ask_a_few_times)
+            self._agree(conversation, [block], timeout)
         clients = [n for n in entries if self._block_of[n][0] not in self.anew]
         before = len(conversation.traffic.rejected)
         of = entries.__getitem__
@@ -293,7 +287,7 @@ class SecureSum(Mean):
         for name, why in conversation.traffic.rejected[before:]:
             self.refused(name, getattr(why, "refusal", ""))
         asked = set(clients)
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self.blocks):
             self._asked[index] += block[0] in asked
         return list(answers.values())
 
@@ -304,7 +298,7 @@ class SecureSum(Mean):
         strategy, by_name = conversation.strategy, {a.client: a for a in answers}
         result: list[Answer] = []
         anew: set[str] = set()
-        for block in self._blocks:
+        for block in self.blocks:
             there = [name for name in block if name in by_name]
             if not there:
                 continue
@@ -384,11 +378,6 @@ class SecureSum(Mean):
             conversation.ask(0, "train.sum_finish", entries, 30.0)
         except Exception as error:
             log(WARNING, "the run's key may not have been removed: %s", error)
-
-
-def _ask_a_few_times(conversation: Conversation, *asked: Any) -> None:
-    kind, entries, take, timeout, clients = asked
-    ask_again(conversation, 0, kind, entries, take, timeout, clients, ATTEMPTS)
 
 
 def beginning() -> dict[str, Any]:

@@ -161,7 +161,7 @@ def test_of_real_messages_only_whole_blocks_can_be_read(
 ) -> None:
     """Lost, late and repeated answers; with the masks taken out each can be read."""
     terms, run = _heard()
-    blocks = {tuple(block) for block in run.strategy.aggregator._blocks}
+    blocks = {tuple(block) for block in run.strategy.aggregator.blocks}
     assert {len(block) for block in blocks} == {3, 4}
     assert any(len(answers) < N for answers in terms.values())
     assert readable(terms, range(1, 5)) == blocks
@@ -176,7 +176,7 @@ def test_with_a_colluder_s_keys_the_rest_of_its_block_can_be_read_as_a_whole(
 ) -> None:
     nodes = _files(tmp_path)
     terms, run = _heard(nodes)
-    blocks = [tuple(block) for block in run.strategy.aggregator._blocks]
+    blocks = [tuple(block) for block in run.strategy.aggregator.blocks]
     (traitor, *rest), *others = sorted(blocks, key=len, reverse=True)
     assert len(rest) == 3
     secrets = NodeSecrets(traitor, nodes[int(traitor)])
@@ -243,7 +243,7 @@ def test_a_client_that_lost_its_state(case: str) -> None:
         states = [memory_of(strategy, contexts(grid)[i]) for i in range(N)]
         held = [decode(state.provisional.arrays[key]) for state in states]
         kept = getattr(strategy, strategy._replayed)
-        for block in strategy.aggregator._blocks:
+        for block in strategy.aggregator.blocks:
             mean = np.mean([held[int(name)] for name in block], axis=0)
             assert np.abs(kept[block[0]] - mean).max() < 1e-9
             assert np.abs(mean).max() > 1e-3
