@@ -213,17 +213,18 @@ class Recorder(LocalGrid):
     def _where(self, message: Message, node: int) -> tuple[int, int]:
         return int(message.metadata.group_id), number_of(self._contexts[node])
 
-    def _deliver(self, message: Message) -> None:
+    def _strikes(self, message: Message) -> set[str]:
         self.sent.append(message)
+        strikes = super()._strikes(message)
         if message.metadata.message_type == "train":
             where = self._where(message, message.metadata.dst_node_id)
             self.requests.setdefault(where, []).append(message)
             if where in self.missed:
-                return
-            if where in self.wiped:
-                self._contexts[message.metadata.dst_node_id].state.clear()
+                strikes.add("request_loss")
+            elif where in self.wiped:
+                strikes.add("wipe")
                 self.wiped.discard(where)
-        super()._deliver(message)
+        return strikes
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """What has come, noted down."""

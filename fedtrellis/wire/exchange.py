@@ -33,19 +33,6 @@ from fedtrellis.wire.protocol import (
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo
 
-__all__ = [
-    "CLIENT_KEYS",
-    "NO_ANSWER",
-    "Client",
-    "Key",
-    "Reason",
-    "Registry",
-    "Traffic",
-    "await_nodes",
-    "exchange",
-    "failure",
-]
-
 #: Whether a client's name belongs to one key for good.
 ClientKeys = Literal["bound", "free"]
 CLIENT_KEYS: tuple[ClientKeys, ...] = get_args(ClientKeys)

@@ -69,29 +69,7 @@ with _flower():
     from flwr.proto.recorddict_pb2 import MetricRecord as _ProtoMetrics
     from flwr.proto.recorddict_pb2 import RecordDict as _ProtoRecords
 
-__all__ = [
-    "CHUNK_SIZE",
-    "LOGGER_NAME",
-    "TESTED_FLOWER",
-    "ConsoleHandler",
-    "Encoded",
-    "ErrorCode",
-    "advice_on",
-    "content_bytes",
-    "empty_run",
-    "filled",
-    "is_simulation",
-    "items_from_bytes",
-    "items_to_bytes",
-    "join_run",
-    "log",
-    "message_bytes",
-    "name_message",
-    "node_infos",
-    "records_from_bytes",
-    "records_to_bytes",
-    "through_bytes",
-]
+__all__ = ["CHUNK_SIZE", "LOGGER_NAME", "ConsoleHandler", "ErrorCode", "log"]
 
 
 # -------------------------------------------------------------------------- records
@@ -285,12 +263,16 @@ def content_bytes(content: RecordDict) -> int:
     return _encoded(content)[1]
 
 
+def envelope_bytes(message: Message) -> int:
+    """Bytes of a message's own object."""
+    own = _envelope(message).ByteSize()
+    return _object("Message", int(message.has_content()), own)
+
+
 def message_bytes(message: Message) -> int:
     """Bytes of all the objects that a message becomes."""
-    own = _envelope(message).ByteSize()
-    if not message.has_content():
-        return _object("Message", 0, own)
-    return _object("Message", 1, own) + content_bytes(message.content)
+    content = content_bytes(message.content) if message.has_content() else 0
+    return envelope_bytes(message) + content
 
 
 def name_message(message: Message, message_id: str) -> None:

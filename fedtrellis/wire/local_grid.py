@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -27,7 +27,6 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
@@ -47,9 +46,9 @@ from fedtrellis.wire.flower_internals import (
     ErrorCode,
     content_bytes,
     empty_run,
+    envelope_bytes,
     items_to_bytes,
     join_run,
-    message_bytes,
     name_message,
     node_infos,
     records_from_bytes,
@@ -67,10 +66,9 @@ from fedtrellis.wire.workers import Workers
 if TYPE_CHECKING:
     from fedtrellis.wire.flower_internals import NodeInfo, Run
 
-__all__ = ["FAULTS", "Delivery", "GridOptions", "LocalGrid", "Nodes"]
-
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
+_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 #: Probabilities, by message, of what can go wrong, and when it strikes.
 FAULTS = {
@@ -116,12 +114,15 @@ class GridOptions(TypedDict, total=False):
     workers: int
 
 
-#: A message for a node, and what strikes the node with it, of :data:`FAULTS`.
-Delivery = tuple[Message, set[str]]
-
-
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _handle(app: ClientApp, message: Message, context: Context) -> Any:
+    try:
+        return app(message, context)
+    except Exception as error:
+        return error
 
 
 class Nodes:
@@ -136,75 +137,39 @@ class Nodes:
         self.app, self.contexts, self.batched = app, contexts, batched
         self.stopped: Callable[[], bool] = lambda: False
 
-    def ask(self, asked: Sequence[tuple[int, NodeRequest]]) -> list[NodeReply | str]:
-        """The replies of nodes to requests, or why there is none, in their order.
+    def ask(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
+        """The replies of nodes, or texts that say why there is none, in their order.
 
-        At most one to a node, of a ``MethodApp`` and for one of its functions.
+        At most one to a node: to requests for a ``MethodApp``'s functions, or else to
+        whole messages.
         """
-        app = self.app
-        assert isinstance(app, MethodApp)
-        node, functions, contexts = app.node, app.functions, self.contexts
-        received: dict[Any, ReceivedModel] = {}
-        servings = [
-            Serving(node, functions[request.kind], request, contexts[node_id], received)
-            for node_id, request in asked
-        ]
-        replies: list[Any] = [InterruptedError("the wave was given up")] * len(servings)
-        if self.batched and not self.stopped():
-            replies = [None] * len(servings)
-            serve_together(servings, replies)
-        for place, serving in enumerate(() if self.batched else servings):
+        contexts, received = self.contexts, dict[Any, ReceivedModel]()
+        replies: list[Any] = [InterruptedError("the wave was given up")] * len(asked)
+        handlers: list[Callable[[], Any]] = []
+        if asked and isinstance(asked[0][1], Message):
+            handlers = [partial(_handle, self.app, m, contexts[n]) for n, m in asked]
+        elif asked:
+            app = cast(MethodApp, self.app)
+            node, functions = app.node, app.functions
+            servings = [
+                Serving(node, functions[request.kind], request, contexts[n], received)
+                for n, request in asked
+            ]
+            if not self.batched:
+                handlers = [partial(serve, serving) for serving in servings]
+            elif not self.stopped():
+                replies = [None] * len(asked)
+                serve_together(servings, replies)
+        for place, handle in enumerate(handlers):
             if not self.stopped():
-                replies[place] = serve(serving)
+                replies[place] = handle()
         return [_reason(r) if isinstance(r, Exception) else r for r in replies]
 
-    def answer(self, deliveries: Sequence[Delivery]) -> list[Message | str]:
-        """The replies to messages, or why there is none, in their order.
-
-        At most one to a node.
-        """
-        app, before = self.app, {}
-        answers: list[Message | str] = [""] * len(deliveries)
-        asked: dict[int, tuple[int, NodeRequest]] = {}
-        requests: dict[tuple[str, int], NodeRequest] = {}  # of contents in common
-        for place, (message, strikes) in enumerate(deliveries):
-            context = self.contexts[message.metadata.dst_node_id]
-            if "wipe" in strikes:
-                context.state = RecordDict()
-            if "state_loss" in strikes:
-                kept = {name: record.copy() for name, record in context.state.items()}
-                before[context.node_id] = RecordDict(kept)
-            kind = message.metadata.message_type
-            # an app that looks at its messages for itself may have changed meanwhile
-            if isinstance(app, MethodApp) and app.plain and kind in app.functions:
-                key = kind, id(message.content)
-                if key not in requests:
-                    requests[key] = NodeRequest(kind, message.content)
-                asked[place] = context.node_id, requests[key]
-            elif self.stopped():
-                answers[place] = _reason(InterruptedError("the wave was given up"))
-            else:
-                try:
-                    answers[place] = app(message, context)
-                except Exception as error:
-                    answers[place] = _reason(error)
-        replies = self.ask(list(asked.values())) if asked else []
-        for place, reply in zip(asked, replies, strict=True):
-            answers[place] = (
-                reply
-                if isinstance(reply, str)
-                else Message(reply.content, reply_to=deliveries[place][0])
-            )
-        for node_id, state in before.items():
-            self.contexts[node_id].state = state
-        return answers
-
-    def states(self) -> dict[str, bytes]:
-        """Every node's state as bytes, by client identity."""
-        return {
-            client_identity(context): records_to_bytes(context.state)
-            for context in self.contexts.values()
-        }
+    def states(self, names: Collection[str] | None = None) -> dict[str, bytes]:
+        """Nodes' states as bytes, by client identity; None: every node's."""
+        known = {client_identity(c): c for c in self.contexts.values()}
+        wanted = [name for name in known if names is None or name in names]
+        return {name: records_to_bytes(known[name].state) for name in wanted}
 
     def load(self, states: Mapping[str, bytes]) -> None:
         """Inverse of :meth:`states`; nodes that are not named keep theirs."""
@@ -318,7 +283,7 @@ class LocalGrid(Grid):
         }
         self._nodes: Nodes | Workers = Nodes(client_app, self._contexts, batched)
         self._handled = 0  # numbers the messages, for their ids and their faults
-        self._replies: dict[str, Message] = {}
+        self._replies: list[Message] = []
         self._late: list[Message] = []
         self._sizes: dict[str, int] = {}  # of the last wave's messages, by their ids
         self._shared: Encoded | None = None  # contents that messages have in common
@@ -378,25 +343,21 @@ class LocalGrid(Grid):
         self._shared = {} if self.untouched else None
         distinct = {message.metadata.dst_node_id for message in wave}
         # a node's second message finds what its first one left behind
-        if len(distinct) == len(wave) and type(self)._deliver is LocalGrid._deliver:
-            self._deliver_all(wave)
-        else:
-            for message in wave:
-                self._deliver(message)
+        together = len(distinct) == len(wave)
+        for part in [wave] if together else [[message] for message in wave]:
+            self._deliver(part)
         self._shared = None
-        for reply in late:
-            self._replies[reply.metadata.message_id] = reply
+        self._replies += late
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to the given messages, and late ones, which Flower would not show."""
-        asked = set(message_ids)
-        waiting, self._replies, taken = self._replies, {}, []
-        for key, reply in waiting.items():
-            if reply.metadata.reply_to_message_id in asked or "late" in key:
-                taken.append(reply)
-            else:
-                self._replies[key] = reply
+        asked, waiting, taken = set(message_ids), list[Message](), list[Message]()
+        for reply in self._replies:
+            late = reply.metadata.message_id.startswith("late")
+            wanted = late or reply.metadata.reply_to_message_id in asked
+            (taken if wanted else waiting).append(reply)
+        self._replies = waiting
         return taken
 
     def bytes_of(self, message: Message) -> int | None:
@@ -405,11 +366,8 @@ class LocalGrid(Grid):
 
     def settled(self, message_ids: Iterable[str]) -> bool:
         """Whether nothing more will come for these messages."""
-        asked = set(message_ids)
-        return not any(
-            reply.metadata.reply_to_message_id in asked
-            for reply in self._replies.values()
-        )
+        answered = {reply.metadata.reply_to_message_id for reply in self._replies}
+        return answered.isdisjoint(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -463,47 +421,82 @@ class LocalGrid(Grid):
         for (name, (node_id, request)), reply in zip(
             asked.items(), replies, strict=True
         ):
-            sent, back = _envelopes(request.kind, digits, node_id.bit_length())
+            failed = reply if isinstance(reply, str) else None
+            bits = node_id.bit_length()
+            sent, back = _envelopes(request.kind, digits, bits, failed)
             down += sent + request.nbytes
-            if isinstance(reply, str):
-                error = _error(reply, _request(request.kind, digits, node_id))
-                up += message_bytes(error)
-                found[name] = failure(error.error.code, reply)
-            else:
-                up += back + _reply_bytes(reply, statuses)
+            up += back
+            if failed is None:
+                up += _reply_bytes(reply, statuses)
                 found[name] = reply
+            else:
+                found[name] = failure(_RAISED, failed)
         traffic.down += down
         traffic.up += up
         return found
 
     # -------------------------------------------------------------------- the nodes
 
-    def _deliver(self, message: Message) -> None:
-        """Take a message to its node, and the node's reply back."""
-        self._deliver_all([message])
-
-    def _deliver_all(self, messages: Sequence[Message]) -> None:
+    def _deliver(self, messages: Sequence[Message]) -> None:
         """Take messages to nodes, each to another one, and their replies back."""
+        app, nodes = self._nodes.app, self._handlers()
         struck: list[tuple[Message, set[str]]] = []
-        deliveries: list[Delivery] = []
+        asked: list[tuple[int, Message]] = []
         for message in messages:
-            if message.metadata.dst_node_id not in self._contexts:
+            node_id = message.metadata.dst_node_id
+            if node_id not in self._contexts:
                 error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
-                self._post(Message(error, reply_to=message), "")
+                self._replies.append(Message(error, reply_to=message))
                 continue
             strikes = self._strikes(message)
             if "request_loss" in strikes:
                 continue
-            arrived = message
+            struck.append((message, strikes))
             if self.encode:
-                arrived, size = through_bytes(message, self._shared)
+                message, size = through_bytes(message, self._shared)
                 self.bytes_down += size
                 self._sizes[message.metadata.message_id] = size
-            struck.append((message, strikes))
-            deliveries.append((arrived, strikes))
-        answers = self._handlers().answer(deliveries)
+            asked.append((node_id, message))
+        hit: dict[str, list[str]] = {"wipe": [], "state_loss": []}
+        for (node_id, _), (_, strikes) in zip(asked, struck, strict=True):
+            for name in hit.keys() & strikes:
+                hit[name].append(client_identity(self._contexts[node_id]))
+        if hit["wipe"]:
+            nodes.load(dict.fromkeys(hit["wipe"], b""))
+        before = nodes.states(hit["state_loss"]) if hit["state_loss"] else {}
+        # an app that looks at its messages for itself may have changed meanwhile
+        known = app.functions if isinstance(app, MethodApp) and app.plain else {}
+        if all(message.metadata.message_type in known for _, message in asked):
+            answers = nodes.ask(_requests(asked))
+        else:
+            answers = nodes.ask(asked)
+        if before:
+            nodes.load(before)
         for (message, strikes), answer in zip(struck, answers, strict=True):
-            self._leaves(message, strikes, answer)
+            self._answer(message, strikes, answer)
+
+    def _answer(
+        self, message: Message, strikes: set[str], answer: NodeReply | Message | str
+    ) -> None:
+        """Take a node's answer back, with what happens to it on its way."""
+        if "crash" in strikes and not isinstance(answer, str):
+            answer = "RuntimeError: injected: the client raised after writing state"
+        if "reply_loss" in strikes:
+            return
+        if isinstance(answer, str):
+            answer = Message(Error(_RAISED, answer), reply_to=message)
+        elif isinstance(answer, NodeReply):
+            answer = Message(answer.content, reply_to=message)
+        if "garbage" in strikes and answer.has_content():
+            answer = self._spoil(answer, message)
+        number, late = message.metadata.message_id, "late_reply" in strikes
+        name_message(answer, f"late-{int(number)}" if late else f"{number}-reply")
+        if self.encode:
+            answer, size = through_bytes(answer)
+            self.bytes_up += size
+            self._sizes[answer.metadata.message_id] = size
+        copies = [answer] if late or "duplicate" not in strikes else [answer, answer]
+        (self._late if late else self._replies).extend(copies)
 
     def _handlers(self) -> Nodes | Workers:
         """What handles messages: this process, or others, started when needed."""
@@ -523,41 +516,27 @@ class LocalGrid(Grid):
         if isinstance(self._nodes, Workers):
             self._closing()
 
-    def _leaves(
-        self, message: Message, strikes: set[str], answer: Message | str
-    ) -> None:
-        """Take a node's reply back, with what happens to it."""
-        if "crash" in strikes and not isinstance(answer, str):
-            answer = "RuntimeError: injected: the client raised after writing state"
-        reply = _error(answer, message) if isinstance(answer, str) else answer
-        if "reply_loss" in strikes:
-            return
-        number = int(message.metadata.message_id)
-        if "garbage" in strikes and reply.has_content():
-            reply = self._spoil(reply, message)
-        size = 0
-        if self.encode:
-            reply, size = through_bytes(reply)
-            self.bytes_up += size
-        if "late_reply" in strikes:
-            name_message(reply, f"late-{number}")
-            self._late.append(reply)
-            return
-        self._post(reply, "")
-        if self.encode:
-            self._sizes[reply.metadata.message_id] = size
-        if "duplicate" in strikes:
-            self._post(reply, "-again")
-
     def _spoil(self, reply: Message, message: Message) -> Message:
-        """A reply with one thing wrong."""
+        """A reply with one thing wrong: NaN, a cut array, no records, another round."""
         rng = generator(self._seed, "garbage", int(message.metadata.message_id))
-        return Message(spoilt(reply.content, rng), reply_to=message)
-
-    def _post(self, reply: Message, suffix: str) -> None:
-        if not suffix:
-            name_message(reply, f"{reply.metadata.reply_to_message_id}-reply")
-        self._replies[reply.metadata.message_id + suffix] = reply
+        records: dict[str, Any] = {k: v.copy() for k, v in reply.content.items()}
+        status = [r for r in records.values() if isinstance(r, ConfigRecord)]
+        kind = int(rng.integers(4))
+        if kind == 1 and status:
+            status[0]["server-round"] = 10**9
+        elif kind < 2 or not any(isinstance(r, ArrayRecord) for r in records.values()):
+            records = {}
+        else:
+            for name, record in records.items():
+                if isinstance(record, ArrayRecord):
+                    arrays = [
+                        np.full_like(array, np.nan)
+                        if kind == 2 and array.dtype.kind == "f"
+                        else array.reshape(-1)[:-1]
+                        for array in record_arrays(record)
+                    ]
+                    records[name] = array_record(arrays, join="joined" in record)
+        return Message(RecordDict(records), reply_to=message)
 
     def _strikes(self, message: Message) -> set[str]:
         introduction = message.metadata.message_type.startswith("query")
@@ -589,50 +568,31 @@ class LocalGrid(Grid):
         self._handlers().load(states)
 
 
-def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:
-    """An answer with one thing wrong: NaN, a cut array, no records, another round."""
-    records: dict[str, Any] = {k: v.copy() for k, v in content.items()}
-    status = [r for r in records.values() if isinstance(r, ConfigRecord)]
-    kind = int(rng.integers(4))
-    if kind == 1 and status:
-        status[0]["server-round"] = 10**9
-    elif kind < 2 or not any(isinstance(r, ArrayRecord) for r in records.values()):
-        records = {}
-    else:
-        for name, record in records.items():
-            if isinstance(record, ArrayRecord):
-                arrays = [_broken(a, kind == 2) for a in record_arrays(record)]
-                records[name] = array_record(arrays, join="joined" in record)
-    return RecordDict(records)
-
-
-def _broken(array: NDArray[Any], nan: bool) -> NDArray[Any]:
-    if nan and array.dtype.kind == "f":
-        return np.full_like(array, np.nan)
-    return array.reshape(-1)[:-1]
+def _requests(asked: Sequence[tuple[int, Message]]) -> list[tuple[int, NodeRequest]]:
+    """What messages for a ``MethodApp`` ask; those of one content are one request."""
+    requests: dict[tuple[str, int], NodeRequest] = {}
+    found = []
+    for node_id, message in asked:
+        kind, content = message.metadata.message_type, message.content
+        request = requests.setdefault((kind, id(content)), NodeRequest(kind, content))
+        found.append((node_id, request))
+    return found
 
 
 # ------------------------------------------------- bytes of messages that nobody makes
 
 
-def _request(kind: str, digits: int, node_id: int) -> Message:
-    """A message of a round with so many digits."""
-    message = Message(RecordDict(), node_id, kind, group_id="0" * digits)
-    name_message(message, "0" * 36)
-    return message
-
-
-def _error(reason: str, request: Message) -> Message:
-    error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
-    return Message(error, reply_to=request)
-
-
 @lru_cache(maxsize=1024)
-def _envelopes(kind: str, digits: int, bits: int) -> tuple[int, int]:
-    """Bytes of a request's own object and its reply's, to a node of so long an id."""
-    request, empty = _request(kind, digits, 2**bits - 1), content_bytes(RecordDict())
-    reply = Message(RecordDict(), reply_to=request)
-    return message_bytes(request) - empty, message_bytes(reply) - empty
+def _envelopes(kind: str, digits: int, bits: int, error: str | None) -> tuple[int, int]:
+    """Bytes of the objects of a request and its reply without their records.
+
+    To a node of so long an id, in a round of so many digits.
+    """
+    request = Message(RecordDict(), 2**bits - 1, kind, group_id="0" * digits)
+    name_message(request, "0" * 36)
+    content = RecordDict() if error is None else Error(_RAISED, error)
+    reply = Message(content, reply_to=request)
+    return envelope_bytes(request), envelope_bytes(reply)
 
 
 def _reply_bytes(reply: NodeReply, statuses: dict[int, int]) -> int:

@@ -22,20 +22,6 @@ from numpy.typing import NDArray
 from fedtrellis.objectives.base import IntArray, Stacked, draw_batch, stack
 from fedtrellis.wire.arrays import FloatArray, Layers, Layout
 
-__all__ = [
-    "Descent",
-    "Gradient",
-    "MiniBatches",
-    "Peers",
-    "Request",
-    "Result",
-    "Steps",
-    "begin",
-    "result_of",
-    "run_alone",
-    "run_together",
-]
-
 #: What ``fit`` returns: arrays, the number of examples (0: not revealed), metrics.
 Result = tuple[Sequence[NDArray[Any]], int, dict[str, Any]]
 #: What a client's ``steps`` returns: it yields requests, and is sent their answers.

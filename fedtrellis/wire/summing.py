@@ -26,17 +26,6 @@ from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import client_identity
 
-__all__ = [
-    "ATTEMPT",
-    "RECORD",
-    "SUM_PHASES",
-    "check_exposed",
-    "hidden",
-    "hides",
-    "node_secrets",
-    "secure_sum_mod",
-]
-
 #: The entry of a request that asks for a term of a sum.
 ATTEMPT = "sum-attempt"
 #: The record of a message, and of its reply, that is about sums.

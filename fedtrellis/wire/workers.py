@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import (
     FIRST_EXCEPTION,
     BrokenExecutor,
@@ -19,8 +19,6 @@ from typing import Any
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import deferred
-
-__all__ = ["Workers"]
 
 # Seconds that a worker is given to end by itself.
 _PATIENCE = 5.0
@@ -55,27 +53,17 @@ class Workers:
             self._processes += [child for child in children if child.pid == pid]
 
     def ask(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
-        """As ``Nodes.ask``."""
-        return self._share("ask", asked, [node_id for node_id, _ in asked])
-
-    def answer(self, deliveries: Sequence[Any]) -> list[Any]:
-        """As ``Nodes.answer``."""
-        ids = [message.metadata.dst_node_id for message, _ in deliveries]
-        return self._share("answer", deliveries, ids)
-
-    def _share(self, what: str, given: Sequence[Any], ids: Sequence[int]) -> list[Any]:
-        """Let each process do its share."""
+        """As ``Nodes.ask``, where each process does its share."""
         shares: dict[int, list[Any]] = {}
-        homes = [self._homes[node_id] for node_id in ids]
-        for home, one in zip(homes, given, strict=True):
-            shares.setdefault(home, []).append(one)
-        found = self._ask({home: (what, share) for home, share in shares.items()})
+        for node_id, request in asked:
+            shares.setdefault(self._homes[node_id], []).append((node_id, request))
+        found = self._ask({home: ("ask", share) for home, share in shares.items()})
         answers = {home: iter(replies) for home, replies in found.items()}
-        return [next(answers[home]) for home in homes]
+        return [next(answers[self._homes[node_id]]) for node_id, _ in asked]
 
-    def states(self) -> dict[str, bytes]:
-        """Every node's state as bytes, by client identity."""
-        found = self._ask(dict.fromkeys(range(len(self._pools)), ("states",)))
+    def states(self, names: Collection[str] | None = None) -> dict[str, bytes]:
+        """As ``Nodes.states``."""
+        found = self._ask(dict.fromkeys(range(len(self._pools)), ("states", names)))
         return {name: share[name] for share in found.values() for name in share}
 
     def load(self, states: Mapping[str, bytes]) -> None:

@@ -56,13 +56,12 @@ EVERY = 20
 class Rarely(LocalGrid):
     """A grid that client 0 hears from in one round of :data:`EVERY` only."""
 
-    def _deliver(self, message: Message) -> None:
+    def _strikes(self, message: Message) -> set[str]:
         kind, server_round = message.metadata.message_type, message.metadata.group_id
         context = self._contexts[message.metadata.dst_node_id]
         first = context.node_config["partition-id"] == 0
-        if kind == "train" and first and int(server_round) % EVERY:
-            return
-        super()._deliver(message)
+        lost = kind == "train" and first and int(server_round) % EVERY
+        return {"request_loss"} if lost else set()
 
 
 def _lossy(experiment: Experiment) -> LocalGrid:

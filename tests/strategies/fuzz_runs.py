@@ -127,17 +127,19 @@ class Recorder(LocalGrid):
 
     exchanges: list[Exchange]
 
-    def _deliver(self, message: Message) -> None:
-        context = self._contexts[message.metadata.dst_node_id]
-        name = str(context.node_config["partition-id"])
-        ledger = _ledger_of(message, name)
-        exchange = Exchange(name, message, dict(context.state), None, ledger)
-        self.__dict__.setdefault("exchanges", []).append(exchange)
-        super()._deliver(message)
-        reply_to = message.metadata.message_id
-        for reply in self._replies.values():
-            if reply.metadata.reply_to_message_id == reply_to and reply.has_content():
-                exchange.reply = reply
+    def _deliver(self, messages: Sequence[Message]) -> None:
+        exchanges = {}
+        for message in messages:
+            context = self._contexts[message.metadata.dst_node_id]
+            name = str(context.node_config["partition-id"])
+            ledger = _ledger_of(message, name)
+            exchange = Exchange(name, message, dict(context.state), None, ledger)
+            exchanges[message.metadata.message_id] = exchange
+        self.__dict__.setdefault("exchanges", []).extend(exchanges.values())
+        super()._deliver(messages)
+        for reply in self._replies:
+            if reply.has_content():
+                exchanges[reply.metadata.reply_to_message_id].reply = reply
 
 
 def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:

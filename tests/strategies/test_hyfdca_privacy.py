@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,23 +40,18 @@ class Recorded(LocalGrid):
         self.answers: list[tuple[str, str, RecordDict]] = []
         self.requests: list[tuple[str, str, RecordDict]] = []
 
-    def _name(self, node_id: int) -> str:
-        return str(self._contexts[node_id].node_config["partition-id"])
-
-    def _deliver(self, message: Message) -> None:
-        name = self._name(message.metadata.dst_node_id)
+    def _answer(self, message: Message, strikes: set[str], answer: Any) -> None:
+        context = self._contexts[message.metadata.dst_node_id]
+        name = str(context.node_config["partition-id"])
         kind = message.metadata.message_type.removeprefix("train.")
         self.requests.append((name, kind, message.content))
-        before = set(self._replies)
-        super()._deliver(message)
-        for key in set(self._replies) - before:
-            reply = self._replies[key]
-            if not reply.has_content():
-                self.received.append(str(reply.error.reason).encode())
-                continue
-            proto = recorddict_to_proto(reply.content)
-            self.received.append(proto.SerializeToString())
-            self.answers.append((name, kind, reply.content))
+        super()._answer(message, strikes, answer)
+        if isinstance(answer, str):
+            self.received.append(answer.encode())
+            return
+        proto = recorddict_to_proto(answer.content)
+        self.received.append(proto.SerializeToString())
+        self.answers.append((name, kind, answer.content))
 
 
 def _recorded(split: Split, rounds: int, **options: Any) -> tuple[Run, Recorded]:
@@ -402,9 +397,9 @@ class Counted(LocalGrid):
         super().__init__(*args, **options)
         self.kinds: list[str] = []
 
-    def _deliver(self, message: Message) -> None:
-        self.kinds.append(message.metadata.message_type)
-        super()._deliver(message)
+    def _deliver(self, messages: Sequence[Message]) -> None:
+        self.kinds += [message.metadata.message_type for message in messages]
+        super()._deliver(messages)
 
 
 def _refused(split: Split, app: Any, reason: str, **options: Any) -> None:

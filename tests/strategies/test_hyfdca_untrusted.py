@@ -140,10 +140,10 @@ def test_an_answer_of_another_phase_of_the_round_is_not_used() -> None:
     kept: list[dict[str, Any]] = []
 
     class Keeps(Spoils):
-        def _post(self, reply: Message, suffix: str) -> None:
-            super()._post(reply, suffix)
-            if reply.metadata.message_type == "train.inner_product" and not kept:
-                kept.append({k: v.copy() for k, v in reply.content.items()})
+        def _answer(self, message: Message, strikes: set[str], answer: Any) -> None:
+            super()._answer(message, strikes, answer)
+            if message.metadata.message_type == "train.inner_product" and not kept:
+                kept.append({k: v.copy() for k, v in answer.content.items()})
 
     def swap(content: RecordDict) -> None:
         for name in list(content):

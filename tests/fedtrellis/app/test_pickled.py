@@ -88,7 +88,7 @@ class Recording(LocalGrid):
         super().__init__(*args, **options)
         self.sent: list[tuple[Message, bytes]] = []
 
-    def _deliver_all(self, messages: Any) -> None:
+    def _deliver(self, messages: Any) -> None:
         node = next(iter(self._contexts))
         for message in messages:
             if message.metadata.dst_node_id == node:
@@ -98,7 +98,7 @@ class Recording(LocalGrid):
                     given.run_id, node, given.node_config, given.state, dict(config)
                 )
                 self.sent.append((message, dumps(plain)))
-        super()._deliver_all(messages)
+        super()._deliver(messages)
 
     whole_config: Mapping[str, Any] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -234,9 +234,9 @@ class Keyed(LocalGrid):
                 info.name = name
         return infos
 
-    def _deliver(self, message: Message) -> None:
-        self.told.append((message.metadata.dst_node_id, message))
-        super()._deliver(message)
+    def _deliver(self, messages: Sequence[Message]) -> None:
+        self.told += [(message.metadata.dst_node_id, message) for message in messages]
+        super()._deliver(messages)
 
     def node(self, number: int) -> int:
         return next(n for n, c in self._contexts.items() if number_of(c) == number)

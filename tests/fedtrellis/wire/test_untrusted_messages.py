@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -180,9 +180,9 @@ def started(**limits: Any) -> tuple[Any, Context, list[Message]]:
     requests = []
 
     class Keeps(LocalGrid):
-        def _deliver(self, message: Message) -> None:
-            requests.append(message)
-            super()._deliver(message)
+        def _deliver(self, messages: Sequence[Message]) -> None:
+            requests.extend(messages)
+            super()._deliver(messages)
 
     app = client_app(Echo, **limits)
     grid = Keeps(app, 1)

@@ -378,9 +378,9 @@ def test_a_bad_file_tells_nobody_what_it_holds(
     said: list[str] = []
 
     class Listening(LocalGrid):
-        def _post(self, reply: Any, suffix: str) -> None:
-            said.append(reply.error.reason if reply.has_error() else "")
-            super()._post(reply, suffix)
+        def _answer(self, message: Any, strikes: Any, answer: Any) -> None:
+            said.append(answer if isinstance(answer, str) else "")
+            super()._answer(message, strikes, answer)
 
     grid = Listening(sim.client_app, 1, run_config=config, node_configs=nodes)
     caplog.set_level(logging.DEBUG)
