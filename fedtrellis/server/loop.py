@@ -744,7 +744,7 @@ class Loop:
                 "whose clients keep state: it needs state() and load_state()"
             )
         resumed = Checkpoint(Path(path))
-        self.conversation.registry.remember(resumed.keys)
+        self.conversation.registry.keys = resumed.keys
         return resumed
 
     def _meet(self) -> None:

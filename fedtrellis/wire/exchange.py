@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 #: Whether a client's name belongs to one key for good.
 ClientKeys = Literal["bound", "free"]
-CLIENT_KEYS: tuple[ClientKeys, ...] = get_args(ClientKeys)
 
 # Seconds between two looks at which nodes are there grow from the one to the other.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
@@ -133,51 +132,41 @@ def exchange(
         traffic.down += sum(map(message_bytes, requests))
     # in this process there is nobody in between who could keep an answer back
     behind = [] if settled else _still_behind(grid, clients)
-    message_ids = list(grid.push_messages(list(requests)))
+    unsent = Reason("the request could not be sent", "error")
+    result: dict[int, Message | Reason]
+    result = {request.metadata.dst_node_id: unsent for request in requests}
+    message_ids = grid.push_messages(list(requests))
+    sent = zip(message_ids, requests, strict=False)
+    waiting = {message_id: request for message_id, request in sent if message_id}
     if measured:
         traffic.down += sum(map(size_of, requests))
-    result: dict[int, Message | Reason] = {}
-    waiting: dict[str, int] = {}
-    kinds: dict[str, str] = {}
-    for index, request in enumerate(requests):
-        message_id = message_ids[index] if index < len(message_ids) else None
-        if message_id:
-            waiting[message_id] = request.metadata.dst_node_id
-            kinds[message_id] = request.metadata.message_type
-        else:
-            unsent = Reason("the request could not be sent", "error")
-            result[request.metadata.dst_node_id] = unsent
-    began = time.monotonic()
+    began = quiet_since = time.monotonic()
     deadline = began + timeout
-    quiet_since = began
     while waiting:
         before = len(waiting)
         for reply in grid.pull_messages(list(waiting)):
             # an unavailable node's error names another node: the id is what counts
-            reply_to = reply.metadata.reply_to_message_id
-            if reply_to not in waiting:
+            request = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
                 continue  # late, or a copy of one that was taken
-            node_id = waiting.pop(reply_to)
+            kind, node_id = request.metadata.message_type, request.metadata.dst_node_id
             traffic.up += size_of(reply)
             if reply.has_error():
                 result[node_id] = failure(reply.error.code, reply.error.reason)
-            elif reply.metadata.message_type != kinds[reply_to]:
+            elif (said := reply.metadata.message_type) != kind:
                 # errors may have a type of Flower's own, an answer has its request's
-                result[node_id] = Reason(
-                    f"the answer is one to {reply.metadata.message_type!r}, not to "
-                    f"{kinds[reply_to]!r}"
-                )
+                text = f"the answer is one to {said!r}, not to {kind!r}"
+                result[node_id] = Reason(text)
             else:
                 result[node_id] = reply
-        if not waiting or (settled is not None and settled(list(waiting))):
-            break
         now = time.monotonic()
-        if now > deadline:
+        if not waiting or (settled and settled(list(waiting))) or now > deadline:
             break
         quiet_since = now if len(waiting) < before else quiet_since
         if behind and now > min(quiet_since + _NUDGE_AFTER, began + timeout / 2):
             # messages whose answers nobody needs
-            late = [c for c in behind if c.node_id in waiting.values()]
+            silent = {request.metadata.dst_node_id for request in waiting.values()}
+            late = [client for client in behind if client.node_id in silent]
             hellos = [_hello(client.node_id) for client in late]
             nudges = grid.push_messages(hellos) if late else []
             for client, nudge in zip(late, nudges, strict=False):
@@ -185,8 +174,8 @@ def exchange(
             behind = []
         wait = max(_SHORTEST_WAIT, _WAIT_SHARE * (now - began))
         time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
-    for node_id in waiting.values():
-        result[node_id] = NO_ANSWER
+    for request in waiting.values():
+        result[request.metadata.dst_node_id] = NO_ANSWER
     for client in clients:
         why = result[client.node_id]
         if isinstance(why, Reason):
@@ -221,26 +210,27 @@ def _in_this_process(grid: Grid) -> bool:
     return hasattr(grid, "settled")
 
 
-def _wait_for(grid: Grid, count: int, timeout: float) -> None:
-    """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
-    deadline = time.monotonic() + timeout
-    wait = _SHORTEST_WAIT
-    while len(found := list(grid.get_node_ids())) < count:
+def _connected(grid: Grid, enough: Callable[[set[int]], bool], seconds: float) -> bool:
+    """Whether there are enough nodes, or will be in so many seconds."""
+    deadline, wait = time.monotonic() + seconds, _SHORTEST_WAIT
+    while not enough(set(grid.get_node_ids())):
         if _in_this_process(grid) or time.monotonic() > deadline:
-            raise TimeoutError(
-                f"{len(found)} of {count} nodes connected within {timeout:g} s"
-            )
+            return False
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
-
-
-def _others_come(grid: Grid, there: set[int], since: float) -> bool:
-    """Whether a node connects that is not there yet, before all is still."""
-    while there.issuperset(grid.get_node_ids()):
-        if time.monotonic() - since >= _STILL:
-            return False
-        time.sleep(_LONGEST_WAIT)
     return True
+
+
+def _wait_for(grid: Grid, count: int, timeout: float) -> None:
+    """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
+    if not _connected(grid, lambda found: len(found) >= count, timeout):
+        found = len(list(grid.get_node_ids()))
+        raise TimeoutError(f"{found} of {count} nodes connected within {timeout:g} s")
+
+
+def _others_come(grid: Grid, there: set[int]) -> bool:
+    """Whether a node connects that is not there yet, before all is still."""
+    return _connected(grid, lambda found: not found <= there, _STILL)
 
 
 def await_nodes(grid: Grid, count: int, timeout: float) -> int:
@@ -256,12 +246,10 @@ def await_nodes(grid: Grid, count: int, timeout: float) -> int:
     if not settled and is_simulation(grid):
         _wait_for(grid, 1, timeout)
         exchange(grid, [_hello(next(iter(grid.get_node_ids())))], timeout, Traffic())
-        _wait_for(grid, count, 0.0)
-    else:
-        _wait_for(grid, count, timeout)
-        while not settled:
-            there = set(grid.get_node_ids())
-            settled = not _others_come(grid, there, time.monotonic())
+        settled, timeout = True, 0.0
+    _wait_for(grid, count, timeout)
+    while not settled:
+        settled = not _others_come(grid, set(grid.get_node_ids()))
     return len(list(grid.get_node_ids()))
 
 
@@ -313,14 +301,10 @@ class Registry:
     ) -> None:
         self.client_keys, self.refuse = client_keys, refuse
         self.clients: dict[str, Client] = {}
-        self._keys: dict[str, Key] = {}  # remembered from an earlier part of the run
+        #: By name, what clients of an earlier part of the run have.
+        self.keys: dict[str, Key] = {}
         self.names: list[str] = []
-        self._known_nodes: set[int] = set()
         self._left_out: set[int] = set()
-
-    def remember(self, keys: Mapping[str, Key]) -> None:
-        """Take over which keys the run's clients have, before they are introduced."""
-        self._keys = dict(keys)
 
     def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
         """Take in the nodes before the start, until no further ones come.
@@ -328,8 +312,9 @@ class Registry:
         TimeoutError: fewer than ``count`` came; else errors of :meth:`introduce`.
         """
         _wait_for(grid, count, timeout)
-        while True:
-            since, there = time.monotonic(), set(grid.get_node_ids())
+        why = ""
+        while not why:
+            there = set(grid.get_node_ids())
             self.introduce(grid, timeout, traffic, started=False)
             if _in_this_process(grid):
                 return
@@ -337,10 +322,8 @@ class Registry:
             parts = {known.get("num-partitions") for known in properties}
             if parts == {len(there)}:
                 why = "the whole federation"
-                break
-            if not _others_come(grid, there, since):
+            elif not _others_come(grid, there):
                 why = f"no other one has connected for {_STILL:g} s"
-                break
         log(INFO, "The run goes with %d nodes: %s", len(self.clients), why)
 
     def introduce(
@@ -353,11 +336,9 @@ class Registry:
         SettingsError: two connected nodes have one identity. RuntimeError: no node can
         be used at all.
         """
-        node_ids = list(grid.get_node_ids())
-        if self._known_nodes.issuperset(node_ids):
-            return
-        connected = set(node_ids)
-        new = sorted(connected - self._known_nodes - self._left_out)
+        connected = set(grid.get_node_ids())
+        known = {client.node_id for client in self.clients.values()}
+        new = sorted(connected - known - self._left_out)
         if not new:
             return
         # an earlier run may have left any of them a message behind
@@ -371,9 +352,9 @@ class Registry:
         for node_id, reply in replies.items():
             why = reply if isinstance(reply, str) else _spoilt(reply.content)
             if isinstance(reply, Message) and not why:
-                stranger = strangers[node_id]
-                stranger.behind = bool(stranger.nudge)
-                why = self._take_in(stranger, reply.content, connected, started)
+                why = self._take_in(
+                    strangers[node_id], reply.content, connected, started
+                )
             if why:
                 reasons.append(why)
                 traffic.reject(f"on node {node_id}", why)
@@ -382,46 +363,24 @@ class Registry:
             raise RuntimeError(f"none of {len(new)} nodes can be used{first}")
         self.names = sorted(self.clients, key=identity_order)
 
-    def _key_of(self, name: str, claimed: Key) -> Key | None:
-        """The key that a client has from now on; None if it is another's for good."""
-        known = self.clients.get(name)
-        first = self._keys.get(name) if known is None else known.key
-        if first is None:
-            return claimed
-        if claimed.digest == first.digest:
-            return first
-        bound = self.client_keys == "bound" or first.lasting
-        return None if bound and self.client_keys != "free" else claimed
-
     def _take_in(
         self, stranger: Client, content: RecordDict, connected: set[int], started: bool
     ) -> str:
         """Make a node a client, or the one that it was; or say why it is refused."""
-        node_id = stranger.node_id
+        node_id, key = stranger.node_id, stranger.key
+        stranger.behind = bool(stranger.nudge)
         name = str(content[STATUS]["client-id"])
-        key = self._key_of(name, stranger.key)
-        if key is None:
+        known = self.clients.get(name)
+        first = self.keys.get(name, key) if known is None else known.key
+        if key.digest == first.digest:
+            stranger.key = first
+        elif self.client_keys != "free" and (
+            self.client_keys == "bound" or first.lasting
+        ):
             # for good: a node's key does not change
             self._left_out.add(node_id)
             return f"client-id = {name!r} is bound to the key of another node"
-        stranger.key = key
-        known = self.clients.get(name)
-        if known is not None and known.node_id in connected:
-            if started:
-                # a node that died counts as connected for a while; its successor is
-                # asked again in the next round
-                log(WARNING, "client %s came back while its old node is there", name)
-                return ""
-            raise SettingsError(
-                f"client-id = {name!r} is used by two nodes ({known.node_id} and "
-                f"{node_id}); every node needs a client-id or partition-id of its own"
-            )
-        if known is not None:
-            self._known_nodes.discard(known.node_id)
-            known.node_id = node_id
-            known.behind, known.nudge = stranger.behind, stranger.nudge
-            known.key = key
-        else:
+        if known is None:
             stranger.properties = dict(content[CONFIG].items())
             why = self.refuse(stranger.properties) if started else ""
             if why:
@@ -431,7 +390,18 @@ class Registry:
             if started:
                 log(INFO, "client %s came after the start and takes part", name)
             self.clients[name] = stranger
-        self._known_nodes.add(node_id)
+        elif known.node_id not in connected:
+            known.node_id, known.key = node_id, stranger.key
+            known.behind, known.nudge = stranger.behind, stranger.nudge
+        elif started:
+            # a node that died counts as connected for a while; its successor is
+            # asked again in the next round
+            log(WARNING, "client %s came back while its old node is there", name)
+        else:
+            raise SettingsError(
+                f"client-id = {name!r} is used by two nodes ({known.node_id} and "
+                f"{node_id}); every node needs a client-id or partition-id of its own"
+            )
         return ""
 
 

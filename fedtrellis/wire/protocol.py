@@ -238,9 +238,7 @@ class NodeRequest:
     #: The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
     kind: str
     content: RecordDict  # not to be changed
-    _read: dict[int, tuple[Named, dict[str, Any], ArrayRecord]] = field(
-        default_factory=dict
-    )
+    _read: tuple[Named, dict[str, Any], ArrayRecord] | None = None
 
     @cached_property
     def nbytes(self) -> int:
@@ -248,12 +246,12 @@ class NodeRequest:
         return content_bytes(self.content)
 
     def read(self, max_count: int) -> tuple[Named, dict[str, Any], ArrayRecord]:
-        """As :func:`read_request`, once for all clients; not to be changed.
+        """As :func:`read_request`, once for all clients, which have one ``max_count``.
 
         Beside it the status that each of them answers with, and the model's record.
+        None of it is to be changed.
         """
-        found = self._read.get(max_count)
-        if found is None:
+        if self._read is None:
             config = read_request(self.content, max_count)
             status = {key: config[key] for key in ("session", "server-round")}
             status["in-sync"] = True
@@ -263,8 +261,8 @@ class NodeRequest:
             if self.kind == "evaluate" or config.get("keep-model", True):
                 status["model-version"] = config["model-version"]
             model = cast(ArrayRecord, self.content[MODEL])
-            found = self._read[max_count] = config, status, model
-        return found
+            self._read = config, status, model
+        return self._read
 
 
 @dataclass(slots=True)
@@ -334,15 +332,15 @@ def unpack_restore(
     """Inverse of :func:`pack_restore`, encoded as the client stores it."""
     names = config.get("restore-as-model", [])
     state = dict.fromkeys(names, model.encoded) if names else {}
-    sparse = [name.removesuffix(_INDICES) for name in record if name.endswith(_INDICES)]
+    whole = [name for name in record if not name.endswith((_INDICES, _VALUES))]
+    sparse = restored_names(record) - {*whole}
     if len(sparse) > _MAX_SPARSE:
         raise ValueError(f"more than {_MAX_SPARSE} sparse arrays are to be restored")
-    for name in sparse:
-        if name + _VALUES not in record:
-            raise ValueError(f"the values of {name!r} are missing")
+    for name in sorted(sparse):
+        if not {name + _INDICES, name + _VALUES} <= record.keys():
+            raise ValueError(f"the indices or values of {name!r} are missing")
         pair = [decode(record[name + end]) for end in (_INDICES, _VALUES)]
         state[name] = encode(from_sparse_or_dense(pair, model.layout.point_shape))
-    whole = [name for name in record if not name.endswith((_INDICES, _VALUES))]
     return state | {name: record[name] for name in whole}
 
 
@@ -468,18 +466,15 @@ class ClientMemory(NamedTuple):
 class NodeContext(Context):
     """A node's context in this process, which holds its memory as it is worked with.
 
-    Records are made of it where somebody looks at :attr:`state`, and from then on count
-    alone: whoever looks may change them.
+    Records are made of it where somebody looks at :attr:`state`.
     """
 
     _records: RecordDict
     _memory: ClientMemory | None = None
-    _looked = True
 
     @property
     def state(self) -> RecordDict:
         """What Flower keeps of a node from message to message."""
-        self._looked = True
         if self._memory is not None:
             self._memory.save(self._records)
             self._memory = None
@@ -487,20 +482,16 @@ class NodeContext(Context):
 
     @state.setter
     def state(self, records: RecordDict) -> None:
-        self._records, self._memory, self._looked = records, None, True
+        self._records, self._memory = records, None
 
     def held(self) -> tuple[ClientMemory | None, RecordDict]:
         """The memory, if there is one, and the other records."""
-        if self._looked:
-            if _META in self._records:
-                self._memory = ClientMemory.load(self._records, None)
-                del self._records[_META], self._records[_STORED]
-            self._looked = False
+        if self._memory is None and _META in self._records:
+            self.hold(ClientMemory.load(self._records, None))
         return self._memory, self._records
 
     def hold(self, memory: ClientMemory) -> None:
         """Replace the memory."""
-        if self._looked:
-            memory.save(self._records)
-        else:
-            self._memory = memory
+        self._memory = memory
+        if _META in self._records:
+            del self._records[_META], self._records[_STORED]
