@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -16,6 +16,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
+    NodeInfo,
     advice_on,
     is_simulation,
     log,
@@ -29,9 +30,6 @@ from fedtrellis.wire.protocol import (
     identity_order,
     is_count,
 )
-
-if TYPE_CHECKING:
-    from fedtrellis.wire.flower_internals import NodeInfo
 
 #: Whether a client's name belongs to one key for good.
 ClientKeys = Literal["bound", "free"]

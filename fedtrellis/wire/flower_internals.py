@@ -1,9 +1,8 @@
 """All that this package uses of Flower beyond its public modules.
 
-Flower promises nothing of these and moves them now and then. What every run needs is
-imported here; what only a :class:`~fedtrellis.wire.local_grid.LocalGrid` or the command
-line needs, when it is used. If something is not where it was, one line names the
-version of Flower, what is missing, and the versions that were run.
+Flower promises nothing of these and moves them now and then. If something is not where
+it was, one line names the version of Flower, what is missing, and the versions that
+were run.
 
 Flower splits a Message into objects (the message, its records, its arrays, their
 chunks), names each by the SHA-256 of its bytes, and sends objects of one name once. An
@@ -14,17 +13,13 @@ messages travel as the same bodies, and their objects' bytes are counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-
-if TYPE_CHECKING:
-    from flwr.proto.node_pb2 import NodeInfo as NodeInfo
-    from flwr.supercore.run import Run as Run
 
 #: Versions of Flower that the tests were run with, the deployed ones among them.
 TESTED_FLOWER = ("1.41.0",)
@@ -55,7 +50,7 @@ def _unfit(reason: str) -> str:
 with _flower():
     from flwr.app.message import make_message
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK_SIZE
-    from flwr.common.constant import ErrorCode
+    from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
     from flwr.common.logger import LOGGER_NAME, ConsoleHandler, log
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
     from flwr.common.serde_utils import (
@@ -65,11 +60,22 @@ with _flower():
         metadata_to_proto,
     )
     from flwr.proto.message_pb2 import Message as _ProtoMessage
+    from flwr.proto.node_pb2 import NodeInfo
     from flwr.proto.recorddict_pb2 import ConfigRecord as _ProtoConfig
     from flwr.proto.recorddict_pb2 import MetricRecord as _ProtoMetrics
     from flwr.proto.recorddict_pb2 import RecordDict as _ProtoRecords
+    from flwr.supercore.run import Run
+    from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["CHUNK_SIZE", "LOGGER_NAME", "ConsoleHandler", "ErrorCode", "log"]
+__all__ = [
+    "CHUNK_SIZE",
+    "LOGGER_NAME",
+    "ConsoleHandler",
+    "ErrorCode",
+    "NodeInfo",
+    "Run",
+    "log",
+]
 
 
 # -------------------------------------------------------------------------- records
@@ -296,20 +302,8 @@ def advice_on(reason: str, kind: str) -> str:
     return ""
 
 
-def empty_run(run_id: int) -> Run:
-    """What Flower knows of a run, with nothing but its id."""
-    with _flower():
-        from flwr.supercore.run import Run
-
-    return Run.create_empty(run_id=run_id)
-
-
 def join_run(run_id: int) -> None:
     """Give this process a place in a run, which messages need, unless it has one."""
-    with _flower():
-        from flwr.common.constant import SUPERLINK_NODE_ID
-        from flwr.supercore.task_identity import TaskIdentity
-
     if not hasattr(TaskIdentity, "_run_id"):
         raise ImportError(_unfit("TaskIdentity keeps no '_run_id'"))
     if TaskIdentity._run_id is None:
@@ -320,15 +314,7 @@ def join_run(run_id: int) -> None:
 
 def is_simulation(grid: Any) -> bool:
     """Whether a grid is that of Flower's simulation, whose nodes Ray's actors are."""
-    with _flower():
+    with _flower():  # it takes half a second, so only who has to know imports it
         from flwr.superlink.grid import InMemoryGrid
 
     return isinstance(grid, InMemoryGrid)
-
-
-def node_infos(node_ids: Iterable[int]) -> list[NodeInfo]:
-    """Nodes as Flower describes them."""
-    with _flower():
-        from flwr.proto.node_pb2 import NodeInfo
-
-    return [NodeInfo(node_id=node_id) for node_id in node_ids]

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from flwr.app import (
@@ -44,13 +44,13 @@ from fedtrellis.wire.flower_internals import (
     CHUNK_SIZE,
     Encoded,
     ErrorCode,
+    NodeInfo,
+    Run,
     content_bytes,
-    empty_run,
     envelope_bytes,
     items_to_bytes,
     join_run,
     name_message,
-    node_infos,
     records_from_bytes,
     records_to_bytes,
     through_bytes,
@@ -62,9 +62,6 @@ from fedtrellis.wire.protocol import (
     client_identity,
 )
 from fedtrellis.wire.workers import Workers
-
-if TYPE_CHECKING:
-    from fedtrellis.wire.flower_internals import NodeInfo, Run
 
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
@@ -287,7 +284,7 @@ class LocalGrid(Grid):
         self._late: list[Message] = []
         self._sizes: dict[str, int] = {}  # of the last wave's messages, by their ids
         self._shared: Encoded | None = None  # contents that messages have in common
-        self._run = empty_run(_RUN_ID)
+        self._run = Run.create_empty(run_id=_RUN_ID)
         join_run(_RUN_ID)
 
     # ------------------------------------------------------------- Flower's interface
@@ -329,7 +326,7 @@ class LocalGrid(Grid):
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Nodes as Flower describes them."""
-        return node_infos(self._contexts)
+        return [NodeInfo(node_id=node_id) for node_id in self._contexts]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let every node handle its message; the replies wait to be pulled."""

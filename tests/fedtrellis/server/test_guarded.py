@@ -24,7 +24,6 @@ from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.exchange import Key
-from fedtrellis.wire.flower_internals import node_infos
 from strategies import FedAvgGD, FedFW, HyFDCA, NaiveFrankWolfe
 from tests.harness import Array, number_of
 
@@ -226,7 +225,7 @@ class Keyed(LocalGrid):
         self.told: list[tuple[int, Message]] = []
 
     def get_nodes(self) -> Iterable[Any]:
-        infos = node_infos(self._contexts)
+        infos = list(super().get_nodes())
         for info in infos:
             key, name = self.keys[info.node_id]
             info.public_key = key

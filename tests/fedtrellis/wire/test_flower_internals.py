@@ -86,23 +86,6 @@ def test_a_moved_module_is_one_clear_line(spoil: str, says: str) -> None:
     assert "/" not in line  # and no paths
 
 
-def test_what_only_a_local_grid_needs_may_be_missing() -> None:
-    done = run(
-        "import sys\n"
-        "import flwr.app, flwr.clientapp, flwr.serverapp.strategy\n"
-        "sys.modules['flwr.supercore.run'] = None\n"
-        "from fedtrellis import LocalGrid, client_app\n"
-        "app = client_app(lambda c: None)\n"
-        "try:\n"
-        "    LocalGrid(app, 1)\n"
-        "except ImportError as error:\n"
-        "    print(error)\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "does not fit fedtrellis" in done.stdout
-    assert "flwr.supercore.run" in done.stdout
-
-
 def test_an_id_that_is_kept_elsewhere_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -177,7 +177,7 @@ def test_a_metric_that_no_mean_could_hold_is_left_out() -> None:
 
 def started(**limits: Any) -> tuple[Any, Context, list[Message]]:
     """A node after a round, and the requests that it was sent."""
-    requests = []
+    requests: list[Message] = []
 
     class Keeps(LocalGrid):
         def _deliver(self, messages: Sequence[Message]) -> None:
