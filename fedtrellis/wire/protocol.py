@@ -492,6 +492,6 @@ class NodeContext(Context):
 
     def hold(self, memory: ClientMemory) -> None:
         """Replace the memory."""
-        self._memory = memory
-        if _META in self._records:
+        if self._memory is None and _META in self._records:
             del self._records[_META], self._records[_STORED]
+        self._memory = memory
