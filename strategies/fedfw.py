@@ -9,7 +9,7 @@ from logging import INFO, WARNING
 from typing import Any, Literal, get_args
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Correction, Form, Iterate
@@ -19,7 +19,7 @@ from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
 from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule, automatic_penalty
-from fedtrellis.server.conversation import Answer, Conversation
+from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, setting
 from fedtrellis.wire.arrays import (
@@ -494,20 +494,13 @@ class FedFW(FrankWolfeStrategy):
             "keep-model": False,
         }
 
-    def _evaluate_clients(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
+    def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
         """Mean of the clients' metrics at x̄."""
         if self.half.model is self.broadcast.model:
-            return super()._evaluate_clients(
-                conversation, server_round, config, timeout
-            )
+            return super()._evaluate_clients(server_round)
+        config, timeout = self._loop.evaluate_config, self._loop.timeout
         entries = {name: {**config, _EVALUATED: True} for name in self.clients}
-        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        answers = self.conversation.ask(server_round, "evaluate", entries, timeout)
         return self._mean_evaluation(answers)
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:

@@ -252,10 +252,11 @@ class Conversation:
         answers. Returns those that passed the checks, in the clients' order; why the
         others did not is in :attr:`traffic`.
         """
-        grid, answers = self.grid, {}
+        grid = self.grid
+        answers: dict[str, Answer] = {}
         local = grid if isinstance(grid, LocalGrid) else None
         order = todo = [name for name in self.registry.names if name in entries]
-        for attempt in (1, 2):
+        for _ in range(2):
             self.traffic.waves += 1
             wave = {name: entries[name] for name in todo}
             nodes = [self.registry.clients[name].node_id for name in todo]
@@ -274,23 +275,12 @@ class Conversation:
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)
-            todo, expected = [], self._expected(server_round, kind)
-            for name, reply in replies.items():
-                answer = (
-                    reply
-                    if isinstance(reply, Reason)
-                    else self._open(reply, name, expected)
-                )
-                if isinstance(answer, Answer):
-                    answers[name] = answer
-                elif isinstance(answer, Reason):
-                    self.traffic.reject(name, answer)
-                elif attempt == 1:
-                    todo.append(name)
-                else:
-                    self.traffic.reject(name, "its state could not be restored")
+            found, todo = self._opened(server_round, kind, replies)
+            answers |= found
             if not todo:
                 break
+        for name in todo:
+            self.reject(name, "its state could not be restored")
         return [answers[name] for name in order if name in answers]
 
     def _exchange(
@@ -337,22 +327,46 @@ class Conversation:
         There is no second attempt: the next request restores who is out of step.
         """
         by_node = {self.client(name).node_id: name for name in self.names}
-        answers: list[Answer] = []
+        found: dict[str, Message] = {}
         for reply in replies:
             name = by_node.get(reply.metadata.src_node_id)
             if name is None or reply.has_error():
                 self.reject(name or "an unknown node", "no usable reply")
-                continue
-            expected = self._expected(server_round, reply.metadata.message_type)
+            else:
+                found[name], kind = reply, reply.metadata.message_type
+        answers, _ = self._opened(server_round, kind, found) if found else ({}, [])
+        return list(answers.values())
+
+    def _opened(
+        self,
+        server_round: int,
+        kind: str,
+        replies: Mapping[str, Message | NodeReply | Reason],
+    ) -> tuple[dict[str, Answer], list[str]]:
+        """The answers among replies, and who is out of step; others are dropped."""
+        expected = {
+            "session": self.session,
+            "server-round": server_round,
+            "in-sync": True,
+        }
+        if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
+            expected["phase"] = phase
+        if self.strategy.keep_model or kind == "evaluate":
+            expected["model-version"] = self.strategy.broadcast.version
+        answers: dict[str, Answer] = {}
+        behind = []
+        for name, reply in replies.items():
             answer = self._open(reply, name, expected)
             if isinstance(answer, Answer):
-                answers.append(answer)
-            elif answer is not None:
+                answers[name] = answer
+            elif answer is None:
+                behind.append(name)
+            else:
                 self.reject(name, answer)
-        return answers
+        return answers, behind
 
     def _open(
-        self, reply: Message | NodeReply, name: str, expected: Mapping[str, Any]
+        self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]
     ) -> Answer | Reason | None:
         """Check a reply, of which nothing is trusted.
 
@@ -360,6 +374,8 @@ class Conversation:
         or another round or phase, or not finite. None: it is out of step, and is given
         state and model whole from now on. What an answer holds counts once it is used.
         """
+        if isinstance(reply, Reason):
+            return reply
         try:
             if isinstance(reply, Message):
                 reply = NodeReply.of(reply.content)
@@ -402,19 +418,6 @@ class Conversation:
             return Answer(name, arrays, metrics, numbers, version, round_, norm)
         except Exception as error:  # the content is the client's: anything goes
             return Reason(str(error) or type(error).__name__)
-
-    def _expected(self, server_round: int, kind: str) -> dict[str, Any]:
-        """The status of every answer to a wave, beside whose it is."""
-        expected = {
-            "session": self.session,
-            "server-round": server_round,
-            "in-sync": True,
-        }
-        if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
-            expected["phase"] = phase
-        if self.strategy.keep_model or kind == "evaluate":
-            expected["model-version"] = self.strategy.broadcast.version
-        return expected
 
 
 def ask_again(
@@ -486,13 +489,8 @@ def mean_metrics(
 
     One without examples (no labels, say) does not take metrics away from the others.
     With ``median`` it is the weighted median: nobody with less than half of the weight
-    can choose it.
-
-    Returns
-    -------
-    MetricRecord or None
-        The numbers that all with examples name, and the sum of ``num-examples``; None
-        if nobody has any.
+    can choose it. The record has the numbers that all with examples name, and the sum
+    of ``num-examples``; None if nobody has any.
     """
     counted = [m for m in metrics if m[EXAMPLES] > 0]
     if not counted:

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from logging import INFO, WARNING, getLogger
 from math import inf, isfinite
 from pathlib import Path
@@ -492,14 +492,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             return "client_weights = 'examples', and it declares none"
         return "" if self._newcomers else "the method's clients are those of the start"
 
-    def _evaluate_clients(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
+    def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
         """Mean of the clients' metrics, or what overridden hooks make of them."""
+        conversation, config = self.conversation, self._loop.evaluate_config
+        timeout = self._loop.timeout
         if {"configure_evaluate", "aggregate_evaluate"}.intersection(self._hooks):
             asked = self.configure_evaluate, server_round, config, timeout
             replies = list(conversation.send(*asked)[0].values())
@@ -541,26 +537,27 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         variant = getattr(self, "variant", "")
         beside = f" with variant = {variant!r}" if variant else ""
         stated = f"apply beside {self.aggregator.wanted}"
-        checks: list[tuple[str, Sequence[Any], str]] = []
-        checks += [("dtype", [None, *self.dtypes], f"fit {self._described_name}")]
-        checks += [("aggregation", admitted, method + beside)]
+        alike, clear = "all clients count alike", "evaluations travel in the clear"
+        checks: list[tuple[str, Sequence[Any], str]] = [
+            ("dtype", [None, *self.dtypes], f"fit {self._described_name}"),
+            ("aggregation", admitted, method + beside),
+        ]
         if self.needs != "sum":
-            checks += [("client_weights", ["equal"], method)]
+            checks.append(("client_weights", ["equal"], method))
         elif not issubclass(kind, Mean):
-            why = f"{stated}, with which all clients count alike"
-            checks.append(("client_weights", ["equal"], why))
+            checks.append(("client_weights", ["equal"], f"{stated}: {alike}"))
         if self.aggregator.exposed != "accept":
-            why = f"{stated}: evaluations travel in the clear"
             either = [0, "or secure-sum.exposed = 'accept'"]
-            checks.append(("client-evaluate-every", either, why))
+            checks.append(("client-evaluate-every", either, f"{stated}: {clear}"))
         if self.options.privacy == "local":
             # no average of the middle, and no second noise
             means = [k.name for k in AGGREGATIONS if issubclass(k, Mean)]
             why = f"apply beside {LocalPrivacy.wanted}"
-            noise = ["none", *(["local"] if self._private_mechanism else [])]
-            checks += [("privacy", noise, method), ("aggregation", means, why)]
-            checks += [("client_weights", ["equal"], why)]
-            checks += [("client-evaluate-every", [0], why)]
+            checks += [
+                ("privacy", ["local"] if self._private_mechanism else ["none"], method),
+                *(("aggregation", means, why), ("client_weights", ["equal"], why)),
+                ("client-evaluate-every", [0], why),
+            ]
         for name, allowed, why in checks:
             value = values.get(name) or getattr(self.options, name.replace("-", "_"))
             if value not in allowed:
@@ -659,30 +656,30 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             )
         check_same_code(grid)
         self.num_rounds, self.history = num_rounds, []
-        loop = self._loop = Loop(self, grid, timeout)
-        loop.train_config = train_config or ConfigRecord()
-        loop.evaluate_config = evaluate_config or ConfigRecord()
-        loop.evaluate_fn = evaluate_fn
-        return loop.go(initial_arrays)
+        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        self._loop = Loop(self, grid, timeout, *configs, evaluate_fn)
+        return self._loop.go(initial_arrays)
 
 
+@dataclass
 class Loop:
     """One run of a strategy: its clients, rounds, evaluations, checkpoints and end."""
 
+    strategy: LoopStrategy
+    grid: Grid
+    timeout: float
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
     evaluate_fn: EvaluateFn | None
-    layout: Layout
     # of which finished round the state is, None while it is changed; and, where it is
     # changed and something is waited for, the checkpoint from before
     whole: int | None = None
     snapshot: dict[str, Any] | None = None
-    _saved = 0  # rounds that the history beside the checkpoint has
+    _saved: int = 0  # rounds that the history beside the checkpoint has
 
-    def __init__(self, strategy: LoopStrategy, grid: Grid, timeout: float) -> None:
-        self.strategy, self.options, self.grid = strategy, strategy.options, grid
-        self.timeout = timeout
-        self.conversation = strategy.conversation = Conversation(grid, strategy)
+    def __post_init__(self) -> None:
+        strategy, self.options = self.strategy, self.strategy.options
+        self.conversation = strategy.conversation = Conversation(self.grid, strategy)
         self.result, callbacks = Result(), self.options.callbacks
         tells = any(callback.tells_of_rounds for callback in callbacks)
         logs = getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells
@@ -788,15 +785,13 @@ class Loop:
             if failed == options.max_failed_rounds:
                 self._finished(record)
                 raise _unanswered(f"{failed} rounds in a row", record)
-            converged = strategy.converged()
-            if converged:
+            ending = "round limit" if server_round == num_rounds else ""
+            if strategy.converged():
                 log(INFO, "Converged in round %d", server_round)
-            ending = "converged" if converged else ""
-            if not converged and server_round == num_rounds:
-                ending = "round limit"
+                ending = "converged"
             if evaluate_fn and (ending or server_round % options.evaluate_every == 0):
                 record.evaluation = self._evaluate(server_round)
-            if self._finished(record) and not converged:
+            if self._finished(record) and ending != "converged":
                 log(INFO, "Stopped after round %d", server_round)
                 ending = "stopped"
             self.whole, self.snapshot = server_round, None
@@ -813,16 +808,14 @@ class Loop:
         registry.introduce(self.grid, self.timeout, traffic, started=True)
         if strategy.clients is not registry.names:
             strategy.clients = registry.names
-        asked = conversation, server_round
+        asked = conversation, server_round, self.train_config, self.timeout
         with nullcontext() if strategy._one_wave else self._interruptible():
-            metrics = strategy.run_round(*asked, self.train_config, self.timeout)
+            metrics = strategy.run_round(*asked)
         waves, evaluated = traffic.waves, None
         every = self.options.client_evaluate_every
         if every and server_round % every == 0:
             with deferred():  # the round is not finished yet, but the state is the next
-                evaluated = strategy._evaluate_clients(
-                    *asked, self.evaluate_config, self.timeout
-                )
+                evaluated = strategy._evaluate_clients(server_round)
         if evaluated is not None:
             self.result.evaluate_metrics_clientapp[server_round] = evaluated
         conversation.traffic = Traffic()
@@ -965,15 +958,15 @@ def _check_ended(strategy: LoopStrategy) -> str:
     the end: it must be finite, not a million times what it was, and where the method
     descends not above its start, but for rounding. Else the method's own measure does.
     """
-    history, first, steps = strategy.history, strategy.history[0], ""
+    history, first = strategy.history, strategy.history[0]
     if not any(record.used for record in history):
         # however few the rounds were: the model is the one they began with
         raise _unanswered(f"all of the {history[-1].round} rounds", history[-1])
     measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
     start = inf if first.round else first.evaluation.get("loss", inf)
-    for name in ("local_step_size", "step_size"):
-        if size := getattr(strategy, name, None):
-            steps = f"; {name} = {size:g} may be too long"
+    names = ("step_size", "local_step_size")
+    sizes = [(name, size) for name in names if (size := getattr(strategy, name, None))]
+    steps = "".join(f"; {n} = {size:g} may be too long" for n, size in sizes[:1])
     why = ""
     if measured and not isfinite(measured[-1]):
         why = f"its loss ended at {measured[-1]}"

@@ -341,13 +341,7 @@ class HyFDCA(HyFDCASettings):
 
     # ---------------------------------------------------------------------- new samples
 
-    def _evaluate_clients(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
+    def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
         """Score new samples whose features are split over the clients.
 
         Two waves: encrypted inner products with the model that the run would return
@@ -383,7 +377,8 @@ class HyFDCA(HyFDCASettings):
             if own:
                 entries = {f"scores/{g}": blobs for g, blobs in own.items()}
                 to_score[name] = {**sent, **entries}
-        answers = conversation.ask(server_round, "evaluate", to_score, timeout)
+        asked = server_round, "evaluate", to_score, self._loop.timeout
+        answers = self.conversation.ask(*asked)
         return self._mean_evaluation(answers)
 
     # ---------------------------------------------------------------------- checkpoints
