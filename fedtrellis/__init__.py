@@ -21,11 +21,10 @@ if TYPE_CHECKING:
         RoundRecord,
     )
     from fedtrellis.server.conversation import Answer
-    from fedtrellis.server.flower_sums import SecureSums
     from fedtrellis.server.loop import LoopStrategy
     from fedtrellis.server.options import RunOptions
     from fedtrellis.server.rounds import RoundStrategy
-    from fedtrellis.server.secure_sum import SecureSum
+    from fedtrellis.server.secure_sum import SecureSum, SecureSums
     from fedtrellis.settings import SettingsError, given, setting
     from fedtrellis.wire.client import MethodClient, StatefulClient, client_app
     from fedtrellis.wire.local_grid import LocalGrid
@@ -52,11 +51,10 @@ _HOMES = {
     "server.callbacks": (
         *("Callback", "EarlyStop", "JsonLines", "Progress", "RoundRecord"),
     ),
-    "server.flower_sums": ("SecureSums",),
     "server.loop": ("LoopStrategy",),
     "server.options": ("RunOptions",),
     "server.rounds": ("RoundStrategy",),
-    "server.secure_sum": ("SecureSum",),
+    "server.secure_sum": ("SecureSum", "SecureSums"),
     "settings": ("SettingsError", "given", "setting"),
     "wire.client": ("MethodClient", "StatefulClient", "client_app"),
     "wire.local_grid": ("LocalGrid",),

@@ -43,9 +43,9 @@ from fedtrellis.server.callbacks import (
     Progress,
     json_log,
 )
-from fedtrellis.server.checkpoint import Checkpoint
 from fedtrellis.server.options import RunOptions
 from fedtrellis.server.records import (
+    Checkpoint,
     RunRecord,
     default_results_dir,
     ending_in_order,

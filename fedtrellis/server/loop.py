@@ -42,9 +42,9 @@ from fedtrellis.server.callbacks import (
     RoundRecord,
     observers,
 )
-from fedtrellis.server.checkpoint import Checkpoint, pack_checkpoint, write_checkpoint
 from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
+from fedtrellis.server.records import Checkpoint, pack_checkpoint, write_checkpoint
 from fedtrellis.settings import Declared, SettingsError
 from fedtrellis.signals import check_signals, deferred, signals_heard
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays

@@ -1,9 +1,8 @@
 """A client's half of secure sums, whatever its method or app.
 
-The server's halves are :mod:`fedtrellis.server.secure_sum` and, around a strategy of
-Flower's, :mod:`fedtrellis.server.flower_sums`. What a client trained becomes one
-vector, of changes where it is a model, and leaves under masks that cancel in the sum
-over the client's block (:mod:`fedtrellis.encryption.block_sum`).
+The server's half is :mod:`fedtrellis.server.secure_sum`. What a client trained becomes
+one vector, of changes where it is a model, and leaves under masks that cancel in the
+sum over the client's block (:mod:`fedtrellis.encryption.block_sum`).
 """
 
 from __future__ import annotations

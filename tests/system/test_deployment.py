@@ -20,7 +20,7 @@ from flower_process import ROOT, processes_of
 
 import sim
 from deploy.cases import FAMILIES, METHODS, NODES, SECRET_DRAWS
-from fedtrellis.server.checkpoint import Checkpoint
+from fedtrellis.server.records import Checkpoint
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 

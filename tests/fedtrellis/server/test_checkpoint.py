@@ -309,7 +309,7 @@ def test_a_crash_while_the_checkpoint_is_written_leaves_the_one_before(
         raise PowerCutError
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedtrellis.server.checkpoint.np.savez", crash)
+        patch.setattr("fedtrellis.server.records.np.savez", crash)
         with pytest.raises(PowerCutError):
             run(drift(checkpoint=path, checkpoint_every=3, resume=path))
     assert path.read_bytes() == before
@@ -333,7 +333,7 @@ def test_a_resumed_run_that_crashes_at_its_first_save_can_be_resumed(
         return real(value)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedtrellis.server.checkpoint.json.dumps", crash)
+        patch.setattr("fedtrellis.server.records.json.dumps", crash)
         with pytest.raises(PowerCutError):
             run(drift(checkpoint=path, checkpoint_every=3, resume=path))
     whole, again = drift(), drift(resume=path)

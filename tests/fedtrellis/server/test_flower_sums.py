@@ -299,7 +299,7 @@ def test_without_the_mod_or_without_the_wrapper() -> None:
 def test_a_node_without_a_key_takes_part_in_simulations_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fedtrellis.server.flower_sums.LocalGrid", FedAvg)
+    monkeypatch.setattr("fedtrellis.server.secure_sum.LocalGrid", FedAvg)
     with pytest.raises(SettingsError, match="has no key, .* make one with fedtrellis-"):
         run(SecureSums(FedAvg(**PLAIN)), [secure_sum_mod])
     key = tmp_path / "all.key"
