@@ -25,8 +25,24 @@ from .partitions import Partitions, check_positive, known
 _FOLDS = 5
 
 
+class _Scored:
+    """What scikit-learn scores, of partitions too."""
+
+    def score(
+        self, X: Any, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Return the part of the classes that ``predict`` finds, or R² of numbers.
+
+        X and y are as ``fit`` takes them: rows with their y, or partitions.
+        """
+        model: Any = self
+        X, y = model._whole(X, y)
+        scored: Any = super()
+        return float(scored.score(X, y, sample_weight))
+
+
 @dataclass(eq=False, repr=False)
-class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
+class _Classifier(_Scored, ClassifierMixin, FederatedModel):  # type: ignore[misc]
     """½‖w‖² + C Σ l(y_i (x_iᵀw + b)), one class against the rest of them."""
 
     C: float = 1.0
@@ -112,16 +128,6 @@ class _Classifier(ClassifierMixin, FederatedModel):  # type: ignore[misc]
         if scores.ndim == 1:
             return np.asarray(self.classes_[(scores > 0.0).astype(np.intp)])
         return np.asarray(self.classes_[scores.argmax(axis=1)])
-
-    def score(
-        self, X: Any, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
-    ) -> float:
-        """Return the part of the classes that :meth:`predict` finds.
-
-        X and y are as ``fit`` takes them: rows with their y, or partitions.
-        """
-        X, y = self._whole(X, y)
-        return float(super().score(X, y, sample_weight))
 
 
 def _numbered(target: Any, classes: NDArray[Any]) -> Any:
@@ -292,7 +298,7 @@ class FederatedSVC(_Classifier):
         return np.column_stack([1.0 - found, found]) if found.ndim == 1 else found
 
 
-class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
+class _Regressor(_Scored, RegressorMixin, FederatedModel):  # type: ignore[misc]
     """A linear model of numbers."""
 
     _numeric = True
@@ -313,16 +319,6 @@ class _Regressor(RegressorMixin, FederatedModel):  # type: ignore[misc]
         together all columns.
         """
         return self._linear(X)
-
-    def score(
-        self, X: Any, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None
-    ) -> float:
-        """Return R², the part of the targets' variance that is predicted.
-
-        X and y are as ``fit`` takes them: rows with their y, or partitions.
-        """
-        X, y = self._whole(X, y)
-        return float(super().score(X, y, sample_weight))
 
 
 @dataclass(eq=False, repr=False)
