@@ -27,7 +27,6 @@ from sklearn.utils.validation import (
 
 from fedtrellis.domains import NonNegativeL1Ball
 from fedtrellis.objectives.base import Array, check_examples
-from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 
@@ -193,8 +192,6 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
 
 # The constant feature whose weight is the intercept.
 _INTERCEPT = "(intercept)"
-# Rounds in which everybody could answer.
-_ATTEMPTS = 100
 
 
 def _methods() -> tuple[Any, Any]:
@@ -244,18 +241,6 @@ def _run(
 
 def _number(context: Context) -> int:
     return int(context.node_config["partition-id"])
-
-
-@dataclass(eq=False, repr=False)
-class Distance:
-    """f(v) = ½‖v − s‖², whose gradient step of length 1 ends at s, the goal."""
-
-    goal: Array
-    num_examples: ClassVar[int] = 1
-
-    def gradient(self, x: Array) -> Array:
-        """Return v − s."""
-        return x - self.goal
 
 
 @dataclass(eq=False, repr=False)
@@ -324,62 +309,20 @@ class SplitLasso:
         return bent + self.l2 * float(w @ w)
 
 
-class _Complete(Callback):
-    """Ends a run with the first round in which all nodes answered."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-        return record.used == self._count
-
-
-def shared_sums(
-    model: FederatedModel, partitions: Partitions, targets: Sequence[Array]
+def _means(
+    partitions: Partitions, targets: Sequence[Array]
 ) -> tuple[float, float, float, Array, Array]:
-    """Return Σ s, and the means of y, y², x and x² over all rows, s their weights.
-
-    FedAvg adds them up: a gradient step of length 1 on ½‖v − s_i‖² ends at node i's
-    sums s_i wherever it begins, and the average of these is the round's model. So the
-    server sees every node's s_i in the clear.
-    """
-    strategies, clients = _methods()
-    parts = partitions.parts
-    goals = []
-    for part, y in zip(parts, targets, strict=True):
+    """Return Σ s, and the means of y, y², x and x² over all rows, s their weights."""
+    sums = []
+    for part, y in zip(partitions.parts, targets, strict=True):
+        s = np.ones(len(y)) if part.weights is None else part.weights
         squares = part.features * part.features
-        both = part.features, squares
-        if part.weights is None:
-            columns = [np.asarray(m.sum(axis=0)).ravel() for m in both]
-            totals = [len(y), y.sum(), y @ y]
-        else:
-            s = part.weights
-            columns = [np.asarray(m.T @ s) for m in both]
-            totals = [s.sum(), s @ y, s @ (y * y)]
-        goals.append(np.concatenate([totals, *columns]))
-    strategy = strategies.FedAvgGD(
-        local_steps=1,
-        step_size=1.0,
-        step_schedule="constant",
-        callbacks=[_Complete(len(parts))],
-    )
-
-    def client_fn(context: Context) -> Any:
-        return clients.FedAvgGDClient(context, Distance(goals[_number(context)]))
-
-    start = np.zeros_like(goals[0])
-    mean = _run(model, strategy, client_fn, len(parts), start, _ATTEMPTS)
-    if strategy.history[-1].used < len(parts):
-        raise RuntimeError(
-            f"{len(parts)} nodes did not answer in one of {_ATTEMPTS} rounds, and the "
-            "means need all of them"
-        )
-    p = len(partitions.names)
-    total, mean = float(mean[0]), mean / mean[0]
-    count = total * len(parts)
-    if not partitions.weighted:
-        count = round(count)
-    return count, float(mean[1]), float(mean[2]), mean[3 : 3 + p], mean[3 + p :]
+        columns = [np.asarray(m.T @ s) for m in (part.features, squares)]
+        sums.append(np.concatenate([[s.sum(), s @ y, s @ (y * y)], *columns]))
+    total = np.sum(sums, axis=0)
+    _, y_mean, y_square, *rest = total / total[0]
+    centre, square = np.split(np.array(rest), 2)
+    return float(total[0]), float(y_mean), float(y_square), centre, square
 
 
 def sparse_regression(
@@ -401,7 +344,7 @@ def sparse_regression(
     and not the minimum.
     """
     strategies, clients = _methods()
-    rows, offset, y_square, centre, square = shared_sums(model, partitions, targets)
+    rows, offset, y_square, centre, square = _means(partitions, targets)
     if not model.fit_intercept:
         centre, offset = np.zeros_like(centre), 0.0
     spread = square - centre * centre

@@ -327,9 +327,8 @@ class FederatedElasticNet(_Regressor):
 
     Solves min over w and b of (1/2N)‖y − Xw − b‖² + α ρ ‖w‖₁ + (α (1 − ρ)/2) ‖w‖², as
     scikit-learn's ``ElasticNet(alpha=α, l1_ratio=ρ)``: by FedFW where nodes have whole
-    rows, else by HyFDCA. Before the first round nodes with whole rows send the sums of
-    y, y², and of each column and its squares; others agree on the targets' mean and
-    spread.
+    rows, else by HyFDCA. Before the run nodes with whole rows agree on the means of y,
+    y², and of each column and its squares; others on the targets' mean and spread.
 
     Parameters
     ----------
