@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtrellis.domains.atoms.packing import draw_signs, sign_rng, signed
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
+from fedtrellis.objectives.base import PointForms
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 
@@ -231,16 +232,19 @@ def evaluator(
         raise ValueError(f"batch_size is {batch_size}; it needs a random generator")
 
     # differences of values need the digits of float64, whatever the model is of
-    layout = Layout(layout.shapes)
+    layout, forms = Layout(layout.shapes), PointForms(layout.shapes)
 
     def together(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
         if only_value:
             found = [objective.value(layout.objective_point(x)) for x in points]
-        elif batch_size:
-            stacked = _stacked(layout, points)
-            found = objective.values(stacked, rng, batch_size=batch_size)
         else:
-            found = objective.values(_stacked(layout, points))
+            layers = forms.split(points.reshape(len(points), -1))
+            # one array, or the list of layers
+            stacked = layers if len(layers) > 1 else layers[0]
+            if batch_size:
+                found = objective.values(stacked, rng, batch_size=batch_size)
+            else:
+                found = objective.values(stacked)
         return np.asarray(found, dtype=np.float64)
 
     def pairs(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
@@ -255,21 +259,7 @@ def evaluator(
     return Evaluator(together, None, rows, True)
 
 
-def _stacked(layout: Layout, points: FloatArray) -> FloatArray | list[FloatArray]:
-    """Return what ``objective.values`` is given: one array, or the list of layers."""
-    count = len(points)
-    if len(layout.shapes) == 1:
-        return points.reshape(count, *layout.shapes[0])
-    sizes = [prod(shape) for shape in layout.shapes]
-    parts = np.split(points.reshape(count, -1), np.cumsum(sizes)[:-1], axis=1)
-    pairs = zip(parts, layout.shapes, strict=True)
-    return [part.reshape(count, *shape) for part, shape in pairs]
-
-
 RETRACTIONS = ("polar", "exponential")
-
-# As many entries of points, or numbers that values are made of, are computed at once.
-_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,9 +311,9 @@ def projection_estimate(
 ) -> Estimate:
     """Estimate the Riemannian gradient by projected random directions, estimator (7).
 
-    An :class:`Evaluator` is given the points in parts where they, or the numbers that
-    they make it compute, are more than 32 MiB: then memory stays within a few blocks of
-    8 MiB (or of one point). Any other callable is given them whole.
+    An :class:`Evaluator` is given the points in parts, so that they and the numbers
+    that they make it compute stay within a few blocks of 8 MiB (or of one point). Any
+    other callable is given them whole.
 
     Parameters
     ----------
@@ -447,28 +437,22 @@ def _estimate(
 ) -> Estimate:
     """Return G = (factor/m) Σ_j s_j u_j."""
     width = max(x.size, values.rows) if isinstance(values, Evaluator) else x.size
-    parted = isinstance(values, Evaluator) and samples * width > _AT_ONCE
-    lengths = block_lengths(samples, width if parted else x.size)
+    lengths = block_lengths(samples, width)
     # All blocks at once may not fit: then they are drawn again when they are needed.
     replay = deepcopy(rng) if len(lengths) > 1 else None
     u = x
 
-    def near(length: int) -> FloatArray:
+    def parts() -> Iterator[FloatArray]:
         nonlocal u
-        u = draw(rng, length)
-        return perturbed(u)
+        for length in lengths:
+            u = draw(rng, length)
+            yield np.concatenate((x[None], perturbed(u)))
 
-    if isinstance(values, Evaluator) and parted:
-        parts = (np.concatenate((x[None], near(length))) for length in lengths)
-        pairs = zip(values.parts(parts), lengths, strict=True)
+    if isinstance(values, Evaluator):
+        pairs = zip(values.parts(parts()), lengths, strict=True)
         found = [_checked_values(part, length) for part, length in pairs]
     else:
-        points = np.empty((samples + 1, *x.shape))
-        points[0] = x
-        start = 1
-        for length in lengths:
-            points[start : start + length] = near(length)
-            start += length
+        points = np.concatenate([x[None], *(part[1:] for part in parts())])
         found = [_checked_values(values(points), samples)]
     blocks: Iterable[FloatArray] = (u,)
     if replay is not None:

@@ -70,7 +70,6 @@ def test_parts_are_the_whole(
 ) -> None:
     whole = estimate(kind)
     monkeypatch.setattr("fedtrellis.zeroth_order._BLOCK_ENTRIES", block)
-    monkeypatch.setattr("fedtrellis.zeroth_order._AT_ONCE", 1)
     parts = estimate(kind)
     np.testing.assert_allclose(parts.scalars, whole.scalars, rtol=1e-9)
     np.testing.assert_allclose(parts.gradient, whole.gradient, rtol=1e-9)
