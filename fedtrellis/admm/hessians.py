@@ -74,13 +74,13 @@ class FactorHessian:
 
 
 class BoundHessian:
-    """H as an ndarray or LinearOperator, whose diagonal may be known.
+    """H as an ndarray or LinearOperator.
 
     The methods are those of :class:`FactorHessian`.
     """
 
-    def __init__(self, bound: Any, diagonal: Array | None = None) -> None:
-        self._bound, self._diagonal = bound, diagonal
+    def __init__(self, bound: Any) -> None:
+        self._bound = bound
         self._dense = isinstance(bound, np.ndarray)
         self.order = int(bound.shape[0])
         self.data_bytes = int(bound.nbytes) if self._dense else 0
@@ -96,7 +96,7 @@ class BoundHessian:
 
     def diagonal(self) -> Array | None:
         """Return the diagonal, or None where it is not known."""
-        return np.array(self._bound.diagonal()) if self._dense else self._diagonal
+        return np.array(self._bound.diagonal()) if self._dense else None
 
     def scaled(self, q: Array) -> BoundHessian:
         """Return diag(q) H diag(q), for q above 0."""
@@ -164,10 +164,7 @@ def hessian_of(objective: Any) -> KnownHessian:
         )
     if isinstance(bound, np.ndarray):
         return BoundHessian(check_array(name, bound, 2))
-    known = call_method(objective, "hessian_diagonal")
-    if known is not None:
-        known = np.asarray(known, dtype=np.float64).reshape(-1)
-    return BoundHessian(bound, known)
+    return BoundHessian(bound)
 
 
 def _factor_of(objective: Any) -> FactorHessian | None:
@@ -271,8 +268,8 @@ def majoriser_of(
     thousand times as large as the others has a curvature of its own, where the multiple
     of the identity that majorises H gives all columns the largest.
 
-    D is known from ``hessian_factor()``, from a ``hessian_bound()`` that is an ndarray,
-    or from ``hessian_diagonal()``; else d is r_i. Parameters and errors are those of
+    D is known from ``hessian_factor()`` or from a ``hessian_bound()`` that is an
+    ndarray; else d is r_i. Parameters and errors are those of
     :func:`lipschitz_of`.
 
     Returns

@@ -160,13 +160,6 @@ class LInfBall(NormBall):
         g = self._input(gradient, "gradient")
         return SignAtom(g <= 0.0, -self.radius, self.radius)
 
-    def lmo_many(self, gradients: FloatArray) -> list[Atom]:
-        """Call the oracle for many gradients, one a row."""
-        flat = self._rows(gradients)
-        self._check_extremes(flat.min(axis=1), flat.max(axis=1))
-        high = gradients <= 0.0
-        return [SignAtom(bits, -self.radius, self.radius) for bits in high]
-
     def project(self, point: ArrayLike) -> FloatArray:
         """Clip every coordinate."""
         return np.clip(self._input(point, "point"), -self.radius, self.radius)
@@ -392,17 +385,6 @@ class TotalVariationBall(NormBall):
             nearest *= self.radius / variation
         return nearest.reshape(x.shape)
 
-    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, SignAtom):
-            bits = atom.bits.reshape(-1)
-            first = atom.high if bits[0] else atom.low
-            jumps = int(np.count_nonzero(bits[1:] != bits[:-1]))
-            # without a jump the other value does not occur
-            height = abs(atom.high - atom.low) if jumps else 0.0
-            norm = abs(first) + jumps * height
-            return bool(norm <= self.radius * (1.0 + tolerance))
-        return super()._contains_atom(atom, tolerance)
-
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of the step that starts at once; nuclear norms differ
         size = math.prod(shape)
@@ -460,8 +442,8 @@ def _fused(x: FloatArray, radius: float) -> FloatArray:
         settle(s)
     for s in range(count):
         plan(s)
-    # the two sums of the variation, kept as pieces meet
-    jumps = sum(sign[s] * (mean[s + 1] - mean[s]) for s in range(count - 1))
+    # the variation so far, and how fast it falls
+    variation, at = sum(abs(b - a) for a, b in itertools.pairwise(mean)), 0.0
     slope = sum(length[s] * move[s] ** 2 for s in range(1, count))
     while meetings:
         when, s, version_s, version_t = meetings[0]
@@ -469,14 +451,11 @@ def _fused(x: FloatArray, radius: float) -> FloatArray:
         if not alive[s] or version[s] != version_s or version[t] != version_t:
             heapq.heappop(meetings)  # one of the two has met another since
             continue
-        if slope <= 0.0 or jumps - when * slope <= radius:
+        if slope <= 0.0 or variation - (when - at) * slope <= radius:
             break
         heapq.heappop(meetings)
-        before, after = left[s], right[t]
-        near = [i for i in (before, s, t) if i >= 0]
-        jumps -= sum(
-            sign[i] * (mean[right[i]] - mean[i]) for i in near if right[i] < count
-        )
+        variation, at = variation - (when - at) * slope, when
+        after = right[t]
         slope -= sum(length[i] * move[i] ** 2 for i in (s, t) if i > 0)
         alive[t] = False
         length[s] += length[t]
@@ -488,13 +467,10 @@ def _fused(x: FloatArray, radius: float) -> FloatArray:
             left[after] = s
         version[s] += 1
         settle(s)
-        near = [i for i in (before, s) if i >= 0]
-        jumps += sum(
-            sign[i] * (mean[right[i]] - mean[i]) for i in near if right[i] < count
-        )
         slope += length[s] * move[s] ** 2 if s > 0 else 0.0
-        for i in near:
-            plan(i)
+        for i in (left[s], s):
+            if i >= 0:
+                plan(i)
     pieces = [s for s in range(count) if alive[s]]
     # once more, without what the updates have lost
     jumps = sum(sign[a] * (mean[b] - mean[a]) for a, b in itertools.pairwise(pieces))

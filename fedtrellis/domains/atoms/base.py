@@ -290,12 +290,6 @@ class SparseAtom(Atom):
         width = index_dtype(math.prod(self.shape)).itemsize
         return self.indices.size * width + self.values.nbytes
 
-    def dense(self) -> FloatArray:
-        """Return the atom as a new float64 array."""
-        array = np.zeros(self.shape)
-        array.reshape(-1)[self.indices] = self.values
-        return array
-
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``, touching the non-zeros only."""
         self._check_target(array)
@@ -398,10 +392,6 @@ class SignAtom(Atom):
         high = [self.high] if self.bits.any() else []
         return np.array(low + high, dtype=FLOAT64)
 
-    def dense(self) -> FloatArray:
-        """Return the atom as a new float64 array."""
-        return np.where(self.bits, np.float64(self.high), np.float64(self.low))
-
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``."""
         self._check_target(array)
@@ -464,20 +454,6 @@ class DenseAtom(Atom):
         self._check_operand(array)
         return float(np.vdot(self.array.astype(FLOAT64, copy=False), array))
 
-    def to_arrays(self) -> list[NDArray[Any]]:
-        """Return the array itself, in its own shape."""
-        return [self.array]
-
-    @classmethod
-    def from_arrays(
-        cls, arrays: Arrays, shape: Shape, dtype: np.dtype[Any] = FLOAT64
-    ) -> Self:
-        """Rebuild the atom; ValueError unless one finite array of shape and dtype."""
-        check_count(cls.kind, arrays, 1)
-        if arrays[0].shape != tuple(shape):
-            raise ValueError(f"expected shape {shape}, got {arrays[0].shape}")
-        return cls._unstack([arrays[0].reshape(-1)], [tuple(shape)], dtype)[0]
-
     def _wire(self) -> Sequence[NDArray[Any]]:
         return [self.array.reshape(-1)]
 
@@ -533,10 +509,6 @@ class RankOneAtom(Atom):
                 f"{self.left.shape} and {self.right.shape}"
             )
         object.__setattr__(self, "shape", (self.left.size, self.right.size))
-
-    def dense(self) -> FloatArray:
-        """Return the atom as a new float64 array."""
-        return np.multiply.outer(self.left.astype(FLOAT64, copy=False), self.right)
 
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * left rightᵀ``."""

@@ -80,10 +80,6 @@ class ProductAtom(Atom):
         shapes = [part.shape for part in self.parts]
         return zip(self.parts, cut(array, shapes), strict=True)
 
-    def dense(self) -> FloatArray:
-        """Return the atom as a new float64 array."""
-        return np.concatenate([part.dense().reshape(-1) for part in self.parts])
-
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``, part by part."""
         self._check_target(array)

@@ -246,7 +246,7 @@ MALFORMED: list[tuple[type[Atom], Sequence[NDArray[Any]], tuple[int, ...]]] = [
     (SignAtom, [np.array([True]), f8(1, 2)], (8,)),
     (DenseAtom, [], (2,)),
     (DenseAtom, [f8(1)], (2,)),
-    (DenseAtom, [f8(1, 2)], (2, 1)),
+    (DenseAtom, [f8(1, 2)[None]], (2,)),
     (DenseAtom, [f8(1, np.nan)], (2,)),
     (DenseAtom, [np.ones(2, np.float32)], (2,)),
     (DenseAtom, [np.ones(2, complex)], (2,)),
