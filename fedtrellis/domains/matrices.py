@@ -175,6 +175,11 @@ class NuclearNormBall(_MatrixBall):
         return known | {"l1": self.radius * math.sqrt(math.prod(shape))}
 
 
+# From so many rows or columns on, and twice as many of the other, products are quicker
+# than a decomposition.
+_PRODUCTS_FROM = 64
+
+
 @dataclass(frozen=True)
 class SpectralNormBall(_MatrixBall):
     """The spectral norm ball, σ₁(X) ≤ radius, of m × n matrices.
@@ -196,7 +201,15 @@ class SpectralNormBall(_MatrixBall):
 
     def lmo(self, gradient: ArrayLike) -> DenseAtom:
         """Return −radius · U Vᵀ, the gradient's polar factor, U Σ Vᵀ its thin SVD."""
-        return DenseAtom(-self.radius * polar_factor(self._input(gradient, "gradient")))
+        g = self._input(gradient, "gradient")
+        short, long = sorted(g.shape)
+        if short < _PRODUCTS_FROM or long < 2 * short:
+            left, _, right = thin_svd(g)
+            return DenseAtom(-self.radius * (left @ right))
+        wide = g.shape[0] < g.shape[1]
+        # any point near the best will do: 1e-8 keeps it within 1e-10
+        q = polar_factor((g.T if wide else g)[None], smallest=1e-8)[0]
+        return DenseAtom(-self.radius * (q.T if wide else q))
 
     @property
     def _singular_values(self) -> LInfBall:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom
 from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.numerics import positive, project_simplex, smallest
+from fedtrellis.domains.numerics import positive, project_simplex, root, smallest
 from fedtrellis.settings import setting
 
 # p · cap may fall short of the radius by this much: three caps of 0.3 make 0.9.
@@ -217,9 +217,8 @@ class CappedSimplex(_OfSum):
     def project(self, point: ArrayLike) -> FloatArray:
         """Return min(max(x − θ, 0), cap) with the θ that makes the sum right.
 
-        The sum falls piecewise linearly in θ, with breaks at x_i and x_i − cap
-        (Wang, Lu, "Projection onto the capped simplex", arXiv 1503.01002). The breaks
-        are sorted, the piece is found by bisection and the equation on it is linear.
+        The sum falls piecewise linearly in θ (Wang, Lu, "Projection onto the capped
+        simplex", arXiv 1503.01002), which is found by root finding, to full precision.
         """
         x = self._input(point, "point")
         flat, size = x.reshape(-1), x.size
@@ -229,23 +228,13 @@ class CappedSimplex(_OfSum):
         reference = np.partition(flat, size - k)[size - k]
         with np.errstate(over="ignore"):
             v = np.clip(flat - reference, -self.cap, self.cap)
-        breaks = np.sort(np.concatenate([v, v - self.cap]))
 
-        def total(theta: float) -> float:
-            return float(np.clip(v - theta, 0.0, self.cap).sum())
+        def shortfall(theta: float) -> float:
+            return self.radius - float(np.clip(v - theta, 0.0, self.cap).sum())
 
-        low, high = 0, breaks.size - 1  # the sums are p · cap and 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            if total(breaks[middle]) >= self.radius:
-                low = middle
-            else:
-                high = middle
-        start = float(breaks[low])
-        moving = int(((v > start) & (v - self.cap <= start)).sum())
-        # Σ clip(v − start − δ) = Σ clip(v − start) − moving · δ  up to the next break
-        delta = max(total(start) - self.radius, 0.0) / max(moving, 1)
-        nearest: FloatArray = np.clip(v - start - delta, 0.0, self.cap)
+        # with δ = θ + cap, from 0 on:  at −cap the sum is not below the radius
+        theta = root(lambda delta: shortfall(delta - self.cap), 2.0 * self.cap)
+        nearest: FloatArray = np.clip(v - (theta - self.cap), 0.0, self.cap)
         return nearest.reshape(x.shape)
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:

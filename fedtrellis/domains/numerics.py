@@ -124,6 +124,32 @@ def power_of_two_scaled(
     return x / scale, scale
 
 
+def unit_vectors(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return u = x/‖x‖ and ‖x‖ along the last axis, safe against over- and underflow.
+
+    The first unit vector and 0.0 for a zero vector.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.sqrt(np.einsum("...i,...i->...", x, x))
+    awkward = ~((norms > 1e-100) & (norms < 1e100))
+    if not awkward.any():
+        unit: FloatArray = x / norms[..., None]
+        return unit, norms
+    scaled, scale = power_of_two_scaled(x, (-1,))
+    norms = np.sqrt(np.einsum("...i,...i->...", scaled, scaled))
+    zero = norms == 0.0
+    unit = scaled / np.where(zero, 1.0, norms)[..., None]
+    unit[zero, 0] = 1.0
+    with np.errstate(over="ignore", under="ignore"):
+        return unit, norms * scale[..., 0]
+
+
+def unit_columns(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return every column over its norm, (m, p, r), and the norms, (m, 1, r)."""
+    unit, norms = unit_vectors(x.swapaxes(1, 2))
+    return np.ascontiguousarray(unit.swapaxes(1, 2)), norms[:, None, :]
+
+
 def thin_svd(x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the thin SVD U, σ, Vᵀ of a matrix, or of each of a batch; σ decreases."""
     scaled, scale = power_of_two_scaled(x, (-2, -1))

@@ -202,15 +202,11 @@ class GroupL1Ball(NormBall):
         )
         try:
             parts = [np.asarray(group) for group in self.groups]  # type: ignore[union-attr]
+            indices = np.concatenate(parts)
         except (TypeError, ValueError):
             raise error from None
-        if not parts or any(
-            part.ndim != 1 or part.size == 0 or part.dtype.kind not in "iu"
-            for part in parts
-        ):
-            raise error
-        indices = np.concatenate(parts).astype(np.intp)
-        if not np.array_equal(np.sort(indices), np.arange(indices.size)):
+        whole = all(part.size and part.dtype.kind in "iu" for part in parts)
+        if not whole or not np.array_equal(np.sort(indices), np.arange(indices.size)):
             raise error
         labels = np.empty(indices.size, dtype=np.intp)
         labels[indices] = np.repeat(np.arange(len(parts)), [p.size for p in parts])

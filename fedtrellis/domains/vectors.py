@@ -385,6 +385,17 @@ class TotalVariationBall(NormBall):
             nearest *= self.radius / variation
         return nearest.reshape(x.shape)
 
+    def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
+        if isinstance(atom, SignAtom):
+            bits = atom.bits.reshape(-1)
+            first = atom.high if bits[0] else atom.low
+            jumps = int(np.count_nonzero(bits[1:] != bits[:-1]))
+            # without a jump the other value does not occur
+            height = abs(atom.high - atom.low) if jumps else 0.0
+            norm = abs(first) + jumps * height
+            return bool(norm <= self.radius * (1.0 + tolerance))
+        return super()._contains_atom(atom, tolerance)
+
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of the step that starts at once; nuclear norms differ
         size = math.prod(shape)

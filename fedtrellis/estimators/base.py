@@ -152,25 +152,6 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
         rows = self._rows(X)
         return np.asarray(rows @ np.asarray(self.coef_).T + self.intercept_)
 
-    def _whole(self, X: Any, y: ArrayLike | None) -> tuple[Any, Any]:
-        """Return rows and their targets, of one table or of partitions."""
-        if y is not None:
-            return X, y
-        check_is_fitted(self)
-        partitions = read_partitions(X, self.label)
-        learnt = getattr(self, "feature_names_in_", None)
-        names = partitions.names
-        if partitions.named and learnt is not None:
-            names = tuple(learnt)
-        rows, targets = partitions.table(names)
-        # as numbers, texts or whatever they were
-        y = np.array(targets.tolist())
-        if learnt is None:
-            return rows, y
-        from pandas import DataFrame
-
-        return DataFrame(rows, columns=learnt), y
-
     def _keep(self, found: Found, units: float) -> None:
         """Set what a run certifies."""
         self._check_arrived(found)

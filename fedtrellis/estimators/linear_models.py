@@ -13,13 +13,14 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.model_selection import StratifiedKFold
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 
 from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.weights import BALANCED
 from fedtrellis.objectives.base import Array, check_number
 
 from .base import FederatedModel, Found, dual_ascent, sparse_regression
-from .partitions import Partitions, check_positive, known
+from .partitions import Partitions, check_positive, known, read_partitions
 
 # Parts of the samples that probabilities are calibrated with.
 _FOLDS = 5
@@ -36,7 +37,19 @@ class _Scored:
         X and y are as ``fit`` takes them: rows with their y, or partitions.
         """
         model: Any = self
-        X, y = model._whole(X, y)
+        if y is None:
+            check_is_fitted(model)
+            partitions = read_partitions(X, model.label)
+            learnt = getattr(model, "feature_names_in_", None)
+            named = partitions.named and learnt is not None
+            names = tuple(learnt) if named else partitions.names
+            X, targets = partitions.table(names)
+            # as numbers, texts or whatever they were
+            y = np.array(targets.tolist())
+            if learnt is not None:
+                from pandas import DataFrame
+
+                X = DataFrame(X, columns=learnt)
         scored: Any = super()
         return float(scored.score(X, y, sample_weight))
 

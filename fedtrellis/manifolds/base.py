@@ -13,7 +13,8 @@ from fedtrellis.domains.base import FloatArray, Shape
 from fedtrellis.domains.numerics import (
     positive,
     positive_integer,
-    power_of_two_scaled,
+    unit_columns,
+    unit_vectors,
 )
 
 __all__ = [
@@ -235,26 +236,6 @@ def _norms(x: FloatArray) -> FloatArray:
     return unit_vectors(x.reshape(len(x), -1))[1]
 
 
-def unit_vectors(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return u = x/‖x‖ and ‖x‖ along the last axis, safe against over- and underflow.
-
-    The first unit vector and 0.0 for a zero vector.
-    """
-    with np.errstate(over="ignore", under="ignore"):
-        norms = np.sqrt(np.einsum("...i,...i->...", x, x))
-    awkward = ~((norms > 1e-100) & (norms < 1e100))
-    if not awkward.any():
-        unit: FloatArray = x / norms[..., None]
-        return unit, norms
-    scaled, scale = power_of_two_scaled(x, (-1,))
-    norms = np.sqrt(np.einsum("...i,...i->...", scaled, scaled))
-    zero = norms == 0.0
-    unit = scaled / np.where(zero, 1.0, norms)[..., None]
-    unit[zero, 0] = 1.0
-    with np.errstate(over="ignore", under="ignore"):
-        return unit, norms * scale[..., 0]
-
-
 @dataclass(frozen=True)
 class Sphere(Manifold):
     """The sphere ‖x‖ = radius of arrays of any shape; ‖·‖ over all entries.
@@ -400,12 +381,6 @@ class Euclidean(Manifold):
 
     def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
         return x + v
-
-
-def unit_columns(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return every column over its norm, (m, p, r), and the norms, (m, 1, r)."""
-    unit, norms = unit_vectors(x.swapaxes(1, 2))
-    return np.ascontiguousarray(unit.swapaxes(1, 2)), norms[:, None, :]
 
 
 @dataclass(frozen=True)

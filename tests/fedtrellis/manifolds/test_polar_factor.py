@@ -7,8 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import polar, sqrtm
 
+from fedtrellis.domains import singular
 from fedtrellis.domains.numerics import thin_svd
-from fedtrellis.manifolds import FixedRank, Stiefel, matrices, polar_factor
+from fedtrellis.manifolds import FixedRank, Stiefel, polar_factor
 from fedtrellis.manifolds.matrices import _start, _truncate_near
 
 Array = NDArray[np.float64]
@@ -123,7 +124,7 @@ def test_no_decomposition_near_the_manifold(monkeypatch: pytest.MonkeyPatch) -> 
     x = manifold.random_point(rng)
     noise = rng.standard_normal((10, 30, 4))
     near, far = x + 1e-4 * noise, noise
-    monkeypatch.setattr(matrices, "thin_svd", refuse)
+    monkeypatch.setattr(singular, "thin_svd", refuse)
     manifold.project(far)  # by the eigenvalues
     monkeypatch.setattr(np.linalg, "eigh", refuse)
     manifold.project(near)
