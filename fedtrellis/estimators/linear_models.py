@@ -40,7 +40,7 @@ class _Scored:
         if y is None:
             check_is_fitted(model)
             partitions = read_partitions(X, model.label)
-            learnt = getattr(model, "feature_names_in_", None)
+            learnt: Any = getattr(model, "feature_names_in_", None)
             named = partitions.named and learnt is not None
             names = tuple(learnt) if named else partitions.names
             X, targets = partitions.table(names)

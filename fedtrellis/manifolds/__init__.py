@@ -4,6 +4,7 @@ from inspect import signature
 from typing import Any
 
 from fedtrellis.domains.numerics import check_arguments
+from fedtrellis.domains.singular import polar_factor
 from fedtrellis.manifolds.base import (
     Euclidean,
     Manifold,
@@ -12,7 +13,7 @@ from fedtrellis.manifolds.base import (
     Shape,
     Sphere,
 )
-from fedtrellis.manifolds.matrices import FixedRank, Grassmann, Stiefel, polar_factor
+from fedtrellis.manifolds.matrices import FixedRank, Grassmann, Stiefel
 
 __all__ = [
     "MANIFOLDS",
