@@ -16,8 +16,6 @@ from fedtrellis.wire.arrays import FloatArray
 
 from .hybrid import SplitClient
 
-__all__ = ["HyFEMClient", "HybridFedAvgClient"]
-
 IntArray = NDArray[np.int64]
 
 

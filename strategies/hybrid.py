@@ -23,8 +23,6 @@ from fedtrellis.wire.arrays import (
 )
 from fedtrellis.wire.flower_internals import filled
 
-__all__ = ["ROWS", "HybridStrategy", "freeze", "thaw"]
-
 #: Under this name a request's entries carry the weights to send: an array of shape
 #: (r, p_k), r versions of the client's own features' weights.
 ROWS = "_rows"

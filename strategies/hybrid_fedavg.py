@@ -19,8 +19,6 @@ from fedtrellis.wire.flower_internals import log
 
 from .hybrid import ROWS, HybridStrategy
 
-__all__ = ["HyFEM", "HybridFedAvg"]
-
 
 class HybridFedAvg(HybridStrategy, RoundStrategy):
     """Local SGD on each client's own features, averaged where clients share them.

@@ -24,8 +24,6 @@ from .run import (
     as_arrays,
 )
 
-__all__ = ["HyFDCAClient"]
-
 # A sigmoid of fewer samples of a class, or outside of it, would be made of chance.
 _LEAST = 5
 

@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, feature_digests, needs_norms
-from fedtrellis.dual.columns import STATISTICS, in_parts
 from fedtrellis.dual.weights import (
     BALANCED,
+    STATISTICS,
+    in_parts,
     labels_of,
     normalised,
     outweighed,
@@ -29,7 +30,9 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .run import (
+    Arrays,
     ClientRun,
+    IntArray,
     as_arrays,
     as_bytes,
     column_sums,
@@ -37,9 +40,6 @@ from .run import (
     moving,
     squared_norms,
 )
-
-Arrays = list[NDArray[Any]]
-IntArray = NDArray[np.int64]
 
 # So that one of them and the server together cannot try ids.
 _EVALUATORS = 2

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import MAX_SHARES, GroupStep, HeldGroup
-from fedtrellis.dual.columns import REPORT, Shifted, in_parts
+from fedtrellis.dual.weights import REPORT, Shifted, in_parts
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.objectives.losses import DualLoss, weighted
 from fedtrellis.settings import SettingsError
@@ -29,10 +29,8 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.protocol import RestoreNeededError
 
 from .preparation import learn
-from .run import ClientRun, as_arrays, as_bytes, uniform_of
+from .run import Arrays, ClientRun, IntArray, as_arrays, as_bytes, uniform_of
 
-Arrays = list[NDArray[Any]]
-IntArray = NDArray[np.int64]
 #: Ids and points of a group, the last being α.
 Points = tuple[IntArray, FloatArray]
 

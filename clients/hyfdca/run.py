@@ -18,8 +18,7 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.dual.alignment import Agreement, HeldGroup, feature_digests
-from fedtrellis.dual.columns import Shifted
-from fedtrellis.dual.weights import normalised, targets_of
+from fedtrellis.dual.weights import Shifted, normalised, targets_of
 from fedtrellis.encryption import Cipher, EncryptionError, backend_class
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.fixed_point import Words

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import GroupStep
 from fedtrellis.dual.bundle import DualBundle
-from fedtrellis.dual.columns import REPORT, of_parts
+from fedtrellis.dual.weights import REPORT, of_parts
 from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Coding

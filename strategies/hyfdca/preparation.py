@@ -10,8 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Alignment, align, needs_norms
-from fedtrellis.dual.columns import PARTS, STATISTICS, ColumnScales, of_parts
-from fedtrellis.dual.weights import BALANCED, labels_of
+from fedtrellis.dual.weights import (
+    BALANCED,
+    PARTS,
+    STATISTICS,
+    ColumnScales,
+    labels_of,
+    of_parts,
+)
 from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Words

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Agreement, Alignment, HeldGroup
 from fedtrellis.dual.bundle import Mixture
-from fedtrellis.dual.columns import ColumnScales
+from fedtrellis.dual.weights import ColumnScales
 from fedtrellis.encryption import load_evaluation
 from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.secure_sum import introduction
@@ -36,8 +36,6 @@ from .preparation import (
 )
 from .settings import HyFDCASettings
 from .steps import Backup, UpdateSteps, add_shares, read_blobs
-
-__all__ = ["HyFDCA"]
 
 # How many moves since P was last known the best certified model outlives; with a safe
 # step, which improves on the start for sure, less than half of all moves.

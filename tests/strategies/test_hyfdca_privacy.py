@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from clients import HyFDCAClient
 from clients.hyfdca import proposals
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.dual import columns as raw_columns
+from fedtrellis.dual import weights as dual_weights
 from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import EncryptionError, backend_class, load_evaluation
 from fedtrellis.encryption.cipher import PlainCipher, split_blob, write_key_pair
@@ -200,7 +200,7 @@ def test_with_secure_sums_no_single_contribution_is_among_the_bytes(
     """Nor a client's sums of losses: what each hid is noted behind its back."""
     split = small("logistic", n=48)
     hidden: list[Array] = []
-    coded, in_parts = Coding.words, raw_columns.in_parts
+    coded, in_parts = Coding.words, dual_weights.in_parts
 
     def noted(self: Coding, values: Array, terms: int) -> Any:
         if self.bits:

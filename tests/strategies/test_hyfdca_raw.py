@@ -10,8 +10,8 @@ from scipy import sparse
 
 from clients.hyfdca import NewSamples, Predictions
 from clients.hyfdca.run import column_sums, squared_norms
-from fedtrellis.dual.columns import ColumnScales, Shifted, in_parts, of_parts
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.dual.weights import ColumnScales, Shifted, in_parts, of_parts
 from fedtrellis.encryption.fixed_point import RangeError
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
