@@ -36,7 +36,6 @@ from .run import (
     as_arrays,
     as_bytes,
     column_sums,
-    kept,
     moving,
     squared_norms,
 )
@@ -145,12 +144,8 @@ def agree(run: ClientRun) -> Arrays:
 def _rows(run: ClientRun) -> OwnRows:
     """The client's rows; without a file of the node's what it was given must do."""
     part = run.part
-
-    def given() -> OwnRows:
-        parts = part.features, part.labels, part.weights
-        return OwnRows(tuple(part.feature_names), parts)
-
-    return part.rows or kept(part.features, ("rows",), given)
+    given = part.features, part.labels, part.weights
+    return part.rows or OwnRows(tuple(part.feature_names), given)
 
 
 # --------------------------------------------------------- what sums would give away
