@@ -61,8 +61,7 @@ class OwnRows(NamedTuple):
         """Whether both are of the very same arrays."""
         if other is None or self.columns != other.columns:
             return False
-        pairs = zip(self.parts, other.parts, strict=True)
-        return all(one is another for one, another in pairs)
+        return [id(part) for part in self.parts] == [id(part) for part in other.parts]
 
     def texts(self, parts: int | None = None) -> list[bytes]:
         """Each row as bytes, of all its parts or the first ones.
