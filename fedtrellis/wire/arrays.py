@@ -40,12 +40,12 @@ FloatArray = NDArray[np.float64]
 #: What a model may be made of, the widest first.
 DType = Literal["float64", "float32", "float16", "bfloat16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
-# Of points and gradients in memory, and as they travel.
-_COMPUTED: dict[str, Any] = {
-    n: np.dtype(t) for n, t in zip(DTYPES, "dfff", strict=True)
-}
-_WIRE: dict[str, Any] = {
-    n: np.dtype(f"<{t}") for n, t in zip(DTYPES, "dfeH", strict=True)
+# What points and gradients are in memory, and as they travel.
+_TYPES = {
+    "float64": ("d", "<d"),
+    "float32": ("f", "<f"),
+    "float16": ("f", "<e"),
+    "bfloat16": ("f", "<H"),
 }
 
 
@@ -66,9 +66,9 @@ class Layout:
     dtype: str = "float64"
 
     def __post_init__(self) -> None:
-        if self.dtype not in _COMPUTED:
+        if self.dtype not in _TYPES:
             raise ValueError(
-                f"a model's dtype is {self.dtype!r}; allowed: {', '.join(DTYPES)}"
+                f"a model's dtype is {self.dtype!r}; allowed: {', '.join(_TYPES)}"
             )
 
     @classmethod
@@ -80,7 +80,7 @@ class Layout:
         if isinstance(arrays, Layers):
             return arrays.layout
         names = {array.dtype.name for array in arrays}
-        known = [name for name in DTYPES if name in names]
+        known = [name for name in _TYPES if name in names]
         dtype = known[0] if known and len(known) == len(names) else "float64"
         return cls(tuple(array.shape for array in arrays), dtype)
 
@@ -98,12 +98,12 @@ class Layout:
     @cached_property
     def point_dtype(self) -> np.dtype[Any]:
         """Of points and gradients in memory: float64, or float32."""
-        return cast(np.dtype[Any], _COMPUTED[self.dtype])
+        return np.dtype(_TYPES[self.dtype][0])
 
     @cached_property
     def wire_dtype(self) -> np.dtype[Any]:
         """Of a point's entries as they travel."""
-        return cast(np.dtype[Any], _WIRE[self.dtype])
+        return np.dtype(_TYPES[self.dtype][1])
 
     def rounded(self, point: NDArray[Any]) -> FloatArray:
         """A point as a new C-contiguous array of numbers that the dtype can hold.
@@ -288,10 +288,10 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any], str]:
     """The shape, dtype and order of an array; ValueError if they are not allowed."""
     try:
         stream = io.BytesIO(header)
-        number, _ = np.lib.format.read_magic(stream)
-        formats = np.lib.format
-        readers = {1: formats.read_array_header_1_0, 2: formats.read_array_header_2_0}
-        shape, fortran_order, dtype = readers[number](stream)
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):  # later ones are for headers of more than 64 KiB
+            raise ValueError(f"version {version} of the format")
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
     except Exception as error:
         raise ValueError(f"array header cannot be read: {error}") from None
     if dtype.hasobject or dtype.kind not in _ALLOWED_KINDS:
@@ -336,8 +336,6 @@ def decode(array: Array) -> NDArray[Any]:
         raise ValueError(f"array has serialisation {array.stype!r}, not numpy.ndarray")
     data = array.data
     size = 10 + int.from_bytes(data[8:10], "little")
-    if data[6:8] == b"\x02\x00":
-        size = 12 + int.from_bytes(data[8:12], "little")
     if size > min(len(data), _MAX_HEADER):
         raise ValueError("array is cut off inside its header")
     shape, dtype, order = _parse_header(data[:size])
@@ -381,25 +379,20 @@ def split_arrays(joined: NDArray[Any]) -> list[NDArray[Any]]:
     if joined.dtype != np.uint8 or joined.ndim != 1 or not joined.size:
         raise ValueError("joined arrays have to be a vector of bytes")
     data = joined.tobytes()
-    heads, position = [], 1
-    for _ in range(data[0]):
-        if position + 2 > len(data) or data[position] >= len(_DTYPES):
-            raise ValueError("joined arrays are cut off or have an unknown dtype")
-        dtype, ndim = _DTYPES[data[position]], data[position + 1]
-        position += 2
-        if position + 4 * ndim > len(data):
-            raise ValueError("joined arrays are cut off inside a shape")
-        shape = np.frombuffer(data, dtype="<u4", count=ndim, offset=position)
-        position += 4 * ndim
-        heads.append((dtype, tuple(shape.tolist())))
-    arrays = []
-    for dtype, sides in heads:
-        end = position + prod(sides) * dtype.itemsize
-        if end > len(data):
-            raise ValueError("joined arrays are cut off inside their data")
-        # the slice makes it aligned
-        arrays.append(np.frombuffer(data[position:end], dtype=dtype).reshape(sides))
-        position = end
+    heads, arrays, position = [], [], 1
+    try:
+        for _ in range(data[0]):
+            dtype, ndim = _DTYPES[data[position]], data[position + 1]
+            sides = np.frombuffer(data, "<u4", ndim, position + 2).tolist()
+            position += 2 + 4 * ndim
+            heads.append((dtype, sides))
+        for dtype, sides in heads:
+            end = position + prod(sides) * dtype.itemsize
+            # the slice makes it aligned
+            arrays.append(np.frombuffer(data[position:end], dtype).reshape(sides))
+            position = end
+    except (IndexError, ValueError) as error:
+        raise ValueError(f"joined arrays are malformed: {error}") from None
     if position != len(data):
         raise ValueError(f"joined arrays have {len(data) - position} bytes too many")
     return arrays

@@ -95,12 +95,6 @@ def test_the_other_byte_order_is_written_and_read() -> None:
         assert np.array_equal(decode(made), np.arange(5.0))
 
 
-def test_version_two_headers_are_read() -> None:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.arange(3.0), version=(2, 0))
-    assert np.array_equal(decode(wire(stream.getvalue())), np.arange(3.0))
-
-
 def test_what_is_read_is_read_only_and_not_a_copy() -> None:
     made = encode(np.arange(4.0))
     array = decode(made)
