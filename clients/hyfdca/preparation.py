@@ -27,7 +27,7 @@ from fedtrellis.encryption.fixed_point import RangeError
 from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.protocol import RestoreNeededError
+from fedtrellis.wire.broadcast import RestoreNeededError
 
 from .run import (
     Arrays,

@@ -26,7 +26,7 @@ from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.objectives.losses import DualLoss, weighted
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.protocol import RestoreNeededError
+from fedtrellis.wire.broadcast import RestoreNeededError
 
 from .preparation import learn
 from .run import Arrays, ClientRun, IntArray, as_arrays, as_bytes, uniform_of

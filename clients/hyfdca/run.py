@@ -28,8 +28,9 @@ from fedtrellis.encryption.symmetric import Item, Keystream, expand, open_sealed
 from fedtrellis.objectives.losses import DualLoss, make_loss
 from fedtrellis.settings import CodedError, SettingsError, keys, parse, setting
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.broadcast import RestoreNeededError
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.protocol import Named, RestoreNeededError
+from fedtrellis.wire.protocol import Named
 
 from ..hybrid import SplitClient
 

@@ -49,17 +49,14 @@ from fedtrellis.wire.arrays import (
 
 #: Parameters that a message may declare without bringing them, see :func:`receive`.
 MAX_PARAMETERS = 10**8
-# Steps up to this size are unpacked once for all clients of a process; beyond, each of
-# n clients would unpack n atoms. A round of 10 000 with one entry each is 140 kB.
-_CACHED_BYTES = 1_048_576
 # One step of so few atoms is sent without a look at the whole model.
 _FEW_ATOMS = 100
 
 Config = dict[str, Any]
 
 
-class OutOfSyncError(Exception):
-    """The client has not the model version that the server's steps start from."""
+class RestoreNeededError(Exception):
+    """The client has neither model nor state of those that the server counts on."""
 
 
 @dataclass(frozen=True)
@@ -272,9 +269,7 @@ class ReceivedModel:
 def _received_steps(record: ArrayRecord, layout: Layout) -> Sequence[Step]:
     # the clients of one process are all sent the same few
     if len(record) == 1 and JOINED in record:
-        array = record[JOINED]
-        if len(array.data) <= _CACHED_BYTES:
-            return _joined_steps(array.stype, array.data, layout)
+        return _joined_steps(record[JOINED].stype, record[JOINED].data, layout)
     return unpack_steps(record_arrays(record), layout.point_shape, layout.point_dtype)
 
 
@@ -318,7 +313,7 @@ def receive(
     ``config`` is what :meth:`ModelBroadcast.encode` returned, of the right types;
     ``stored`` is what the client has of this session. A model that comes as its entries
     or as steps has at most ``max_parameters``: a few bytes could declare any number.
-    OutOfSyncError: the steps start from a version that the client does not have.
+    RestoreNeededError: the steps start from a version that the client does not have.
     ValueError: what arrived is malformed, or of other shapes than before.
     """
     encoding, version = config["model-encoding"], config["model-version"]
@@ -352,7 +347,9 @@ def receive(
         point = _moved(None, layout, steps)
     else:
         have = "none" if stored is None else stored.version
-        raise OutOfSyncError(f"{encoding} since version {base}, the client has {have}")
+        raise RestoreNeededError(
+            f"{encoding} since version {base}, the client has {have}"
+        )
     # one pass and no memory; of a sum that overflows nothing good would come either
     with np.errstate(over="ignore", invalid="ignore"):
         if not isfinite(point.sum()):

@@ -27,8 +27,8 @@ from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout, owned
 from fedtrellis.wire.broadcast import (
     MAX_PARAMETERS,
-    OutOfSyncError,
     ReceivedModel,
+    RestoreNeededError,
     receive,
 )
 from fedtrellis.wire.flower_internals import filled, log
@@ -47,7 +47,6 @@ from fedtrellis.wire.protocol import (
     NodeContext,
     NodeReply,
     NodeRequest,
-    RestoreNeededError,
     client_identity,
     restored_names,
 )
@@ -268,27 +267,6 @@ def evaluate_objective(
 # ------------------------------------------------------------------------- serving
 
 
-@dataclass(frozen=True)
-class Node:
-    """What all the requests of an app are served with, as ``client_app`` takes it."""
-
-    client_fn: ClientFn
-    max_parameters: int
-    max_count: int
-
-    def client(self, context: Context) -> NumPyClient:
-        """The client of a node; TypeError if it is none."""
-        client = self.client_fn(context)
-        # of an abstract class isinstance would look it up every time
-        if NumPyClient not in type(client).__mro__:
-            hint = "; return it without .to_client()" if hasattr(client, "fit") else ""
-            raise TypeError(
-                f"client_fn returned a {type(client).__name__}, "
-                f"expected a flwr.client.NumPyClient{hint}"
-            )
-        return cast(NumPyClient, client)
-
-
 @dataclass(slots=True, eq=False)
 class Serving:
     """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
@@ -297,7 +275,7 @@ class Serving:
     then what it was before.
     """
 
-    node: Node
+    app: MethodApp
     function: str
     request: NodeRequest
     context: Context
@@ -312,34 +290,29 @@ class Serving:
     _status: dict[str, Any] = field(init=False)
     _stateful: bool = field(init=False)
 
-    def begin(self) -> NodeReply | None:
-        """Take the request, and make the client; a reply if that is all."""
-        context, request, node = self.context, self.request, self.node
+    def begin(self) -> None:
+        """Take the request, and make the client."""
+        context, request, app = self.context, self.request, self.app
         held: ClientMemory | None = None
         if isinstance(context, NodeContext):
             held, records = context.held()
         else:
             records = context.state
         self._before = {n: r.copy() for n, r in records.items()} if records else {}
-        config, self._status, record = request.read(node.max_count)
+        config, self._status, record = request.read(app.max_count)
         self.config, session = config, config["session"]
         if held is None or held.session != session:
             held = ClientMemory.load(records, session)
         # who has and is sent the same has the same; the requests all exist meanwhile
         key = id(record), held.model
         model = self.received.get(key)
-        try:
-            if model is None:
-                model = receive(record, config, held.model, node.max_parameters)
-                model.point.setflags(write=False)
-                self.received[key] = model
-            memory = held.take_request(model, request.content, config)
-        except (OutOfSyncError, RestoreNeededError):
-            known = self._status.items()
-            self._status = {k: v for k, v in known if k != "model-version"}
-            return self._out_of_step()
-        self.model, self._memory = model, memory
-        client = self.client = node.client(context)
+        if model is None:
+            model = receive(record, config, held.model, app.max_parameters)
+            model.point.setflags(write=False)
+            self.received[key] = model
+        self._memory = held.take_request(model, request.content, config)
+        self.model, client = model, app.client(context)
+        self.client = client
         clear = self.function not in SUM_PHASES and ATTEMPT not in self.config
         if clear and not getattr(client, "hides_by_itself", False):
             check_exposed(context, self.function.removeprefix(PHASE))
@@ -353,19 +326,15 @@ class Serving:
                     raise ValueError(
                         f"a client of this method takes no {strange!r} back"
                     )
-            keeps.state = Named("the client's state", memory.committed.decoded())
-        return None
-
-    def _out_of_step(self) -> NodeReply:
-        # nothing has changed; the server sends everything in the same round
-        return self._reply({"in-sync": False})
+            state = self._memory.committed.decoded()
+            keeps.state = Named("the client's state", state)
 
     def _reply(self, more: Mapping[str, Any]) -> NodeReply:
         status = {**self._status, **more} if more else self._status
         return NodeReply(client_identity(self.context), status)
 
     def failed(self, error: Exception) -> NodeReply | Exception:
-        """Undo what was done to the client's state; the reply of one that refuses.
+        """Undo what was done to the client's state; a reply, if that is one.
 
         Its memory is written last, so what may have changed are the records beside it.
         """
@@ -377,6 +346,12 @@ class Serving:
             del state[name]
         for name, record in before.items():
             state[name] = record
+        if isinstance(error, RestoreNeededError):
+            if not hasattr(self, "model"):
+                known = self._status.items()
+                self._status = {k: v for k, v in known if k != "model-version"}
+            # the server sends everything in the same round
+            return self._reply({"in-sync": False})
         # what could not be read is no request
         if not isinstance(error, CodedError) or not hasattr(self, "_status"):
             return _for_server(error, self.context)
@@ -397,8 +372,6 @@ class Serving:
         layers = self.model.layout.layers(self.model.point)
         try:
             return handle(layers, Named("the request's config", self.config))
-        except RestoreNeededError:  # what the method found its state to be
-            return None
         except MissingError as error:
             raise TypeError(
                 f"{error.args[0]}: is {kind} the client of the server's strategy?"
@@ -406,8 +379,6 @@ class Serving:
 
     def finish(self, result: Any) -> NodeReply:
         """Make the reply of what :meth:`call` returned, and keep the client's state."""
-        if result is None:
-            return self._out_of_step()
         client, memory, config = self.client, self._memory, self.config
         numbers = getattr(client, "numbers", None)
         if ATTEMPT in config:
@@ -464,7 +435,8 @@ def _for_server(error: Exception, context: Context) -> Exception:
 def serve(serving: Serving) -> NodeReply | Exception:
     """The reply to a request, or what the client raised."""
     try:
-        return serving.begin() or serving.finish(serving.call())
+        serving.begin()
+        return serving.finish(serving.call())
     except Exception as error:
         return serving.failed(error)
     except BaseException:
@@ -483,16 +455,14 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
     try:
         for place, serving in enumerate(servings):
             try:
-                replies[place] = serving.begin()
-                if replies[place] is not None:
-                    continue
+                serving.begin()
                 # work that is its steps, and no fit of its own
                 alone: Any = type(serving.client).fit
                 if serving.function != "fit" or alone is not MethodClient.fit:
                     replies[place] = serving.finish(serving.call())
-                    continue
             except Exception as error:
                 replies[place] = serving.failed(error)
+            if replies[place] is not None:
                 continue
             layout = serving.model.layout
             members = waiting[layout]
@@ -548,13 +518,32 @@ class MethodApp(ClientApp):
     ``client_fn``, and nothing more.
     """
 
-    def __init__(self, node: Node, mods: list[Any] | None) -> None:
+    def __init__(
+        self,
+        client_fn: ClientFn,
+        max_parameters: int,
+        max_count: int,
+        mods: list[Any] | None,
+    ) -> None:
         super().__init__(mods=mods)
-        self.node = node
+        self.client_fn = client_fn
+        self.max_parameters, self.max_count = max_parameters, max_count
         #: Whether no mods and no lifespan are around the handling of a message.
         self.plain = not mods
         #: By types of messages, the client's methods that they are for.
         self.functions: dict[str, str] = {}
+
+    def client(self, context: Context) -> NumPyClient:
+        """The client of a node; TypeError if it is none."""
+        client = self.client_fn(context)
+        # of an abstract class isinstance would look it up every time
+        if NumPyClient not in type(client).__mro__:
+            hint = "; return it without .to_client()" if hasattr(client, "fit") else ""
+            raise TypeError(
+                f"client_fn returned a {type(client).__name__}, "
+                f"expected a flwr.client.NumPyClient{hint}"
+            )
+        return cast(NumPyClient, client)
 
     def lifespan(self) -> Any:
         """Flower's, which wants every message to pass through it."""
@@ -594,9 +583,11 @@ def by_name(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def _handle(node: Node, function: str, message: Message, context: Context) -> Message:
+def _handle(
+    app: MethodApp, function: str, message: Message, context: Context
+) -> Message:
     request = NodeRequest(message.metadata.message_type, message.content)
-    answer = serve(Serving(node, function, request, context, {}))
+    answer = serve(Serving(app, function, request, context, {}))
     if isinstance(answer, Exception):
         raise answer
     return Message(answer.content, reply_to=message)
@@ -606,21 +597,19 @@ def _examples_of(client: Any) -> Any:
     return getattr(getattr(client, "objective", None), "num_examples", None)
 
 
-def _introduce(node: Node, message: Message, context: Context) -> Message:
+def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
     """Answer who the client is, and what there is to know of it before round 1."""
     try:
-        properties = _properties(node, context)
+        properties = _properties(app, context)
     except Exception as error:
-        if (told := _for_server(error, context)) is error:
-            raise
-        raise told from None
+        raise _for_server(error, context) from None
     status = filled(ConfigRecord(), {"client-id": client_identity(context)})
     records = {STATUS: status, CONFIG: filled(ConfigRecord(), properties)}
     return Message(filled(RecordDict(), records), reply_to=message)
 
 
-def _properties(node: Node, context: Context) -> dict[str, Any]:
-    client, config = node.client(context), context.node_config
+def _properties(app: MethodApp, context: Context) -> dict[str, Any]:
+    client, config = app.client(context), context.node_config
     # how many parts the node thinks that the data has, for whoever wants to check
     parts = "num-partitions"
     properties: dict[str, Any] = {parts: config[parts]} if parts in config else {}
@@ -687,13 +676,12 @@ def client_app(
                 f"mods has {name}, which clips or perturbs the one plain array of "
                 "Flower's own messages; these methods' messages are others"
             )
-    node = Node(client_fn, max_parameters, max_count)
-    app = MethodApp(node, mods)
+    app = MethodApp(client_fn, max_parameters, max_count, mods)
     app.functions = {"train": "fit", "evaluate": "evaluate"}
-    app.evaluate()(partial(_handle, node, "evaluate"))
-    app.train()(partial(_handle, node, "fit"))
+    app.evaluate()(partial(_handle, app, "evaluate"))
+    app.train()(partial(_handle, app, "fit"))
     for phase in dict.fromkeys((*_PHASES, *phases)):
         app.functions[f"train.{phase}"] = PHASE + phase
-        app.train(phase)(partial(_handle, node, PHASE + phase))
-    app.query("hello")(partial(_introduce, node))
+        app.train(phase)(partial(_handle, app, PHASE + phase))
+    app.query("hello")(partial(_introduce, app))
     return app

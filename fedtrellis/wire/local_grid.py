@@ -147,9 +147,9 @@ class Nodes:
             handlers = [partial(_handle, self.app, m, contexts[n]) for n, m in asked]
         elif asked:
             app = cast(MethodApp, self.app)
-            node, functions = app.node, app.functions
+            functions = app.functions
             servings = [
-                Serving(node, functions[request.kind], request, contexts[n], received)
+                Serving(app, functions[request.kind], request, contexts[n], received)
                 for n, request in asked
             ]
             if not self.batched:
@@ -454,13 +454,17 @@ class LocalGrid(Grid):
                 self.bytes_down += size
                 self._sizes[message.metadata.message_id] = size
             asked.append((node_id, message))
-        hit: dict[str, list[str]] = {"wipe": [], "state_loss": []}
-        for (node_id, _), (_, strikes) in zip(asked, struck, strict=True):
-            for name in hit.keys() & strikes:
-                hit[name].append(client_identity(self._contexts[node_id]))
-        if hit["wipe"]:
-            nodes.load(dict.fromkeys(hit["wipe"], b""))
-        before = nodes.states(hit["state_loss"]) if hit["state_loss"] else {}
+        wiped, forgetful = (
+            [
+                client_identity(self._contexts[message.metadata.dst_node_id])
+                for message, strikes in struck
+                if fault in strikes
+            ]
+            for fault in ("wipe", "state_loss")
+        )
+        if wiped:
+            nodes.load(dict.fromkeys(wiped, b""))
+        before = nodes.states(forgetful) if forgetful else {}
         # an app that looks at its messages for itself may have changed meanwhile
         known = app.functions if isinstance(app, MethodApp) and app.plain else {}
         if all(message.metadata.message_type in known for _, message in asked):

@@ -56,7 +56,7 @@ from fedtrellis.wire.arrays import (
     record_arrays,
     sparse_or_dense,
 )
-from fedtrellis.wire.broadcast import ReceivedModel
+from fedtrellis.wire.broadcast import ReceivedModel, RestoreNeededError
 from fedtrellis.wire.flower_internals import content_bytes, filled
 
 HELLO = "query.hello"
@@ -299,10 +299,6 @@ class NodeReply:
         metrics = dict(records.get(METRICS, {}).items())
         status = dict(records[STATUS].items())
         return cls(status.pop("client-id", None), status, arrays, metrics)
-
-
-class RestoreNeededError(Exception):
-    """The client's state is at none of the rounds that the server names."""
 
 
 def pack_restore(

@@ -202,7 +202,7 @@ def test_an_app_in_a_notebook_is_made_once_in_each_process() -> None:
     app = App([(FedAvgGD, FedAvgGDClient)], list(sim.app.registry.tasks.values()))
     again = pickle.loads(dumps(app.client_app))
     assert again is not app.client_app
-    bound = again.node.client_fn.__self__
+    bound = again.client_fn.__self__
     assert pickle.loads(dumps(app)) is bound
     assert list(bound.registry.methods) == list(app.registry.methods)
 
@@ -216,4 +216,4 @@ def test_a_name_that_now_means_another_app_is_not_used(
     module.client_app = None
     again = pickle.loads(dumps(app))
     assert again is not app
-    assert again.node.client_fn.__self__ is module.app
+    assert again.client_fn.__self__ is module.app

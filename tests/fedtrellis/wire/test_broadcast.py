@@ -20,8 +20,8 @@ from fedtrellis.domains.atoms import (
 from fedtrellis.wire.arrays import Layout, array_record, record_arrays
 from fedtrellis.wire.broadcast import (
     ModelBroadcast,
-    OutOfSyncError,
     ReceivedModel,
+    RestoreNeededError,
     Step,
     pack_steps,
     receive,
@@ -178,9 +178,9 @@ def test_a_client_behind_what_the_server_believes_says_so_or_is_right(
     if config["model-encoding"] == "entries" or (
         config["model-encoding"] == "steps" and "model-shapes" not in config
     ):
-        with pytest.raises(OutOfSyncError):
+        with pytest.raises(RestoreNeededError):
             receive(record, config, stored)
-        with pytest.raises(OutOfSyncError):
+        with pytest.raises(RestoreNeededError):
             receive(record, config, None)
         simulation.clients[0] = None  # it is sent all then
         simulation.send(0, None)
@@ -193,7 +193,7 @@ def test_a_client_ahead_of_the_server_needs_the_model_whole() -> None:
     server.advance(Step(0.5, 1.0, (single(3, 500),)))
     record, config = server.encode(1)
     ahead = ReceivedModel(server.layout, np.zeros(500), 7)
-    with pytest.raises(OutOfSyncError):
+    with pytest.raises(RestoreNeededError):
         receive(record, config, ahead)
     assert_in_step(server, receive(*server.encode(None), ahead))
 
@@ -385,7 +385,7 @@ def test_entries_that_changed_since_a_version_are_enough() -> None:
     record, config = server.encode(4)
     assert_in_step(server, receive(record, config, clients[6]))
     for stored in (clients[3], None, ReceivedModel(server.layout, server.model, 99)):
-        with pytest.raises(OutOfSyncError):
+        with pytest.raises(RestoreNeededError):
             receive(record, config, stored)
     # whoever has no version, and whoever is too far behind, gets it whole
     assert server.encode(None)[1]["model-encoding"] == "dense"

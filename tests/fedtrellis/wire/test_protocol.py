@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from fedtrellis.wire.arrays import Layout, decode, encode
 from fedtrellis.wire.broadcast import (
     ReceivedModel,
+    RestoreNeededError,
 )
 from fedtrellis.wire.protocol import (
     NO_ROUND,
     RESTORE,
     ClientMemory,
     Kept,
-    RestoreNeededError,
     client_identity,
     identity_order,
     pack_restore,
