@@ -231,16 +231,11 @@ class FedGiA(RoundStrategy):
         """With secure sums, ask for sums of the clients' bounds."""
         if self.settled_sigma < inf:
             return
-        answers: dict[str, Answer] = {}
-
-        def take(answer: Answer) -> None:
-            answers[answer.client] = answer
-
         aggregator, names = self.aggregator, conversation.names
         entries = {**aggregator.entries(names), "sum-points": 0}
 
         of = dict.fromkeys(names, entries).__getitem__
-        ask_everyone(conversation, "train.bounds", of, take, timeout, names)
+        answers = ask_everyone(conversation, "train.bounds", of, None, timeout, names)
         found, _ = aggregator.opened(conversation, list(answers.values()), 0)
         m, layout = self.num_clients, self.broadcast.layout
         if len(found) < m:

@@ -142,7 +142,7 @@ class HybridStrategy(LoopStrategy):
         """As :func:`~.ask_again`, by default once more than ``retries``."""
         waves = 1 + self.retries if attempts is None else attempts
         asked = kind, _by_name(entries), take, self._loop.timeout, clients, waves
-        return ask_again(self.conversation, self.at_round, *asked)
+        return set(ask_again(self.conversation, self.at_round, *asked))
 
     def ask_everyone(
         self,

@@ -20,8 +20,15 @@ from flwr.serverapp.strategy import Result
 
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 
-#: What shows best how far a run has come, with and without a constraint, in order.
-CRITERIA = ["loss", "gap", "squared-gradient-norm", "gradient-map-norm", "duality-gap"]
+#: What shows best how far a run has come, with and without a constraint, in order; and
+#: what the axis of a picture says.
+CRITERIA = {
+    "loss": "F(x̄)",
+    "gap": "Frank-Wolfe gap",
+    "squared-gradient-norm": "‖∇F(x)‖²",
+    "gradient-map-norm": "‖G(x)‖, gradient map on the manifold",
+    "duality-gap": "duality gap P(w) − D(α)",
+}
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
 LOG_FORMATS = ("text", "json")

@@ -182,11 +182,7 @@ class Conversation:
     def messages(
         self, server_round: int, kind: str, entries: Mapping[str, Mapping[str, Any]]
     ) -> list[Message]:
-        """Messages to clients, each with the model and, if it has none, its state.
-
-        ``kind`` is their type, ``"train"``, ``"train.NAME"`` or ``"evaluate"``, and
-        ``entries`` are the method's, for the clients' ``config``.
-        """
+        """Messages to clients, each with the model and, if it has none, its state."""
         return [
             Message(request.content, node_id, kind, group_id=str(server_round))
             for node_id, request in self._requests(server_round, kind, entries).values()
@@ -248,9 +244,10 @@ class Conversation:
     ) -> list[Answer]:
         """Send one wave to the named clients, and again to those out of step.
 
-        ``entries`` are the method's by client, ``timeout`` is in seconds for a wave's
-        answers. Returns those that passed the checks, in the clients' order; why the
-        others did not is in :attr:`traffic`.
+        ``kind`` is ``"train"``, ``"train.NAME"`` or ``"evaluate"``, ``entries`` are the
+        method's by client, ``timeout`` is in seconds for a wave's answers. Returns
+        those that passed the checks, in the clients' order; why the others did not is
+        in :attr:`traffic`.
         """
         grid = self.grid
         answers: dict[str, Answer] = {}
@@ -300,10 +297,7 @@ class Conversation:
         config: ConfigRecord,
         timeout: float,
     ) -> tuple[dict[str, Message], list[str]]:
-        """One wave, of the messages that a hook of Flower's makes.
-
-        Returns the replies by client, and the clients that were asked, in their order.
-        """
+        """One wave that a hook of Flower's makes: the replies, and who was asked."""
         model = self.strategy._loop.model_record()
         messages = configure(server_round, model, config.copy(), self.grid)
         found = self._exchange(messages, timeout)
@@ -322,10 +316,7 @@ class Conversation:
     # ---------------------------------------------------------------------- answers
 
     def read(self, server_round: int, replies: Iterable[Message]) -> list[Answer]:
-        """The answers among replies to :meth:`request` that another loop has collected.
-
-        There is no second attempt: the next request restores who is out of step.
-        """
+        """The answers among replies; the next request restores who is out of step."""
         by_node = {self.client(name).node_id: name for name in self.names}
         found: dict[str, Message] = {}
         for reply in replies:
@@ -368,11 +359,9 @@ class Conversation:
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]
     ) -> Answer | Reason | None:
-        """Check a reply, of which nothing is trusted.
+        """Check a reply, of which nothing is trusted; None if it is out of step.
 
-        A reason where the client refuses, or its answer is malformed, of somebody else
-        or another round or phase, or not finite. None: it is out of step, and is given
-        state and model whole from now on. What an answer holds counts once it is used.
+        Such a client is given state and model whole from now on.
         """
         if isinstance(reply, Reason):
             return reply
@@ -425,20 +414,20 @@ def ask_again(
     server_round: int,
     kind: str,
     entries: Callable[[str], Mapping[str, Any]],
-    take: Callable[[Answer], None],
+    take: Callable[[Answer], None] | None,
     timeout: float,
     clients: Sequence[str],
     attempts: int,
     code: str = SettingsError.code,
-) -> set[str]:
+) -> dict[str, Answer]:
     """One wave, and again for those whose answer was lost, ``attempts`` at most.
 
     ``entries`` makes what a client is sent, by its name and anew for each attempt;
-    ``take`` uses an answer, or raises ValueError with the reason to drop it. Returns
-    the clients whose answers were taken; SettingsError where a client refused with
-    ``code``, or with any if that is empty.
+    ``take`` may raise ValueError with the reason to drop an answer. Returns those that
+    were taken; SettingsError where a client refused with ``code``, or with any if that
+    is empty.
     """
-    taken: set[str] = set()
+    taken: dict[str, Answer] = {}
     for _ in range(attempts):
         missing = [name for name in clients if name not in taken]
         if not missing:
@@ -453,11 +442,11 @@ def ask_again(
                 raise SettingsError(why if why.startswith(who) else f"{who}: {why}")
         for answer in answers:
             try:
-                take(answer)
+                if take is not None:
+                    take(answer)
+                taken[answer.client] = answer
             except ValueError as error:
                 conversation.reject(answer.client, str(error))
-            else:
-                taken.add(answer.client)
     return taken
 
 
@@ -465,21 +454,21 @@ def ask_everyone(
     conversation: Conversation,
     kind: str,
     entries: Callable[[str], Mapping[str, Any]],
-    take: Callable[[Answer], None],
+    take: Callable[[Answer], None] | None,
     timeout: float,
     clients: Sequence[str],
-) -> None:
+) -> dict[str, Answer]:
     """Ask before round 1, as :func:`ask_again` does, until each client has answered.
 
     SettingsError where one refused, TimeoutError where one never answered, or never
     well.
     """
-    taken = ask_again(
-        conversation, 0, kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
-    )
-    if missing := sorted(set(clients) - taken, key=identity_order):
+    asked = kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
+    taken = ask_again(conversation, 0, *asked)
+    if missing := sorted(set(clients) - taken.keys(), key=identity_order):
         names = ", ".join(missing)
         raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
+    return taken
 
 
 def mean_metrics(

@@ -902,11 +902,7 @@ class Loop:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Wait for the answers of several waves so that a signal leaves a whole state.
-
-        The state changes between them. Where a wave can take long, because its clients
-        are elsewhere, the state before is kept meanwhile.
-        """
+        """Keep the state before a round, which changes between the waves."""
         whole, self.whole = self.whole, None
         local = getattr(self.grid, "client_states", None) is not None
         wanted = self.options.checkpoint is not None and not local and signals_heard()
@@ -920,9 +916,7 @@ class Loop:
 def check_same_code(grid: Any) -> None:
     """Raise SettingsError for a simulation whose clients would be of another app.
 
-    Ray's workers search the folder in which the SuperLink was started first, which is
-    wherever the first ``flwr run`` was. If it has an app of the same packages, such as
-    another copy of this one, then the clients are its.
+    Ray's workers look for packages first where the SuperLink was started.
     """
     if type(grid).__name__ != "InMemoryGrid":
         return
@@ -954,9 +948,7 @@ def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
 def _check_ended(strategy: LoopStrategy) -> str:
     """Raise for a run that used no answer, or diverged; what else is odd about it.
 
-    The loss that ``evaluate_fn`` measured decides, where it did before round 1 and in
-    the end: it must be finite, not a million times what it was, and where the method
-    descends not above its start, but for rounding. Else the method's own measure does.
+    The loss decides, where it was measured before round 1; else the method's measure.
     """
     history, first = strategy.history, strategy.history[0]
     if not any(record.used for record in history):

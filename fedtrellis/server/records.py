@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedtrellis.server.callbacks import (
+    CRITERIA,
     ENDINGS,
     QUALITIES,
     Callback,
@@ -47,13 +48,6 @@ from fedtrellis.wire.flower_internals import log
 DEFAULT_NODES = 10
 # what an axis has room for
 _LARGEST = 1e100
-# how far from optimal, with and without a constraint; what the axis says
-_CRITERIA = {
-    "gap": "Frank-Wolfe gap",
-    "squared-gradient-norm": "‖∇F(x)‖²",
-    "gradient-map-norm": "‖G(x)‖, gradient map on the manifold",
-    "duality-gap": "duality gap P(w) − D(α)",
-}
 
 
 @contextmanager
@@ -68,11 +62,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of ``path`` if nothing is raised.
-
-    With ``sync`` it is on the disk by then. What stood at ``path`` still does after an
-    error.
-    """
+    """A file to write to, which replaces ``path``, on the disk by then, or nothing."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with naming(path):
@@ -89,10 +79,7 @@ def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
 
 
 def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
-    """Add whole lines, given without their ends, to a file, or none of them.
-
-    With ``sync`` they are on the disk by then.
-    """
+    """Add whole lines, given without their ends, to a file, or none of them."""
     size = path.stat().st_size if path.exists() else 0
     try:
         with naming(path), path.open("a", encoding="utf-8") as file:
@@ -246,25 +233,25 @@ def plot_convergence(
 ) -> None:
     """Draw loss (or its distance to F*), gap and quality of runs to a PNG file.
 
-    ``runs`` are histories by the names that the legend shows. With F*, the
-    ``reference``, and for a gap the axis is logarithmic, which has no place for what
-    rounding made negative.
+    ``runs`` are histories by name. With F*, the ``reference``, and for a gap the axis
+    is logarithmic, which has no place for what rounding made negative.
     """
     need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display; slow to load
     from matplotlib.figure import Figure
 
     names = {name for history in runs.values() for r in history for name in r.metrics}
-    loss = "F(x̄)" if reference is None else "F(x̄) − F*"
-    panels = [("loss", loss, "round")]
-    for known in (_CRITERIA, dict(zip(QUALITIES, QUALITIES, strict=True))):
-        panels += [(n, label, "round") for n, label in known.items() if n in names][:1]
-    panels.append(("loss", loss, "MB up and down, all nodes"))
+    panels = [("loss", "round")]
+    for known in ([*CRITERIA][1:], QUALITIES):
+        panels += [(name, "round") for name in known if name in names][:1]
+    panels.append(("loss", "MB up and down, all nodes"))
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
     everywhere = figure.subplots(1, len(panels))
-    for axes, (metric, label, against) in zip(everywhere, panels, strict=True):
-        distance = metric in _CRITERIA or (metric == "loss" and reference is not None)
-        optimum = (reference or 0.0) if metric == "loss" else 0.0
+    for axes, (metric, against) in zip(everywhere, panels, strict=True):
+        optimum, label = 0.0, CRITERIA.get(metric, metric)
+        distance = metric in CRITERIA and metric != "loss"
+        if metric == "loss" and reference is not None:
+            distance, optimum, label = True, reference, f"{label} − F*"
         for name, history in runs.items():
             along = np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6
             if against == "round":
@@ -349,10 +336,7 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
 def write_checkpoint(
     path: Path, arrays: dict[str, Any], history: Sequence[RoundRecord], saved: int
 ) -> None:
-    """Write a checkpoint; a crash leaves the one before it.
-
-    The rounds are appended to the file beside it, which has the first ``saved``.
-    """
+    """Write a checkpoint, and the rounds beside it after the first ``saved``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record.to_dict()) for record in history[saved:]]
     if saved:
@@ -366,11 +350,7 @@ def write_checkpoint(
 
 
 class Checkpoint:
-    """A checkpoint that was read; SettingsError if the file is none.
-
-    It has the ``keys`` of the run's clients, by identity, and ``planned_rounds``, with
-    which the run was planned when it began.
-    """
+    """A checkpoint that was read; SettingsError if the file is none."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._name = path, f"resume = {str(path)!r}"
@@ -396,10 +376,7 @@ class Checkpoint:
             raise SettingsError(f"{self._name} {why}") from None
 
     def load(self, strategy: Any, grid: Any) -> list[RoundRecord]:
-        """Put a strategy that has been set up where it was; return the rounds so far.
-
-        SettingsError if it is of another method or variant, model, seed or clients.
-        """
+        """Put a strategy that has been set up where it was; the rounds so far."""
         self._check_same_run(strategy)
         try:
             self._put_back(strategy, grid)
@@ -428,17 +405,17 @@ class Checkpoint:
     def _check_same_run(self, strategy: Any) -> None:
         """Raise SettingsError where it is of another run."""
         meta, layout = self._meta, strategy.broadcast.layout
-        settings, now = meta["settings"], _of_run(strategy, layout)
-        del now["layout"]
-        bound = {n: v for n, v in now.pop("settings").items() if n in settings}
-        pairs = [(name, meta[name], value) for name, value in now.items()]
-        pairs.append(("model shapes", self._layout.shapes, layout.shapes))
-        pairs += [(name, settings[name], value) for name, value in bound.items()]
+        now = _of_run(strategy, layout)
         saved, here = sorted(meta["clients"]), sorted(strategy.clients)
-        if len(saved) == len(here):
-            pairs.append(("clients", saved, here))
-        else:
-            pairs.append(("number of clients", len(saved), len(here)))
+        pairs = [
+            *((name, meta[name], now[name]) for name in ("format", "strategy", "seed")),
+            ("dtype", meta["dtype"], layout.dtype),
+            ("model shapes", self._layout.shapes, layout.shapes),
+            # an older one may not say each
+            *((n, meta["settings"].get(n, v), v) for n, v in now["settings"].items()),
+            ("number of clients", len(saved), len(here)),
+            ("clients", saved, here),
+        ]
         for what, before, value in pairs:
             if before != value:
                 hint = "; start as many nodes, with the same client-ids"
@@ -500,11 +477,7 @@ def sim_command(
     node_configs: Sequence[str] = (),
     program: str = "python sim.py",
 ) -> str:
-    """The command of a ``program`` that goes on from a record, to be pasted in a shell.
-
-    The record knows all settings of the run, but not the grid's: how many nodes, and
-    the arguments of ``--node-config``.
-    """
+    """The command that goes on from a record; the grid's options are not in it."""
     words = [] if nodes == DEFAULT_NODES else ["--nodes", str(nodes)]
     words += [word for text in node_configs for word in ("--node-config", text)]
     return shlex.join([*program.split(), *words, "-c", f'resume="{directory}"'])
@@ -522,10 +495,8 @@ def ending_in_order(
 ) -> Iterator[None]:
     """Run what is inside so that it can be interrupted, and its record has its end.
 
-    SIGINT, SIGTERM and SIGHUP raise :class:`~fedtrellis.signals.Interrupted` where a
-    strategy's state is whole, so that it saves a last checkpoint. Then, and after any
-    other KeyboardInterrupt, a line on the standard error, or with ``as_json`` an object
-    with event ``"interrupted"``, names the record and the ``command`` that resumes it.
+    A signal waits until a strategy's state is whole. A line on the standard error, or
+    with ``as_json`` an object, names the record and the ``command`` that resumes it.
     """
     with signals_interrupt():
         try:

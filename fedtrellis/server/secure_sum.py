@@ -277,27 +277,14 @@ class SecureSum(Mean):
         entries: Mapping[str, Mapping[str, Any]],
         timeout: float,
     ) -> list[Answer]:
-        """Ask whole blocks, and those who are silent again; keys anew where lost.
-
-        Raises
-        ------
-        SettingsError
-            A client refused for good.
-        """
-        answers: dict[str, Answer] = {}
-
-        def take(answer: Answer) -> None:
-            answers[answer.client] = answer
-
+        """Ask whole blocks, and those who are silent again; keys anew where lost."""
         for block in [block for block in self.blocks if block[0] in self.anew]:
             log(WARNING, "the block of client %s agrees on new keys", block[0])
             self._agree(conversation, [block], timeout)
         clients = [n for n in entries if self._block_of[n][0] not in self.anew]
         before = len(conversation.traffic.rejected)
-        of = entries.__getitem__
-        ask_again(
-            conversation, server_round, "train", of, take, timeout, clients, ATTEMPTS
-        )
+        wave = "train", entries.__getitem__, None, timeout, clients, ATTEMPTS
+        answers = ask_again(conversation, server_round, *wave)
         for name, why in conversation.traffic.rejected[before:]:
             self.refused(name, getattr(why, "refusal", ""))
         asked = set(clients)
@@ -682,11 +669,10 @@ class SecureSums(Strategy):
         refuse: Callable[[int, str, str], object] | None = None,
         replies: Iterable[Message] | None = None,
     ) -> None:
-        """A wave, and again to those whose answers were lost; logs an error's text.
+        """A wave, and again to those whose answers were lost, or not taken.
 
-        ``take`` uses an answer, or raises ValueError to drop it; ``refuse`` hears who
-        refuses for good, which without it is a SettingsError. ``replies`` are those to
-        the first attempt, where Flower has made it.
+        A refusal is a SettingsError, unless ``refuse`` hears of it. ``replies`` are
+        those to the first attempt, where Flower has made it.
         """
         done: set[int] = set()
         for _ in range(ATTEMPTS):
