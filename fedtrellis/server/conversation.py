@@ -264,14 +264,6 @@ class Conversation:
             else:
                 messages = self.messages(server_round, kind, wave)
                 replies = self._exchange(messages, timeout)
-            silent = [
-                name
-                for name, reply in replies.items()
-                if isinstance(reply, Reason) and reply.code == "no-answer"
-            ]
-            if silent:
-                names = listed(sorted(silent, key=identity_order), 20)
-                log(WARNING, "round %d: no answer from client %s", server_round, names)
             found, todo = self._opened(server_round, kind, replies)
             answers |= found
             if not todo:
@@ -345,7 +337,7 @@ class Conversation:
         if self.strategy.keep_model or kind == "evaluate":
             expected["model-version"] = self.strategy.broadcast.version
         answers: dict[str, Answer] = {}
-        behind = []
+        behind, silent = [], []
         for name, reply in replies.items():
             answer = self._open(reply, name, expected)
             if isinstance(answer, Answer):
@@ -354,6 +346,10 @@ class Conversation:
                 behind.append(name)
             else:
                 self.reject(name, answer)
+                silent += [name] if answer.code == "no-answer" else []
+        if silent:
+            names = listed(sorted(silent, key=identity_order), 20)
+            log(WARNING, "round %d: no answer from client %s", server_round, names)
         return answers, behind
 
     def _open(

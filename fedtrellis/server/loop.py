@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, fields
@@ -190,7 +190,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     _replayed: ClassVar[str] = ""  # the attribute with what is replayed of clients
     _private_mechanism: ClassVar[Mechanism | None] = None  # of privacy="local"
     _private_releases = 1  # of a client in a round
-    _hooks: Collection[str] = ()  # overridden parts of Flower's loop, once a run starts
 
     # an editor completes the declared fields, which this signature would hide
     if not TYPE_CHECKING:
@@ -409,9 +408,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         points = list(answers.values())
         if self.options.client_weights == "equal":
             return self.average(points, centre)
-        counts = [self._client_properties(client)[EXAMPLES] for client in answers]
         # Σ d_i x_i / Σ d_i
-        stacked = np.asarray(points, dtype=np.float64)
+        stacked, counts = np.asarray(points, np.float64), self._examples_of(answers)
         return cast(FloatArray, np.average(stacked, axis=0, weights=counts))
 
     def _client_properties(self, client: str) -> dict[str, Any]:
@@ -472,16 +470,15 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             replayed[name] = np.zeros_like(replayed[name])
         self._zeroed.update(clients)
 
-    def _weights_in_sum(self, clients: Sequence[str]) -> list[float]:
-        """What clients multiply their terms of a sum with: d_i / max d_i, or 1."""
+    def _weight_in_sum(self, clients: Sequence[str]) -> float:
+        """Σ d_i / max d_i, which clients multiply their terms with, or how many."""
         if self.options.client_weights == "equal":
-            return [1.0] * len(clients)
-        largest = self._most_examples()
-        return [self._client_properties(n)[EXAMPLES] / largest for n in clients]
+            return len(clients)
+        largest = max(self._examples_of(self.clients))
+        return sum(count / largest for count in self._examples_of(clients))
 
-    def _most_examples(self) -> float:
-        counts = [self._client_properties(name)[EXAMPLES] for name in self.clients]
-        return float(max(counts))
+    def _examples_of(self, clients: Iterable[str]) -> list[float]:
+        return [float(self._client_properties(n)[EXAMPLES]) for n in clients]
 
     def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """Why a client that comes after the start cannot take part; empty if it can."""
@@ -496,7 +493,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         """Mean of the clients' metrics, or what overridden hooks make of them."""
         conversation, config = self.conversation, self._loop.evaluate_config
         timeout = self._loop.timeout
-        if {"configure_evaluate", "aggregate_evaluate"}.intersection(self._hooks):
+        if self._overridden("evaluate"):
             asked = self.configure_evaluate, server_round, config, timeout
             replies = list(conversation.send(*asked)[0].values())
             return cast(MetricRecord, self.aggregate_evaluate(server_round, replies))
@@ -537,7 +534,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         variant = getattr(self, "variant", "")
         beside = f" with variant = {variant!r}" if variant else ""
         stated = f"apply beside {self.aggregator.wanted}"
-        alike, clear = "all clients count alike", "evaluations travel in the clear"
+        alike = f"{stated}, with which all clients count alike"
         checks: list[tuple[str, Sequence[Any], str]] = [
             ("dtype", [None, *self.dtypes], f"fit {self._described_name}"),
             ("aggregation", admitted, method + beside),
@@ -545,10 +542,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         if self.needs != "sum":
             checks.append(("client_weights", ["equal"], method))
         elif not issubclass(kind, Mean):
-            checks.append(("client_weights", ["equal"], f"{stated}: {alike}"))
+            checks.append(("client_weights", ["equal"], alike))
         if self.aggregator.exposed != "accept":
             either = [0, "or secure-sum.exposed = 'accept'"]
-            checks.append(("client-evaluate-every", either, f"{stated}: {clear}"))
+            why = f"{stated}: evaluations travel in the clear"
+            checks.append(("client-evaluate-every", either, why))
         if self.options.privacy == "local":
             # no average of the middle, and no second noise
             means = [k.name for k in AGGREGATIONS if issubclass(k, Mean)]
@@ -566,21 +564,21 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                     f"{name} = {value!r} does not {why}; allowed: {rest}"
                 )
 
+    def _overridden(self, kind: str = "") -> list[str]:
+        """What of Flower's loop, of one kind or all, a class that is not ours has."""
+        ours, found = "fedtrellis.server.", [hook for hook in HOOKS if kind in hook]
+        return [h for h in found if not getattr(self, h).__module__.startswith(ours)]
+
     def _check_hooks(self) -> None:
-        """Note what of Flower's loop is overridden; refuse what nobody would call."""
-        kind = type(self)
-        self._hooks = [
-            hook
-            for hook in HOOKS
-            if not getattr(kind, hook).__module__.startswith("fedtrellis.server.")
-        ]
-        if self._hooks and not self._one_wave:
+        """Refuse parts of Flower's loop that nobody would call, or that see much."""
+        ways = self._overridden()
+        if ways and not self._one_wave:
             raise TypeError(
-                f"{kind.__name__} overrides {self._hooks[0]}, but its rounds take "
+                f"{type(self).__name__} overrides {ways[0]}, but its rounds take "
                 "several waves of messages, which Flower's loop does not have: "
                 "override run_round, or use a callback"
             )
-        ways = [*self._hooks, *([] if self._one_wave else ["run_round"])]
+        ways += [] if self._one_wave else ["run_round"]
         part = self._parts[-1]
         if ways and (part is self.local_noise or self.aggregator.seen_by != "method"):
             raise SettingsError(

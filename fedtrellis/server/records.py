@@ -61,16 +61,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which replaces ``path``, on the disk by then, or nothing."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with naming(path):
             with temporary.open("wb") as file:
                 yield file
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
         # on a full disk others need the room
@@ -343,9 +342,9 @@ def write_checkpoint(
         append_lines(_history_path(path), lines, sync=True)
     else:
         # a resumed run may be writing over the history that it was resumed from
-        with replacing(_history_path(path), sync=True) as file:
+        with replacing(_history_path(path)) as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
-    with replacing(path, sync=True) as file:
+    with replacing(path) as file:
         np.savez(file, **arrays)
 
 

@@ -121,7 +121,7 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
-        if not {"configure_train", "aggregate_train"}.intersection(self._hooks):
+        if not self._overridden("train"):
             answers: Sequence[Answer] = ()
             if entries := self._entries(server_round, config):
                 ask = self.aggregator.ask
@@ -154,7 +154,7 @@ class RoundStrategy(LoopStrategy):
         if self.aggregator.seen_by == "client":
             common["sum-points"] = self._sent_arrays[0]
             if self.options.client_weights == "examples":
-                common["sum-largest"] = self._most_examples()
+                common["sum-largest"] = max(self._examples_of(self.clients))
         if type(self).audience is RoundStrategy._all_alike:
             common |= self.instruction(server_round, asked[0])
             return dict.fromkeys(asked, common)

@@ -301,9 +301,7 @@ class SecureSum(Mean):
         anew: set[str] = set()
         for block in self.blocks:
             there = [name for name in block if name in by_name]
-            if not there:
-                continue
-            missing = [name for name in block if name not in by_name]
+            missing = ", ".join(name for name in block if name not in by_name)
             # who came without the state that it had before
             lost = [
                 name
@@ -314,14 +312,14 @@ class SecureSum(Mean):
             ]
             try:
                 if missing:
-                    names = ", ".join(missing)
-                    raise ValueError(f"its block's sum is lost without client {names}")
+                    lack = f"its block's sum is lost without client {missing}"
+                    raise ValueError(lack)
                 if strategy._replayed and lost:
                     anew.update(block)
                     names = ", ".join(lost)
                     raise ValueError(f"its block begins anew: client {names} had to")
                 total = self.total({name: by_name[name].arrays for name in block})
-                total /= sum(strategy._weights_in_sum(block))
+                total /= strategy._weight_in_sum(block)
                 arrays, numbers = self._cut(total, strategy, points)
             except ValueError as error:
                 for name in there:
@@ -496,16 +494,14 @@ class SecureSums(Strategy):
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *rest: Any,
+        **more: Any,
     ) -> Result:
         """Run the rounds, as Flower does; the blocks are dealt anew."""
         self._timeout, self._ids = timeout, {}
-        configs = train_config, evaluate_config
         try:
             return super().start(
-                grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn
+                grid, initial_arrays, num_rounds, timeout, *rest, **more
             )
         finally:
             if self._ids and self._simulated:
