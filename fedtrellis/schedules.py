@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, get_args
+from typing import Literal
 
 Schedule = Literal["convex", "nonconvex", "stochastic", "constant"]
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 # What stands before G/D in an automatic λ_0. A λ_t that does not grow wants more, and
 # FedFW+ less whatever the schedule is: what it adds up is what counts there.

@@ -16,7 +16,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.admm.hessians import KnownHessian
-from fedtrellis.objectives.base import Array, symmetric_operator
+from fedtrellis.objectives.base import Array, check_array, symmetric_operator
 
 
 class ShiftedSystem:
@@ -152,21 +152,8 @@ class UserSystem(ShiftedSystem):
         """Return d = (H + (σ/weight) I)⁻¹ u/weight; ValueError if it is no such d."""
         # A copy, because the object might work in place.
         given = self._solver.solve(u.copy(), self.shift / self.weight)
-        name = f"hessian.solve of {type(self._solver).__name__}"
-        try:
-            answer = np.asarray(given, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"{name} returned a {type(given).__name__}; it must be an array"
-            ) from None
-        if answer.shape != u.shape:
-            raise ValueError(
-                f"{name} returned shape {answer.shape}; it must be {u.shape}"
-            )
-        if not np.isfinite(answer).all():
-            raise ValueError(
-                f"{name} returned NaN or infinite entries; all must be finite"
-            )
+        name = f"what hessian.solve of {type(self._solver).__name__} returned"
+        answer = check_array(name, given, 1, len(u))
         return answer / self.weight
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,10 +42,8 @@ class _MatrixBall(NormBall):
     of_vectors: ClassVar[bool] = False
     by_nonzeros: ClassVar[bool] = False
 
-    @property
-    @abstractmethod
-    def _singular_values(self) -> NormBall:
-        """The ball of the same radius that the singular values are in."""
+    #: The kind of ball that the singular values are in, of the same radius.
+    _values: ClassVar[type[L1Ball | LInfBall]]
 
     def check_shape(self, shape: Shape) -> None:
         """Raise a one-line ValueError unless the shape is a matrix's."""
@@ -58,13 +55,13 @@ class _MatrixBall(NormBall):
         super().check_shape(shape)
 
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
-        return self._singular_values.norm(thin_svd(x.reshape(shape))[1])
+        return self._values(self.radius).norm(thin_svd(x.reshape(shape))[1])
 
     def project(self, point: ArrayLike) -> FloatArray:
         """Project the singular values onto their ball."""
         x = self._input(point, "point")
         left, values, right = thin_svd(x)
-        projected = self._singular_values.project(values)
+        projected = self._values(self.radius).project(values)
         inside = np.array_equal(projected, values)
         return x.copy() if inside else (left * projected) @ right
 
@@ -95,6 +92,7 @@ class NuclearNormBall(_MatrixBall):
     """
 
     name: ClassVar[str] = "nuclear-norm-ball"
+    _values = L1Ball
     form: ClassVar[str] = "low-rank"
     parameters: ClassVar[Mapping[str, Any]] = {
         "tolerance": setting(
@@ -139,10 +137,6 @@ class NuclearNormBall(_MatrixBall):
     def gap(self, gradient: ArrayLike, point: ArrayLike) -> float:
         """Return the Frank-Wolfe gap, whatever the tolerance: a bound takes all σ₁."""
         return Domain.gap(NuclearNormBall(self.radius), gradient, point)
-
-    @property
-    def _singular_values(self) -> L1Ball:
-        return L1Ball(self.radius)
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
         if isinstance(atom, RankOneAtom):
@@ -197,6 +191,7 @@ class SpectralNormBall(_MatrixBall):
     """
 
     name: ClassVar[str] = "spectral-norm-ball"
+    _values = LInfBall
     radius: float
 
     def lmo(self, gradient: ArrayLike) -> DenseAtom:
@@ -210,10 +205,6 @@ class SpectralNormBall(_MatrixBall):
         # any point near the best will do: 1e-8 keeps it within 1e-10
         q = polar_factor((g.T if wide else g)[None], smallest=1e-8)[0]
         return DenseAtom(-self.radius * (q.T if wide else q))
-
-    @property
-    def _singular_values(self) -> LInfBall:
-        return LInfBall(self.radius)
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of radius · U Vᵀ, whose l1 norms differ

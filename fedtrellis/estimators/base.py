@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Self
@@ -180,18 +179,6 @@ def _methods() -> tuple[Any, Any]:
     return import_module("fedtrellis.strategies"), import_module("fedtrellis.clients")
 
 
-@contextmanager
-def _quiet(verbose: bool) -> Iterator[None]:
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    if not verbose:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _run(
     model: FederatedModel,
     strategy: Any,
@@ -212,10 +199,14 @@ def _run(
         model.grid.client_app = app
     else:
         grid = model.grid(app, count)
-    with _quiet(model.verbose):
-        result = strategy.start(
-            grid=grid, initial_arrays=ArrayRecord([start]), num_rounds=rounds
-        )
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(level if model.verbose else logging.ERROR)
+    try:
+        arrays = ArrayRecord([start])
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
+    finally:
+        logger.setLevel(level)
     (found,) = result.arrays.to_numpy_ndarrays()
     return np.asarray(found, dtype=np.float64)
 

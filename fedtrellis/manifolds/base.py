@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedtrellis.domains.atoms.base import cut
 from fedtrellis.domains.base import FloatArray, Shape
 from fedtrellis.domains.numerics import (
     positive,
@@ -57,11 +58,6 @@ class Manifold(ABC):
 
     # What a manifold implements. Here every argument is checked and a batch; a batch
     # of one stands for as many as the other argument has.
-
-    @property
-    @abstractmethod
-    def dimension(self) -> int:
-        """Dimension of M, which is that of its tangent spaces."""
 
     @abstractmethod
     def _project(self, x: FloatArray) -> FloatArray:
@@ -148,13 +144,6 @@ class Manifold(ABC):
         On the sphere and for orthonormal or unit columns it is uniform.
         """
         return self.project(rng.standard_normal(self.shape))
-
-    def distance_to(self, point: ArrayLike) -> FloatArray:
-        """Return the distance to M, ‖x − P_M(x)‖: of shape (), or (m,) for a batch."""
-        x = self._finite(point, "point")
-        # ‖x − P_M(x)‖
-        distances = _norms(self._batch(x) - self._project(self._batch(x)))
-        return distances.reshape(x.shape[: x.ndim - len(self.shape)])
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether ‖x − P_M(x)‖ ≤ ``tolerance`` · ‖P_M(x)‖, for all of a batch.
@@ -268,11 +257,6 @@ class Sphere(Manifold):
         object.__setattr__(self, "shape", checked_shape(self.name, self.shape))
         object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
-    @property
-    def dimension(self) -> int:
-        """Return n − 1, n the number of entries."""
-        return math.prod(self.shape) - 1
-
     def _project(self, x: FloatArray) -> FloatArray:
         # P_M(x) = ρ x/‖x‖
         unit, _ = unit_vectors(x.reshape(len(x), -1))
@@ -322,11 +306,6 @@ class Oblique(Manifold):
         shape = checked_shape(self.name, self.shape, matrix=True)
         object.__setattr__(self, "shape", shape)
 
-    @property
-    def dimension(self) -> int:
-        """Return (p − 1) r."""
-        return (self.shape[0] - 1) * self.shape[1]
-
     def _project(self, x: FloatArray) -> FloatArray:
         # P_M(x)_j = x_j/‖x_j‖, for every column j
         return unit_columns(x)[0]
@@ -367,11 +346,6 @@ class Euclidean(Manifold):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.name, self.shape))
-
-    @property
-    def dimension(self) -> int:
-        """Return the number of entries."""
-        return math.prod(self.shape)
 
     def _project(self, x: FloatArray) -> FloatArray:
         return x.copy()
@@ -418,18 +392,11 @@ class Product(Manifold):
         total = sum(math.prod(part.shape) for part in parts)
         object.__setattr__(self, "shape", (total,))
 
-    @property
-    def dimension(self) -> int:
-        """Return the sum of the parts' dimensions."""
-        return sum(part.dimension for part in self.parts)
-
     def _pieces(self, *flat: FloatArray) -> Iterator[tuple[Manifold, list[FloatArray]]]:
-        start = 0
-        for part in self.parts:
-            stop = start + math.prod(part.shape)
-            cut = [array[:, start:stop].reshape(-1, *part.shape) for array in flat]
-            yield part, cut
-            start = stop
+        shapes = [part.shape for part in self.parts]
+        cuts = [cut(array, shapes) for array in flat]
+        for part, *pieces in zip(self.parts, *cuts, strict=True):
+            yield part, pieces
 
     def _project(self, x: FloatArray) -> FloatArray:
         # P_M(x) = (P_{M_1}(x_1), …, P_{M_k}(x_k)), and so for what follows

@@ -67,12 +67,6 @@ class Stiefel(_Orthonormal):
     name: ClassVar[str] = "stiefel"
     shape: Shape
 
-    @property
-    def dimension(self) -> int:
-        """Return p r − r (r + 1)/2."""
-        p, r = self.shape
-        return p * r - r * (r + 1) // 2
-
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
         product = x.swapaxes(1, 2) @ v
         # v − x (xᵀv + vᵀx)/2
@@ -122,12 +116,6 @@ class Grassmann(_Orthonormal):
 
     name: ClassVar[str] = "grassmann"
     shape: Shape
-
-    @property
-    def dimension(self) -> int:
-        """Return r (p − r)."""
-        p, r = self.shape
-        return r * (p - r)
 
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
         # v − x xᵀv
@@ -197,11 +185,6 @@ class FixedRank(Manifold):
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "rank", rank)
 
-    @property
-    def dimension(self) -> int:
-        """Return R (p + r − R)."""
-        return self.rank * (sum(self.shape) - self.rank)
-
     def factors(self, point: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the R largest singular triples U, s, Vᵀ of a point or a batch.
 
@@ -214,25 +197,6 @@ class FixedRank(Manifold):
         if x.ndim == 2:
             return left[0], values[0], right[0]
         return left, values, right
-
-    def from_factors(
-        self, left: ArrayLike, values: ArrayLike, right: ArrayLike
-    ) -> FloatArray:
-        """Return U diag(s) Vᵀ, the inverse of :meth:`factors`."""
-        u, s, vt = (np.asarray(a, dtype=np.float64) for a in (left, values, right))
-        (p, r), rank = self.shape, self.rank
-        wanted = ((p, rank), (rank,), (rank, r))
-        batch = s.shape[:-1]
-        got = (u.shape, s.shape, vt.shape)
-        if len(batch) > 1 or got != tuple((*batch, *shape) for shape in wanted):
-            raise ValueError(
-                f"{self.name}: the factors have shapes {u.shape}, {s.shape} and "
-                f"{vt.shape}, expected {wanted[0]}, {wanted[1]} and {wanted[2]}, or "
-                "several of these along a first axis"
-            )
-        # U diag(s) Vᵀ
-        product: FloatArray = (u * s[..., None, :]) @ vt
-        return product
 
     def _factors(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         left, values, right = thin_svd(x)

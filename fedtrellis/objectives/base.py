@@ -20,6 +20,8 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from fedtrellis.domains.atoms.base import cut
+
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
@@ -402,11 +404,7 @@ class PointForms:
 
     def split(self, array: Array) -> list[Array]:
         """Return the layers of flat points, the last axis of ``array``, as views."""
-        layers, start, lead = [], 0, array.shape[:-1]
-        for shape, size in zip(self.shapes, self.sizes, strict=True):
-            layers.append(array[..., start : start + size].reshape((*lead, *shape)))
-            start += size
-        return layers
+        return list(cut(array, self.shapes))
 
 
 def as_floats(values: Any) -> Array:

@@ -70,21 +70,12 @@ class LowRankPerceptron(FiniteSum):
         self.bound_on_rank, self.activation = rank, activation
         self.factored = bool(factored) and rank is not None
         self._weigh(weight, l2)
-        self.shapes = self.layer_shapes(
-            self.inputs, self.classes, self.hidden, rank if self.factored else None
-        )
+        first: list[tuple[int, ...]] = [(self.inputs, hidden)]
+        if self.factored and rank is not None:  # W as its factors
+            first = [(self.inputs, rank), (rank,), (hidden, rank)]
+        self.shapes = [*first, (hidden,), (hidden, classes), (classes,)]
         self._forms = PointForms(self.shapes)
         self.shape = self._forms.flat
-
-    @staticmethod
-    def layer_shapes(
-        inputs: int, classes: int, hidden: int, rank: int | None
-    ) -> list[tuple[int, ...]]:
-        """Return the shapes of the model's arrays; with a rank, W as its factors."""
-        first: list[tuple[int, ...]] = [(inputs, hidden)]
-        if rank is not None:
-            first = [(inputs, rank), (rank,), (hidden, rank)]
-        return [*first, (hidden,), (hidden, classes), (classes,)]
 
     def manifold(self) -> Product:
         """Return the manifold of the flat points, on which the rest is free.
@@ -110,11 +101,10 @@ class LowRankPerceptron(FiniteSum):
         )
         first = [W]
         if self.bound_on_rank is not None:
-            low_rank = FixedRank(W.shape, self.bound_on_rank)
-            U, s, Vt = low_rank.factors(W)
-            first = [low_rank.from_factors(U, s, Vt)]
-            if self.factored:
-                first = [U.copy(), s.copy(), Vt.T.copy()]
+            U, s, Vt = FixedRank(W.shape, self.bound_on_rank).factors(W)
+            first = (
+                [U.copy(), s.copy(), Vt.T.copy()] if self.factored else [(U * s) @ Vt]
+            )
         return [*first, np.zeros(self.hidden), B, np.zeros(self.classes)]
 
     def _point(self, x: Any, name: str = "x") -> Array:

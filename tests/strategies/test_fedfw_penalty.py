@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from clients import FedFWClient
 from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.schedules import SCHEDULES
+from fedtrellis.schedules import Schedule
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.protocol import CONFIG, STATUS
 from strategies import FedFW
@@ -66,7 +66,7 @@ def run(
     return play(strategy, grid, start, rounds), grid
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", get_args(Schedule))
 @pytest.mark.parametrize("variant", ["plain", "augmented"])
 def test_it_is_a_multiple_of_the_median_gradient(variant: Any, schedule: Any) -> None:
     strategy = FedFW(BALL, variant=variant, schedule=schedule)

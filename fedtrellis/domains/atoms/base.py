@@ -198,11 +198,11 @@ def check(
 
 
 def cut(flat: NDArray[Any], shapes: Iterable[Shape]) -> Iterator[NDArray[Any]]:
-    """Yield the pieces of a flat vector, views in their own shapes."""
-    start = 0
+    """Yield the pieces of flat vectors, the last axis, as views in their own shapes."""
+    start, lead = 0, flat.shape[:-1]
     for shape in shapes:
         stop = start + math.prod(shape)
-        yield flat[start:stop].reshape(shape)
+        yield flat[..., start:stop].reshape(*lead, *shape)
         start = stop
 
 

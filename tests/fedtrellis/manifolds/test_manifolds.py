@@ -65,6 +65,7 @@ EXAMPLES: list[tuple[Manifold, int, Any]] = [
     (Product([FixedRank((8, 8), 1), Product([Sphere((3,))])]), 15 + 2, None),
 ]
 CASES = [manifold for manifold, _, _ in EXAMPLES]
+DIMENSIONS = {id(manifold): dimension for manifold, dimension, _ in EXAMPLES}
 few = settings(max_examples=40, deadline=None)
 
 
@@ -125,7 +126,8 @@ def test_the_projection_is_on_the_manifold_and_no_point_is_nearer(
     np.testing.assert_allclose(manifold.project(y), y, atol=1e-12 * size)
     assert manifold.contains(y, 1e-12)
     distance = float(np.linalg.norm(x - y))
-    assert manifold.distance_to(x) == pytest.approx(distance, abs=1e-12)
+    found = np.linalg.norm(x - manifold.project(x))
+    assert found == pytest.approx(distance, abs=1e-12)
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     others = [manifold.random_point(rng) for _ in range(20)]
     steps = manifold.random_tangent(y, rng, 20)
@@ -148,7 +150,7 @@ def test_the_tangent_projection(manifold: Manifold, dimension: int, other: Any) 
     matrix = manifold.project_tangent(x, basis).reshape(size, size)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)
     np.testing.assert_allclose(matrix @ matrix, matrix, atol=1e-13)
-    assert manifold.dimension == dimension == (other.dim if other else dimension)
+    assert other is None or other.dim == dimension
     assert np.linalg.matrix_rank(matrix, tol=1e-8) == dimension
     assert np.trace(matrix) == pytest.approx(dimension)
     for _ in range(10):
@@ -216,7 +218,7 @@ def test_the_retraction_follows_the_geodesic_to_second_order(
     rng = np.random.default_rng(4)
     x = manifold.random_point(rng)
     v = manifold.random_tangent(x, rng, 1)[0]
-    flat = manifold.dimension in (0, math.prod(manifold.shape))
+    flat = DIMENSIONS[id(manifold)] in (0, math.prod(manifold.shape))
     np.testing.assert_allclose(manifold.retract(x, 0.0 * v), x, atol=1e-14)
 
     def errors(steps: Array, ends: Array) -> Array:
@@ -314,11 +316,6 @@ def test_shapes_and_batches(manifold: Manifold) -> None:
     for size in (1e-4, 1.0):
         off = points + size * rng.standard_normal(points.shape)
         same(manifold.project(off), [manifold.project(a) for a in off])
-        distances = manifold.distance_to(off)
-        assert distances.shape == (4,)
-        alone = [manifold.distance_to(a) for a in off]
-        np.testing.assert_allclose(distances, alone, atol=1e-14)
-        assert manifold.distance_to(off[0]).shape == ()
     tangents = manifold.project_tangent(points, vectors)
     maps = [manifold.project_tangent, manifold.retract]
     if has_exponential(manifold):
@@ -371,16 +368,17 @@ def test_contains(manifold: Manifold) -> None:
     x = manifold.random_point(rng)
     assert manifold.contains(x, 1e-13)
     assert manifold.contains(np.stack([x, manifold.project(-x)]), 1e-13)
-    assert manifold.distance_to(x) <= 1e-14 * max(1.0, float(np.linalg.norm(x)))
+    assert np.linalg.norm(x - manifold.project(x)) <= 1e-14 * max(
+        1.0, float(np.linalg.norm(x))
+    )
     v = rng.standard_normal(manifold.shape)
     normal = v - manifold.project_tangent(x, v)
     for distance in (1e-6, 1e-3, 1.0):
-        if manifold.dimension != math.prod(manifold.shape):
+        if DIMENSIONS[id(manifold)] != math.prod(manifold.shape):
             outside = x + distance * normal
             assert not manifold.contains(outside)
             assert not manifold.contains(np.stack([x, outside]))
             assert manifold.contains(outside, 1e3 * distance)
-            assert manifold.distance_to(outside) > 0.0
     for bad in (np.nan, np.inf, -np.inf):
         broken = x.copy()
         broken.flat[-1] = bad
@@ -396,7 +394,6 @@ def test_values_that_are_not_finite(manifold: Manifold, bad: float) -> None:
     calls: list[Callable[[], Any]] = [
         lambda: manifold.project(broken),
         lambda: manifold.project(np.stack([x, broken])),
-        lambda: manifold.distance_to(broken),
         lambda: manifold.project_tangent(broken, x),
         lambda: manifold.project_tangent(x, broken),
         lambda: manifold.retract(x, broken),
@@ -419,7 +416,6 @@ def test_shapes_that_do_not_fit(manifold: Manifold) -> None:
         calls: list[tuple[Callable[..., Any], tuple[Array, ...]]] = [
             (manifold.project, (array,)),
             (manifold.contains, (array,)),
-            (manifold.distance_to, (array,)),
             (manifold.project_tangent, (array, x)),
             *((function, (x, array)) for function in pairs),
         ]
@@ -536,14 +532,12 @@ def test_fixed_rank_factors() -> None:
     x = np.stack([manifold.random_point(rng) for _ in range(3)])
     u, s, vt = manifold.factors(x)
     assert (u.shape, s.shape, vt.shape) == ((3, 6, 2), (3, 2), (3, 2, 5))
-    np.testing.assert_allclose(manifold.from_factors(u, s, vt), x, atol=1e-14)
+    np.testing.assert_allclose((u * s[:, None]) @ vt, x, atol=1e-14)
     one = manifold.factors(x[0])
     assert [a.shape for a in one] == [(6, 2), (2,), (2, 5)]
-    np.testing.assert_allclose(manifold.from_factors(*one), x[0], atol=1e-14)
+    np.testing.assert_allclose((one[0] * one[1]) @ one[2], x[0], atol=1e-14)
     np.testing.assert_allclose(one[0].T @ one[0], np.eye(2), atol=1e-14)
     assert one[1][0] >= one[1][1] > 0.0
-    with pytest.raises(ValueError, match=r"expected \(6, 2\), \(2,\) and \(2, 5\)"):
-        manifold.from_factors(u, s[0], vt)
     with pytest.raises(ValueError, match="finite"):
         manifold.factors(np.full((6, 5), np.nan))
 
@@ -568,9 +562,6 @@ def test_a_product_is_its_parts_as_a_layout_joins_them() -> None:
         each = zip(PARTS, *arguments, strict=True)
         joined = [getattr(part, method)(*rest) for part, *rest in each]
         np.testing.assert_array_equal(result, layout.point(joined))
-    distances = [p.distance_to(b) for p, b in zip(PARTS, vectors, strict=True)]
-    v = layout.point(vectors)
-    assert product.distance_to(v) == pytest.approx(np.linalg.norm(distances))
     assert product.contains(layout.point(points))
     # each part is held to its own size: a huge one does not hide a small one's fault
     wrong = [points[0], points[1] * 1.001, points[2], 1e12 * points[3]]
