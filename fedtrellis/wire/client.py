@@ -50,7 +50,15 @@ from fedtrellis.wire.protocol import (
     client_identity,
     restored_names,
 )
-from fedtrellis.wire.summing import ATTEMPT, SUM_PHASES, check_exposed, hidden, hides
+from fedtrellis.wire.summing import (
+    ATTEMPT,
+    SUM_PHASES,
+    check_exposed,
+    examples_of,
+    hidden,
+    hides,
+    sum_phase,
+)
 
 ClientFn = Callable[[Context], Any]
 
@@ -362,9 +370,9 @@ class Serving:
     def call(self) -> Any:
         """What the client's method returns, for :meth:`finish`."""
         if self.function in SUM_PHASES:
-            own = getattr(self.client, "rows", None)
-            phase = SUM_PHASES[self.function]
-            return phase(self.context, self.config, own, self.model.point)
+            own, x = getattr(self.client, "rows", None), self.model.point
+            sent = sum_phase(self.function, self.context, self.config, own, x)
+            return sent, 0, {}
         handle = getattr(self.client, self.function, None)
         kind = type(self.client).__name__
         if handle is None:
@@ -382,10 +390,7 @@ class Serving:
         client, memory, config = self.client, self._memory, self.config
         numbers = getattr(client, "numbers", None)
         if ATTEMPT in config:
-            model, rows = self.model, getattr(client, "rows", None)
-            weighed = {**config, "sum-examples": _examples_of(client)}
-            layout, x = model.layout, model.point
-            term = hidden(self.context, weighed, layout, x, result[0], numbers, rows)
+            term = hidden(self.context, config, self.model, client, result[0])
             result, numbers = ([term], 0, {}), None
         more, metrics = dict[str, Any](), dict[str, Any]()
         if self._stateful and numbers is not None and self.function != "evaluate":
@@ -593,10 +598,6 @@ def _handle(
     return Message(answer.content, reply_to=message)
 
 
-def _examples_of(client: Any) -> Any:
-    return getattr(getattr(client, "objective", None), "num_examples", None)
-
-
 def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
     """Answer who the client is, and what there is to know of it before round 1."""
     try:
@@ -614,7 +615,7 @@ def _properties(app: MethodApp, context: Context) -> dict[str, Any]:
     parts = "num-partitions"
     properties: dict[str, Any] = {parts: config[parts]} if parts in config else {}
     # what a client weighs in an evaluation is declared before there is a model
-    examples = _examples_of(client)
+    examples = examples_of(client)
     if examples is not None:
         properties[EXAMPLES] = int(examples)
     properties |= client.get_properties({})

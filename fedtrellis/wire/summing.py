@@ -21,7 +21,8 @@ from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.encryption.node_secrets import NodeSecrets, remove_run_key
 from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
 from fedtrellis.settings import CodedError, SettingsError
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import client_identity
 
@@ -29,8 +30,6 @@ from fedtrellis.wire.protocol import client_identity
 ATTEMPT = "sum-attempt"
 #: The record of a message, and of its reply, that is about sums.
 RECORD = "secure-sum"
-
-Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 def node_secrets(context: Context) -> NodeSecrets:
@@ -42,72 +41,62 @@ def _member(context: Context, config: Mapping[str, Any]) -> BlockMember:
     return BlockMember(node_secrets(context), config["session"])
 
 
-def _introduce(context: Context, config: Mapping[str, Any], *_: Any) -> Answer:
-    """A fresh key, and which key the node has."""
-    own = _member(context, config).introduce(config["beginning"])
-    sent = own.key.encode(), own.fresh
-    return [np.frombuffer(data, np.uint8) for data in sent], 0, {}
+#: Phases that every client has, by their methods' names.
+SUM_PHASES = ("fit_sum_keys", "fit_sum_agree", "fit_sum_finish")
 
 
-def _agree(
+def sum_phase(
+    name: str,
     context: Context,
     config: Mapping[str, Any],
     rows: OwnRows | None = None,
     x: FloatArray | None = None,
-) -> Answer:
-    """Check the block's keys, and derive what is shared with each member."""
-    sent = (config[key] for key in ("members", "member-keys", "member-fresh"))
-    members = [Introduction(*one) for one in zip(*sent, strict=True)]
-    _member(context, config).agree(members, config["sum-told"], rows)
-    return [], 0, {}
-
-
-def _finish(
-    context: Context,
-    config: Mapping[str, Any],
-    rows: OwnRows | None = None,
-    x: FloatArray | None = None,
-) -> Answer:
-    """Remember the run's model; a simulation's key for the run goes."""
+) -> list[NDArray[Any]]:
+    """What a client sends in one of :data:`SUM_PHASES`; ``x`` is the run's model."""
+    if name == "fit_sum_keys":  # a fresh key, and which key the node has
+        own = _member(context, config).introduce(config["beginning"])
+        return [np.frombuffer(data, np.uint8) for data in (own.key.encode(), own.fresh)]
+    if name == "fit_sum_agree":  # the block's keys, and what is shared with each member
+        sent = (config[key] for key in ("members", "member-keys", "member-fresh"))
+        members = [Introduction(*one) for one in zip(*sent, strict=True)]
+        _member(context, config).agree(members, config["sum-told"], rows)
+        return []
+    if name != "fit_sum_finish":
+        raise ValueError(f"{name!r} is none of {', '.join(SUM_PHASES)}")
     node = node_secrets(context)
     if x is not None:
         ReleaseMemory(node, config["session"]).note_model(x)
     if node.kind == "run":
         remove_run_key(config["session"])
-    return [], 0, {}
+    return []
 
 
-#: Phases that every client has, by their methods' names.
-SUM_PHASES = {
-    "fit_sum_keys": _introduce,
-    "fit_sum_agree": _agree,
-    "fit_sum_finish": _finish,
-}
+def examples_of(client: Any) -> Any:
+    """How many examples a client's objective has; None if it does not say."""
+    return getattr(getattr(client, "objective", None), "num_examples", None)
 
 
 def hidden(
     context: Context,
     config: Mapping[str, Any],
-    layout: Layout,
-    x: FloatArray,
+    model: ReceivedModel,
+    client: Any,
     arrays: Sequence[NDArray[Any]],
-    numbers: FloatArray | None,
-    rows: OwnRows | None = None,
 ) -> Words:
-    """The term of an answer, of what ``fit`` returned and left.
+    """The term of an answer, of the arrays that ``fit`` returned and what it left.
 
-    Of the first ``sum-points`` arrays, which are models, the change from ``x`` is
+    Of the first ``sum-points`` arrays, which are models, the change from ``model`` is
     hidden. Raises what BlockMember does; RangeError: a number does not fit.
-    ``rows`` are those of the client's data, if it knows them.
     """
-    parts = []
+    x, parts = model.point, []
     for index, array in enumerate(arrays):
-        part = layout.from_wire(array).astype(np.float64)
+        part = model.layout.from_wire(array).astype(np.float64)
         parts.append(part - x if index < config["sum-points"] else part)
+    numbers = getattr(client, "numbers", None)
     parts += [] if numbers is None else [numbers]
     vector = np.concatenate([part.reshape(-1) for part in parts])
     if "sum-largest" in config:  # w_i / w_max
-        vector = vector * (config["sum-examples"] / config["sum-largest"])
+        vector = vector * (examples_of(client) / config["sum-largest"])
     coding = Coding(config["sum-bits"], config["sum-word"])
     clip, deviation = config["sum-clip"], config["sum-deviation"]
     if clip:
@@ -127,7 +116,8 @@ def hidden(
     node = node_secrets(context)
     member = BlockMember(node, config["session"])
     releases = ReleaseMemory(node, config["session"])
-    releases.admit(member.names, rows)  # a file may have changed since the agreement
+    # a file may have changed since the agreement
+    releases.admit(member.names, getattr(client, "rows", None))
     # where the run config names none, an app begins at its task's own start
     if config["server-round"] <= 1 and context.run_config.get("initial-model", "any"):
         releases.check_start(x)
@@ -218,15 +208,14 @@ def secure_sum_mod(
             arrays = [_term(who, msg, context, call_next, config)]
         else:
             _check_key(who, context, config)
-            arrays = SUM_PHASES[f"fit_sum_{config['step']}"](context, config)[0]
+            arrays = sum_phase(f"fit_sum_{config['step']}", context, config)
     except CodedError as error:
-        arrays = []
         # what the server is not to read
         log(ERROR, "refused: %s", getattr(error, "detail", error))
         status |= {"refused": error.code, "why": str(error)}
-    content: dict[str, Any] = {RECORD: ConfigRecord({**status})}
+    content = RecordDict({RECORD: ConfigRecord({**status})})
     content["arrays"] = ArrayRecord(arrays)
-    return Message(RecordDict(content), reply_to=msg)
+    return Message(content, reply_to=msg)
 
 
 def _check_key(who: str, context: Context, config: Mapping[str, Any]) -> None:
