@@ -332,7 +332,13 @@ def receive(
     elif stored is not None and base <= stored.version <= version:
         layout = stored.layout
         if encoding == "entries":
-            point = _changed(stored, record_arrays(record))
+            arrays = record_arrays(record)
+            if len(arrays) != 2:
+                raise ValueError(f"changed entries came in {len(arrays)} arrays")
+            indices, values = arrays
+            check_entries(indices, values, layout.size)
+            point = stored.point.copy()
+            point.reshape(-1)[indices] = layout.from_wire(values)
         elif stored.version == version:
             return stored
         else:
@@ -355,16 +361,6 @@ def receive(
         if not isfinite(point.sum()):
             raise ValueError("the model is not finite")
     return ReceivedModel(layout, point, version)
-
-
-def _changed(stored: ReceivedModel, arrays: Sequence[NDArray[Any]]) -> FloatArray:
-    if len(arrays) != 2:
-        raise ValueError(f"changed entries came in {len(arrays)} arrays")
-    indices, values = arrays
-    check_entries(indices, values, stored.point.size)
-    point = stored.point.copy()
-    point.reshape(-1)[indices] = stored.layout.from_wire(values)
-    return point
 
 
 def _moved(

@@ -17,7 +17,6 @@ from fedtrellis.signals import window
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
     NodeInfo,
-    advice_on,
     is_simulation,
     log,
     message_bytes,
@@ -357,7 +356,16 @@ class Registry:
                 reasons.append(why)
                 traffic.reject(f"on node {node_id}", why)
         if not self.clients:
-            first = f": {reasons[0]}{advice_on(reasons[0], HELLO)}" if reasons else ""
+            first = f": {reasons[0]}" if reasons else ""
+            # so Flower says of ClientApp(client_fn=...), and of an app of functions
+            if (
+                f"Invalid message type: {HELLO}" in first
+                or "No query function" in first
+            ):
+                first += (
+                    " (the nodes' ClientApp was not made by fedtrellis; make it with "
+                    "app = fedtrellis.client_app(client_fn))"
+                )
             raise RuntimeError(f"none of {len(new)} nodes can be used{first}")
         self.names = sorted(self.clients, key=identity_order)
 

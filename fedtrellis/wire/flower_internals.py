@@ -289,19 +289,6 @@ def name_message(message: Message, message_id: str) -> None:
         raise ImportError(_unfit("Metadata keeps no '_message_id'"))
 
 
-def advice_on(reason: str, kind: str) -> str:
-    """What to do about a ClientApp that Flower says has nothing for a type of message.
-
-    It says so in two ways, of ``ClientApp(client_fn=...)`` and of an app of functions.
-    """
-    if f"Invalid message type: {kind}" in reason or "No query function" in reason:
-        return (
-            " (the nodes' ClientApp was not made by fedtrellis; make it with "
-            "app = fedtrellis.client_app(client_fn))"
-        )
-    return ""
-
-
 def join_run(run_id: int) -> None:
     """Give this process a place in a run, which messages need, unless it has one."""
     if not hasattr(TaskIdentity, "_run_id"):

@@ -80,18 +80,6 @@ FAULTS = {
 }
 
 
-def _checked(chances: Mapping[str, float]) -> dict[str, float]:
-    """The probability of each of :data:`FAULTS`; SettingsError if one is wrong."""
-    for name, probability in chances.items():
-        if name not in FAULTS:
-            raise SettingsError(f"{name!r} is no fault; allowed: {', '.join(FAULTS)}")
-        if not 0.0 <= probability <= 1.0:
-            raise SettingsError(
-                f"{name} = {probability!r} must be at least 0 and at most 1"
-            )
-    return {name: float(chances.get(name, 0.0)) for name in FAULTS}
-
-
 class GridOptions(TypedDict, total=False):
     """What :class:`LocalGrid` takes besides app and number of nodes, as keywords."""
 
@@ -256,7 +244,14 @@ class LocalGrid(Grid):
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
             )
-        self.faults = _checked(faults)
+        for name, chance in faults.items():
+            if name not in FAULTS:
+                allowed = ", ".join(FAULTS)
+                raise SettingsError(f"{name!r} is no fault; allowed: {allowed}")
+            if not 0.0 <= chance <= 1.0:
+                limits = "must be at least 0 and at most 1"
+                raise SettingsError(f"{name} = {chance!r} {limits}")
+        self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.encode = encode
         self.batched, self.workers = batched, workers
         self.fault_counts = dict.fromkeys(FAULTS, 0)
