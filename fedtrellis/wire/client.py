@@ -600,28 +600,24 @@ def _handle(
 
 def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
     """Answer who the client is, and what there is to know of it before round 1."""
+    properties: dict[str, Any] = {}
     try:
-        properties = _properties(app, context)
+        client, config = app.client(context), context.node_config
+        # how many parts the node thinks that the data has, for whoever wants to check
+        if "num-partitions" in config:
+            properties["num-partitions"] = config["num-partitions"]
+        # what a client weighs in an evaluation is declared before there is a model
+        examples = examples_of(client)
+        if examples is not None:
+            properties[EXAMPLES] = int(examples)
+        properties |= client.get_properties({})
+        if isinstance(client, MethodClient):
+            properties |= client.announcement
     except Exception as error:
         raise _for_server(error, context) from None
     status = filled(ConfigRecord(), {"client-id": client_identity(context)})
     records = {STATUS: status, CONFIG: filled(ConfigRecord(), properties)}
     return Message(filled(RecordDict(), records), reply_to=message)
-
-
-def _properties(app: MethodApp, context: Context) -> dict[str, Any]:
-    client, config = app.client(context), context.node_config
-    # how many parts the node thinks that the data has, for whoever wants to check
-    parts = "num-partitions"
-    properties: dict[str, Any] = {parts: config[parts]} if parts in config else {}
-    # what a client weighs in an evaluation is declared before there is a model
-    examples = examples_of(client)
-    if examples is not None:
-        properties[EXAMPLES] = int(examples)
-    properties |= client.get_properties({})
-    if isinstance(client, MethodClient):
-        properties |= client.announcement
-    return properties
 
 
 def client_app(

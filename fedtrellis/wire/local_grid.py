@@ -99,10 +99,6 @@ class GridOptions(TypedDict, total=False):
     workers: int
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
 def _handle(app: ClientApp, message: Message, context: Context) -> Any:
     try:
         return app(message, context)
@@ -148,7 +144,12 @@ class Nodes:
         for place, handle in enumerate(handlers):
             if not self.stopped():
                 replies[place] = handle()
-        return [_reason(r) if isinstance(r, Exception) else r for r in replies]
+        return [
+            f"{type(reply).__name__}: {reply}"
+            if isinstance(reply, Exception)
+            else reply
+            for reply in replies
+        ]
 
     def states(self, names: Collection[str] | None = None) -> dict[str, bytes]:
         """Nodes' states as bytes, by client identity; None: every node's."""
@@ -433,7 +434,7 @@ class LocalGrid(Grid):
         """Take messages to nodes, each to another one, and their replies back."""
         app, nodes = self._nodes.app, self._handlers()
         struck: list[tuple[Message, set[str]]] = []
-        asked: list[tuple[int, Message]] = []
+        asked: list[tuple[int, Any]] = []
         for message in messages:
             node_id = message.metadata.dst_node_id
             if node_id not in self._contexts:
@@ -463,9 +464,14 @@ class LocalGrid(Grid):
         # an app that looks at its messages for itself may have changed meanwhile
         known = app.functions if isinstance(app, MethodApp) and app.plain else {}
         if all(message.metadata.message_type in known for _, message in asked):
-            answers = nodes.ask(_requests(asked))
-        else:
-            answers = nodes.ask(asked)
+            made: dict[Any, NodeRequest] = {}  # those of one content are one
+            for place, (node_id, message) in enumerate(asked):
+                kind, content = message.metadata.message_type, message.content
+                request = made.setdefault(
+                    (kind, id(content)), NodeRequest(kind, content)
+                )
+                asked[place] = node_id, request
+        answers = nodes.ask(asked)
         if before:
             nodes.load(before)
         for (message, strikes), answer in zip(struck, answers, strict=True):
@@ -562,17 +568,6 @@ class LocalGrid(Grid):
             # the faults to come are those that would have come
             self._handled = json.loads(states[""])["handled"]
         self._handlers().load(states)
-
-
-def _requests(asked: Sequence[tuple[int, Message]]) -> list[tuple[int, NodeRequest]]:
-    """What messages for a ``MethodApp`` ask; those of one content are one request."""
-    requests: dict[tuple[str, int], NodeRequest] = {}
-    found = []
-    for node_id, message in asked:
-        kind, content = message.metadata.message_type, message.content
-        request = requests.setdefault((kind, id(content)), NodeRequest(kind, content))
-        found.append((node_id, request))
-    return found
 
 
 # ------------------------------------------------- bytes of messages that nobody makes

@@ -207,7 +207,14 @@ def secure_sum_mod(
             msg.content = RecordDict(records)
             arrays = [_term(who, msg, context, call_next, config)]
         else:
-            _check_key(who, context, config)
+            simulated = config["simulated"] and "num-partitions" in context.node_config
+            # only the clients of a simulation make a key for their run
+            if node_secrets(context).kind == "run" and not simulated:
+                raise SettingsError(
+                    f"{who} has no key, and this is no simulation: make one with "
+                    "fedtrellis-keys (identity and roster, or new), and name it in the "
+                    "node config (identity-file and roster-file, or key-file)"
+                )
             arrays = sum_phase(f"fit_sum_{config['step']}", context, config)
     except CodedError as error:
         # what the server is not to read
@@ -216,17 +223,6 @@ def secure_sum_mod(
     content = RecordDict({RECORD: ConfigRecord({**status})})
     content["arrays"] = ArrayRecord(arrays)
     return Message(content, reply_to=msg)
-
-
-def _check_key(who: str, context: Context, config: Mapping[str, Any]) -> None:
-    """Only the clients of a simulation make a key for their run."""
-    simulated = config["simulated"] and "num-partitions" in context.node_config
-    if node_secrets(context).kind == "run" and not simulated:
-        raise SettingsError(
-            f"{who} has no key, and this is no simulation: make one with "
-            "fedtrellis-keys (identity and roster, or new), and name it in the node "
-            "config (identity-file and roster-file, or key-file)"
-        )
 
 
 def _term(
