@@ -11,6 +11,7 @@ from fedtrellis.admm.kept import FactorFile, KeptFor
 from fedtrellis.objectives.base import (
     Array,
     check_array,
+    check_examples,
     check_number,
     is_sparse,
     largest_eigenvalue,
@@ -173,13 +174,8 @@ def _factor_of(objective: Any) -> FactorHessian | None:
     if factor is None:
         return None
     A, s, c = factor
-    if is_sparse(A):
-        matrix: Any = scipy.sparse.csr_array(A, dtype=np.float64)
-    else:
-        matrix = np.asarray(A, dtype=np.float64)
     name = f"hessian_factor() of objective {type(objective).__name__}"
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"{name} has A of shape {matrix.shape}; it must be a matrix")
+    matrix = check_examples(f"A of {name}", A)
     s, c = check_number(f"s of {name}", s), check_number(f"c of {name}", c)
     return FactorHessian(matrix, s, c)
 

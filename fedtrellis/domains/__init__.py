@@ -39,9 +39,10 @@ _SETS: list[type[Domain]] = [
 #: Every bounded set by its name.
 DOMAINS: dict[str, type[Domain]] = {cls.name: cls for cls in _SETS if cls.bounded}
 
-#: Every set that a run config may name, the whole space among them.
+#: Every set that a run config may name, the whole space among them: a product's parts
+#: are more than it can give.
 RUN_DOMAINS: dict[str, type[Domain]] = {
-    cls.name: cls for cls in _SETS if cls.configurable()
+    cls.name: cls for cls in _SETS if cls is not Product
 }
 
 __all__ = ["DOMAINS", "RUN_DOMAINS", "Domain", "fitting_domains", "make_domain"]

@@ -248,12 +248,6 @@ class Domain(ABC):
         return "radius" in arguments_of(cls)
 
     @classmethod
-    def configurable(cls) -> bool:
-        """Say whether a run config can give all that the constructor needs."""
-        needed = {name for name, required in arguments_of(cls).items() if required}
-        return needed <= {"radius", *cls.parameters}
-
-    @classmethod
     @cache
     def settings(cls) -> type[Any]:
         """Return :attr:`parameters` as a dataclass for :mod:`fedtrellis.settings`.

@@ -397,13 +397,8 @@ class TotalVariationBall(NormBall):
         return super()._contains_atom(atom, tolerance)
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of the step that starts at once; nuclear norms differ
-        size = math.prod(shape)
-        return {
-            "l1": self.radius * size,
-            "l2": self.radius * math.sqrt(size),
-            "linf": self.radius,
-        }
+        # of the step that starts at once, a vertex of this ball
+        return LInfBall(self.radius)._largest_norms(shape)
 
 
 def _variation(x: FloatArray) -> float:

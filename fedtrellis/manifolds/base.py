@@ -55,6 +55,12 @@ class Manifold(ABC):
 
     name: ClassVar[str]
     shape: Shape
+    #: Whether points are matrices.
+    _matrices: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        shape = checked_shape(self.name, self.shape, matrix=self._matrices)
+        object.__setattr__(self, "shape", shape)
 
     # What a manifold implements. Here every argument is checked and a batch; a batch
     # of one stands for as many as the other argument has.
@@ -254,7 +260,7 @@ class Sphere(Manifold):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", checked_shape(self.name, self.shape))
+        super().__post_init__()
         object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
     def _project(self, x: FloatArray) -> FloatArray:
@@ -300,11 +306,8 @@ class Oblique(Manifold):
     """
 
     name: ClassVar[str] = "oblique"
+    _matrices: ClassVar[bool] = True
     shape: Shape
-
-    def __post_init__(self) -> None:
-        shape = checked_shape(self.name, self.shape, matrix=True)
-        object.__setattr__(self, "shape", shape)
 
     def _project(self, x: FloatArray) -> FloatArray:
         # P_M(x)_j = x_j/‖x_j‖, for every column j
@@ -343,9 +346,6 @@ class Euclidean(Manifold):
 
     name: ClassVar[str] = "euclidean"
     shape: Shape
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", checked_shape(self.name, self.shape))
 
     def _project(self, x: FloatArray) -> FloatArray:
         return x.copy()

@@ -14,7 +14,6 @@ from fedtrellis.manifolds.base import (
     FloatArray,
     Manifold,
     Shape,
-    checked_shape,
 )
 
 # Longest tangent that is followed: rounding blurs the angles of longer ones.
@@ -24,14 +23,15 @@ _LONGEST = 1e6
 class _Orthonormal(Manifold):
     """What the two share: the points, and with them the projection."""
 
+    _matrices: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
-        shape = checked_shape(self.name, self.shape, matrix=True)
-        if shape[0] < shape[1]:
+        super().__post_init__()
+        if self.shape[0] < self.shape[1]:
             raise ValueError(
                 f"{self.name}: shape must have at least as many rows as columns, "
                 f"got {self.shape!r}"
             )
-        object.__setattr__(self, "shape", shape)
 
     def _project(self, x: FloatArray) -> FloatArray:
         # P_M(x) = U Vᵀ  for x = U Σ Vᵀ
@@ -171,18 +171,18 @@ class FixedRank(Manifold):
     """
 
     name: ClassVar[str] = "fixed-rank"
+    _matrices: ClassVar[bool] = True
     shape: Shape
     rank: int
 
     def __post_init__(self) -> None:
-        shape = checked_shape(self.name, self.shape, matrix=True)
-        rank = positive_integer(self.name, "rank", self.rank)
+        super().__post_init__()
+        shape, rank = self.shape, positive_integer(self.name, "rank", self.rank)
         if rank > min(shape):
             raise ValueError(
                 f"{self.name}: rank must be at most {min(shape)} for shape {shape}, "
                 f"got {rank}"
             )
-        object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "rank", rank)
 
     def factors(self, point: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
