@@ -435,6 +435,7 @@ class LocalGrid(Grid):
         app, nodes = self._nodes.app, self._handlers()
         struck: list[tuple[Message, set[str]]] = []
         asked: list[tuple[int, Any]] = []
+        wiped, forgetful = list[str](), list[str]()
         for message in messages:
             node_id = message.metadata.dst_node_id
             if node_id not in self._contexts:
@@ -444,26 +445,22 @@ class LocalGrid(Grid):
             strikes = self._strikes(message)
             if "request_loss" in strikes:
                 continue
+            if "wipe" in strikes:
+                wiped.append(client_identity(self._contexts[node_id]))
+            if "state_loss" in strikes:
+                forgetful.append(client_identity(self._contexts[node_id]))
             struck.append((message, strikes))
             if self.encode:
                 message, size = through_bytes(message, self._shared)
                 self.bytes_down += size
                 self._sizes[message.metadata.message_id] = size
             asked.append((node_id, message))
-        wiped, forgetful = (
-            [
-                client_identity(self._contexts[message.metadata.dst_node_id])
-                for message, strikes in struck
-                if fault in strikes
-            ]
-            for fault in ("wipe", "state_loss")
-        )
         if wiped:
             nodes.load(dict.fromkeys(wiped, b""))
         before = nodes.states(forgetful) if forgetful else {}
         # an app that looks at its messages for itself may have changed meanwhile
         known = app.functions if isinstance(app, MethodApp) and app.plain else {}
-        if all(message.metadata.message_type in known for _, message in asked):
+        if {message.metadata.message_type for _, message in asked} <= known.keys():
             made: dict[Any, NodeRequest] = {}  # those of one content are one
             for place, (node_id, message) in enumerate(asked):
                 kind, content = message.metadata.message_type, message.content
