@@ -46,9 +46,6 @@ __all__ = [
 #: The clients have to agree before round 1, whatever is lost on the way.
 SETUP_ATTEMPTS = 30
 
-_NO_NUMBERS: FloatArray = np.empty(0)
-_NO_NUMBERS.flags.writeable = False
-
 
 @dataclass(slots=True)
 class Answer:
@@ -364,7 +361,7 @@ class Conversation:
         try:
             if isinstance(reply, Message):
                 reply = NodeReply.of(reply.content)
-            status, numbers = reply.status, _NO_NUMBERS
+            status, numbers = reply.status, np.empty(0)
             alike = reply.client == name and status == expected
             if not alike or status["in-sync"] is not True:  # 1 is not True
                 if reply.client != name:

@@ -232,7 +232,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.used: list[str] = []
         # clients whose state is no longer known, and begins at zero
         self._zeroed: set[str] = set()
-        # ‖x‖ of a version of the model
+        # ‖x‖ of an array, which a version of the model is or has
         self._model_size: tuple[Any, int, float] = None, 0, 0.0
         options = self.options
         chosen = options.aggregation
@@ -432,12 +432,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     ) -> None:
         """Raise ValueError for a point, of a norm that may be known, far beyond x."""
         size = _norm(point) if norm is None else norm
-        broadcast, (known, version, scale) = self.broadcast, self._model_size
-        if reference is not broadcast.model:
+        known, version, scale = self._model_size
+        if known is not reference or version != self.broadcast.version:
             scale = _norm(reference)
-        elif known is not broadcast or version != broadcast.version:
-            scale = _norm(reference)
-            self._model_size = broadcast, broadcast.version, scale
+            self._model_size = reference, self.broadcast.version, scale
         # ‖x_i‖ ≤ b · max(1, ‖x‖)
         if not size <= self.options.answer_bound * max(1.0, scale):
             raise ValueError(

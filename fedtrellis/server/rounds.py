@@ -189,11 +189,10 @@ class RoundStrategy(LoopStrategy):
                 conversation.reject(name, why)
         else:
             self._loop.whole = None
+            given = checked
             if aggregator.seen_by == "server":
-                sealed = {name: Sealed(value) for name, value in checked.items()}
-                metrics = self.aggregate(server_round, sealed)
-            else:
-                metrics = self.aggregate(server_round, checked)
+                given = {name: Sealed(value) for name, value in checked.items()}
+            metrics = self.aggregate(server_round, given)
             conversation.note_used(server_round, *checked)
             self._zeroed.difference_update(checked)
             for part in self._parts:

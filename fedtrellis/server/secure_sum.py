@@ -602,10 +602,13 @@ class SecureSums(Strategy):
         while len(nodes := list(self._grid.get_node_ids())) < wanted:
             log(INFO, "Waiting for nodes: %d of at least %d", len(nodes), wanted)
             time.sleep(1)
-        members: dict[int, Introduction] = {}
+        members: dict[str, Introduction] = {}
+        ids: dict[str, int] = {}
 
         def take(node_id: int, name: str, arrays: Sequence[Any]) -> None:
-            members[node_id] = introduction(name, arrays)
+            if ids.setdefault(name, node_id) != node_id:
+                raise SettingsError(f"two clients have one name, {name!r}")
+            members[name] = introduction(name, arrays)
 
         self._begin_wave("keys")
         self._ask(dict.fromkeys(nodes, beginning()), take)
@@ -614,13 +617,9 @@ class SecureSums(Strategy):
                 f"{len(nodes) - len(members)} of {len(nodes)} clients sent no key: "
                 "does their ClientApp have mods=[secure_sum_mod], from fedtrellis?"
             )
-        self._ids = {one.name: node_id for node_id, one in members.items()}
-        if len(self._ids) < len(members):
-            raise SettingsError("two clients have one name (client-id, partition-id)")
-        names = sorted(self._ids, key=identity_order)
-        self._sum.begin(Cohorts(names, 1.0, None, 1.0, 0))
-        by_name = {one.name: one for one in members.values()}
-        self._agree(self._sum.blocks, by_name)
+        self._ids = ids
+        self._sum.begin(Cohorts(sorted(ids, key=identity_order), 1.0, None, 1.0, 0))
+        self._agree(self._sum.blocks, members)
         if self._sum.anew:
             raise SettingsError("not all clients answered when keys were agreed on")
 
