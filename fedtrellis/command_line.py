@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.app import installed_app
+from fedtrellis.app.application import installed_app
 from fedtrellis.app.command_line import add_run_options, perform
 from fedtrellis.app.registry import print_list
 from fedtrellis.runs import (

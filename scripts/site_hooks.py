@@ -250,7 +250,7 @@ def _api_page(package: str, about: str) -> str:
 
 @cache
 def _registry() -> Any:
-    from fedtrellis.app import installed_app
+    from fedtrellis.app.application import installed_app
 
     return installed_app().registry
 

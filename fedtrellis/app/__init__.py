@@ -1,7 +1,7 @@
 """The app: what methods, tasks and domains declare, and a run made of it."""
 
-from fedtrellis.app.application import App, installed_app
+from fedtrellis.app.application import App
 from fedtrellis.app.experiment import Experiment
 from fedtrellis.app.registry import Plugin, pairs
 
-__all__ = ["App", "Experiment", "Plugin", "installed_app", "pairs"]
+__all__ = ["App", "Experiment", "Plugin", "pairs"]

@@ -53,7 +53,7 @@ class Experiment:
 
     Examples
     --------
-    >>> from fedtrellis.app import installed_app
+    >>> from fedtrellis.app.application import installed_app
     >>> experiment = installed_app().experiment({"task": "lasso"}, 4)
     >>> experiment.domain.name, experiment.strategy().name
     ('l1-ball', 'fedfw')

@@ -497,7 +497,10 @@ class Nonconvex(Task):
     """A task whose F is not convex, and what suits Frank-Wolfe there."""
 
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-        {key: {"schedule": "nonconvex"} for key in ("fedfw", "naive-frank-wolfe")}
+        {
+            "fedfw": {"schedule": "nonconvex"},
+            "naive-frank-wolfe": {"schedule": "nonconvex"},
+        }
     )
     convex = False
 
