@@ -202,7 +202,7 @@ def cut(flat: NDArray[Any], shapes: Iterable[Shape]) -> Iterator[NDArray[Any]]:
     start, lead = 0, flat.shape[:-1]
     for shape in shapes:
         stop = start + math.prod(shape)
-        yield flat[..., start:stop].reshape(*lead, *shape)
+        yield flat[..., start:stop].reshape((*lead, *shape))
         start = stop
 
 
