@@ -468,12 +468,15 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             replayed[name] = np.zeros_like(replayed[name])
         self._zeroed.update(clients)
 
-    def _weight_in_sum(self, clients: Sequence[str]) -> float:
-        """Σ d_i / max d_i, which clients multiply their terms with, or how many."""
+    def _weights_in_sums(self) -> dict[str, float]:
+        """What each client multiplies its terms with: d_i / max d_i, or 1."""
         if self.options.client_weights == "equal":
-            return len(clients)
-        largest = max(self._examples_of(self.clients))
-        return sum(count / largest for count in self._examples_of(clients))
+            return dict.fromkeys(self.clients, 1.0)
+        counts = self._examples_of(self.clients)
+        largest = max(counts)
+        return {
+            n: count / largest for n, count in zip(self.clients, counts, strict=True)
+        }
 
     def _examples_of(self, clients: Iterable[str]) -> list[float]:
         return [float(self._client_properties(n)[EXAMPLES]) for n in clients]

@@ -297,7 +297,7 @@ class SecureSum(Mean):
     ) -> tuple[list[Answer], set[str]]:
         """The answers of complete blocks: each member's is its block's mean."""
         strategy, by_name = conversation.strategy, {a.client: a for a in answers}
-        result: list[Answer] = []
+        weights, result = strategy._weights_in_sums(), list[Answer]()
         anew: set[str] = set()
         for block in self.blocks:
             there = [name for name in block if name in by_name]
@@ -319,7 +319,7 @@ class SecureSum(Mean):
                     names = ", ".join(lost)
                     raise ValueError(f"its block begins anew: client {names} had to")
                 total = self.total({name: by_name[name].arrays for name in block})
-                total /= strategy._weight_in_sum(block)
+                total /= sum(weights[name] for name in block)
                 arrays, numbers = self._cut(total, strategy, points)
             except ValueError as error:
                 for name in there:
