@@ -143,7 +143,7 @@ class Run:
     point : bool
         Whether the run's result, a point of one array, is kept.
     start : ndarray, optional
-        Where a model of one array starts, in the place of the task's own point.
+        Where a model of one array starts, instead of the task's own point.
     strategy : callable
         Makes the strategy, as :meth:`fedtrellis.app.Experiment.strategy` does.
     grid : callable

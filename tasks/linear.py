@@ -393,7 +393,7 @@ class LogisticRegression(PartitionedTask):
     )
     l2: float = setting(0.001, "μ, the factor of the regulariser", minimum=0.0)
     l2_per_example: bool = setting(
-        False, "μ/d_i in the place of μ, d_i the client's number of examples"
+        False, "μ/d_i instead of μ, d_i the client's number of examples"
     )
     regularizer: str = setting(
         "l2",

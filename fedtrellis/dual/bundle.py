@@ -149,7 +149,7 @@ class DualBundle:
         return np.array(values)
 
     def set_alpha_value(self, unit: int, b: float | FloatArray) -> None:
-        """Put the exact b, shape (C,), in the place of the bounds of the mixtures."""
+        """Put the exact b, shape (C,), instead of the bounds of the mixtures."""
         self.b[:, self._alpha[unit]] = b
 
     def new_ids(self, unit: int, count: int) -> list[int]:

@@ -394,7 +394,7 @@ class MixtureSteps(Steps):
             by_class = report.reshape(C, -1)
             if self.units[u].version == self.held_version:
                 self.losses[u] = by_class[:, 0]
-            # b of the current α, exactly, in the place of the mixture's bound
+            # b of the current α, exactly, instead of the mixture's bound
             bundle.set_alpha_value(u, -by_class[:, 1] / N)
             # of each class the same proposals: shape (C, c, p)
             own = np.ascontiguousarray(V.reshape(-1, C, V.shape[1]).swapaxes(0, 1))
