@@ -7,14 +7,14 @@ import logging
 import math
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from logging import INFO
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
 from flwr.serverapp.strategy import Result
 
@@ -36,8 +36,6 @@ LOG_FORMATS = ("text", "json")
 #: a callback stopped it, or it had all its rounds.
 ENDINGS = ("converged", "stopped", "round limit")
 STATUSES = ("running", *ENDINGS, "diverged", "interrupted", "failed")
-# Reasons why answers were dropped, in a line and at the end; the history has all.
-_REASONS = 5
 
 
 @dataclass
@@ -105,9 +103,6 @@ class Callback:
     >>> counter.rounds
     1
     """
-
-    #: Whether it shows or logs each round itself, so that the run need not.
-    tells_of_rounds: ClassVar[bool] = False
 
     def on_meeting(self, strategy: Any) -> None:
         """When it is known who the clients are, before anything is made of them."""
@@ -203,12 +198,6 @@ def format_bytes(count: float) -> str:
     return f"{count / 1000:.1f} GB"
 
 
-def shortened(text: str, length: int = 80) -> str:
-    """A text on one line; of a long one the end, where an error names its cause."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else "…" + line[1 - length :]
-
-
 def listed(names: Sequence[str], length: int = 5) -> str:
     """The first of many names, and how many more there are."""
     rest = len(names) - length
@@ -247,56 +236,40 @@ def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
     }
 
 
-def summary_rows(history: Sequence[RoundRecord]) -> list[tuple[str, str]]:
-    """The short table that ends a run: names and values as people read them."""
+def in_a_line(history: Sequence[RoundRecord]) -> str:
+    """The totals and last metrics that end a run, as people read them."""
     total = summarise(history)
-    rows = [
-        ("rounds", str(total["rounds"])),
-        *((name, f"{value:.6g}") for name, value in total["metrics"].items()),
-        ("bytes up", format_bytes(total["bytes_up"])),
-        ("bytes down", format_bytes(total["bytes_down"])),
-        ("seconds", f"{total['seconds']:.2f}"),
-        ("answers used", f"{total['used']} of {total['sampled']}"),
+    shown = [f"rounds {total['rounds']}"]
+    shown += [f"{name} {value:.6g}" for name, value in total["metrics"].items()]
+    shown += [
+        f"↑ {format_bytes(total['bytes_up'])} ↓ {format_bytes(total['bytes_down'])}",
+        f"{total['seconds']:.2f} s",
+        f"{total['used']} of {total['sampled']} used",
     ]
     if "progress" in total:
-        share = f"{100.0 * total['progress']:.2g} % of the loss's fall"
-        rows.append(("last tenth of the rounds", share))
-    if total["rejected"]:
-        rows.append(("answers dropped", str(total["rejected"])))
-        reasons = list(total["rejected_by_reason"].items())
-        rows += [(f"  {shortened(why)}", str(n)) for why, n in reasons[:_REASONS]]
-        if rest := sum(count for _, count in reasons[_REASONS:]):
-            rows.append(("  for other reasons", str(rest)))
-    return rows
-
-
-def why_dropped(rejected: Sequence[tuple[str, str]]) -> str:
-    """A round's dropped answers on one line: whose they were, reason by reason."""
-    clients: dict[str, list[str]] = defaultdict(list)
-    for who, reason in rejected:
-        clients[shortened(reason)].append(who)
-    parts = [f"client {listed(names)}: {reason}" for reason, names in clients.items()]
-    return "; ".join(parts[:_REASONS] + ["..."] * (len(parts) > _REASONS))
+        share = f"{100.0 * total['progress']:.2g} %"
+        shown.append(f"last tenth of the rounds {share} of the loss's fall")
+    if reasons := total["rejected_by_reason"]:
+        shown.append(f"{total['rejected']} dropped, most often: {next(iter(reasons))}")
+    return "  ".join(shown)
 
 
 class Progress(Callback):
     """Loss, bytes and time left: a live bar on a terminal, a line a round elsewhere.
 
-    Where there is no terminal each round is a line of the log, with the clients whose
-    answers were dropped and why, and the totals end the run. A run of many rounds has
-    at most one line a second: deployed, where a round takes seconds, that is still
-    every round, and 10 000 quick ones do not fill a screen each. One of up to ``lines``
-    rounds has a line for each, however quick. ``console``, a ``rich.console.Console``,
-    is where to draw, by default the standard output; without a ``bar`` there is none.
-    A run none of whose callbacks tells of rounds has one of these, for its log.
+    Where there is no terminal each round is a line of the log, and the totals end the
+    run. A run of many rounds has at most one line a second: deployed, where a round
+    takes seconds, that is still every round, and 10 000 quick ones do not fill a screen
+    each. One of up to ``lines`` rounds has a line for each, however quick. ``console``,
+    a ``rich.console.Console``, is where to draw, by default the standard output;
+    without a ``bar`` there is none. A run with neither this callback nor
+    :class:`JsonLines` has one for its log.
 
     Examples
     --------
     >>> from fedtrellis import Progress
     >>> callback = Progress(lines=100)
     """
-
-    tells_of_rounds = True
 
     def __init__(
         self, lines: int = 1000, console: Any = None, bar: bool = True
@@ -335,11 +308,11 @@ class Progress(Callback):
         self._up += record.bytes_up
         self._down += record.bytes_down
         self._last |= {name: (v, record.round) for name, v in record.metrics.items()}
-        now, number, dropped = time.time(), record.round, record.rejected
+        now, number = time.time(), record.round
+        dropped = [f"{len(record.rejected)} dropped"] if record.rejected else []
         often = self._total <= self.lines or number in (0, 1, self._total)
         if self._bar is not None:
-            shown = self._numbers(number, older=True)
-            shown += [f"{len(dropped)} dropped"] if dropped else []
+            shown = self._numbers(number, older=True) + dropped
             self._bar.update(self._task, completed=number, text="  ".join(shown))
         elif often or now - self._logged >= 1.0:
             self._logged, parts = now, self._numbers(number, older=False)
@@ -349,9 +322,8 @@ class Progress(Callback):
             if (done := number - self._first + 1) > 0:
                 rest = (now - self._began) / done * (self._total - number)
                 parts.append(f"{rest:.0f} s left")
-            if dropped:
-                parts.append(f"{len(dropped)} dropped ({why_dropped(dropped)})")
-            log(INFO, "%s", "  ".join([f"round {number}/{self._total}", *parts]))
+            text = "  ".join([*parts, *dropped])
+            log(INFO, "round %d/%d  %s", number, self._total, text)
 
     def _numbers(self, server_round: int, older: bool) -> list[str]:
         """A round's metrics; on request older ones too, and which round they are of."""
@@ -368,8 +340,7 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.stop()  # it stays as it is
             self._bar = None
-        rows = [f"{name.strip()} {n}" for name, n in summary_rows(strategy.history)]
-        log(INFO, "total: %s", "  ".join(rows))
+        log(INFO, "total: %s", in_a_line(strategy.history))
 
 
 # ------------------------------------------------------------------ as machines read it
@@ -415,8 +386,6 @@ class JsonLines(Callback):
     >>> from fedtrellis import JsonLines
     >>> callback = JsonLines(start={'experiment': 'a'})
     """
-
-    tells_of_rounds = True
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ from fedtrellis.server.aggregation import (
 )
 from fedtrellis.server.callbacks import (
     DivergedError,
+    JsonLines,
     Progress,
     RoundRecord,
     observers,
@@ -680,7 +681,7 @@ class Loop:
         strategy, self.options = self.strategy, self.strategy.options
         self.conversation = strategy.conversation = Conversation(self.grid, strategy)
         self.result, callbacks = Result(), self.options.callbacks
-        tells = any(callback.tells_of_rounds for callback in callbacks)
+        tells = any(isinstance(one, Progress | JsonLines) for one in callbacks)
         logs = getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells
         self.callbacks = [*callbacks, *([Progress(bar=False)] if logs else [])]
 

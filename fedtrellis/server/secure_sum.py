@@ -11,8 +11,8 @@ Flower's is given one reply a round, the weighted mean over the blocks that answ
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from math import floor, isfinite, log2, sqrt
@@ -43,9 +43,22 @@ from fedtrellis.encryption.block_sum import (
 from fedtrellis.encryption.fixed_point import Coding, Words
 from fedtrellis.privacy import Accountant
 from fedtrellis.server.aggregation import Cohorts, Mean
-from fedtrellis.server.conversation import Answer, Conversation, ask_again, ask_everyone
+from fedtrellis.server.conversation import (
+    Answer,
+    Conversation,
+    ask_again,
+    ask_everyone,
+    refusal_of,
+)
 from fedtrellis.settings import SettingsError, need, setting
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.exchange import (
+    Client,
+    Reason,
+    Registry,
+    Traffic,
+    await_nodes,
+)
 from fedtrellis.wire.flower_internals import is_simulation, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import identity_order
@@ -176,6 +189,10 @@ class SecureSum(Mean):
         self._asked = [0] * len(self.blocks)  # attempts, by block
         #: First members of the blocks that have no keys yet, or not any more.
         self.anew = {block[0] for block in self.blocks}
+        #: What all have to be sent alike.
+        self.told = (
+            f"{self._coding} {self.clip} {self.noise_multiplier} {self.colluders}"
+        )
         sizes = ", ".join(str(len(block)) for block in self.blocks)
         log(INFO, "secure sums over blocks of %s clients", sizes)
 
@@ -184,15 +201,22 @@ class SecureSum(Mean):
         missing = [name for name in conversation.names if name not in self._block_of]
         if missing:
             log(INFO, "client %s waits for a block", ", ".join(missing))
-        self._agree(conversation, self.blocks, timeout, everyone=True)
+        self.agree(conversation, self.blocks, timeout, everyone=True)
 
-    def _agree(
+    def agree(
         self,
         conversation: Conversation,
         blocks: Sequence[Sequence[str]],
         timeout: float,
+        members: Mapping[str, Introduction] | None = None,
         everyone: bool = False,
     ) -> None:
+        """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`.
+
+        ``members`` is what they sent of themselves, where they need not be asked.
+        Before round 1 ``everyone`` has to answer.
+        """
+
         def wave(step: str, entries: Mapping[str, Any], take: Take) -> None:
             def taken(answer: Answer) -> None:
                 take(answer.client, answer.arrays)
@@ -205,49 +229,27 @@ class SecureSum(Mean):
             else:
                 ask_again(conversation, 0, *asked, ATTEMPTS)
 
-        told = f"{self._coding} {self.clip} {self.noise_multiplier} {self.colluders}"
-        self.agree(blocks, wave, told)
-
-    def agree(
-        self,
-        blocks: Sequence[Sequence[str]],
-        ask: Callable[[str, Mapping[str, Any], Take], None],
-        told: str,
-        members: Mapping[str, Introduction] | None = None,
-    ) -> None:
-        """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`.
-
-        ``ask`` sends a step's entries, by client, and has each answer taken; ``told``
-        is what else all have to be sent alike; ``members`` is what they sent of
-        themselves, where they need not be asked.
-        """
-        agreed: set[str] = set()
+        known, agreed = dict(members or {}), set[str]()
         if members is None:
-            members = known = {}
 
             def take(name: str, arrays: Sequence[NDArray[Any]]) -> None:
                 known[name] = introduction(name, arrays)
 
             names = [name for block in blocks for name in block]
-            ask("keys", dict.fromkeys(names, beginning()), take)
+            wave("keys", dict.fromkeys(names, beginning()), take)
         entries: dict[str, Any] = {}
         for block in blocks:
-            if members.keys() >= set(block):
-                keys = [members[name] for name in block]
+            if known.keys() >= set(block):
+                keys = [known[name] for name in block]
                 sent = {
                     "members": [one.name for one in keys],
                     "member-keys": [one.key for one in keys],
                     "member-fresh": [one.fresh for one in keys],
-                    "sum-told": told.encode(),
+                    "sum-told": self.told.encode(),
                 }
                 entries |= dict.fromkeys(block, sent)
-        ask("agree", entries, lambda name, _: agreed.add(name))
+        wave("agree", entries, lambda name, _: agreed.add(name))
         self.anew -= {block[0] for block in blocks if agreed >= set(block)}
-
-    def refused(self, name: str, code: str) -> None:
-        """Note that a client refuses; without its keys its block begins anew."""
-        if code == LostKeyError.code:
-            self.anew.add(self._block_of[name][0])
 
     # --------------------------------------------------------------------- in a round
 
@@ -280,13 +282,14 @@ class SecureSum(Mean):
         """Ask whole blocks, and those who are silent again; keys anew where lost."""
         for block in [block for block in self.blocks if block[0] in self.anew]:
             log(WARNING, "the block of client %s agrees on new keys", block[0])
-            self._agree(conversation, [block], timeout)
+            self.agree(conversation, [block], timeout)
         clients = [n for n in entries if self._block_of[n][0] not in self.anew]
         before = len(conversation.traffic.rejected)
         wave = "train", entries.__getitem__, None, timeout, clients, ATTEMPTS
         answers = ask_again(conversation, server_round, *wave)
         for name, why in conversation.traffic.rejected[before:]:
-            self.refused(name, getattr(why, "refusal", ""))
+            if why.refusal == LostKeyError.code:
+                self.anew.add(self._block_of[name][0])
         asked = set(clients)
         for index, block in enumerate(self.blocks):
             self._asked[index] += block[0] in asked
@@ -296,47 +299,62 @@ class SecureSum(Mean):
         self, conversation: Conversation, answers: Sequence[Answer], points: int
     ) -> tuple[list[Answer], set[str]]:
         """The answers of complete blocks: each member's is its block's mean."""
-        strategy, by_name = conversation.strategy, {a.client: a for a in answers}
-        weights, result = strategy._weights_in_sums(), list[Answer]()
-        anew: set[str] = set()
-        for block in self.blocks:
-            there = [name for name in block if name in by_name]
-            missing = ", ".join(name for name in block if name not in by_name)
+        strategy, result, anew = conversation.strategy, list[Answer](), set[str]()
+        weights = strategy._weights_in_sums()
+        least = strategy._sent_arrays[1] * strategy.broadcast.model.size
+        for members, total in self.sums(conversation, answers, least):
             # who came without the state that it had before
             lost = [
-                name
-                for name in block
-                if name not in strategy._zeroed
-                and (client := conversation.client(name)).used_round > 0
+                answer.client
+                for answer in members
+                if answer.client not in strategy._zeroed
+                and (client := conversation.client(answer.client)).used_round > 0
                 and not client.ready
             ]
+            if strategy._replayed and lost:
+                names = ", ".join(lost)
+                for answer in members:
+                    anew.add(answer.client)
+                    why = f"its block begins anew: client {names} had to"
+                    conversation.reject(answer.client, why)
+                continue
+            total /= sum(weights[answer.client] for answer in members)
+            arrays, numbers = self._cut(total, strategy, points)
+            result += [
+                replace(answer, arrays=arrays, numbers=numbers, norm=None)
+                for answer in members
+            ]
+        return result, anew
+
+    def sums(
+        self, conversation: Conversation, answers: Sequence[Answer], least: int
+    ) -> Iterator[tuple[list[Answer], FloatArray]]:
+        """The members' answers and the sum of each block in which all answered.
+
+        A sum has at least so many numbers.
+        """
+        by_name = {answer.client: answer for answer in answers}
+        for block in self.blocks:
+            there = [by_name[name] for name in block if name in by_name]
+            missing = ", ".join(name for name in block if name not in by_name)
             try:
                 if missing:
                     lack = f"its block's sum is lost without client {missing}"
                     raise ValueError(lack)
-                if strategy._replayed and lost:
-                    anew.update(block)
-                    names = ", ".join(lost)
-                    raise ValueError(f"its block begins anew: client {names} had to")
-                total = self.total({name: by_name[name].arrays for name in block})
-                total /= sum(weights[name] for name in block)
-                arrays, numbers = self._cut(total, strategy, points)
+                total = self.total({a.client: a.arrays for a in there})
+                if total.size < least:
+                    raise ValueError(f"its block's sum has {total.size} numbers")
+                yield there, total
             except ValueError as error:
-                for name in there:
-                    conversation.reject(name, str(error))
-                continue
-            result += [
-                replace(by_name[name], arrays=arrays, numbers=numbers, norm=None)
-                for name in block
-            ]
-        return result, anew
+                for answer in there:
+                    conversation.reject(answer.client, str(error))
 
     def total(self, answers: Mapping[str, Sequence[NDArray[Any]]]) -> FloatArray:
         """A block's sum, of what each member sent; ValueError if it is none."""
         terms: list[Words] = []
         for client, arrays in answers.items():
             term: Any = arrays[0] if len(arrays) == 1 else np.zeros(0)
-            if term.dtype != self._coding.dtype or term.ndim != 1 or term.size < 2:
+            if term.dtype != self._coding.dtype or term.ndim != 1:
                 raise ValueError(f"client {client} sent no term of a sum")
             terms.append(term)
         if len({term.size for term in terms}) > 1:
@@ -402,7 +420,6 @@ _REFUSED = {
     *("FedMedian", "Krum", "MultiKrum", "Bulyan", "FedTrimmedAvg", "QFedAvg"),
     *("FedXgbBagging", "FedXgbCyclic"),
 }
-Configs = Mapping[int, Mapping[str, Any]]
 
 
 class SecureSums(Strategy):
@@ -483,8 +500,8 @@ class SecureSums(Strategy):
             )
         self.strategy, self.largest_weight = strategy, float(largest_weight)
         self.metrics = list(metrics)
+        self._apps: _Apps | None = None  # from round 1 on
         self._timeout = 3600.0
-        self._ids: dict[str, int] = {}  # by client; empty before round 1
 
     # ----------------------------------------------------------------- Flower's hooks
 
@@ -498,17 +515,14 @@ class SecureSums(Strategy):
         **more: Any,
     ) -> Result:
         """Run the rounds, as Flower does; the blocks are dealt anew."""
-        self._timeout, self._ids = timeout, {}
+        self._timeout, self._apps = timeout, None
         try:
             return super().start(
                 grid, initial_arrays, num_rounds, timeout, *rest, **more
             )
         finally:
-            if self._ids and self._simulated:
-                # the clients' key for the run
-                self._timeout = min(timeout, 30.0)
-                self._begin_wave("finish")
-                self._ask({i: {} for i in self._ids.values()}, lambda *answer: None)
+            if self._apps is not None and self._apps.simulated:
+                self._sum.finish(self._apps)  # the clients' key for the run
 
     def summary(self) -> None:
         """Log the settings."""
@@ -518,20 +532,15 @@ class SecureSums(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask whole blocks, where the strategy draws clients."""
+        """Ask whole blocks, where the strategy draws clients; no messages are left."""
         drawn = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if any(message.content is not drawn[0].content for message in drawn):
             raise SettingsError("SecureSums: all clients of a round must get the same")
-        self._grid, self._model = grid, arrays
-        self._asked: Message | None = None
+        self._mean: list[Message] = []
         if not drawn:
             return []
-        if not self._ids:
-            self._begin()
-        for block in [b for b in self._sum.blocks if b[0] in self._sum.anew]:
-            log(WARNING, "the block of client %s agrees on new keys", block[0])
-            self._agree([block])
-        names = {i: name for name, i in self._ids.items()}
+        apps = self._apps = self._apps or self._begin(grid)
+        names = {client.node_id: n for n, client in apps.registry.clients.items()}
         there = [names.get(message.metadata.dst_node_id, "") for message in drawn]
         cohort = self._sum.cohort(server_round, there)
         term = {
@@ -539,44 +548,25 @@ class SecureSums(Strategy):
             **{"arrays": self.strategy.arrayrecord_key, "metrics": self.metrics},
             **{"weight": self.strategy.weighted_by_key, "largest": self.largest_weight},
         }
-        self._begin_wave("term", drawn[0].content)
-        self._terms = {self._ids[name]: term for name in cohort}
-        messages = self._requests(self._terms)
-        self._asked = messages[0]
-        return messages
+        apps.content, apps.traffic = {**drawn[0].content}, Traffic()
+        entries = dict.fromkeys(cohort, term)
+        answers = self._sum.ask(apps, server_round, entries, self._timeout)
+        # of the changes, the metrics and the weight
+        size = sum(array.numpy().size for array in arrays.values())
+        least = size + len(self.metrics) + 1
+        totals = [total for _, total in self._sum.sums(apps, answers, least)]
+        asked = sum(block[0] in entries for block in self._sum.blocks)
+        log(INFO, "secure sums: %d of %d blocks", len(totals), asked)
+        total: FloatArray = np.sum(totals, axis=0) if totals else np.zeros(1)
+        if total[-1] > 0.0:
+            self._mean = [self._synthetic(total, arrays, drawn[0])]
+        return []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add up the blocks, and let the strategy take their mean for a reply."""
-        if self._asked is None:
-            return self.strategy.aggregate_train(server_round, [])
-        names = {i: name for name, i in self._ids.items()}
-        terms: dict[str, list[Any]] = {}
-        refused: dict[str, str] = {}
-
-        def take(node_id: int, _: str, arrays: list[Any]) -> None:
-            terms[names[node_id]] = arrays
-
-        def refuse(node_id: int, code: str, why: str) -> None:
-            refused[names[node_id]] = why
-            self._sum.refused(names[node_id], code)
-
-        self._ask(self._terms, take, refuse, replies)
-        totals = []
-        blocks = [b for b in self._sum.blocks if self._ids[b[0]] in self._terms]
-        for block in blocks:
-            try:
-                for name in block:
-                    if name not in terms:
-                        raise ValueError(refused.get(name, f"client {name} is silent"))
-                totals.append(self._sum.total({name: terms[name] for name in block}))
-            except ValueError as error:
-                log(WARNING, "the block of client %s is left out: %s", block[0], error)
-        log(INFO, "secure sums: %d of %d blocks", len(totals), len(blocks))
-        total: FloatArray = np.sum(totals, axis=0) if totals else np.zeros(1)
-        means = [self._synthetic(total, self._asked)] if total[-1] > 0.0 else []
-        return self.strategy.aggregate_train(server_round, means)
+        """Let the strategy take the mean over the blocks for a reply."""
+        return self.strategy.aggregate_train(server_round, self._mean)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -592,125 +582,49 @@ class SecureSums(Strategy):
         there = [r for r in replies if r.has_error() or RECORD not in r.content]
         return self.strategy.aggregate_evaluate(server_round, there)
 
-    # ------------------------------------------------------------------------- blocks
-
-    def _begin(self) -> None:
+    def _begin(self, grid: Grid) -> _Apps:
         """Deal the clients into blocks, in which all agree on keys: two waves."""
-        self._simulated = isinstance(self._grid, LocalGrid) or is_simulation(self._grid)
-        self._session = secrets.token_hex(16)
         wanted = max(self.strategy.min_available_nodes, self._sum.least)
-        while len(nodes := list(self._grid.get_node_ids())) < wanted:
-            log(INFO, "Waiting for nodes: %d of at least %d", len(nodes), wanted)
-            time.sleep(1)
+        await_nodes(grid, wanted, self._timeout)
+        nodes = {str(node_id): Client(node_id) for node_id in grid.get_node_ids()}
+        apps = _Apps(grid, nodes)
         members: dict[str, Introduction] = {}
-        ids: dict[str, int] = {}
 
-        def take(node_id: int, name: str, arrays: Sequence[Any]) -> None:
-            if ids.setdefault(name, node_id) != node_id:
-                raise SettingsError(f"two clients have one name, {name!r}")
-            members[name] = introduction(name, arrays)
+        def take(answer: Answer) -> None:
+            name = answer.metrics["client-id"]
+            members[name] = introduction(name, answer.arrays)
 
-        self._begin_wave("keys")
-        self._ask(dict.fromkeys(nodes, beginning()), take)
-        if len(members) < len(nodes):
+        entry = beginning()
+        asked = "train.sum_keys", lambda _: entry, take, self._timeout, list(nodes)
+        taken = ask_again(apps, 0, *asked, ATTEMPTS, code="")
+        clients = {a.metrics["client-id"]: nodes[i] for i, a in taken.items()}
+        if len(taken) < len(nodes):
             raise SettingsError(
-                f"{len(nodes) - len(members)} of {len(nodes)} clients sent no key: "
+                f"{len(nodes) - len(taken)} of {len(nodes)} clients sent no key: "
                 "does their ClientApp have mods=[secure_sum_mod], from fedtrellis?"
             )
-        self._ids = ids
-        self._sum.begin(Cohorts(sorted(ids, key=identity_order), 1.0, None, 1.0, 0))
-        self._agree(self._sum.blocks, members)
+        if len(clients) < len(taken):
+            names = Counter(a.metrics["client-id"] for a in taken.values())
+            (name, _), *_ = names.most_common()
+            raise SettingsError(f"two clients have one name, {name!r}")
+        apps.registry.clients = clients
+        apps.registry.names = sorted(clients, key=identity_order)
+        self._sum.begin(Cohorts(apps.names, 1.0, None, 1.0, 0))
+        told = f"{self.largest_weight} {self.metrics} {self._sum.value_range}"
+        self._sum.told = told
+        self._sum.agree(apps, self._sum.blocks, self._timeout, members)
         if self._sum.anew:
             raise SettingsError("not all clients answered when keys were agreed on")
+        return apps
 
-    def _agree(
-        self,
-        blocks: Sequence[Sequence[str]],
-        members: Mapping[str, Introduction] | None = None,
-    ) -> None:
-        """Agree on keys; a block in which one is silent does in the next round."""
-
-        def wave(step: str, entries: Mapping[str, Any], take: Take) -> None:
-            nodes = {self._ids[name]: entry for name, entry in entries.items()}
-            self._begin_wave(step)
-            self._ask(nodes, lambda _, name, arrays: take(name, arrays))
-
-        told = f"{self.largest_weight} {self.metrics} {self._sum.value_range}"
-        self._sum.agree(blocks, wave, told, members)
-
-    # ----------------------------------------------------------------------- messages
-
-    def _begin_wave(self, step: str, content: Mapping[str, Any] | None = None) -> None:
-        """Settle what the messages of a step have in common; a repeat is not late."""
-        self._common: dict[str, Any] = {
-            **{"session": self._session, "simulated": self._simulated},
-            **{"step": step, "wave": secrets.token_hex(16)},
-        }
-        self._content = {**(content or {})}
-
-    def _requests(self, configs: Configs) -> list[Message]:
-        """Train messages to nodes, with what is about sums."""
-        messages = []
-        for node_id, config in configs.items():
-            record = ConfigRecord({**self._common, **config})
-            records = RecordDict({**self._content, RECORD: record})
-            messages.append(Message(records, node_id, "train"))
-        return messages
-
-    def _ask(
-        self,
-        configs: Configs,
-        take: Callable[[int, str, list[Any]], object],
-        refuse: Callable[[int, str, str], object] | None = None,
-        replies: Iterable[Message] | None = None,
-    ) -> None:
-        """A wave, and again to those whose answers were lost, or not taken.
-
-        A refusal is a SettingsError, unless ``refuse`` hears of it. ``replies`` are
-        those to the first attempt, where Flower has made it.
-        """
-        done: set[int] = set()
-        for _ in range(ATTEMPTS):
-            waiting = {i: config for i, config in configs.items() if i not in done}
-            if not waiting:
-                break
-            if replies is None:
-                messages = self._requests(waiting)
-                replies = self._grid.send_and_receive(messages, timeout=self._timeout)
-            for reply in replies:
-                node_id = reply.metadata.src_node_id
-                if reply.has_error():
-                    log(WARNING, "node %d failed: %s", node_id, reply.error.reason)
-                    continue
-                if RECORD not in reply.content:
-                    raise SettingsError(
-                        "a client answered in the clear: its ClientApp needs "
-                        "mods=[secure_sum_mod], from fedtrellis"
-                    )
-                status: Any = reply.content[RECORD]
-                arrays: Any = reply.content["arrays"]
-                if status["wave"] != self._common["wave"] or node_id not in waiting:
-                    continue  # late from another
-                try:
-                    if "refused" not in status:
-                        take(node_id, status["client-id"], arrays.to_numpy_ndarrays())
-                    elif refuse is None:
-                        raise SettingsError(str(status["why"]))
-                    else:
-                        refuse(node_id, status["refused"], status["why"])
-                    done.add(node_id)
-                except SettingsError:
-                    raise
-                except ValueError as error:
-                    log(WARNING, "node %d: %s", node_id, error)
-            replies = None
-
-    def _synthetic(self, total: FloatArray, asked: Message) -> Message:
+    def _synthetic(
+        self, total: FloatArray, model: ArrayRecord, asked: Message
+    ) -> Message:
         """The one reply of a round: means, and the sum of weights."""
         weight = total[-1]
         means = total[:-1] / weight
         arrays, start = {}, 0
-        for name, array in self._model.items():
+        for name, array in model.items():
             old = array.numpy()
             change = means[start : start + old.size].reshape(old.shape)
             start += old.size
@@ -724,3 +638,50 @@ class SecureSums(Strategy):
             "metrics": MetricRecord({**metrics}),
         }
         return Message(RecordDict(content), reply_to=asked)
+
+
+class _Apps(Conversation):
+    """What is said to apps with secure_sum_mod, whose clients have no names yet."""
+
+    def __init__(self, grid: Grid, clients: dict[str, Client]) -> None:
+        self.grid, self.registry, self.traffic = grid, Registry(), Traffic()
+        self.registry.clients = clients
+        self.session = secrets.token_hex(16)
+        self.simulated = isinstance(grid, LocalGrid) or is_simulation(grid)
+        # what a round's messages have beside the record on sums
+        self.content: dict[str, Any] = {}
+
+    def ask(
+        self,
+        server_round: int,
+        kind: str,
+        entries: Mapping[str, Mapping[str, Any]],
+        timeout: float,
+    ) -> list[Answer]:
+        """One wave of train messages; those who do not answer are rejected."""
+        step = kind.removeprefix("train.sum_") if "." in kind else "term"
+        common = {"session": self.session, "simulated": self.simulated, "step": step}
+        content = self.content if step == "term" else {}
+        messages = [
+            Message(
+                RecordDict({**content, RECORD: ConfigRecord({**common, **entry})}),
+                self.client(name).node_id,
+                "train",
+            )
+            for name, entry in entries.items()
+        ]
+        answers = []
+        for name, reply in self._exchange(messages, timeout).items():
+            if isinstance(reply, Message) and RECORD not in reply.content:
+                reply = Reason("it answered in the clear, without secure_sum_mod")
+            if isinstance(reply, Reason):
+                self.reject(name, reply)
+                continue
+            status: Any = reply.content[RECORD]
+            if refusal := refusal_of(status):
+                self.reject(name, refusal)
+                continue
+            arrays: Any = reply.content["arrays"]
+            metrics = {"client-id": status["client-id"]}
+            answers.append(Answer(name, arrays.to_numpy_ndarrays(), metrics))
+        return answers

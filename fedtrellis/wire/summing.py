@@ -200,7 +200,7 @@ def secure_sum_mod(
         )
     config: Any = msg.content[RECORD]
     records = {name: r for name, r in msg.content.items() if name != RECORD}
-    status = {"client-id": client_identity(context), "wave": config["wave"]}
+    status = {"client-id": client_identity(context)}
     arrays: list[NDArray[Any]] = []
     try:
         if config["step"] == "term":
