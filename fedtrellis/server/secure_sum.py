@@ -660,7 +660,8 @@ class _Apps(Conversation):
     ) -> list[Answer]:
         """One wave of train messages; those who do not answer are rejected."""
         step = kind.removeprefix("train.sum_") if "." in kind else "term"
-        common = {"session": self.session, "simulated": self.simulated, "step": step}
+        common: dict[str, Any] = {"session": self.session, "step": step}
+        common["simulated"] = self.simulated
         content = self.content if step == "term" else {}
         messages = [
             Message(
