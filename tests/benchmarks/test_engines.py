@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.engines import bare, comparison, flower
-from benchmarks.engines.comparison import ENGINES, Engine, Size
+from benchmarks.engines.comparison import Size
 from benchmarks.engines.job import Job, Run
-from benchmarks.report import Spread
 from fedtrellis.objectives import MultinomialLogistic
 
 SIZE = Size(clients=12, cohort=4, rounds=5, repetitions=2, ray_repetitions=0)
-BARE = [engine for engine in ENGINES if engine.function.startswith("bare:numpy")]
 
 
 @pytest.fixture(scope="module")
@@ -70,37 +66,3 @@ def test_an_engine_does_the_job(
         assert np.abs(run.model - expected).max() <= tolerance
     assert run.cpu > 0.0
     assert run.wall > 0.0
-
-
-def test_the_rows_are_measured_in_processes_of_their_own() -> None:
-    absent = Engine("another", "others:pfl", 32, "an environment that is not there")
-    on_ray = next(engine for engine in ENGINES if engine.ray)
-    result = comparison.compare(SIZE, [*BARE, absent, on_ray])
-    loop, cohort, missing, left_out = result.rows
-    ratio = cohort["CPU / NumPy, a bare loop"]
-    assert isinstance(ratio, Spread)
-    assert len(ratio.values) == SIZE.repetitions
-    assert loop["difference"] == "0e+00"
-    assert "not installed" in str(missing["CPU"])
-    assert "left out" in str(left_out["CPU"])
-
-
-def test_another_model_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def another(job: Job) -> Callable[[], Run]:
-        return bare.numpy_loop(replace(job, cohorts=job.cohorts[::-1]))
-
-    monkeypatch.setattr(comparison, "numpy_loop", another)
-    with pytest.raises(AssertionError, match=r"bare loop ends .* from the bare loop's"):
-        comparison.compare(SIZE, BARE)
-
-
-def test_an_engine_that_fails_says_why(tmp_path: Path, job: Job) -> None:
-    job.save(tmp_path / "job.npz")
-    engine = Engine("nobody's", "bare:nothing")
-    with pytest.raises(RuntimeError, match=r"nobody's failed:[\s\S]*nothing"):
-        comparison.Worker(
-            engine,
-            comparison._python(engine),
-            tmp_path / "job.npz",
-            tmp_path / "home",
-        )

@@ -12,7 +12,7 @@ import pytest
 from sklearn.linear_model import Lasso as ScikitLasso
 
 from benchmarks.__main__ import main
-from benchmarks.matrix import compressed, measure, page, picture, tables
+from benchmarks.matrix import measure, page, tables
 from benchmarks.matrix.methods import METHODS, STEPS, Method, facts, methods_of
 from benchmarks.matrix.problems import (
     CERTIFIED,
@@ -22,8 +22,8 @@ from benchmarks.matrix.problems import (
     experiment,
     optimum,
 )
-from benchmarks.matrix.runs import Cost, Trace, play
-from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES, choose
+from benchmarks.matrix.runs import Trace, play
+from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES
 from reproduce.common import load_results
 from reproduce.provenance import KEYS
 from tasks import KernelPCA, Lasso, LinearRegression
@@ -74,17 +74,6 @@ def test_the_tables_are_medians_of_what_was_measured(name: str) -> None:
         title, number = cell.rsplit(": ", 1)
         assert float(number) == pytest.approx(best, abs=0.5)
         assert title in {METHODS[m].title for m, v in medians.items() if v == best}
-
-
-def test_the_processor_hours_are_those_of_the_files() -> None:
-    seconds = [
-        sum(e["processor-seconds"] for e in load_results(path)["methods"].values())
-        for path in measure.RESULTS.glob("*.json")
-        if path.stem in PROBLEMS
-    ]
-    assert f"took {sum(seconds) / 3600:.1f} processor hours" in page.PAGE.read_text(
-        "utf-8"
-    )
 
 
 @pytest.mark.parametrize("name", list(RESULTS))
@@ -193,23 +182,6 @@ def test_what_a_round_costs_is_what_clients_compute(name: str) -> None:
         assert more / (2 * NODES) == pytest.approx(method.cost(problem)), method.name
 
 
-def test_a_grid_is_extended_once_beyond_an_end_that_is_best() -> None:
-    def run(value: float) -> Trace:
-        gap = abs(math.log(value / 4.0**3))
-        return Trace({}, gap, Cost(1, 1.0, 1, 1, 0.0))
-
-    found = choose(run, 1.0)
-    assert found.value == 4.0**3
-    assert [value for value, _ in found.tried] == pytest.approx(
-        [4.0**k for k in range(-2, 5)], rel=0.01
-    )
-    assert found.inside
-    assert not choose(lambda value: run(value / 4**9), 1.0).inside
-    # a run that diverged is never chosen
-    diverged = Trace({}, math.inf, Cost(1, 1.0, 1, 1, 0.0))
-    assert choose(lambda v: run(v) if v <= 1.0 else diverged, 1.0).value == 1.0
-
-
 def test_the_optimum_is_scikit_learns() -> None:
     """The penalised problem with the ball's multiplier has the same solution."""
     problem = PROBLEMS["lasso-l1"]
@@ -237,142 +209,8 @@ def test_the_optimum_is_scikit_learns() -> None:
     )
 
 
-def test_support_found_is_of_as_many_entries_as_there_are() -> None:
-    made = experiment(PROBLEMS["lasso-l1"], 0, {"method": "fedfw"})
-    truth = made.task.solution()
-    judge = compressed.CASES["support"].judge
-    x = np.where(truth != 0.0, 1.0, 0.0)
-    assert judge(PROBLEMS["lasso-l1"], 0, made, x) == 1.0
-    x[np.flatnonzero(truth)[:5]] = 0.0
-    x[np.flatnonzero(truth == 0.0)[:5]] = -2.0
-    assert judge(PROBLEMS["lasso-l1"], 0, made, x) == 0.75
-
-
-def test_the_table_at_equal_bytes_is_of_medians() -> None:
-    results = load_results(compressed.FILE)
-    lines = compressed.table(results).splitlines()[2:]
-    for case in compressed.CASES.values():
-        for place in (0, 1):
-            last = lines.pop(0).split("|")[-2].strip().removesuffix("\\*")
-            runs = results["cases"][
-                next(n for n, c in compressed.CASES.items() if c is case)
-            ]
-            values = [run["values"][place] for run in runs["sign, majority"]["runs"]]
-            shown = float(last.removesuffix(" %")) / (100 if case.percent else 1)
-            assert shown == pytest.approx(np.median(values), rel=0.06, abs=0.005)
-            # nobody had more rounds than its bytes allow
-            for row in runs.values():
-                assert [run["seed"] for run in row["runs"]] == [0, 1, 2, 3, 4]
-                losses = [one["loss"] or math.inf for one in row["tried"]]
-                assert len(losses) in (VALUES, VALUES + MORE)
-                # a best value at an end had the grid extended
-                at_end = min(losses) in (losses[0], losses[-1])
-                assert not at_end or len(losses) == VALUES + MORE
-
-
-def test_profiles_and_places_by_hand() -> None:
-    def entry(*gradients: float) -> dict[str, Any]:
-        runs = []
-        for number in gradients:
-            hit = {"rounds": number, "gradients": number, "up": 1, "down": 1}
-            arrived = math.isfinite(number)
-            runs.append(
-                {
-                    "hits": {"0.001": {**hit, "seconds": 1.0}} if arrived else {},
-                    "gap": 1e-4 if arrived else 0.3,
-                }
-            )
-        return {"runs": runs}
-
-    stored = {
-        "methods": {
-            "fedfw": entry(10, 20, math.inf),
-            "feddr": entry(40, 10, math.inf),
-            "projected-fedavg": entry(math.inf, 80, math.inf),
-        }
-    }
-    results = {"lasso-l1": stored}
-    found = tables.profile(results, list(stored["methods"]), "gradients")
-    # the third instance is nobody's
-    assert found == {
-        "fedfw": [1.0, 2.0],
-        "feddr": [1.0, 4.0],
-        "projected-fedavg": [8.0, math.inf],
-    }
-    mine = {p.what: p for p in tables.places(results, "fedfw")}["gradients"]
-    assert mine.rival == "feddr"
-    assert mine.ratios[:2] == (0.25, 2.0)
-    assert math.isnan(mine.ratios[2])
-    assert mine.typical == 2.0
-    assert not mine.ahead
-    lost = tables.places_table(results).splitlines()[-1]
-    assert lost.endswith("| LASSO, 200 × 400, ℓ1 ball: ends at a gap of 0.3 |")
-
-
-def test_the_picture_can_be_read(tmp_path: Path) -> None:
-    if RESULTS:
-        picture.draw(RESULTS, tmp_path, "profiles")
-        assert (tmp_path / "profiles.png").stat().st_size > 10_000
-
-
 def test_quick_runs_and_shows_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "--quick", "--only", "lasso-l1"]) == 0
     shown = capsys.readouterr().out
     for method in methods_of(PROBLEMS["lasso-l1"]):
         assert f"| {method.title} |" in shown
-
-
-def test_a_problem_without_its_file_is_skipped_by_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FEDTRELLIS_DATA", "")
-    names = ["--only", "movielens", "--only", "news20-l1"]
-    assert main(["matrix", "--quick", *names]) == 0
-    *_, first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("skipped: movielens needs ml-100k/u.data")
-    assert second.startswith("skipped: news20-l1 needs libsvm/news20_multiclass.bz2")
-
-
-def test_movielens_on_ratings_made_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The file may not be passed on: this one has its format."""
-    rng = np.random.default_rng(0)
-    lines = [
-        f"{user + 1}\t{item + 1}\t{rng.integers(1, 6)}\t88\n"
-        for user in range(12)
-        for item in range(user % 2, 10, 2)
-    ]
-    (tmp_path / "ml-100k").mkdir()
-    (tmp_path / "ml-100k" / "u.data").write_text("".join(lines))
-    monkeypatch.setenv("FEDTRELLIS_DATA", str(tmp_path))
-    assert main(["matrix", "--quick", "--only", "movielens"]) == 0
-    shown = capsys.readouterr().out
-    assert "skipped" not in shown
-    for method in methods_of(PROBLEMS["movielens"]):
-        assert f"| {method.title} |" in shown
-
-
-def test_the_minimum_does_not_depend_on_how_data_are_dealt(tmp_path: Path) -> None:
-    """Text of three classes in a small file: seeds deal it, and the loss is theirs."""
-    rng = np.random.default_rng(1)
-    lines = [
-        f"{k % 3} {k % 3 + 1}:1 {4 + rng.integers(5)}:{rng.random():.3f}\n"
-        for k in range(60)
-    ]
-    path = tmp_path / "text"
-    path.write_text("".join(lines))
-    config = {
-        **PROBLEMS["news20-l1"].config,
-        "logistic-regression.path": str(path),
-        "logistic-regression.classes": 3,
-        "radius": 5.0,
-    }
-    one = Problem("made-up-text", "text", "ℓ1 ball", "l1", config)
-    first, second = (optimum(one, seed) for seed in (0, 1))
-    assert abs(first.value - second.value) <= first.gap + second.gap + 1e-15
-    assert first.start == pytest.approx(math.log(3))
-    assert first.radius == 5.0
-    # the ball is of use, and the multiplier the same
-    assert first.multiplier == pytest.approx(second.multiplier, rel=1e-3)
-    assert first.multiplier > 1e-3

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
 from reproduce import index
 from reproduce.__main__ import INDEX, PAPERS, folder_of, index_files, summaries
-from reproduce.claims import VERDICTS, Claim, Effect, Paper, judge, paired
+from reproduce.claims import VERDICTS, Claim, Effect, Paper, judge
 from reproduce.pages import page_with, pages_of, shown
 
 ALL = [
@@ -111,40 +108,6 @@ def test_every_figure_and_table_of_every_paper_has_a_row() -> None:
             assert set(exhibit.items) <= set(PAPERS[name].ITEMS)
 
 
-def test_sizes_are_the_stored_ones() -> None:
-    def numbers(text: str) -> set[str]:
-        return set(re.findall(r"\d+", text.replace(" ", "")))
-
-    for name, paper in ALL:
-        results = index.stored(folder_of(name))
-        for claim in paper.claims:
-            assert numbers(claim.size), claim.name
-            for item in claim.items:
-                settings = results.get(item, {}).get("provenance", {}).get("settings")
-                if not isinstance(settings, dict):
-                    continue  # measured before results kept it
-                every = settings["varied"] | settings["shared"]
-                nodes = np.atleast_1d(every.get("nodes", ()))
-                # the fewest clients and the most
-                wanted = {str(int(end(nodes))) for end in (min, max) if nodes.size}
-                assert wanted <= numbers(claim.size), (claim.name, item)
-
-
-def test_claims_are_short_quotations_of_things_that_can_be_run() -> None:
-    for name, paper in ALL:
-        names = [claim.name for claim in paper.claims]
-        assert len(set(names)) == len(names)
-        for claim in paper.claims:
-            assert 5 <= len(claim.words.split()) <= 30
-            assert claim.where
-            assert set(claim.items) <= set(PAPERS[name].ITEMS)
-            assert bool(claim.items) == (claim.effects is not None)
-            # what a number is stands beside it
-            assert (
-                claim.meaning or not judge(claim, index.stored(folder_of(name))).effects
-            )
-
-
 @pytest.mark.parametrize(
     ("values", "word"),
     [
@@ -177,32 +140,3 @@ def test_a_reader_is_shown_what_was_measured_and_what_is_needed() -> None:
     )
     assert ratio.written() == "×4 [4, 4]"
     assert ratio.needed() == "above ×3"
-
-
-def test_an_item_that_is_not_stored_is_not_tested() -> None:
-    def effects(found: Any) -> list[Effect]:
-        return [Effect("a", found["no-such-item"]["values"])]
-
-    claim = Claim("x", "words", "page 1", ("no-such-item",), effects)
-    assert judge(claim, {}).word == "not tested"
-    assert judge(Claim("x", "words", "page 1"), {}).word == "not tested"
-
-
-def test_differences_are_paired_by_seed() -> None:
-    rng = np.random.default_rng(0)
-    hard = rng.normal(0.0, 100.0, 20)
-    better, worse = hard + 1.0 + 0.1 * rng.standard_normal(20), hard
-    effect = paired("a", better, worse[:12])
-    assert len(effect.values) == 12
-    found = effect.interval()
-    assert found is not None
-    # a hundred times what the seeds differ by would hide it unpaired
-    assert 0.8 < found[0] < found[1] < 1.2
-    assert paired("b", np.exp(better / 100), np.exp(worse / 100), ratio=True).holds()
-    # 95 % of intervals have the mean in them
-    inside = 0
-    for _ in range(400):
-        drawn = Effect("c", rng.normal(3.0, 1.0, 5).tolist()).interval()
-        assert drawn is not None
-        inside += drawn[0] < 3.0 < drawn[1]
-    assert 0.92 < inside / 400 < 0.98

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,141 +10,20 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.app import Experiment
-from fedtrellis.app.command_line import flatten
-from fedtrellis.domains import Simplex
-from reproduce import fedfw
-from reproduce.__main__ import folder_of, main
+from reproduce.__main__ import main
 from reproduce.common import (
     Run,
     app_config,
-    evaluated_rounds,
     load_results,
     perform,
 )
 from reproduce.fedfw import (
-    accuracy,
-    beyond,
     leakage,
     movielens,
-    own_steps,
     penalty,
     qaplib,
-    tables,
 )
-from reproduce.fedfw.assignment import random_start
 from reproduce.fedfw.traffic import bytes_a_round
-from reproduce.pages import page_with, pages_of, shown
-from reproduce.rates import slope
-
-HERE = folder_of("fedfw")
-#: Items without a picture.
-WORDS_ONLY = {"leakage", "early-gap", "appendix-a"}
-
-
-@pytest.fixture(
-    scope="module",
-    params=["without-data", pytest.param("with-data", marks=pytest.mark.slow)],
-)
-def quick(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """Results by item of all that the data allows, and where their pictures are."""
-    out = tmp_path_factory.mktemp("fedfw")
-    pages = pages_of(HERE)
-    before = [page.read_bytes() for page in pages]
-    arguments = ["--quick", "--seeds", "1", "--out", str(out)]
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "without-data":
-            patch.delenv("FEDTRELLIS_DATA", raising=False)
-        assert main(["fedfw", *arguments]) == 0
-    # only a full run changes the page
-    assert [page.read_bytes() for page in pages] == before
-    results: dict[str, Any] = {
-        path.stem: load_results(path) for path in (out / "results").glob("*.json")
-    }
-    given = request.param == "with-data" and "FEDTRELLIS_DATA" in os.environ
-    return results | {"out": out, "data": given}
-
-
-@pytest.mark.timeout(900)
-def test_every_item_has_its_picture_and_its_table(quick: dict[str, Any]) -> None:
-    out: Path = quick["out"]
-    for item, definition in fedfw.ITEMS.items():
-        if item not in quick:
-            continue
-        text = definition.render(quick[item], out)
-        if item not in WORDS_ONLY:
-            picture = out / f"{item}.png"
-            assert picture.read_bytes().startswith(b"\x89PNG")
-            assert picture.stat().st_size > 5_000
-            assert text.startswith(f"![{item}]({item}.png)\n\n")
-        assert "Measured in" in text
-        assert "nan" not in text
-    # what needs no data is there in any case
-    for item in ("table-1-synthetic", "table-3-synthetic", "figure-2", "figure-3"):
-        assert item in quick
-    for item in ("workshop-lasso", "workshop-digits", "workshop-chr12a"):
-        assert item in quick
-    if quick["data"]:
-        for item in ("table-1-mnist", "table-2-mnist", "figure-1", "figure-4-convex"):
-            assert item in quick
-
-
-def test_missing_data_is_named_and_no_failure(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("FEDTRELLIS_DATA", raising=False)
-    items = ["table-1-mnist", "workshop-movielens", "figure-4-convex"]
-    assert main(["fedfw", *items, "--quick", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "skipped: needs mnist; name its folder with --data" in out
-    assert "skipped: needs ml-100k/u.data" in out
-
-
-def test_tables_have_all_methods_and_the_papers_numbers(quick: dict[str, Any]) -> None:
-    for name in ("table-1-synthetic", "table-3-synthetic"):
-        table, rows = tables.TABLES[name], quick[name]["rows"]
-        assert len(rows) == len(table.balls) * len(table.methods)
-        text = accuracy.render(quick[name], quick["out"], name)
-        for row in rows:
-            paper = tables.PAPER[name][row["partition"], row["ball"]][row["method"]]
-            assert f"| {paper:.2f} | {accuracy.spread(row['accuracy'])} |" in text
-            # the same number of candidates for all, the best of them chosen
-            assert len(row["tried"]) == 2
-            best = max(row["tried"], key=lambda one: one["score"])
-            assert {**row["chosen"], "score": best["score"]} == best
-    for name, table in tables.TABLES.items():
-        theirs = tables.published(name)
-        # the paper has no numbers for twenty steps
-        assert bool(theirs) == (table.steps == 1)
-        for partition in table.partitions():
-            for ball in table.balls:
-                assert not theirs or set(theirs[partition, ball]) == set(table.methods)
-
-
-def test_the_page_has_a_place_for_every_item_and_what_was_measured() -> None:
-    for item, definition in fedfw.ITEMS.items():
-        page = page_with(HERE, item).read_text(encoding="utf-8")
-        match = re.search(rf"<!-- {item} -->\n(.*?)<!-- end {item} -->", page, re.S)
-        assert match, item
-        saved = HERE / "results" / f"{item}.json"
-        unmeasured = match.group(1).startswith("Not measured in full yet: ")
-        assert unmeasured != saved.is_file()
-        if saved.is_file():
-            text = definition.render(load_results(saved), HERE)
-            short, files = shown(item, text)
-            assert match.group(1).strip() == short
-            for name, content in files.items():
-                assert (HERE / "tables" / name).read_text("utf-8") == content
-
-
-def test_committed_configs_are_known_settings() -> None:
-    for path in HERE.glob("*.toml"):
-        config = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
-        assert set(config) <= set(sim.app.default_config()), path.name
 
 
 @pytest.mark.parametrize(
@@ -243,16 +119,6 @@ def test_qaplib_on_instances_made_up(
     assert f"| {excess:.1f}; " in qaplib.render(results, tmp_path)
 
 
-def test_every_variant_has_as_many_values_to_try() -> None:
-    counts = {len(variant.values) for variant in qaplib.VARIANTS.values()}
-    # what finds itself has none
-    assert len(counts - {0}) == 1
-    mean, half = qaplib.interval([1.0, 2.0, 3.0])
-    # Student's quantile with two degrees of freedom, from a table
-    assert mean == 2.0
-    assert half == pytest.approx(4.303 / np.sqrt(3.0), rel=1e-3)
-
-
 # --------------------------------------------------------------- ours: own steps, λ_0
 
 
@@ -273,90 +139,6 @@ def test_the_loop_without_messages_is_the_package(variant: str) -> None:
     loss = experiment.evaluate([model])["loss"]
     # A x* = b, so that F* = 0
     assert problem.error(model) == pytest.approx(loss)
-
-
-def test_the_clients_penalty_is_nearly_the_best_of_a_grid() -> None:
-    """The contract: ten problems, four of which the rule was not made on."""
-    results = load_results(HERE / "results" / "penalty.json")
-    assert len(penalty.MADE_ON) == 6
-    assert len(penalty.OTHERS) == 4
-    for name in (*penalty.MADE_ON, *penalty.OTHERS):
-        found = results["rows"][name]["FedFW"]
-        assert not found["edge"], name
-        assert found["ratio"] <= 3.0, name
-        errors = np.mean(found["errors"], axis=1)
-        rule = errors[found["exponents"].index(0)]
-        assert found["ratio"] == pytest.approx(rule / errors.min())
-
-
-def test_own_steps_forget_the_start_where_answers_get_lost() -> None:
-    """A tenth of the answers: 0.4 of the error at most, as after all rounds."""
-    results = load_results(HERE / "results" / "lost-answers.json")
-    by_rounds, own, *_ = own_steps.METHODS
-    problem, lossy = next(iter(own_steps.PROBLEMS)), list(own_steps.PATTERNS)[1]
-    for pattern in list(own_steps.PATTERNS)[1:]:
-        last = {
-            row["method"]: float(np.mean(row["last"]))
-            for row in results["rows"]
-            if (row["problem"], row["pattern"]) == (problem, pattern)
-        }
-        assert last[own] <= 0.4 * last[by_rounds]
-    config = own_steps.LASSO | {"rounds": 600, "max-failed-rounds": 1000}
-    best = own_steps.optimum(config, own_steps.NODES)
-    grid, errors = own_steps.PATTERNS[lossy], {}
-    for name in (by_rounds, own):
-        settings = own_steps.METHODS[name]
-        run = Run(
-            (), config | settings, own_steps.NODES, curve=True, every=600, grid=grid
-        )
-        errors[name] = own_steps.relative(perform(run)["curve"]["loss"], best)[-1]
-    assert errors[own] <= 0.4 * errors[by_rounds]
-
-
-def test_noise_that_shrinks_leaves_no_floor() -> None:
-    results = load_results(HERE / "results" / "oracle-noise.json")
-    last = {
-        (row["sigma"], row["decay"]): float(np.mean(row["last"]))
-        for row in results["rows"]
-    }
-    for sigma in own_steps.SIGMAS[1:]:
-        assert last[sigma, True] < 2.5 * last[0.0, True]
-    assert last[10.0, False] > 5.0 * last[10.0, True]
-
-
-def test_averaged_atoms_are_the_exact_step_when_all_answer() -> None:
-    config = {
-        "task": "lasso",
-        "variant": "plain",
-        "schedule": "convex",
-        "step-count": "round",
-        "penalty": 5.0,
-        "rounds": 30,
-    }
-    for variant in ("plain", "augmented"):
-        both = [
-            perform(
-                Run((), config | {"variant": variant}, 5, curve=True, strategy=strategy)
-            )
-            for strategy in (Experiment.strategy, beyond.averaging)
-        ]
-        assert both[0]["curve"]["loss"] == both[1]["curve"]["loss"]
-    # and not when half of them do: x̄ is the participants' mean atom from round 1 on
-    half = config | {"participation": 0.5, "rounds": 1}
-    exact, averaged = (
-        perform(Run((), half, 6, point=True, strategy=strategy))
-        for strategy in (Experiment.strategy, beyond.averaging)
-    )
-    assert np.linalg.norm(exact["point"]) < 0.99 * np.linalg.norm(averaged["point"])
-
-
-def test_starts_are_doubly_stochastic() -> None:
-    start = random_start(12, 3)
-    np.testing.assert_allclose(start.sum(axis=0), 1.0, atol=1e-9)
-    np.testing.assert_allclose(start.sum(axis=1), 1.0, atol=1e-9)
-    assert start.min() >= 0.5 / 12
-    assert Simplex(1.0).contains(start[0], 1e-6)
-    assert np.abs(start - random_start(12, 4)).max() > 0.01
 
 
 def test_bytes_are_those_of_the_history() -> None:
@@ -386,31 +168,3 @@ def test_psnr_and_a_leak() -> None:
     assert found["iteration"][-1] == 40
     again = leakage.attack(image, 3, "l1", 40, 0)
     assert np.isfinite(again["psnr"]).all()
-
-
-def test_a_cosine_finds_an_image_and_each_by_itself() -> None:
-    pytest.importorskip("torch")
-    ramp = np.linspace(0.0, 1.0, 32)
-    smooth = np.stack(
-        [np.outer(ramp, ramp), np.outer(1 - ramp, ramp), 0.5 + 0 * ramp[:, None] * ramp]
-    )
-    other = smooth[:, ::-1].copy()
-    both = leakage.invert([smooth, other], [3, 4], "gradient", 150, 0)
-    # the second image does not change what is found for the first
-    (first,) = leakage.invert([smooth], [3], "gradient", 150, 0)
-    assert both[0] == pytest.approx(first, abs=0.5)
-    grey = leakage.psnr(np.full(smooth.shape, 0.5), smooth)
-    assert first > grey
-    # of the ℓ2 oracle's answer it sees as much, of one entry less
-    (same,) = leakage.invert([smooth], [3], "l2", 150, 0)
-    assert same == pytest.approx(first, abs=0.5)
-    (less,) = leakage.invert([smooth], [3], "l1", 150, 0)
-    assert less < first
-
-
-def test_slopes_and_rounds() -> None:
-    rounds = [0, *(10**k for k in range(6))]
-    assert slope(rounds, [9.0, *(t**-0.5 for t in rounds[1:])]) == (pytest.approx(-0.5))
-    wanted = evaluated_rounds(1000)
-    assert {0, 1, 10, 100, 1000} <= wanted
-    assert len(wanted) < 40

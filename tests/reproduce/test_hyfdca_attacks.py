@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.objectives.losses import make_loss
 from reproduce.hyfdca import attacks
-from reproduce.hyfdca.recorded import CANCER, HYBRID, Case, record, split
+from reproduce.hyfdca.recorded import CANCER, HYBRID, Case, split
 from reproduce.hyfdca.simulated import DUAL_POINT, MIXED, Clients, proposal, simulate
 
 Array = NDArray[np.float64]
@@ -38,14 +38,6 @@ def test_a_row_in_a_combination_of_up_to_four_uploads(terms: int) -> None:
     assert not attacks.rows_in_differences(
         shuffled, rows + 1e-6 * _random(20, 8, seed=3)
     ).size
-
-
-def test_a_part_with_one_entry_is_not_looked_for() -> None:
-    uploads = np.array([[2.0, 0.0], [5.0, 0.0]])
-    rows = np.array([[1.0, 0.0], [1.0, 1.0]])
-    assert not attacks.rows_in_differences(uploads, rows).size
-    assert attacks.found_in(rows, rows).tolist() == [1]
-    assert attacks.lonely_entries(np.eye(4)[:, :2], 2).tolist() == [0, 1]
 
 
 def test_a_reduced_basis() -> None:
@@ -116,13 +108,6 @@ def test_independent_components() -> None:
     assert len(attacks.found_in(claims, rows, 1e-2)) < 4
 
 
-def test_rows_from_inner_products() -> None:
-    rows, weights = _random(5, 7), _random(7, 7, seed=1)
-    assert attacks.rows_from_scores(weights, weights @ rows.T) == pytest.approx(rows)
-    few = attacks.rows_from_scores(weights[:6], weights[:6] @ rows.T)
-    assert not attacks.found_in(few, rows).size
-
-
 # ---------------------------------------------------------------------- on whole runs
 
 
@@ -167,21 +152,3 @@ def test_chosen_weights_find_rows_by_and_by(
     ]
     assert rows[1] > 10
     assert rows[0] < rows[1]
-
-
-def test_what_a_server_is_told_is_recorded() -> None:
-    """Each V is Σ a_i x_i / λN with y_i a_i in [0, 1], to the bits that are sent."""
-    case = split(HYBRID)
-    traffic = record(case, "hinge", 4, secure_sum=True)
-    (unit,) = traffic.units
-    sums = traffic.of_unit(unit)
-    assert sums.shape == traffic.weights.shape == (4, 12)
-    assert not traffic.weights[0].any()
-    from scipy.optimize import lsq_linear
-
-    signed = (case.y[:, None] * case.X).T / case.scale
-    for V in sums:
-        fit = lsq_linear(signed, V, bounds=(0.0, 1.0), tol=1e-14)
-        assert np.abs(signed @ fit.x - V).max() < 1e-6
-    # and w is a mixture of them and of 0
-    assert np.linalg.matrix_rank(np.vstack([sums[:1], traffic.weights[1:2]])) == 1

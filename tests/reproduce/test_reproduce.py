@@ -2,99 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from reproduce import fedgia
 from reproduce.__main__ import PAPERS, folder_of, main
 from reproduce.common import (
-    Options,
     Run,
-    SkippedError,
-    app_config,
     execute,
     load_results,
     mean_of,
     perform,
     read_config,
-    save_results,
 )
-from reproduce.pages import as_csv, page_with, pages_of, shown, update_page
+from reproduce.pages import as_csv, shown, update_page
 from reproduce.provenance import KEYS, Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = read_config(ROOT / "reproduce" / "fedgia" / "v1.toml")
-
-
-def test_local_steps_of_an_oracle_have_their_whole_name() -> None:
-    shared = {"local-steps": 20, "local-batch-size": 8}
-    found = app_config({"method": "fedfw", **shared})
-    assert found["fedfw.local-steps"] == "auto"
-    assert found["fedfw.batch-size"] == 64
-    found = app_config({"method": "fedfw", **shared, "fedfw.local-steps": 3})
-    assert found["fedfw.local-steps"] == 3
-    assert app_config({"method": "feddr", **shared})["feddr.local-steps"] == 20
-
-
-def test_a_quick_run_of_all_items(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FEDTRELLIS_DATA", raising=False)
-    pages = pages_of(ROOT / "reproduce" / "fedgia")
-    before = [page.read_bytes() for page in pages]
-    assert len(pages) == 3
-    arguments = ["fedgia", "--quick", "--seeds", "1"]
-    assert main([*arguments, "--out", str(tmp_path)]) == 0
-    out, _ = capfd.readouterr()
-    # what needs a file that is not there is skipped by name
-    assert "skipped: needs qsar_oral_toxicity/qsar_oral_toxicity.zip" in out
-    assert "skipped: needs santander/train.csv" in out
-    found = load_results(tmp_path / "results" / "table-3-v1.json")
-    assert found["provenance"]["seeds"] == [0]
-    assert "fedgia" in found["provenance"]["settings"]["varied"]["method"]
-    rows = found["rows"]
-    assert {row["method"] for row in rows} == set(fedgia.tables.METHODS)
-    for row in rows:
-        (loss,), (count,) = row["loss"], row["broadcasts"]
-        if row["method"].startswith("FedGiA"):
-            assert row["passed"] == 1
-            assert count < 40
-            assert f"| {row['method']} | {row['k0']} | {loss:.4f} | {count:.1f}" in out
-        else:
-            assert row["passed"] == 0
-    for number in (1, 2, 3, 4):
-        picture = tmp_path / f"figure-{number}.png"
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        assert picture.stat().st_size > 10_000
-    # only a full run changes the page
-    assert [page.read_bytes() for page in pages] == before
-    # saved results are shown again without a run
-    assert main(["fedgia", "table-3-v1", "--render", "--out", str(tmp_path)]) == 0
-
-
-def test_saved_results_are_what_the_pages_show() -> None:
-    """Every item has its place in the page; what is committed there is its results."""
-    for name, paper in PAPERS.items():
-        if name == "fedfw":  # whose pictures too are looked at in test_fedfw_items
-            continue
-        folder = folder_of(name)
-        for item, definition in paper.ITEMS.items():
-            page = page_with(folder, item).read_text(encoding="utf-8")
-            pattern = f"<!-- {item} -->\n(.*?)<!-- end {item} -->"
-            match = re.search(pattern, page, flags=re.DOTALL)
-            assert match, item
-            saved = folder / "results" / f"{item}.json"
-            if saved.is_file() and "figure" not in item:
-                text = definition.render(load_results(saved), folder)
-                short, files = shown(item, text)
-                assert match.group(1).strip() == short
-                for name, content in files.items():
-                    assert (folder / "tables" / name).read_text("utf-8") == content
 
 
 def test_a_run_counts_broadcasts_and_stops_by_the_gradient() -> None:
@@ -117,11 +43,6 @@ def test_a_diverging_run_is_a_result_and_not_an_error() -> None:
         assert "too long" in perform(Run((), config, nodes=4))["failed"]
 
 
-def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(KeyError, match="no-such"):
-        perform(Run((), {"no-such": 1}))
-
-
 def test_execute_keeps_keys_and_order() -> None:
     runs = [
         Run(("a", seed), V1 | {"seed": seed, "rounds": 2}, nodes=4) for seed in (3, 1)
@@ -135,18 +56,6 @@ def test_execute_keeps_keys_and_order() -> None:
     assert np.isnan(mean_of(results, "loss", "b")[0])
     with pytest.raises(ValueError, match="two runs"):
         execute([runs[0], runs[0]], jobs=1)
-
-
-def test_results_survive_the_file(tmp_path: Path) -> None:
-    results: dict[str, Any] = {
-        "rows": [{"a": [1.0, 2.5e-10, -3], "b": (1, 2)}, {"t": "x [1, 2]"}],
-        "empty": [],
-        "number": 0.1,
-    }
-    path = tmp_path / "folder" / "results.json"
-    save_results(path, results)
-    assert load_results(path) == json.loads(json.dumps(results))
-    assert '"a": [1.0, 2.5e-10, -3]' in path.read_text()
 
 
 def test_a_table_becomes_a_data_file() -> None:
@@ -169,14 +78,6 @@ def test_pages_are_changed_between_their_marks_only(tmp_path: Path) -> None:
         update_page(page, "b", "new")
 
 
-def test_missing_data_is_named(tmp_path: Path) -> None:
-    options = Options(tmp_path, None, 1, 1, True)
-    with pytest.raises(SkippedError, match="needs x.csv; name its folder with --data"):
-        options.file("x.csv")
-    with pytest.raises(SkippedError, match="needs x.csv, which is not in"):
-        Options(tmp_path, tmp_path, 1, 1, True).file("x.csv")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -189,13 +90,6 @@ def test_bad_arguments(
 ) -> None:
     assert main(arguments) == 1
     assert message in capsys.readouterr().out
-
-
-def test_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list"]) == 0
-    out = capsys.readouterr().out
-    for paper in PAPERS.values():
-        assert all(item in out for item in paper.ITEMS)
 
 
 def test_every_stored_result_says_where_it_comes_from() -> None:

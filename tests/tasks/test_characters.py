@@ -11,7 +11,6 @@ from tasks.classification import (
     LETTERS,
     SOURCES,
     Characters,
-    NetworkTask,
     passages,
 )
 
@@ -102,41 +101,6 @@ def test_the_transformer_is_pytorchs_own_encoder() -> None:
         other[:, 5:] = 0
         same = model(other)[:, :, :5] == model(text)[:, :, :5]
     assert same.all()
-
-
-def test_accuracy_counts_characters() -> None:
-    made = task()
-    text = np.concatenate([passages(s, 10, 17, 0, "test") for s in SOURCES])
-    model = made._make_model()
-    with torch.no_grad():
-        scores = model(torch.tensor(text[:, :-1])).numpy()
-    expected = np.mean(scores.argmax(axis=1) == text[:, 1:])
-    accuracy = made.metrics(made.initial_point())["accuracy"]
-    assert accuracy == pytest.approx(expected)
-
-
-def test_training_on_letters_helps_the_clients() -> None:
-    random, trained = task(), task(pretrained_steps=30)
-    assert abs(random.value(random.initial_point()) - np.log(len(ALPHABET))) < 0.5
-    before, after = (made.value(made.initial_point()) for made in (random, trained))
-    assert after < before - 0.3
-    # PyTorch's own random state plays no part
-    first = trained.initial_point()
-    vars(NetworkTask)["_parameters"].cache_clear()
-    torch.manual_seed(5)
-    for one, other in zip(first, trained.initial_point(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_gradient_steps_lower_the_loss() -> None:
-    made = task()
-    objective: Any = made.objective()
-    rng = np.random.default_rng(0)
-    x = [array.astype(np.float32) for array in made.initial_point()]
-    for _ in range(60):
-        slopes = objective.stochastic_gradient(x, rng, 32)
-        x = [a - 0.5 * g for a, g in zip(x, slopes, strict=True)]
-    assert objective.value(x) < 2.9
 
 
 def test_settings_that_are_refused() -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedtrellis.settings import SettingsError
-from tasks import Classification, Digits
+from tasks import Classification
 from tasks.classification import synthetic
 from tasks.data.datasets import EMNIST_CLASSES
 from tasks.data.task import data_of
-from tests.tasks.data.node_files import idx, real, refused
+from tests.tasks.data.node_files import idx, refused
 
 
 def classification(n: int = 4, seed: int = 0, **settings: Any) -> Classification:
@@ -87,18 +87,6 @@ def test_validation_takes_training_examples_in_the_place_of_testdata_of(
     )
 
 
-def test_iid_synthetic_data_has_one_distribution() -> None:
-    data = synthetic(30, 0, 0, iid=True)
-    assert np.abs(data.features.mean(axis=0)).max() < 0.05
-    # one linear model made all labels
-    task = classification(partition="iid")
-    x = np.zeros(task.shapes()[0])
-    step = 1.0 / task.objective().lipschitz()
-    for _ in range(150):
-        x = x - step * task.gradient(x)
-    assert task.metrics(x)["accuracy"] > 0.75
-
-
 def test_natural_clients_keep_their_own_examples() -> None:
     data = data_of(classification(5, partition="natural"))
     raw = synthetic(5, 0, 0, iid=False)
@@ -124,19 +112,6 @@ def mnist(tmp_path: Path) -> Path:
     write_idx(tmp_path, "train-", 60)
     write_idx(tmp_path, "t10k-", 20)
     return tmp_path
-
-
-def test_mnist(mnist: Path) -> None:
-    task = classification(dataset="mnist", path=str(mnist))
-    task.check()
-    data = data_of(task)
-    assert data.features.shape == (60, 784)
-    assert data.features.max() == 1.0
-    assert task.shapes() == [(785, 10)]
-    images = write_idx(mnist, "train-", 60).reshape(60, 784) / 255
-    np.testing.assert_array_equal(
-        np.sort(images.sum(axis=1)), np.sort(data.features.sum(axis=1))
-    )
 
 
 def test_limits_of_files(mnist: Path) -> None:
@@ -202,23 +177,7 @@ def test_cifar10(tmp_path: Path) -> None:
     assert whole.shapes() == [(3073, 10)]
 
 
-def test_no_training_batch_is_not_a_part(tmp_path: Path) -> None:
-    write_cifar(tmp_path, "test_batch", 20)
-    task = classification(dataset="cifar10", path=str(tmp_path), partial=True)
-    refused(FileNotFoundError, "data_batch_1", task)
-
-
 # -- what is refused
-
-
-def test_missing_files(tmp_path: Path) -> None:
-    for dataset in ("mnist", "emnist", "cifar10"):
-        empty = classification(dataset=dataset, path=str(tmp_path))
-        refused(FileNotFoundError, r"classification\.path", empty)
-    write_idx(tmp_path, "train-", 20)
-    (tmp_path / "train-labels-idx1-ubyte").unlink()
-    task = classification(dataset="mnist", path=str(tmp_path))
-    refused(FileNotFoundError, "train-labels-idx1-ubyte", task)
 
 
 def test_files_that_do_not_fit(mnist: Path) -> None:
@@ -228,19 +187,6 @@ def test_files_that_do_not_fit(mnist: Path) -> None:
     (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(20)))
     (mnist / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((60, 20, 28))))
     refused(SettingsError, r"shape \(1, 20, 28\)", task)
-
-
-def test_digits_are_scikit_learn_s() -> None:
-    """As the task of that name deals them, for every model."""
-    pytest.importorskip("torch")
-    linear = classification(dataset="digits")
-    twin = Digits(num_clients=4, seed=0)
-    x = np.random.default_rng(0).standard_normal((65, 10))
-    assert linear.objective().value(x) == pytest.approx(twin.objective().value(x))
-    assert linear.metrics(x) == twin.metrics(x)
-    network = classification(dataset="digits", model="dnn")
-    assert network.shapes()[0] == (100, 64)
-    assert classification(dataset="digits", train_limit=50).num_examples() == 50
 
 
 def test_settings_that_do_not_fit(mnist: Path) -> None:
@@ -285,88 +231,4 @@ def test_shapes_of_networks() -> None:
     assert many[-1] == (62,)
 
 
-def test_initial_models_depend_on_the_seed_only() -> None:
-    torch = pytest.importorskip("torch")
-    from tasks.networks import make_model
-
-    state = torch.random.get_rng_state()
-    one, again, other = (
-        [p.detach().numpy() for p in make_model("dnn", (60,), 10, seed).parameters()]
-        for seed in (1, 1, 2)
-    )
-    assert torch.equal(state, torch.random.get_rng_state())
-    for a, b, c in zip(one, again, other, strict=True):
-        np.testing.assert_array_equal(a, b)
-        assert not np.array_equal(a, c)
-
-
-@pytest.mark.parametrize("model", ["dnn", "cnn"])
-def test_networks_on_images_learn(mnist: Path, model: str) -> None:
-    pytest.importorskip("torch")
-    task = classification(3, model=model, dataset="mnist", path=str(mnist))
-    task.check()
-    x = task.initial_point()
-    start = task.value(x)
-    mean = np.mean([task.client_objective(i).value(x) for i in range(3)])  # type: ignore[arg-type]
-    assert mean == pytest.approx(start, rel=1e-5)
-    for _ in range(8):
-        x = [a - 0.1 * g for a, g in zip(x, task.gradient(x), strict=True)]
-    assert task.value(x) < start
-    assert 0.0 <= task.metrics(x)["accuracy"] <= 1.0
-
-
 # -- the real files, where they are
-
-
-def folder_of(name: str, *files: str) -> str:
-    return [str(real(f"{name}/{file}").parent) for file in files][-1]
-
-
-def accuracy(task: Classification) -> float:
-    """Test accuracy of the nearest class mean."""
-    data = data_of(task)
-    means = np.array([data.features[data.targets == c].mean(axis=0) for c in range(10)])
-    distances = ((data.test_features[:, None] - means[None]) ** 2).sum(axis=2)
-    return float(np.mean(distances.argmin(axis=1) == data.test_targets))
-
-
-def test_real_mnist() -> None:
-    path = folder_of("mnist", "train-images-idx3-ubyte.gz")
-    task = classification(10, dataset="mnist", path=path, test_limit=1000)
-    task.check()
-    assert np.bincount(data_of(task).targets).tolist() == [
-        *(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
-    ]
-    assert accuracy(task) > 0.75
-
-
-def test_real_emnist_is_upright() -> None:
-    """The means of MNIST's classes recognise EMNIST's digits, unless transposed."""
-    path = folder_of("emnist", "emnist-mnist-test-images-idx3-ubyte.gz")
-    digits = folder_of("mnist", "train-images-idx3-ubyte.gz")
-    settings: dict[str, Any] = {"split": "mnist", "partial": True, "test_limit": 1000}
-    task = classification(10, dataset="emnist", path=path, **settings)
-    task.check()
-    mnist = data_of(classification(10, dataset="mnist", path=digits, train_limit=5000))
-    means = np.array([mnist.features[mnist.targets == c].mean(0) for c in range(10)])
-    data = data_of(task)
-
-    def score(images: np.ndarray) -> float:
-        distances = ((images[:, None] - means[None]) ** 2).sum(axis=2)
-        return float(np.mean(distances.argmin(axis=1) == data.test_targets))
-
-    upright = data.test_features
-    transposed = upright.reshape(-1, 28, 28).transpose(0, 2, 1).reshape(-1, 784)
-    # EMNIST's strokes are thicker than MNIST's: 0.52, against 0.17 transposed
-    assert score(upright) > 0.45
-    assert score(transposed) < 0.25
-
-
-def test_real_cifar10() -> None:
-    path = folder_of("cifar10", "data_batch_1.bin.xz", "test_batch.bin.xz")
-    settings: dict[str, Any] = {"partial": True, "train_limit": 3000, "test_limit": 500}
-    task = classification(10, dataset="cifar10", path=path, **settings)
-    task.check()
-    assert task.num_examples() == 3000
-    # planes in the right order and place: class means say a little
-    assert accuracy(task) > 0.2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedtrellis.domains import L1Ball, make_domain
+from fedtrellis.domains import L1Ball
 from tasks import Digits
 from tasks.data.task import data_of
 
@@ -28,32 +28,6 @@ def test_the_split_does_not_depend_on_the_number_of_clients() -> None:
     np.testing.assert_array_equal(few.test_features, many.test_features)
     other = data_of(Digits(num_clients=2, seed=1))
     assert not np.array_equal(few.test_targets, other.test_targets)
-
-
-def test_values_that_are_known() -> None:
-    task = Digits(num_clients=4, seed=0)
-    zero = np.zeros((65, 10))
-    # all ten classes are equally likely
-    assert task.value(zero) == pytest.approx(np.log(10.0))
-    # only the bias of class 3: log(9 + e) − share of class 3
-    bias = zero.copy()
-    bias[64, 3] = 1.0
-    share = np.mean(data_of(task).targets == 3)
-    assert task.value(bias) == pytest.approx(np.log(9 + np.e) - share)
-
-
-@pytest.mark.parametrize(
-    ("name", "accuracy"), [("l1-ball", 0.8), ("l2-ball", 0.93), ("linf-ball", 0.93)]
-)
-def test_default_radii_are_useful(name: str, accuracy: float) -> None:
-    task = Digits(num_clients=4, seed=0)
-    domain = make_domain(name, radius=task.domains()[name])
-    x = domain.centre((65, 10))
-    for t in range(1, 301):
-        atom = domain.lmo(task.gradient(x))
-        x *= 1 - 2 / (t + 1)
-        atom.add_to(x, 2 / (t + 1))
-    assert task.metrics(x)["accuracy"] >= accuracy
 
 
 def test_the_optimum_is_that_of_cvxpy() -> None:

@@ -8,12 +8,8 @@ import pytest
 from sklearn.datasets import load_digits, load_iris
 from sklearn.decomposition import PCA
 
-from fedtrellis.domains import L1Ball, L2Ball, SpectralNormBall
-from fedtrellis.manifolds import Stiefel
-from fedtrellis.settings import SettingsError
 from tasks import KernelPCA
 from tasks.base import DataFileError
-from tasks.data.readers import read_matrix
 from tests.tasks.data.node_files import refused
 
 
@@ -88,44 +84,6 @@ def test_sorted_shares_are_of_few_classes() -> None:
         assert made.client_objective(i).value(x) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_clients_are_less_alike_when_sorted() -> None:
-    def spread(partition: str) -> float:
-        made = task(10, partition=partition)
-        x = made.initial_point()[0]
-        gradients = [made.client_objective(i).gradient(x) for i in range(10)]
-        return float(np.linalg.norm(gradients - np.asarray(made.gradient(x))))
-
-    assert spread("sorted") > 3 * spread("iid")
-
-
-def test_start_and_manifold() -> None:
-    made = task()
-    assert made.manifold() == Stiefel((64, 4))
-    [x] = made.initial_point()
-    np.testing.assert_allclose(x.T @ x, np.eye(4), atol=1e-12)
-    np.testing.assert_array_equal(x, made.initial_point()[0])
-    assert not np.array_equal(x, task(seed=1).initial_point()[0])
-
-
-def test_minima_over_the_domains() -> None:
-    made = task(dataset="iris", components=2)
-    covariance = made.objective().covariance  # type: ignore[attr-defined]
-    best = np.linalg.eigh(covariance)[1][:, :-3:-1]
-    spectral = made.reference_optimum(SpectralNormBall(2.0))
-    assert spectral == pytest.approx(made.value(2.0 * best), rel=1e-9)
-    ball = made.reference_optimum(L2Ball(1.5))
-    x = np.zeros((4, 2))
-    x[:, 1] = 1.5 * best[:, 0]
-    assert ball == pytest.approx(made.value(x), rel=1e-9)
-    # no point of the domain is below
-    rng = np.random.default_rng(0)
-    for domain, minimum in ((SpectralNormBall(2.0), spectral), (L2Ball(1.5), ball)):
-        assert minimum is not None
-        for point in 3.0 * rng.standard_normal((100, 4, 2)):
-            assert made.value(domain.project(point)) >= minimum
-    assert made.reference_optimum(L1Ball(1.0)) is None
-
-
 # -- files
 
 
@@ -144,12 +102,6 @@ def test_files_of_each_format(tmp_path: Path, suffix: str) -> None:
     assert made.client_objective(1).value(x) == pytest.approx(
         -4 / 24 * np.trace(x.T @ own.T @ own @ x), rel=1e-12
     )
-
-
-def test_a_csv_file_may_name_its_columns(tmp_path: Path) -> None:
-    path = tmp_path / "named.csv"
-    written(path, table(), header="a,b,c")
-    np.testing.assert_allclose(read_matrix(path), table(), rtol=1e-12)
 
 
 def test_files_that_are_refused(tmp_path: Path) -> None:
@@ -185,9 +137,3 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     ]:
         made = task(1, dataset="file", path=str(tmp_path / name), components=1)
         assert name in refused(DataFileError, match, made)
-
-
-def test_examples_that_are_all_the_same(tmp_path: Path) -> None:
-    constant = written(tmp_path / "constant.npy", np.full((7, 2), 0.1))
-    with pytest.raises(SettingsError, match="no covariance"):
-        task(dataset="file", path=constant, components=1).check()

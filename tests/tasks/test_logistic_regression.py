@@ -15,7 +15,7 @@ from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.settings import SettingsError
 from tasks import LogisticRegression
 from tasks.data.task import data_of
-from tests.tasks.data.node_files import real, refused
+from tests.tasks.data.node_files import refused
 
 
 def make(n: int = 4, seed: int = 0, **settings: Any) -> LogisticRegression:
@@ -71,36 +71,6 @@ def test_every_example_is_in_training_or_test_data_once() -> None:
     np.testing.assert_array_equal(sorted_rows(ours), sorted_rows(theirs))
     # stratified
     assert abs(data.test_targets.mean() - labels.mean()) < 0.01
-
-
-def test_the_split_depends_on_the_seed_and_not_on_the_number_of_clients() -> None:
-    few, many = (data_of(make(n, scaling="none")) for n in (2, 50))
-    np.testing.assert_array_equal(few.test_features, many.test_features)
-    other = data_of(make(2, seed=1, scaling="none"))
-    assert not np.array_equal(few.test_features, other.test_features)
-
-
-def test_without_testdata_of() -> None:
-    task = make(test_fraction=0.0)
-    assert task.num_examples() == 569
-    assert data_of(task).test_features.shape == (0, 30)
-    x = minimum(task)[1]
-    metrics = task.metrics(x)
-    data = data_of(task)
-    expected = np.mean((data.features @ x > 0) == data.targets)
-    assert metrics == {"train-accuracy": expected}
-    assert expected > 0.97
-    clients = make(test_fraction=0.0, weighting="clients")
-    assert clients.metrics(x)["train-accuracy"] == pytest.approx(expected)
-
-
-def test_the_minimum_classifies_test_examples() -> None:
-    task = make()
-    x = minimum(task)[1]
-    data = data_of(task)
-    expected = np.mean((data.test_features @ x > 0) == data.test_targets)
-    assert task.metrics(x) == {"accuracy": expected}
-    assert expected > 0.95
 
 
 @pytest.mark.parametrize("l2", [1e-3, 0.1])
@@ -159,18 +129,6 @@ def test_the_losses_are_the_formulas(
         assert isinstance(task.objective(), MeanObjective)
 
 
-def test_one_label_a_client_by_default() -> None:
-    pytest.importorskip("flwr_datasets")
-    task = make(5, partition="labels")
-    for i in range(5):
-        assert len(set(data_of(task).share(i)[1])) == 1
-    refused(
-        SettingsError,
-        "labels-per-client = 3",
-        make(labels_per_client=3, partition="labels"),
-    )
-
-
 @pytest.mark.parametrize("method", ["fedfw", "naive-frank-wolfe"])
 def test_the_schedule_is_that_of_the_loss(method: str) -> None:
     for task, convex in (
@@ -183,18 +141,6 @@ def test_the_schedule_is_that_of_the_loss(method: str) -> None:
         assert suggested == ("convex" if convex else "nonconvex")
         assert "schedule" not in task.suggestions(method, given=["schedule"])
     assert make().bounded_below
-
-
-def test_uneven_shares_hold_every_example_once() -> None:
-    task = make(partition="uneven", n=20, test_fraction=0.0)
-    shares = task.deal(data_of(task).targets)
-    sizes = [len(share) for share in shares]
-    assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(569))
-    # as in the authors' code, none below a fortieth of the mean
-    assert min(sizes) >= 0.025 * 569 / 20
-    assert max(sizes) > 3 * min(sizes)
-    other = make(partition="uneven", n=20, test_fraction=0.0, seed=1)
-    assert [len(share) for share in other.deal(data_of(other).targets)] != sizes
 
 
 @pytest.mark.parametrize("weighting", ["examples", "clients"])
@@ -224,23 +170,6 @@ def test_standard_scaling_is_measured_on_trainingdata_of() -> None:
     expected = (raw.test_features - mean) / deviation
     np.testing.assert_allclose(scaled.test_features, expected)
     assert np.abs(scaled.test_features.mean(axis=0)).max() > 0.01
-
-
-def test_constant_features_become_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tasks.data.table import Table
-
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((40, 3))
-    features[:, 1] = 0.1
-    table = Table(features, np.arange(40) % 2)
-    monkeypatch.setattr(LogisticRegression, "_table", lambda task: table)
-    data = make(scaling="standard")._load()
-    np.testing.assert_array_equal(data.features[:, 1], 0.0)
-    np.testing.assert_array_equal(data.test_features[:, 1], 0.0)
-    assert np.isfinite(data.features).all()
-    np.testing.assert_array_equal(features[:, 1], 0.1)  # the table is as it was
 
 
 @pytest.mark.parametrize("dataset", ["breast-cancer", "libsvm"])
@@ -377,39 +306,4 @@ def test_malformed_files(tmp_path: Path) -> None:
         refused(SettingsError, where[dataset], task)
 
 
-def test_settings_that_do_not_fit(sparse_file: str) -> None:
-    for dataset in ("qsar", "libsvm"):
-        task = make(dataset=dataset, path=sparse_file, scaling="standard")
-        refused(SettingsError, r"scaling = 'standard' .* allowed: auto, none", task)
-    refused(SettingsError, "41 clients", make(41, dataset="libsvm", path=sparse_file))
-    refused(SettingsError, "at least 1", make(0, dataset="libsvm", path="nowhere"))
-
-
-def test_too_few_examples_of_a_label(tmp_path: Path) -> None:
-    path = tmp_path / "few"
-    path.write_text("0 1:1\n" * 9 + "1 1:2\n")
-    task = make(2, dataset="libsvm", path=str(path))
-    refused(SettingsError, r"test-fraction = 0\.2 .* 9 and 1 examples", task)
-    make(2, dataset="libsvm", path=str(path), test_fraction=0.0).check()
-
-
 # -- the real files, where they are
-
-
-@pytest.mark.parametrize(
-    ("scaling", "expected"),
-    [("unit-rows", 0.26466), ("none", 0.16749), ("unit-columns", 0.44722)],
-)
-def test_minima_of_qsar(scaling: str, expected: float) -> None:
-    path = str(real("qsar_oral_toxicity/qsar_oral_toxicity.zip"))
-    task = make(64, dataset="qsar", path=path, scaling=scaling, test_fraction=0.0)
-    task.check()
-    assert minimum(task)[0] == pytest.approx(expected, abs=5e-6)
-
-
-@pytest.mark.parametrize(("name", "accuracy"), [("a9a", 0.83), ("mushrooms", 0.97)])
-def test_real_libsvm_files(name: str, accuracy: float) -> None:
-    path = str(real(f"libsvm/{name}.bz2"))
-    task = make(10, dataset="libsvm", path=path, intercept=True)
-    task.check()
-    assert task.metrics(minimum(task)[1])["accuracy"] > accuracy

@@ -31,18 +31,6 @@ def ratings_file(path: Path, count: int) -> str:
     return write(path, "".join(lines))
 
 
-def test_reading_udata_of(tmp_path: Path) -> None:
-    path = write(tmp_path / "u.data", RATINGS)
-    ratings = read_ratings(Path(path))
-    assert ratings.features.T.tolist() == [[195, 185, 21], [241, 301, 376]]
-    assert ratings.targets is not None
-    assert ratings.targets.tolist() == [3.0, 3.0, 1.0]
-    task = MatrixCompletionTask(num_clients=2, seed=0, path=path)
-    task.check()
-    assert task.shapes() == [(196, 377)]
-    assert task.domains() == {"nuclear-norm-ball": 7000.0}
-
-
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     path = ratings_file(tmp_path / "u.data", 203)
@@ -79,24 +67,6 @@ def test_centred_ratings_and_a_share_for_validation(tmp_path: Path) -> None:
     cells = np.concatenate([part.features, part.test_features]) @ [20, 1]
     # both are of the training ratings
     np.testing.assert_array_equal(np.sort(cells), np.sort(data.features @ [20, 1]))
-
-
-def test_metrics_are_root_mean_squares(tmp_path: Path) -> None:
-    path = ratings_file(tmp_path / "u.data", 100)
-    task = MatrixCompletionTask(num_clients=4, seed=0, path=path)
-    data = data_of(task)
-    x = np.random.default_rng(0).standard_normal(task.shapes()[0])
-    errors = [
-        x[tuple(cells.T.astype(int))] - values
-        for cells, values in (
-            (data.features, data.targets),
-            (data.test_features, data.test_targets),
-        )
-    ]
-    metrics = task.metrics(x)
-    assert task.value(x) == pytest.approx(np.mean(errors[0] ** 2))
-    assert metrics["rmse-train"] == pytest.approx(np.sqrt(np.mean(errors[0] ** 2)))
-    assert metrics["rmse"] == pytest.approx(np.sqrt(np.mean(errors[1] ** 2)))
 
 
 def test_generated_ratings() -> None:

@@ -122,34 +122,3 @@ def test_what_does_not_fit_is_refused_in_a_line(
         Attack(num_clients=2, seed=0, classifier_path=str(path), **settings).check()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(b"nothing of the kind")
-    with pytest.raises(SettingsError, match="is no ONNX model that can be run"):
-        Attack(num_clients=2, seed=0, classifier_path=str(path)).check()
-    with pytest.raises(SettingsError, match=r"must name an ONNX model, FILE\.onnx"):
-        Attack(num_clients=2, seed=0, classifier_path="weights.npz").check()
-
-
-def test_images_that_are_none(tmp_path: Path) -> None:
-    model = write(tmp_path / "m.onnx", _digits_classifier())
-    whole = arrays_of_digits()
-    for change, message in (
-        ({"labels": whole["labels"][:3]}, "labels has shape (3,)"),
-        ({"held_out_images": whole["images"][:, :5]}, "held_out_images has shape"),
-        ({"images": None}, "has no array 'images'"),
-    ):
-        path = tmp_path / f"{len(message)}.npz"
-        arrays = {k: v for k, v in {**whole, **change}.items() if v is not None}
-        np.savez(path, **arrays)
-        with pytest.raises(SettingsError) as caught:
-            Attack(
-                num_clients=2,
-                seed=0,
-                dataset="file",
-                path=str(path),
-                classifier_path=str(model),
-            ).check()
-        assert message in str(caught.value)

@@ -108,34 +108,6 @@ def test_arithmetic_agrees_with_the_dense_form(
     assert np.isfinite(atom.dense()).all()
 
 
-def test_dense_forms_by_hand() -> None:
-    sparse = SparseAtom(np.array([1, 5]), np.array([2.0, -3.0]), (2, 3))
-    np.testing.assert_array_equal(sparse.dense(), [[0, 2, 0], [0, 0, -3]])
-    rank_one = RankOneAtom(np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0]))
-    np.testing.assert_array_equal(rank_one.dense(), [[3, 4, 5], [6, 8, 10]])
-    permutation = PermutationAtom(np.array([2, 0, 1]), 0.5)
-    np.testing.assert_array_equal(
-        permutation.dense(), [[0, 0, 0.5], [0.5, 0, 0], [0, 0.5, 0]]
-    )
-    sign = SignAtom(np.array([True, False]), -1.0, 4.0)
-    np.testing.assert_array_equal(sign.dense(), [4, -1])
-    product = ProductAtom((sparse, sign))
-    np.testing.assert_array_equal(product.dense(), [0, 2, 0, 0, 0, -3, 4, -1])
-
-
-@given(seeds, shapes, st.integers(0, 8))
-@settings(max_examples=200, deadline=None)
-def test_many_atoms_survive_the_wire(
-    seed: int, shape: tuple[int, ...], number: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    atoms = [random_atom(rng, shape) for _ in range(number)]
-    unpacked = unpack_atoms(pack_atoms(atoms), shape)
-    assert len(unpacked) == number
-    for atom, other in zip(atoms, unpacked, strict=True):
-        assert_same(atom, other)
-
-
 @pytest.mark.parametrize(
     ("size", "dtype"),
     [
@@ -289,14 +261,6 @@ def test_malformed_arrays_are_refused(
         kind.from_arrays(arrays, shape)
 
 
-def test_the_malformed_products_are_near_misses() -> None:
-    arrays: Arrays = [u8(8, 6, 6), i8(-2, 1, 2, 1, 2), f8(1, 2, 3, 4)]
-    atom = ProductAtom.from_arrays(arrays, (4,))
-    assert [part.shape for part in atom.parts] == [(2,), (2,)]
-    arrays = [u8(8, 0, 0), i8(-2, 1, 2, 1, 3), u8(1, 2), f8(1, 1)]
-    assert ProductAtom.from_arrays(arrays, (5,)).dense().tolist() == [0, 1, 0, 0, 1]
-
-
 @pytest.mark.parametrize(
     "arrays",
     [
@@ -326,16 +290,6 @@ def test_a_rank_one_pack_whose_product_overflows_is_refused() -> None:
     atom = RankOneAtom(np.array([1.0, -2e200]), np.array([0.5, 1e200]))
     with pytest.raises(ValueError, match="rank-one atom are not finite"):
         unpack_atoms(pack_atoms([atom]), (2, 2))
-
-
-def test_a_ragged_pack_that_is_right() -> None:
-    arrays: Arrays = [u8(1, 1, 1), u8(1, 2, 1), f8(1, 2, 3), u8(2, 0, 1)]
-    atoms = unpack_atoms(arrays, (5,))
-    assert [atom.dense().tolist() for atom in atoms] == [
-        [0, 1, 2, 0, 0],
-        [0, 0, 0, 0, 0],
-        [0, 3, 0, 0, 0],
-    ]
 
 
 @given(seeds, shapes)
@@ -368,21 +322,6 @@ def test_damaged_packs_never_raise_anything_but_value_error(
     for atom in atoms:
         assert atom.shape == shape
         assert np.isfinite(atom.dense()).all()
-
-
-def test_packing_needs_one_shape() -> None:
-    with pytest.raises(ValueError, match="one shape"):
-        pack_atoms([DenseAtom(np.ones(2)), DenseAtom(np.ones(3))])
-
-
-def test_a_product_of_products_is_one_of_all_their_parts() -> None:
-    one, two, three = (DenseAtom(np.full(n, float(n))) for n in (1, 2, 3))
-    nested = ProductAtom((ProductAtom((one, ProductAtom((two,)))), three))
-    flat = ProductAtom((one, two, three))
-    assert nested.parts == flat.parts
-    for array, other in zip(pack_atoms([nested]), pack_atoms([flat]), strict=True):
-        assert_same_array(array, other)
-    assert_same(nested, unpack_atoms(pack_atoms([nested]), (6,))[0])
 
 
 def test_layouts_have_a_limit() -> None:

@@ -28,10 +28,8 @@ from fedtrellis.domains import (
     SpectralNormBall,
     TotalVariationBall,
     WeightedL1Ball,
-    WholeSpace,
 )
 from fedtrellis.domains.atoms import SparseAtom
-from fedtrellis.domains.base import Norm
 from fedtrellis.domains.product import ENCLOSING, enclosing_ball
 from fedtrellis.settings import SettingsError
 
@@ -171,21 +169,6 @@ def test_a_pair_that_is_not_supported_says_so_in_one_line(name: str) -> None:
         with pytest.raises(SettingsError, match="outer-domain = ") as caught:
             enclosing_ball(name, domain, shape)
         assert "\n" not in str(caught.value)
-
-
-def test_a_set_may_say_more_than_its_oracle_does() -> None:
-    class Outspoken(ReadmeBall):
-        def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-            return float(self.radius / self.weights.min())
-
-    domain = Outspoken(np.array([0.5, 2.0]), 1.5)
-    assert enclosing_ball("l1-ball", domain, (2,)) == L1Ball(3.0)
-
-
-@pytest.mark.parametrize("name", ENCLOSING)
-def test_no_ball_holds_the_whole_space(name: str) -> None:
-    with pytest.raises(SettingsError, match="not available"):
-        enclosing_ball(name, WholeSpace(), MATRIX)
 
 
 def test_norms_that_points_do_not_have_are_refused() -> None:

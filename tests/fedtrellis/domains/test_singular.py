@@ -81,16 +81,6 @@ def test_all_forms_of_a_matrix(shape: tuple[int, int], count: int) -> None:
             assert cold.start.shape[0] == min(shape)
 
 
-@pytest.mark.parametrize("scale", [1e-305, 1e-200, 1e-110, 1e110, 1e200, 1e300])
-@pytest.mark.filterwarnings("error")
-def test_scales(scale: float) -> None:
-    for matrix, _ in forms((130, 190))[:1]:
-        for form in (scale * matrix, scipy.sparse.csr_array(scale * matrix)):
-            for start in (None, top_pairs(matrix).start):
-                left, values, right, _ = top_pairs(form, 1, start)
-                assert_leading(matrix, (left, values / scale, right))
-
-
 def drifting(steps: int) -> list[Array]:
     """Matrices whose leading pairs turn and change places."""
     rng = np.random.default_rng(2)
@@ -135,40 +125,6 @@ def test_a_tolerance_holds_from_matrix_to_matrix(
                 assert np.linalg.norm(error) <= (tolerance + 1e-13) * largest
         start = after
     assert passes[True] < 0.85 * passes[False]
-
-
-def test_equal_leading_values() -> None:
-    rng = np.random.default_rng(4)
-    left = np.linalg.qr(rng.standard_normal((160, 130)))[0]
-    right = np.linalg.qr(rng.standard_normal((140, 130)))[0]
-    values = np.r_[np.ones(4), np.linspace(0.8, 0.0, 126)]
-    matrix = (left * values) @ right.T
-    for count in (1, 2):
-        assert_leading(matrix, top_pairs(matrix, count))
-        start = top_pairs(matrix, count).start
-        assert_leading(matrix, top_pairs(matrix, count, start))
-
-
-def test_fewer_singular_values_than_wanted_and_none() -> None:
-    rng = np.random.default_rng(5)
-    one = np.outer(rng.standard_normal(150), rng.standard_normal(170))
-    for form in (one, aslinearoperator(one), scipy.sparse.csr_array(one)):
-        assert_leading(one, top_pairs(form, 2))
-        assert_leading(one, top_pairs(form, 1))
-    zero = np.zeros((150, 170))
-    for form in (zero, aslinearoperator(zero), scipy.sparse.csr_array(zero.shape)):
-        assert_leading(zero, top_pairs(form, 2))
-
-
-def test_a_change_of_leader_between_parts_that_do_not_touch() -> None:
-    # the old leader is still a pair to the last digit, and says nothing of the other
-    parts = [ratings((100, 90), seed).toarray() for seed in (6, 7)]
-    parts = [part / np.linalg.norm(part, 2) for part in parts]
-    start = None
-    for weight in (2.0, 1.5, 1.0 - 1e-3, 0.5, 2.0, 1.5, 0.9):
-        matrix = scipy.sparse.block_diag([weight * parts[0], parts[1]]).toarray()
-        _, values, _, start = top_pairs(matrix, 1, start)
-        assert values[0] == pytest.approx(max(weight, 1.0), rel=1e-12)
 
 
 def test_a_full_decomposition_where_it_does_not_converge(
@@ -251,16 +207,6 @@ def test_many_matrices_in_step(dtype: type[np.floating[Any]]) -> None:
     assert cut.converged.tolist() == [False, True, False, True]
 
 
-def test_a_basis_that_fills_the_space() -> None:
-    rng = np.random.default_rng(10)
-    for columns in (3, 5, 9, 30):
-        matrices = rng.standard_normal((2, 12, columns))
-        start = rng.standard_normal((2, columns, min(4, columns)))
-        found = leading_pairs(batch(matrices), start, 1, 0.0, 1000)
-        values = np.linalg.svd(matrices, compute_uv=False)[:, :1]
-        np.testing.assert_allclose(found.values, values, rtol=1e-13)
-
-
 def test_the_ball_follows_its_gradients() -> None:
     exact, loose = NuclearNormBall(3.0), NuclearNormBall(3.0, tolerance=0.03)
     starts: list[Array | None] = [None, None]
@@ -279,19 +225,6 @@ def test_the_ball_follows_its_gradients() -> None:
     vertex, kept = other.lmo_from(matrix, None)
     assert kept is None
     np.testing.assert_array_equal(vertex.dense(), other.lmo(matrix).dense())
-
-
-def test_the_ball_takes_gradients_in_all_forms() -> None:
-    ball = NuclearNormBall(2.0)
-    for matrix, form in forms((130, 190)):
-        atom = ball.lmo(form)
-        np.testing.assert_allclose(atom.dense(), ball.lmo(matrix).dense(), atol=1e-8)
-    with pytest.raises(ValueError, match="matrices"):
-        ball.lmo(scipy.sparse.coo_array(np.ones(4)))
-    with pytest.raises(ValueError, match="below 1"):
-        NuclearNormBall(1.0, tolerance=1.0)
-    with pytest.raises(ValueError, match="tolerance must be a positive"):
-        NuclearNormBall(1.0, tolerance=0.0)
 
 
 def test_an_operator_is_never_made_dense_where_it_converges() -> None:

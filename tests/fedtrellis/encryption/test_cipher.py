@@ -208,17 +208,6 @@ def _sealed(body: bytes, mode: int) -> bytes:
 
 
 @needs_tenseal
-def test_bfv_s_sizes_and_contexts() -> None:
-    key = key_of("tenseal-bfv")
-    values = np.random.default_rng(0).standard_normal(key.slots)
-    one, two = (key.encrypt(values, LABEL, sender, 2) for sender in "ab")
-    assert len(one[0]) / key.slots < 14
-    assert len(key.add([one, two])[0]) / key.slots < 28
-    # a secret key has 65 kB
-    assert len(key.evaluation_bytes()) < 4096 < len(key.secret_bytes())
-
-
-@needs_tenseal
 def test_the_noise_has_room_for_the_largest_sum() -> None:
     from fedtrellis.encryption.fixed_point import MAX_TERMS
 

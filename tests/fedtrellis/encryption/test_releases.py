@@ -116,29 +116,6 @@ def test_a_node_that_is_away_is_refused_and_would_be_found(
     assert np.abs(found + A.T @ b).max() < 1e-6
 
 
-def test_four_sets_that_meet_in_one_row(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Any two differ by 24 rows at least; with inclusion and exclusion one is left."""
-    A, b = RNG.standard_normal((121, P)), RNG.standard_normal(121) + 3.0
-    quarters = np.split(np.arange(1, 121), 8)
-    # cells by bits: 000 .. 111 of three sets, of 15 rows each; row 0 in all but the 4th
-    sets = [
-        np.concatenate([[0], *(quarters[c] for c in range(8) if c >> bit & 1)])
-        for bit in range(3)
-    ]
-    sets.append(np.concatenate([q for c, q in enumerate(quarters) if c in (0, 7)]))
-    nodes = Nodes(tmp_path, releases="accept")
-    for rows in sets[:3]:
-        nodes.tables[0] = A[rows], b[rows]
-        nodes.run()
-    nodes.config["releases"] = "refuse"
-    nodes.tables[0] = A[sets[3]], b[sets[3]]
-    far = min(len(set(sets[3]) ^ set(rows)) for rows in sets[:3])
-    assert far > 10
-    refused(caplog, nodes.run, "a difference of 1 rows")
-
-
 LABELLED = 'data.features=4 data.labels="-1,1"'
 
 
@@ -188,56 +165,6 @@ def test_the_same_rows_otherwise_read(
     assert "a difference of 1 rows" in error.value.detail
     admit(second, 59)
     admit(second, 60, least=1)
-
-
-def test_a_label_that_changes_where_it_is_read_otherwise(tmp_path: Path) -> None:
-    b = np.where(TABLES[0][1] > 3.0, 1.0, -1.0)
-    secrets = NodeSecrets("0", Nodes(tmp_path).config)
-
-    def admit(name: str, **more: str) -> None:
-        path = tmp_path / f"{name}.npz"
-        np.savez(path, features=TABLES[0][0], labels=b)
-        config = {"data.features": 4, f"{name}.dataset": "nodes"} | more
-        task = make_task(name, config, 4, 0)
-        rows = task.node_attributes({"data": str(path)})["rows"]
-        ReleaseMemory(secrets, name).admit("abc", rows)
-
-    admit("linear-regression")
-    b[7] = -b[7]
-    with pytest.raises(ReleaseError):
-        admit("logistic-regression", **{"data.labels": "-1,1"})
-    b[7] = -b[7]
-    admit("logistic-regression", **{"data.labels": "1,-1"})
-
-
-def test_rows_that_all_runs_had_are_not_given_away_yet(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A node begins with one row, which later leaves: what is left of two sums."""
-    nodes = Nodes(tmp_path)
-    many = nodes.tables[1]
-    nodes.tables[1] = EXTRA[0][None], np.array([EXTRA[1]])
-    nodes.run()
-    nodes.tables[1] = many
-    nodes.add(1)
-    with_it = nodes.gradient()
-    nodes.tables[1] = many
-    refused(caplog, nodes.run, "a difference of 1 rows")
-    nodes.config["releases"] = "accept"
-    found = nodes.gradient() - with_it
-    assert np.abs(found - EXTRA[0] * EXTRA[1]).max() < 1e-6
-
-
-def test_a_node_without_a_name_of_its_own_remembers(tmp_path: Path) -> None:
-    """Flower gives it another one at each start."""
-    config = Nodes(tmp_path).config
-    for name, rows in (("node-17", TABLES[0]), ("node-18", TABLES[1])):
-        memory = ReleaseMemory(NodeSecrets(name, config), name)
-        if name == "node-17":
-            memory.admit([name, "b", "c"], OwnRows((), rows))
-    with pytest.raises(ReleaseError) as error:
-        memory.admit([name, "b", "c"], OwnRows((), rows))
-    assert "other clients" in error.value.detail
 
 
 def test_a_changed_column_is_refused_until_the_owner_takes_it_once(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -163,9 +161,3 @@ def test_the_command_makes_and_shows_keys(
         for part in (kind, cipher.fingerprint, "2^-40", backend, *parts):
             assert part in shown
         assert len(shown) < 1000
-
-
-def test_the_command_is_a_module_with_an_example() -> None:
-    command = [sys.executable, "-m", "fedtrellis.encryption.command_line", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "fedtrellis-keys new --key clients.key" in shown.stdout

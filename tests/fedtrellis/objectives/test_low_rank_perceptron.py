@@ -58,27 +58,6 @@ def test_values_are_those_of_the_definition(kind: str) -> None:
     assert [f.value(x) for x in points] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_lists_and_flat_vectors_are_the_same_points(kind: str) -> None:
-    f = network(kind)
-    layout = Layout(tuple(f.shapes))
-    assert layout.point_shape == f.shape
-    points = batch(f, 5)
-    x, listed = points[0], layout.objective_point(points[0])
-    assert isinstance(listed, list)
-    assert f.value(listed) == f.value(x)
-    gradient = f.gradient(listed)
-    assert isinstance(gradient, list)
-    np.testing.assert_array_equal(layout.objective_gradient(gradient), f.gradient(x))
-    assert [g.shape for g in gradient] == f.shapes
-    estimate = f.stochastic_gradient(listed, np.random.default_rng(0), 5)
-    flat = f.stochastic_gradient(x, np.random.default_rng(0), 5)
-    np.testing.assert_array_equal(layout.objective_gradient(estimate), flat)
-    stacked = [np.stack(part) for part in zip(*map(layout.layers, points), strict=True)]
-    np.testing.assert_array_equal(f.values(stacked), f.values(points))
-    assert f.metrics(listed) == f.metrics(x)
-
-
 def test_the_start_is_one_network_on_each_manifold() -> None:
     nets = {kind: network(kind) for kind in ("factored", "matrix", "full")}
     starts = {
@@ -104,15 +83,6 @@ def test_the_start_is_one_network_on_each_manifold() -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-13)
 
 
-def test_accuracy_is_that_of_the_predictions() -> None:
-    f = network("full")
-    x = batch(f, 1)[0]
-    W, b, B, e = Layout(tuple(f.shapes)).layers(x)
-    features, labels = data()
-    predicted = (np.tanh(features @ W + b) @ B + e).argmax(axis=1)
-    assert f.metrics(x) == {"accuracy": np.mean(predicted == labels)}
-
-
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -127,21 +97,3 @@ def test_what_is_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match) as caught:
         network("factored", **changes)
     assert "\n" not in str(caught.value)
-
-
-def test_points_that_do_not_fit() -> None:
-    f, (features, labels) = network("factored"), data()
-    with pytest.raises(ValueError, match="must be"):
-        f.value(np.zeros(3))
-    with pytest.raises(ValueError, match="must be"):
-        f.value([np.zeros(3)])
-    with pytest.raises(ValueError, match="must be"):
-        f.values(np.zeros(f.shape))
-    with pytest.raises(ValueError, match="hidden"):
-        LowRankPerceptron(features, labels, 3, 0)
-    with pytest.raises(ValueError, match="classes"):
-        LowRankPerceptron(features, labels, 1, 4)
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        LowRankPerceptron(features, labels, 2, 4)
-    with pytest.raises(ValueError, match="rng"):
-        f.values(batch(f, 2), batch_size=3)

@@ -57,21 +57,6 @@ def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     assert part.num_examples == MASK.sum()
 
 
-@pytest.mark.parametrize("clients", [2, 3, 8, 16])
-def test_parts_of_a_partition_add_up(clients: int) -> None:
-    whole = QuadraticAssignment(FLOWS, DISTANCES)
-    X = point(whole)
-    owner = np.random.default_rng(0).permutation(16).reshape(4, 4) % clients
-    parts = [
-        QuadraticAssignment(FLOWS, DISTANCES, mask=owner == i) for i in range(clients)
-    ]
-    value = sum(part.value(X) for part in parts)
-    gradient = np.sum([part.gradient(X) for part in parts], axis=0)
-    assert value == pytest.approx(whole.value(X), rel=1e-12)
-    np.testing.assert_allclose(gradient, whole.gradient(X), rtol=1e-12, atol=1e-13)
-    assert sum(part.num_examples for part in parts) == 16
-
-
 def components(d: int = 30, p: int = 7, r: int = 3, weight: float = 1.5) -> tuple:  # type: ignore[type-arg]
     A = np.random.default_rng(d).standard_normal((d, p))
     return A, PrincipalComponents(A, r, weight=weight)

@@ -16,7 +16,6 @@ from torch.utils.data import (  # noqa: E402
     Dataset,
     IterableDataset,
     Subset,
-    SubsetRandomSampler,
     TensorDataset,
 )
 
@@ -100,26 +99,6 @@ def test_every_source_is_the_mean_over_its_examples(
     batch = ours.stochastic_gradient(x, np.random.default_rng(1), 5)
     same = expected.stochastic_gradient(x, np.random.default_rng(1), 5)
     np.testing.assert_allclose(batch[0], same[0], rtol=1e-4, atol=1e-7)
-
-
-def test_a_loaders_passes_have_its_batch_size() -> None:
-    assert objective(DataLoader(PAIRS, batch_size=7)).batch_size_limit == 7
-    loader = DataLoader(PAIRS, batch_size=7)
-    assert objective(loader, batch_size_limit=9).batch_size_limit == 9
-
-
-def test_a_sampler_of_its_own_chooses_the_examples() -> None:
-    loader = DataLoader(PAIRS, batch_size=4, sampler=SubsetRandomSampler([3, 8, 21]))
-    ours, again = objective(loader), objective(loader)
-    expected = objective((INPUTS[[3, 8, 21]], LABELS[[3, 8, 21]]))
-    x = ours.initial_point()
-    assert ours.num_examples == 3
-    assert ours.value(x) == pytest.approx(expected.value(x), rel=1e-6)
-    rng = np.random.default_rng
-    np.testing.assert_array_equal(  # read in the same order every time
-        ours.stochastic_gradient(x, rng(0), 1)[0],
-        again.stochastic_gradient(x, rng(0), 1)[0],
-    )
 
 
 @pytest.mark.parametrize(

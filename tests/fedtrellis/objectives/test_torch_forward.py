@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clients import ZerothOrderSGDClient
 from fedtrellis.domains.atoms.packing import draw_signs, sign_rng, signed
-from tests.harness import Array, grid_of, play
+from tests.harness import grid_of, play
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
@@ -116,20 +116,6 @@ def test_the_model_given_is_as_before_and_weights_are_not_copied() -> None:
         TorchForward(nn.LSTM(2, 2), nn.MSELoss(), data)
 
 
-def test_a_way_around_the_names_is_no_number() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(6, 7)
-            self.kept = [self.inner.weight]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.kept[0].T
-
-    forward = TorchForward(Around(), nn.CrossEntropyLoss(), problem("convolution")[1])
-    assert np.isnan(forward.value(np.zeros(forward.shape)))
-
-
 def large(width: int, depth: int) -> nn.Module:
     layers: list[nn.Module] = []
     for _ in range(depth):
@@ -162,21 +148,3 @@ def test_a_client_takes_the_memory_of_inference() -> None:
     assert len(peaks) == 2
     # a direction has p/8 bytes, 3 % of the model
     assert max(peaks) < 0.2
-
-
-def test_a_large_model_takes_the_steps_of_a_perturbed_copy() -> None:
-    """The same run with values of whole points, one by one."""
-    width, depth = 250, 5
-    data = (torch.randn(4, width), torch.ones(4, width))
-    model = large(width, depth).double()
-    start: list[Array] = [p.detach().numpy().copy() for p in model.parameters()]
-    models = []
-    for make in (TorchForward, TorchObjective):
-        f = make(model, nn.MSELoss(), data)
-        strategy = ZerothOrderSGD(
-            samples=8, local_steps=2, batch_size=2, step_size=1e-3, seed=2
-        )
-        run = play(strategy, grid_of(ZerothOrderSGDClient, [f]), start, 2)
-        models.append(np.concatenate([a.reshape(-1) for a in run.arrays]))
-    moved = np.abs(models[0] - np.concatenate([a.reshape(-1) for a in start])).max()
-    assert np.abs(models[0] - models[1]).max() < 1e-8 * moved

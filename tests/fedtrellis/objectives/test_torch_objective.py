@@ -86,32 +86,6 @@ def test_chunks_do_not_change_the_result(limit: int) -> None:
     )
 
 
-def test_points_are_lists_or_vectors() -> None:
-    target = objective(l2=0.1)
-    layers = random_point(target)
-    vector = target.parameters_to_vector(layers)
-    assert vector.shape == target.shape == (sum(p.size for p in layers),)
-    assert target.value(vector) == target.value(layers)
-    assert target.metrics(vector) == target.metrics(layers)
-    from_vector, from_layers = target.gradient(vector), target.gradient(layers)
-    assert isinstance(from_vector, np.ndarray)
-    assert isinstance(from_layers, list)
-    assert from_vector.dtype == from_layers[0].dtype == np.float64
-    np.testing.assert_array_equal(from_vector, target.parameters_to_vector(from_layers))
-
-
-def test_one_parameter_may_be_one_array_of_its_shape() -> None:
-    model = nn.Linear(6, 4, bias=False).double()
-    target = objective(model=model)
-    (x,) = random_point(target)
-    assert target.value(x) == target.value([x]) == target.value(x.ravel())
-    assert target.gradient(x).shape == (4, 6)
-    assert target.gradient(x.ravel()).shape == (24,)
-    np.testing.assert_allclose(
-        target.values(np.stack([x, -x])), [target.value(x), target.value(-x)]
-    )
-
-
 class Affine(nn.Module):
     """a + b·inputs, or a·inputs without b: a has no axes."""
 
@@ -172,18 +146,6 @@ def test_the_module_and_torchs_random_state_are_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_the_initial_point_is_the_modules_own() -> None:
-    model = network()
-    target = objective(model=model)
-    model.eval()
-    loss = cross_entropy(model(torch.tensor(INPUTS)), torch.tensor(LABELS))
-    x = target.initial_point()
-    assert target.value(x) == pytest.approx(float(loss.detach()), rel=1e-14)
-    assert target.shapes == [tuple(p.shape) for p in model.parameters()]
-    x[0][:] = 0.0  # a copy: changing it changes nothing
-    assert np.abs(target.initial_point()[0]).max() > 0
-
-
 def test_frozen_parameters_stay() -> None:
     model = network()
     first = next(model.children())
@@ -196,34 +158,6 @@ def test_frozen_parameters_stay() -> None:
     np.testing.assert_array_equal(
         target.gradient(layers[2:])[0], whole.gradient(layers)[2]
     )
-
-
-def test_parameters_that_the_loss_ignores_have_a_zero_gradient() -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(6, 4), nn.Linear(2, 2)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            outputs: Tensor = self.used(inputs)
-            return outputs
-
-    target = objective(model=Unused())
-    gradient = target.gradient(random_point(target))
-    assert np.abs(gradient[0]).max() > 0
-    assert not gradient[2].any()
-
-
-def test_a_convolution_runs_in_one_batched_call() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4))
-    images = np.random.default_rng(0).standard_normal((9, 1, 6, 6)).astype(np.float32)
-    labels = np.arange(9, dtype=np.uint8) % 4
-    target = TorchObjective(model, nn.CrossEntropyLoss(), (images, labels))
-    points = [random_point(target, seed) for seed in range(3)]
-    stacked = [np.stack(layer) for layer in zip(*points, strict=True)]
-    expected = [target.value(x) for x in points]
-    np.testing.assert_allclose(target.values(stacked), expected, rtol=1e-5)
-    assert "accuracy" in target.metrics(points[0])
 
 
 def sum_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -264,14 +198,3 @@ def test_what_does_not_fit_is_refused(message: str, run: Callable[[], object]) -
     with pytest.raises(ValueError, match=message) as caught:
         run()
     assert "\n" not in str(caught.value)
-
-
-def test_the_curvature_takes_a_point_in_either_form_and_any_chunks() -> None:
-    ours, expected = linear_pair(0.3, 2.5)
-    W, D = np.random.default_rng(1).standard_normal((2, 7, 4))
-    curvature = expected.curvature(W, D)
-    x, d = ([V[:-1].T, V[-1]] for V in (W, D))
-    assert ours.curvature(x, d) == pytest.approx(curvature, rel=1e-12)
-    ours.batch_size_limit = 5
-    flat = [ours.parameters_to_vector(point) for point in (x, d)]
-    assert ours.curvature(*flat) == pytest.approx(curvature, rel=1e-12)

@@ -37,33 +37,6 @@ class OutputsOnly:
         return classifier().logits(images)
 
 
-def test_the_perceptron_is_that_of_scikit_learn() -> None:
-    from sklearn.neural_network import MLPClassifier
-
-    rng = np.random.default_rng(0)
-    X, y = rng.standard_normal((80, 6)), np.arange(80) % 4
-    model = MLPClassifier((9, 5), max_iter=30, random_state=0)
-    with pytest.warns(UserWarning, match="converge"):
-        model.fit(X, y)
-    ours = PerceptronClassifier(model.coefs_, model.intercepts_)
-    expected = model.predict_log_proba(X)
-    np.testing.assert_allclose(log_softmax(ours.logits(X), axis=1), expected, rtol=1e-9)
-    np.testing.assert_array_equal(ours.logits(X.reshape(80, 2, 3)), ours.logits(X))
-
-
-def test_the_pullback_is_the_derivative() -> None:
-    model, a = classifier(), images(3)
-    cotangents = np.random.default_rng(5).standard_normal((3, 4))
-    slopes = model.pullback(a, cotangents)
-    assert slopes.shape == a.shape
-    for index in np.ndindex(a.shape):
-        step = np.zeros(a.shape)
-        step[index] = 1e-6
-        change = model.logits(a + step) - model.logits(a - step)
-        slope = np.vdot(cotangents, change) / 2e-6
-        assert slopes[index] == pytest.approx(slope, rel=1e-6, abs=1e-8)
-
-
 @pytest.mark.parametrize("clip", [False, True])
 def test_values_are_those_of_the_definition(clip: bool) -> None:
     f, batch = made(clip=clip), points(5)
@@ -102,12 +75,6 @@ def test_the_margin_ends_at_the_confidence() -> None:
     np.testing.assert_array_equal(f.gradient(far), np.zeros((2, 3)))
     assert f.metrics(far) == {"misclassified": 1.0}
     assert f.metrics(-far) == {"misclassified": 0.0}
-
-
-def test_metrics_count_other_labels() -> None:
-    f, delta = made(), points(1)[0]
-    labels = classifier().logits(images() + delta).argmax(axis=1)
-    assert f.metrics(delta) == {"misclassified": np.mean(labels != 2)}
 
 
 def test_what_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from fedtrellis.objectives.losses import Hinge, LogisticLoss, SmoothedHinge, Squared
 from fedtrellis.settings import SettingsError
 from tasks import (
-    ClientData,
     DataFileError,
     HybridLinear,
     HybridLogistic,
@@ -25,7 +23,7 @@ from tasks import (
     HybridTask,
     make_task,
 )
-from tasks.hybrid.samples import load_rows, min_max_scaled
+from tasks.hybrid.samples import load_rows
 from tasks.hybrid.shares import (
     Share,
     deal_entries,
@@ -163,18 +161,6 @@ def test_settings_of_the_data() -> None:
     assert set(wide.client_data(3).features[:, -1]) == {10.0}
 
 
-def test_minima() -> None:
-    for scaling, expected in (("none", 0.2687529), ("unit", 0.4076158)):
-        task = svm(test_fraction=0.0, row_scaling=scaling, least_entries=0)
-        optimum = task.optimum()
-        assert optimum.value == pytest.approx(expected, abs=1e-6)
-        assert optimum is task.optimum()
-        assert optimum.value == task.value([optimum.w])
-        metrics = task.metrics([optimum.w])
-        assert list(metrics) == ["train-accuracy"]
-        assert metrics["train-accuracy"] > 0.88
-
-
 def test_losses() -> None:
     assert svm().make_loss() == Hinge()
     assert svm(loss="smoothed-hinge", smoothing=0.2).make_loss() == SmoothedHinge(0.2)
@@ -287,20 +273,6 @@ def test_who_has_labels() -> None:
         )
 
 
-def test_clients_data_is_made_once() -> None:
-    task, twin = svm(partition="entries"), svm(partition="entries")
-    data = task.client_data(5)
-    assert isinstance(data, ClientData)
-    assert data is twin.client_data(5)
-    assert isinstance(data.features, csr_array)
-    assert not svm().client_data(5).features.flags.writeable
-    for client in (-1, 16):
-        with pytest.raises(IndexError, match="there are 16"):
-            task.client_data(client)
-        with pytest.raises(IndexError, match="there are 16"):
-            task.test_client_data(client)
-
-
 def test_there_is_no_loss_of_a_client() -> None:
     task = svm()
     assert task.domains() == {}
@@ -309,39 +281,6 @@ def test_there_is_no_loss_of_a_client() -> None:
 
 
 # -- what too few samples of a client have
-
-RARE = pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"dataset": "breast-cancer"},
-        {"partition": "entries"},
-        {"partition": "entries", "train_limit": 60, "least_entries": 5},
-        {"partition": "vertical", "train_limit": 60},
-        {"labels_on": "first", "least_entries": 40},
-    ],
-)
-
-
-@RARE
-def test_rare_entries_are_left_out_for_all_alike(settings: dict[str, Any]) -> None:
-    task = svm(**settings)
-    whole = svm(**{**settings, "least_entries": 0})
-    check_partition(task)  # clients together hold the objective's features
-    for client in range(16):
-        kept, before = task.client_data(client), whole.client_data(client)
-        assert kept.sample_ids == before.sample_ids
-        full = dense(before.features)
-        expected = full * ((full != 0).sum(axis=0) >= task.least_entries)
-        names = {name: j for j, name in enumerate(before.feature_names)}
-        held = [names[name] for name in kept.feature_names]
-        np.testing.assert_array_equal(dense(kept.features), expected[:, held])
-        gone = np.setdiff1d(np.arange(len(names)), held)
-        assert not expected[:, gone].any()
-        assert len(gone) == 0 or task.partition == "entries"
-    # predictions are those of whole samples
-    tests, theirs = put_together(task, test=True), put_together(whole, test=True)
-    np.testing.assert_array_equal(tests[0], theirs[0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -420,17 +359,6 @@ def test_a_partition_file(tmp_path: Path, labels_on: str, train_limit: int) -> N
     assert (third.labels is None) == (labels_on == "first")
 
 
-def test_the_same_in_json(tmp_path: Path) -> None:
-    both = [":32", "bias"]
-    parts: list[Any] = [(["0:900", 1200], both), (["900:1200", "1201:"], both)]
-    parts.append(([":"], list(range(32, 64))))
-    clients = [{"rows": rows, "columns": columns} for rows, columns in parts]
-    ours = from_file(tmp_path, json.dumps({"clients": clients}))
-    theirs = from_file(tmp_path, HALVES)
-    for client in range(3):
-        assert ours.client_data(client)[1:3] == theirs.client_data(client)[1:3]
-
-
 def test_some_labels_of_a_client_may_be_missing(tmp_path: Path) -> None:
     text = """
     clients = [
@@ -500,21 +428,6 @@ def test_other_errors_of_partition_files(tmp_path: Path) -> None:
         refused(kind, match, task)
 
 
-def test_a_client_of_test_samples_only(tmp_path: Path) -> None:
-    test = svm(1).test_client_data(0).sample_ids[0]
-    text = f"""
-    clients = [
-        {{rows = [{test}], columns = [":"]}},
-        {{rows = [":{test}", "{int(test) + 1}:"], columns = [":"]}},
-    ]
-    """
-    refused(
-        SettingsError,
-        "leaves client 0 of 2 without training",
-        from_file(tmp_path, text, 2),
-    )
-
-
 # -- what is refused
 
 
@@ -570,28 +483,6 @@ def test_settings_that_will_not_do(
 )
 def test_settings_of_any_loss_that_will_not_do(settings: Any, match: str) -> None:
     refused(SettingsError, match, HybridLinear(6, 0, **settings))
-
-
-@pytest.mark.parametrize("dataset", ["mnist", "covtype", "a9a", "news20"])
-def test_missing_files(dataset: str, tmp_path: Path) -> None:
-    refused(FileNotFoundError, "hybrid-svm.path is empty", svm(dataset=dataset))
-    nowhere = str(tmp_path / "nowhere")
-    refused(FileNotFoundError, "hybrid-svm.path = ", svm(dataset=dataset, path=nowhere))
-    with pytest.raises(FileNotFoundError, match=r"hybrid-svm\.path = .* has no"):
-        svm(dataset=dataset, path=str(tmp_path)).check()
-
-
-def test_values_that_are_not_allowed() -> None:
-    for key, value in (
-        *(("hybrid-svm.loss", "logistic"), ("hybrid-svm.smoothing", 0.0)),
-        *(("hybrid-svm.regularization", 0.0), ("hybrid-svm.bias", -1.0)),
-        ("hybrid-svm.partition", "quadrants"),
-        ("hybrid-logistic.labels-on", "some"),
-        ("hybrid-logistic.test-fraction", 1.0),
-        ("hybrid-logistic.dataset", "rcv1"),
-    ):
-        with pytest.raises(SettingsError, match=key):
-            make_task(key.split(".")[0], {key: value}, 3, 0)
 
 
 # -- files made here
@@ -653,15 +544,6 @@ def test_files_that_are_no_covtype(tmp_path: Path, content: bytes) -> None:
         load_rows(svm(dataset="covtype", path=str(packed)))
 
 
-def test_min_max_scaling_on_some_rows() -> None:
-    matrix = np.random.default_rng(0).integers(-2, 3, (30, 8)).astype(float)
-    matrix[:, 3] = 7.0
-    scaled = min_max_scaled(csr_array(matrix), 20).toarray()
-    low, high = matrix[:20].min(axis=0), matrix[:20].max(axis=0)
-    expected = (matrix - low) / np.where(high > low, high - low, 1.0)
-    np.testing.assert_allclose(scaled, expected, atol=1e-15)
-
-
 def test_libsvm_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [f"{1 + i % 5} {1 + i % 3}:1.5 {4 + rng.integers(3)}:-2" for i in range(60)]
@@ -699,71 +581,12 @@ def data_file(name: str) -> str:
     return str(path)
 
 
-def test_mnist() -> None:
-    task = svm(
-        16, dataset="mnist", path=data_file("mnist"), bias=10.0, train_limit=4000
-    )
-    assert task.shapes() == [(785,)]
-    check_partition(task)
-    data = task.client_data(3)
-    assert data.features.shape == (1000, 197)
-    assert data.feature_names[0] == "pixel-14-14"
-    assert (data.features[:, [196]].toarray() == 10.0).all()
-    assert data.features.max() == 10.0
-    assert task.client_data(0).features.max() == 1.0
-    assert (
-        sum(len(task.test_client_data(c).sample_ids) for c in range(0, 16, 4)) == 10000
-    )
-    assert min(map(int, task.test_client_data(0).sample_ids)) >= 60000
-    assert task.metrics(task.optimum().w)["accuracy"] > 0.83
-
-
-@pytest.mark.slow
-def test_covtype_whole() -> None:
-    task = svm(
-        9,
-        dataset="covtype",
-        path=data_file("covtype/covtype.data.gz"),
-        partition="entries",
-        bias=0.0,
-        regularization=5e-5,
-        least_entries=0,
-    )
-    task.check()
-    assert task.num_examples() == 464809
-    data = task.client_data(4)
-    assert data.features.shape[0] in (154936, 154937)
-    assert data.features.max() <= 1.0
-    optimum = task.optimum()
-    assert optimum.value == pytest.approx(0.5868946, abs=1e-6)
-    assert task.metrics(optimum.w)["accuracy"] == pytest.approx(0.763, abs=2e-3)
-
-
 def test_a9a() -> None:
     task = svm(9, dataset="a9a", path=data_file("libsvm"), bias=0.0)
     assert task.shapes() == [(123,)]
     check_partition(task)
     assert task.optimum().gap <= 1e-9 * task.optimum().value
     assert task.metrics(task.optimum().w)["accuracy"] > 0.84
-
-
-def test_news20() -> None:
-    task = svm(
-        9,
-        dataset="news20",
-        path=data_file("libsvm"),
-        partition="entries",
-        bias=0.0,
-        row_scaling="unit",
-    )
-    task.check()
-    assert task.num_examples() == 12748
-    assert task.shapes() == [(62061,)]
-    held = [task.client_data(client) for client in range(9)]
-    problem = task.objective()
-    assert sum(d.features.nnz for d in held) == problem.features.nnz  # type: ignore[attr-defined]
-    assert all(isinstance(d.features, csr_array) for d in held)
-    assert task.metrics(task.optimum().w)["accuracy"] > 0.9
 
 
 # -- regressions

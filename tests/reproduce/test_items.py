@@ -1,0 +1,126 @@
+"""All items of all papers: a small run, and that pages show what is stored."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sim
+from fedtrellis.app.command_line import flatten
+from reproduce.__main__ import PAPERS, folder_of, main
+from reproduce.common import load_results
+from reproduce.hyfdca import honest_server
+from reproduce.pages import page_with, pages_of, shown
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    "paper",
+    [
+        "fedgia",
+        *(pytest.param(name, marks=SLOW) for name in PAPERS if name != "fedgia"),
+    ],
+)
+def test_a_quick_run_of_all_items(
+    paper: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FEDTRELLIS_DATA", raising=False)
+    pages = pages_of(folder_of(paper))
+    before = [page.read_bytes() for page in pages]
+    out = ["--out", str(tmp_path)]
+    assert main([paper, "--quick", "--seeds", "1", *out]) == 0
+    said, _ = capfd.readouterr()
+    # only a full run changes the pages
+    assert [page.read_bytes() for page in pages] == before
+    found: dict[str, Any] = {}
+    for item, definition in PAPERS[paper].ITEMS.items():
+        saved = tmp_path / "results" / f"{item}.json"
+        if not saved.is_file():
+            # what needs a file that is not there is skipped by name
+            assert "skipped: needs " in said
+            continue
+        found[item] = load_results(saved)
+        assert found[item]["provenance"]
+        text = definition.render(found[item], tmp_path)
+        assert "Measured in" in text
+        assert "nan" not in text
+        for name in re.findall(r"^!\[.*\]\((.*)\)", text, re.MULTILINE):
+            assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+        # every line of a table has its header's columns
+        for above, line in itertools.pairwise(text.splitlines()):
+            if above.startswith("|") and line.startswith("|"):
+                assert line.count("|") == above.count("|"), line
+    assert len(found) >= len(PAPERS[paper].ITEMS) // 2
+    # saved results are shown again without a run
+    assert main([paper, next(iter(found)), "--render", *out]) == 0
+    if paper == "hyfdca":
+        check_attacks(found)
+
+
+def check_attacks(found: dict[str, Any]) -> None:
+    """They find rows in what was sent once, and nothing in what is sent today."""
+    attacks = [*honest_server.ATTACKS, "parts", "claims"]
+    rows = found["honest-server"]["rows"]
+    assert {row["source"] for row in rows} == {"run", "dual points", "v_k"}
+    for row in rows:
+        if row["source"] == "run":
+            assert not any(row[attack] for attack in attacks)
+        else:
+            assert row["parts"] + row.get("differences", 0) > 0
+    exact, noisy = found["chosen-w"]["noise"]
+    assert max(n for _, n in exact["found"].values()) > 0
+    assert max(n for _, n in noisy["found"].values()) == 0
+    for row in found["collusion"]["rows"]:
+        assert row["solved"] == row["own"]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_pages_show_what_is_stored(paper: str) -> None:
+    folder = folder_of(paper)
+    for item, definition in PAPERS[paper].ITEMS.items():
+        page = page_with(folder, item).read_text(encoding="utf-8")
+        (part,) = re.findall(rf"<!-- {item} -->\n(.*?)<!-- end {item} -->", page, re.S)
+        saved = folder / "results" / f"{item}.json"
+        if not saved.is_file():
+            assert part.startswith(("Not measured in full yet: ", "Skipped: "))
+        # pictures have files of their own, which another machine draws otherwise
+        elif "figure" not in item:
+            short, files = shown(item, definition.render(load_results(saved), folder))
+            assert part.strip() == short
+            for name, content in files.items():
+                assert (folder / "tables" / name).read_text("utf-8") == content
+
+
+def tuned(results: Any) -> list[dict[str, Any]]:
+    """What was tried and chosen, wherever it stands in results."""
+    parts = results.values() if isinstance(results, dict) else results
+    below = [e for e in parts if isinstance(e, dict | list)]
+    own = isinstance(results, dict) and isinstance(results.get("tried"), list)
+    return sum(map(tuned, below), [results] if own and results.get("chosen") else [])
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_was_chosen_was_tried(paper: str) -> None:
+    for path in sorted((folder_of(paper) / "results").glob("*.json")):
+        for one in tuned(load_results(path)):
+            mine = [t for t in one["tried"] if one["chosen"].items() <= t.items()]
+            assert mine, path.stem
+            if "score" in one["chosen"] or "score" in one:
+                score = one.get("score", one["chosen"].get("score"))
+                assert any(trial["score"] == score for trial in mine), path.stem
+
+
+def test_committed_configs_are_known_settings() -> None:
+    for paper in PAPERS:
+        for path in folder_of(paper).glob("*.toml"):
+            config = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+            assert set(config) <= set(sim.app.default_config()), path
