@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,8 +19,7 @@ import pytest
 import sim
 from clients import FedFWClient
 from fedtrellis import Callback, EarlyStop, LocalGrid, RoundStrategy
-from fedtrellis.server.records import RunRecord, sim_command
-from fedtrellis.settings import SettingsError
+from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
 from tests.harness import run_app
@@ -152,22 +150,6 @@ def test_a_signal_leaves_the_last_finished_round(
     assert np.array_equal(model(rest), model(whole))
 
 
-def test_a_signal_after_the_last_round_loses_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def end(self: Callback, strategy: RoundStrategy, *rest: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(EarlyStop, "on_end", end)
-    with pytest.raises(Interrupted):
-        run(tmp_path)
-    (record,) = tmp_path.iterdir()
-    check_summary(record, "round limit")
-    assert "all rounds were finished" in capsys.readouterr().err
-
-
 HYFDCA = (
     'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
     'hyfdca.encryption="none" hyfdca.tolerance=0.0 '
@@ -233,18 +215,6 @@ def test_a_process_that_is_told_to_end_says_how_to_go_on(
     np.testing.assert_allclose(model(rest), model(whole), rtol=0, atol=1e-9)
 
 
-def test_the_command_has_what_no_record_knows() -> None:
-    directory = Path("/a b/record")
-    given = ['data="/x y/{partition}.csv"']
-    words = shlex.split(sim_command(directory, 3, given))
-    assert words[:2] == ["python", "sim.py"]
-    assert words[2:] == [
-        *("--nodes", "3"),
-        *("--node-config", given[0]),
-        *("-c", 'resume="/a b/record"'),
-    ]
-
-
 # -------------------------------------------------------------------------- full disk
 
 
@@ -284,14 +254,3 @@ def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
     assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
     (rest,), (whole,) = (tmp_path / "rest").iterdir(), (tmp_path / "whole").iterdir()
     assert np.array_equal(model(rest), model(whole))
-
-
-@pytest.mark.parametrize("where", ["/proc/runs", "file/runs"])
-def test_a_folder_that_cannot_be_written_is_refused_before_round_1(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(FedFW, "start", lambda *rest, **options: pytest.fail("begun"))
-    parent = tmp_path / where
-    with pytest.raises(SettingsError, match=f"results-dir = '{parent}' cannot be writ"):
-        run(parent)

@@ -10,8 +10,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import sim
 
 ROOT = Path(sim.__file__).parent
@@ -84,28 +82,3 @@ def test_no_methods_name_decides_anything_outside_its_own_files() -> None:
             if not relative.startswith(own_files(method))
         ]
     assert found == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'x = name == "fedgia"',
-        'x = "hyfdca" != name',
-        'x = name in ("feddr", "hyfem")',
-        'HYBRID = {"hyfem", "hyfdca"}',
-        'x = {"local-sgd": 1}[name]',
-        'x = strategies["fedfw"]',
-        'x = config.get("fedgia")',
-        'match name:\n    case "fedprox":\n        pass',
-        'x = name.startswith("hyfdca")',
-    ],
-)
-def test_the_search_finds_what_it_looks_for(text: str) -> None:
-    assert comparisons(ast.parse(text))
-
-
-def test_the_search_leaves_tables_of_suggestions_and_names_alone() -> None:
-    text = 'suggested: dict = {"fedfw": {"penalty": 1.0}}\nname = "fedfw"\n'
-    assert comparisons(ast.parse(text)) == []
-    assert len(SEARCHED) > 100
-    assert len(METHODS) >= 13

@@ -44,14 +44,6 @@ def test_every_test_that_the_page_names_is_there() -> None:
     assert len(LINKED.findall(text)) > 10
 
 
-def test_a_test_that_is_gone_is_found() -> None:
-    link = "[`t.py`](../tests/test_security_page.py)"
-    assert missing(f"{link}: `test_every_test_that_the_page_names_is_there`") == []
-    gone = f"{link}: `test_a_test_that_is_gone_is_found`, `test_that_is_gone`"
-    assert missing(gone) == ["tests/test_security_page.py::test_that_is_gone"]
-    assert missing("[x](../tests/test_gone.py)") == ["tests/test_gone.py"]
-
-
 def test_pages_that_speak_of_privacy_link_it() -> None:
     for name in ("hyfdca", "fedfw", "fedgia", "riemannian", "deploy", "data"):
         text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.app.command_line import flatten, read_config
+from fedtrellis.app.command_line import read_config
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire import exchange
 from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
@@ -215,17 +214,6 @@ def test_hyfdca_ends_at_the_certified_optimum(
     assert "warnings" not in summary
 
 
-def test_a_run_without_encryption_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, record = run(tmp_path, HYBRID + 'hyfdca.encryption="none" rounds=3')
-    assert status == 0
-    assert record is not None
-    warning = "NOTHING WAS ENCRYPTED"
-    assert warning in capsys.readouterr().out
-    assert warning in (record / "summary.json").read_text()
-
-
 def test_scores_of_new_samples_stay_on_the_nodes(tmp_path: Path) -> None:
     config = sim.app.default_config() | read_config(
         [HYBRID + 'hyfdca.encryption="none" rounds=30 client-evaluate-every=30']
@@ -328,28 +316,6 @@ def test_colours_are_for_terminals_and_not_under_no_color(
     assert ("\x1b[" in stream.getvalue()) == coloured
 
 
-def test_pyproject_has_every_setting_with_its_default() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    declared = flatten(project["tool"]["flwr"]["app"]["config"])
-    assert declared == sim.app.default_config()
-
-
-def test_configuration_files_and_pairs_mix(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('rounds = 7\n[lasso]\nrows = 50\n[digits]\npartition = "iid"\n')
-    read = read_config([str(file), "rounds=8 fedfw.penalty=0.5"])
-    assert read == {
-        "rounds": 8,
-        "fedfw.penalty": 0.5,
-        "lasso.rows": 50,
-        "digits.partition": "iid",
-    }
-    with pytest.raises(SettingsError, match=r"""single ones: 'method="fedgia"'$"""):
-        read_config(["method=fedgia"])
-    with pytest.raises(SettingsError, match="'rounds' is no key=value"):
-        read_config(["rounds"])
-
-
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, variant: str) -> None:
     config = (
@@ -385,35 +351,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, variant: str) -> None
     model, expected = (np.load(r / "model.npz")["0"] for r in (record, reference))
     np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
     assert [line["round"] for line in history(record)] == list(range(301))
-
-
-def test_resume_refuses_other_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, record = run(tmp_path / "first", 'task="lasso" rounds=3')
-    assert record is not None
-    status, _ = run(tmp_path / "second", f'resume="{record}" seed=9 rounds=5')
-    assert status == 1
-    assert "resume: seed = 9 differs: the run had 0" in capsys.readouterr().err
-
-
-def test_resume_may_wait_for_other_nodes_and_give_up_elsewhere(tmp_path: Path) -> None:
-    """What says where and how long to run may differ from engine to engine."""
-    _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
-    config = f'resume="{first}" rounds=4 min-nodes=4 max-failed-rounds=2 timeout=9.0'
-    status, second = run(tmp_path / "second", config)
-    assert status == 0
-    assert second is not None
-    assert len(history(second)) == 5
-
-
-def test_resume_with_too_few_nodes_says_so_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
-    status, _ = run(tmp_path / "second", f'resume="{first}" rounds=5', nodes=3)
-    assert status == 1
-    assert "its number of clients is 4, this run's is 3" in capsys.readouterr().err
 
 
 class ComesBack(LocalGrid):
@@ -476,19 +413,6 @@ def test_hyfdca_goes_on_with_its_own_key_or_says_that_it_is_gone(
     difference = np.load(rest / "model.npz")["0"] - np.load(whole / "model.npz")["0"]
     # by its key each run puts the samples in an order of its own, and rounds by that
     assert np.abs(difference).max() < 1e-9
-
-
-def test_a_run_without_answers_ends_after_the_rounds_that_are_set(
-    tmp_path: Path,
-) -> None:
-    settings = {"task": "lasso", "max-failed-rounds": 3}
-    with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
-        run_app(settings, 2, tmp_path, reply_loss=1.0)
-    (record,) = tmp_path.iterdir()
-    summary = json.loads((record / "summary.json").read_text())
-    assert summary["status"] == "failed"
-    assert (summary["rounds"], summary["rejected_by_reason"]) == (3, {"no answer": 6})
-    assert [line["used"] for line in history(record)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

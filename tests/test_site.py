@@ -16,13 +16,10 @@ import numpy as np
 import pytest
 
 import sim
-from scripts.check_site import problems
 from scripts.site_hooks import (
     PUBLIC,
-    _listed,
     public_names,
     settings_table,
-    site_path,
 )
 
 ROOT = Path(sim.__file__).parent
@@ -52,11 +49,6 @@ EXAMPLES = {
     if (tests := doctest.DocTestFinder(recurse=False).find(thing, name, globs={}))
     and tests[0].examples
 }
-
-
-def test_names_are_read_from_the_source_where_an_extra_is_not_installed() -> None:
-    for package in ("fedtrellis.objectives.torch_objective", "fedtrellis.estimators"):
-        assert tuple(_listed(package)) == public_names(package)
 
 
 def test_every_public_name_is_described() -> None:
@@ -121,30 +113,9 @@ def test_split_columns_give_the_central_optimum() -> None:
     assert w == pytest.approx(central.fit(X, y).coef_[0], abs=1e-3)
 
 
-def test_a_link_of_the_repository_has_its_place_on_the_site() -> None:
-    assert site_path("README.md") == "index.md"
-    assert site_path("docs/runs.md") == "runs.md"
-    assert site_path("reproduce/fedgia/README.md") == "reproduce/fedgia/README.md"
-    assert site_path("clients/fedgia.py") == "source/clients/fedgia.py.md"
-
-
 def test_tables_of_settings_are_the_declarations() -> None:
     table = settings_table("fedgia")
     keys = [key for key in sim.app.registry.defaults if "fedgia." in key]
     assert [line.split("`")[1] for line in table.splitlines()[2:]] == keys
     with pytest.raises(KeyError, match="nothing has settings"):
         settings_table("fedgi")
-
-
-def test_the_check_finds_what_is_broken(tmp_path: Path) -> None:
-    (tmp_path / "other.html").write_text('<h1 id="here">Here</h1>')
-    (tmp_path / "index.html").write_text(
-        '<a href="other.html#here"></a><a href="other.html#there"></a>'
-        '<a href="https://flower.ai"></a><img src="picture.png">'
-        '<script src="https://example.org/x.js"></script>'
-    )
-    assert problems(tmp_path) == [
-        "index.html: other.html#there has no such anchor",
-        "index.html: picture.png is not there",
-        "index.html: loads https://example.org/x.js",
-    ]

@@ -53,12 +53,3 @@ def test_each_example_is_a_bundle_of_its_own(folder: Path) -> None:
     listed = text.partition("dependencies = [\n")[2].partition("]\n")[0]
     assert listed.strip().startswith('"fedtrellis')
     assert listed.count("\n") == 1
-
-
-def test_there_are_four() -> None:
-    assert [path.name for path in EXAMPLES] == [
-        "numpy-fedgia",
-        "own-domain",
-        "quickstart-pytorch",
-        "split-constraint",
-    ]

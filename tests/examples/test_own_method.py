@@ -92,26 +92,6 @@ def test_a_method_with_state_is_the_papers_also_when_it_goes_on(
         np.testing.assert_allclose(model(record), expected, rtol=0, atol=1e-12)
 
 
-def test_the_app_of_a_checkout_knows_it(
-    installed: dict[str, str], tmp_path: Path
-) -> None:
-    listed = call(installed, "sim.py", "--list", "majority-sign")
-    assert "majority-sign.step-size" in listed.stdout, listed.stderr
-    words = ["sim.py", "--nodes", "4", "--out", str(tmp_path), "-c", CONFIG + "6"]
-    done = call(installed, *words, "-c", "majority-sign.step-size=0.05")
-    assert done.returncode == 0, done.stderr
-    (record,) = tmp_path.iterdir()
-    np.testing.assert_allclose(model(record), loop(0.05), rtol=0, atol=1e-12)
-    assert "majority-sign.step-size = 0.05" in (record / "config.toml").read_text()
-    # its settings are nobody else's, and the other way round
-    wrong = call(installed, "sim.py", "-c", "majority-sign.step-size=0.05")
-    assert "is a setting of method 'majority-sign'" in wrong.stderr
-    wrong = call(installed, *words, "-c", "fedfw.penalty=1.0")
-    assert "this run's method is 'majority-sign'" in wrong.stderr
-    wrong = call(installed, *words, "-c", "majority-sign.step-size=-1.0")
-    assert "majority-sign.step-size = -1.0 must be greater than 0" in wrong.stderr
-
-
 def test_the_command_runs_resumes_and_tunes_it(
     installed: dict[str, str], tmp_path: Path
 ) -> None:
@@ -144,20 +124,3 @@ def test_the_command_runs_resumes_and_tunes_it(
     done = call(installed, *fedtrellis, *words, *out, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "majority-sign.step-size" in (tmp_path / "tuned" / "best.toml").read_text()
-
-
-def test_a_plug_in_that_cannot_be_loaded_stops_nobody_else(
-    installed: dict[str, str], tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken-1.dist-info"
-    broken.mkdir()
-    (broken / "METADATA").write_text("Name: broken\nVersion: 1\n")
-    (broken / "entry_points.txt").write_text("[fedtrellis.plugins]\nb = nothing:here\n")
-    path = os.pathsep.join([str(tmp_path), installed["PYTHONPATH"]])
-    environment = installed | {"PYTHONPATH": path}
-    listed = call(environment, "sim.py", "--list", "majority-sign")
-    assert "majority-sign.step-size" in listed.stdout
-    told = listed.stdout + listed.stderr
-    assert "plug-in 'b' cannot be loaded: ModuleNotFoundError" in told
-    wrong = call(environment, "sim.py", "-c", 'method="majority-sing"')
-    assert "did you mean 'majority-sign'?" in wrong.stderr

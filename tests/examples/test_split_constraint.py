@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import cvxpy as cp
 import numpy as np
-import pytest
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
 from clients import FedFWClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.settings import SettingsError
 from splitconstraint.task import (
     ASSETS,
     CAP,
@@ -49,17 +47,6 @@ def client_fn(context: Context) -> FedFWClient:
     return FedFWClient(context, load_objective(i), node_domain(i))
 
 
-def test_the_nodes_have_just_the_constraint_in_common() -> None:
-    rng = np.random.default_rng(0)
-    for g in rng.normal(size=(5, ASSETS)):
-        assert all(domain.contains(DOMAIN.lmo(g).dense()) for domain in NODE_DOMAINS)
-        # the nearest points of two sets, in turns, end in both: there it is
-        x = g
-        for _ in range(500):
-            x = NODE_DOMAINS[0].project(NODE_DOMAINS[1].project(x))
-        assert DOMAIN.contains(x, 1e-6)
-
-
 def test_the_model_is_the_best_of_the_intersection() -> None:
     strategy = FedFW(DOMAIN, client_domains=NODE_DOMAINS, variant="augmented")
     start = DOMAIN.centre((ASSETS,))
@@ -78,12 +65,3 @@ def test_the_model_is_the_best_of_the_intersection() -> None:
     # where all nodes had the simplex, it would be another portfolio
     assert uncapped.max() > 2 * CAP
     assert value(uncapped) < value(optimum) - 0.5 * gain
-
-
-def test_a_set_that_the_server_does_not_know_of_is_refused() -> None:
-    with pytest.raises(SettingsError, match="client_domains"):
-        FedFW(DOMAIN, client_domains=NODE_DOMAINS[:1]).start(
-            grid=LocalGrid(client_app(client_fn), NODES),
-            initial_arrays=ArrayRecord([DOMAIN.centre((ASSETS,))]),
-            num_rounds=1,
-        )

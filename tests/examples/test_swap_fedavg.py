@@ -29,15 +29,6 @@ main(grid, Context(1, 1, {}, RecordDict(), config))
 """
 
 
-def test_there_are_four() -> None:
-    assert [path.stem for path in PATCHES] == [
-        "to-fedfw",
-        "to-fedgia",
-        "to-secure-sums",
-        "to-zeroth-order",
-    ]
-
-
 def patched(patch: Path, folder: Path) -> Path:
     """A copy of the app with a patch."""
     app = folder / "app"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +60,6 @@ def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
     assert {len(column) for column in columns.values()} == {ROUNDS + 1}
 
 
-def test_names_say_what_runs_do_not_share(runs: list[Run]) -> None:
-    found = names([*runs, runs[2]])
-    assert found[:2] == ["fedfw variant=auto", "fedfw variant=plain"]
-    assert found[2:] == ["projected-fedavg (1)", "projected-fedavg (2)"]
-
-
 def test_runs_of_different_tasks_are_compared_only_when_that_is_asked_for(
     runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,11 +89,6 @@ def test_the_table_has_last_values_and_totals(runs: list[Run]) -> None:
         assert row["rounds"] == ROUNDS
         assert float(row["up"].split()[0]) > 0
     assert table(runs, "gap").columns.tolist()[2:4] == ["gap", "up"]
-
-
-def test_a_run_without_a_round_is_a_row(runs: list[Run]) -> None:
-    row = table([replace(runs[0], history=[])], "loss").iloc[0]
-    assert (row["rounds"], row["up"]) == (0, "0 B")
 
 
 def test_curves_are_the_runs_over_what_was_asked_for(
@@ -175,17 +161,6 @@ def test_what_cannot_be_compared_is_said_in_one_line(
     assert message in line
 
 
-def test_a_missing_library_is_named_with_its_extra(
-    runs: list[Run],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
-    assert main(["compare", str(runs[0].directory)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith('compare needs pandas: pip install "fedtrellis[report]"')
-
-
 def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(
     runs: list[Run], tmp_path: Path
 ) -> None:
@@ -199,15 +174,3 @@ def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(
     history.write_text("{}\n" + text)
     with pytest.raises(SettingsError, match=r"history\.jsonl cannot be read"):
         load_run(record)
-
-
-def test_a_reader_who_has_enough_is_no_error(folder: Path) -> None:
-    command = [sys.executable, "-m", "fedtrellis", "runs", str(folder)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        said = process.stderr.read()
-        assert (process.wait(), said) == (0, b"")

@@ -44,29 +44,6 @@ def error_of(config: dict[str, Any], prefix: str = "") -> str:
     return str(caught.value)
 
 
-def test_all_keys_are_read() -> None:
-    config = {
-        "step-size": 0.25,
-        "local-steps": 9,
-        "exact": False,
-        "schedule": "constant",
-        "note": "n",
-    }
-    assert parse(Example, config) == Example(0.25, 9, False, "constant", "n")
-
-
-def test_a_value_with_a_line_break_still_gives_one_line() -> None:
-    message = error_of({"schedule": "con\nvex"})
-    assert "\n" not in message
-    assert r"con\nvex" in message
-
-
-def test_a_choice_far_from_all_has_no_hint() -> None:
-    message = error_of({"schedule": "zzz"})
-    assert "did you mean" not in message
-    assert "allowed: constant, convex" in message
-
-
 def test_a_prefix_belongs_to_the_keys_and_to_the_errors() -> None:
     assert parse(Example, {"lasso.local-steps": 5}, "lasso.").local_steps == 5
     assert parse(Example, {"local-steps": 5}, "lasso.").local_steps == 3
@@ -78,11 +55,6 @@ def test_a_prefix_belongs_to_the_keys_and_to_the_errors() -> None:
         "lasso.schedule",
         "lasso.note",
     }
-
-
-def test_fixed_fields_do_not_come_from_the_config() -> None:
-    made = parse(Example, {"local-steps": "nonsense"}, local_steps=8, derived=1)
-    assert (made.local_steps, made.derived) == (8, 1)
 
 
 def test_describe_gives_key_default_and_what_is_allowed() -> None:
@@ -133,14 +105,6 @@ class Faster(Method):
 
     steps: int = setting(9, "more steps", minimum=1)
     extra: bool = setting(False, "whether there is more")
-
-
-class ByHand(Method):
-    """One with an ``__init__`` of its own."""
-
-    def __init__(self, where: object, steps: int) -> None:
-        super().__init__(where, steps=2 * steps)
-        self.own = steps
 
 
 def test_fields_are_keyword_arguments_and_what_is_only_annotated_is_none() -> None:
@@ -227,12 +191,6 @@ def test_a_subclass_says_only_what_is_different() -> None:
         Faster("d", seed=-1)  # type: ignore[call-arg]
 
 
-def test_a_constructor_by_hand_stays() -> None:
-    made = ByHand("d", 4)
-    assert (made.steps, made.own, made.weight) == (8, 4, 0.5)
-    assert list(inspect.signature(ByHand).parameters) == ["where", "steps"]
-
-
 def test_docstrings_list_a_classs_own_fields_as_numpydoc_has_them() -> None:
     text = inspect.getdoc(Method)
     assert text is not None
@@ -254,20 +212,6 @@ def test_docstrings_list_a_classs_own_fields_as_numpydoc_has_them() -> None:
     shown = pydoc.plain(pydoc.render_doc(FedFW))
     assert re.search(r"penalty : float, default auto\n.*λ_0, weight of the", shown)
     assert "**options" in shown
-
-
-def test_described_has_values_by_name_and_symbol_and_leaves_out_what_is_hidden() -> (
-    None
-):
-    assert Faster("d", weight=2)._described() == {
-        "where": "d",
-        "weight λ": 2.0,
-        "scale": "auto",
-        "fraction": 0.5,
-        "steps": 9,
-        "kind": "a",
-        "extra": False,
-    }
 
 
 METHODS = [
@@ -294,17 +238,3 @@ def test_an_editor_offers_what_is_allowed(method: type[Any]) -> None:
             continue
         extra = [AUTO] if field.default is None else []
         assert offered(hints[field.name]) == [*allowed, *extra], field.name
-
-
-Rule = Literal["mean", "median"]
-
-
-class Ruled(Declared):
-    rule: Rule = setting("mean", "of averages", choices=Rule)
-
-
-def test_a_literal_is_read_as_its_values_type() -> None:
-    assert Ruled(rule="median").rule == "median"
-    for wrong, error in (("mode", "rule = 'mode' is not known"), (3, "a text, not")):
-        with pytest.raises(SettingsError, match=error):
-            parse(Ruled, {"rule": wrong})

@@ -194,27 +194,6 @@ def test_a_tool_that_fails_costs_a_warning_and_not_the_run(
     assert callback.told == [0.01, 0, 1]
 
 
-class Stop(Callback):
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def on_round(self, strategy: Any, record: Any) -> None:
-        if record.round == 1:
-            raise self.error
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")],
-)
-def test_how_a_run_ended_is_told(error: BaseException, status: str) -> None:
-    callback = Noted()
-    strategy = FedAvgGD(callbacks=[callback, Stop(error)])
-    with pytest.raises(type(error)):
-        strategy.start(grid_of(FedAvgGDClient, LOSSES), ArrayRecord([np.zeros(4)]), 3)
-    assert callback.told == [0.01, 1, status]
-
-
 def test_a_missing_library_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -117,14 +117,6 @@ def a_point(manifold: Manifold) -> Array:
     return manifold.random_point(np.random.default_rng(3))
 
 
-class Antithetic(np.random.Generator):
-    """Draws every normal array together with its negative."""
-
-    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
-        half = super().standard_normal((size[0] // 2, *size[1:]), *args, **kwargs)
-        return np.concatenate((half, -half))
-
-
 # -- directions
 
 
@@ -182,62 +174,7 @@ def test_the_mean_over_many_draws_is_the_riemannian_gradient(
     assert np.linalg.norm(gradient(x)) > 20 * np.linalg.norm(deviation)
 
 
-@pytest.mark.parametrize(("case", "name"), PAIRS)
-def test_the_bias_of_smooth_functions_falls_with_the_square_of_smoothing(
-    case: str, name: str
-) -> None:
-    manifold, function, gradient = CASES[case]
-    x = a_point(manifold)
-    expected = gradient(x)
-    n = x.size if name == "projection" else 1
-
-    def antithetic() -> Antithetic:
-        return Antithetic(np.random.PCG64(6))
-
-    if name == "projection":
-        u = directions(antithetic(), 4000, x.shape)
-    else:
-        u = manifold.random_tangent(x, antithetic(), 4000)
-    # With the slopes <grad f, u_j> in the place of the difference quotients the mean
-    # is the gradient: what is left is the bias, and little noise.
-    slopes = u.reshape(4000, -1) @ expected.ravel()
-    unbiased = n / 4000 * np.tensordot(slopes, u, 1)
-    steps = np.array([0.04, 0.02, 0.01])
-    biases = []
-    for step in steps:
-        estimate = ESTIMATORS[name](
-            function, manifold, x, antithetic(), samples=4000, smoothing=step
-        )
-        biases.append(np.linalg.norm(estimate.gradient - unbiased))
-    slope = np.polyfit(np.log(steps), np.log(biases), 1)[0]
-    assert slope == pytest.approx(2.0, abs=0.1)
-    assert biases[-1] <= 0.01 * np.linalg.norm(expected)
-
-
 # -- the variance
-
-
-@pytest.mark.parametrize(("name", "factor"), [("projection", 7), ("polar", 9)])
-def test_the_variance_on_a_linear_function_has_its_closed_form(
-    name: str, factor: int
-) -> None:
-    # one sample, in R^n: (n − 1)‖g‖² for (7) and (n + 1)‖g‖² for (6)
-    g = np.linspace(-1.0, 2.0, 8)
-    draws = np.array(
-        [
-            ESTIMATORS[name](
-                lambda points: points @ g,
-                Euclidean((8,)),
-                np.zeros(8),
-                np.random.default_rng([9, repeat]),
-                samples=10,
-                smoothing=1.0,
-            ).gradient
-            for repeat in range(4000)
-        ]
-    )
-    variance = 10 * draws.var(axis=0, ddof=1).sum()
-    assert variance == pytest.approx(factor * (g @ g), rel=0.05)
 
 
 # -- exact cases
@@ -257,16 +194,6 @@ def test_a_plain_loop_gives_the_same_estimate() -> None:
         difference = 0.5 * np.trace(y.T @ H @ y) - 0.5 * np.trace(x.T @ H @ x)
         expected += 10 / 20 * difference / 1e-2 * direction
     np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_riemannian_gradient_is_that_of_the_formula(case: str) -> None:
-    manifold, _, gradient = CASES[case]
-    x = a_point(manifold)
-    euclidean = x - TARGET if case == "fixed-rank" else H @ x
-    np.testing.assert_allclose(
-        manifold.project_tangent(x, euclidean), gradient(x), atol=1e-13
-    )
 
 
 # -- scalars and their replay
@@ -335,14 +262,6 @@ def test_tangent_estimates_do_not_depend_on_the_blocks(
     np.testing.assert_allclose(estimate.scalars, s, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "scalars", [[], [[1.0]], [1.0, np.nan], [np.inf], 3.0], ids=str
-)
-def test_combine_refuses_what_are_no_scalars(scalars: Any) -> None:
-    with pytest.raises(ValueError, match="vector of finite numbers"):
-        combine(scalars, np.random.default_rng(0), (2,))
-
-
 # -- values that are not finite
 
 
@@ -375,19 +294,6 @@ def test_a_sample_without_a_finite_value_is_dropped_and_counted(
     np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-12, atol=1e-12)
     assert np.all(estimate.scalars[[1, 4]] == 0.0)
     np.testing.assert_allclose(estimate.scalars[left], whole.scalars[left] * 8 / 6)
-
-
-def test_a_difference_that_overflows_is_dropped() -> None:
-    estimate = projection_estimate(
-        lambda points: np.array([-1e308, 1e308, -1e308, -1e308]),
-        Euclidean((2,)),
-        np.zeros(2),
-        np.random.default_rng(0),
-        samples=3,
-        smoothing=1.0,
-    )
-    assert estimate.dropped == 1
-    np.testing.assert_array_equal(estimate.gradient, 0.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -524,21 +430,6 @@ def test_a_batch_for_each_direction_is_used_at_both_of_its_points() -> None:
     np.testing.assert_allclose(estimate.scalars, s, rtol=1e-12)
 
 
-def test_a_value_missing_at_x_for_one_direction_is_an_error() -> None:
-    def values(points: Array) -> Array:
-        return np.array([[0.0, np.nan, 0.0], [1.0, 1.0, 1.0]])
-
-    with pytest.raises(FloatingPointError, match="is nan at"):
-        projection_estimate(
-            values,
-            Euclidean((2,)),
-            np.zeros(2),
-            np.random.default_rng(0),
-            samples=3,
-            smoothing=0.1,
-        )
-
-
 class OnlyValue:
     """What a user may bring: one function."""
 
@@ -574,32 +465,6 @@ def test_an_objective_with_only_a_value(objective: Any) -> None:
         evaluator(
             objective, Layout(((8,),)), batch_size=5, rng=np.random.default_rng(0)
         )
-
-
-def test_an_evaluator_says_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="needs a random generator"):
-        evaluator(Spy(), VECTOR, batch_size=5)
-    with pytest.raises(ValueError, match="batch_size is -1"):
-        evaluator(Spy(), VECTOR, batch_size=-1)
-
-
-def test_torch_models_are_evaluated_without_a_loop_over_points() -> None:
-    torch = pytest.importorskip("torch")
-    from fedtrellis.objectives.torch_objective import TorchObjective
-
-    losses = []
-
-    def counting(outputs: Any, targets: Any) -> Any:
-        losses.append(1)
-        return torch.nn.functional.mse_loss(outputs, targets)
-
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
-    data = np.ones((10, 3)), np.ones((10, 1))
-    objective = TorchObjective(model, counting, data)
-    layout = Layout(tuple(objective.shapes))
-    values = evaluator(objective, layout, batch_size=4, rng=np.random.default_rng(0))
-    assert values(np.zeros((101, layout.size))).shape == (101,)
-    assert len(losses) == 1
 
 
 # -- memory

@@ -17,15 +17,12 @@ from numpy.typing import NDArray
 from clients import ZerothOrderRFLClient
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.zeroth_order import (
     Estimate,
     evaluator,
     projection_estimate,
 )
-from strategies import ZerothOrderRFL
-from tests.harness import grid_of, play
 
 Array = NDArray[np.float64]
 MEGABYTE = 2**20
@@ -121,14 +118,3 @@ def test_a_request_costs_no_more_for_more_samples(
     assert largest > 180.0
     # blocks of 8 MiB: u, x + μu, its projection, the part, what the loss makes of it
     assert peak(lambda: ask(size, rows, samples, **more)) < 60.0
-
-
-def test_the_server_replays_any_number_of_scalars_in_blocks() -> None:
-    size, samples = 4_000, 6_000
-    sphere = Sphere((size,))
-    strategy = ZerothOrderRFL(sphere, samples=2, local_steps=1, upload="scalars")
-    losses = [LeastSquares(np.ones((1, size)), np.ones(1))]
-    play(strategy, grid_of(ZerothOrderRFLClient, losses, sphere), unit(size), 1)
-    strategy.samples = samples
-    answer = Answer("0", [], {}, np.zeros(samples), server_round=2)
-    assert peak(lambda: strategy.check(answer)) < 40.0

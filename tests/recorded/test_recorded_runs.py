@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.recorded.comparison import (
-    ACCEPTED,
     TIES,
-    Accepted,
-    Difference,
     compare,
     reason_to_accept,
 )
@@ -91,41 +88,3 @@ def test_all_runs_of_a_method_are_as_they_were_recorded(method: str) -> None:
     ]
     assert names
     assert not [text for name in names for text in differences(name)]
-
-
-def test_a_difference_is_noticed() -> None:
-    case = CASES["fedprox/linear-regression/as-it-is"]
-    changed = {**case, "config": {**case["config"], "fedprox.proximal-weight": 0.01001}}
-    found = compare(case["result"], run_case(changed))
-    # the model and what is measured on it, and nothing else but what an introduction
-    # says now
-    assert {part.partition(".")[0] for part in found} == {"model", "metrics", "up"}
-    assert 0.0 < found["model"].size < 1e-5
-    accepted = {p for p, d in found.items() if reason_to_accept(case["name"], p, d)}
-    assert accepted == {"up"}
-
-
-@pytest.mark.parametrize("entry", ACCEPTED, ids=lambda entry: entry.cases)
-def test_what_is_accepted_has_a_bound(entry: Accepted) -> None:
-    name = entry.cases.replace("*", "x")
-    for pattern, bound in entry.bounds.items():
-        part = pattern.replace("*", "loss")
-        if isinstance(bound, str):
-            within, beyond = Difference(1.0, {}, {bound: 1}), Difference(1.0, {}, {})
-        else:
-            within, beyond = (Difference(f * bound, 0, 0) for f in (1.0, 1.01))
-        assert reason_to_accept(name, part, within, [entry]) == entry.reason
-        assert reason_to_accept(name, part, beyond, [entry]) is None
-    assert reason_to_accept(name, "trips", Difference(0.0, 0, 0), [entry]) is None
-
-
-def test_a_run_beyond_its_bound_is_a_failure() -> None:
-    """The bytes of a client's introduction are accepted, more are not."""
-    name = "fedfw/lasso/as-it-is"
-    was = CASES[name]["result"]
-    for factor, may in ((1.04, True), (1.05, False)):
-        now = {**was, "up": [factor * up for up in was["up"]]}
-        ((part, difference),) = compare(was, now).items()
-        assert (reason_to_accept(name, part, difference) is not None) == may
-    (missing,) = compare(was, {**was, "metrics": {**was["metrics"], "new": 1.0}})
-    assert missing == "metrics.new"

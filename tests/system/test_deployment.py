@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -90,16 +89,6 @@ def test_existing_certificates_stay(tmp_path: Path) -> None:
     assert list(contents(tmp_path)) == ["ca.crt"]
 
 
-def test_existing_node_keys_stay(tmp_path: Path) -> None:
-    assert script("node-keys.sh", tmp_path, "b").returncode == 0
-    before = contents(tmp_path)
-    again = script("node-keys.sh", tmp_path, "a", "b")
-    assert again.returncode == 1
-    assert "b exists and is not overwritten" in again.stdout
-    assert contents(tmp_path) == before  # none of a, either
-    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
-
-
 def arguments_of(command: list[str], folder: Path) -> list[str]:
     """What a script passes on to Flower's program."""
     for name in ("flower-superlink", "flower-supernode"):
@@ -156,19 +145,6 @@ def test_compose_file_starts_what_the_scripts_start(tmp_path: Path) -> None:
             config["data"],
         } == targets
         assert f"keys/{name}:" in service["volumes"][1]
-
-
-def test_docker_takes_the_compose_file() -> None:
-    docker = shutil.which("docker")
-    command = [docker or "", "compose"]
-    if (
-        docker is None
-        or subprocess.run(
-            [*command, "version"], capture_output=True, check=False
-        ).returncode
-    ):
-        pytest.skip("no docker compose here")
-    subprocess.run([*command, "-f", str(DEPLOY / "compose.yaml"), "config"], check=True)
 
 
 # ----------------------------------------------------------------------- the processes

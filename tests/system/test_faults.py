@@ -170,34 +170,6 @@ def back(gone: list[int]) -> int:
     return next(t for t in range(gone[0] + 1, 1000) if t not in gone)
 
 
-@pytest.mark.slow
-def test_hyfdca_without_a_holder_of_every_sample_ends_with_an_error(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    """It cannot go on without its features; when it is back, the run is resumed."""
-    deployment.plan("1-3-train.propose-kill-node")
-    config = (
-        f"{FAMILIES['hyfdca']} rounds=7 timeout=120.0 max-failed-rounds=2 "
-        "checkpoint-every=1"
-    )
-    record = deployment.start(config, tmp_path / "deployed")
-    wait_for(lambda: record.summary["status"] != "running", 900, "it goes on")
-    assert record.summary["status"] == "failed"
-    assert "no usable answer in 2 rounds in a row" in record.summary["error"]
-    assert "client 1" in record.summary["error"]
-    deployment.restart_node(1)
-    again = tmp_path / "again"
-    rest = deployment.run(str(record.resume_file(again)), again)
-    # in this process: the same rounds in vain, then on from there without any states
-    t = record.checkpoint_round
-    waiting = {("1", k, "train.propose"): [{"reply_loss"}] * 3 for k in range(3, t + 1)}
-    config = f"{FAMILIES['hyfdca']} rounds={t} checkpoint-every=1"
-    first = simulated(config, NODES, tmp_path / "first", waiting)
-    resume = first.resume_file(tmp_path / "local", rounds=7)
-    wiped = {(who, t + 1, ""): [{"wipe"}] for who in ("0", "1")}
-    check_same(rest, simulated(str(resume), NODES, tmp_path / "local", wiped))
-
-
 # ------------------------------------------------------- SuperLink and ServerApp killed
 
 

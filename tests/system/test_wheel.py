@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from email import message_from_bytes
@@ -84,12 +83,6 @@ def test_an_index_is_given_absolute_links(wheel: Path) -> None:
     for prefix in ("raw", "blob"):
         shown = shown.replace(f"]({base}/{prefix}/{tag}/", "](")
     assert shown.rstrip() == (ROOT / "README.md").read_text(encoding="utf-8").rstrip()
-
-
-def test_a_build_that_knows_no_address_leaves_links_as_they_are() -> None:
-    setup = runpy.run_path(str(ROOT / "setup.py"))
-    assert setup["described"]("[a](docs/a.md)", "", "v1") == "[a](docs/a.md)"
-    assert setup["urls"]("", "v1") == {}
 
 
 def test_the_public_surface_works_from_the_wheel_alone(

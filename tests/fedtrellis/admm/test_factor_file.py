@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -243,41 +242,6 @@ def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         make(squares(9, 4), factor_file=str(tmp_path / "f.npz"))
     assert not os.listdir(tmp_path)
-
-
-@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root may write")
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(ValueError, match="cannot be written: Permission denied"):
-            make(squares(9, 4), factor_file=str(tmp_path / "f.npz"))
-    finally:
-        tmp_path.chmod(0o700)
-
-
-def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "factor.npz")
-    objectives = [squares(40, 30, seed=seed) for seed in range(4)]
-    errors: list[BaseException] = []
-
-    def work(objective: LeastSquares) -> None:
-        try:
-            for _ in range(10):
-                check_system(
-                    make(objective, factor_file=path),
-                    np.asarray(objective.hessian_bound()),
-                    np.ones(30),
-                )
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(each,)) for each in objectives]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert os.listdir(tmp_path) == ["factor.npz"]
 
 
 def test_fingerprints_tell_everything_apart() -> None:

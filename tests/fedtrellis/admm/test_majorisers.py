@@ -55,17 +55,6 @@ def test_it_majorises_and_touches(name: str) -> None:
     assert (d[~present] == 0.0).all()
 
 
-def test_where_no_diagonal_is_known() -> None:
-    class Bare:
-        def lipschitz(self) -> float:
-            return 3.5
-
-    assert majoriser_of(Bare()) == 3.5
-    assert majoriser_of(Bare(), 2.0) == 2.0
-    given = np.array([1.0, 4.0])
-    np.testing.assert_array_equal(majoriser_of(Bare(), given), given)
-
-
 def test_a_file_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "factor.npz")
     first = majoriser_of(losses()["logistic"], None, path)

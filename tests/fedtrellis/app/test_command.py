@@ -33,24 +33,6 @@ def fedtrellis(
     return done
 
 
-def test_list_says_what_sim_py_says(tmp_path: Path) -> None:
-    for words in ([], ["fedgia"], ["l1-ball"], ["data"]):
-        ours = subprocess.run(
-            [sys.executable, "sim.py", "--list", *words],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        ).stdout
-        listed = fedtrellis(tmp_path, "list", *words).stdout
-        assert listed.replace("fedtrellis.strategies.", "strategies.") == ours
-    done = fedtrellis(tmp_path, "list", "fedgai", status=1)
-    assert done.stderr.startswith("fedtrellis list: error: name = 'fedgai' is not kn")
-    assert "did you mean 'fedgia'?" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_workers_leave_the_same_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,8 +84,3 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert told in line
         assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_setting_that_stands_alone_is_told_where_it_belongs(tmp_path: Path) -> None:
-    done = fedtrellis(tmp_path, "run", "rounds=3", status=2)
-    assert "rounds=3; settings follow -c: -c 'KEY=VALUE ...'" in done.stderr

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 import pytest
 
 import sim
 from fedtrellis.app.registry import print_list
-from fedtrellis.settings import AUTO, SettingsError, keys
+from fedtrellis.settings import SettingsError
 
 REGISTRY = sim.app.registry
 #: What a config of defaults is refused for, which is no fault of it.
@@ -53,40 +52,11 @@ def test_a_strategy_of_the_app_is_the_one_python_makes(method: str) -> None:
             )
 
 
-def test_a_run_configs_default_is_the_fields() -> None:
-    config = sim.app.default_config()
-    for group in REGISTRY.groups:
-        for part in group.classes:
-            for key, field in keys(part, f"{group.owner}.".removeprefix(".")).items():
-                default = getattr(part, field.name)
-                assert config[key] == (AUTO if default is None else default)
-
-
-def test_a_clients_own_default_is_that_of_its_settings() -> None:
-    declared = 0
-    for entry in REGISTRY.methods.values():
-        for part in entry.classes[1:]:
-            for field in keys(part).values():
-                argument = inspect.signature(entry.client).parameters[field.name]
-                assert argument.default in (argument.empty, field.default)
-                declared += 1
-    assert declared
-
-
 @pytest.mark.parametrize("name", REGISTRY.tasks)
 def test_a_task_of_the_app_is_the_one_python_makes(name: str) -> None:
     cls = REGISTRY.tasks[name]
     made = cls.from_config(sim.app.default_config(), 3, 5)
     assert made == cls(num_clients=3, seed=5)
-
-
-@pytest.mark.parametrize("name", REGISTRY.domains)
-def test_a_domains_settings_have_its_constructors_defaults(name: str) -> None:
-    domain = REGISTRY.domains[name]
-    arguments = inspect.signature(domain).parameters
-    for field in dataclasses.fields(domain.settings()):
-        default = arguments[field.name].default
-        assert default in (inspect.Parameter.empty, field.default)
 
 
 def test_only_what_is_left_to_itself_is_suggested_and_list_says_so(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 import sim
-from fedtrellis import TrimmedMean
 from fedtrellis.app.command_line import read_config
-from fedtrellis.privacy import Accountant, Releases
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from fedtrellis.wire.local_grid import FAULTS, GridOptions, LocalGrid
 
 CASES = {
     "domain": (
@@ -90,35 +86,3 @@ def test_a_client_that_needs_what_the_task_does_not_have_says_what() -> None:
     assert str(caught.value) == (
         "the client of method 'fedfw' needs objective, which task 'lasso' does not have"
     )
-
-
-def test_unknown_keys_are_refused_with_a_hint() -> None:
-    with pytest.raises(SettingsError, match=r"'fedgia\.sigm'.*mean 'fedgia\.sigma'"):
-        sim.app.experiment({"method": "fedgia", "fedgia.sigm": 1.0}, 3)
-
-
-def test_the_grids_options_that_an_editor_completes_are_those_that_there_are() -> None:
-    grid = dict(inspect.signature(LocalGrid).parameters)
-    faults = grid.pop("faults").annotation
-    del grid["client_app"], grid["num_nodes"]
-    assert GridOptions.__annotations__.keys() == grid.keys() | FAULTS.keys()
-    assert faults == "float"
-    accountant = inspect.signature(Accountant).parameters
-    assert {"noise_multiplier", "delta", *Releases.__annotations__} == set(accountant)
-
-
-def test_an_aggregation_has_its_settings_under_its_name() -> None:
-    config = {
-        "method": "fedavg-gd",
-        "task": "linear-regression",
-        "aggregation": "trimmed-mean",
-        "trimmed-mean.fraction": 0.3,
-    }
-    experiment = sim.app.experiment(config, 4)
-    one, other = experiment.strategy().aggregator, experiment.strategy().aggregator
-    assert isinstance(one, TrimmedMean)
-    assert one is not other
-    assert one.fraction == 0.3
-    # in Python any other is taken all the same
-    strategy = experiment.strategy(aggregation="median")
-    assert strategy.aggregator.name == "median"

@@ -91,26 +91,6 @@ def test_every_key_of_another_task_is_refused(task: str) -> None:
             )
 
 
-@pytest.mark.parametrize("method", ["fedfw", "fedgia", "first-order-rfl", "hyfem"])
-def test_every_key_of_another_domain_is_refused(method: str) -> None:
-    used = "l1-ball" if method == "fedfw" else "whole-space"
-    pairs = 0
-    for group, key, value in foreign("domain"):
-        assert refusal(config_of(method) | {key: value}) == (
-            f"{key} = {value!r} is a setting of domain {group.owner!r}, and this "
-            f"run's domain is {used!r}"
-        )
-        pairs += 1
-    assert pairs == 11
-
-
-def test_defaults_of_others_are_no_settings_of_the_run() -> None:
-    """``flwr run`` passes all keys of pyproject.toml."""
-    foreigners = {"fedfw.penalty": "auto", "feddr.local-steps": 20, "lasso.rows": 200.0}
-    config = {"method": "fedgia", "task": "linear-regression", **foreigners}
-    assert sim.app.experiment(config, 3).run.method == "fedgia"
-
-
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from ray import cloudpickle
 
@@ -21,7 +21,6 @@ from clients import FedAvgGDClient
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.app import App
 from fedtrellis.objectives import LeastSquares
-from strategies import FedAvgGD
 
 ROOT = Path(sim.__file__).parent
 #: Bytes of an app, whatever it caches. A closure's own variables come on top.
@@ -175,36 +174,6 @@ def closure(rows: np.ndarray[Any, Any]) -> ClientApp:
         return FedAvgGDClient(context, LeastSquares(rows, np.ones(len(rows))))
 
     return client_app(client_fn)
-
-
-def test_an_app_that_nobody_can_import_is_pickled_with_its_closure_alone() -> None:
-    small, large = closure(np.eye(2)), closure(np.eye(200))
-    for app in (small, large):
-        LocalGrid(app, 2)
-        FedAvgGD().start(
-            LocalGrid(app, 2),
-            ArrayRecord([np.zeros(2 if app is small else 200)]),
-            num_rounds=2,
-        )
-    sizes = [len(dumps(app)) for app in (small, large)]
-    data = 8 * (200 * 200 - 2 * 2)
-    # of the function itself there is its code; of the app a few names
-    assert sizes[0] <= 4 * MOST
-    assert 0 <= sizes[1] - sizes[0] - data <= 100
-    again = pickle.loads(dumps(small))
-    result = FedAvgGD(step_size=0.5).start(
-        LocalGrid(again, 2), ArrayRecord([np.zeros(2)]), num_rounds=80
-    )
-    np.testing.assert_allclose(result.arrays.to_numpy_ndarrays()[0], 1.0, atol=1e-3)
-
-
-def test_an_app_in_a_notebook_is_made_once_in_each_process() -> None:
-    app = App([(FedAvgGD, FedAvgGDClient)], list(sim.app.registry.tasks.values()))
-    again = pickle.loads(dumps(app.client_app))
-    assert again is not app.client_app
-    bound = again.client_fn.__self__
-    assert pickle.loads(dumps(app)) is bound
-    assert list(bound.registry.methods) == list(app.registry.methods)
 
 
 def test_a_name_that_now_means_another_app_is_not_used(

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import sim
 from clients import FedProxClient
 from fedtrellis.app import App, Plugin, pairs
 from fedtrellis.app.command_line import flatten
-from fedtrellis.app.registry import AppRegistry, config_block, write_config_block
+from fedtrellis.app.registry import config_block, write_config_block
 from fedtrellis.domains import L2Ball
 from fedtrellis.settings import SettingsError, setting
 from strategies import FedFW, FedProx
@@ -170,21 +169,6 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
     assert app.command_line(["-c", 'method="worse"']) == 1
 
 
-def test_a_setting_is_one_line() -> None:
-    """It has its key, its check, its default and its place in pyproject's block."""
-    registry = AppRegistry([(Harder, HarderClient)], [Lasso])
-    assert registry.defaults["harder.hardness"] == 0.5
-    block = tomllib.loads(config_block(registry))
-    assert block["harder"]["hardness"] == 0.5
-    assert flatten(block) == registry.defaults
-    app = App([(Harder, HarderClient)], [Lasso])
-    config = {"method": "harder", "task": "lasso"}
-    made: Any = app.experiment(config | {"harder.hardness": 0.25}, 3).strategy()
-    assert made.hardness == 0.25
-    with pytest.raises(SettingsError, match=r"^harder\.hardness = 1\.0 must be"):
-        app.experiment(config | {"harder.hardness": np.float64(1.0)}, 3)
-
-
 def test_methods_are_paired_by_the_names_of_their_classes() -> None:
     import clients
     import strategies
@@ -234,7 +218,3 @@ def test_writing_the_block_leaves_the_rest_and_changes_nothing_twice(
     assert sim.app.command_line(["--write-config"]) == 1
     assert "has no [tool.flwr.app.config]" in capsys.readouterr().err
     assert copy.read_text(encoding="utf-8") == "[project]\n"
-
-
-def test_the_app_is_a_page() -> None:
-    assert len(Path(sim.__file__).read_text(encoding="utf-8").splitlines()) <= 100

@@ -309,19 +309,3 @@ def test_products_of_factors_are_judged_as_matrices() -> None:
         np.array([[1.0, 1.0]] * 4), np.array([[1.0, -1.0]] * 3)
     )
     assert zero
-
-
-@pytest.mark.parametrize("rank", [0, 1, 3])
-def test_matrices_of_low_rank_are_as_small_as_their_rank(rank: int) -> None:
-    rng = np.random.default_rng(rank)
-    point = rng.standard_normal((6, rank)) @ rng.standard_normal((rank, 3))
-    ball = NuclearNormBall(1.0 + float(np.linalg.norm(point, "nuc")))
-    iterate = Form(ball).start_at(point)
-    assert [factor.shape for factor in iterate.arrays()] == [(6, rank), (3, rank)]
-    np.testing.assert_allclose(iterate.dense(), point, atol=1e-13)
-    there = Form(ball).unpack(iterate.arrays(), (6, 3))
-    assert there.dense().tobytes() == iterate.dense().tobytes()
-    with pytest.raises(ValueError, match="outside"):
-        iterate.changed([np.ones((6, 2)) * 9, np.ones((3, 2))], ball, 1)
-    with pytest.raises(ValueError, match="shapes"):
-        iterate.changed([np.ones((6, 4)), np.ones((3, 4))], ball, 1)

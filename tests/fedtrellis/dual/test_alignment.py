@@ -24,7 +24,6 @@ from fedtrellis.dual.alignment import (
     align,
     feature_digests,
 )
-from fedtrellis.dual.bundle import Mixture
 from fedtrellis.encryption.block_sum import Introduction
 from strategies.hybrid import freeze, thaw
 
@@ -101,24 +100,6 @@ def test_groups_are_those_of_brute_force(
         rows = np.concatenate([alignment.rows[name][g] for g in groups])
         assert sorted(rows) == list(range(len(samples[name])))
     assert alignment.horizontal == all(len(h) == 1 for h in holders.values())
-
-
-@settings(max_examples=50, deadline=None)
-@given(samples=_holdings(), parts=st.integers(1, 3), seed=st.integers(0, 99))
-def test_order_of_a_clients_rows_does_not_matter(
-    samples: dict[str, list[int]], parts: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    shuffled = {
-        n: [held[i] for i in rng.permutation(len(held))] for n, held in samples.items()
-    }
-    one, other = _align(samples, parts=parts), _align(shuffled, parts=parts)
-    assert one.groups == other.groups
-    for name, held in samples.items():
-        for g, rows in one.rows[name].items():
-            assert [held[i] for i in rows] == [
-                shuffled[name][i] for i in other.rows[name][g]
-            ]
 
 
 def test_columns_and_the_models_order() -> None:
@@ -243,17 +224,6 @@ def test_it_says_who_holds_what(held: Any) -> None:
     assert set(agreement.holder_sets) == {one for one in sets if len(one) > 1}
 
 
-def test_one_form_only_and_its_digest() -> None:
-    agreement = _small()
-    data = agreement.to_bytes()
-    again = Agreement.from_bytes(data)
-    assert again == agreement
-    assert again.to_bytes() == data
-    assert again.digest == hashlib.sha256(data).digest()
-    with pytest.raises(ValueError, match="client d is not in the agreement"):
-        again.index("d")
-
-
 def test_the_digest_changes_with_everything_that_is_agreed() -> None:
     one = _small()
     g = next(g for g, (holders, _, _) in enumerate(one.groups) if len(holders) > 1)
@@ -347,11 +317,6 @@ def test_records_travel_as_the_entries_they_always_were() -> None:
     packed = GroupStep.pack(RECORDS)
     assert list(packed.items()) == list(ENTRIES.items())
     assert [plain(r) for r in GroupStep.unpack(packed)] == [plain(r) for r in RECORDS]
-
-
-def test_a_mixture_is_a_records_own() -> None:
-    mixture = Mixture(np.array([3, 7]), np.array([0.25, 0.75]), np.array([3]), 9)
-    assert plain(GroupStep(4, 2, 9, **mixture.lists)) == plain(RECORDS[0])
 
 
 @pytest.mark.parametrize("key", [key for key in ENTRIES if "/" not in key])

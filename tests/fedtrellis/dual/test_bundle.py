@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtrellis.dual.bundle import DualBundle, Mixture, points_within
+from fedtrellis.dual.bundle import DualBundle, Mixture
 from fedtrellis.objectives.losses import make_loss
 from tests.fedtrellis.dual.programmes import optimum_over_simplices
 
@@ -194,82 +192,3 @@ def test_another_alpha_in_the_place_of_one_that_was_lost() -> None:
     world.search([0, 1, 2], 1)
     world.check()
     assert world.dual() >= value
-
-
-def test_ids_are_the_same_until_the_search_and_never_come_back() -> None:
-    world = World(4)
-    seen: set[int] = set()
-    for _ in range(10):
-        ids = world.bundle.new_ids(0, 2)
-        assert ids == world.bundle.new_ids(0, 2)
-        assert not seen & set(ids)
-        seen |= set(ids)
-        world.search([0], 2)
-        assert world.bundle.alpha_id(0) not in seen
-        seen.add(world.bundle.alpha_id(0))
-
-
-def test_state_round_trip() -> None:
-    one, other = World(5), World(5)
-    for _ in range(5):
-        one.search([0, 1, 2], 2)
-        other.search([0, 1, 2], 2)
-    fresh = DualBundle(one.p, 3, one.regularization, one.memory)
-    for key in DualBundle.KEPT:
-        setattr(fresh, key, deepcopy(getattr(one.bundle, key)))
-    one.bundle = fresh
-    one.check()
-    for world in (one, other):
-        for _ in range(5):
-            world.search([0, 2], 1)
-    assert np.abs(one.bundle.w - other.bundle.w).max() < 1e-9
-    assert one.dual() == pytest.approx(other.dual(), abs=1e-12)
-
-
-@pytest.mark.parametrize("at_once", [1, 7, 100])
-def test_vectors_taken_in_parts_give_the_same_search(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(0)
-    turns = [
-        {u: (rng.standard_normal((2, 9)), rng.random(2)) for u in range(3)}
-        for _ in range(6)
-    ]
-
-    def searched() -> DualBundle:
-        bundle = DualBundle(9, 3, 0.1, 5)
-        for proposals in turns:
-            bundle.search([0, 1, 2], proposals)
-        return bundle
-
-    whole = searched()
-    monkeypatch.setattr("fedtrellis.dual.bundle._AT_ONCE", at_once)
-    parts = searched()
-    assert np.array_equal(parts.ids, whole.ids)
-    assert np.allclose(parts.w, whole.w, rtol=0.0, atol=1e-12)
-    assert np.allclose(_rows(parts) @ _rows(parts).T, parts._gram)
-
-
-def test_what_is_forgotten_is_freed() -> None:
-    """Held: a row a point and no more; in a search one more of each unit."""
-    p, units, memory = 50_000, 3, 6
-    assert points_within(memory + 1, 2**17, 1) == memory
-    bundle = DualBundle(p, units, 0.1, memory)
-    rng = np.random.default_rng(0)
-    tracemalloc.start()
-    try:
-        for _ in range(2 * memory):
-            proposals = {
-                u: (rng.standard_normal((1, p)), rng.random(1)) for u in range(units)
-            }
-            tracemalloc.reset_peak()
-            before = sum(V.nbytes for V, _ in proposals.values())
-            bundle.search([0, 1, 2], proposals)
-        del proposals
-        held, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    row = 8 * p
-    assert held < (memory - 0.5) * units * row
-    # and the columns that are beside each other for a moment
-    assert peak - before < (memory + 1) * units * row + 2.5 * 2**23

@@ -9,7 +9,6 @@ import pytest
 from scipy.sparse import csr_array, random_array
 from sklearn.datasets import load_digits
 
-from fedtrellis import objectives
 from fedtrellis.dual.regularized_loss import Optimum, RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import (
     LOSSES,
@@ -59,23 +58,6 @@ def certified(problem: RegularizedLoss, optimum: Optimum, tolerance: float) -> N
 # -- the objective
 
 
-def test_the_primal_is_that_of_the_linear_model_with_the_same_loss() -> None:
-    (X, y), rng = small(), np.random.default_rng(3)
-    w, targets = rng.standard_normal(5), rng.standard_normal(60)
-    for problem, model in (
-        (
-            RegularizedLoss(X, y, LogisticLoss(), 0.3),
-            objectives.Logistic(X, y > 0, l2=0.3),
-        ),
-        (
-            RegularizedLoss(X, targets, Squared(), 0.3),
-            objectives.LeastSquares(X, targets, scale="half-mean", l2=0.3),
-        ),
-    ):
-        assert problem.value(w) == pytest.approx(model.value(w), rel=1e-14)
-        np.testing.assert_allclose(problem.gradient(w), model.gradient(w), atol=1e-15)
-
-
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_formulas(name: str, sparse: bool) -> None:
@@ -99,33 +81,6 @@ def test_the_formulas(name: str, sparse: bool) -> None:
     assert dual <= expected
     if name != "poisson":
         assert problem.metrics(w) == {"accuracy": np.mean((X @ w > 0) == (y > 0))}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_gradient_is_the_derivative(name: str) -> None:
-    X, y = small()
-    y = suited(name, y)
-    problem = RegularizedLoss(X, y, make_loss(name), 0.1)
-    rng = np.random.default_rng(2)
-    for _ in range(5):
-        w, direction = rng.standard_normal((2, 5))
-        step = 1e-6
-        slope = problem.value(w + step * direction)
-        slope -= problem.value(w - step * direction)
-        assert slope / (2 * step) == pytest.approx(
-            problem.gradient(w) @ direction, rel=1e-5, abs=1e-7
-        )
-
-
-def test_duals_outside_their_domain() -> None:
-    X, y = small()
-    problem = RegularizedLoss(X, y, Hinge(), 0.1)
-    assert problem.dual_value(-y) == -np.inf
-    real = RegularizedLoss(X, np.linspace(0, 1, 60), Squared(), 0.1)
-    assert np.isfinite(real.dual_value(-3 * y))
-    # worse than the mean of the labels, by its square
-    explained = 1.0 - np.mean(real.labels**2) / np.var(real.labels)
-    assert real.metrics(np.zeros(5)) == {"explained": pytest.approx(explained)}
 
 
 def test_what_is_refused() -> None:

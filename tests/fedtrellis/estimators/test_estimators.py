@@ -240,12 +240,6 @@ def test_a_grid_of_ones_own() -> None:
         FederatedLasso(1.0, grid=grid).fit(nodes[:2])
 
 
-def test_a_run_that_does_not_arrive_says_so() -> None:
-    X, y = load_diabetes(return_X_y=True)
-    with pytest.warns(ConvergenceWarning, match="after 3 of max_iter = 3 rounds"):
-        FederatedLasso(0.1, max_iter=3).fit(rows_of(X, y, 2))
-
-
 def counts(n: int, seed: int = 3) -> Array:
     """Weights with two digits after the point, and a 0."""
     s = np.round(np.random.default_rng(seed).uniform(0.2, 3.0, n), 2)
@@ -409,15 +403,6 @@ B = pd.DataFrame({"b": [3.0, 1.0, 2.0]}, index=["k", "j", "i"])
 def test_partitions_that_make_no_table(nodes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FederatedLogisticRegression().fit(nodes)
-
-
-def test_rows_of_frames_may_have_their_columns_in_any_order() -> None:
-    wide = A.join(B)
-    nodes = [wide, wide[["b", "label", "a"]]]
-    model = FederatedLogisticRegression().fit(nodes)
-    again = FederatedLogisticRegression().fit([wide, wide])
-    assert model.coef_ == pytest.approx(again.coef_, abs=1e-4)
-    assert model.score(nodes) == again.score([wide, wide])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from fedtrellis import manifolds
 from fedtrellis.manifolds import (
-    MANIFOLDS,
     Euclidean,
     FixedRank,
     Grassmann,
@@ -188,25 +187,6 @@ def test_against_pymanopt(ours: Manifold, other: Any) -> None:
                 np.testing.assert_allclose(y, expected, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("ours", "other"),
-    [(m, other) for m, _, other in EXAMPLES if isinstance(m, FixedRank)],
-    ids=lambda value: label(value) if isinstance(value, Manifold) else "",
-)
-def test_fixed_rank_against_pymanopt(ours: FixedRank, other: Any) -> None:
-    rng = np.random.default_rng(4)
-    for _ in range(5):
-        x = ours.random_point(rng)
-        factors = ours.factors(x)
-        v = rng.standard_normal(ours.shape)
-        tangent = other.projection(factors, v)
-        left, middle, right = other.embedding(factors, tangent)
-        mine = ours.project_tangent(x, v)
-        np.testing.assert_allclose(mine, left @ middle @ right.T, atol=1e-12)
-        u, s, vt = other.retraction(factors, tangent)
-        np.testing.assert_allclose(ours.retract(x, mine), (u * s) @ vt, atol=1e-11)
-
-
 def slope(times: Array, errors: Array) -> float:
     return float(np.polyfit(np.log(times), np.log(errors), 1)[0])
 
@@ -259,19 +239,6 @@ def test_the_exponential_stays_on_the_manifold(
     assert violation(manifold, y) <= 1e-13
     if length <= 1e-200:
         np.testing.assert_allclose(y, x, atol=1e-14)
-
-
-@every
-def test_a_thousand_steps_stay_on_the_manifold(manifold: Manifold) -> None:
-    rng = np.random.default_rng(7)
-    x = y = manifold.random_point(rng)
-    geodesics = has_exponential(manifold)
-    for _ in range(1000):
-        x = manifold.retract(x, 0.1 * manifold.random_tangent(x, rng, 1)[0])
-        if geodesics:
-            y = manifold.exponential(y, 0.1 * manifold.random_tangent(y, rng, 1)[0])
-    assert violation(manifold, x) <= 1e-13
-    assert violation(manifold, y) <= 1e-13
 
 
 @every
@@ -454,26 +421,6 @@ def test_repr_equality_hash_and_pickle(manifold: Manifold) -> None:
 # -- what only one has
 
 
-@pytest.mark.parametrize("radius", [1.0, 0.1, 8.0])
-def test_sphere_in_closed_form(radius: float) -> None:
-    manifold = Sphere((3,), radius)
-    x = np.array([radius, 0.0, 0.0])
-
-    def on_circle(angle: float) -> Array:
-        return radius * np.array([math.cos(angle), math.sin(angle), 0.0])
-
-    for angle in (0.0, 1e-8, 0.1, 1.0, math.pi, 5.0):
-        v = np.array([0.0, radius * angle, 0.0])
-        end = manifold.exponential(x, v)
-        np.testing.assert_allclose(end, on_circle(angle), atol=1e-15 * radius)
-        retracted = manifold.retract(x, v)
-        np.testing.assert_allclose(retracted, on_circle(math.atan(angle)), rtol=1e-14)
-    np.testing.assert_allclose(
-        manifold.project([0.0, 3.0, -4.0]), [0.0, 0.6 * radius, -0.8 * radius]
-    )
-    np.testing.assert_allclose(manifold.project_tangent(x, [1.0, 2.0, 3.0]), [0, 2, 3])
-
-
 def test_the_choice_where_several_points_are_nearest() -> None:
     np.testing.assert_array_equal(
         Sphere((2, 2), 3.0).project(np.zeros((2, 2))), [[3.0, 0.0], [0.0, 0.0]]
@@ -602,21 +549,6 @@ def test_parameters_out_of_range(make: Callable[[], Manifold], says: str) -> Non
     with pytest.raises(ValueError, match=says) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-def test_registry() -> None:
-    names = "sphere oblique stiefel grassmann fixed-rank euclidean product"
-    assert list(MANIFOLDS) == names.split()
-    assert {type(manifold) for manifold in CASES} == set(MANIFOLDS.values())
-    assert all(cls.__name__ in manifolds.__all__ for cls in MANIFOLDS.values())
-    assert make_manifold("sphere", (3, 2)) == Sphere((3, 2), 1.0)
-    assert make_manifold("sphere", [3], radius=2) == Sphere((3,), 2.0)  # type: ignore[arg-type]
-    assert make_manifold("oblique", (3, 2)) == Oblique((3, 2))
-    assert make_manifold("stiefel", (3, 2)) == Stiefel((3, 2))
-    assert make_manifold("grassmann", (3, 2)) == Grassmann((3, 2))
-    assert make_manifold("fixed-rank", (3, 2), rank=1) == FixedRank((3, 2), 1)
-    assert make_manifold("euclidean", (3,)) == Euclidean((3,))
-    assert make_manifold("product", (24,), parts=PARTS) == Product(PARTS)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import polar, sqrtm
 
-from fedtrellis.domains import singular
-from fedtrellis.domains.numerics import thin_svd
-from fedtrellis.manifolds import FixedRank, Stiefel, polar_factor
-from fedtrellis.manifolds.matrices import _start, _truncate_near
+from fedtrellis.manifolds import FixedRank, polar_factor
 
 Array = NDArray[np.float64]
 
@@ -105,46 +102,6 @@ def test_dependent_columns() -> None:
         assert np.linalg.norm(x - u) == pytest.approx(nearest, rel=1e-12)
 
 
-def test_a_batch_of_all_kinds_is_what_each_is_alone() -> None:
-    rng = np.random.default_rng(7)
-    kinds = [known(rng, (8, 3), c)[0] for c in (1.0, 1.05, 5.0, 31.0, 33.0, 1e6, 1e12)]
-    kinds += [np.zeros((8, 3)), 1e200 * kinds[2], 1e-200 * kinds[2], 3.0 * kinds[0]]
-    together = polar_factor(np.stack(kinds))
-    for x, u in zip(kinds, together, strict=True):
-        np.testing.assert_allclose(polar_factor(x[None])[0], u, atol=1e-14)
-
-
-def refuse(*_: object) -> None:
-    raise AssertionError("a singular value decomposition where none is needed")
-
-
-def test_no_decomposition_near_the_manifold(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(8)
-    manifold = Stiefel((30, 4))
-    x = manifold.random_point(rng)
-    noise = rng.standard_normal((10, 30, 4))
-    near, far = x + 1e-4 * noise, noise
-    monkeypatch.setattr(singular, "thin_svd", refuse)
-    manifold.project(far)  # by the eigenvalues
-    monkeypatch.setattr(np.linalg, "eigh", refuse)
-    manifold.project(near)
-    with pytest.raises(AssertionError, match="none is needed"):
-        manifold.project(far)
-
-
-def test_the_other_driver_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = np.random.default_rng(9).standard_normal((3, 5, 4))
-    expected = thin_svd(x)
-
-    def fail(*_: object, **__: object) -> None:
-        raise np.linalg.LinAlgError("SVD did not converge")
-
-    monkeypatch.setattr(np.linalg, "svd", fail)
-    left, values, right = thin_svd(x)
-    np.testing.assert_allclose(values, expected[1], rtol=1e-13)
-    np.testing.assert_allclose((left * values[:, None, :]) @ right, x, atol=1e-13)
-
-
 def low_rank(rng: np.random.Generator, values: Array, shape: tuple[int, int]) -> Array:
     k = len(values)
     left = np.linalg.qr(rng.standard_normal((shape[0], k))).Q
@@ -190,22 +147,3 @@ def test_truncation_against_the_decomposition(
         assert np.linalg.svd(y, compute_uv=False)[3] <= 1e-14 * size
         if gap > 1e-8:  # unique
             np.testing.assert_allclose(y, truncation(x, 3), atol=1e-12 * size)
-
-
-def test_subspace_iteration_does_not_miss_what_its_start_is_blind_to() -> None:
-    shape, rank = (20, 24), 3
-    rng = np.random.default_rng(12)
-    # the last right singular vector is orthogonal to every start vector
-    blind = np.linalg.qr(_start(shape[1], rank), mode="complete").Q[:, -1:]
-    others = rng.standard_normal((shape[1], rank))
-    right = np.linalg.qr(np.hstack([blind, others])).Q
-    left = np.linalg.qr(rng.standard_normal((shape[0], rank + 1))).Q
-    for size in (0.5, 0.85, 5.0, 1e4):
-        values = np.array([size, 1.0, 0.9, 0.8])
-        y = FixedRank(shape, rank).project((left * values) @ right.T)
-        keep = values.argsort()[1:]
-        expected = (left[:, keep] * values[keep]) @ right[:, keep].T
-        np.testing.assert_allclose(y, expected, atol=1e-12 * max(size, 1.0))
-    rest = low_rank(rng, np.array([1.0, 0.9, 0.8]), shape)
-    _, done = _truncate_near(rest[None], rank)
-    assert done.all()

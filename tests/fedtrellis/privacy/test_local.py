@@ -118,23 +118,6 @@ def test_the_client_that_was_asked_most_counts() -> None:
     assert shown == Accountant(3.0, 1e-5).epsilon(most)
 
 
-class Broken(LeastSquares):
-    """Whose values say nothing, which an error would tell."""
-
-    def value(self, x: Any) -> float:
-        return float("nan")
-
-    def values(self, points: Any, *more: Any, **options: Any) -> Array:
-        return np.full(len(points), np.nan)
-
-
-def test_a_loss_that_is_not_finite_answers_like_any_other() -> None:
-    broken = Broken(np.eye(4), np.ones(4))
-    strategy = ZerothOrderSGD(batch_size=0, **LOCAL)
-    run = play(strategy, grid_of(ZerothOrderSGDClient, [broken] * 2), np.zeros(4), 2)
-    assert [one.used for one in run.strategy.history] == [2, 2]
-
-
 def zeroth(domain: Domain, **more: Any) -> ZerothOrderSGD:
     return ZerothOrderSGD(**more)
 

@@ -161,11 +161,6 @@ def test_vertices_are_drawn_as_the_exponential_mechanism_does(domain: Domain) ->
     assert shares == pytest.approx(list(weights / weights.sum()), abs=0.03)
 
 
-def test_other_sets_have_too_many_vertices() -> None:
-    with pytest.raises(TypeError, match="L2Ball are not drawn one by one"):
-        report_noisy_max(L2Ball(1.0), np.ones(2), 1.0, SecretNoise())
-
-
 # ------------------------------------------------------------------------------ runs
 
 
@@ -215,17 +210,6 @@ def test_methods_that_send_one_average_come_with_an_epsilon(
     assert shown == pytest.approx(
         [Accountant(2.0, 1e-5).epsilon(k) for k in range(1, 5)]
     )
-
-
-def test_scalars_are_clipped_and_noisy_together() -> None:
-    private = Private(clip=0.1, noise_multiplier=0.0)
-    strategy = ZerothOrderSGD(
-        batch_size=0, samples=3, step_size=1e-3, aggregation=private
-    )
-    run = play(strategy, grid_of(ZerothOrderSGDClient, losses()), np.zeros(4), rounds=1)
-    # Σ_j s̄_j u_j/m with ‖s̄‖ ≤ C: a step no longer than γ C √p/√m
-    assert 0.0 < np.linalg.norm(run.model) <= 1e-3 * 0.1 * np.sqrt(4 / 3) + 1e-12
-    assert "epsilon" not in run.strategy.history[-1].train
 
 
 def test_a_round_of_nobody_is_a_release_too() -> None:
@@ -368,12 +352,6 @@ def test_a_subclass_cannot_go_round_the_noise(
     strategy = kind(aggregation=CENTRAL, participation=0.5)
     with pytest.raises(error, match=message):
         play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=1)
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch: Any) -> None:
-    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[privacy\]"'):
-        Private(noise_multiplier=2.0)
 
 
 # ------------------------------------------------------------------- what it came to

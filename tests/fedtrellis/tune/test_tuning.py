@@ -75,21 +75,6 @@ def test_the_metrics_of_a_run_worked_out_by_hand() -> None:
     assert divergence(records) == ""
 
 
-def test_a_short_run_and_one_evaluated_now_and_then() -> None:
-    short = measure(history([4.0, 2.0]))
-    # round 1 is all there is; the start's loss is no result
-    assert short["seconds-0"] == 9.0
-    assert short["loss"] == 2.0
-    assert "accuracy" not in short
-    records = history([8.0, math.nan, 4.0, math.nan, 2.0])
-    for record in records[1::2]:
-        record.evaluation = {}
-    metrics = measure(records)
-    assert metrics["rounds-to-90"] == 4.0
-    assert metrics["loss"] == 3.0
-    assert metrics["volatility"] == 1.0  # of −4 and −2
-
-
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
@@ -101,11 +86,6 @@ def test_a_short_run_and_one_evaluated_now_and_then() -> None:
 )
 def test_divergent_runs_are_told(losses: list[float], reason: str) -> None:
     assert reason in divergence(history(losses))
-
-
-def test_a_run_without_losses_is_refused() -> None:
-    with pytest.raises(SettingsError, match="1 rounds with the metric 'loss'"):
-        measure(history([1.0]))
 
 
 # ---------------------------------------------------------------------------- space
@@ -244,14 +224,6 @@ def test_the_front_comes_first_by_grade_then_the_others_by_loss() -> None:
     assert metrics == list(METRICS)
 
 
-def test_accuracy_is_left_out_where_a_run_has_none() -> None:
-    without = ended(1)
-    del without.user_attrs["accuracy"]
-    assert "accuracy" not in ranked_trials([ended(0), without])[1]
-    with pytest.raises(SettingsError, match="none of 2 trials is left; trial 0 failed"):
-        ranked_trials([ended(0, "failed"), ended(1, "diverged")])
-
-
 # ---------------------------------------------------------------------------- an app
 
 APP = """
@@ -349,26 +321,6 @@ def test_a_trial_is_run_and_measured(app: Path, tmp_path: Path) -> None:
     assert "left no history.jsonl" in outcomes[2]["reason"]
 
 
-def test_a_known_optimum_is_found(
-    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """TPE of 30 trials gets closer to x = 3 than random trials do, on [−50, 50]."""
-    assert main(command(app, "--trials", 30, "--sampler", "tpe")) == 0
-    best = study_in(tmp_path / "out").best_trial
-    assert abs(best.params["x"] - 3.0) < 1.0
-    (tmp_path / "search.toml").write_text("x.values = [1.0, 2.0, 3.0, 4.0]")
-    out = tmp_path / "values"
-    assert main(command(app, "--out", out)) == 0
-    # the metrics differ in the loss only, once the start's share is taken off
-    assert tomllib.loads((out / "best.toml").read_text()) == {"x": 3.0}
-    assert table_in(out)["x"].tolist()[0] == 3.0
-    assert sorted(table_in(out)["x"]) == [1.0, 2.0, 3.0, 4.0]
-    assert (out / "pareto.png").read_bytes()[:4] == b"\x89PNG"
-    shown = capsys.readouterr()
-    assert "Recommended first" in shown.out
-    assert re.search(r"trial 3: loss [0-9.]+$", shown.err, flags=re.MULTILINE)
-
-
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_the_same_seed_gives_the_same_trials(
     app: Path, tmp_path: Path, sampler: str
@@ -391,9 +343,9 @@ def test_the_same_seed_gives_the_same_trials(
 @pytest.mark.parametrize(
     ("number", "jobs"),
     [
-        (signal.SIGINT, 1),
         (signal.SIGTERM, 2),
-        (signal.SIGKILL, 2),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, 1, marks=pytest.mark.slow),
@@ -453,18 +405,6 @@ def test_an_interrupted_search_goes_on_where_it_was(
     assert main(command(app, "--trials", 8, "--out", whole)) == 0
     assert drawn_in(out) == drawn_in(whole)
     assert [t.value for t in after] == [t.value for t in study_in(whole).trials]
-
-
-def test_a_process_that_ends_by_itself_is_one_line_and_costs_one_trial(
-    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "search.toml").write_text("x.values = [1.0, 2.0, 3.0, 75.0]")
-    assert main(command(app, "--jobs", 2)) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "--jobs 2: a process ended by itself" in error
-    states = {t.params["x"]: t.state for t in study_in(tmp_path / "out").trials}
-    assert states.pop(75.0) == TrialState.RUNNING  # the next command tries it again
-    assert set(states.values()) == {TrialState.COMPLETE}
 
 
 # -------------------------------------------------------------------------- command
@@ -576,15 +516,6 @@ def test_what_is_wrong_is_one_line(
     assert re.search(message, error)
 
 
-def test_a_missing_library_is_named_with_its_extra(
-    search: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
-    assert main(["tune", "--search", str(search)]) == 1
-    (error,) = capsys.readouterr().err.splitlines()
-    assert error.endswith('tune needs optuna: pip install "fedtrellis[tune]"')
-
-
 @pytest.mark.parametrize(
     ("project", "message"),
     [
@@ -639,21 +570,6 @@ def test_another_search_is_not_mixed_into_an_old_one(
     assert main(command(app, "--trials", 2)) == 1
     assert "another search" in capsys.readouterr().err
     assert study_in(out).trials == before
-
-
-@pytest.mark.parametrize("found", [None, "no database"])
-def test_what_lies_in_the_way_of_a_search_is_named(
-    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], found: str | None
-) -> None:
-    out = tmp_path / "out"
-    if found is None:
-        out.touch()
-    else:
-        out.mkdir()
-        (out / "study.db").write_text(found * 100)
-    assert main(command(app)) == 1
-    (error,) = capsys.readouterr().err.splitlines()
-    assert re.search("out cannot be used: ", error)
 
 
 # ------------------------------------------------------------- the documentation's app
