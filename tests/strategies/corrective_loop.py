@@ -177,15 +177,6 @@ def logistic(a: Array, b: Array, weight: float) -> Loss:
     )
 
 
-def assignment(a: Array, b: Array, weight: float) -> Loss:
-    """weight · trace(A X Bᵀ Xᵀ), which bends upward and downward."""
-    return Loss(
-        lambda x: float(weight * np.trace(a @ x @ b.T @ x.T)),
-        lambda x: weight * (a @ x @ b.T + a.T @ x @ b),
-        lambda x, d: float(2 * weight * np.trace(a @ d @ b.T @ d.T)),
-    )
-
-
 def quartic(centre: Array, weight: float) -> Loss:
     """weight · Σ (X_ij − c_ij)⁴ + (X_ij − c_ij)², of which no curvature is known."""
     return Loss(
@@ -227,10 +218,6 @@ class Loop:
     penalty : float, optional
         ρ for good.
     pairwise : bool
-    mistake : bool
-        z = mean x_i, METHODS' pitfall (a).
-    convex : bool
-        Whether ρ may fall after its tenth change.
     """
 
     def __init__(
@@ -241,12 +228,9 @@ class Loop:
         steps: int,
         penalty: float | None = None,
         pairwise: bool = False,
-        mistake: bool = False,
-        convex: bool = True,
     ) -> None:
         self.losses, self.ball, self.k = losses, ball, steps
-        self.n, self.pairwise, self.mistake = len(losses), pairwise, mistake
-        self.convex = convex
+        self.n, self.pairwise = len(losses), pairwise
         self.x = [start.copy() for _ in losses]
         self.y = [np.zeros_like(start) for _ in losses]
         self.z, self.mean = start.copy(), start.copy()
@@ -276,7 +260,7 @@ class Loop:
                 bends.append(float(abs(turned) / self.n / np.vdot(way, way)))
         self.mean = np.mean(self.x, axis=0)
         self.z = self.mean
-        if self.rho is not None and not self.mistake:
+        if self.rho is not None:
             self.z = self.mean + np.mean(self.y, axis=0) / rho
         self._balance(len(used), [bend for bend in bends if bend > 0.0])
 
@@ -298,8 +282,7 @@ class Loop:
             self.changes += 1
             c = min(10.0, math.exp(20.0 / self.changes**1.25))
             q = float(a / b) / (2.0 if self.pairwise else 1.0)
-            if not self.convex and self.changes > 10:
-                q = max(q, 1.0)
+
             self.rho *= min(max(q, 1 / c), c)
         self.mark, self.answers = (np.array(self.y), self.z), 0
 

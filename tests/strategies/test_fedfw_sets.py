@@ -146,17 +146,3 @@ def test_sets_are_told_apart() -> None:
         for j, other in enumerate(sets):
             assert alike(describe(one), describe(other)) == (i == j)
     assert "\n" not in describe(Box(np.zeros(900), np.ones(900)))
-
-
-class Nameless(L1Ball):
-    """A set whose class has no ``repr``."""
-
-    __repr__ = object.__repr__
-
-
-def test_a_set_without_a_description_is_not_compared() -> None:
-    assert describe(Nameless(2.0)) == ""
-    strategy = FedFW(Nameless(2.0), variant="plain")
-    _, start = of_sets([Nameless(2.0)] * N, strategy)
-    start()
-    assert [record.used for record in strategy.history] == [N] * 5
