@@ -467,7 +467,9 @@ def local_dual_passes(
                 own = slice(features.indptr[row], features.indptr[row + 1])
                 index, x = features.indices[own], features.data[own]
             else:
-                index, x = slice(None), features[row]
+                shifted = isinstance(features, Shifted)
+                index = slice(None)
+                x = features.row(row) if shifted else features[row]
             score = z[i] + float(x @ change[index])
             one = slice(i, i + 1)
             step = loss.coordinate_step(

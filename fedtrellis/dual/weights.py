@@ -274,6 +274,11 @@ class Shifted:
     def __getitem__(self, rows: Any) -> Shifted:
         return Shifted(self.features[rows], self.shifts, self.kinds[rows])
 
+    def row(self, i: int) -> FloatArray:
+        """One of them, dense."""
+        own: FloatArray = self.features[[i]].toarray()[0]
+        return own - self.shifts[self.kinds[i]]
+
     def __matmul__(self, weights: FloatArray) -> FloatArray:
         """(X − M[kinds]) w."""
         product: FloatArray = self.features @ weights

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 import strategies
-from benchmarks.traffic import flower_fedavg
 from clients import (
     FedAvgGDClient,
     FedFWClient,
 )
-from fedtrellis import LocalGrid
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -75,13 +71,11 @@ def value(method: Method, x: NDArray[Any]) -> float:
 def test_float32_ends_where_float64_does(name: str) -> None:
     method = methods.EVERY[name]
     kinds = (method, methods.of_dtype(method, "float32"))
-    double, single = (kind.play(kind.grid(N), ENOUGH) for kind in kinds)
-    assert single.model.dtype == np.float32
-    away = np.linalg.norm(single.model - double.model) / np.linalg.norm(double.model)
+    double, single = (kind.play(kind.grid(N), ENOUGH).model for kind in kinds)
+    assert single.dtype == np.float32
     # it is not the same arithmetic, and not the start either
-    assert 0.0 < away <= 1e-5
-    before, after = (value(method, run.model) for run in (double, single))
-    assert after == pytest.approx(before, rel=1e-5)
+    assert 0.0 < np.linalg.norm(single - double) / np.linalg.norm(double) <= 1e-5
+    assert value(method, single) == pytest.approx(value(method, double), rel=1e-5)
 
 
 def seen(grid: Recorder) -> set[tuple[str, str]]:
@@ -98,8 +92,7 @@ def seen(grid: Recorder) -> set[tuple[str, str]]:
 
 @EVERY
 @pytest.mark.parametrize(
-    ("dtype", "wire"),
-    [("float32", "float32"), ("float16", "float16"), ("bfloat16", "uint16")],
+    ("dtype", "wire"), [("float32", "float32"), ("bfloat16", "uint16")]
 )
 def test_both_directions_the_state_and_the_result_are_of_the_dtype(
     name: str, dtype: str, wire: str
@@ -123,41 +116,6 @@ def test_both_directions_the_state_and_the_result_are_of_the_dtype(
 def test_a_method_that_needs_float64_says_so() -> None:
     with pytest.raises(SettingsError, match="'float32' does not fit hyfdca; allowed"):
         HyFDCA(regularization=0.1, dtype="float32")
-
-
-BYTES = ("fedavg-gd", "local-sgd", "projected-fedavg")
-
-
-@pytest.mark.parametrize("name", BYTES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_model_travels_in_as_many_bytes_as_with_flower(name: str, dtype: Any) -> None:
-    p, rounds = 100_000, 2
-
-    class Pull:
-        num_examples = 10
-
-        def gradient(self, x: NDArray[Any]) -> NDArray[Any]:
-            return np.asarray(x - np.ones_like(x))
-
-        def stochastic_gradient(self, x: NDArray[Any], *_: Any) -> NDArray[Any]:
-            return self.gradient(x)
-
-    method = methods.EVERY[name]
-    own = replace(method, losses=[Pull()] * N).grid(N).client_app
-    start = ArrayRecord([np.full(p, 0.5, dtype)])
-    grids = []
-    for strategy, app in (
-        (method.make(), own),
-        flower_fedavg([Pull()] * N),
-    ):
-        grid = LocalGrid(app, N, encode=True)
-        strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds)
-        grids.append(grid)
-    ours, flowers = grids
-    # the introductions of round 1 are among ours
-    assert ours.bytes_down <= 1.02 * flowers.bytes_down
-    assert ours.bytes_up <= 1.02 * flowers.bytes_up
-    assert ours.bytes_up >= N * rounds * p * np.dtype(dtype).itemsize
 
 
 SETS: list[tuple[Domain, tuple[int, ...]]] = [
@@ -196,7 +154,7 @@ def test_frank_wolfe_in_float32(
     assert np.abs(strategy._result_point() - x_bar).max() <= 2e-6
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_pytorch_model_of_any_dtype_learns(dtype: Any) -> None:
     torch = pytest.importorskip("torch")
     from fedtrellis.objectives.torch_objective import TorchObjective

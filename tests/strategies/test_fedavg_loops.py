@@ -22,7 +22,6 @@ from clients import (
     ScaffoldClient,
 )
 from fedtrellis.domains import Box, Domain, L1Ball, L2Ball
-from fedtrellis.local_steps import step_size_at
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from strategies import (
@@ -246,19 +245,18 @@ def naive(sets: Sets, schedule: str, p: float) -> Iterator[Array]:
 
 Loop = Callable[[Sets], Iterator[Array]]
 CASES: dict[str, tuple[Any, Any, dict[str, Any], Loop]] = {}
-for _schedule in ("log", "constant", "inverse-sqrt"):
-    for _k, _part in ((1, 1.0), (5, 0.3)):
-        CASES[f"fedavg-gd {_schedule} {_k}"] = (
-            *(FedAvgGD, FedAvgGDClient),
-            {"local_steps": _k, "step_size": 0.15, "step_schedule": _schedule}
-            | {"batch_fraction": _part},
-            partial(fedavg, k=_k, a=0.15, schedule=_schedule, fraction=_part),
-        )
+for _schedule, _k, _part in (
+    ("log", 5, 1.0),
+    ("constant", 1, 0.3),
+    ("inverse-sqrt", 5, 0.3),
+):
+    _steps = {"local_steps": _k, "step_size": 0.15, "step_schedule": _schedule}
+    _steps |= {"batch_fraction": _part}
+    _loop = partial(fedavg, k=_k, a=0.15, schedule=_schedule, fraction=_part)
+    CASES[f"fedavg-gd {_schedule}"] = FedAvgGD, FedAvgGDClient, _steps, _loop
     CASES[f"fedprox {_schedule}"] = (
-        *(FedProx, FedProxClient),
-        {"local_steps": 4, "step_size": 0.15, "step_schedule": _schedule}
-        | {"batch_fraction": 0.3, "proximal_weight": 0.7},
-        partial(fedavg, k=4, a=0.15, schedule=_schedule, fraction=0.3, mu=0.7),
+        *(FedProx, FedProxClient, _steps | {"proximal_weight": 0.7}),
+        partial(_loop, mu=0.7),
     )
 # 5 % of the examples, and half of FedAvgGD's step
 CASES["local-sgd"] = (
@@ -287,7 +285,7 @@ CASES["sign"] = (
     partial(majority, k=4, a=0.15, eta=0.25),
 )
 for _domain, _project in DOMAINS:
-    for _batch in (0, 4):
+    for _batch in (0, 4) if _domain is BALL else (0,):
         _steps = {"local_steps": 3, "local_step_size": 0.15, "batch_size": _batch}
         CASES[f"projected-fedavg {_domain} {_batch}"] = (
             *(ProjectedFedAvg, ProjectedFedAvgClient),
@@ -301,22 +299,16 @@ for _domain, _project in DOMAINS:
         )
 
 
-def check(run: Played[Any], loop: Iterator[Array], participation: float) -> None:
-    models = list(loop)
+@pytest.mark.parametrize("name", CASES)
+def test_every_model_is_the_loops(name: str) -> None:
+    make, client, settings, loop = CASES[name]
+    run = played(make, client, participation=0.6, **settings)
+    models = list(loop(run.used))
     for ours, theirs in zip(run.models, models, strict=True):
         assert np.abs(ours - theirs).max() < 1e-12
     assert np.array_equal(run.model, run.models[-1])
     assert np.abs(models[-1] - START).max() > 0.03
-    sizes = {len(S) for S in run.used}
-    assert sizes == {N} if participation == 1.0 else len(sizes) > 2
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.6])
-@pytest.mark.parametrize("name", CASES)
-def test_every_model_is_the_loops(name: str, participation: float) -> None:
-    make, client, settings, loop = CASES[name]
-    run = played(make, client, participation=participation, **settings)
-    check(run, loop(run.used), participation)
+    assert len({len(S) for S in run.used}) > 2
 
 
 @pytest.mark.parametrize("schedule", ["convex", "nonconvex", "stochastic", "constant"])
@@ -356,38 +348,12 @@ def optimum(domain: Domain | None = None) -> Array:
     return np.asarray(x.value, dtype=np.float64)
 
 
-@pytest.mark.parametrize(("domain", "steps"), [(None, 50), (BALL, 50)])
-def test_many_local_steps_end_somewhere_else_and_one_does_not(
-    domain: Domain | None, steps: int
-) -> None:
-    """As the documentation says: one step is gradient descent on the mean."""
-    size = 1.0 / LIPSCHITZ
-    for k, rounds in ((1, 600), (steps, 50)):
-        run = (
-            played(
-                *(FedAvgGD, FedAvgGDClient, rounds),
-                **{"local_steps": k, "step_size": size, "step_schedule": "constant"},
-            )
-            if domain is None
-            else played(
-                *(ProjectedFedAvg, ProjectedFedAvgClient, rounds),
-                **{"local_steps": k, "local_step_size": size, "domain": domain},
-            )
-        )
-        off = float(np.abs(run.model - optimum(domain)).max())
-        assert (off < 1e-6) == (k == 1)
-        assert k == 1 or off > 1e-2
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("domain", [domain for domain, _ in DOMAINS], ids=repr)
-def test_feddr_finds_the_constrained_optimum(
-    domain: Domain, participation: float
-) -> None:
+def test_feddr_finds_the_constrained_optimum(domain: Domain) -> None:
     run = played(
-        *(FedDR, FedDRClient, 100 if participation == 1.0 else 200),
+        *(FedDR, FedDRClient, 200),
         domain=domain,
-        participation=participation,
+        participation=0.5,
         relaxation=1.0,
         proximal_step=1.0,
         local_steps=60,
@@ -397,38 +363,14 @@ def test_feddr_finds_the_constrained_optimum(
     assert np.abs(run.model - optimum(domain)).max() < 1e-5
 
 
-def test_scaffold_ends_at_the_optimum() -> None:
+def test_scaffold_ends_at_the_optimum_and_averages_do_not() -> None:
     run = played(Scaffold, ScaffoldClient, 400, **_FOUR)
     assert np.abs(run.model - optimum()).max() < 1e-9
-
-
-@pytest.mark.parametrize("mu", [0.3, 5.0])
-def test_fedprox_pulls_towards_the_servers_model(mu: float) -> None:
-    """Many steps reach x_i = (H_i + μI)⁻¹ (c_i + μx), argmin f_i + μ/2‖· − x‖²."""
-    run = played(
-        *(FedProx, FedProxClient, 2),
-        proximal_weight=mu,
-        local_steps=2000,
-        step_size=1.0 / (LIPSCHITZ + mu),
-        step_schedule="constant",
-    )
-    x = START
-    for model in run.models:
-        pairs = zip(HESSIANS, RIGHT, strict=True)
-        local_ends = [np.linalg.solve(H + mu * np.eye(P), c + mu * x) for H, c in pairs]
-        x = np.mean(local_ends, axis=0)
-        assert np.abs(model - x).max() < 1e-10
+    run = played(FedAvgGD, FedAvgGDClient, 400, **_FOUR)
+    assert np.abs(run.model - optimum()).max() > 1e-2
 
 
 # --------------------------------------------------------- step sizes, batches, losses
-
-
-def test_step_sizes_by_hand() -> None:
-    # log₂ 2 = 1, log₂ 3 = 1.5849625, log₂ 4 = 2
-    log = [step_size_at("log", 0.01, k) for k in (1, 2, 3)]
-    assert log == pytest.approx([0.01, 0.006309297535714575, 0.005], rel=1e-15)
-    root = [step_size_at("inverse-sqrt", 0.6, k) for k in (1, 4, 9)]
-    assert root == pytest.approx([0.6, 0.3, 0.2], rel=1e-15)
 
 
 class Recorder:
@@ -450,7 +392,7 @@ class Recorder:
 @pytest.mark.parametrize(
     ("fraction", "batches"),
     # ⌈0.07·100⌉ is 7, though 0.07·100 is 7.000000000000001 in floating point
-    [(0.07, [7, 1, 8]), (0.05, [5, 1, 6]), (1e-9, [1, 1, 1]), (1.0, [0, 0, 0])],
+    [(0.07, [7, 1, 8]), (1e-9, [1, 1, 1]), (1.0, [0, 0, 0])],
 )
 def test_batch_sizes(fraction: float, batches: list[int]) -> None:
     losses = [Recorder(100), Recorder(3), Recorder(101)]
@@ -467,42 +409,9 @@ def test_clients_losses_are_weighed_by_their_examples() -> None:
     assert loss == pytest.approx(float(mean), rel=1e-12)
 
 
-def test_the_instruction_is_small() -> None:
-    steps = {"local-steps": 5, "step-size": 0.01, "step-schedule": "log"}
-    assert FedAvgGD().instruction(3, "0") == steps
-    assert FedProx(proximal_weight=0).instruction(3, "0") == steps
-    assert FedProx().instruction(3, "0") == {**steps, "proximal-weight": 0.01}
-    sgd = {"step-size": 0.005, "batch-fraction": 0.05, "seed": 7}
-    assert LocalSGD(seed=7).instruction(3, "0") == {**steps, **sgd}
-    # what the methods of a fixed step send
-    assert ProjectedFedAvg(L1Ball(1.0), seed=7).instruction(3, "0") == {
-        "local-steps": 5,
-        "local-step-size": 0.1,
-        "batch-size": 0,
-        "seed": 7,
-    }
-
-
 # --------------------------------------------------------------------------- divergence
 
 LONG: dict[str, Any] = {"step_schedule": "constant", "local_steps": 40}
-
-
-@pytest.mark.parametrize(
-    ("make", "client"),
-    [
-        (FedAvgGD, FedAvgGDClient),
-        (LocalSGD, LocalSGDClient),
-        (FedProx, FedProxClient),
-    ],
-)
-@pytest.mark.filterwarnings("error")
-def test_divergence_is_reported(make: Any, client: Any) -> None:
-    with pytest.raises(RuntimeError) as caught:
-        played(make, client, 1000, step_size=50.0, max_failed_rounds=3, **LONG)
-    message = str(caught.value)
-    assert "no usable answer in 3 rounds in a row" in message
-    assert "the local steps diverged: step-size = 50.0 is too long" in message
 
 
 @pytest.mark.parametrize(("bound", "said"), [(1e9, "server"), (2.0, "client")])
@@ -527,7 +436,10 @@ def test_a_client_knows_the_bound_and_says_why_itself(bound: float, said: str) -
 
 @pytest.mark.filterwarnings("error")
 def test_one_diverging_client_is_left_out() -> None:
-    """The others go on, and the log of the round says why it is missing."""
+    """The others go on, and the log of the round says why it is missing.
+
+    Where there are no others, the run ends.
+    """
     steep = LeastSquares(1e4 * A[0], B[0], scale="half-mean")
     losses = [steep, *LOSSES[1:]]
     run = played(FedAvgGD, FedAvgGDClient, 5, losses, step_size=0.1, **LONG)
@@ -538,6 +450,10 @@ def test_one_diverging_client_is_left_out() -> None:
         ((who, why),) = record.rejected
         assert who == "0"
         assert "step-size = 0.1 is too long" in why
+    with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
+        played(
+            FedAvgGD, FedAvgGDClient, 99, step_size=50.0, max_failed_rounds=3, **LONG
+        )
 
 
 class Throw:

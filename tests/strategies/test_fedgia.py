@@ -157,15 +157,13 @@ def algorithm_1(
 # ------------------------------------------------------------------------- iterates
 
 
-@pytest.mark.parametrize("rows", [[20] * M, [3, 5, 4, 9, 6, 30]], ids=["tall", "mixed"])
-@pytest.mark.parametrize("k0", [1, 5, 10])
-@pytest.mark.parametrize("s", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize(("s", "k0"), [(1.0, 1), (0.5, 5), (0.1, 10)])
 @pytest.mark.parametrize("hessian", ["gram", "diagonal"])
 @pytest.mark.parametrize("kind", ["least-squares", "logistic", "nonconvex"])
 def test_every_iterate_is_that_of_algorithm_1(
-    kind: str, hessian: str, s: float, k0: int, rows: list[int]
+    kind: str, hessian: str, s: float, k0: int
 ) -> None:
-    problem = Problem(kind, rows)
+    problem = Problem(kind, [3, 5, 4, 9, 6, 30])
     start = np.linspace(-0.2, 0.3, N)
     # the smaller t of the experiments lets some of these problems grow without bound
     strategy, states = played(
@@ -256,23 +254,7 @@ def test_a_hessian_of_ones_own() -> None:
 # --------------------------------------------------------------------------- theory
 
 
-@pytest.mark.parametrize("hessian", ["gram", "diagonal"])
-@pytest.mark.parametrize("kind", ["least-squares", "logistic"])
-def test_stationarity_conditions_hold_at_the_end(kind: str, hessian: str) -> None:
-    """(10): π_i = −∇f_i(x_i)/m, x_i = x, Σ π_i = 0."""
-    problem = Problem(kind, [20] * M)
-    strategy, states = played(problem, 400, hessian=hessian, sigma_scale=1.0)
-    x, pi = states.x[-1], states.pi[-1]
-    x_i = states.z[-1] - pi / strategy.settled_sigma
-    assert np.abs(x_i - x).max() < 1e-6
-    assert np.abs(pi.sum(axis=0)).max() < 1e-6
-    for i in range(M):
-        assert np.abs(pi[i] + problem.gradient(i, x_i[i]) / M).max() < 1e-6
-    assert np.abs(pi).max() > 1e-3  # the clients differ, or this would say nothing
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("k0", [1, 4])
+@pytest.mark.parametrize(("k0", "seed"), [(1, 0), (4, 1)])
 @pytest.mark.parametrize("hessian", ["gram", "diagonal"])
 @pytest.mark.parametrize("kind", ["least-squares", "logistic", "nonconvex"])
 def test_augmented_lagrangian_never_rises(
@@ -313,7 +295,7 @@ def test_augmented_lagrangian_never_rises(
     assert values[-1] < values[0]
 
 
-@pytest.mark.parametrize("fault", [{}, {"reply_loss": 0.2}, {"wipe": 0.03}])
+@pytest.mark.parametrize("fault", [{"reply_loss": 0.2}, {"wipe": 0.03}])
 def test_what_is_lost_changes_the_way_and_not_the_end(fault: dict[str, float]) -> None:
     problem = Problem("least-squares", [14] * M)
     best = np.linalg.lstsq(np.concatenate(problem.A), np.concatenate(problem.b))[0]
@@ -357,41 +339,15 @@ def test_slow_clients_are_never_selected() -> None:
         selected_fraction=0.5,
         grid={"node_configs": node_configs},
     )
-    sets = [strategy.selected(t) for t in range(1, 200)]
+    sets = [strategy.selected(t) for t in range(1, 400)]
     assert {len(C) for C in sets} == {3}
-    assert frozenset.union(*sets) == {"0", "2", "3", "5"}
+    counts = [sum(name in C for C in sets) for name in strategy.clients]
+    assert counts[1] == counts[4] == 0
+    assert all(count > 230 for i, count in enumerate(counts) if i not in (1, 4))
+    assert strategy.selected(7) == sets[6]
     # more than there are that may be selected: all of those
-    strategy, _ = played(
-        problem,
-        3,
-        sigma_scale=1.0,
-        selected_fraction=1.0,
-        grid={"node_configs": node_configs},
-    )
+    strategy.selected_fraction = 1.0
     assert strategy.selected(1) == {"0", "2", "3", "5"}
-
-
-def test_selection_is_even_and_depends_on_seed_and_round_alone() -> None:
-    problem = Problem("least-squares", [12] * M)
-    strategy, _ = played(problem, 2, selected_fraction=0.5)
-    counts = dict.fromkeys(strategy.clients, 0)
-    for t in range(1, 2001):
-        for name in strategy.selected(t):
-            counts[name] += 1
-    # 2 000 draws with probability 1/2: five standard deviations are 112
-    assert all(abs(count - 1000) < 112 for count in counts.values())
-    other, _ = played(problem, 1, selected_fraction=0.5)
-    assert [other.selected(t) for t in (7, 3, 7)] == [
-        strategy.selected(t) for t in (7, 3, 7)
-    ]
-
-
-def test_sigma_is_given_or_from_the_largest_lipschitz_constant() -> None:
-    problem = Problem("logistic", [5, 9, 7, 30, 12, 8])
-    strategy, _ = played(problem, 1, sigma_scale=0.15)
-    assert strategy.settled_sigma == pytest.approx(0.15 * problem.r / M, rel=1e-10)
-    strategy, _ = played(problem, 1, sigma=0.25)
-    assert strategy.settled_sigma == 0.25
 
 
 class NoBound:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
 from scipy.optimize import minimize
-from sklearn.linear_model import ElasticNet, Lasso
+from sklearn.linear_model import ElasticNet
 
 from clients import FedGiAClient
 from fedtrellis import Callback
@@ -80,12 +80,8 @@ def run(losses: list[Any], rounds: int, **options: Any) -> tuple[FedGiA, Array]:
 @pytest.mark.parametrize("hessian", ["diagonal", "gram"])
 @pytest.mark.parametrize(
     ("losses", "rounds"),
-    [
-        # the two that a fixed default broke on: t = 0.15 diverges, and none arrives
-        (least_squares(rows=500), 8),
-        (least_squares(scaled=1e3), 10),
-        (logistic(), 30),
-    ],
+    # the two that a fixed default broke on: t = 0.15 diverges, and none arrives
+    [(least_squares(rows=500), 8), (least_squares(scaled=1e3), 10), (logistic(), 30)],
     ids=["many rows", "scaled columns", "one class a client"],
 )
 def test_defaults_arrive(losses: list[Any], rounds: int, hessian: str) -> None:
@@ -118,28 +114,10 @@ def test_stop_rule_is_that_of_the_gradient() -> None:
 
 
 def test_everything_goes_wrong_and_it_arrives() -> None:
-    losses = logistic()
-    for seed in range(3):
-        options = {"grid": {**EVERYTHING, "seed": seed, "encode": True}, "seed": seed}
-        _, x = run(losses, 120, hessian="gram" if seed else "diagonal", **options)
+    losses, grid = logistic(), {**EVERYTHING, "encode": True}
+    for hessian in ("gram", "diagonal"):
+        _, x = run(losses, 120, hessian=hessian, grid=grid)
         assert error(losses, x, minimum(losses)) < 1e-6
-
-
-def test_half_of_the_clients_a_round_and_one_that_never_answers() -> None:
-    losses = least_squares(m=6)
-    _, x = run(losses, 60, participation=0.5)
-    assert error(losses, x, minimum(losses)) < 1e-6
-
-    class Mute(FedGiAClient):
-        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-            if self.client_id == "4" and config["server-round"] > 3:
-                raise RuntimeError("it has gone")
-            return super().fit(parameters, config)
-
-    strategy, x = run(losses, 60, client=Mute, tolerance=1e-6)
-    # what it sent last counts on, and never as convergence
-    assert strategy.history[-1].round == 60
-    assert error(losses, x, minimum(losses)) < 0.1
 
 
 def test_a_resumed_run_keeps_how_its_sigma_was_found(tmp_path: Path) -> None:
@@ -186,27 +164,15 @@ def test_one_liar_does_not_choose_sigma() -> None:
 # ------------------------------------------------------------- what the server adds
 
 
-def stacked(losses: list[Any], rows: int) -> tuple[Array, Array]:
-    """The data of all clients, which have equally many rows."""
-    A = np.concatenate([f.hessian_factor()[0] for f in losses])
-    b = np.concatenate([f._labels for f in losses])
-    assert len(A) == rows * len(losses)
-    return A, b
-
-
-@pytest.mark.parametrize("scaled", [1.0, 100.0])
-@pytest.mark.parametrize(("l1", "l2"), [(0.2, 0.0), (0.1, 0.3)])
+@pytest.mark.parametrize(("l1", "l2", "scaled"), [(0.2, 0.0, 100.0), (0.1, 0.3, 1.0)])
 def test_lasso_and_elastic_net_are_scikit_learns(
     l1: float, l2: float, scaled: float
 ) -> None:
     losses = least_squares(m=6, scaled=scaled)
-    A, b = stacked(losses, 50)
+    A = np.concatenate([f.hessian_factor()[0] for f in losses])
+    b = np.concatenate([f._labels for f in losses])
     # 1/(2d) ‖Ax − b‖² + α r ‖x‖₁ + α (1 − r)/2 ‖x‖²
-    if l2:
-        alpha = l1 + l2
-        found = ElasticNet(alpha=alpha, l1_ratio=l1 / alpha, fit_intercept=False)
-    else:
-        found = Lasso(alpha=l1, fit_intercept=False)
+    found = ElasticNet(alpha=l1 + l2, l1_ratio=l1 / (l1 + l2), fit_intercept=False)
     expected = found.set_params(tol=1e-14, max_iter=10**6).fit(A, b).coef_
     for grid in ({}, {"reply_loss": 0.2, "seed": 1}):
         _, x = run(
@@ -265,10 +231,6 @@ def test_how_good_the_end_is() -> None:
         bound = last["suboptimality"]
         assert bound == pytest.approx(float(gradient @ gradient) / (2 * 0.01), rel=1e-6)
         assert -1e-12 <= value - lowest <= bound
-    # in the last round planned too, of which the model is no worse than what is bounded
-    strategy, x = run(losses, 6, tolerance=0.0)
-    bound = strategy.history[-1].train["suboptimality"]
-    assert mean(losses, x)[0] - lowest <= bound
     # with an elastic net the modulus is ρ, and the bound that of f + h
     losses = least_squares(m=4)
     strategy, x = run(losses, 60, tolerance=1e-3, l1=0.2, l2=0.3)
@@ -294,9 +256,6 @@ def test_a_run_that_diverged_is_not_completed() -> None:
     ended: list[str] = []
 
     class Ends(Callback):
-        def on_end(self, strategy: Any, result: Any) -> None:
-            ended.append("completed")
-
         def on_failure(self, strategy: Any, error: BaseException) -> None:
             ended.append(str(error))
 
@@ -314,7 +273,3 @@ def test_a_run_that_diverged_is_not_completed() -> None:
         "the run diverged: its loss",
         "the run diverged: its stop-residual",
     ]
-    # and the defaults do not
-    again = FedGiA(tolerance=0.0, callbacks=[Ends()])
-    again.start(grid_of(FedGiAClient, losses), start, 40, evaluate_fn=evaluate)
-    assert ended[-1] == "completed"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context
-from scipy import sparse
 
 from clients import HyFDCAClient
 from clients.hyfdca import proposals
@@ -34,67 +33,20 @@ from tests.strategies.hyfdca_runs import (
 KINDS = ("hybrid", "horizontal", "vertical")
 # METHODS: scikit-learn's digits, 5 or more against the rest, λ = 10⁻³
 DIGITS, DIGITS_UNIT = 0.2687529, 0.4076158
-# how far P* goes up without the entries that sums would give away, see Split
-RARE = 1e-4
-
-
-def _best(run: Run) -> Array:
-    """(P − P*)/P* of the best certified point so far, by iteration."""
-    primal = np.minimum.accumulate(run.metric("primal"))
-    found: Array = (primal - run.split.optimum) / run.split.optimum
-    return found
-
-
 # ------------------------------------------------------- it gets to the central optimum
 
 
-def _until(split: Split, tolerance: float, rounds: int, **options: Any) -> Run:
-    """A run until D is within a tolerance of P*; ``duals`` has D by iteration."""
+def test_iterations_for_digits() -> None:
+    """Until D is within 1e-3 of P*: hidden sums cost 1.8 times the 72 without."""
+    split = digits_split()
 
     def look(run: Run, _: int) -> bool:
         run.note_dual()
-        return run.duals[-1] >= (1 - tolerance) * split.optimum
+        return run.duals[-1] >= (1 - 1e-3) * split.optimum
 
-    return Run(split, rounds, each=look, **options)
-
-
-def _iterations(run: Run, tolerance: float) -> int:
-    """Iterations until D is within a tolerance of P*."""
-    reached = np.array(run.duals) >= (1 - tolerance) * run.split.optimum
-    assert reached.any()
-    return 1 + int(np.argmax(reached))
-
-
-def test_the_optima_are_those_of_the_data_without_rare_entries() -> None:
-    for unit, value in ((False, DIGITS), (True, DIGITS_UNIT)):
-        whole = digits_split(1, 4, unit=unit, least=1)
-        assert whole.optimum == pytest.approx(value, abs=1e-6)
-        assert 0.0 < digits_split(unit=unit).optimum - value < RARE
-
-
-def test_digits_unscaled() -> None:
-    """Hidden sums cost iterations: at most 1.8 and 2.2 times the 72 and 108 without."""
-    run = _until(digits_split(), 1e-6, 237)
-    assert _iterations(run, 1e-3) <= 1.8 * 72
-    assert _iterations(run, 1e-6) <= 2.2 * 108
-    assert (np.diff(run.duals) >= -1e-13).all()
-    assert _best(run)[-1] < 1e-3
-
-
-def test_digits_on_rows_of_norm_1() -> None:
-    run = _until(digits_split(unit=True), 1e-6, 90)
-    assert _iterations(run, 1e-6) < 90
-    assert (np.diff(run.duals) >= -1e-13).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("sample_groups", "feature_groups"), [(20, 1), (4, 4), (1, 4)])
-def test_every_split_of_digits_is_certified(
-    sample_groups: int, feature_groups: int
-) -> None:
-    run = Run(digits_split(sample_groups, feature_groups), 600, tolerance=1e-6)
-    assert len(run.strategy.history) < 600
-    assert abs(run.split.relative(run.model)) < 1e-6
+    duals = np.array(Run(split, 200, each=look).duals)
+    assert (np.diff(duals) >= -1e-13).all()
+    assert len(duals) <= 1.8 * 72
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
@@ -111,41 +63,26 @@ def test_every_split_and_loss_against_the_central_optimum(kind: Any, loss: str) 
     assert run.strategy.alignment.horizontal == (kind == "horizontal")
 
 
-@pytest.mark.parametrize("loss", ["hinge", "logistic", "squared"])
-def test_against_scikit_learn(loss: str) -> None:
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.svm import LinearSVC
-
-    split = small(loss)
-    scale = split.regularization * split.n
-    model: Any = {
-        "hinge": LinearSVC(
-            loss="hinge", C=1 / scale, fit_intercept=False, tol=1e-10, max_iter=10**6
-        ),
-        "logistic": LogisticRegression(C=1 / scale, fit_intercept=False, tol=1e-10),
-        "squared": Ridge(alpha=scale, fit_intercept=False),
-    }[loss]
-    w = np.asarray(model.fit(split.X, split.y).coef_).ravel()
-    run = Run(split, 300, tolerance=1e-6)
-    value = split.problem.value(run.model)
-    assert value == pytest.approx(split.problem.value(w), rel=1e-6)
-    assert np.abs(run.model - w).max() < 1e-2 * np.abs(w).max()
-
-
 # -------------------------------------------------------------------- D never falls
 
 
 @pytest.mark.parametrize("secure", [True, False])
-@pytest.mark.parametrize("participation", [1.0, 0.9, 0.5])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize(
-    ("step", "fraction"), [("bundle", 1.0), ("bundle", 0.1), ("line-search", 0.01)]
+    ("loss", "step", "fraction"),
+    [
+        ("hinge", "bundle", 1.0),
+        ("hinge", "bundle", 0.1),
+        ("hinge", "line-search", 0.01),
+        ("logistic", "bundle", 0.5),
+    ],
 )
 def test_the_dual_never_falls(
-    step: str, fraction: float, participation: float, secure: bool
+    loss: str, step: str, fraction: float, participation: float, secure: bool
 ) -> None:
     """By the clients' α, whoever is away; and w = w(α) at every moment."""
     run = Run(
-        small(),
+        small(loss),
         40,
         step=step,
         local_fraction=fraction,
@@ -164,31 +101,20 @@ def test_the_dual_never_falls(
             assert record.train["dual-bound"] <= dual + 1e-12
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.6])
-@pytest.mark.parametrize("loss", ["logistic", "squared", "smoothed-hinge"])
-def test_the_dual_never_falls_for_other_losses(loss: str, participation: float) -> None:
-    run = Run(
-        small(loss),
-        30,
-        participation=participation,
-        local_fraction=0.5,
-        each=lambda run, _: run.note_dual(),
-    )
-    assert (np.diff(run.duals) >= -1e-12).all()
-    assert run.duals[-1] > run.duals[0]
-
-
-def test_holders_of_several_groups_that_move_at_different_times() -> None:
-    """A client that waits for one group's other holder keeps what it proposed."""
+@pytest.mark.parametrize(("secure", "near"), [(False, 1e-6), (True, 1e-3)])
+def test_holders_of_several_groups_that_move_at_different_times(
+    secure: bool, near: float
+) -> None:
+    """Who waits for a group's other holder keeps what it proposed, or all its share."""
     run = Run(
         irregular(),
         200,
         participation=0.6,
-        secure_sum=False,
+        secure_sum=secure,
         each=lambda run, _: run.note_dual(),
     )
     assert (np.diff(run.duals) >= -1e-12).all()
-    assert abs(run.split.relative(run.model)) < 1e-6
+    assert abs(run.split.relative(run.model)) < near
     assert not run.rejected  # nobody lost anything
 
 
@@ -242,13 +168,6 @@ def test_it_stops_by_its_certificate() -> None:
     assert gap[-1] <= 1e-4
     assert gap[-2] > 1e-4
     assert len(Run(split, rounds + 5, tolerance=0.0).strategy.history) == rounds + 5
-
-
-def test_with_slots_chosen_p_is_not_known() -> None:
-    run = Run(small(), 20, local_fraction=0.2, slots="chosen")
-    assert not any("primal" in r.train for r in run.strategy.history)
-    assert all("dual" in r.train for r in run.strategy.history)
-    assert np.array_equal(run.model, run.steps.w)
 
 
 # ------------------------------------------------------------ against plain NumPy loops
@@ -377,20 +296,6 @@ def test_the_line_search_is_that_of_one_computer(secure: bool, rounds: int) -> N
     assert np.abs(run.metric("dual") - dual).max() < 1e-8
 
 
-@pytest.mark.slow
-def test_the_line_search_as_measured() -> None:
-    """METHODS: P = 0.2723 after 500 iterations on unscaled rows, 0.26875 at best.
-
-    P jumps, and what rounding leaves grows to 1e-3 in 200 iterations: the bounds are
-    those of P at its best and of D, for any order of the samples, which the run's key
-    decides.
-    """
-    run = Run(digits_split(1, 4), 501, step="line-search", secure_sum=False)
-    assert DIGITS < run.metric("primal").min() < 0.2745
-    assert 0.255 < run.metric("dual")[500] < DIGITS
-    assert (np.diff(run.metric("dual")) >= -1e-13).all()
-
-
 class Paper:
     """Algorithms 1 to 5 on one computer, with stale values of those who are away."""
 
@@ -446,8 +351,7 @@ class Paper:
         self.before = here
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.6])
-@pytest.mark.parametrize("loss", ["hinge", "logistic"])
+@pytest.mark.parametrize(("participation", "loss"), [(1.0, "logistic"), (0.6, "hinge")])
 @pytest.mark.parametrize("step", ["practical", "theoretical"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_papers_steps_are_its_algorithms(
@@ -468,35 +372,6 @@ def test_the_papers_steps_are_its_algorithms(
     assert np.abs(plain.w).max() > 1e-4
 
 
-def test_the_practical_step_converges_only_for_few_samples_on_unit_rows() -> None:
-    """As METHODS has it, on fewer digits and clients."""
-    few = digits_split(2, 2, unit=True, limit=200)
-    slow = Run(few, 200, step="practical", secure_sum=False, local_fraction=1 / 100)
-    primal = slow.metric("primal")
-    assert primal[-30:].mean() < 2.0 * few.optimum
-    assert primal[-30:].mean() < primal[:30].mean()
-    fast = Run(few, 30, step="practical", secure_sum=False)
-    assert fast.metric("primal")[-10:].mean() > 5.0
-    unscaled = digits_split(2, 2, limit=200)
-    wild = Run(unscaled, 60, step="practical", secure_sum=False, local_fraction=4 / 100)
-    assert wild.metric("primal")[-10:].mean() > 2.0
-
-
-def test_the_theoretical_step_ascends_slowly_where_rows_are_short() -> None:
-    """‖x_i‖ ≤ 1 is what it assumes; longer rows let D fall."""
-    long = Run(digits_split(2, 2, limit=200), 20, step="theoretical", secure_sum=False)
-    assert (np.diff(long.metric("dual")) < 0.0).any()
-    run = Run(
-        digits_split(2, 2, unit=True, limit=200),
-        40,
-        step="theoretical",
-        secure_sum=False,
-    )
-    assert (np.diff(run.metric("dual")) > 0.0).all()
-    assert 0.0 < run.metric("dual")[-1] < 0.5 * run.split.optimum
-    run.check()
-
-
 def test_cyclic_groups() -> None:
     """Client i in iterations t with t ≡ i modulo C, γ_t = 1/t, stale values else."""
     split = small(parts="vertical", n=36)
@@ -512,58 +387,36 @@ def test_cyclic_groups() -> None:
     assert asked == [[t % 3] for t in range(1, 13)]
     value = split.problem.value(run.steps.w)
     assert value < split.problem.value(np.zeros(split.p))
-    for options in ({"cyclic_groups": 3}, {"cyclic_groups": 1, "step": "theoretical"}):
-        with pytest.raises(SettingsError, match="cyclic_groups"):
-            HyFDCA(**options)
 
 
 # ----------------------------------------------------------------------- the settings
 
 
-def _same_model(one: Run, other: Run, tolerance: float) -> None:
-    assert np.abs(one.model - other.model).max() < tolerance
-    assert np.abs(one.metric("dual") - other.metric("dual")).max() < tolerance
-
-
-@pytest.mark.parametrize("step", ["bundle", "practical"])
-def test_sparse_data_is_dense_data(step: str) -> None:
-    dense = small("logistic")
-    dense.X[np.random.default_rng(3).random(dense.X.shape) < 0.6] = 0.0
-    dense = Split(dense.X, dense.y, dense.parts, "logistic", 1e-2)
-    thin = Split(sparse.csr_array(dense.X), dense.y, dense.parts, "logistic", 1e-2)
-    secure = step == "bundle"
-    one, other = (Run(s, 12, step=step, secure_sum=secure) for s in (dense, thin))
-    _same_model(one, other, 1e-8)
-
-
-def test_sparse_data_and_local_passes() -> None:
-    dense = small(parts="horizontal")
-    thin = Split(sparse.csr_array(dense.X), dense.y, dense.parts, "hinge", 1e-2)
-    for split in (dense, thin):
-        options: Any = {"local_passes": 2, "secure_sum": False}
-        run = Run(split, 20, each=lambda run, _: run.note_dual(), **options)
+@pytest.mark.parametrize(
+    ("kind", "options", "least"),
+    [
+        # one gets about as far without
+        ("horizontal", {"local_passes": 2}, 0.8),
+        ("horizontal", {"local_passes": 1, "step": "line-search"}, 0.8),
+        ("vertical", {"parts": 4}, 1.0),
+    ],
+)
+def test_local_passes_and_parts_get_further(
+    kind: Any, options: dict[str, Any], least: float
+) -> None:
+    split, duals = small(parts=kind), []
+    for more in ({"step": options.get("step", "bundle")}, options):
+        run = Run(
+            split,
+            15,
+            secure_sum=False,
+            each=lambda run, _: run.note_dual(),
+            **more,
+        )
         assert (np.diff(run.duals) >= -1e-12).all()
-        assert abs(run.split.relative(run.model)) < 1e-6
-
-
-def test_local_passes_need_fewer_iterations() -> None:
-    split = digits_split(5, 1, limit=400)
-    for step in ("bundle", "line-search"):
-        plain = Run(split, 15, step=step, secure_sum=False)
-        passes = Run(split, 15, step=step, secure_sum=False, local_passes=1)
-        # a bundle gets about as far without
-        least = plain.metric("dual")[-1] * (0.8 if step == "bundle" else 1.0)
-        assert passes.metric("dual")[-1] > least
-        assert (np.diff(passes.metric("dual")) >= -1e-13).all()
-        passes.check()
-
-
-def test_parts_converge_faster() -> None:
-    split = digits_split(1, 4, limit=400)
-    one, four = (Run(split, 40, secure_sum=False, parts=k) for k in (1, 4))
-    assert len(four.strategy.alignment.groups) == 4
-    assert _best(four)[-1] < 0.8 * _best(one)[-1]
-    four.check()
+        duals.append(run.duals[-1])
+    assert len(run.strategy.alignment.groups) == {"horizontal": 6, "vertical": 4}[kind]
+    assert least * duals[0] < duals[1] <= split.optimum * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("fraction", "secure"), [(0.3, True), (0.02, False)])
@@ -586,19 +439,9 @@ def test_only_the_chosen_slots_give_the_same_steps(
     assert (np.diff(run.duals) >= -1e-12).all()
     assert np.abs(np.array(run.duals)[:-1] - run.metric("dual")[1:]).max() < 1e-9
     assert run.duals[-1] > 0.2 * split.optimum
-
-
-def test_secure_sums_of_clients_with_several_groups() -> None:
-    """A client's share is over all that it has, so it waits until all is ready."""
-    run = Run(
-        irregular(),
-        300,
-        participation=0.6,
-        each=lambda run, _: run.note_dual(),
-    )
-    assert (np.diff(run.duals) >= -1e-12).all()
-    assert abs(run.split.relative(run.model)) < 1e-4
-    assert not run.rejected
+    # P is not known of all samples, so that the last w is the model
+    assert not any("primal" in r.train for r in run.strategy.history)
+    assert np.array_equal(run.model, run.steps.w)
 
 
 @pytest.mark.parametrize(
@@ -626,45 +469,15 @@ def test_round_trips_of_an_iteration(
     assert not run.rejected
 
 
-def test_labels_on_one_holder_are_enough() -> None:
-    split = small()
-    full = Run(split, 30)
-
-    def labelled(k: int) -> Array:
-        y = split.y[split.parts[k][0]].copy()
-        # some samples on the first of each pair, the others on the second
-        y[k % 2 :: 2] = np.nan
-        return y
-
-    split.labelled = labelled
-    _same_model(full, Run(split, 30), 1e-9)
-
-
-def _encrypted_and_not(
-    split: Split, rounds: int, encryption: str, **options: Any
-) -> float:
-    """How far two runs are from each other."""
-    runs = [
-        Run(split, rounds, encryption=name, **options) for name in (encryption, "none")
-    ]
-    w = [run.steps.w for run in runs]
-    return max(
-        float(np.abs(w[0] - w[1]).max()),
-        float(np.abs(runs[0].model - runs[1].model).max()),
-        float(np.abs(runs[0].metric("dual") - runs[1].metric("dual")).max()),
-    )
-
-
 @pytest.mark.usefixtures("known_mixing")
-@pytest.mark.parametrize("encryption", ["stream", "tenseal-bfv"])
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "options", "encryption"),
     [
-        ("hybrid", {}),
-        ("hybrid", {"secure_sum": False}),
-        ("hybrid", {"secure_sum": False, "step": "practical"}),
-        ("vertical", {}),
-        ("horizontal", {}),
+        ("hybrid", {}, "stream"),
+        ("hybrid", {"secure_sum": False}, "tenseal-bfv"),
+        ("hybrid", {"secure_sum": False, "step": "practical"}, "stream"),
+        ("vertical", {}, "tenseal-bfv"),
+        ("horizontal", {}, "stream"),
     ],
 )
 def test_an_encrypted_run_is_the_unencrypted_one(
@@ -673,24 +486,11 @@ def test_an_encrypted_run_is_the_unencrypted_one(
     if encryption == "tenseal-bfv":
         pytest.importorskip("tenseal")
     split = small(parts=kind, n=48)
-    assert _encrypted_and_not(split, 10, encryption, **options) < 1e-9
-
-
-@pytest.mark.slow
-def test_an_encrypted_run_of_300_iterations() -> None:
-    """No share is ever refused, nothing drifts, and the certificate is as tight.
-
-    The iterates are not those of an unencrypted run: under a key samples have another
-    order, and what a sum's last bits do to 40 proposals of the hinge loss grows tenfold
-    in a few iterations.
-    """
-    split = digits_split()
-    run = Run(split, 300, encryption="stream")
-    run.check()
-    assert not run.rejected
-    assert (np.diff(run.metric("dual")) >= -1e-12).all()
-    assert 0.0 < run.metric("duality-gap")[-1] / split.optimum < 2e-5
-    assert split.relative(run.model) < 2e-5
+    names = (encryption, "none")
+    one, other = (Run(split, 10, encryption=name, **options) for name in names)
+    assert np.abs(one.steps.w - other.steps.w).max() < 1e-9
+    assert np.abs(one.model - other.model).max() < 1e-9
+    assert np.abs(one.metric("dual") - other.metric("dual")).max() < 1e-9
 
 
 @pytest.mark.usefixtures("known_mixing")
@@ -712,43 +512,16 @@ def test_keys_of_nodes_give_the_model_of_a_runs_own(keys: str, tmp_path: Path) -
 
     grid = LocalGrid(client_app(client_fn), split.num_clients)
     run = Run(split, 8, grid=grid, encryption="stream")
-    _same_model(run, Run(split, 8), 1e-9)
+    assert np.abs(run.model - Run(split, 8).model).max() < 1e-9
     first = {"key": 4, "roster": 6}[keys]
     assert run.strategy.history[0].round_trips == first + 2
-
-
-def test_a_short_flat_problem() -> None:
-    """One sample a client, a feature that is zero everywhere, a single class."""
-    X = np.array([[1.0, 0.0, 2.0], [0.5, 0.0, -1.0], [1.0, 0.0, 0.0]])
-    parts = [(np.array([i]), np.arange(3)) for i in range(3)]
-    for y in (np.ones(3), np.array([1.0, -1.0, 1.0])):
-        split = Split(X, y, parts, "hinge", 0.1, least=1)
-        run = Run(split, 60)
-        assert split.problem.value(run.model) == pytest.approx(split.optimum, abs=1e-6)
-    one = Split(X[:1], np.ones(1), parts[:1], "squared", 0.1, least=1)
-    assert abs(one.relative(Run(one, 30).model)) < 1e-8
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"loss": "huber"}, "loss"),
-        ({"regularization": 0.0}, "regularization"),
-        ({"step": "newton"}, "step"),
-        ({"local_fraction": 0.0}, "local_fraction"),
-        ({"local_fraction": 1.5}, "local_fraction"),
-        ({"memory": 2}, "memory"),
-        ({"slots": "some"}, "slots"),
-        ({"local_passes": -1}, "local_passes"),
-        ({"parts": 0}, "parts"),
-        ({"smoothing": 0.0}, "smoothing"),
-        ({"tolerance": -1.0}, "tolerance"),
-        ({"encryption": "rot13"}, "encryption"),
-        ({"backup_every": 0}, "backup_every"),
-        ({"retries": -1}, "retries"),
-        ({"least": 1}, "least"),
-        ({"exposed": "maybe"}, "exposed"),
-        ({"noise": -1.0}, "noise"),
+        ({"cyclic_groups": 3}, "cyclic_groups"),
+        ({"cyclic_groups": 1, "step": "theoretical"}, "cyclic_groups"),
         ({"step": "practical"}, "secure_sum"),
         ({"parts": 2}, "secure_sum"),
         ({"local_passes": 1}, "secure_sum"),

@@ -22,39 +22,16 @@ from strategies import HyFDCA
 from strategies.hyfdca.mixtures import MixtureSteps
 from tests.harness import Stop, calm
 from tests.strategies.hyfdca_runs import Run, irregular, small
+from tests.strategies.methods import EVERYTHING
 
 KINDS = ("hybrid", "horizontal", "vertical")
 # pseudonyms differ between two runs, the order of sums does not
 ROUNDING = 1e-12
-EVERYTHING = {
-    "request_loss": 0.1,
-    "reply_loss": 0.1,
-    "late_reply": 0.1,
-    "state_loss": 0.02,
-    "wipe": 0.02,
-    "crash": 0.05,
-    "garbage": 0.1,
-    "duplicate": 0.1,
-}
+FAULTS = {**dict.fromkeys(EVERYTHING, 0.1), "crash": 0.05} | dict.fromkeys(
+    ("state_loss", "wipe"), 0.02
+)
 # a group's α moves without the others', and v_k is no sum
 APART: dict[str, Any] = {"secure_sum": False}
-
-
-def _slow(*values: Any) -> list[Any]:
-    rows = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
-
-
-# every day all kinds go through everything at once; each thing alone, one of them does
-KINDS_ALONE = ["hybrid", *_slow("horizontal", "vertical")]
-KINDS_SECURE = [
-    ("hybrid", True),
-    ("hybrid", False),
-    ("horizontal", True),
-    ("vertical", True),
-    pytest.param("horizontal", False, marks=pytest.mark.slow),
-    pytest.param("vertical", False, marks=pytest.mark.slow),
-]
 
 
 def _calm_from(t: int) -> Callable[[Run, int], None]:
@@ -85,19 +62,6 @@ class Away(HyFDCA):
 # ------------------------------------------------------------------------ clients away
 
 
-@pytest.mark.parametrize(
-    ("participation", "rounds"),
-    [(0.9, 60), (0.5, 200), pytest.param(0.1, 2500, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("kind", KINDS_ALONE)
-def test_availability(kind: Any, participation: float, rounds: int) -> None:
-    run = Run(small(parts=kind), rounds, participation=participation, seed=1)
-    _converged(run, 1e-4 if participation == 0.1 else 1e-6)
-    dual = [r.train["dual-bound"] for r in run.strategy.history if r.train.get("dual")]
-    assert (np.diff(dual) >= -1e-12).all()
-    assert not run.rejected  # being away is no loss of state
-
-
 @pytest.mark.parametrize("secure", [True, False])
 @pytest.mark.parametrize("loss", ["hinge", "logistic"])
 def test_a_certificate_comes_while_clients_are_away(
@@ -109,33 +73,26 @@ def test_a_certificate_comes_while_clients_are_away(
     """
     split = small(loss, n=192)
     options: dict[str, Any] = {"participation": 0.7, "secure_sum": secure}
-    rates = []
-    for seed in range(2):
-        run = Run(split, 400, tolerance=1e-5, seed=seed, **options)
-        assert run.strategy.converged()
-        reached = split.problem.value(run.model)
-        assert split.relative(run.model) <= 1e-5
-        iterations = len(run.strategy.history)
+    run = Run(split, 400, tolerance=1e-5, **options)
+    assert run.strategy.converged()
+    reached = split.problem.value(run.model)
+    assert split.relative(run.model) <= 1e-5
+    losses: list[float] = []
 
-        losses: list[float] = []
+    def stop(run: Run, _: int) -> bool:
+        losses.append(split.problem.value(run.steps.w))
+        return bool(losses[-1] <= reached * (1.0 + 1e-12))
 
-        def stop(run: Run, _: int, to: float = reached, seen: Any = losses) -> bool:
-            seen.append(split.problem.value(run.steps.w))
-            return bool(seen[-1] <= to * (1.0 + 1e-12))
+    def at_the_newest_weights(steps: MixtureSteps) -> None:
+        """Every unit starts over at the newest w: P is known by chance alone."""
+        for unit in steps.units:
+            if unit.snapshot is None:
+                unit.begin(steps.w, steps.version)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(MixtureSteps, "begin", _at_the_newest_weights)
-            Run(split, 400, each=stop, seed=seed, **options)
-        assert losses[-1] <= reached * (1.0 + 1e-12)
-        rates.append(iterations / len(losses))
-    assert max(rates) <= 1.5
-
-
-def _at_the_newest_weights(steps: MixtureSteps) -> None:
-    """Every unit starts over at the newest w, so that P is known by chance alone."""
-    for unit in steps.units:
-        if unit.snapshot is None:
-            unit.begin(steps.w, steps.version)
+    monkeypatch.setattr(MixtureSteps, "begin", at_the_newest_weights)
+    Run(split, 400, each=stop, **options)
+    assert losses[-1] <= reached * (1.0 + 1e-12)
+    assert len(run.strategy.history) <= 1.5 * len(losses)
 
 
 def test_a_short_run_with_clients_away_ends_at_its_newest_weights() -> None:
@@ -147,7 +104,9 @@ def test_a_short_run_with_clients_away_ends_at_its_newest_weights() -> None:
     assert run.split.problem.value(run.model) < 0.6
 
 
-@pytest.mark.parametrize(("kind", "secure"), KINDS_SECURE)
+@pytest.mark.parametrize(
+    ("kind", "secure"), [("hybrid", True), ("hybrid", False), ("horizontal", False)]
+)
 def test_a_client_gone_for_50_iterations(kind: Any, secure: bool) -> None:
     """The others wait for it where they have to; nobody takes that for a failure."""
     run = Run(
@@ -162,28 +121,13 @@ def test_a_client_gone_for_50_iterations(kind: Any, secure: bool) -> None:
     assert (np.diff(run.duals) >= -1e-12).all()
     moved = [r.train.get("moved-groups", 0.0) for r in run.strategy.history]
     groups = len(run.strategy.alignment.groups)
-    rest = {"hybrid": 2, "horizontal": 5, "vertical": 0}[kind]
+    rest = {"hybrid": 2, "horizontal": 5}[kind]
     assert set(moved[12:60]) == {0.0 if secure else float(rest)}
     # what the group had ready when it went is used when it is back
     assert set(moved[61:]) == {float(groups)}
     if not secure:
         stuck = [r.round_trips for r in run.strategy.history[12:60]]
-        assert set(stuck) == {{"hybrid": 2, "horizontal": 1, "vertical": 0}[kind]}
-
-
-def test_the_papers_steps_go_on_with_stale_values() -> None:
-    for step in ("practical", "theoretical"):
-        run = Run(
-            small(),
-            60,
-            step=step,
-            **APART,
-            local_fraction=0.05,
-            participation=0.5,
-            each=lambda run, _: run.check_reported(),
-        )
-        assert all("primal" not in r.train for r in run.strategy.history[1:])
-        assert run.split.problem.value(run.model) < 1.0
+        assert set(stuck) == {{"hybrid": 2, "horizontal": 1}[kind]}
 
 
 # ------------------------------------------------------------------------ lost replies
@@ -206,29 +150,23 @@ class LosesInPhase(LocalGrid):
         return found
 
 
-def _phases(step: str) -> list[str]:
-    rest = ["dual", "primal"] if step == "practical" else ["propose"]
-    return [*SETUP, "inner_product", *rest]
-
-
-@pytest.mark.parametrize("fault", ["reply_loss", *_slow("request_loss", "late_reply")])
 @pytest.mark.parametrize(
     ("step", "secure", "phase"),
     [
-        (step, secure, phase)
-        for step, secure in (("bundle", True), ("bundle", False), ("practical", False))
-        for phase in _phases(step)
+        *(("bundle", True, phase) for phase in (*SETUP, "inner_product", "propose")),
+        *(("bundle", False, phase) for phase in ("inner_product", "propose")),
+        *(("practical", False, p) for p in ("inner_product", "dual", "primal")),
     ],
 )
 def test_a_fifth_of_the_replies_lost_in_every_phase(
-    step: str, secure: bool, phase: str, fault: str
+    step: str, secure: bool, phase: str
 ) -> None:
     """Also without a second try within the iteration."""
     split = small()
     setup = phase in SETUP
     # there are only a few of those
-    faults: dict[str, Any] = {fault: 0.6 if setup else 0.2}
-    grid = LosesInPhase(split.app(), split.num_clients, seed=2, **faults)
+    rate = 0.6 if setup else 0.2
+    grid = LosesInPhase(split.app(), split.num_clients, seed=2, reply_loss=rate)
     grid.phase = phase
     run = Run(
         split,
@@ -254,16 +192,6 @@ def test_a_fifth_of_the_replies_lost_in_every_phase(
         assert (np.diff(dual) >= -1e-12).all()
 
 
-def test_lost_replies_leave_the_same_model() -> None:
-    """With second tries an iteration is whole, and it is the same iteration."""
-    split, same = small(), _keyed()
-    calm = Run(split, 30, **same)
-    rough = Run(split, 30, faults={"reply_loss": 0.2}, retries=30, **same)
-    assert rough.grid.fault_counts["reply_loss"] > 50
-    assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < ROUNDING
-    assert np.abs(calm.metric("dual") - rough.metric("dual")).max() < ROUNDING
-
-
 class CutsOff(LosesInPhase):
     """Every ciphertext of an answer is cut short."""
 
@@ -275,87 +203,48 @@ class CutsOff(LosesInPhase):
         return reply
 
 
-def test_damaged_ciphertexts_leave_the_same_model() -> None:
-    """That one is damaged is seen when it is added to the others: not too late."""
+@pytest.mark.parametrize("damaged", [False, True])
+def test_lost_or_damaged_replies_leave_the_same_model(damaged: bool) -> None:
+    """With second tries an iteration is whole, and it is the same iteration.
+
+    That a ciphertext is damaged is seen when it is added to the others: not too late.
+    """
     split, same = small(), _keyed()
     calm = Run(split, 30, **same)
-    grid = CutsOff(split.app(**same["client"]), split.num_clients, garbage=0.2)
+    app, n = split.app(**same["client"]), split.num_clients
+    grid = LocalGrid(app, n, reply_loss=0.2)
+    if damaged:
+        grid = CutsOff(app, n, garbage=0.2)
     rough = Run(split, 30, grid=grid, retries=30, **same)
-    assert grid.lost > 20
-    assert len(rough.rejected) == grid.lost
+    assert grid.fault_counts["garbage" if damaged else "reply_loss"] > 20
+    if damaged:
+        assert len(rough.rejected) == grid.lost  # type: ignore[attr-defined]
     assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < ROUNDING
     assert np.abs(calm.metric("dual") - rough.metric("dual")).max() < ROUNDING
-
-
-@pytest.mark.parametrize("kind", KINDS_ALONE)
-@pytest.mark.parametrize("fault", ["garbage", "duplicate", "late_reply", "crash"])
-def test_each_fault_that_loses_no_state(fault: str, kind: Any) -> None:
-    run = Run(
-        small(parts=kind),
-        60,
-        faults={fault: 0.2},
-        each=lambda run, _: run.note_dual(),
-    )
-    assert run.grid.fault_counts[fault] > 20
-    _converged(run)
-    assert (np.diff(run.duals) >= -1e-12).all()
-    reasons = " ".join(why for _, why in run.rejected)
-    assert "could not be restored" not in reasons
-    if fault in ("garbage", "crash"):
-        assert reasons
 
 
 # ---------------------------------------------------------------------- lost states
 
 
-@pytest.mark.parametrize("rate", [0.2, *_slow(0.03)])
-@pytest.mark.parametrize("fault", ["wipe", "state_loss"])
-@pytest.mark.parametrize("kind", KINDS_ALONE)
-def test_lost_states(kind: Any, fault: str, rate: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "secure"),
+    [*((kind, True) for kind in KINDS), ("hybrid", False), ("irregular", True)],
+)
+def test_everything_at_once(kind: Any, secure: bool) -> None:
+    split = irregular() if kind == "irregular" else small(parts=kind)
     run = Run(
-        small(parts=kind),
-        120,
-        faults={fault: rate},
-        each=_calm_from(50),
-        grid_seed=1,
-        client={"rules": NodeRules(exposed="accept")},
-    )
-    assert run.grid.fault_counts[fault] > 5
-    _converged(run)
-
-
-@pytest.mark.parametrize("grid_seed", [0, *_slow(1, 2, 3)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_everything_at_once(kind: Any, grid_seed: int) -> None:
-    run = Run(
-        small(parts=kind),
-        130,
-        faults=EVERYTHING,
-        grid_seed=grid_seed,
-        each=_calm_from(70),
+        split,
+        160,
+        faults=FAULTS,
+        each=_calm_from(80),
         participation=0.9,
+        secure_sum=secure,
     )
     assert all(run.grid.fault_counts.values())
-    _converged(run)
-
-
-@pytest.mark.parametrize("secure", [True, *_slow(False)])
-def test_everything_at_once_with_irregular_holdings(secure: bool) -> None:
-    run = Run(
-        irregular(),
-        200,
-        faults=EVERYTHING,
-        grid_seed=5,
-        secure_sum=secure,
-        each=_calm_from(120),
-    )
     _converged(run, 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "secure"),
-    [("0", True), ("1", True), ("4", False), *_slow(("4", True))],
-)
+@pytest.mark.parametrize(("name", "secure"), [("0", True), ("1", True), ("4", False)])
 def test_one_client_that_lost_its_state_is_given_alpha_by_its_partner(
     name: str, secure: bool
 ) -> None:
@@ -376,14 +265,17 @@ def test_one_client_that_lost_its_state_is_given_alpha_by_its_partner(
     assert (moved[18:] == 3.0).all()
 
 
-@pytest.mark.parametrize(("kind", "secure"), KINDS_SECURE)
+@pytest.mark.parametrize(("kind", "secure"), [("hybrid", True), ("horizontal", False)])
 def test_every_client_wiped_at_once(kind: Any, secure: bool) -> None:
-    """It goes back to the last backup, not to 0, and from there to the optimum."""
+    """It goes back to the last backup, not to 0, and from there to the optimum.
+
+    Before there is any it starts over.
+    """
     bounds: dict[int, float] = {}
 
     def each(run: Run, t: int) -> None:
         bounds[t] = run.steps.bundle.dual_values().sum()
-        if t == 27:
+        if t in (2, 27):
             for name in run.strategy.clients:
                 run.wipe(name)
 
@@ -395,15 +287,6 @@ def test_every_client_wiped_at_once(kind: Any, secure: bool) -> None:
     _converged(run, 1e-5)
 
 
-def test_every_client_wiped_before_the_first_backup_starts_over() -> None:
-    def each(run: Run, t: int) -> None:
-        if t == 4:
-            for name in run.strategy.clients:
-                run.wipe(name)
-
-    _converged(Run(small(), 80, each=each, backup_every=1000))
-
-
 def _flip(blobs: list[bytes]) -> None:
     """One bit of a ciphertext at rest."""
     damaged = bytearray(blobs[0])
@@ -412,12 +295,9 @@ def _flip(blobs: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("who", ["0", "all"])
-@pytest.mark.parametrize(
-    ("kind", "secure"),
-    [("hybrid", True), ("hybrid", False), *_slow(("horizontal", True))],
-)
+@pytest.mark.parametrize("secure", [True, False])
 def test_a_damaged_backup_costs_two_iterations_at_most(
-    kind: Any, secure: bool, who: str, monkeypatch: pytest.MonkeyPatch
+    secure: bool, who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit of the server's enc(α) flipped; then its holders lose their states."""
     idle = {}
@@ -447,12 +327,12 @@ def test_a_damaged_backup_costs_two_iterations_at_most(
                 to_damage.append(True)  # what its partner will send for it
 
         monkeypatch.setattr(MixtureSteps, "keep_alphas", keeping)
-        run = Run(small(parts=kind), 60, each=each, secure_sum=secure, backup_every=5)
+        run = Run(small(), 60, each=each, secure_sum=secure, backup_every=5)
         assert not to_damage
         moved = [r.train.get("moved-groups", 0.0) for r in run.strategy.history]
         idle[damage] = moved.count(0.0)
         refused = [why for _, why in run.rejected if "ciphertext was refused" in why]
-        assert bool(refused) == damage or kind == "horizontal"
+        assert bool(refused) == damage
         run.check()
         assert abs(run.split.relative(run.steps.w)) < 1e-2
     assert idle[True] <= idle[False] + 2
@@ -510,14 +390,7 @@ class LosesStates(LocalGrid):
         return {"state_loss"} if kind in self.phases else set()
 
 
-@pytest.mark.parametrize(
-    "phases",
-    [
-        *((phase,) for phase in SETUP),
-        ("labels", "ready"),
-        SETUP,
-    ],
-)
+@pytest.mark.parametrize("phases", [("agree",), ("labels", "ready"), SETUP])
 def test_states_lost_before_round_1(phases: tuple[str, ...]) -> None:
     split = small()
     grid = LosesStates(split.app(), split.num_clients)
@@ -559,74 +432,34 @@ def _keyed() -> dict[str, Any]:
 def test_a_resumed_run_is_the_same_run(options: dict[str, Any], tmp_path: Path) -> None:
     # what is drawn depends on the session, which a checkpoint keeps: both runs that
     # are compared go on from one
-    split, path, same = small(), tmp_path / "checkpoint", _keyed()
-    first = Run(
-        split,
-        30,
-        checkpoint=path,
-        checkpoint_every=17,
-        callbacks=[Stop(17)],
-        **same,
-        **options,
-    )
-    kept = path.read_bytes()
-    history = path.with_name(path.name + ".history.jsonl").read_bytes()
-    ends = []
-    for stop_again in (False, True):
-        path.write_bytes(kept)
-        path.with_name(path.name + ".history.jsonl").write_bytes(history)
-        if stop_again:
-            Run(
-                split,
-                30,
-                resume=path,
-                checkpoint=path,
-                checkpoint_every=5,
-                callbacks=[Stop(25)],
-                **same,
-                **options,
-            )
-        ends.append(Run(split, 30, resume=path, **same, **options))
-    straight, broken = ends
+    split, path, same = small(), tmp_path / "checkpoint", _keyed() | options
+    first = Run(split, 30, checkpoint=path, callbacks=[Stop(17)], **same)
+    straight = Run(split, 30, resume=path, **same)
+    further: Any = {"checkpoint": path, "checkpoint_every": 5, "callbacks": [Stop(25)]}
+    Run(split, 30, resume=path, **further, **same)
+    broken = Run(split, 30, resume=path, **same)
     assert [r.round for r in straight.strategy.history] == list(range(1, 31))
     assert np.abs(straight.strategy.steps.w - broken.strategy.steps.w).max() < 1e-12
     straight.check_reported()
     assert first.strategy.conversation.session == straight.strategy.conversation.session
+    if not {"participation", "local_fraction", "parts"} & options.keys():
+        # everybody there, all samples proposed: nothing is random but the key
+        whole = Run(split, 30, **same)
+        assert np.abs(whole.model - straight.model).max() < 10 * ROUNDING
+        assert np.abs(whole.metric("dual") - straight.metric("dual")).max() < ROUNDING
 
 
-def test_resumed_against_uninterrupted(tmp_path: Path) -> None:
-    """Everybody there, all samples proposed: nothing is random but the key."""
+def test_resumed_with_clients_that_have_nothing(tmp_path: Path) -> None:
     split, path, same = small(), tmp_path / "checkpoint", _keyed()
-    whole = Run(split, 40, **same)
-    Run(split, 40, checkpoint=path, callbacks=[Stop(17)], **same)
-    rest = Run(split, 40, resume=path, **same)
-    assert np.abs(whole.strategy.steps.w - rest.strategy.steps.w).max() < ROUNDING
-    assert np.abs(whole.model - rest.model).max() < ROUNDING
-    assert np.abs(whole.metric("dual") - rest.metric("dual")).max() < ROUNDING
-    assert whole.metric("primal") == pytest.approx(rest.metric("primal"), abs=ROUNDING)
 
+    def go(**options: Any) -> Run:
+        grid = Forgets(split.app(**same["client"]), split.num_clients)
+        more = {"backup_every": 4, "context": same["context"]}
+        return Run(split, 110, grid=grid, **more, **options)
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_resumed_with_clients_that_have_nothing(kind: Any, tmp_path: Path) -> None:
-    split, path, same = small(parts=kind), tmp_path / "checkpoint", _keyed()
-    first = Run(
-        split,
-        110,
-        grid=Forgets(split.app(**same["client"]), split.num_clients),
-        checkpoint=path,
-        callbacks=[Stop(23)],
-        backup_every=4,
-        context=same["context"],
-    )
+    first = go(checkpoint=path, callbacks=[Stop(23)])
     before = first.steps.bundle.dual_values().sum()
-    rest = Run(
-        split,
-        110,
-        grid=Forgets(split.app(**same["client"]), split.num_clients),
-        resume=path,
-        backup_every=4,
-        context=same["context"],
-    )
+    rest = go(resume=path)
     _converged(rest, 1e-5)
     assert rest.strategy.history[24].train.get("dual-bound", before) > 0.5 * before
 
@@ -638,9 +471,9 @@ def test_resumed_with_another_context_is_refused(tmp_path: Path) -> None:
         Run(split, 9, resume=path, **_keyed())
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize(
-    ("step", "secure"), [("line-search", True), ("practical", False)]
+    ("step", "secure", "elsewhere"),
+    [("line-search", True, True), ("practical", False, False)],
 )
 def test_an_iteration_that_is_interrupted_is_not_saved(
     step: str, secure: bool, elsewhere: bool, tmp_path: Path

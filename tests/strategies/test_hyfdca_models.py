@@ -1,7 +1,13 @@
-"""Models of HyFDCA against scikit-learn's, coefficient by coefficient, encrypted."""
+"""Models of HyFDCA against scikit-learn's, coefficient by coefficient, encrypted.
+
+With several classes, weights of samples and classes, an elastic net, an intercept and
+raw columns; and what of that is refused.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cvxpy as cp
@@ -14,25 +20,24 @@ from sklearn.linear_model import (
     PoissonRegressor,
     Ridge,
 )
+from sklearn.preprocessing import StandardScaler
 
+from clients import HyFDCAClient
 from fedtrellis import LocalGrid
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.dual.weights import outweighed
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
-from tests.strategies.hyfdca_runs import (
-    LAST_DIGITS,
-    Array,
-    Run,
-    Split,
-    grid_parts,
-    small,
-)
+from tests.strategies.hyfdca_runs import LAST_DIGITS, Array, Run, Split, grid_parts
 
-N, P, REGULARIZATION = 120, 9, 1e-2
+N, P, LAMBDA = 120, 9, 1e-2
+HYBRID = (3, 3)
 
 
-def numbers(loss: str, cut: tuple[int, int] = (3, 3), scale: float = 1.0) -> Split:
+def numbers(
+    loss: str, cut: tuple[int, int] = HYBRID, scale: float = 1.0, λ: float = LAMBDA
+) -> Split:
     """A regression that is split into sample groups × feature groups."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((N, P))
@@ -40,7 +45,50 @@ def numbers(loss: str, cut: tuple[int, int] = (3, 3), scale: float = 1.0) -> Spl
     y = scale * (z + 0.3 * rng.standard_normal(N))
     if loss == "poisson":
         y = rng.poisson(np.exp(z + 1.0)).astype(np.float64)
-    return Split(X, y, grid_parts(N, P, *cut), loss, REGULARIZATION)
+    return Split(X, y, grid_parts(N, P, *cut), loss, λ)
+
+
+def classes_split(
+    count: int, loss: str, n: int = N, p: int = P, cut: tuple[int, int] = HYBRID
+) -> Split:
+    """Samples of several classes; the first ``count`` are one of each."""
+    rng = np.random.default_rng(count)
+    X = rng.standard_normal((n, p))
+    scores = X @ rng.standard_normal((p, count))
+    y = np.argmax(scores + 0.5 * rng.standard_normal((n, count)), axis=1)
+    y[:count] = np.arange(count)
+    y[count : count + 20] = 1.0  # not all equally large
+    split = Split(X, np.ones(n), grid_parts(n, p, *cut), loss, LAMBDA)
+    split.y = y.astype(np.float64)
+    return split
+
+
+def against_the_rest(split: Split, c: int) -> Array:
+    return np.where(split.y == c, 1.0, -1.0)
+
+
+def two_classes(
+    loss: str, cut: tuple[int, int] = HYBRID, n: int = N, p: int = P
+) -> Split:
+    split = classes_split(3, loss, n, p, cut)
+    split.y = against_the_rest(split, 2)
+    return split
+
+
+def raw(split: Split) -> Split:
+    """Columns of very different sizes and means, and a constant one."""
+    split.X = split.X * np.logspace(0, 3, P) + 2.0
+    split.X[:, -1] = 1.0
+    return split
+
+
+def fractions(n: int = N) -> Array:
+    return np.random.default_rng(2).uniform(0.1, 3.0, n)
+
+
+def with_weights(split: Split, s: Array) -> Split:
+    split.weights = s
+    return split
 
 
 def encrypted(split: Split, rounds: int = 300, **options: Any) -> Array:
@@ -50,110 +98,200 @@ def encrypted(split: Split, rounds: int = 300, **options: Any) -> Array:
     return run.model
 
 
-@pytest.mark.parametrize("cut", [(3, 3), (3, 1), (1, 3)])
-def test_the_squared_loss_is_ridge_regression(cut: tuple[int, int]) -> None:
-    split = numbers("squared", cut, scale=1000.0)
-    ridge = Ridge(alpha=REGULARIZATION * N, fit_intercept=False, tol=1e-14)
-    expected = ridge.fit(split.X, split.y).coef_
-    np.testing.assert_allclose(encrypted(split), expected, rtol=0, atol=1e-6 * 1000.0)
-
-
-def test_the_poisson_loss_is_scikit_learns() -> None:
-    split = numbers("poisson")
-    poisson = PoissonRegressor(
-        alpha=REGULARIZATION, fit_intercept=False, solver="newton-cholesky", tol=1e-12
+def logistic(scale: float, **options: Any) -> LogisticRegression:
+    options = {"fit_intercept": False, **options}
+    return LogisticRegression(
+        C=1.0 / scale, solver="newton-cholesky", tol=1e-12, **options
     )
-    expected = poisson.fit(split.X, split.y).coef_
-    np.testing.assert_allclose(encrypted(split), expected, rtol=0, atol=1e-6)
-    # in the clear no dual point e^z of a far w may travel either
-    run = Run(split, 100, tolerance=1e-12, secure_sum=False)
-    np.testing.assert_allclose(run.model, expected, rtol=0, atol=1e-5)
 
 
-def test_targets_that_no_hidden_sum_has_room_for_are_refused_in_one_line() -> None:
-    split = numbers("squared", scale=1e4)
-    split.regularization = 1e-6
-    with pytest.raises(SettingsError, match="scale the features or the labels") as told:
-        Run(split, 3, encryption="stream")
-    assert "\n" not in str(told.value)
-
-
-def test_negative_labels_are_no_counts() -> None:
-    split = small("squared")
-    split.loss = "poisson"
-    with pytest.raises(SettingsError, match="poisson loss must be finite and at least"):
-        Run(split, 3)
-
-
-# -- one class against the rest
-
-
-def classes_split(
-    count: int, loss: str, n: int = N, p: int = P, cut: tuple[int, int] = (3, 3)
-) -> Split:
-    """Samples of several classes; the first ``count`` are one of each."""
-    rng = np.random.default_rng(count)
-    X = rng.standard_normal((n, p))
-    scores = X @ rng.standard_normal((p, count))
-    y = np.argmax(scores + 0.5 * rng.standard_normal((n, count)), axis=1)
-    y[:count] = np.arange(count)
-    split = Split(X, np.ones(n), grid_parts(n, p, *cut), loss, REGULARIZATION)
-    split.y = y.astype(np.float64)
-    return split
-
-
-def against_the_rest(split: Split, c: int) -> Array:
-    return np.where(split.y == c, 1.0, -1.0)
+# ---------------------------------------------------------------- against scikit-learn
 
 
 @pytest.mark.parametrize(
-    ("count", "cut"),
+    ("loss", "cut", "weighted"),
     [
-        (3, (3, 3)),
-        (3, (1, 3)),
-        (10, (3, 1)),
-        pytest.param(20, (3, 3), marks=pytest.mark.slow),
+        ("squared", HYBRID, False),
+        ("squared", (1, 3), True),
+        ("poisson", (3, 1), True),
+        ("logistic", (1, 3), True),
     ],
 )
-def test_classes_against_the_rest_are_scikit_learns(
-    count: int, cut: tuple[int, int]
+def test_models_are_scikit_learns(
+    loss: str, cut: tuple[int, int], weighted: bool
 ) -> None:
-    split = classes_split(count, "logistic", cut=cut)
-    found = encrypted(split, classes=count)
-    assert found.shape == (P, count)
-    model = LogisticRegression(
-        C=1.0 / (REGULARIZATION * N),
-        fit_intercept=False,
-        solver="newton-cholesky",
-        tol=1e-12,
-    )
+    s, size = (fractions() if weighted else np.ones(N)), 1000.0
+    split = two_classes(loss, cut) if loss == "logistic" else numbers(loss, cut, size)
+    # λ = α of scikit-learn's Poisson regression, 1/(C Σ s) and α/Σ s of the others
+    scale = LAMBDA * s.sum()
+    poisson: Any = {"solver": "newton-cholesky", "tol": 1e-12, "fit_intercept": False}
+    models = {
+        "squared": Ridge(alpha=scale, fit_intercept=False, tol=1e-14),
+        "poisson": PoissonRegressor(alpha=LAMBDA, **poisson),
+        "logistic": logistic(scale),
+    }
+    expected = np.ravel(models[loss].fit(split.X, split.y, sample_weight=s).coef_)
+    near = 1e-6 * (size if loss == "squared" else 1.0)
+    found = encrypted(with_weights(split, s) if weighted else split)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=near)
+    if loss == "poisson":  # in the clear no dual point e^z of a far w may travel either
+        clear = Run(split, 100, tolerance=1e-12, secure_sum=False)
+        np.testing.assert_allclose(clear.model, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "cut", "rule"),
+    [
+        (3, HYBRID, "balanced"),
+        (3, (1, 3), {0: 1.0, 1: 5.0, 2: 0.5}),
+        (10, (3, 1), None),
+        (1, HYBRID, {-1: 0.25, 1: 3.0}),
+    ],
+)
+def test_each_class_against_the_rest_is_scikit_learns(
+    count: int, cut: tuple[int, int], rule: Any
+) -> None:
+    """Balanced each by itself; else each sample has its own class's weight."""
+    split = classes_split(max(count, 3), "logistic", cut=cut)
+    if count == 1:
+        split.y = against_the_rest(split, 0)
+    weights = {} if rule is None else {"class_weight": rule}
+    found = encrypted(split, classes=count, **weights).reshape(P, count)
+    own, s = (rule, np.ones(N)) if rule == "balanced" else (None, np.ones(N))
+    if isinstance(rule, dict):
+        s = np.array([rule[int(y)] for y in split.y])
     for c in range(count):
-        expected = model.fit(split.X, against_the_rest(split, c)).coef_[0]
+        model = logistic(LAMBDA * s.sum(), class_weight=own)
+        y = split.y if count == 1 else against_the_rest(split, c)
+        expected = model.fit(split.X, y, sample_weight=s).coef_[0]
         np.testing.assert_allclose(found[:, c], expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [3, 10, 20])
-def test_hinges_against_the_rest(count: int) -> None:
-    """Each class's objective to 1e-8, its coefficients to 1e-4."""
-    split = classes_split(count, "hinge", 60, 6)
-    rounds = 150 + 20 * count
-    run = Run(split, rounds, encryption="stream", classes=count, tolerance=1e-13)
-    for c in range(count):
-        y = against_the_rest(split, c)
-        problem = RegularizedLoss(split.X, y, make_loss("hinge"), REGULARIZATION)
-        best = central_optimum(problem, 1e-11)
-        assert problem.value(run.model[:, c]) - best.value <= 1e-8
-        np.testing.assert_allclose(run.model[:, c], best.w, rtol=0, atol=1e-4)
+@pytest.mark.parametrize("case", ["logistic", "net", "classes"])
+def test_a_pipeline_with_an_intercept(case: str) -> None:
+    """StandardScaler and a model with an intercept, of weighted raw rows."""
+    s, λ = fractions(), 0.05
+    split = numbers("squared") if case == "net" else classes_split(3, "logistic")
+    split = with_weights(raw(split), s)
+    split.regularization = λ
+    options: dict[str, Any] = {"free_feature": split.names[-1], "standardize": True}
+    scaler = StandardScaler().fit(split.X[:, :-1], sample_weight=s)
+    Z = scaler.transform(split.X[:, :-1])
+    model: Any = logistic(λ * s.sum(), fit_intercept=True)
+    targets = [against_the_rest(split, c) for c in range(3)]
+    if case == "classes":
+        options["classes"] = 3
+    elif case == "logistic":
+        split.y = targets[2]
+        targets = [split.y]
+    else:
+        split.y = split.y + Z @ np.maximum(np.arange(8.0) - 3.0, 0.0) + 3.0
+        targets, options["l1_ratio"] = [split.y], 0.5
+        model = ElasticNet(λ, l1_ratio=0.5, tol=1e-14, max_iter=10**6)
+    found = encrypted(split, exposed="accept", **options).reshape(P, -1)
+    for y, w in zip(targets, found.T, strict=True):
+        model.fit(Z, y, sample_weight=s)
+        own, coef = w[:-1] * scaler.scale_, np.ravel(model.coef_)
+        np.testing.assert_allclose(own, coef, rtol=0, atol=1e-6)
+        constant = w[-1] + scaler.mean_ @ w[:-1]
+        np.testing.assert_allclose(constant, np.ravel(model.intercept_)[0], atol=1e-6)
+        if case == "net":  # what is 0 is 0, not about 0
+            assert (coef == 0.0).any()
+            np.testing.assert_array_equal(own == 0.0, coef == 0.0)
+
+
+def test_whole_weights_are_repeated_rows() -> None:
+    """And a weight of 0 leaves its row out, whatever is in it; a node may forget."""
+    split = raw(two_classes("logistic"))
+    s = np.random.default_rng(1).integers(0, 4, N).astype(np.float64)
+    split.X[s == 0.0, :-1] = 9.0
+    X, y = (np.repeat(one, s.astype(int), axis=0) for one in (split.X, split.y))
+    rows = np.column_stack([StandardScaler().fit_transform(X[:, :-1]), X[:, -1]])
+    model = logistic(LAMBDA * len(y), class_weight="balanced").fit(rows, y)
+
+    def wipe(run: Run, t: int) -> None:
+        if t == 6:
+            run.wipe("1")
+
+    options: dict[str, Any] = {"standardize": True, "class_weight": "balanced"}
+    found = encrypted(with_weights(split, s), each=wipe, **options)
+    np.testing.assert_allclose(X @ found, rows @ model.coef_[0], rtol=0, atol=1e-5)
+
+
+def test_labels_and_weights_may_be_on_different_holders() -> None:
+    split, s = two_classes("logistic", (1, 3)), fractions()
+    expected = logistic(LAMBDA * s.sum()).fit(split.X, split.y, sample_weight=s)
+
+    class Apart(Split):
+        def client(self, context: Any, **options: Any) -> HyFDCAClient:
+            client = super().client(context, **options)
+            k = context.node_config["partition-id"]
+            if k != 0:
+                client.labels = None
+            # half on one, half on another
+            own = np.where(np.arange(N) % 2 == k - 1, s, np.nan)
+            client.weights = own if k else None
+            return client
+
+    split.__class__ = Apart
+    np.testing.assert_allclose(encrypted(split), expected.coef_[0], rtol=0, atol=1e-6)
+
+
+# ------------------------------------------------------------- optima and certificates
+
+
+@pytest.mark.parametrize("loss", ["hinge", "smoothed-hinge"])
+def test_weighted_hinges_are_cvxpys(loss: str) -> None:
+    split, s = two_classes(loss, n=60, p=6), fractions(60)
+    s[7] = 0.0
+    w = cp.Variable(6)
+    gaps = cp.pos(1 - cp.multiply(split.y, split.X @ w))
+    sizes = gaps if loss == "hinge" else cp.huber(gaps, 1.0) / 2
+    value = s @ sizes / s.sum() + LAMBDA / 2 * cp.sum_squares(w)
+    exact = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13}
+    least = cp.Problem(cp.Minimize(value)).solve(solver="CLARABEL", **exact)
+    own = make_loss(loss)
+    problem = RegularizedLoss(split.X, split.y, own, LAMBDA, weights=s)
+    best = central_optimum(problem, 1e-11)
+    assert best.value == pytest.approx(least, abs=1e-10)
+    np.testing.assert_allclose(best.w, w.value, rtol=0, atol=1e-6)
+    run = Run(with_weights(split, s), 60, encryption="stream", exposed="accept")
+    assert problem.value(run.model) - least <= 1e-4
+
+
+def test_the_certificate_is_true() -> None:
+    """Of weighted rows, an elastic net and an intercept: by CVXPY, in any round."""
+    split, s, ρ = with_weights(numbers("squared"), fractions()), fractions(), 0.5
+    split.X[:, -1], split.y = 1.0, split.y + 3.0
+    w = cp.Variable(P)
+    penalty = (1 - ρ) / 2 * cp.sum_squares(w[:-1]) + ρ * cp.norm1(w[:-1])
+    risk = s @ cp.square(split.X @ w - split.y) / (2 * s.sum())
+    value = risk + LAMBDA * penalty
+    best = cp.Problem(cp.Minimize(value)).solve(solver="CLARABEL")
+    weights: list[Array] = []
+    run = Run(
+        split,
+        50,
+        l1_ratio=ρ,
+        free_feature=split.names[-1],
+        each=lambda run, _: weights.append(run.steps.w.copy()),
+    )
+    duals, primals = run.metric("dual"), run.metric("primal")
+    assert (duals <= best + 1e-7).all()
+    assert (primals >= best - 1e-7).all()
+    assert (np.diff(run.metric("dual-bound")) >= -1e-9).all()
+    assert primals.min() - best <= 1e-4
+    for own, primal in zip(weights[:5], primals[1:], strict=False):
+        w.value = own
+        assert primal == pytest.approx(float(value.value), rel=1e-9)
 
 
 def test_the_certificate_of_classes_is_the_sum_of_theirs() -> None:
     split = classes_split(4, "smoothed-hinge")
     run = Run(split, 12, classes=4)
+    loss = make_loss(split.loss)
     problems = [
-        RegularizedLoss(
-            split.X, against_the_rest(split, c), make_loss(split.loss), 1e-2
-        )
+        RegularizedLoss(split.X, against_the_rest(split, c), loss, LAMBDA)
         for c in range(4)
     ]
     values = [one.value(run.model[:, c]) for c, one in enumerate(problems)]
@@ -163,44 +301,72 @@ def test_the_certificate_of_classes_is_the_sum_of_theirs() -> None:
     assert (strategy._duals <= np.array(optima) + 1e-9).all()
     gap = run.metric("duality-gap")[-1]
     assert gap == pytest.approx(sum(values) - strategy._duals.sum())
-    # a wave for the inner products and one for the proposals, as with one class
-    alone = Run(small(), 2)
-    assert (
-        run.strategy.history[-1].round_trips == alone.strategy.history[-1].round_trips
-    )
 
 
 def test_classes_in_the_clear_group_by_group() -> None:
     split = classes_split(3, "logistic", cut=(2, 2))
     hidden = Run(split, 150, classes=3, tolerance=1e-12).model
-    clear = Run(split, 150, classes=3, tolerance=1e-12, secure_sum=False).model
-    np.testing.assert_allclose(clear, hidden, rtol=0, atol=1e-5)
-    local = Run(
-        classes_split(3, "logistic", cut=(4, 1)),
-        60,
-        classes=3,
-        tolerance=1e-9,
-        secure_sum=False,
-        local_passes=1,
-    )
+    clear: Any = {"classes": 3, "secure_sum": False}
+    own = Run(split, 150, tolerance=1e-12, **clear)
+    np.testing.assert_allclose(own.model, hidden, rtol=0, atol=1e-5)
+    split = classes_split(3, "logistic", cut=(4, 1))
+    local = Run(split, 60, tolerance=1e-9, local_passes=1, **clear)
     assert local.strategy.converged()
 
 
-@pytest.mark.parametrize("wiped", [("0",), ("0", "1", "2")])
-def test_a_client_of_classes_that_lost_its_state_is_given_it_again(
-    wiped: tuple[str, ...],
-) -> None:
+# ----------------------------------------------------------- what else a run has to do
+
+
+def test_all_holders_of_classes_that_lost_their_states_are_given_them_again() -> None:
     split = classes_split(3, "logistic", cut=(2, 3))
 
     def wipe(run: Run, server_round: int) -> None:
         if server_round == 12:
-            for name in wiped:
+            for name in "012":
                 run.wipe(name)
 
-    run = Run(split, 120, classes=3, each=wipe, tolerance=1e-10, encryption="stream")
+    options: dict[str, Any] = {"tolerance": 1e-10, "encryption": "stream"}
+    run, whole = (Run(split, 120, classes=3, each=e, **options) for e in (wipe, None))
     assert run.strategy.converged()
-    whole = Run(split, 120, classes=3, tolerance=1e-10, encryption="stream")
     np.testing.assert_allclose(run.model, whole.model, rtol=0, atol=1e-4)
+
+
+def test_a_run_that_goes_on_has_its_weights_and_scales(tmp_path: Path) -> None:
+    split = with_weights(two_classes("logistic"), fractions())
+    own: dict[str, Any] = {"class_weight": "balanced", "standardize": True}
+    keys: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    first = Run(split, 5, **own, **keys)
+    then = Run(split, 9, grid=first.grid, **own, **keys)
+    whole = Run(split, 9, **own)
+    np.testing.assert_allclose(then.model, whole.model, rtol=0, atol=1e-9)
+
+
+def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
+    split = classes_split(3, "logistic")
+    found = Run(split, 60, classes=3, tolerance=1e-6)
+
+    def again(rounds: int, **options: Any) -> tuple[HyFDCA, Array]:
+        settings = {"classes": 3, "tolerance": 1e-6, "encryption": "stream"} | options
+        names = split.names
+        strategy = HyFDCA("logistic", LAMBDA, feature_names=names, **settings)  # type: ignore[arg-type]
+        grid = LocalGrid(split.app(), split.num_clients, seed=0)
+        start = ArrayRecord([found.model[:, : settings["classes"]].squeeze()])  # type: ignore[misc]
+        result = strategy.start(grid, start, num_rounds=rounds)
+        return strategy, result.arrays.to_numpy_ndarrays()[0]
+
+    strategy, model = again(1)
+    # P of the given weights is known after one iteration, and they are the best
+    value = float(found.strategy._primals.sum())
+    assert strategy.history[-1].train["primal"] == pytest.approx(value, rel=1e-9)
+    np.testing.assert_allclose(model, found.model, rtol=1e-9)
+    strategy, model = again(60)
+    assert strategy.converged()
+    np.testing.assert_allclose(model, found.model, rtol=0, atol=0.02)
+    with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
+        again(2, step="practical", secure_sum=False, classes=1)
+
+
+# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -209,159 +375,123 @@ def test_a_client_of_classes_that_lost_its_state_is_given_it_again(
         ({"classes": 2}, "classes = 2 is one problem"),
         ({"classes": 3, "step": "practical", "secure_sum": False}, "'practical'; allo"),
         ({"classes": 3, "loss": "squared"}, "which is none of two classes"),
+        ({"class_weight": "balance"}, "class_weight = 'balance' is no rule"),
+        ({"class_weight": {0: 2.0}}, "names class 0, which there is not; allowed: -1"),
+        ({"class_weight": {1: -2.0}}, "must be a finite number from 0 on"),
+        ({"class_weight": {1: "2"}}, "must be a finite number from 0 on"),
+        ({"class_weight": {1: 0.0, -1: 0}}, "0 of every class"),
+        ({"class_weight": {3: 2.0}, "classes": 3}, "allowed: 0, 1, 2"),
+        ({"class_weight": "balanced", "loss": "squared"}, "none of two classes"),
+        (
+            {"class_weight": "balanced", "step": "line-search"},
+            "does not go with step = 'line-search'; allowed: 'bundle'",
+        ),
+        (
+            {"class_weight": {1: 2}, "local_passes": 1, "secure_sum": False},
+            "does not go with local_passes = 1; allowed: 0",
+        ),
     ],
 )
-def test_classes_that_do_not_fit(options: dict[str, object], match: str) -> None:
+def test_settings_that_do_not_fit(options: Any, match: str) -> None:
     with pytest.raises(SettingsError, match=match):
-        HyFDCA(**options)  # type: ignore[arg-type]
+        HyFDCA(**options)
 
 
-def test_labels_beyond_the_classes_are_refused() -> None:
-    split = classes_split(4, "logistic")
-    with pytest.raises(SettingsError, match="the numbers of 3 classes, 0 to 2"):
-        Run(split, 2, classes=3)
-
-
-# -- elastic net, and an intercept that is not penalised
-
-
-def with_constant(split: Split, value: float = 1.0) -> Split:
-    """The last column is constant; the labels are shifted, so that it matters."""
-    split.X = split.X.copy()
-    split.X[:, -1] = value
-    if split.loss in ("squared", "poisson"):
-        split.y = split.y + 3.0
+def _labelled(split: Split, loss: str) -> Split:
+    split.loss = loss
     return split
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.9])
-def test_the_elastic_net_is_scikit_learns(ratio: float) -> None:
-    split = numbers("squared")
-    λ = 0.1
-    split.regularization = λ
-    model = ElasticNet(
-        alpha=λ, l1_ratio=ratio, fit_intercept=False, tol=1e-14, max_iter=10**6
-    )
-    expected = model.fit(split.X, split.y).coef_
-    assert ratio < 0.5 or (expected == 0.0).any()
-    found = encrypted(split, l1_ratio=ratio)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    # what is 0 is 0, not about 0
-    np.testing.assert_array_equal(found == 0.0, expected == 0.0)
+def _spoilt(change: Callable[[Array], Any]) -> Split:
+    return with_weights(two_classes("logistic"), np.asarray(change(fractions())))
 
 
-@pytest.mark.slow
-def test_poisson_with_an_elastic_net_is_a_long_proximal_gradient_loop() -> None:
-    split = with_constant(numbers("poisson"))
-    λ, ρ = 0.05, 0.5
-    split.regularization = λ
-    X, y, w = split.X, split.y, np.zeros(P)
-    penalised = np.arange(P) != P - 1
-    step = 0.05
-    for _ in range(20_000):
-        slope = X.T @ (np.exp(X @ w) - y) / N + λ * (1 - ρ) * w * penalised
-        w = w - step * slope
-        shrunk = np.sign(w) * np.maximum(np.abs(w) - step * λ * ρ, 0.0)
-        w = np.where(penalised, shrunk, w)
-    found = encrypted(split, l1_ratio=ρ, free_feature=split.names[-1], rounds=400)
-    np.testing.assert_allclose(found, w, rtol=0, atol=1e-6)
+#: Data, options, and what is said of them.
+UNFIT: list[tuple[Callable[[], Split], dict[str, Any], str]] = [
+    (lambda: numbers("squared", scale=1e4, λ=1e-6), {}, "scale the features or the la"),
+    (lambda: _labelled(numbers("squared"), "poisson"), {}, "must be finite and at lea"),
+    (lambda: numbers("squared"), {"free_feature": "age"}, "'age' is not the name of"),
+    (
+        lambda: classes_split(4, "logistic"),
+        {"classes": 3},
+        "the numbers of 3 classes, 0 to 2",
+    ),
+    (
+        lambda: classes_split(3, "logistic"),
+        {"classes": 4, "class_weight": "balanced"},
+        "no sample of any weight is of class 3",
+    ),
+    (
+        lambda: _spoilt(lambda s: s),
+        {"step": "line-search"},
+        "weights, which does not go with step",
+    ),
+    (
+        lambda: _spoilt(lambda s: np.where(s > 2.9, -1.0, s)),
+        {},
+        "weights must be finite numbers from 0",
+    ),
+    (
+        lambda: _spoilt(lambda s: np.where(s > 2.9, np.inf, s)),
+        {},
+        "weights must be finite",
+    ),
+    (lambda: _spoilt(lambda s: 1e-6 * s), {}, "weights must be 0 or at least 0.0001"),
+    (
+        lambda: _spoilt(lambda s: np.where(s > 2.9, np.nan, s)),
+        {},
+        "samples have weights on none of",
+    ),
+    (lambda: _spoilt(lambda s: 0.0 * s), {}, "the weights of all samples are 0"),
+    (lambda: _spoilt(lambda s: 1e9 * s), {}, "largest|too large|exceeds|range"),
+    (
+        lambda: two_classes("logistic"),
+        {"client": {"weights": np.ones(3)}},
+        r"weights have shape \(3,\), expected",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        *("squared", "logistic"),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("smoothed-hinge", "hinge")),
-    ],
-)
-def test_an_intercept_that_is_not_penalised(loss: str) -> None:
-    value = 5.0
-    if loss == "squared":
-        split = with_constant(numbers(loss), value)
-    else:
-        split = with_constant(classes_split(3, loss), value)
-        split.y = np.where(split.y == 2.0, 1.0, -1.0)
-    options: dict[str, Any] = {"free_feature": split.names[-1]}
-    if loss == "hinge":
-        run = Run(split, 300, encryption="stream", tolerance=1e-7, **options)
-        assert run.strategy.converged()
-        found = run.model
-    else:
-        found = encrypted(split, **options)
-    X, y = split.X[:, :-1], split.y
-    if loss == "squared":
-        model = Ridge(alpha=REGULARIZATION * N, tol=1e-14).fit(X, y)
-        expected = np.append(model.coef_, model.intercept_ / value)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    elif loss == "logistic":
-        c = 1.0 / (REGULARIZATION * N)
-        model = LogisticRegression(C=c, solver="newton-cholesky", tol=1e-12).fit(X, y)
-        expected = np.append(model.coef_[0], model.intercept_ / value)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    else:
-        w, b = cp.Variable(P - 1), cp.Variable()
-        gaps = cp.pos(1 - cp.multiply(y, X @ w + b))
-        sizes = gaps if loss == "hinge" else cp.huber(gaps, 1.0) / 2
-        value_of = cp.sum(sizes) / N + REGULARIZATION / 2 * cp.sum_squares(w)
-        best = cp.Problem(cp.Minimize(value_of)).solve(solver="CLARABEL")
-        w.value, b.value = found[:-1], found[-1] * value
-        assert abs(float(value_of.value) - best) <= 1e-7
+@pytest.mark.parametrize(("make", "options", "match"), UNFIT)
+def test_data_that_does_not_fit(
+    make: Callable[[], Split], options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises((SettingsError, RuntimeError), match=match) as told:
+        Run(make(), 3, encryption="stream", exposed="accept", **options)
+    assert "\n" not in str(told.value)
 
 
-def test_the_certificate_with_an_elastic_net_and_an_intercept_is_true() -> None:
-    """The gap is never below the distance to the optimum, in any round."""
-    split = with_constant(numbers("squared"))
-    ρ = 0.5
-    w = cp.Variable(P)
-    penalty = (1 - ρ) / 2 * cp.sum_squares(w[:-1]) + ρ * cp.norm1(w[:-1])
-    risk = cp.sum_squares(split.X @ w - split.y) / (2 * N)
-    best = cp.Problem(cp.Minimize(risk + REGULARIZATION * penalty)).solve(
-        solver="CLARABEL"
-    )
-    run = Run(split, 90, l1_ratio=ρ, free_feature=split.names[-1])
-    duals, primals = run.metric("dual"), run.metric("primal")
-    assert (duals <= best + 1e-7).all()
-    assert (primals >= best - 1e-7).all()
-    assert (np.diff(run.metric("dual-bound")) >= -1e-9).all()
-    assert primals.min() - best <= 1e-6
+def test_weights_that_contradict_those_of_another_holder() -> None:
+    split = with_weights(two_classes("logistic"), fractions())
+
+    class Contradicts(Split):
+        def client(self, context: Any, **options: Any) -> HyFDCAClient:
+            client = super().client(context, **options)
+            if context.node_config["partition-id"] == 1:
+                client.weights = np.asarray(client.weights) + 1.0
+            return client
+
+    split.__class__ = Contradicts
+    with pytest.raises(SettingsError, match="samples have other weights on another"):
+        Run(split, 2)
 
 
-def test_a_free_feature_that_there_is_not() -> None:
-    with pytest.raises(SettingsError, match="'age' is not the name of any feature"):
-        Run(numbers("squared"), 2, free_feature="age")
+def test_a_few_samples_that_outweigh_the_rest_are_refused() -> None:
+    split, s, left = two_classes("logistic"), np.ones(N), np.zeros(N)
+    s[:2] = 1e4
+    with pytest.raises(SettingsError, match="outweigh the rest .* 1 group of samples"):
+        Run(with_weights(split, s), 2, encryption="stream")
+    # as good as left out: what is left is two samples
+    left[:6] = 1.0
+    with pytest.raises(SettingsError, match="outweigh the rest"):
+        Run(with_weights(split, left), 2, encryption="stream")
+    Run(with_weights(split, left), 2, encryption="stream", exposed="accept")
 
 
-# -- from an earlier model
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_run_from_an_earlier_model_is_never_worse_than_it(count: int) -> None:
-    split = classes_split(3, "logistic")
-    if count == 1:
-        split.y = against_the_rest(split, 0)
-    found = Run(split, 60, classes=count, tolerance=1e-6)
-
-    def again(start: Array, rounds: int, **options: object) -> tuple[HyFDCA, Array]:
-        settings: dict[str, object] = {"classes": count, "tolerance": 1e-6} | options
-        strategy = HyFDCA(
-            split.loss,
-            split.regularization,
-            feature_names=split.names,
-            encryption="stream",
-            **settings,  # type: ignore[arg-type]
-        )
-        grid = LocalGrid(split.app(), split.num_clients, seed=0)
-        result = strategy.start(grid, ArrayRecord([start]), num_rounds=rounds)
-        return strategy, result.arrays.to_numpy_ndarrays()[0]
-
-    strategy, model = again(found.model, 1)
-    # P of the given weights is known after one iteration, and they are the best
-    value = float(found.strategy._primals.sum())
-    assert strategy.history[-1].train["primal"] == pytest.approx(value, rel=1e-9)
-    np.testing.assert_allclose(model, found.model, rtol=1e-9)
-    strategy, model = again(found.model, 60)
-    assert strategy.converged()
-    np.testing.assert_allclose(model, found.model, rtol=0, atol=0.02)
-    if count == 1:
-        with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
-            again(found.model, 2, step="practical", secure_sum=False)
+def test_what_outweighs() -> None:
+    assert not outweighed(np.ones(3), 3)
+    assert outweighed(np.ones(2), 3)
+    assert outweighed(np.array([1.0, 1.0, 1e-3]), 3)
+    assert not outweighed(np.array([1.0, 1.0, 0.03]), 3)
+    assert outweighed(np.array([1.0, 1.0, 0.0, 0.0]), 3)
+    assert not outweighed(np.zeros(5), 3)  # they add nothing at all

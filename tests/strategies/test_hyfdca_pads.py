@@ -15,7 +15,7 @@ from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.cipher import Cipher
 from tests.harness import calm
 from tests.strategies.hyfdca_runs import Run, small
-from tests.strategies.test_hyfdca_faults import EVERYTHING
+from tests.strategies.test_hyfdca_faults import FAULTS
 
 
 @dataclass
@@ -101,7 +101,7 @@ def test_nothing_that_hides_is_used_for_two_numbers(kind: Any, noted: Noted) -> 
     run = Run(
         small(parts=kind),
         40,
-        faults=EVERYTHING,
+        faults=FAULTS,
         each=each,
         encryption="stream",
         backup_every=3,
