@@ -17,7 +17,6 @@ import resource
 import signal
 import sys
 import tracemalloc
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp.strategy import Strategy
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
@@ -36,13 +43,12 @@ from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.node_secrets import NodeSecrets, run_ledgers
 from fedtrellis.server.conversation import refusal_in
 from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import encode
 from fedtrellis.wire.exchange import Reason
 from fedtrellis.wire.flower_internals import message_bytes
 from fedtrellis.wire.local_grid import FAULTS
 from strategies.hyfdca.mixtures import WrongReportError
-from tests.strategies.mutations import choose, mutate_bytes, mutate_content
 from tests.strategies.soak_cases import CASES, Case, context_of
-from tests.strategies.soak_runs import _walk
 
 #: What one message may make a client or the server allocate at a time: so many times
 #: the largest of the message, the model and the client's state, and this much besides.
@@ -51,6 +57,238 @@ TIMES, BESIDES = 16, 2_000_000
 SECONDS = 10.0
 
 Rng = np.random.Generator
+Items = dict[str, Any]
+
+
+# -------------------------------------------------------- messages with something wrong
+
+#: Keys that say what a message is; changed more often than others.
+ENVELOPE = (
+    "session server-round used-round model-version model-base model-shapes client-id "
+    "model-encoding in-sync numbers restore restore-as-model keep-model"
+)
+_FLOATS = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1e-320, -1.0, 0.0)
+_INTS = (-1, 0, 1, 2, 10**6, 2**31, 10**12, 2**63 - 1, -(2**63), 2**64 - 1)
+_TEXTS = ("", "\x00", "ä" * 40, "0", "-1", "nan", "train", "{}", "x" * 10_000)
+_SHAPES: Any = ((10**12,), (2**40, 2**40), (0, 10**12), (10**9,), (), (1,), (3, 3))
+_DTYPES = ("<f4", "<f2", ">f8", "<i8", "|u1", "|b1", "<u8", "<c16", "<M8[s]", "|S8")
+
+
+def choose(rng: Rng, items: Sequence[Any]) -> Any:
+    """One of them."""
+    return items[int(rng.integers(len(items)))]
+
+
+def mutate_bytes(rng: Rng, data: bytes) -> bytes:
+    """Bits flipped, cut, lengthened, overwritten, or something else altogether."""
+    kind = int(rng.integers(6))
+    if not data or kind == 0:
+        return bytes(rng.integers(0, 256, size=int(rng.integers(0, 64)), dtype="u1"))
+    changed = bytearray(data)
+    if kind <= 2:
+        # half of them in the first bytes, where headers are
+        end = min(len(changed), 80) if rng.random() < 0.5 else len(changed)
+        for _ in range(int(rng.integers(1, 4))):
+            changed[int(rng.integers(end))] ^= 1 << int(rng.integers(8))
+    elif kind == 3:
+        del changed[int(rng.integers(len(changed))) :]
+    elif kind == 4:
+        changed += bytes(
+            rng.integers(0, 256, size=int(rng.integers(1, 4)) * 8, dtype="u1")
+        )
+    else:
+        at = int(rng.integers(len(changed)))
+        changed[at : at + 8] = b"\xff" * len(changed[at : at + 8])
+    return bytes(changed)
+
+
+def _header(dtype: str, shape: tuple[int, ...], fortran: bool = False) -> bytes:
+    text = repr({"descr": dtype, "fortran_order": fortran, "shape": shape})
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def _read(array: Array) -> Any:
+    """Its numbers; None where it was changed before."""
+    try:
+        values = array.numpy().copy()
+    except Exception:
+        return None
+    return values if values.dtype.kind in "fiub" else None
+
+
+def _values(rng: Rng, array: Array) -> Array:
+    """Other values in an array that stays well-formed."""
+    values = _read(array)
+    if values is None:
+        return array
+    if not values.size:
+        return encode(np.zeros(int(rng.integers(1, 5))))
+    flat = values.reshape(-1)
+    where = rng.integers(flat.size, size=int(rng.integers(1, 4)))
+    if values.dtype.kind == "f":
+        flat[where] = choose(rng, _FLOATS)
+    elif values.dtype.kind in "iu":
+        info = np.iinfo(values.dtype)
+        flat[where] = choose(rng, (info.max, info.min, 0, 1, info.max // 2))
+    return encode(values)
+
+
+def mutate_array(rng: Rng, array: Array) -> Array:
+    """Wrong bytes, dtype, shape, serialisation or values."""
+    kind = int(rng.integers(7))
+    if kind == 0:
+        return Array(array.dtype, array.shape, "no.such.type", array.data)
+    if kind == 1:
+        return _values(rng, array)
+    if kind == 2:
+        # a header that says what is not there
+        body = array.data[128:] if rng.random() < 0.5 else b""
+        data = _header(choose(rng, ("<f8", *_DTYPES)), choose(rng, _SHAPES)) + body
+        return Array(array.dtype, array.shape, array.stype, data)
+    if kind == 3:
+        # a well-formed array of another dtype or shape
+        values = _read(array)
+        if values is None:
+            return array
+        with np.errstate(all="ignore"):
+            other = [
+                lambda: values.reshape(-1),
+                lambda: values.reshape(*values.shape, 1),
+                lambda: np.asfortranarray(values),
+                lambda: np.concatenate([values.reshape(-1)] * 2),
+                lambda: values.reshape(-1)[:-1],
+                lambda: values.astype(choose(rng, ("<f4", "<i8", ">f8", "?", "u1"))),
+                lambda: np.zeros((0, *values.shape)),
+            ]
+            return encode(choose(rng, other)())
+    return Array(array.dtype, array.shape, array.stype, mutate_bytes(rng, array.data))
+
+
+def mutate_value(rng: Rng, value: Any) -> Any:
+    """Another value, often of another type."""
+    if rng.random() < 0.25:
+        # of another type
+        kinds = (choose(rng, _FLOATS), choose(rng, _INTS), choose(rng, _TEXTS))
+        return choose(rng, (*kinds, True, b"\x00\x01", [1, 2, 3], [], ["a"], [0.5]))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        near = value + int(rng.integers(-2, 3))
+        return choose(rng, (*_INTS, near, float(near)))
+    if isinstance(value, float):
+        whole = int(min(abs(value), 2.0**62)) if value == value else 0
+        return choose(rng, (*_FLOATS, value * 2.0, whole))
+    if isinstance(value, bytes):
+        return mutate_bytes(rng, value)
+    if isinstance(value, str):
+        return choose(rng, (*_TEXTS, value + "0", value[:-1]))
+    assert isinstance(value, list)
+    return _mutate_list(rng, value)
+
+
+def _mutate_list(rng: Rng, value: list[Any]) -> list[Any]:
+    changed = list(value)
+    kind = int(rng.integers(4))
+    if not changed or kind == 0:
+        return [choose(rng, _INTS) for _ in range(int(rng.integers(1, 4)))]
+    if kind == 1:
+        del changed[int(rng.integers(len(changed)))]
+    elif kind == 2:
+        changed += [choose(rng, changed)] * int(rng.integers(1, 200))
+    else:
+        at = int(rng.integers(len(changed)))
+        same = type(changed[at])
+        new = mutate_value(rng, changed[at])
+        changed[at] = new if type(new) is same else changed[at]
+    return changed
+
+
+def _change_keys(rng: Rng, items: Items, extra: Callable[[], Any]) -> Items:
+    """Without a key, with another name for one, or with one more."""
+    keys, kind = list(items), int(rng.integers(4))
+    if not keys or kind == 0:
+        items[choose(rng, ("extra", "0", "", "joined", "x.values", "x.indices"))] = (
+            extra()
+        )
+        return items
+    key = choose(rng, keys)
+    if kind == 1:
+        del items[key]
+    elif kind == 2:
+        items[key + "x"] = items.pop(key)
+    else:
+        shuffled = [keys[i] for i in rng.permutation(len(keys))]
+        items = {name: items[name] for name in shuffled}
+    return items
+
+
+def _mutate_arrays(rng: Rng, record: ArrayRecord) -> ArrayRecord:
+    items: Items = dict(record)
+    if items and rng.random() < 0.75:
+        key = choose(rng, list(items))
+        items[key] = mutate_array(rng, items[key])
+    else:
+        items = _change_keys(rng, items, lambda: encode(rng.standard_normal(3)))
+    return ArrayRecord(items)
+
+
+def _mutate_numbers(rng: Rng, record: Any) -> Any:
+    items: Items = dict(record)
+    if items and rng.random() < 0.8:
+        known = [key for key in items if key in ENVELOPE]
+        usual = not known or rng.random() < 0.6
+        key = choose(rng, list(items) if usual else known)
+        items[key] = mutate_value(rng, items[key])
+    else:
+        items = _change_keys(rng, items, lambda: choose(rng, _INTS))
+    if isinstance(record, MetricRecord):
+        numbers = (int, float)
+        items = {k: v for k, v in items.items() if type(v) in numbers}
+        return MetricRecord(items)
+    return ConfigRecord(items)
+
+
+def _of_another_type(rng: Rng, record: Any) -> Any:
+    if isinstance(record, ArrayRecord):
+        return choose(rng, (ConfigRecord({"0": b"\x00"}), MetricRecord({"0": 1.0})))
+    return choose(rng, (ArrayRecord(), ArrayRecord([np.zeros(2)]), MetricRecord()))
+
+
+def mutate_content(
+    rng: Rng, content: RecordDict, others: Sequence[RecordDict] = ()
+) -> RecordDict:
+    """A message's content with one to three things wrong, some taken from others."""
+    records: Items = dict(content)
+    for _ in range(choose(rng, (1, 1, 1, 2, 3))):
+        names, kind = list(records), int(rng.integers(12))
+        if kind == 0 and names:
+            del records[choose(rng, names)]
+        elif kind == 1 and names:
+            name = choose(rng, names)
+            records[name] = _of_another_type(rng, records[name])
+        elif kind == 2:
+            records = _change_keys(rng, records, ArrayRecord)
+        elif kind == 3 and others:
+            # all of it, or a record, of another message
+            other: RecordDict = choose(rng, others)
+            taken = dict(other)
+            if rng.random() < 0.5 and taken:
+                name = choose(rng, list(taken))
+                records[name] = taken[name]
+            else:
+                records = taken
+        elif names:
+            name = choose(rng, names)
+            record = records[name]
+            if isinstance(record, ArrayRecord):
+                records[name] = _mutate_arrays(rng, record)
+            else:
+                records[name] = _mutate_numbers(rng, record)
+    return RecordDict(records)
+
+
+# ---------------------------------------------------------------------------- the limits
 
 
 class EndlessError(BaseException):
@@ -73,20 +311,17 @@ def time_limit() -> Iterator[None]:
 
 @dataclass
 class Tally:
-    """What became of the mutated messages."""
+    """What became of the mutated messages; ``peak`` is a part of the allowed memory."""
 
     name: str
     messages: int = 0
-    handled: int = 0
     refused: int = 0
-    peak: float = 0.0  # the largest allocation, as a fraction of what is allowed
+    peak: float = 0.0
     problems: list[str] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, reason: str) -> None:
         """Count a refusal, which has to say something."""
         self.refused += 1
-        self.reasons[reason] += 1
         if not re.search(r"[a-zA-Z]{3}", reason.rpartition("Error: ")[2]):
             self.problem(f"a refusal without a reason: {reason!r}")
 
@@ -97,8 +332,9 @@ class Tally:
     def row(self) -> str:
         """A row of the table."""
         return (
-            f"| {self.name} | {self.messages} | {self.refused} | {self.handled} | "
-            f"{self.peak:.2f} | {len(self.problems)} |"
+            f"| {self.name} | {self.messages} | {self.refused} | "
+            f"{max(self.messages - self.refused, 0)} | {self.peak:.2f} | "
+            f"{len(self.problems)} |"
         )
 
 
@@ -151,29 +387,20 @@ def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:
     return (path, path.read_bytes()) if path.is_file() else None
 
 
-class _Wipes(Callback):
-    """A node loses its state after the second round, so that it is restored."""
-
-    def __init__(self, grid: LocalGrid) -> None:
-        self.grid = grid
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        if record.round in (2, 4):
-            context_of(self.grid, strategy.clients[0]).state = RecordDict()
-            if record.round == 4:
-                # both holders of the samples: what they had is made anew
-                context_of(self.grid, strategy.clients[1]).state = RecordDict()
-
-
 def record(case: Case, rounds: int = 6) -> list[Exchange]:
     """All messages of a short run, its preparation and its evaluation included."""
     grid = Recorder(case.app, case.nodes, seed=1, reply_loss=0.1)
-    options = {"backup_every": 2} if case.method == "hyfdca" else {}
-    strategy = case.strategy(
-        callbacks=[_Wipes(grid)],
-        client_evaluate_every=2 if case.evaluates else 0,
-        **options,
-    )
+
+    class Wipes(Callback):
+        """Nodes lose their states and are restored; in round 4 both holders do."""
+
+        def on_round(self, strategy: Any, record: RoundRecord) -> None:
+            for name in strategy.clients[: {2: 1, 4: 2}.get(record.round, 0)]:
+                context_of(grid, name).state = RecordDict()
+
+    options: dict[str, Any] = {"backup_every": 2} if case.method == "hyfdca" else {}
+    options |= {"client_evaluate_every": 2 if case.evaluates else 0}
+    strategy = case.strategy(callbacks=[Wipes()], **options)
     strategy.start(grid, ArrayRecord([case.start]), num_rounds=rounds)
     return grid.exchanges
 
@@ -265,25 +492,19 @@ def fuzz_client(
             message_type=kind,
             group_id=exchange.request.metadata.group_id,
         )
-        number = int(exchange.name)
-        context = Context(
-            run_id=1,
-            node_id=exchange.request.metadata.dst_node_id,
-            node_config={"partition-id": number, "num-partitions": case.nodes},
-            state=RecordDict(dict(exchange.state)),
-            run_config={},
-        )
-        _give(case, message, context, exchange, model, tally)
+        _give(case, message, exchange, model, tally)
 
 
 def _give(
     case: Case,
     message: Message,
-    context: Context,
     exchange: Exchange,
     model: int,
     tally: Tally,
 ) -> None:
+    node: Any = {"partition-id": int(exchange.name), "num-partitions": case.nodes}
+    state = RecordDict(dict(exchange.state))
+    context = Context(1, message.metadata.dst_node_id, node, state, {})
     before = {key: dict(record) for key, record in exchange.state.items()}
     allowed = max(message_bytes(message), model, _size_of(exchange.state))
     where = f"{message.metadata.message_type} of {case.name}"
@@ -309,8 +530,6 @@ def _give(
             tally.refuse(f"{said.refusal}: {said}")
         elif refused:
             tally.refuse("OutOfSync: the client asks to be restored")
-        else:
-            tally.handled += 1
     if exchange.ledger is not None and path.is_file():
         told = _promises(path, known, refused)
         if told:
@@ -342,46 +561,40 @@ def _ledger_in(path: Path, data: bytes) -> dict[str, Any]:
 
 
 class Tampering(LocalGrid):
-    """A grid that mutates replies on their way, and knows which."""
+    """A grid that mutates replies on their way, and counts which."""
 
     rng: Rng
     others: Sequence[RecordDict] = ()
     only: str = ""
+    tampered = 0
 
     def _strikes(self, message: Message) -> set[str]:
         strikes = super()._strikes(message)
-        kind = message.metadata.message_type
         if self.only:
-            rate = self.faults["garbage"]
-            hit = kind == self.only and self.rng.random() < rate
-            return {"garbage"} if hit else set()
+            hit = self.rng.random() < self.faults["garbage"]
+            return (
+                {"garbage"}
+                if hit and message.metadata.message_type == self.only
+                else set()
+            )
         return strikes
 
     def _spoil(self, reply: Message, message: Message) -> Message:
-        tampered = self.__dict__.setdefault("tampered", set())
-        tampered.add(message.metadata.message_id)
-        mine = [reply.content, *self.__dict__.setdefault("seen", [])]
-        content = mutate_content(self.rng, reply.content, [*self.others, *mine])
-        if len(self.__dict__["seen"]) < 200:
-            self.__dict__["seen"].append(reply.content)
+        self.tampered += 1
+        seen = self.__dict__.setdefault("seen", [])
+        content = mutate_content(
+            self.rng, reply.content, [*self.others, reply.content, *seen]
+        )
+        if len(seen) < 200:
+            seen.append(reply.content)
         return Message(content, reply_to=message)
 
 
-def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
+def _watch(strategy: Any, tally: Tally, model: int) -> None:
     """Check that what is dropped changes nothing, and that looking costs little."""
-
-    opened: set[str] = set()  # clients whose mutated answers passed the first checks
 
     def guarded(look: Callable[..., Any], allowed: Callable[..., int]) -> Any:
         def call(*arguments: Any) -> Any:
-            first = arguments[0]
-            envelope = isinstance(first, Message)
-            client = arguments[1] if envelope else first.client
-            mutated = client in opened
-            if envelope:
-                reply_to = first.metadata.reply_to_message_id
-                mutated = reply_to in grid.__dict__.get("tampered", ())
-                opened.discard(client)
             before = fingerprint(strategy)
             try:
                 with time_limit(), measured(tally, allowed(*arguments)):
@@ -392,20 +605,14 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
                 tally.problem(f"more than {SECONDS} s for an answer")
                 raise ValueError("endless") from None
             except Exception as error:
-                if mutated:
-                    tally.handled -= not envelope
-                    tally.refuse(str(error) or type(error).__name__)
+                tally.refuse(str(error) or type(error).__name__)
                 # HyFDCA: the answer says which nonce it is to be asked with instead
                 again = "the wave begins again" in str(error)
                 if not again and fingerprint(strategy) != before:
                     tally.problem("a dropped answer has changed the strategy's state")
-                if envelope:
+                if isinstance(arguments[0], Message):
                     return Reason(str(error))
                 raise
-            if mutated and envelope:
-                # unless the method's own check finds something
-                tally.handled += 1
-                opened.add(client)
             return result
 
         return call
@@ -437,42 +644,9 @@ def _watch(strategy: Any, grid: Tampering, tally: Tally, model: int) -> None:
         setattr(strategy, method, asking)
 
 
-def _server_errors(case: Case, strategy: Any) -> float:
-    """How far the model is from what the server's own mirrors of the clients say.
-
-    Relative to the largest number that the server has: values may be enormous.
-    """
-    errors = 0.0
-    model = strategy.broadcast.model
-    expected: Any = model
-    if case.method == "fedfw":
-        names, model = strategy.clients, strategy._result_point()
-        expected = np.mean([strategy._client_iterate(n) for n in names], axis=0)
-    elif case.method == "fedgia":
-        names = strategy.clients
-        expected = np.mean([strategy.client_point(n) for n in names], axis=0)
-    elif case.method == "feddr":
-        points = [strategy._reflections[n] for n in strategy.clients]
-        expected = strategy.domain.project(np.mean(points, axis=0))
-    elif "rfl" in case.method:
-        corrections = [strategy.client_correction(n) for n in strategy.clients]
-        total = np.sum(corrections, axis=0)
-        model, expected = total, np.zeros_like(total)
-    elif case.method == "hyfdca":
-        model = strategy.steps.w
-        if strategy.safe:
-            expected = strategy.steps.bundle.w
-        else:
-            expected = np.zeros_like(model)
-            for name, own in strategy.steps.contributions.items():
-                expected[strategy.alignment.columns[name]] += own
-    largest = max(
-        float(np.abs(item).max(initial=0.0))
-        for item in _walk(strategy, frozenset({"history", "callbacks", "grid"}))
-        if isinstance(item, np.ndarray) and item.dtype.kind == "f"
-    )
-    errors = float(np.abs(model - expected).max(initial=0.0)) / (1.0 + largest)
-    return errors if np.isfinite(model).all() else np.inf
+_SETUP = (
+    *("query.hello", "train.align", "train.agree", "train.labels", "train.ready"),
+)
 
 
 def fuzz_server(
@@ -488,19 +662,13 @@ def fuzz_server(
     A run that is tampered with before round 1 may end there, with a reason.
     """
     phases = sorted({e.request.metadata.message_type for e in record(case, 2)})
-    setup = [p for p in phases if p in _SETUP]
-    start = tally.messages
-    turn = 0
+    start, turn = tally.messages, 0
     while tally.messages < start + count:
         # one run in three is tampered with before round 1 only
+        setup = [p for p in phases if p in _SETUP]
         only = choose(rng, setup) if turn % 3 == 2 else ""
         turn += 1
         _one_run(case, others, rng, tally, rounds, only)
-
-
-_SETUP = (
-    *("query.hello", "train.align", "train.agree", "train.labels", "train.ready"),
-)
 
 
 def _one_run(
@@ -522,7 +690,7 @@ def _one_run(
         """
 
         def on_start(self, strategy: Any, first: int, last: int) -> None:
-            _watch(strategy, grid, tally, case.start.nbytes)
+            _watch(strategy, tally, case.start.nbytes)
             if not only:
                 grid.faults = dict.fromkeys(FAULTS, 0.0)
 
@@ -535,18 +703,18 @@ def _one_run(
         client_evaluate_every=3 if case.evaluates else 0,
         start_timeout=5.0,
     )
-    failed = ""
+    failed = False
     try:
         strategy.start(grid, ArrayRecord([case.start]), num_rounds=rounds)
     except (SettingsError, TimeoutError, RuntimeError) as error:
         # nobody can tell whose word of a hidden sum is wrong: the run ends, as it must
         if not only and not isinstance(error, WrongReportError):
             tally.problem(f"{case.name}: the run ended: {error!r}")
-        failed = f"{type(error).__name__}: {error}"
+        failed = True
     except Exception as error:
         tally.problem(f"{case.name}: the server raised {error!r}")
-        failed = repr(error)
-    tally.messages += len(grid.__dict__.get("tampered", ()))
+        failed = True
+    tally.messages += grid.tampered
     if only == "query.hello":
         # the answers to the introduction are looked at before the strategy sees any
         rejected = [why for r in strategy.history for _, why in r.rejected]
@@ -554,17 +722,8 @@ def _one_run(
         for why in rejected:
             if "introduction" in why:
                 tally.refuse(why)
-        tally.handled = tally.messages - tally.refused
-    if failed:
-        tally.reasons[failed] += 1
-        # what had not been looked at when the run ended
-        tally.handled = tally.messages - tally.refused
-    if tally.handled + tally.refused != tally.messages:
-        tally.problem("some messages were neither handled nor refused")
-    if not failed:
-        violation = _server_errors(case, strategy)
-        if not violation < case.tolerance:
-            tally.problem(f"{case.name}: an invariant is violated by {violation:.2g}")
+    if not failed and not np.isfinite(strategy.broadcast.model).all():
+        tally.problem(f"{case.name}: the model is not finite")
 
 
 # ---------------------------------------------------------------------------------- all
@@ -612,36 +771,6 @@ def fuzz(names: Sequence[str], messages: int, seed: int) -> Iterator[Tally]:
 CIPHERTEXT_BYTES = 32_000_000
 
 
-def bombs(payload: bytes) -> Iterator[bytes]:
-    """Ciphertexts of some kilobytes that stand for hundreds of megabytes.
-
-    Parameters
-    ----------
-    payload : bytes
-        A real one, in SEAL's format.
-    """
-    zeros = zlib.compressobj(9)
-    packed = b"".join(zeros.compress(bytes(2**20)) for _ in range(120))
-    # zstd: blocks that say "this byte, 128 KiB times", the last of them by itself
-    block, size = b"", 2**17
-    for last in (0, 1):
-        block += (last | 1 << 1 | size << 3).to_bytes(3, "little") + b"\0"
-    frame = b"\x28\xb5\x2f\xfd\x00\x58" + block[:4] * 2_000 + block[4:]
-    for mode, body in (
-        (1, packed + zeros.flush()),
-        (2, frame),
-        (2, payload[16:] + frame),  # behind a stream that is right
-    ):
-        size = 16 + len(body)
-        yield (
-            payload[:5]
-            + bytes([mode])
-            + payload[6:8]
-            + size.to_bytes(8, "little")
-            + body
-        )
-
-
 def fuzz_ciphertexts(backend: str, count: int, seed: int) -> Tally:
     """Mutated ciphertexts; those of BFV reach TenSEAL and SEAL, which are no Python.
 
@@ -650,66 +779,39 @@ def fuzz_ciphertexts(backend: str, count: int, seed: int) -> Tally:
     from fedtrellis.encryption import EncryptionError, backend_class
     from fedtrellis.encryption.cipher import split_blob
 
-    rng = np.random.default_rng(seed)
+    rng, tally = np.random.default_rng(seed), Tally(backend)
     key = backend_class(backend).generate()
     server, label, values = key.adder(), ("label", 1), np.arange(5.0)
     fresh = [key.encrypt(values, label, sender, 4)[0] for sender in "ab"]
     whole = [*fresh, *server.add([[blob] for blob in fresh])]
     other = key.encrypt(values, label, "c", 4)
-    headers = {blob: len(blob) - len(split_blob(blob)[1]) for blob in whole}
-    tally = Tally(backend)
-    mutated = []
-    if backend == "tenseal-bfv":
-        head = headers[fresh[0]]
-        mutated = [fresh[0][:head] + bomb for bomb in bombs(fresh[0][head:])]
-    while len(mutated) < count:
-        blob = choose(rng, whole)
-        head, kind = headers[blob], rng.random()
+    for _ in range(count):
+        blob, kind = choose(rng, whole), rng.random()
+        head = len(blob) - len(split_blob(blob)[1])
         payload = bytearray(blob[head:])
-        if kind < 0.3:
-            mutated.append(mutate_bytes(rng, blob))
-            continue
-        if kind < 0.5:
+        if kind < 0.4:
             # within the headers, SEAL's, the compression's and what they lead to
             payload[int(rng.integers(min(120, len(payload))))] ^= 1 << rng.integers(8)
         else:
-            if kind > 0.75 and backend == "tenseal-bfv":
-                payload = _mutated_inside(rng, bytes(payload))
-            else:
-                payload = bytearray(mutate_bytes(rng, bytes(payload)))
+            payload = bytearray(mutate_bytes(rng, bytes(payload)))
             # a length that fits what was cut off or put in
             payload[8:16] = len(payload).to_bytes(8, "little")
-        mutated.append(blob[:head] + payload)
-    for blob in mutated:
+        mutated = mutate_bytes(rng, blob) if kind > 0.8 else blob[:head] + payload
         tally.messages += 1
         before = _peak_resident()
         for look in (
-            partial(server.add, [other, [blob]]),
-            partial(key.decrypt, [blob], label, 5, None),
+            partial(server.add, [other, [mutated]]),
+            partial(key.decrypt, [mutated], label, 5, None),
         ):
             try:
                 look()
             except EncryptionError as error:
                 tally.refuse(f"{type(error).__name__}: {error}")
-                continue
-            tally.handled += 1
         grown = _peak_resident() - before
         tally.peak = max(tally.peak, grown / CIPHERTEXT_BYTES)
         if grown > CIPHERTEXT_BYTES:
-            tally.problem(f"{grown} bytes for a ciphertext of {len(blob)}")
+            tally.problem(f"{grown} bytes for a ciphertext of {len(mutated)}")
     return tally
-
-
-def _mutated_inside(rng: np.random.Generator, payload: bytes) -> bytearray:
-    """Damage to what SEAL has compressed, where its inner headers are."""
-    from fedtrellis.encryption.bfv import _plain_form
-
-    inside = bytearray(_plain_form(payload))
-    place = int(rng.integers(16, 120))
-    if rng.random() < 0.5:  # those of the seed are at the end
-        place = len(inside) - int(rng.integers(1, 90))
-    inside[place] ^= 1 << rng.integers(8)
-    return inside
 
 
 def _peak_resident() -> int:
@@ -724,7 +826,6 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reasons", action="store_true", help="print them all")
     parser.add_argument(
         "--ciphertexts", type=int, default=0, help="mutated ones, of each cipher"
     )
@@ -745,9 +846,6 @@ def main() -> int:
         for problem, count in Counter(tally.problems).items():
             failed = True
             print(f"{tally.name}: {problem} ({count} times)", file=sys.stderr)
-        if arguments.reasons:
-            for reason, count in tally.reasons.most_common():
-                print(f"    {count:5d} {reason[:160]!r}")
     return int(failed)
 
 

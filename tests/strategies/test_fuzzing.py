@@ -31,10 +31,10 @@ from tests.strategies.fuzz_runs import (
     fuzz_client,
     fuzz_server,
     measured,
+    mutate_bytes,
     record,
     time_limit,
 )
-from tests.strategies.mutations import mutate_bytes
 from tests.strategies.soak_cases import CASES
 
 # one of each kind of message and of state; the long form has all cases

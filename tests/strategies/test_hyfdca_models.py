@@ -185,7 +185,7 @@ def test_a_pipeline_with_an_intercept(case: str) -> None:
         split.y = targets[2]
         targets = [split.y]
     else:
-        split.y = split.y + Z @ np.maximum(np.arange(8.0) - 3.0, 0.0) + 3.0
+        split.y = split.y + 3.0 * Z @ (np.arange(8.0) == 5.0) + 3.0
         targets, options["l1_ratio"] = [split.y], 0.5
         model = ElasticNet(λ, l1_ratio=0.5, tol=1e-14, max_iter=10**6)
     found = encrypted(split, exposed="accept", **options).reshape(P, -1)

@@ -11,12 +11,9 @@ import pytest
 
 from fedtrellis.domains import L1Ball
 from tests.strategies.liar_runs import (
-    ANSWERS,
     BOUND,
-    DECLARED,
     EACH_REFUSED,
     OWN_LOSS,
-    REFUSED,
     distance,
     run,
 )
@@ -26,17 +23,12 @@ AVERAGING = [name for name, method in METHODS.items() if "median" in method.rule
 BY_ATOMS = [name for name in METHODS if name not in AVERAGING]
 #: What moves some method's mean by the most.
 STRONGEST = ("times 10⁶", "no step at all", "within the scatter", OWN_LOSS)
+MORE = ("random, as long", "against the others", "10¹⁵ examples")
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-
-
-def test_there_are_a_dozen_kinds() -> None:
-    assert len({*REFUSED, *ANSWERS, *DECLARED, OWN_LOSS}) >= 12
-    assert len(AVERAGING) == 18
-    assert len(BY_ATOMS) == 4
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -48,33 +40,19 @@ def test_what_is_malformed_or_of_another_is_refused_and_named(name: str) -> None
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_a_median_holds_against_every_kind(name: str) -> None:
-    kinds = (*ANSWERS, *DECLARED, OWN_LOSS)
-    far = {kind: distance(name, run(name, kind, "median").model) for kind in kinds}
-    assert {kind: d for kind, d in far.items() if d > BOUND} == {}
-
-
-@pytest.mark.parametrize("name", AVERAGING)
-def test_so_do_the_other_rules_against_the_strongest(name: str) -> None:
-    rules = set(METHODS[name].rules) - {"mean", "median"}
-    far = {
-        (kind, rule): distance(name, run(name, kind, rule).model)
-        for kind in STRONGEST
-        for rule in rules
-    }
-    assert len(far) >= len(STRONGEST)
-    assert {key: d for key, d in far.items() if d > BOUND} == {}
-
-
-@pytest.mark.parametrize("name", AVERAGING)
-def test_the_mean_is_the_liars(name: str) -> None:
+def test_robust_rules_hold_and_the_mean_is_the_liars(name: str) -> None:
     """Without a rule one of these lies is worth more than all honest rounds."""
-    assert max(distance(name, run(name, kind).model) for kind in STRONGEST) > 1.0
+    rules = [rule for rule in METHODS[name].rules if rule != "mean"]
+    pairs = [(kind, "median") for kind in (*STRONGEST, *MORE)]
+    pairs += zip(STRONGEST, 4 * rules[1:], strict=False)
+    far = {(k, rule): distance(name, run(name, k, rule).model) for k, rule in pairs}
+    assert {key: d for key, d in far.items() if d > BOUND} == {}
+    assert any(distance(name, run(name, kind).model) > 1.0 for kind in STRONGEST)
 
 
 @pytest.mark.parametrize("name", BY_ATOMS)
 def test_whoever_sends_atoms_has_no_more_than_its_share_of_the_set(name: str) -> None:
-    for kind in (*ANSWERS, OWN_LOSS):
+    for kind in (*STRONGEST, *MORE[:2], "shifted by 5", "step reversed"):
         model = run(name, kind).model
         assert L1Ball(3.0).contains(model), kind
         assert distance(name, model) < 0.75, kind
