@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 import sim
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedFW
 
@@ -42,9 +43,11 @@ __all__ = [
     "app_of",
     "calm",
     "contexts",
+    "distance",
     "encode_message",
     "grid_of",
     "memory_of",
+    "node_states",
     "number_of",
     "only_for",
     "play",
@@ -111,6 +114,27 @@ def contexts(grid: LocalGrid) -> dict[int, Context]:
 def memory_of(strategy: Any, context: Context) -> ClientMemory:
     """What a client keeps of a strategy's run between its messages."""
     return ClientMemory.load(context.state, strategy.conversation.session)
+
+
+def node_states(strategy: Any, grid: LocalGrid) -> dict[str, dict[str, Array]]:
+    """By client, its state after the last of its rounds that the server used.
+
+    Clients that have neither that nor the one before it are left out: they will ask.
+    """
+    states = {}
+    for number, context in contexts(grid).items():
+        name, memory = str(number), memory_of(strategy, context)
+        used = strategy.conversation.client(name).used_round
+        for kept in (memory.committed, memory.provisional):
+            if kept.round == used:
+                states[name] = {key: decode(a) for key, a in kept.arrays.items()}
+    return {name: states[name] for name in strategy.clients if name in states}
+
+
+def distance(a: Any, b: Any) -> float:
+    """The largest difference of two arrays' entries; infinite if one is not finite."""
+    difference = float(np.abs(np.asarray(a) - np.asarray(b)).max(initial=0.0))
+    return difference if np.isfinite(difference) else np.inf
 
 
 class Distance:

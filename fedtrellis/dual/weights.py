@@ -276,8 +276,8 @@ class Shifted:
 
     def row(self, i: int) -> FloatArray:
         """One of them, dense."""
-        own: FloatArray = self.features[[i]].toarray()[0]
-        return own - self.shifts[self.kinds[i]]
+        dense: FloatArray = self.features[[i]].toarray()[0] - self.shifts[self.kinds[i]]
+        return dense
 
     def __matmul__(self, weights: FloatArray) -> FloatArray:
         """(X − M[kinds]) w."""

@@ -48,7 +48,8 @@ from fedtrellis.wire.exchange import Reason
 from fedtrellis.wire.flower_internals import message_bytes
 from fedtrellis.wire.local_grid import FAULTS
 from strategies.hyfdca.mixtures import WrongReportError
-from tests.strategies.soak_cases import CASES, Case, context_of
+from tests.harness import contexts
+from tests.strategies.soak_cases import CASES, Case
 
 #: What one message may make a client or the server allocate at a time: so many times
 #: the largest of the message, the model and the client's state, and this much besides.
@@ -288,7 +289,7 @@ def mutate_content(
     return RecordDict(records)
 
 
-# ---------------------------------------------------------------------------- the limits
+# --------------------------------------------------------------------------- the limits
 
 
 class EndlessError(BaseException):
@@ -396,7 +397,7 @@ def record(case: Case, rounds: int = 6) -> list[Exchange]:
 
         def on_round(self, strategy: Any, record: RoundRecord) -> None:
             for name in strategy.clients[: {2: 1, 4: 2}.get(record.round, 0)]:
-                context_of(grid, name).state = RecordDict()
+                contexts(grid)[int(name)].state = RecordDict()
 
     options: dict[str, Any] = {"backup_every": 2} if case.method == "hyfdca" else {}
     options |= {"client_evaluate_every": 2 if case.evaluates else 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +15,8 @@ from clients.hyfdca.run import NodeRules, entry_counts
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import make_loss
-from fedtrellis.wire.arrays import decode
-from fedtrellis.wire.protocol import ClientMemory
 from strategies import HyFDCA
+from tests.harness import contexts, node_states
 
 Array = NDArray[np.float64]
 Part = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -134,10 +132,6 @@ class Watch(Callback):
 class View:
     """What the clients and the server of a run have."""
 
-    split: Split
-    grid: LocalGrid
-    strategy: HyFDCA
-
     def __init__(self, split: Split, grid: LocalGrid, strategy: HyFDCA) -> None:
         self.split, self.grid, self.strategy = split, grid, strategy
 
@@ -148,29 +142,12 @@ class View:
 
     # what the nodes know
 
-    def context(self, name: str) -> Context:
-        (found,) = (
-            context
-            for context in self.grid._contexts.values()
-            if str(context.node_config["partition-id"]) == name
-        )
-        return found
-
     def wipe(self, name: str) -> None:
-        self.context(name).state = RecordDict()
+        contexts(self.grid)[int(name)].state = RecordDict()
 
     def client_state(self, name: str) -> dict[str, Array]:
         """A client's state as of the last of its rounds that was used."""
-        said = self.strategy.conversation
-        memory = ClientMemory.load(self.context(name).state, said.session)
-        used = said.client(name).used_round
-        if used == memory.provisional.round:
-            arrays = memory.provisional.arrays
-        elif used == memory.committed.round:
-            arrays = memory.committed.arrays
-        else:
-            return {}
-        return {key: decode(array) for key, array in arrays.items()}
+        return node_states(self.strategy, self.grid).get(name, {})
 
     def alphas(self) -> dict[str, Array]:
         """By client, α of all samples as it knows it; NaN where it knows none."""
@@ -356,35 +333,8 @@ def small(
     return Split(X, y, parts, loss, regularization)
 
 
-@cache
-def digits(unit: bool = False) -> tuple[Array, Array]:
-    """scikit-learn's digits, pixels/16 and a bias of 1; 5 or more against the rest."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    X = np.hstack([data.data / 16, np.ones((len(data.data), 1))])
-    if unit:
-        X /= np.linalg.norm(X, axis=1, keepdims=True)
-    return X, np.where(data.target >= 5, 1.0, -1.0)
-
-
 def irregular() -> Split:
     """A chain: each client but the last two shares samples with two others."""
     rows = [np.arange(64), np.arange(32), np.arange(32, 96), np.arange(64, 96)]
     first, second = np.arange(6), np.arange(6, 12)
     return small(parts=list(zip(rows, [first, second, second, first], strict=True)))
-
-
-def digits_split(
-    sample_groups: int = 4,
-    feature_groups: int = 4,
-    *,
-    unit: bool = False,
-    loss: str = "hinge",
-    limit: int | None = None,
-    least: int = LEAST,
-) -> Split:
-    X, y = digits(unit)
-    X, y = X[:limit], y[:limit]
-    parts = grid_parts(len(X), X.shape[1], sample_groups, feature_groups)
-    return Split(X, y, parts, loss, least=least)

@@ -233,7 +233,7 @@ class Lying(LocalGrid):
 
 @dataclass
 class Outcome:
-    """A run with a liar: the model, how many of its answers were refused, of how many."""
+    """A run with a liar: the model, and how many of its answers were refused."""
 
     model: Array
     refused: int

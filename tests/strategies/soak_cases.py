@@ -22,10 +22,8 @@ from clients.hyfdca import NewSamples
 from clients.hyfdca.run import NodeRules
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.encryption.cipher import PlainCipher
-from fedtrellis.wire.arrays import decode
-from fedtrellis.wire.protocol import ClientMemory
 from strategies import HyFDCA
-from tests.harness import number_of
+from tests.harness import distance, node_states, number_of
 from tests.strategies.hyfdca_runs import View, small
 from tests.strategies.methods import EVERY, METHODS, A
 
@@ -88,45 +86,6 @@ class Case:
     def strategy(self, **options: Any) -> Any:
         """A new strategy."""
         return self.make(**{**COMMON, **self.options, **options})
-
-
-# ------------------------------------------------------------------ what the nodes have
-
-
-def context_of(grid: LocalGrid, name: str) -> Context:
-    """The node of a client."""
-    (found,) = (
-        context
-        for context in grid._contexts.values()
-        if str(context.node_config["partition-id"]) == name
-    )
-    return found
-
-
-def node_states(strategy: Any, grid: LocalGrid) -> dict[str, dict[str, Array]]:
-    """By client, its state after the last of its rounds that the server used.
-
-    Clients that have neither that nor the one before it are left out: they will ask.
-    """
-    states = {}
-    said = strategy.conversation
-    for name in strategy.clients:
-        memory = ClientMemory.load(context_of(grid, name).state, said.session)
-        used = said.client(name).used_round
-        if used == memory.provisional.round:
-            arrays = memory.provisional.arrays
-        elif used == memory.committed.round:
-            arrays = memory.committed.arrays
-        else:
-            continue
-        states[name] = {key: decode(array) for key, array in arrays.items()}
-    return states
-
-
-def distance(a: Any, b: Any) -> float:
-    """The largest difference of two arrays' entries; infinite if one is not finite."""
-    difference = float(np.abs(np.asarray(a) - np.asarray(b)).max(initial=0.0))
-    return difference if np.isfinite(difference) else np.inf
 
 
 # ----------------------------------------------------------------------- the invariants

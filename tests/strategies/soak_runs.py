@@ -26,7 +26,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord
-from tests.strategies.soak_cases import CASES, Case, Errors, context_of, node_states
+from tests.harness import contexts, node_states
+from tests.strategies.soak_cases import CASES, Case, Errors
 
 #: A message is lost with probability 1 − 0.84 · 0.9 · 0.926 = 0.3.
 FAULTS: dict[str, Any] = {
@@ -244,7 +245,7 @@ class Conduct(Callback):
             self.grid.faults = dict.fromkeys(self.grid.faults, 0.0)
         elif t % _WIPE_EVERY == 0 and 0 < t < self.rounds - _CALM:
             name = strategy.clients[self.wipes % self.nodes]
-            context_of(self.grid, name).state = RecordDict()
+            contexts(self.grid)[int(name)].state = RecordDict()
             self.wipes += 1
         if t == self.dies_at:
             self.dies_at = -1

@@ -20,7 +20,7 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
 from strategies import FirstOrderRFL, ZerothOrderRFL
-from tests.harness import Array, Played, Stop
+from tests.harness import Array, Played, Stop, distance, node_states
 from tests.strategies.methods import (
     EVERY,
     EVERYTHING,
@@ -32,7 +32,6 @@ from tests.strategies.methods import (
     of_dtype,
     on,
 )
-from tests.strategies.soak_cases import distance, node_states
 
 LOSES_STATE = ("state_loss", "wipe")
 #: What is replayed along a client's random directions is added in another order.

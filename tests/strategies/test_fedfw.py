@@ -33,12 +33,13 @@ from tests.harness import (
     Distance,
     Recorder,
     contexts,
+    distance,
     grid_of,
+    node_states,
     only_for,
     play,
 )
 from tests.strategies.methods import EVERYTHING, METHODS
-from tests.strategies.soak_cases import distance, node_states
 
 N, P, RADIUS = 5, 12, 3.0
 

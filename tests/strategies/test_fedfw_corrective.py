@@ -31,10 +31,9 @@ from fedtrellis.domains import (
 )
 from fedtrellis.objectives import LeastSquares, Logistic, MatrixCompletion
 from strategies import FedFW
-from tests.harness import Array, Recorder, app_of, grid_of, play
+from tests.harness import Array, Recorder, app_of, grid_of, node_states, play
 from tests.strategies import corrective_loop as plain
 from tests.strategies.methods import EVERYTHING
-from tests.strategies.soak_cases import node_states
 
 cp: Any = importlib.import_module("cvxpy")
 

@@ -21,9 +21,8 @@ from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import SettingsError
 from strategies import HybridFedAvg, HyFEM
-from tests.harness import Array, grid_of, number_of, play
+from tests.harness import Array, distance, grid_of, node_states, number_of, play
 from tests.strategies.methods import EVERYTHING
-from tests.strategies.soak_cases import distance, node_states
 
 SEED, LAMBDA, ROUNDS, H, A, B, SMOOTHING, MU = 3, 0.05, 8, 7, 0.6, 1.5, 0.5, 0.8
 METHODS: list[Any] = [HybridFedAvg, HyFEM]

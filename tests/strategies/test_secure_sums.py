@@ -250,13 +250,13 @@ def test_a_client_that_lost_its_state(case: str) -> None:
 
 def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
     z, clip, t = 4.0, 0.5, 1
-    aggregation = SecureSum(
+    aggregation: Any = SecureSum(
         block_size=5, colluders=t, clip=clip, noise_multiplier=z, delta=1e-5
     )
     start = np.full(6, 0.1)
     still = [LeastSquares(np.eye(6), start) for _ in range(N)]  # of no change at all
     strategy = strategies.FedAvgGD(aggregation=aggregation, seed=0)
-    run = play(strategy, grid_of(clients.FedAvgGDClient, still), start, 200)
+    run: Any = play(strategy, grid_of(clients.FedAvgGDClient, still), start, 200)
     # local steps pull back towards the minimum, by less than a tenth of the noise
     moved = np.diff([start, *run.models], axis=0).std()
     # σ²: two blocks' 5 clients of z C/√(5 − t) each, in the mean of all 10
@@ -267,7 +267,8 @@ def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
     assert told[9] == pytest.approx(accountant.epsilon(10), rel=1e-6)
 
     # rounds count in which nothing comes, and a clip takes four bytes
-    run = go("fedavg-gd", 6, faults={**FAULTS, "seed": 1}, aggregation=aggregation)
+    lossy: Any = {**FAULTS, "seed": 1}
+    run = go("fedavg-gd", 6, faults=lossy, aggregation=aggregation)
     assert min(len(used) for used in run.used) < N
     told = [r.train["epsilon"] for r in run.strategy.history if "epsilon" in r.train]
     assert told[-1] == pytest.approx(accountant.epsilon(6), rel=1e-6)

@@ -137,7 +137,7 @@ def test_scalars_that_differ_in_sign_alone_are_a_bit_each(count: int) -> None:
 @pytest.mark.parametrize("variant", ["decomfl", "feedsign", "fedkseed"])
 @pytest.mark.parametrize(("tau", "m"), [(1, 6), (3, 4)])
 def test_equals_a_central_replay(variant: Any, tau: int, m: int) -> None:
-    own = {"pool": 30} if variant == "fedkseed" else {}
+    own: dict[str, Any] = {"pool": 30} if variant == "fedkseed" else {}
     strategy = ZerothOrderSGD(
         **own,
         local_steps=tau,
