@@ -110,7 +110,8 @@ class LinearModel(FiniteSum):
     """f(x) = weight · (factor · Σ_k l(a_kᵀx; y_k) + (l2/2)‖x‖²), for a loss l.
 
     The a_k are the rows of the data, the labels y_k are as the loss wants them, and x
-    has the shape (p,), or (p, c) for a loss of c scores.
+    has the shape (p,), or (p, c) for a loss of c scores. With ``free_intercept`` the
+    design has an intercept, and the penalty leaves the last row of x alone.
     """
 
     def __init__(
@@ -122,8 +123,11 @@ class LinearModel(FiniteSum):
         weight: float,
         l2: float,
         factor: float | None = None,
+        free_intercept: bool = False,
     ) -> None:
         self._design, self._labels, self._loss = design, labels, loss
+        # which rows of x are penalised
+        self._held = slice(-1 if free_intercept else None)
         self.num_examples, columns = design.shape
         self._factor = 1.0 / self.num_examples if factor is None else factor
         self.shape = (columns, *scores)
@@ -154,7 +158,8 @@ class LinearModel(FiniteSum):
         design = self._design
         if base.is_sparse(design.matrix):
             return None
-        return self.shape, self._loss, design.intercept, design.matrix.dtype
+        kind = self.shape, self._loss, design.intercept, design.matrix.dtype
+        return *kind, self._held.stop
 
     @staticmethod
     def stack(models: Sequence[LinearModel]) -> StackedLinear | None:
@@ -195,7 +200,8 @@ class LinearModel(FiniteSum):
         losses_sum = self._loss.total(self._design.apply(x), self._labels)
         total = self.weight * self._factor * float(losses_sum)
         if self.l2:
-            total += self.weight * self.l2 * float(self._penalty(x.ravel()))
+            held = x[self._held].ravel()
+            total += self.weight * self.l2 * float(self._penalty(held))
         return total
 
     def _gradient(self, x: Array, rows: IntArray | None) -> Array:
@@ -206,7 +212,8 @@ class LinearModel(FiniteSum):
         if factor != 1.0:
             result *= factor
         if self.l2:
-            result += (self.weight * self.l2) * self._penalty_slope(x)
+            held = self._held
+            result[held] += (self.weight * self.l2) * self._penalty_slope(x[held])
         return result
 
     def curvature(self, x: Array, direction: Array) -> float:
@@ -219,7 +226,8 @@ class LinearModel(FiniteSum):
         bends = self._loss.curvature_along(scores, self._labels, changes)
         result = self._factor * float(bends.sum())
         if self.l2:
-            result += self.l2 * self._penalty_curvature(x, direction)
+            held = self._held
+            result += self.l2 * self._penalty_curvature(x[held], direction[held])
         return self.weight * result
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:
@@ -230,16 +238,16 @@ class LinearModel(FiniteSum):
         # the examples' labels, alike for all the points
         losses: Array = factor * self._loss.total(scores, labels[:, None])
         if self.l2:
-            flat = points.reshape(len(points), -1)
+            flat = points[:, self._held].reshape(len(points), -1)
             losses += self.weight * self.l2 * self._penalty(flat)
         return losses
 
     def hessian_factor(self) -> tuple[Any, float, float]:
         """Return (A, s, c) with Θ = s AᵀA + c I, for solvers that exploit a wide A.
 
-        NotImplementedError: x is a matrix, and Θ has another structure.
+        NotImplementedError: x is a matrix or has an intercept, and Θ is another.
         """
-        if len(self.shape) > 1:
+        if len(self.shape) > 1 or self._design.intercept:
             raise NotImplementedError(f"{type(self).__name__} has no hessian_factor")
         scale = self.weight * self._loss.curvature * self._factor
         matrix = (self._exact or self)._design.matrix
@@ -253,32 +261,51 @@ class LinearModel(FiniteSum):
         """
         design, order = (self._exact or self)._design, math.prod(self.shape)
         scale = self.weight * self._loss.curvature * self._factor
-        shift, several = self.weight * self.l2, len(self.shape) == 2
-        if order <= base.DENSE_ORDER:
-            gram: Any = design.gram()
-            if several:
-                gram = np.kron(gram, np.eye(self.shape[1]) - 1.0 / self.shape[1])
-            bound = np.asarray(scale * gram)
-            bound[np.diag_indices(order)] += shift
-            return bound
+        if order > base.DENSE_ORDER:
+            return self._bound_operator()
+        gram: Any = design.gram()
+        if len(self.shape) == 2:
+            gram = np.kron(gram, np.eye(self.shape[1]) - 1.0 / self.shape[1])
+        bound = np.asarray(scale * gram)
+        bound[np.diag_indices(order)] += self._shifts()
+        return bound
+
+    def _bound_operator(self) -> Any:
+        design = (self._exact or self)._design
+        scale = self.weight * self._loss.curvature * self._factor
 
         def product(v: Array) -> Array:
             x = v.reshape(self.shape)
-            if several:
+            if len(self.shape) == 2:
                 x = x - x.mean(axis=1, keepdims=True)
-            return (scale * design.adjoint(design.apply(x))).ravel() + shift * v
+            return (scale * design.adjoint(design.apply(x))).ravel() + self._shifts() * v
 
-        return base.symmetric_operator(order, product)
+        return base.symmetric_operator(math.prod(self.shape), product)
+
+    def _shifts(self) -> Any:
+        """Return the penalty's part of Θ's diagonal, by x's entries."""
+        shift = self.weight * self.l2
+        if self._held.stop is None:
+            return shift
+        shifts = np.zeros(self.shape)
+        shifts[self._held] = shift
+        return shifts.ravel()
 
     def lipschitz(self) -> float:
         """Return λ_max(Θ); what it takes is computed once."""
+        if self._held.stop is not None:
+            return self._largest_bound
         scale = self._loss.curvature * self._factor
         largest = (self._exact or self)._design.largest_gram_eigenvalue
         return self.weight * (scale * largest + self.l2)
 
+    @cached_property
+    def _largest_bound(self) -> float:
+        return base.largest_eigenvalue(self._bound_operator())
+
     def strong_convexity(self) -> float:
-        """Return a μ with ∇²f ⪰ μI everywhere: that of the regulariser, weight · l2."""
-        return self.weight * self.l2
+        """Return a μ with ∇²f ⪰ μI everywhere: weight · l2, 0 with a free intercept."""
+        return self.weight * self.l2 if self._held.stop is None else 0.0
 
 
 class LeastSquares(LinearModel):
@@ -338,9 +365,10 @@ class Logistic(LinearModel):
     with Θ = weight · ((1/4d) AᵀA + l2 I). No score overflows.
 
     A, of shape (d, p), is dense, or sparse and kept as CSR; the labels b have shape
-    (d,); the ``weight`` is a positive factor on the whole function. A ValueError:
-    shapes disagree, an entry is not finite, a label is neither 0 nor 1, or a parameter
-    is not allowed.
+    (d,); the ``weight`` is a positive factor on the whole function; with ``intercept``
+    A has one more column, of ones, whose weight is not penalised. A ValueError: shapes
+    disagree, an entry is not finite, a label is neither 0 nor 1, or a parameter is not
+    allowed.
 
     Example V.2 of FedGiA, arXiv 2205.01438, where l2 is μ.
 
@@ -357,12 +385,20 @@ class Logistic(LinearModel):
     """
 
     def __init__(
-        self, A: Any, b: ArrayLike, *, l2: float = 0.0, weight: float = 1.0
+        self,
+        A: Any,
+        b: ArrayLike,
+        *,
+        l2: float = 0.0,
+        weight: float = 1.0,
+        intercept: bool = False,
     ) -> None:
-        design = DesignMatrix(base.check_examples("A", A))
+        design = DesignMatrix(base.check_examples("A", A), intercept=intercept)
         # ln(1 + e^z) − bz = ln(1 + e^{−yz}) with y = 2b − 1, which does not cancel
         signs = 2.0 * base.check_integers("b", b, design.shape[0], 2) - 1.0
-        super().__init__(design, losses.LogisticLoss(), signs, weight=weight, l2=l2)
+        loss = losses.LogisticLoss()
+        more: Any = {"weight": weight, "l2": l2, "free_intercept": intercept}
+        super().__init__(design, loss, signs, **more)
 
     def predict(self, x: Array) -> IntArray:
         """Return the labels 1[a_kᵀx > 0] of the rows of A."""
@@ -412,8 +448,9 @@ class MultinomialLogistic(LinearModel):
     """Multi-class logistic regression: the mean cross-entropy of a linear softmax.
 
     f(W) = weight · ((1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖W‖²), z = F W, and
-    the last row of W the bias when ``intercept``; l2 includes the bias. Points have
-    shape (q, classes), (q + 1, classes) with the intercept.
+    the last row of W the bias when ``intercept``; l2 includes the bias, unless
+    ``free_intercept``. Points have shape (q, classes), (q + 1, classes) with the
+    intercept.
 
     ``features`` F, of shape (d, q), are dense, or sparse and kept as CSR; the d
     ``labels`` are whole numbers in [0, classes), of at least 2 ``classes``; the
@@ -443,6 +480,7 @@ class MultinomialLogistic(LinearModel):
         classes: int,
         *,
         intercept: bool = True,
+        free_intercept: bool = False,
         l2: float = 0.0,
         weight: float = 1.0,
     ) -> None:
@@ -451,7 +489,8 @@ class MultinomialLogistic(LinearModel):
         classes = base.check_count("classes", classes, 2)
         labels = base.check_integers("labels", labels, design.shape[0], classes)
         loss = losses.CrossEntropy()
-        super().__init__(design, loss, labels, classes, weight=weight, l2=l2)
+        more: Any = {"weight": weight, "l2": l2, "free_intercept": free_intercept}
+        super().__init__(design, loss, labels, classes, **more)
 
     def predict(self, x: Array) -> IntArray:
         """Return the class of the largest score of each row."""
@@ -505,6 +544,7 @@ class StackedLinear:
 
         self._factors = spread([m.weight * m._factor for m in models])
         self._shrinks = any(model.l2 for model in models)
+        self._held = (slice(None), first._held)
         self._shrinking = spread([m.weight * m.l2 for m in models])
 
     def gradients(
@@ -572,5 +612,6 @@ class StackedLinear:
         result = result.reshape(points.shape)
         result *= factors
         if self._shrinks:
-            result += self._shrinking * self._models[0]._penalty_slope(points)
+            slope = self._models[0]._penalty_slope(points[self._held])
+            result[self._held] += self._shrinking * slope
         return result.astype(points.dtype, copy=False)

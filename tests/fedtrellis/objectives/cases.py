@@ -103,6 +103,13 @@ BOUNDED: dict[str, Callable[[], Objective]] = {
     "logistic, nonconvex, sparse": lambda: NonconvexLogistic(
         csr(features()), BITS, l2=0.7, weight=3.0
     ),
+    "logistic, intercept": lambda: Logistic(features(), BITS, l2=0.3, intercept=True),
+    "logistic, nonconvex, intercept": lambda: NonconvexLogistic(
+        csr(features()), BITS, l2=0.7, intercept=True
+    ),
+    "multinomial, free intercept": lambda: MultinomialLogistic(
+        features(), LABELS, 3, l2=0.3, weight=2.0, free_intercept=True
+    ),
     "multinomial": lambda: MultinomialLogistic(features(), LABELS, 3),
     "multinomial, no intercept": lambda: MultinomialLogistic(
         features(), LABELS, 4, intercept=False, l2=0.1, weight=2.0
