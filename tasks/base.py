@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, need
+from fedtrellis.tables import DataFileError as DataFileError
 
 Array = NDArray[np.float64]
 Point = Array | Sequence[Array]
@@ -46,12 +47,6 @@ def once_per_file(places: int) -> Callable[[Callable[[Any, Path], R]], Any]:
         return wraps(method)(kept)
 
     return keep
-
-
-class DataFileError(SettingsError):
-    """A data file is not what its setting says; the message names the file."""
-
-    code = "data-file"
 
 
 @dataclass(frozen=True)

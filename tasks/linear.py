@@ -13,7 +13,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.domains import Domain
+from fedtrellis.domains import Box, Domain, Product
 from fedtrellis.objectives import (
     LeastSquares,
     Logistic,
@@ -24,6 +24,7 @@ from fedtrellis.objectives.base import MeanObjective, is_sparse
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import need, setting
+from fedtrellis.tables import Preparation, expand, moments
 
 from .base import (
     Array,
@@ -35,7 +36,7 @@ from .base import (
     stratified,
     toy,
 )
-from .data.readers import is_dense, read_csv, read_libsvm
+from .data.readers import OwnTable, is_dense, read_csv, read_libsvm
 from .data.table import (
     FILE,
     NODES,
@@ -45,7 +46,6 @@ from .data.table import (
     fault,
     norms,
     scaled,
-    with_constant,
 )
 from .data.task import (
     Dealt,
@@ -73,7 +73,13 @@ SCHEMAS = {
 
 @dataclass(frozen=True)
 class RegressionTask(Task):
-    """Least squares, on generated data with a known solution x* or on files."""
+    """Least squares, on generated data with a known solution x* or on files.
+
+    A csv or npz file's columns are standardised, and its target is centred, unless
+    ``data.prepare`` is false: so the model has an intercept, which F does not show.
+    """
+
+    prepares = True
 
     dataset: str = setting(
         "generated",
@@ -123,10 +129,32 @@ class RegressionTask(Task):
     def _load(self) -> Dealt:
         if not self.on_file:
             return self._generated()[0]
+        if self.prepared:
+            return self._load_prepared(self._own_table("number"))
         table = self._own_file("number")
-        order = generator(self.seed, "partition").permutation(len(table.targets))
-        shares = np.array_split(order, self.num_clients)
-        return arrange(table.features, table.targets, shares)
+        return arrange(table.features, table.targets, self._dealt(table.targets))
+
+    def _dealt(self, targets: Array) -> list[Indices]:
+        order = generator(self.seed, "partition").permutation(len(targets))
+        return np.array_split(order, self.num_clients)
+
+    def _load_prepared(self, table: OwnTable) -> Dealt:
+        shares = self._dealt(table.targets)
+        order, starts = np.concatenate(shares), starts_of(shares)
+        features = expand(table.columns, table.frame)[order]
+        targets, weights = table.targets[order], self._row_weights(starts)
+        # Σ_k s_k (a_kᵀx + c − b_k)² is least in c at c = b̄ − āᵀx, the means with F's
+        # weights s: for columns and targets without these c is 0, whatever x
+        offset = float(np.average(targets, weights=weights))
+        found = Preparation.of_moments(
+            table.columns,
+            moments(features, weights),
+            "standard",
+            target=self.nodes.label_column,
+            offset=offset,
+        )
+        dealt = Dealt(found.scaled(features), targets - offset, starts)
+        return dealt._replace(preparation=found)
 
     @abstractmethod
     def _generated(self) -> tuple[Dealt, Any]:
@@ -345,12 +373,17 @@ class LogisticRegression(PartitionedTask):
     With more than two classes the loss is the cross-entropy of a linear softmax, and
     the model one array of shape (features, classes).
 
+    ``intercept`` adds a constant to the scores, the model's last row, which the
+    regulariser leaves alone. In a set it has an interval of its own that contains its
+    minimiser for every w in the set; with more than two classes and a set there is
+    none.
+
     Scaling: ``unit-rows`` and ``unit-columns`` divide by Euclidean norms, ``standard``
     gives every feature zero mean and unit variance; ``auto`` is ``standard`` for
     breast-cancer and csv and npz files, ``unit-rows`` for the others. Columns are
     measured on the training examples, and on all of them: real clients would have to
-    agree on that. The column of ones of ``intercept``, the last one, comes after
-    scaling and is regularised like the others.
+    agree on that. Texts, dates and missing values of csv and npz files become numbers
+    first, see :mod:`fedtrellis.tables`, unless ``data.prepare`` is false.
 
     Notes
     -----
@@ -367,6 +400,7 @@ class LogisticRegression(PartitionedTask):
         "naive-frank-wolfe": {"schedule": _SCHEDULE},
     }
     not_on_nodes = (*PartitionedTask.not_on_nodes, "weighting", "classes")
+    prepares = True
     node_labels: ClassVar[tuple[str, ...]] = ("0", "1")
 
     # There are two labels: a base class's 3 would never do.
@@ -405,7 +439,9 @@ class LogisticRegression(PartitionedTask):
         "how features are scaled",
         choices=("auto", "none", "unit-rows", "unit-columns", "standard"),
     )
-    intercept: bool = setting(False, "add a constant feature of ones")
+    intercept: bool | None = setting(
+        None, "add an intercept, which is not regularised; auto: for files of yours"
+    )
     test_fraction: float = setting(
         0.2,
         "share of the examples kept for testing; 0 for none",
@@ -428,12 +464,57 @@ class LogisticRegression(PartitionedTask):
         if self.classes > 2 and self.regularizer != "l2":
             why = f"does not fit logistic-regression.classes = {self.classes}"
             raise self.refused("regularizer", f"{why}; allowed: l2")
+        if self.intercept and not self._fits_intercept():
+            why = (
+                f"does not fit a set with logistic-regression.classes = {self.classes}"
+            )
+            raise self.refused("intercept", f"{why}; allowed: false")
+
+    def _fits_intercept(self) -> bool:
+        return self.classes == 2 or not self.in_set
+
+    def has_intercept(self) -> bool:
+        """Whether the model has one."""
+        if self.intercept is None:
+            own = self.on_file and self.nodes.prepare
+            return own and self._fits_intercept()
+        return self.intercept
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
         if self.on_nodes:
-            return [(self.nodes.num_features() + self.intercept,)]
-        features = data_of(self).features.shape[1]
-        return [(features,) if self.classes == 2 else (features, self.classes)]
+            return [(self.nodes.num_features() + self.has_intercept(),)]
+        rows = data_of(self).features.shape[1] + self.has_intercept()
+        return [(rows,) if self.classes == 2 else (rows, self.classes)]
+
+    def model_set(self, domain: Domain) -> Domain:
+        """Return the set for w, times an interval for the intercept."""
+        if not self.has_intercept():
+            return domain
+        features = self.shapes()[0][0] - 1
+        return Product([domain, self._interval(domain)], [(features,), (1,)])
+
+    def _interval(self, domain: Domain) -> Box:
+        """Return where the minimiser b of F(w, b) is for every w of the best model.
+
+        With the shares π_c of the classes, their means μ_c and the entropy H of π,
+        F(0, ·) is H at its least. At the minimum the loss of class 1 is at most that:
+        π_1 ln(1 + exp(−μ_1ᵀw − b)) ≤ H by Jensen's inequality, so that
+        b ≥ −max_w μ_1ᵀw − ln(exp(H/π_1) − 1), and of class 0 likewise.
+        """
+        self._need_central_data()
+        data = data_of(self)
+        weights = self._row_weights(data.starts)
+        ends = []
+        for label in (1, 0):
+            s = np.where(data.targets == label, weights, 0.0)
+            share = s.sum()
+            sign = 2.0 * label - 1.0
+            mean = sign * np.asarray(data.features.T @ s).ravel() / share
+            entropy = float(scipy.special.entr([share, 1.0 - share]).sum()) / share
+            # ln(e^h − 1) = h + ln(1 − e^−h)
+            log = entropy + math.log(-math.expm1(-entropy))
+            ends.append(-sign * (domain.lmo(-mean).dot(mean) + log))
+        return Box(*ends)
 
     def domains(self) -> dict[str, float]:  # noqa: D102
         return {"l1-ball": 10.0, "l2-ball": 5.0, "linf-ball": 1.0}
@@ -467,13 +548,12 @@ class LogisticRegression(PartitionedTask):
         self, features: Any, targets: Any, weight: float, examples: float = 1.0
     ) -> Logistic | MultinomialLogistic:
         l2 = self.l2 / examples if self.l2_per_example else self.l2
+        more: Any = {"intercept": self.has_intercept(), "l2": l2, "weight": weight}
         if self.classes > 2:
-            # the data have the constant feature of an intercept already
-            return MultinomialLogistic(
-                features, targets, self.classes, intercept=False, l2=l2, weight=weight
-            )
+            more["free_intercept"] = more["intercept"]
+            return MultinomialLogistic(features, targets, self.classes, **more)
         kind = Logistic if self.regularizer == "l2" else NonconvexLogistic
-        return kind(features, targets, l2=l2, weight=weight)
+        return kind(features, targets, **more)
 
     def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
         return self._loss(features, targets, weight, len(targets))
@@ -490,7 +570,7 @@ class LogisticRegression(PartitionedTask):
     def _prepared(self, features: Any) -> Any:
         if self._scaling() == "unit-rows":
             features = divide(features.copy(), norms(features, 0), 0)
-        return with_constant(features) if self.intercept else features
+        return features
 
     def _load(self) -> Dealt:
         table = self._table()
@@ -507,12 +587,23 @@ class LogisticRegression(PartitionedTask):
                 raise self.refused("test_fraction", why) from error
         shares = self.deal(labels[train])
         order, starts = train[np.concatenate(shares)], starts_of(shares)
-        # copies, so that they can be scaled in place
-        parts = table.features[order], table.features[test]
-        parts = scaled(*parts, self._scaling())
-        if self.intercept:
-            parts = with_constant(parts[0]), with_constant(parts[1])
-        return Dealt(parts[0], labels[order], starts, parts[1], labels[test])
+        found = None
+        if isinstance(table, OwnTable):
+            rows = table.frame.iloc[order], table.frame.iloc[test]
+            features, tests = (expand(table.columns, part) for part in rows)
+            found = Preparation.of_moments(
+                table.columns,
+                moments(features),
+                self._scaling(),
+                target=self.nodes.label_column,
+                classes=table.labels,
+            )
+            features, tests = found.scaled(features), found.scaled(tests)
+        else:
+            # copies, so that they can be scaled in place
+            pair = table.features[order], table.features[test]
+            features, tests = scaled(*pair, self._scaling())
+        return Dealt(features, labels[order], starts, tests, labels[test], found)
 
     def _scaling(self) -> str:
         """Return the scaling that ``auto`` stands for, or the one that was chosen."""
@@ -534,12 +625,13 @@ class LogisticRegression(PartitionedTask):
             raise self.refused("scaling", why)
         return auto if self.scaling == "auto" else self.scaling
 
-    def _table(self) -> Table:
+    def _table(self) -> Table | OwnTable:
+        table: Table | OwnTable
         if self.dataset in SCHEMAS:
             path = data_path("logistic-regression.path", self.path)
             table = load_table(self.dataset, path)
         elif self.on_file:
-            table = self._own_file("class")
+            table = (self._own_table if self.prepared else self._own_file)("class")
         else:
             what = "logistic-regression.dataset = 'breast-cancer'"
             features, classes = toy("breast_cancer", what)

@@ -114,6 +114,8 @@ class Experiment:
             self.options["seed"],
             dtype=self.options["dtype"] or "float64",
             values_only=self.entry.strategy._values_only,
+            in_set=self.entry.strategy.space == "domain"
+            and self.run.domain != WholeSpace.name,
         )
         if task.on_nodes:
             # a node does not know how many are connected
@@ -173,9 +175,10 @@ class Experiment:
             )
         shapes = self.layout.shapes
         try:
-            domain = chosen.from_config(self.config, radius)
+            domain: Domain = chosen.from_config(self.config, radius)
             if run.layers == "product" and len(shapes) > 1:
                 domain = Product([domain] * len(shapes), list(shapes))
+            domain = task.model_set(domain)
             domain.check_shape(self.layout.point_shape)
         except ValueError as error:
             raise SettingsError(f"domain = {name!r}: {error}") from None

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, DTypeLike
 
 from fedtrellis.objectives import base, losses
@@ -96,6 +97,17 @@ class DesignMatrix:
         return np.block(
             [[gram, sums[:, None]], [sums[None], np.full((1, 1), 1.0 * self.shape[0])]]
         )
+
+    @cached_property
+    def stored(self) -> Any:
+        """A whole, with the column of ones."""
+        if not self.intercept:
+            return self.matrix
+        ones = np.ones((self.shape[0], 1), self.matrix.dtype)
+        if self._is_dense:
+            return np.hstack([self.matrix, ones])
+        parts = [self.matrix, scipy.sparse.csr_array(ones)]
+        return scipy.sparse.csr_array(scipy.sparse.hstack(parts, format="csr"))
 
     @cached_property
     def largest_gram_eigenvalue(self) -> float:
@@ -245,12 +257,13 @@ class LinearModel(FiniteSum):
     def hessian_factor(self) -> tuple[Any, float, float]:
         """Return (A, s, c) with Θ = s AᵀA + c I, for solvers that exploit a wide A.
 
-        NotImplementedError: x is a matrix or has an intercept, and Θ is another.
+        With an intercept A has the column of ones, and c I counts it, too: that is a
+        little above Θ. NotImplementedError: x is a matrix, and Θ has another structure.
         """
-        if len(self.shape) > 1 or self._design.intercept:
+        if len(self.shape) > 1:
             raise NotImplementedError(f"{type(self).__name__} has no hessian_factor")
         scale = self.weight * self._loss.curvature * self._factor
-        matrix = (self._exact or self)._design.matrix
+        matrix = (self._exact or self)._design.stored
         return matrix, scale, self.weight * self.l2
 
     def hessian_bound(self) -> Bound:
@@ -262,11 +275,12 @@ class LinearModel(FiniteSum):
         design, order = (self._exact or self)._design, math.prod(self.shape)
         scale = self.weight * self._loss.curvature * self._factor
         if order > base.DENSE_ORDER:
-            return self._bound_operator()
+            operator: Bound = self._bound_operator()
+            return operator
         gram: Any = design.gram()
         if len(self.shape) == 2:
             gram = np.kron(gram, np.eye(self.shape[1]) - 1.0 / self.shape[1])
-        bound = np.asarray(scale * gram)
+        bound: Array = scale * gram
         bound[np.diag_indices(order)] += self._shifts()
         return bound
 
@@ -278,7 +292,8 @@ class LinearModel(FiniteSum):
             x = v.reshape(self.shape)
             if len(self.shape) == 2:
                 x = x - x.mean(axis=1, keepdims=True)
-            return (scale * design.adjoint(design.apply(x))).ravel() + self._shifts() * v
+            bent = scale * design.adjoint(design.apply(x)).ravel()
+            return np.asarray(bent + self._shifts() * v)
 
         return base.symmetric_operator(math.prod(self.shape), product)
 

@@ -8,19 +8,23 @@ that does not hold what it should is a DataFileError, which names file, row and 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.settings import SettingsError, need
+from fedtrellis.tables import Column, agree, as_numbers, describe, read_frame
+from fedtrellis.wire.flower_internals import log
 
 from ..base import Array, DataFileError, once_per_file
 from .datasets import read_idx_pair, rows_of
@@ -96,9 +100,68 @@ def read_own_file(schema: Schema, path: Path) -> Table:
     names are ``feature-1`` and so on.
     """
     table = (read_table if is_dense(path.name) else read_libsvm)(path, schema)
-    width = table.features.shape[1]
-    names = table.names or tuple(f"feature-{j}" for j in range(1, width + 1))
-    return table._replace(names=names)
+    return table._replace(names=table.names or _numbered(table.features.shape[1]))
+
+
+class OwnTable(NamedTuple):
+    """A file of the user's: rows of columns that make features, and its targets."""
+
+    #: a pandas frame, without the label
+    frame: Any
+    columns: list[Column]
+    targets: Array
+    labels: tuple[str | float, ...]
+
+
+@once_per_file(2)
+def read_own_table(given: tuple[Schema, int, str], path: Path) -> OwnTable:
+    """Read a csv or npz file of the user's for a preparation, once while it stays.
+
+    ``given`` are what it must hold, ``data.least`` and ``data.bad-rows``.
+    """
+    schema, least, bad_rows = given
+    if _format(path) == ".csv":
+        frame = read_frame(path, bad_rows)
+        if schema.label_column not in frame:
+            fault(path, f"{_FIRST} has no column {schema.label_column!r}")
+        entries = frame.pop(schema.label_column)
+    else:
+        need("pandas", f"{path}, a table,", "data")
+        import pandas as pd
+
+        table = read_npz(path, dataclasses.replace(schema, target="none"))
+        names = table.names or _numbered(table.features.shape[1])
+        frame = pd.DataFrame(table.features, columns=list(names))
+        entries = pd.Series(load_arrays(path, ("labels",), needed=True)["labels"])
+    columns, lines = agree([describe(frame, least)], least)
+    if not columns:
+        fault(path, "no column makes a feature")
+    label = as_numbers(entries)[1] if schema.target == "number" else np.zeros(1, bool)
+    bad = {schema.label_column: entries.isna().to_numpy() | label}
+    bad |= {column.name: column.bad(frame[column.name]) for column in columns}
+    gone = np.any(list(bad.values()), axis=0)
+    if gone.any() and bad_rows == "refuse":
+        row = int(gone.argmax())
+        name = next(name for name, cells in bad.items() if cells[row])
+        hint = "data.bad-rows = 'drop' leaves such rows out"
+        fault(
+            path, f"is empty, or unlike the column's other cells; {hint}", row + 1, name
+        )
+    if gone.any():
+        lines.append(f"{gone.sum()} of {len(gone)} rows are left out: data.bad-rows")
+        frame, entries = frame[~gone], entries[~gone]
+    for line in lines:
+        log(INFO, "%s: %s", path, line)
+    called = {"labels": schema.label_column}
+    checked = make_table(
+        path, schema, np.empty((len(frame), 0)), labels=entries, called=called
+    )
+    frame = frame[[column.name for column in columns]].reset_index(drop=True)
+    return OwnTable(frame, columns, checked.targets, checked.labels)
+
+
+def _numbered(width: int) -> tuple[str, ...]:
+    return tuple(f"feature-{j}" for j in range(1, width + 1))
 
 
 # -- text: csv and ratings

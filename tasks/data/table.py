@@ -81,6 +81,19 @@ class DataSettings:
         "examples of all nodes together; 0: every node counts the same",
         minimum=0,
     )
+    prepare: bool = setting(
+        True,
+        "of csv and npz files: scale columns, turn texts and dates into numbers, fill "
+        "in what is missing; and give linear models an intercept",
+    )
+    least: int = setting(
+        5, "rows that a category needs, and a sign that a cell is missing", minimum=1
+    )
+    bad_rows: str = setting(
+        "refuse",
+        "what becomes of a row that cannot be read; dropped ones are counted",
+        choices=("refuse", "drop"),
+    )
 
     def names(self) -> tuple[str, ...]:
         """Return the features' names; none where they go by their number."""

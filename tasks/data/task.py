@@ -29,6 +29,7 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, need, parse, setting
+from fedtrellis.tables import Preparation
 
 from ..base import (
     Array,
@@ -41,7 +42,14 @@ from ..base import (
     once_per_file,
 )
 from .datasets import Examples
-from .readers import node_path, read_own_file, read_table
+from .readers import (
+    OwnTable,
+    is_dense,
+    node_path,
+    read_own_file,
+    read_own_table,
+    read_table,
+)
 from .table import FILE, NODES, DataSettings, Schema, Table, is_number
 
 Indices = NDArray[np.intp]
@@ -60,6 +68,8 @@ class Dealt(NamedTuple):
     starts: Indices
     test_features: Any = None
     test_targets: Any = None
+    #: what made features of the columns of a file of the user's
+    preparation: Preparation | None = None
 
     def share(self, client: int) -> tuple[Any, NDArray[Any]]:
         """Return a client's features and targets."""
@@ -113,6 +123,8 @@ class Task(ABC):
     #: whether the clients of the run's method ask for values of their f_i and for no
     #: gradients: an f_i may then be one that has none and takes less memory
     values_only: bool = field(default=False, kw_only=True)
+    #: whether the run's method keeps the model in a bounded set
+    in_set: bool = field(default=False, kw_only=True)
     #: what a run config says of data that lies on the nodes
     nodes: DataSettings = field(default=DataSettings(), kw_only=True)
 
@@ -144,6 +156,8 @@ class Task(ABC):
     not_of_file: ClassVar[tuple[str, ...]] = ()
     #: whether samples may have weights
     weighs: ClassVar[bool] = False
+    #: whether files of the user's are prepared, see :mod:`fedtrellis.tables`
+    prepares: ClassVar[bool] = False
     #: what a node's label column holds
     label_kind: ClassVar[Literal["class", "number", "none"]] = "number"
     #: the classes' labels by default, for a task that has a fixed number of them
@@ -177,6 +191,7 @@ class Task(ABC):
         task = parse(cls, config, f"{cls.name}.", **more)
         # columns are looked for in a file of the user's, too
         columns = ("label_column", *["weight_column"] * cls.weighs)
+        columns += ("prepare", "least", "bad_rows") * cls.prepares
         known = columns if task.on_file else ()
         for key, entry in keys(DataSettings, "data.").items():
             value = getattr(nodes, entry.name)
@@ -253,6 +268,21 @@ class Task(ABC):
         """Load or generate the data set, dealt to the clients."""
         raise NotImplementedError(f"task {self.name!r} has no examples to load")
 
+    @property
+    def prepared(self) -> bool:
+        """Whether a file of the user's is prepared: one of a dense format."""
+        dense = self.prepares and self.on_file and is_dense(self.path)
+        return dense and self.nodes.prepare
+
+    def _own_table(self, target: Literal["class", "number"]) -> OwnTable:
+        """Read the user's file for its preparation."""
+        schema = Schema(0, target=target, label_column=self.nodes.label_column)
+        given = schema, self.nodes.least, self.nodes.bad_rows
+        found: OwnTable = read_own_table(
+            given, data_path(f"{self.name}.path", self.path)
+        )
+        return found
+
     def _own_file(self, target: Literal["class", "number"]) -> Table:
         """Read the user's file; classes are counted from 0, whatever their labels."""
         schema = Schema(
@@ -263,6 +293,17 @@ class Task(ABC):
         )
         table: Table = read_own_file(schema, data_path(f"{self.name}.path", self.path))
         return table
+
+    def _row_weights(self, starts: Indices) -> Array:
+        """Return what each row's loss counts in F; their sum is 1."""
+        sizes = np.diff(starts)
+        each = 1.0 / sizes if self.weighting == "clients" else np.ones(len(sizes))
+        weights = np.repeat(each, sizes)
+        return np.asarray(weights / weights.sum())
+
+    def model_set(self, domain: Domain) -> Domain:
+        """Return where the model lives, whose coefficients are in a bounded set."""
+        return domain
 
     def _loss(self, features: Any, targets: Any, weight: float) -> Any:
         """Make ``weight`` times the mean loss of some rows."""

@@ -19,6 +19,8 @@ from tasks.data.table import Schema
 
 Array = NDArray[np.float64]
 FORMATS = ("csv", "npz", "svm")
+# columns as they stand in the file
+RAW = {"data.prepare": False}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def test_regressions(
 ) -> None:
     X, y = table
     made = experiment(
-        task, write(tmp_path, form, X, y), method="fedgia", **settings
+        task, write(tmp_path, form, X, y), method="fedgia", **RAW, **settings
     ).task
     assert made.num_examples() == 60
     assert made.shapes() == [(4,)]
@@ -79,7 +81,7 @@ def test_regressions(
     parts = [made.client_objective(i).value(best.coef_) for i in range(3)]
     assert np.mean(parts) == pytest.approx(scale * residual)
     with pytest.raises(SettingsError, match="radius"):
-        experiment(task, str(made.path), method="fedfw", **settings)
+        experiment(task, str(made.path), method="fedfw", **RAW, **settings)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -91,7 +93,7 @@ def test_two_labels(tmp_path: Path, table: tuple[Array, Array], form: str) -> No
     path = write(tmp_path, form, X, labels, "kind")
     column = {"data.label-column": "kind"} if form == "csv" else {}
     with_task = {"logistic-regression.scaling": "none"}
-    off = {"logistic-regression.test-fraction": 0.0}
+    off = {"logistic-regression.test-fraction": 0.0, **RAW}
     made = experiment("logistic-regression", path, **with_task, **off, **column).task
     w = np.array([1.0, -2.0, 0.0, 0.5])
     z = np.where(truth, 1, -1) * (X @ w)
@@ -136,7 +138,8 @@ def test_the_old_name_gives_the_same(
 ) -> None:
     X, y = table
     path = write(tmp_path, "svm", X, np.sign(y))
-    new = experiment("logistic-regression", path).task
+    without = {"logistic-regression.intercept": False}
+    new = experiment("logistic-regression", path, **without).task
     old = experiment(
         "logistic-regression", path, **{"logistic-regression.dataset": "libsvm"}
     ).task

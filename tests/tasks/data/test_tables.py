@@ -36,7 +36,9 @@ def refused(load: Callable[[Path], Table], path: Path, match: str) -> None:
 
 def two_labels(path: Path) -> Table:
     own: Any = {"dataset": "libsvm", "path": str(path)}
-    return LogisticRegression(num_clients=1, seed=0, **own)._table()
+    table = LogisticRegression(num_clients=1, seed=0, **own)._table()
+    assert isinstance(table, Table)
+    return table
 
 
 # -- QSAR

@@ -1,0 +1,357 @@
+"""A table as people have it: what its columns become, and linear models of them.
+
+A :class:`Preparation` says which features a table's columns make: a number or a date
+is one, a category has one for each value that is common enough. It is agreed on from
+each owner's summary, never from rows, is stored with the model, and
+:class:`TableModel` predicts from tables in their own units by it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtrellis.settings import SettingsError, need
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[np.float64]
+
+#: Fields that stand for nothing, beside pandas' own such as NA and an empty one.
+_MISSING = ("?",)
+_COMMA = r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*"
+# the rest of a category's values, and the feature of missing numbers
+_OTHER, _GONE = "(other)", "(missing)"
+# cells of a column of numbers that may be something else: the rows' fault, not its kind
+_BAD_SHARE = 0.1
+
+
+class DataFileError(SettingsError):
+    """A data file is not what its setting says; the message names the file."""
+
+    code = "data-file"
+
+
+# ------------------------------------------------------------------ reading a table
+
+
+def read_frame(path: Path, bad_rows: str = "refuse") -> pd.DataFrame:
+    """Read a csv file: what separates fields and decimals is found out.
+
+    With ``bad_rows = "drop"`` a row with too many fields is left out. A DataFileError
+    quotes nothing of the file.
+    """
+    need("pandas", f"{path}, a file of text,", "data")
+    import pandas as pd
+
+    options: dict[str, Any] = {
+        "sep": ",",
+        "na_values": list(_MISSING),
+        "skipinitialspace": True,
+        "encoding": "utf-8-sig",
+        "on_bad_lines": "skip" if bad_rows == "drop" else "error",
+    }
+    # from pandas 3.1 on numbers are exact to the last bit by default
+    if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):
+        options["float_precision"] = "round_trip"
+    frame = None
+    try:
+        unpack: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+        with unpack(path, "rt", encoding="utf-8-sig") as file:
+            # a line of names has nothing else as often
+            options["sep"] = max(",;\t|", key=file.readline(2**16).count)
+        frame = pd.read_csv(path, **options)
+        texts = [frame[name].dropna() for name in frame if _is_text(frame[name])]
+        commas = any(len(t) and t.str.fullmatch(_COMMA).all() for t in texts)
+        if commas and options["sep"] != ",":
+            frame = pd.read_csv(path, **options, decimal=",")
+    except (OSError, EOFError, ValueError):  # a ParserError is a ValueError, too
+        pass
+    if frame is None or frame.empty:
+        # outside of the except: a chained exception could quote the file
+        why = "cannot be read as a csv table: a first line of column names and rows"
+        hint = " with as many fields (data.bad-rows = 'drop' leaves the others out)"
+        raise DataFileError(f"{path}: {why}{hint}")
+    return frame.rename(columns=lambda name: str(name).strip())
+
+
+def _is_text(values: pd.Series) -> bool:
+    return values.dtype.kind not in "biufMm"
+
+
+def as_numbers(values: pd.Series) -> tuple[Array, NDArray[np.bool_]]:
+    """Return a column's numbers, NaN for others, and which cells are something else."""
+    import pandas as pd
+
+    found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    finite = np.isfinite(found)
+    return np.where(finite, found, np.nan), ~finite & ~values.isna().to_numpy()
+
+
+def _as_days(values: pd.Series) -> tuple[Array, NDArray[np.bool_]]:
+    """Return dates, of texts as ISO 8601 has them, as days since 1970."""
+    import pandas as pd
+
+    if values.dtype.kind in "biuf":  # a year or an hour is a number
+        return np.full(len(values), np.nan), ~values.isna().to_numpy()
+    dates = pd.to_datetime(values, format="ISO8601", errors="coerce", utc=True)
+    days = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    return days.to_numpy(np.float64), (dates.isna() & ~values.isna()).to_numpy()
+
+
+def _as_texts(values: pd.Series) -> pd.Series:
+    """Return a column's values as texts, whole numbers without a point."""
+
+    def text(value: Any) -> str:
+        whole = isinstance(value, float) and value.is_integer()
+        return str(int(value) if whole else value).strip()
+
+    return values.map(text, na_action="ignore").astype(object)
+
+
+# -------------------------------------------------------- what owners say of columns
+
+
+def describe(frame: pd.DataFrame, least: int) -> dict[str, Any]:
+    """Say of each column what it may be: counts of cells, and values that are common.
+
+    A category's value is named if at least ``least`` rows have it.
+    """
+    found = {}
+    for name in frame:
+        values = frame[name]
+        about: dict[str, Any] = {
+            "rows": len(values),
+            "missing": int(values.isna().sum()),
+        }
+        about["unlike-numbers"] = int(as_numbers(values)[1].sum())
+        if about["unlike-numbers"]:
+            about["unlike-dates"] = int(_as_days(values)[1].sum())
+            counts = _as_texts(values).value_counts()
+            common = counts[counts >= least]
+            about["values"] = sorted(common.index)
+            about["rare"] = len(values) - int(common.sum())
+        found[str(name)] = about
+    return found
+
+
+@dataclass(frozen=True)
+class Column:
+    """What becomes of a column.
+
+    ``kind``: a number, a date (days since 1970) or a category; ``categories`` are the
+    values that have a feature each, ``other`` is whether the rest have one, ``missing``
+    whether it is one that a number is missing.
+    """
+
+    name: str
+    kind: Literal["number", "date", "category"]
+    categories: tuple[str, ...] = ()
+    other: bool = False
+    missing: bool = False
+
+    def features(self) -> list[str]:
+        """Return the names of its features."""
+        if self.kind != "category":
+            return [self.name] + [f"{self.name} {_GONE}"] * self.missing
+        values = [*self.categories, *[_OTHER] * self.other]
+        return [f"{self.name}={value}" for value in values]
+
+    def expand(self, values: pd.Series) -> Array:
+        """Return its features of rows, (d, k), NaN where a number is missing."""
+        if self.kind == "category":
+            texts = _as_texts(values)
+            parts = [(texts == value).to_numpy() for value in self.categories]
+            parts += [(~texts.isin(self.categories)).to_numpy()] * self.other
+        else:
+            number = (as_numbers if self.kind == "number" else _as_days)(values)[0]
+            parts = [number, *[np.isnan(number)] * self.missing]
+        return np.column_stack(parts).astype(np.float64)
+
+    def bad(self, values: pd.Series) -> NDArray[np.bool_]:
+        """Say which cells are neither missing nor of its kind."""
+        if self.kind == "category":
+            return np.zeros(len(values), np.bool_)
+        return (as_numbers if self.kind == "number" else _as_days)(values)[1]
+
+
+def agree(
+    summaries: Sequence[Mapping[str, Any]], least: int, ignored: Iterable[str] = ()
+) -> tuple[list[Column], list[str]]:
+    """Make columns of what owners say of them, and a line for each that is left out.
+
+    A column of which nearly all cells are numbers is one of numbers, one of which all
+    are dates, one of dates; of the others a value that all owners, or at least
+    ``least`` of them, have named, has a feature.
+    """
+    columns, dropped = [], []
+    owners = min(least, len(summaries))
+    names = [n for n in summaries[0] if all(n in s for s in summaries)]
+    rare = {n: None for s in summaries for n in s if n not in names}
+    dropped += [f"column {name!r} is left out: not every file has it" for name in rare]
+    for name in names:
+        if name in ignored:
+            continue
+        of = [summary[name] for summary in summaries]
+        rows, gone = (sum(s[key] for s in of) for key in ("rows", "missing"))
+        unlike = sum(s["unlike-numbers"] for s in of)
+        missing = sum(s["missing"] >= least for s in of) >= owners
+        if gone == rows:
+            dropped.append(f"column {name!r} is left out: it is empty")
+        elif unlike <= _BAD_SHARE * (rows - gone):
+            columns.append(Column(name, "number", missing=missing))
+        elif not sum(s.get("unlike-dates", s["rows"]) for s in of):
+            columns.append(Column(name, "date", missing=missing))
+        else:
+            counts: dict[str, int] = {}
+            for value in (v for s in of for v in s.get("values", ())):
+                counts[value] = counts.get(value, 0) + 1
+            kept = tuple(sorted(v for v, n in counts.items() if n >= owners))
+            if kept:
+                other = any(s.get("rare", s["rows"]) for s in of)
+                other |= len(kept) < len(counts)
+                columns.append(Column(name, "category", kept, other=other))
+            else:
+                why = f"none of its values is in {least} rows (data.least)"
+                dropped.append(f"column {name!r} is left out: {why}")
+    return columns, dropped
+
+
+class Moments(NamedTuple):
+    """Sums of weights, means and summed squared deviations of features: (p,) each."""
+
+    weight: Array
+    mean: Array
+    spread: Array
+
+
+def moments(features: Array, weights: Array | None = None) -> Moments:
+    """Return what an owner says of features; of what is missing nothing counts."""
+    known = ~np.isnan(features)
+    s = known if weights is None else known * weights[:, None]
+    total = s.sum(axis=0).astype(np.float64)
+    safe = np.where(total > 0.0, total, 1.0)
+    values = np.where(known, features, 0.0)
+    # a column of one value is exactly that
+    first = np.where(
+        known.any(axis=0), values[known.argmax(axis=0), range(len(safe))], 0
+    )
+    mean = first + (s * (values - first)).sum(axis=0) / safe
+    return Moments(total, mean, (s * np.square(values - mean)).sum(axis=0))
+
+
+def pool(parts: Sequence[Moments]) -> Moments:
+    """Put owners' moments together, without the cancellation of sums of squares."""
+    weight, mean, spread = (array.copy() for array in parts[0])
+    for w, m, s in parts[1:]:
+        total = weight + w
+        share = w / np.where(total > 0.0, total, 1.0)
+        spread += s + np.square(m - mean) * weight * share
+        mean += (m - mean) * share
+        weight = total
+    return Moments(weight, mean, spread)
+
+
+# ------------------------------------------------------------------- the preparation
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """What a table's columns become, in the model's order.
+
+    Features are centred and divided by their deviations (``scaling = "standard"``), or
+    only by norms (``"unit-columns"``), or rows by theirs (``"unit-rows"``), or by
+    nothing (``"none"``). What is missing is the mean. ``offset`` was taken off the
+    target; ``classes`` are the labels, class 0 first, none where it is a number.
+    """
+
+    columns: tuple[Column, ...]
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+    scaling: str = "standard"
+    target: str = "label"
+    classes: tuple[str | float, ...] = ()
+    offset: float = 0.0
+
+    @classmethod
+    def of_moments(
+        cls, columns: Sequence[Column], found: Moments, scaling: str, **target: Any
+    ) -> Self:
+        """Make it of the pooled moments of the columns' features."""
+        variances = found.spread / np.where(found.weight > 0.0, found.weight, 1.0)
+        # what varies by rounding alone does not vary
+        small = np.square(1e-13 * found.mean)
+        if scaling == "unit-columns":
+            squares = found.spread + found.weight * np.square(found.mean)
+            deviations = np.sqrt(squares)
+        else:
+            deviations = np.sqrt(np.where(variances > small, variances, 0.0))
+        lists = tuple(found.mean.tolist()), tuple(deviations.tolist())
+        return cls(tuple(columns), *lists, scaling, **target)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the features' names."""
+        return tuple(name for column in self.columns for name in column.features())
+
+    def divisors(self) -> Array:
+        """Return what each feature is divided by."""
+        d = np.array(self.deviations)
+        unscaled = self.scaling in ("none", "unit-rows")
+        return np.ones_like(d) if unscaled else np.where(d > 0.0, d, np.inf)
+
+    def shifts(self) -> Array:
+        """Return what is taken off each feature."""
+        means = np.array(self.means)
+        return means if self.scaling == "standard" else np.zeros_like(means)
+
+    def transform(self, table: pd.DataFrame | str | Path) -> Array:
+        """Return the features of rows as the model takes them, (d, p), in float64.
+
+        SettingsError: a column is missing, or has a cell that is not of its kind.
+        """
+        frame = read_frame(Path(table)) if isinstance(table, str | Path) else table
+        for column in self.columns:
+            if column.name not in frame:
+                raise SettingsError(f"the table has no column {column.name!r}")
+            bad = column.bad(frame[column.name])
+            if bad.any():
+                row = f"row {int(bad.argmax()) + 1}, column {column.name!r}"
+                raise SettingsError(f"{row}: must be a {column.kind}")
+        return self.scaled(expand(self.columns, frame))
+
+    def scaled(self, features: Array) -> Array:
+        """Fill and scale what :func:`expand` makes."""
+        filled = np.where(np.isnan(features), np.array(self.means), features)
+        filled = (filled - self.shifts()) / self.divisors()
+        if self.scaling == "unit-rows":
+            lengths = np.linalg.norm(filled, axis=1, keepdims=True)
+            filled /= np.where(lengths > 0.0, lengths, 1.0)
+        return filled
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Make it of what :meth:`to_json` returned."""
+        known = {field.name: found[field.name] for field in fields(cls)}
+        parts = [{**c, "categories": tuple(c["categories"])} for c in known["columns"]]
+        known["columns"] = tuple(Column(**part) for part in parts)
+        for name in ("means", "deviations", "classes"):
+            known[name] = tuple(known[name])
+        return cls(**known)
+
+
+def expand(columns: Iterable[Column], frame: pd.DataFrame) -> Array:
+    """Return all features of rows, (d, p), unscaled, NaN where a number is missing."""
+    parts = [column.expand(frame[column.name]) for column in columns]
+    return np.hstack(parts) if parts else np.empty((len(frame), 0))

@@ -1,0 +1,148 @@
+"""Tables as people have them: prepared, learnt, and equal to scikit-learn's models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from sklearn.linear_model import LinearRegression, LogisticRegression
+
+import sim
+from tasks.base import DataFileError
+from tasks.data.readers import OwnTable, read_own_table
+from tasks.data.table import Schema
+from tasks.data.task import data_of
+
+Array = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    """Columns of five scales and kinds, some cells missing; few rows of one class."""
+    rng = np.random.default_rng(0)
+    size = 240
+    found = pd.DataFrame(
+        {
+            "dose": rng.normal(1e3, 50.0, size).round(3),
+            "small": rng.normal(0.0, 1e-3, size).round(6),
+            "colour": rng.choice(["red", "green", "blue"], size),
+            "since": pd.to_datetime("2020-01-01")
+            + pd.to_timedelta(rng.integers(0, 900, size), "D"),
+            "centre": np.where(np.arange(size) % 80 == 3, "far", "near"),
+        }
+    )
+    score = (found["dose"] - 1e3) / 50 + (found["colour"] == "red") - 2.0
+    found["kind"] = np.where(score + rng.normal(0, 0.5, size) > 0, "yes", "no")
+    found["price"] = (7.0 + 3.0 * score + rng.normal(0, 0.5, size)).round(4)
+    found.loc[::19, "dose"] = np.nan
+    return found
+
+
+def experiment(path: Path, task: str, method: str, **settings: Any) -> Any:
+    label = "kind" if task == "logistic-regression" else "price"
+    config = {
+        "method": method,
+        "task": task,
+        "rounds": 300,
+        f"{task}.dataset": "file",
+        f"{task}.path": str(path),
+        "data.label-column": label,
+        **settings,
+    }
+    return sim.app.experiment(config, 4)
+
+
+LOGISTIC = {
+    "logistic-regression.test-fraction": 0.0,
+    "logistic-regression.l2": 0.01,
+}
+CASES = [
+    ("logistic-regression", "fedgia", {**LOGISTIC, "fedgia.tolerance": 1e-20}),
+    ("logistic-regression", "fedfw", {**LOGISTIC, "radius": 50.0, "rounds": 80}),
+    (
+        "linear-regression",
+        "fedgia",
+        {"fedgia.tolerance": 1e-20, "linear-regression.weighting": "examples"},
+    ),
+    ("lasso", "fedfw", {"radius": 1e3, "rounds": 80}),
+]
+
+
+@pytest.mark.parametrize(("task", "method", "settings"), CASES)
+def test_raw_and_standardised_columns_end_in_scikit_learns_model(
+    tmp_path: Path,
+    frame: pd.DataFrame,
+    task: str,
+    method: str,
+    settings: dict[str, Any],
+) -> None:
+    columns = ["dose", "small"]
+    own = frame[[*columns, "kind" if task == "logistic-regression" else "price"]]
+    own = own.dropna()
+    hand = own.copy()
+    hand[columns] = (own[columns] - own[columns].mean()) / own[columns].std(ddof=0)
+    found = []
+    for name, table in (("raw", own), ("hand", hand)):
+        path = tmp_path / f"{name}.csv"
+        table.to_csv(path, index=False)
+        made = experiment(path, task, method, **settings)
+        arrays = made.start().arrays
+        found.append((arrays.to_numpy_ndarrays()[0], made.evaluate(arrays)["loss"]))
+    (x, loss), (again, same) = found
+    assert x == pytest.approx(again, abs=1e-6)
+    assert loss == pytest.approx(same, rel=1e-9)
+    Z, y = hand[columns].to_numpy(), hand.iloc[:, -1].to_numpy()
+    if task == "logistic-regression":
+        best = LogisticRegression(C=1.0 / (0.01 * len(y)), tol=1e-12).fit(Z, y)
+        assert x == pytest.approx([*best.coef_[0], *best.intercept_], abs=1e-4)
+    else:
+        # the target is centred: F shows no intercept
+        best = LinearRegression().fit(Z, y)
+        assert x == pytest.approx(best.coef_, abs=1e-5)
+
+
+def test_columns_of_every_kind_make_features(
+    tmp_path: Path, frame: pd.DataFrame
+) -> None:
+    path = tmp_path / "table.csv"
+    frame.drop(columns="price").to_csv(path, index=False, sep=";", decimal=",")
+    task = experiment(path, "logistic-regression", "fedgia", **LOGISTIC).task
+    data = data_of(task)
+    found = data.preparation
+    assert found is not None
+    names = ["dose", "dose (missing)", "small", "colour=blue", "colour=green"]
+    names += ["colour=red", "since", "centre=near", "centre=(other)"]
+    assert list(found.names()) == names
+    assert found.classes == ("no", "yes")
+    assert task.shapes() == [(10,)]
+    rows = found.transform(path)
+    assert data.features.mean(axis=0) == pytest.approx(np.zeros(9), abs=1e-12)
+    assert data.features.std(axis=0) == pytest.approx(np.ones(9))
+    ordered = (np.sort(part, axis=0) for part in (rows, data.features))
+    np.testing.assert_allclose(*ordered, atol=1e-12)
+    days = (frame["since"] - pd.Timestamp(0)).dt.days.to_numpy()
+    assert rows[:, 6] == pytest.approx((days - days.mean()) / days.std())
+    assert (rows[::19, 0] == 0.0).all()
+
+
+def test_a_bad_row_is_refused_or_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "odd.csv"
+    lines = [f"{i},{i % 2}" for i in range(40)]
+    lines[7], lines[30] = "SECRET,1", "3,"
+    path.write_text("\n".join(["a,label", *lines]))
+    schema = Schema(0, target="class")
+    with pytest.raises(
+        DataFileError, match=r"row 8, column 'a': .* data\.bad-rows"
+    ) as e:
+        read_own_table((schema, 5, "refuse"), path)
+    assert "SECRET" not in str(e.value)
+    with caplog.at_level("INFO", logger="flwr"):
+        table: OwnTable = read_own_table((schema, 5, "drop"), path)
+    assert len(table.frame) == len(table.targets) == 38
+    assert "2 of 40 rows are left out" in caplog.text
