@@ -118,6 +118,17 @@ class RegressionTask(Task):
         error = self.argument(x) - self.solution()
         return {"solution-error": float(np.linalg.norm(error))}
 
+    def baseline(self) -> dict[str, float]:
+        """Return the loss of the target's mean."""
+        if not self.on_file:
+            return {}
+        data = data_of(self)
+        weights = self._row_weights(data.starts)
+        mean, square = weights @ data.targets, weights @ np.square(data.targets)
+        # F(0) is a multiple of the mean of b², and this one of that of (b − b̄)²
+        start = self.value(np.zeros(self.shapes()[0]))
+        return {"loss": start * float(1.0 - mean * mean / square)} if square else {}
+
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return F(x*) where the domain contains x*, as all of space does."""
         known = self.dataset == "generated" and domain.contains(self.solution())
@@ -525,6 +536,19 @@ class LogisticRegression(PartitionedTask):
             return super().metrics(x)
         measures = self.objective().metrics(self.argument(x))
         return {"train-accuracy": measures["accuracy"]}
+
+    def baseline(self) -> dict[str, float]:
+        """Return the classes' entropy, and how often the most frequent one is right."""
+        if not self.on_file:
+            return {}
+        data = data_of(self)
+        weights = self._row_weights(data.starts)
+        shares = np.bincount(data.targets, weights, self.classes)
+        tests, name = data.test_targets, "accuracy"
+        if not len(tests):
+            tests, name = data.targets, "train-accuracy"
+        right = float(np.mean(tests == np.bincount(data.targets).argmax()))
+        return {"loss": float(scipy.special.entr(shares).sum()), name: right}
 
     def deal(self, labels: NDArray[Any]) -> list[Indices]:
         """Deal examples to the clients; ``uneven`` cuts a random order at random.

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # those of one line do not know one another.
 ORDER = (
     ("settings", "random", "signals"),
-    ("layer_steps", "schedules"),
+    ("layer_steps", "schedules", "tables"),
     ("domains",),
     ("manifolds",),
     ("objectives",),

@@ -140,6 +140,8 @@ class RunRecord(Callback):
         self.directory = Path(directory).expanduser().resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
         self.reference, self.title, self.picture = reference, title, True
+        #: The metrics of a constant model, which a run must do better than.
+        self.baseline: Mapping[str, float] = {}
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
@@ -193,6 +195,8 @@ class RunRecord(Callback):
             with naming(picture := self.directory / "convergence.png"):
                 plot_convergence(runs, picture, self.reference)
         self.warnings += [strategy.caution] if strategy.caution else []
+        last = summarise(strategy.history)["metrics"]
+        self.warnings += no_better(last, self.baseline)
         self._write_summary({"status": strategy.ending})
 
     def on_failure(self, strategy: Any, error: BaseException) -> None:
@@ -223,6 +227,21 @@ class RunRecord(Callback):
                 raise
             # on a full disk the room that it has may be enough
             path.write_bytes(data)
+
+
+def no_better(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+    """A line for each metric that is worse than a constant model's."""
+    found = []
+    for name, simple in baseline.items():
+        value = metrics.get(name)
+        if value is None or not np.isfinite(simple):
+            continue
+        if name == "loss" and value > simple * (1.0 + 1e-9):
+            found.append(f"the loss, {value:.6g}, is above a constant's, {simple:.6g}")
+        elif name != "loss" and value < simple:
+            what = f"the {name}, {value:.3f}, is below the most frequent class's"
+            found.append(f"{what}, {simple:.3f}")
+    return found
 
 
 def plot_convergence(

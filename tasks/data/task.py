@@ -352,6 +352,13 @@ class Task(ABC):
         found: dict[str, float] = self.test_objective().metrics(self.argument(x))
         return found
 
+    def baseline(self) -> dict[str, float]:
+        """Return loss and accuracy of the best constant model, by metrics' names.
+
+        Nothing where the data is not the user's own.
+        """
+        return {}
+
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return the minimum of F over a domain where it is known, else None."""
         return None

@@ -382,6 +382,16 @@ class HybridTask(Task):
         found = self.objective().metrics(w)
         return {f"train-{name}": value for name, value in found.items()}
 
+    def baseline(self) -> dict[str, float]:
+        """Return how often the most frequent class is right."""
+        if not self.on_file or self.target != "class":
+            return {}
+        train, tests = np.split(self._samples().labels, [self.num_examples()])
+        name = "accuracy" if len(tests) else "train-accuracy"
+        labels, counts = np.unique(train, return_counts=True)
+        tests = tests if len(tests) else train
+        return {name: float(np.mean(tests == labels[counts.argmax()]))}
+
     def _build_objective(self) -> RegularizedLoss | OneAgainstRest:
         data = self._samples()
         N, C, rule = data.num_train, self.num_classes(), self.class_rule()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
 import sim
+from fedtrellis.command_line import main
 from tasks.base import DataFileError
 from tasks.data.readers import OwnTable, read_own_table
 from tasks.data.table import Schema
@@ -146,3 +148,28 @@ def test_a_bad_row_is_refused_or_counted(
         table: OwnTable = read_own_table((schema, 5, "drop"), path)
     assert len(table.frame) == len(table.targets) == 38
     assert "2 of 40 rows are left out" in caplog.text
+
+
+def run(path: Path, task: str, out: Path, *settings: str) -> Path:
+    """Run the command on a table; the record that it left."""
+    label = "kind" if task == "logistic-regression" else "price"
+    words = f'task="{task}" {task}.dataset="file" {task}.path="{path}"'
+    words += f' data.label-column="{label}" picture=false '
+    arguments = ["run", "--nodes", "4", "--out", str(out), "-c"]
+    assert main([*arguments, words + " ".join(settings)]) == 0
+    return max(out.iterdir(), key=lambda record: record.stat().st_mtime_ns)
+
+
+def test_what_is_worse_than_a_constant_is_warned_of(
+    tmp_path: Path, frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "table.csv"
+    frame.drop(columns="price").to_csv(path, index=False)
+    poor = 'method="fedavg-gd" rounds=3 logistic-regression.intercept=false'
+    record = run(path, "logistic-regression", tmp_path / "runs", poor)
+    lines = json.loads((record / "summary.json").read_text())["warnings"]
+    assert [line.split(",")[0] for line in lines] == ["the loss", "the accuracy"]
+    assert "is below the most frequent class's" in lines[1]
+    assert lines[1] in capsys.readouterr().out
+    record = run(path, "logistic-regression", tmp_path / "runs", 'method="fedgia"')
+    assert "warnings" not in json.loads((record / "summary.json").read_text())
