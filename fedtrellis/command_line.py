@@ -1,4 +1,4 @@
-"""``fedtrellis``: run, list, resume, tune, runs and compare, from any folder."""
+"""``fedtrellis``: run, list, resume, tune, runs, compare, predict, from any folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from fedtrellis.app.command_line import add_run_options, perform
 from fedtrellis.app.registry import print_list
 from fedtrellis.runs import (
     add_compare_options,
+    add_predict_options,
     add_runs_options,
     compare_runs,
     list_runs,
+    predict,
 )
 from fedtrellis.tune.command_line import add_search_options, search
 
@@ -41,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_runs_options(add("runs", list_runs, "the runs there are"))
     what = "runs of any methods beside each other: a table and curves"
     add_compare_options(add("compare", compare_runs, what))
+    what = "what a run's model says of a table's rows"
+    add_predict_options(add("predict", predict, what))
     return perform(lambda options: options.act(options), parser, arguments)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fedtrellis.app.command_line import flatten
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
 from fedtrellis.server.records import default_results_dir, naming
 from fedtrellis.settings import SettingsError, check_choice, need
+from fedtrellis.tables import TableModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,13 +94,18 @@ class Run:
         return None if value is None else float(value)
 
     @cached_property
-    def model(self) -> dict[str, NDArray[Any]] | None:
-        """The model's arrays by their names; None until the run has ended."""
+    def model(self) -> TableModel | None:
+        """The model's arrays by their names; None until the run has ended.
+
+        One that was learnt from a table predicts: ``model.predict(table)``.
+        """
         path = self.directory / "model.npz"
         if not path.is_file():
             return None
+        about = _text(self.directory / "model.json")
         with np.load(path) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            found = {name: arrays[name] for name in arrays.files}
+        return TableModel(found, json.loads(about) if about else None)
 
     def _used(self) -> dict[str, Any]:
         """The settings of the run, its method and its task, not those of others."""
@@ -213,6 +220,13 @@ def add_runs_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", nargs="?", help=text)
 
 
+def add_predict_options(parser: argparse.ArgumentParser) -> None:
+    """What ``fedtrellis predict`` takes."""
+    parser.add_argument("directory", metavar="DIR", help="the run's record")
+    parser.add_argument("table", metavar="FILE", help="a csv file, with its columns")
+    parser.add_argument("--out", metavar="CSV", help="where predictions go [printed]")
+
+
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     """What ``fedtrellis compare`` takes."""
     add = parser.add_argument
@@ -236,6 +250,27 @@ def list_runs(options: argparse.Namespace) -> None:
         loss = run.summary.get("metrics", {}).get("loss")
         shown = "–" if loss is None else f"{loss:.6g}"
         print(f"{run.status:12}{rounds:<8}{shown:12}{run.directory}")
+
+
+def finished_model(directory: str | Path) -> TableModel:
+    """The model in a run's record; SettingsError if there is none yet."""
+    model = load_run(directory).model
+    if model is None:
+        raise SettingsError(f"{str(directory)!r} has no model: the run has not ended")
+    return model
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Predict each row of a table, with the classes' probabilities, as csv."""
+    import pandas as pd
+
+    model = finished_model(options.directory)
+    found = pd.DataFrame({"predicted": model.predict(options.table)})
+    if model.classes.size:
+        shares = model.predict_proba(options.table).T
+        for name, values in zip(model.classes, shares, strict=True):
+            found[f"probability of {name}"] = values
+    found.to_csv(options.out or sys.stdout, index=False)
 
 
 def compare_runs(options: argparse.Namespace) -> None:

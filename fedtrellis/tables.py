@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.settings import SettingsError, need
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+#: Kinds of linear models, and what their scores are.
+Loss = Literal["squared", "logistic", "softmax"]
 #: Fields that stand for nothing, beside pandas' own such as NA and an empty one.
 _MISSING = ("?",)
 _COMMA = r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*"
@@ -355,3 +358,98 @@ def expand(columns: Iterable[Column], frame: pd.DataFrame) -> Array:
     """Return all features of rows, (d, p), unscaled, NaN where a number is missing."""
     parts = [column.expand(frame[column.name]) for column in columns]
     return np.hstack(parts) if parts else np.empty((len(frame), 0))
+
+
+# ------------------------------------------------------------------------- the model
+
+
+def meaning(preparation: Preparation, loss: Loss, intercept: bool) -> dict[str, Any]:
+    """Return what a record holds of a linear model of a table, as JSON has it."""
+    return {"loss": loss, "intercept": intercept, "table": preparation.to_json()}
+
+
+class TableModel(dict[str, NDArray[Any]]):
+    """A run's model: its arrays by name, and what it predicts of a table.
+
+    A record of a run on tables knows what their columns became; of others only the
+    arrays are there, and the rest is a SettingsError.
+
+    Examples
+    --------
+    >>> import fedtrellis
+    >>> run = fedtrellis.load_run("RECORD")  # doctest: +SKIP
+    >>> run.model.predict("new.csv")  # doctest: +SKIP
+    array(['no', 'yes', 'no'])
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(arrays)
+        self._about = about
+
+    def _known(self) -> Mapping[str, Any]:
+        if self._about is None:
+            why = "it is not of a linear model of a table that the run prepared"
+            raise SettingsError(f"the record does not say what a row is: {why}")
+        return self._about
+
+    @property
+    def preparation(self) -> Preparation:
+        """What the columns of a table become."""
+        return Preparation.from_json(self._known()["table"])
+
+    def _parts(self) -> tuple[Array, Any]:
+        """Weights of scaled features, (p,) or (p, C), and the intercept."""
+        (x,) = (array.astype(np.float64) for array in self.values())
+        return (x[:-1], x[-1]) if self._known()["intercept"] else (x, 0.0)
+
+    def linear(self) -> tuple[Array, Any]:
+        """Return weights and intercept of the features in the table's own units.
+
+        Shapes (p,) and (), or (p, C) and (C,). SettingsError: rows are scaled, too.
+        """
+        (w, b), made = self._parts(), self.preparation
+        if made.scaling == "unit-rows":
+            raise SettingsError("scaling = 'unit-rows' divides rows: no weights do so")
+        w = (w.T / made.divisors()).T
+        return w, b - made.shifts() @ w + made.offset
+
+    def scores(self, table: pd.DataFrame | str | Path) -> Array:
+        """Return the rows' scores, (d,) or (d, C); of a regression the prediction.
+
+        ``table`` is a data frame, or the path of a csv file, in the units of the
+        table that the run learnt from; a label is not needed. SettingsError: a column
+        is missing, or a cell is not of its kind.
+        """
+        (w, b), made = self._parts(), self.preparation
+        return np.asarray(made.transform(table) @ w + b + made.offset)
+
+    def predict(self, table: pd.DataFrame | str | Path) -> NDArray[Any]:
+        """Return what each row's target is, (d,): a number, or a class by its label."""
+        scores = self.scores(table)
+        if self._known()["loss"] == "squared":
+            return scores
+        chosen = scores > 0.0 if scores.ndim == 1 else scores.argmax(axis=1)
+        return self.classes[chosen.astype(np.intp)]
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """The classes' labels, in the order of :meth:`predict_proba`'s columns."""
+        labels = self.preparation.classes
+        whole = all(isinstance(x, float) and x.is_integer() for x in labels)
+        return np.array([int(x) for x in labels] if whole else labels)
+
+    def predict_proba(self, table: pd.DataFrame | str | Path) -> Array:
+        """Return each class's probability, (d, C); SettingsError: a regression."""
+        if self._known()["loss"] == "squared":
+            raise SettingsError(
+                "the model predicts numbers: no class has a probability"
+            )
+        scores = self.scores(table)
+        if scores.ndim == 1:
+            right = scipy.special.expit(scores)
+            return np.column_stack([scipy.special.expit(-scores), right])
+        return np.asarray(scipy.special.softmax(scores, axis=1))

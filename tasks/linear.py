@@ -411,7 +411,7 @@ class LogisticRegression(PartitionedTask):
         "naive-frank-wolfe": {"schedule": _SCHEDULE},
     }
     not_on_nodes = (*PartitionedTask.not_on_nodes, "weighting", "classes")
-    prepares = True
+    prepares, table_loss = True, "logistic"
     node_labels: ClassVar[tuple[str, ...]] = ("0", "1")
 
     # There are two labels: a base class's 3 would never do.

@@ -158,7 +158,7 @@ class App:
                 check_choice("stop-metric", settings.stop_metric, known)
             record = _record_of(experiment)
             record.reference, record.warnings = reference, warnings
-            record.baseline = task.baseline()
+            record.baseline, record.meaning = task.baseline(), task.meaning()
             examples = task.nodes.examples if task.on_nodes else None
             called = [
                 CheckNodes(experiment.options["min_nodes"], examples),

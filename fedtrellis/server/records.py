@@ -119,6 +119,7 @@ class RunRecord(Callback):
     ``history.jsonl``            a line a round, see ``RoundRecord``
     ``summary.json``             status, rounds, last metrics, totals, error if any
     ``model.npz``                the model's arrays, by the names they had
+    ``model.json``               what they mean, of a linear model of a table
     ``checkpoint.npz``           what ``resume`` needs
     ``convergence.png``          loss, gap and quality over rounds and bytes, unless
                                  ``picture`` is False
@@ -142,6 +143,8 @@ class RunRecord(Callback):
         self.reference, self.title, self.picture = reference, title, True
         #: The metrics of a constant model, which a run must do better than.
         self.baseline: Mapping[str, float] = {}
+        #: What the model's arrays mean, if the task says so.
+        self.meaning: Mapping[str, Any] = {}
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
@@ -190,6 +193,9 @@ class RunRecord(Callback):
         arrays: dict[str, Any] = {n: decode(one) for n, one in result.arrays.items()}
         with replacing(self.directory / "model.npz") as file:
             np.savez(file, **arrays)
+        if self.meaning:
+            with replacing(self.directory / "model.json") as file:
+                file.write(json.dumps(self.meaning, indent=1).encode())
         if self.picture:
             runs = {self.title or type(strategy).__name__: strategy.history}
             with naming(picture := self.directory / "convergence.png"):

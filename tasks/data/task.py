@@ -29,7 +29,7 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, need, parse, setting
-from fedtrellis.tables import Preparation
+from fedtrellis.tables import Loss, Preparation, meaning
 
 from ..base import (
     Array,
@@ -358,6 +358,21 @@ class Task(ABC):
         Nothing where the data is not the user's own.
         """
         return {}
+
+    #: what a linear model of a prepared table minimises
+    table_loss: ClassVar[Loss] = "squared"
+
+    def meaning(self) -> dict[str, Any]:
+        """Return what a record holds of the model, see :mod:`fedtrellis.tables`."""
+        found = data_of(self).preparation if self.prepared else None
+        loss: Loss = self.table_loss
+        if found is not None and len(found.classes) > 2:
+            loss = "softmax"
+        return meaning(found, loss, self.has_intercept()) if found else {}
+
+    def has_intercept(self) -> bool:
+        """Whether the model's last row is the intercept."""
+        return False
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return the minimum of F over a domain where it is known, else None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+import fedtrellis
 import sim
 from fedtrellis.command_line import main
+from fedtrellis.settings import SettingsError
 from tasks.base import DataFileError
 from tasks.data.readers import OwnTable, read_own_table
 from tasks.data.table import Schema
@@ -173,3 +180,72 @@ def test_what_is_worse_than_a_constant_is_warned_of(
     assert lines[1] in capsys.readouterr().out
     record = run(path, "logistic-regression", tmp_path / "runs", 'method="fedgia"')
     assert "warnings" not in json.loads((record / "summary.json").read_text())
+
+
+NUMBERS, TEXTS = ["dose", "small", "since"], ["colour", "centre"]
+
+
+def features_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """Dates as days; of two centres the far one is too rare to be a category."""
+    days = (frame["since"] - pd.Timestamp(0)).dt.days
+    near = frame["centre"].where(frame["centre"] == "near", "(other)")
+    return frame.assign(since=days, centre=near)
+
+
+def pipeline(model: Any) -> Any:
+    """scikit-learn's standard way to the same features."""
+    parts = [
+        ("numbers", "passthrough", NUMBERS),
+        ("missing", MissingIndicator(), ["dose"]),
+        ("texts", OneHotEncoder(sparse_output=False), TEXTS),
+    ]
+    filled = SimpleImputer(strategy="constant", fill_value=0.0)
+    return make_pipeline(ColumnTransformer(parts), StandardScaler(), filled, model)
+
+
+def test_a_record_predicts_as_scikit_learn_does(
+    tmp_path: Path, frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, new = tmp_path / "table.csv", tmp_path / "new.csv"
+    frame.drop(columns="price").to_csv(path, index=False, sep="\t")
+    known = features_of(frame)
+    rows = frame.iloc[::7].drop(columns=["price", "kind"])
+    rows.to_csv(new, index=False)
+    method = 'method="fedfw" radius=40 rounds=100 logistic-regression.l2=0.02 '
+    method += "logistic-regression.test-fraction=0"
+    record = run(path, "logistic-regression", tmp_path / "runs", method)
+    model = fedtrellis.load_run(record).model
+    assert model is not None
+    best = LogisticRegression(C=1.0 / (0.02 * len(frame)), tol=1e-13, max_iter=10**4)
+    theirs = pipeline(best).fit(known, frame["kind"])
+    shares = theirs.predict_proba(known.iloc[::7])
+    assert model.predict_proba(rows) == pytest.approx(shares, abs=1e-6)
+    assert model.predict(new).tolist() == theirs.predict(known.iloc[::7]).tolist()
+    capsys.readouterr()
+    assert main(["predict", str(record), str(new)]) == 0
+    printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert printed["probability of yes"].to_numpy() == pytest.approx(
+        shares[:, 1], abs=1e-6
+    )
+    with pytest.raises(SettingsError, match="the table has no column 'small'"):
+        model.predict(rows.drop(columns="small"))
+    # no row of the table is in the record
+    text = (record / "model.json").read_text()
+    assert not any(f"{value}" in text for value in frame["small"])
+
+
+def test_a_regression_predicts_in_the_target_s_units(
+    tmp_path: Path, frame: pd.DataFrame
+) -> None:
+    path = tmp_path / "table.csv"
+    frame.drop(columns="kind").to_csv(path, index=False)
+    record = run(
+        path, "lasso", tmp_path / "runs", 'method="fedfw" radius=20 rounds=200'
+    )
+    model = fedtrellis.load_run(record).model
+    assert model is not None
+    theirs = pipeline(LinearRegression()).fit(features_of(frame), frame["price"])
+    expected = theirs.predict(features_of(frame))
+    assert model.predict(path) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(SettingsError, match="no class has a probability"):
+        model.predict_proba(path)
