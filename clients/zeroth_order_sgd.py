@@ -61,8 +61,6 @@ class ZerothOrderSGDClient(StatefulClient):
     ... )
     """
 
-    restorable = frozenset((START,))
-
     def __init__(self, context: Context, objective: Loss) -> None:
         self._node_file: Mapping[str, Any] = {}
         super().__init__(context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from fedtrellis.wire.arrays import FloatArray
 from . import preparation, proposals
 from .preparation import learn
 from .run import (
-    HOLDING,
     ClientRun,
     NodeRules,
     Predictions,
@@ -209,8 +208,6 @@ class HyFDCAClient(SplitPart):
 
     #: What a node's owner may set in the node config.
     Rules = NodeRules
-    #: A server may give these back to a client that lost them, and nothing else.
-    restorable: ClassVar[frozenset[str]] = frozenset((*HOLDING, "agreement"))
     hides_by_itself = True
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -33,7 +33,7 @@ from fedtrellis.settings import (
 )
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, record_arrays
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.local_grid import GridOptions, LocalGrid
+from fedtrellis.wire.local_grid import LocalGrid
 
 
 class Experiment:
@@ -236,9 +236,9 @@ class Experiment:
         made = Layout(self.layout.shapes, dtype)
         return array_record(made.layers(made.rounded(point)))
 
-    def grid(self, **options: Unpack[GridOptions]) -> LocalGrid:
+    def grid(self, **options: Any) -> LocalGrid:
         """The nodes in this process; ``options`` are those of ``LocalGrid``."""
-        own: GridOptions = {"seed": self.options["seed"], "run_config": self.config}
+        own = {"seed": self.options["seed"], "run_config": self.config}
         return LocalGrid(self.client_app, self.task.num_clients, **(own | options))
 
     def evaluate(self, arrays: ArrayRecord | list[Any]) -> dict[str, float]:

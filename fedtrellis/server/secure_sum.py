@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from math import floor, isfinite, log2, sqrt
@@ -65,9 +65,6 @@ from fedtrellis.wire.protocol import identity_order
 from fedtrellis.wire.summing import ATTEMPT, RECORD
 
 __all__ = ["SecureSum", "SecureSums"]
-
-#: Uses a client's arrays, or raises ValueError with the reason to drop them.
-Take = Callable[[str, Sequence[NDArray[Any]]], object]
 
 #: How often a client that is silent is asked in one round.
 ATTEMPTS = 3
@@ -217,26 +214,21 @@ class SecureSum(Mean):
         Before round 1 ``everyone`` has to answer.
         """
 
-        def wave(step: str, entries: Mapping[str, Any], take: Take) -> None:
-            def taken(answer: Answer) -> None:
-                take(answer.client, answer.arrays)
-                conversation.note_version(answer)
-
-            of = entries.__getitem__
-            asked = f"train.sum_{step}", of, taken, timeout, list(entries)
+        def wave(step: str, of: Mapping[str, Any], take: Any) -> dict[str, Answer]:
+            asked = f"train.sum_{step}", of.__getitem__, take, timeout, list(of)
             if everyone:
-                ask_everyone(conversation, *asked)
-            else:
-                ask_again(conversation, 0, *asked, ATTEMPTS)
+                return ask_everyone(conversation, *asked)
+            return ask_again(conversation, 0, *asked, ATTEMPTS)
 
-        known, agreed = dict(members or {}), set[str]()
+        known = dict(members or {})
         if members is None:
 
-            def take(name: str, arrays: Sequence[NDArray[Any]]) -> None:
-                known[name] = introduction(name, arrays)
+            def take(answer: Answer) -> None:
+                known[answer.client] = introduction(answer.client, answer.arrays)
 
             names = [name for block in blocks for name in block]
-            wave("keys", dict.fromkeys(names, beginning()), take)
+            answers = wave("keys", dict.fromkeys(names, beginning()), take)
+            conversation.note_version(*answers.values())
         entries: dict[str, Any] = {}
         for block in blocks:
             if known.keys() >= set(block):
@@ -248,8 +240,9 @@ class SecureSum(Mean):
                     "sum-told": self.told.encode(),
                 }
                 entries |= dict.fromkeys(block, sent)
-        wave("agree", entries, lambda name, _: agreed.add(name))
-        self.anew -= {block[0] for block in blocks if agreed >= set(block)}
+        agreed = wave("agree", entries, None)
+        conversation.note_version(*agreed.values())
+        self.anew -= {block[0] for block in blocks if agreed.keys() >= set(block)}
 
     # --------------------------------------------------------------------- in a round
 

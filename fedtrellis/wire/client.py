@@ -38,7 +38,6 @@ from fedtrellis.wire.protocol import (
     EXAMPLES,
     MEMORY,
     PHASE,
-    RESTORE,
     STATUS,
     ClientMemory,
     Kept,
@@ -48,7 +47,6 @@ from fedtrellis.wire.protocol import (
     NodeReply,
     NodeRequest,
     client_identity,
-    restored_names,
 )
 from fedtrellis.wire.summing import (
     ATTEMPT,
@@ -241,9 +239,6 @@ class StatefulClient(MethodClient):
     ...         return parameters, 1, {"rounds": float(self.state["rounds"][0])}
     """
 
-    #: Names of the arrays that a server may give back; None: any.
-    restorable: ClassVar[frozenset[str] | None] = None
-
     def __init__(self, context: Context) -> None:
         self.context = context
         self.client_id = client_identity(context)
@@ -328,12 +323,6 @@ class Serving:
         self._stateful = StatefulClient in type(client).__mro__
         if self._stateful:
             keeps = cast(StatefulClient, client)
-            if keeps.restorable is not None and RESTORE in request.content:
-                given = restored_names(cast(Any, request.content[RESTORE]))
-                for strange in sorted(given - keeps.restorable):
-                    raise ValueError(
-                        f"a client of this method takes no {strange!r} back"
-                    )
             state = self._memory.committed.decoded()
             keeps.state = Named("the client's state", state)
 

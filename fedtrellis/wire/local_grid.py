@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import (
@@ -78,25 +78,6 @@ FAULTS = {
     "garbage": "the reply arrives spoilt",
     "duplicate": "the reply arrives twice",
 }
-
-
-class GridOptions(TypedDict, total=False):
-    """What :class:`LocalGrid` takes besides app and number of nodes, as keywords."""
-
-    request_loss: float
-    wipe: float
-    crash: float
-    state_loss: float
-    reply_loss: float
-    late_reply: float
-    garbage: float
-    duplicate: float
-    seed: int
-    run_config: Mapping[str, Any] | None
-    node_configs: Sequence[Mapping[str, Any]] | None
-    encode: bool
-    batched: bool
-    workers: int
 
 
 def _handle(app: ClientApp, message: Message, context: Context) -> Any:
