@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import tomllib
@@ -18,7 +17,13 @@ from numpy.typing import NDArray
 
 from fedtrellis.app.command_line import flatten
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
-from fedtrellis.server.records import default_results_dir, naming
+from fedtrellis.server.records import (
+    AXES,
+    default_results_dir,
+    naming,
+    plot_convergence,
+    read_history,
+)
 from fedtrellis.settings import SettingsError, check_choice, need
 from fedtrellis.tables import TableModel
 
@@ -28,15 +33,8 @@ if TYPE_CHECKING:
 # the rest serves the commands ``fedtrellis runs`` and ``fedtrellis compare``
 __all__ = ["Run", "find_runs", "load_run"]
 
-_FIELDS = {field.name for field in dataclasses.fields(RoundRecord)}
 # what a round is, beside its metrics; seconds and bytes are those of this round alone
 _OF_A_ROUND = ("round", "sampled", "used", "bytes_up", "bytes_down", "seconds")
-#: What a curve can be drawn over, and how the axis is called.
-AXES = {
-    "rounds": "round",
-    "bytes": "bytes up and down, all nodes",
-    "seconds": "seconds of the rounds",
-}
 # what the name has anyway, and where a run's files and lines went
 _UNNAMED = ("method", "resume", "results-dir", "log-format")
 
@@ -169,7 +167,7 @@ def load_run(directory: str | Path) -> Run:
         name = "summary.json"
         summary = json.loads(_text(path / name) or "{}")
         name = "history.jsonl"
-        history = _history(_text(path / name))
+        history = read_history(_text(path / name))
     except (OSError, TypeError, ValueError) as error:
         raise SettingsError(f"{path / name} cannot be read: {error}") from None
     return Run(path, settings, summary, history)
@@ -177,22 +175,6 @@ def load_run(directory: str | Path) -> Run:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _history(text: str) -> list[RoundRecord]:
-    """The rounds of ``history.jsonl``, but for a last line that is being written."""
-    found = []
-    for line in text.splitlines(keepends=True):
-        try:
-            content = json.loads(line)
-        except ValueError:
-            if line.endswith("\n"):
-                raise
-            break
-        # a record of a later version may know more than this one
-        known = {k: v for k, v in content.items() if k in _FIELDS}
-        found.append(RoundRecord.from_dict(known))
-    return found
 
 
 def find_runs(parent: str | Path | None = None) -> list[Run]:
@@ -347,39 +329,16 @@ def table(runs: Sequence[Run], metric: str | None = None) -> pd.DataFrame:
 def compare(
     runs: Sequence[Run], out: str | Path, x: str = "rounds", metric: str = "loss"
 ) -> None:
-    """Draw the runs' curves into one file, logarithmic where all values are positive.
+    """Draw the runs' curves into one file.
 
     Bytes and seconds add up over the rounds. The loss of runs that know F* of one
-    problem is drawn as its distance to F*.
+    problem is drawn as its distance to F*; distances and gaps are logarithmic.
     """
-    need("matplotlib", f"--out = {str(out)!r}", "report")
-    # the object interface: no global state, no display
-    from matplotlib.figure import Figure
-
-    path = Path(out).expanduser()
     check_choice("metric", metric, _known(runs))
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
     optima = {run.reference for run in runs}
-    optimum = optima.pop() if metric == "loss" and len(optima) == 1 else None
-    positive = True
-    for run, name in zip(runs, names(runs), strict=True):
-        frame = run.frame()
-        along = {
-            "rounds": frame.index,
-            "bytes": (frame["bytes_up"] + frame["bytes_down"]).cumsum(),
-            "seconds": frame["seconds"].cumsum(),
-        }[x]
-        values = frame.reindex(columns=[metric])[metric].set_axis(along)
-        values = values[np.isfinite(values)]
-        if optimum is not None:  # what rounding made negative has no place
-            values = (values - optimum).where(values > optimum)
-        axes.plot(values.index, values, label=name)
-        positive = positive and not (values <= 0.0).any()
-    axes.set_yscale("log" if positive else "linear")
-    axes.set_xlabel(AXES[x])
-    axes.set_ylabel(metric if optimum is None else "loss − F*")
-    axes.grid(True, alpha=0.3)
-    figure.legend(loc="outside lower center")
+    optimum = optima.pop() if len(optima) == 1 else None
+    path = Path(out).expanduser()
+    histories = [run.history for run in runs]
+    curves = dict(zip(names(runs), histories, strict=True))
     with naming(path):
-        figure.savefig(path, dpi=130)
+        plot_convergence(curves, path, optimum, [(metric, x)])

@@ -16,7 +16,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from logging import WARNING
 from pathlib import Path
@@ -46,6 +46,14 @@ from fedtrellis.wire.flower_internals import log
 
 # of python sim.py without --nodes
 DEFAULT_NODES = 10
+#: What curves are drawn over, and what the axis says.
+AXES = {
+    "rounds": "round",
+    "bytes": "MB up and down, all nodes",
+    "seconds": "seconds of the rounds",
+}
+_GAPS = [*CRITERIA][1:]
+_FIELDS = {field.name for field in fields(RoundRecord)}
 # what an axis has room for
 _LARGEST = 1e100
 
@@ -78,18 +86,28 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
-    """Add whole lines, given without their ends, to a file, or none of them."""
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        with naming(path), path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-    except BaseException:
-        with suppress(OSError):
-            os.truncate(path, size)
-        raise
+    """Add lines, given without their ends, to a file, with ``sync`` on the disk."""
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def read_history(text: str) -> list[RoundRecord]:
+    """The rounds of lines of JSON, but for a last one that is not whole."""
+    found = []
+    for line in text.splitlines(keepends=True):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            if line.endswith("\n"):
+                raise
+            break
+        # a record of a later version may know more than this one
+        known = {k: v for k, v in content.items() if k in _FIELDS}
+        found.append(RoundRecord.from_dict(known))
+    return found
 
 
 def default_results_dir() -> Path:
@@ -254,40 +272,47 @@ def plot_convergence(
     runs: Mapping[str, Sequence[RoundRecord]],
     path: str | Path,
     reference: float | None = None,
+    panels: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Draw loss (or its distance to F*), gap and quality of runs to a PNG file.
+    """Draw loss (or its distance to F*), gap and quality of runs to a file.
 
-    ``runs`` are histories by name. With F*, the ``reference``, and for a gap the axis
-    is logarithmic, which has no place for what rounding made negative.
+    ``runs`` are histories by name; ``panels`` are metrics, each with a key of
+    :data:`AXES`, to draw instead. With F*, the ``reference``, and for a gap the axis is
+    logarithmic, which has no place for what rounding made negative.
     """
     need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display; slow to load
     from matplotlib.figure import Figure
 
-    names = {name for history in runs.values() for r in history for name in r.metrics}
-    panels = [("loss", "round")]
-    for known in ([*CRITERIA][1:], QUALITIES):
-        panels += [(name, "round") for name in known if name in names][:1]
-    panels.append(("loss", "MB up and down, all nodes"))
+    if not panels:
+        names = {
+            name for history in runs.values() for r in history for name in r.metrics
+        }
+        firsts = [[n for n in all_ if n in names][:1] for all_ in (_GAPS, QUALITIES)]
+        more = [(name, "rounds") for first in firsts for name in first]
+        panels = [("loss", "rounds"), *more, ("loss", "bytes")]
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
-    everywhere = figure.subplots(1, len(panels))
-    for axes, (metric, against) in zip(everywhere, panels, strict=True):
+    everywhere = figure.subplots(1, len(panels), squeeze=False)
+    for axes, (metric, against) in zip(everywhere[0], panels, strict=True):
         optimum, label = 0.0, CRITERIA.get(metric, metric)
-        distance = metric in CRITERIA and metric != "loss"
+        distance = metric in _GAPS
         if metric == "loss" and reference is not None:
             distance, optimum, label = True, reference, f"{label} − F*"
         for name, history in runs.items():
-            along = np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6
-            if against == "round":
-                along = np.array([r.round for r in history])
+            along = {
+                "rounds": [r.round for r in history],
+                "bytes": np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6,
+                "seconds": np.cumsum([r.seconds for r in history]),
+            }[against]
             values = np.array([r.metrics.get(metric, np.nan) for r in history])
             values -= optimum
             there = ((0.0 if distance else -_LARGEST) < values) & (values < _LARGEST)
-            axes.plot(along[there], values[there], label=name)
-        axes.set(xlabel=against, ylabel=label, yscale="log" if distance else "linear")
+            axes.plot(np.array(along)[there], values[there], label=name)
+        scale = "log" if distance else "linear"
+        axes.set(xlabel=AXES[against], ylabel=label, yscale=scale)
         axes.grid(True, alpha=0.3)
     if len(runs) > 1:
-        figure.axes[0].legend()
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
     else:
         figure.suptitle(next(iter(runs)))
     figure.savefig(path, dpi=120)
@@ -418,13 +443,10 @@ class Checkpoint:
     def _history(self) -> list[RoundRecord]:
         """The rounds up to its own; later ones were never part of a checkpoint."""
         path, last_round = _history_path(self._path), self._meta["round"]
-        records: list[RoundRecord] = []
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                records.append(RoundRecord.from_dict(json.loads(line)))
-                if records[-1].round == last_round:
-                    return records
-        raise ValueError(f"{path.name} ends before round {last_round}")
+        records = read_history(path.read_text(encoding="utf-8"))
+        if last_round not in [record.round for record in records]:
+            raise ValueError(f"{path.name} ends before round {last_round}")
+        return [record for record in records if record.round <= last_round]
 
     def _check_same_run(self, strategy: Any) -> None:
         """Raise SettingsError where it is of another run."""

@@ -104,10 +104,10 @@ def test_curves_are_the_runs_over_what_was_asked_for(
     line = figures[0].axes[0].lines[1]
     sent = np.cumsum(columns["bytes_up"] + columns["bytes_down"])
     assert line.get_label() == names(runs)[1]
-    assert np.array_equal(line.get_xdata(), sent)
+    assert np.array_equal(line.get_xdata(), sent / 1e6)
     assert np.array_equal(line.get_ydata(), columns["gap"])
     # all know F* of the one problem
-    assert figures[1].axes[0].get_ylabel() == "loss − F*"
+    assert figures[1].axes[0].get_ylabel() == "F(x̄) − F*"
     losses = figures[1].axes[0].lines[1].get_ydata()
     assert runs[1].reference is not None
     assert np.allclose(losses, columns["loss"] - runs[1].reference)
