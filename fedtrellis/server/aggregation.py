@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.privacy import Budget, Releases, SecretNoise, clipped
-from fedtrellis.server.conversation import Answer, Conversation, check_moderate
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.settings import Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.protocol import check_moderate
 
 Points = Sequence[FloatArray] | FloatArray
 

@@ -33,8 +33,8 @@ from fedtrellis.wire.protocol import (
     STATUS,
     NodeReply,
     NodeRequest,
+    check_moderate,
     identity_order,
-    is_moderate,
     moderate_norm,
 )
 
@@ -108,14 +108,6 @@ def refusal_of(status: Mapping[str, Any]) -> Reason | None:
     if not (isinstance(code, str) and code and isinstance(why, str)):
         return None
     return Reason(why, "refused", code)
-
-
-def check_moderate(array: NDArray[Any]) -> None:
-    """Raise ValueError for numbers that are not finite, or out of all proportion."""
-    if not is_moderate(array):
-        raise ValueError(
-            f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
-        )
 
 
 class Conversation:
@@ -394,8 +386,7 @@ class Conversation:
             norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
             if norm is None:
                 for array in arrays:
-                    if array.dtype.kind == "f":
-                        check_moderate(array)
+                    check_moderate(array)
             metrics, round_ = dict(reply.metrics), expected["server-round"]
             return Answer(name, arrays, metrics, numbers, version, round_, norm)
         except Exception as error:  # the content is the client's: anything goes

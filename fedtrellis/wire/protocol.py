@@ -173,12 +173,15 @@ def is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 2**53
 
 
-def is_moderate(array: NDArray[Any]) -> bool:
-    """Whether all floats of an array are finite, and none beyond ±:data:`LARGEST`."""
+def check_moderate(array: NDArray[Any]) -> None:
+    """Raise ValueError for floats that are not finite, or beyond ±:data:`LARGEST`."""
     if array.dtype.kind != "f" or not array.size or moderate_norm(array) is not None:
-        return True
+        return
     # NaN is not between anything
-    return float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST
+    if not (float(array.min()) >= -LARGEST and float(array.max()) <= LARGEST):
+        raise ValueError(
+            f"the answer is not finite, or has numbers beyond ±{LARGEST:g}"
+        )
 
 
 def moderate_norm(array: NDArray[Any]) -> float | None:
