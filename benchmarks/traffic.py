@@ -71,10 +71,16 @@ _PARAMETERS = 100_000
 # any set would do: the model travels dense, and a ball's projection is quick
 _BALL = L2Ball(10.0)
 DENSE: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
-    "FedAvgGD": (FedAvgGD, FedAvgGDClient),
-    "LocalSGD": (LocalSGD, LocalSGDClient),
-    "projected FedAvg": (lambda: ProjectedFedAvg(_BALL), ProjectedFedAvgClient),
-    "FedDR": (lambda: FedDR(_BALL), FedDRClient),
+    "FedAvgGD": (lambda: FedAvgGD(step_size=0.01), FedAvgGDClient),
+    "LocalSGD": (lambda: LocalSGD(step_size=0.005), LocalSGDClient),
+    "projected FedAvg": (
+        lambda: ProjectedFedAvg(_BALL, local_step_size=0.1),
+        ProjectedFedAvgClient,
+    ),
+    "FedDR": (
+        lambda: FedDR(_BALL, proximal_step=10.0, local_step_size=0.1),
+        FedDRClient,
+    ),
     # Θ of so many parameters would be a matrix
     "FedGiA": (
         lambda: FedGiA(tolerance=0.0),

@@ -11,6 +11,7 @@ from fedtrellis.compressors import compressor
 from fedtrellis.layer_steps import LayerOracle, moved, with_momentum
 from fedtrellis.local_steps import (
     check_steps,
+    lipschitz_at,
     mini_batches,
     scheduled_steps,
     sizes_of,
@@ -23,6 +24,17 @@ from fedtrellis.wire.client import MethodClient, StatefulClient
 from fedtrellis.wire.local_work import Gradient, Steps
 from fedtrellis.wire.protocol import client_identity
 from fedtrellis.wire.summing import ATTEMPT
+
+
+def answer_lipschitz(
+    client: Any, parameters: list[Any], config: dict[str, Any]
+) -> tuple[list[Any], int, dict[str, Any]]:
+    """r_i of the gradients that a client's steps take, for the size of these steps."""
+    layout = Layout.of(parameters)
+    r = lipschitz_at(client.objective, layout, layout.point(parameters), config)
+    if ATTEMPT in config:  # a term of a sum is a model
+        return [layout.to_wire(np.full(layout.point_shape, r))], 0, {}
+    return [], 0, {"lipschitz": r}
 
 
 class FedAvgGDClient(MethodClient):
@@ -56,6 +68,8 @@ class FedAvgGDClient(MethodClient):
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         self.client_id = client_identity(context)
         self.objective = objective
+
+    fit_lipschitz = answer_lipschitz
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """The local model x_i after k_0 steps."""
@@ -138,6 +152,8 @@ class StatefulDescent(StatefulClient):
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         super().__init__(context)
         self.objective = objective
+
+    fit_lipschitz = answer_lipschitz
 
     def _sent(self, by: Any, arrays: list[Any], config: dict[str, Any]) -> list[Any]:
         """What a compressor packed; dense, where it is to be added up unseen."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
-from math import ceil, inf, log2, sqrt
+from math import ceil, inf, isfinite, log2, sqrt
 from typing import Any, Literal
 
 import numpy as np
 
 from fedtrellis.random import generator
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
+
+# Turns of a power iteration: the curvature along the steepest direction, about.
+_POWERS = 20
 
 #: How γ_k falls, see :func:`step_size_at`.
 StepSchedule = Literal["log", "constant", "inverse-sqrt"]
@@ -73,6 +77,68 @@ def _bound(config: Mapping[str, Any]) -> float:
     return float(config.get("answer-bound", ANSWER_BOUND))
 
 
+def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
+    size = int(config.get("batch-size", 0))
+    fraction = float(config.get("batch-fraction", 1.0))
+    if fraction < 1.0:
+        # ⌈fraction · d_i⌉; 0.07·100 is 7.0…01 by rounding alone
+        size = max(1, ceil(fraction * int(objective.num_examples) - 1e-9))
+    return size
+
+
+def lipschitz_at(
+    objective: Any, layout: Layout, x: FloatArray, config: Mapping[str, Any]
+) -> float:
+    """r_i, for steps along ∇f_i that contract while they are shorter than 2/r_i.
+
+    It is the objective's ``lipschitz()``; of a loss that knows none the largest
+    curvature at x, by a power iteration on differences of its gradients, which says
+    nothing of points far from x. A mean over b of d_i convex losses curves d_i/b times
+    as much at most, so r_i is that much larger where ``config`` asks for mini-batches
+    and the objective has ``num_examples``.
+
+    Raises
+    ------
+    SettingsError
+        The number is not finite.
+    """
+    known = getattr(objective, "lipschitz", None)
+    try:
+        r = float(known()) if known is not None else inf
+    except NotImplementedError:
+        r = inf
+    if not isfinite(r):
+        r = _curvature_at(objective, layout, x)
+    if not 0.0 <= r < inf:
+        raise SettingsError(f"the Lipschitz constant of the loss's gradient is {r}")
+    size = _batch_size(objective, config)
+    examples = int(getattr(objective, "num_examples", size))
+    return r * examples / size if 0 < size < examples else r
+
+
+def _curvature_at(objective: Any, layout: Layout, x: FloatArray) -> float:
+    """Max over v of ‖∇²f(x) v‖ / ‖v‖, from below."""
+
+    def gradient(point: FloatArray) -> FloatArray:
+        slope = Gradient(point.astype(x.dtype)).answer(objective, layout)
+        return np.array(slope, dtype=np.float64)
+
+    # what loses as many digits to rounding as to the third derivative
+    length = float(np.finfo(x.dtype).eps) ** (1 / 3) * max(
+        1.0, float(np.linalg.norm(x))
+    )
+    v = generator(0, "curvature").normal(size=x.shape)
+    r = 0.0
+    for _ in range(_POWERS):
+        v *= length / np.linalg.norm(v)
+        # ∇²f(x) v ≈ (∇f(x + v) − ∇f(x − v)) / 2
+        v = (gradient(x + v) - gradient(x - v)) / 2.0
+        r = float(np.linalg.norm(v)) / length
+        if not 0.0 < r < inf:
+            break
+    return r
+
+
 def mini_batches(
     objective: Any, client_id: str, config: Mapping[str, Any]
 ) -> MiniBatches | None:
@@ -82,11 +148,7 @@ def mini_batches(
     objective's ``num_examples``. Random numbers derive from the run's seed, the client
     and the round.
     """
-    size = int(config.get("batch-size", 0))
-    fraction = float(config.get("batch-fraction", 1.0))
-    if fraction < 1.0:
-        # ⌈fraction · d_i⌉; 0.07·100 is 7.0…01 by rounding alone
-        size = max(1, ceil(fraction * int(objective.num_examples) - 1e-9))
+    size = _batch_size(objective, config)
     if not size:
         return None
     rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from logging import INFO
+from math import inf, isfinite, nan
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +14,38 @@ from fedtrellis.compressors import ChangeCompression, compressor
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation, Private
-from fedtrellis.server.conversation import Answer
+from fedtrellis.server.conversation import (
+    Answer,
+    Conversation,
+    ask_everyone,
+)
 from fedtrellis.server.loop import Needs
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import entries_of, given, setting
+from fedtrellis.settings import SettingsError, entries_of, given, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 
 # A mean of signs is a multiple of 1/n.
 _DRAW = 1e-9
+
+# A client's r_i counts for this many times the median, where answers may lie.
+_MOST_CURVED = 2.0
 
 Optimizer = Literal["momentum", "adam", "yogi"]
 
 
 class LocalModels(RoundStrategy):
-    """Base of strategies whose clients send a point, and whose state is the model."""
+    """Base of strategies whose clients send a point, and whose state is the model.
+
+    Where the size of local steps is ``"auto"``, one wave before round 1 asks the
+    clients for r_i, of ∇f_i on all examples or on a mini-batch of theirs, and the
+    steps get a size with which they contract for the largest.
+
+    Attributes
+    ----------
+    lipschitz : float
+        r, the largest r_i; NaN where no step needs it.
+    """
 
     needs: Needs | None = "sum"
     dtypes = DTYPES
@@ -33,9 +53,89 @@ class LocalModels(RoundStrategy):
     stateful = False
     _newcomers = True
     keep_model = False
+    # settings that the clients' r_i may stand for, and that of their mini-batches
+    _sizes: ClassVar[tuple[str, ...]] = ("step_size",)
+    _batch: ClassVar[str] = "batch_fraction"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lipschitz = nan
+        clip = getattr(self.aggregator, "clip", None)
+        if self._automatic and clip is not None:
+            raise SettingsError(
+                f"{self._automatic[0]} = 'auto' does not apply beside a clip of what "
+                "clients send, who would send a constant of their data unclipped; "
+                "allowed: numbers above 0"
+            )
+
+    @property
+    def _automatic(self) -> list[str]:
+        return [name for name in self._sizes if getattr(self, name) is None]
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Nothing to prepare: the model is all of the state."""
+
+    def prepare(self, conversation: Conversation, timeout: float) -> None:
+        """Ask for the r_i, unless no step needs them or a checkpoint has them."""
+        if not self._automatic or isfinite(self.lipschitz):
+            return
+        rule: Any = self.aggregator
+        names, hidden = conversation.names, rule.seen_by == "client"
+        entries = rule.entries(names) | {"sum-points": 0}
+        entries |= entries_of(self, self._batch)
+        asked = dict.fromkeys(names, entries).__getitem__, None, timeout, names
+        try:
+            found = ask_everyone(conversation, "train.lipschitz", *asked)
+        except SettingsError as error:
+            raise SettingsError(f"{error}; or set {self._automatic[0]}") from None
+        answers, _ = rule.opened(conversation, list(found.values()), 0)
+        if len(answers) < len(names):
+            raise SettingsError(
+                f"a sum of the clients' constants was lost; or set {self._automatic[0]}"
+            )
+        if hidden:
+            # a block's sum of r_i is at least its largest r_i
+            of, weights = {a.client: a for a in answers}, self._weights_in_sums()
+            bounds = [
+                float(of[block[0]].arrays[0].flat[0]) * sum(weights[n] for n in block)
+                for block in rule.blocks
+            ]
+        else:
+            bounds = [float(answer.metrics.get("lipschitz", nan)) for answer in answers]
+        r = max(bounds)
+        if rule.robust:
+            # one client alone cannot shorten the steps at will
+            r = min(r, _MOST_CURVED * float(np.median(bounds)))
+        if not 0.0 < r < inf:
+            raise SettingsError(
+                "the largest Lipschitz constant of the clients' gradients is "
+                f"{r}; set {self._automatic[0]}"
+            )
+        self.lipschitz = r
+        for name in self._automatic:
+            log(INFO, "%s = %.6g, from r = %.6g", name, self._settled(name), r)
+
+    def _settled(self, name: str) -> float:
+        """The size of a step, set or from r."""
+        size: float | None = getattr(self, name)
+        return self._from_bound(name) if size is None else size
+
+    def _from_bound(self, name: str) -> float:
+        return 1.0 / self.lipschitz
+
+    def _steps(self, *names: str) -> dict[str, Any]:
+        """The entries of settings, of steps as they are settled."""
+        settled = {n.replace("_", "-"): self._settled(n) for n in self._sizes}
+        return entries_of(self, *names) | settled
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What the method keeps, and r."""
+        return super().state() | {"lipschitz": np.array(self.lipschitz)}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        super().load_state(state)
+        self.lipschitz = float(state["lipschitz"])
 
     def check(self, answer: Answer) -> FloatArray:
         """The local model x_i."""
@@ -93,12 +193,12 @@ class FedAvgGD(LocalModels):
     local_steps: int = setting(
         5, "gradient steps of a client in a round", symbol="k_0", minimum=1
     )
-    step_size: float = setting(
-        0.01,
-        "size of the first local step",
-        note="the paper has 0.01 for its least squares, with unscaled features; the "
-        "steps contract while γ_k < 2/r_i, r_i the Lipschitz constant of ∇f_i. Steps "
-        "that are too long end the run with an error that says so",
+    step_size: float | None = setting(
+        None,
+        "size of the first local step; auto: 1/r, r the largest Lipschitz constant of "
+        "a client's ∇f_i",
+        note="the steps contract while γ_k < 2/r. The paper has 0.01 for its least "
+        "squares. Steps that are too long end the run with an error that says so",
         symbol="a",
         above=0.0,
     )
@@ -120,7 +220,7 @@ class FedAvgGD(LocalModels):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps; the round decides which k they are."""
-        entries = entries_of(self, "local_steps", "step_size", "step_schedule")
+        entries = self._steps("local_steps", "step_schedule")
         if self.batch_fraction < 1.0:
             entries |= entries_of(self, "batch_fraction", "seed")
         return entries
@@ -157,9 +257,6 @@ class LocalSGD(FedAvgGD):
     name = "local-sgd"
     about = "FedAvg with mini-batches, without a constraint"
 
-    step_size: float = setting(
-        0.005, "size of the first local step", symbol="a", above=0.0
-    )
     batch_fraction: float = setting(
         0.05, "part of a client's examples in a mini-batch", above=0.0, maximum=1.0
     )
@@ -200,11 +297,15 @@ class FedProx(FedAvgGD):
     proximal_weight: float = setting(
         0.01,
         "weight of the proximal term; 0 is FedAvgGD",
-        note="the steps contract while γ_k < 2/(r_i + μ), r_i the Lipschitz constant "
-        "of ∇f_i",
+        note="the steps contract while γ_k < 2/(r + μ), and 1/(r + μ) is their size "
+        "where it is auto",
         symbol="μ",
         minimum=0.0,
     )
+
+    def _from_bound(self, name: str) -> float:
+        # h_i curves by r_i + μ
+        return 1.0 / (self.lipschitz + self.proximal_weight)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps, and μ if there is one."""
@@ -377,7 +478,7 @@ class Scaffold(FedAvgGD):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models, and replay the c_i of those who answered."""
-        schedule, size = self.step_schedule, self.step_size
+        schedule, size = self.step_schedule, self._settled("step_size")
         total = sum(step_sizes(schedule, size, self.local_steps, server_round))
         x = self.broadcast.model
         for name, x_i in answers.items():
@@ -530,12 +631,20 @@ class ProjectedFedAvg(LocalModels):
     local_steps: int = setting(
         5, "gradient steps of a client in a round", symbol="k", minimum=1
     )
-    local_step_size: float = setting(0.1, "their size", symbol="γ", above=0.0)
+    local_step_size: float | None = setting(
+        None,
+        "their size; auto: 1/r, r the largest Lipschitz constant of a client's ∇f_i",
+        symbol="γ",
+        above=0.0,
+    )
     batch_size: int = setting(0, "examples in a local mini-batch; 0: all", minimum=0)
+
+    _sizes: ClassVar[tuple[str, ...]] = ("local_step_size",)
+    _batch: ClassVar[str] = "batch_size"
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""
-        return entries_of(self, "local_steps", "local_step_size", "batch_size", "seed")
+        return self._steps("local_steps", "batch_size", "seed")
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average and project."""
@@ -590,20 +699,30 @@ class FedDR(ProjectedFedAvg):
         above=0.0,
         below=2.0,
     )
-    proximal_step: float = setting(
-        10.0, "step of the proximal operator", symbol="η", above=0.0
+    proximal_step: float | None = setting(
+        None,
+        "step of the proximal operator; auto: 10/r, r the largest Lipschitz constant "
+        "of a client's ∇f_i",
+        symbol="η",
+        above=0.0,
     )
     local_steps: int = setting(
         20, "gradient steps of a client in a round", symbol="k", minimum=1
     )
-    local_step_size: float = setting(
-        0.1,
-        "their size",
-        note="the steps contract when γ < 2 / (L + 1/η), L the Lipschitz constant of "
-        "∇f_i",
+    local_step_size: float | None = setting(
+        None,
+        "their size; auto: 1/(r + 1/η)",
+        note="the steps contract when γ < 2/(r + 1/η)",
         symbol="γ",
         above=0.0,
     )
+
+    _sizes: ClassVar[tuple[str, ...]] = ("proximal_step", "local_step_size")
+
+    def _from_bound(self, name: str) -> float:
+        if name == "proximal_step":
+            return 10.0 / self.lipschitz
+        return 1.0 / (self.lipschitz + 1.0 / self._settled("proximal_step"))
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start with every x̂_i at the initial model."""
@@ -613,7 +732,7 @@ class FedDR(ProjectedFedAvg):
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Relaxation, proximal step and local steps."""
         steps = super().instruction(server_round, client)
-        return entries_of(self, "relaxation", "proximal_step") | steps
+        return entries_of(self, "relaxation") | steps
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Project the mean of all clients' last x̂_i."""

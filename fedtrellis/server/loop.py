@@ -776,8 +776,12 @@ class Loop:
         """The rounds after so many, until the last one or a stop; why they end."""
         strategy, options, evaluate_fn = self.strategy, self.options, self.evaluate_fn
         num_rounds, failed = strategy.num_rounds, 0
+        asked = options.client_evaluate_every and not strategy._overridden("evaluate")
         if not before and evaluate_fn is not None:
             self._finished(RoundRecord(round=0, evaluation=self._evaluate(0)))
+        elif not before and asked:  # its bytes are round 1's
+            found = plain_metrics(strategy._evaluate_clients(0) or {})
+            self._finished(RoundRecord(round=0, client_evaluation=found))
         for server_round in range(before + 1, num_rounds + 1):
             check_signals()
             record = self._round(server_round)
@@ -955,7 +959,7 @@ def _check_ended(strategy: LoopStrategy) -> str:
         # however few the rounds were: the model is the one they began with
         raise _unanswered(f"all of the {history[-1].round} rounds", history[-1])
     measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
-    start = inf if first.round else first.evaluation.get("loss", inf)
+    start = inf if first.round else first.metrics.get("loss", inf)
     names = ("step_size", "local_step_size")
     sizes = [(name, size) for name in names if (size := getattr(strategy, name, None))]
     steps = "".join(f"; {n} = {size:g} may be too long" for n, size in sizes[:1])

@@ -244,7 +244,8 @@ METHODS: dict[str, Method] = {
     ),
     "feddr": _in(
         *(_BALL, FedDR, FedDRClient),
-        **{"local_steps": 10, "proximal_step": 1.0, "relaxation": 1.0, "forgets": True},
+        **{"local_steps": 10, "proximal_step": 1.0, "local_step_size": 0.1}
+        | {"relaxation": 1.0, "forgets": True},
     ),
     "fedgia": _whole(FedGiA, FedGiAClient, tolerance=0.0, forgets=True),
     "first-order-rfl": _curved(FirstOrderRFL, FirstOrderRFLClient, MANIFOLD, **_RFL),
@@ -293,11 +294,13 @@ VARIANTS: dict[str, Method] = {
         ZerothOrderSGD, ZerothOrderSGDClient, variant="fedkseed", pool=30, **_SIGNS
     ),
     "projected-fedavg batches": _in(
-        _BALL, ProjectedFedAvg, ProjectedFedAvgClient, batch_size=4
+        *(_BALL, ProjectedFedAvg, ProjectedFedAvgClient),
+        **{"local_step_size": 0.1, "batch_size": 4},
     ),
     "feddr batches": _in(
         *(_BALL, FedDR, FedDRClient),
-        **{"relaxation": 1.7, "proximal_step": 2.0, "batch_size": 4, "forgets": True},
+        **{"relaxation": 1.7, "proximal_step": 2.0, "local_step_size": 0.1}
+        | {"batch_size": 4, "forgets": True},
     ),
     "fedgia gram": _whole(
         *(FedGiA, FedGiAClient),

@@ -200,7 +200,9 @@ class Overriding(FedAvgGDClient):
 
 def test_a_subclass_with_a_fit_of_its_own_is_not_taken_together() -> None:
     grid = grid_of(Overriding, losses("squares"), batched=True)
-    assert (play(FedAvgGD(), grid, np.zeros(4), rounds=1).model == 7.0).all()
+    assert (
+        play(FedAvgGD(step_size=0.01), grid, np.zeros(4), rounds=1).model == 7.0
+    ).all()
 
 
 class Teller(FedAvgGDClient):
@@ -243,7 +245,10 @@ def test_answers_of_which_no_message_is_made_are_what_messages_bring(
 ) -> None:
     def run(**options: Any) -> Played[Any]:
         return play(
-            Listening(), grid_of(Teller, losses("squares"), **options), np.zeros(4), 3
+            Listening(step_size=0.01),
+            grid_of(Teller, losses("squares"), **options),
+            np.zeros(4),
+            3,
         )
 
     one = run()
@@ -281,7 +286,9 @@ class Fickle(Writing):
 
 def test_who_is_at_fault_fails_alone_and_leaves_nothing_behind() -> None:
     grids = [grid_of(Fickle, losses("squares"), batched=b) for b in (False, True)]
-    runs = [play(FedAvgGD(), grid, np.zeros(4), rounds=4) for grid in grids]
+    runs = [
+        play(FedAvgGD(step_size=0.01), grid, np.zeros(4), rounds=4) for grid in grids
+    ]
     assert_same(runs[0], runs[1])
     for grid in grids:
         # the introduction makes a client as well
@@ -348,18 +355,18 @@ def test_whoever_overrides_the_grid_or_has_mods_sees_every_message() -> None:
 
     app = client_app(client)
     modified = LocalGrid(client_app(client, mods=[mod]), 3, batched=True)
-    play(FedAvgGD(), modified, np.zeros(4), rounds=2)
+    play(FedAvgGD(step_size=0.01), modified, np.zeros(4), rounds=2)
     assert through.count("train") == 6
     grid = Watching(app, 3, batched=True)
-    play(FedAvgGD(), grid, np.zeros(4), rounds=2)
+    play(FedAvgGD(step_size=0.01), grid, np.zeros(4), rounds=2)
     assert grid.seen == 6
     outer = Around(LocalGrid(app, 3, batched=True))
-    play(FedAvgGD(), cast(LocalGrid, outer), np.zeros(4), rounds=2)
+    play(FedAvgGD(step_size=0.01), cast(LocalGrid, outer), np.zeros(4), rounds=2)
     assert outer.seen == 6
     other, seen = LocalGrid(app, 3, batched=True), []
     push = other.push_messages
     other.push_messages = lambda wave: seen.append(1) or push(wave)  # type: ignore
-    play(FedAvgGD(), other, np.zeros(4), rounds=2)
+    play(FedAvgGD(step_size=0.01), other, np.zeros(4), rounds=2)
     assert len(seen) == 3
 
 

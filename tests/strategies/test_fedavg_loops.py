@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
 import cvxpy
@@ -258,10 +259,13 @@ for _schedule, _k, _part in (
         *(FedProx, FedProxClient, _steps | {"proximal_weight": 0.7}),
         partial(_loop, mu=0.7),
     )
-# 5 % of the examples, and half of FedAvgGD's step
+# 5 % of the examples, and the step of its own: min b_i / (d_i r_i)
+_OWN = min(
+    ceil(0.05 * n) / n / loss.lipschitz() for n, loss in zip(SIZES, LOSSES, strict=True)
+)
 CASES["local-sgd"] = (
     *(LocalSGD, LocalSGDClient, {}),
-    partial(fedavg, k=5, a=0.005, schedule="log", fraction=0.05),
+    partial(fedavg, k=5, a=_OWN, schedule="log", fraction=0.05),
 )
 _FOUR: dict[str, Any] = {
     **{"local_steps": 4, "step_size": 0.15, "step_schedule": "constant"},
@@ -396,7 +400,7 @@ class Recorder:
 )
 def test_batch_sizes(fraction: float, batches: list[int]) -> None:
     losses = [Recorder(100), Recorder(3), Recorder(101)]
-    settings = {"batch_fraction": fraction, "local_steps": 3}
+    settings = {"batch_fraction": fraction, "local_steps": 3, "step_size": 0.1}
     played(FedAvgGD, FedAvgGDClient, 2, losses, **settings)
     assert [loss.batches for loss in losses] == [[b] * 6 for b in batches]
 

@@ -165,7 +165,7 @@ def test_a_newcomer_takes_part_where_the_server_keeps_nothing_of_a_client(
         (Scaffold, {}, "the method's clients are those of the start"),
         (
             FedAvgGD,
-            {"aggregation": Private(noise_multiplier=1.0)},
+            {"step_size": 0.1, "aggregation": Private(noise_multiplier=1.0)},
             "aggregation is planned for the clients of the start",
         ),
     ],

@@ -736,7 +736,7 @@ def test_the_server_evaluates_before_after_every_k_rounds_and_at_the_end() -> No
 def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
     strategy = Steps(client_evaluate_every=2, participation=0.5, seed=1)
     result = start(strategy, LocalGrid(app_with(), 3), 4)
-    assert list(result.evaluate_metrics_clientapp) == [2, 4]
+    assert list(result.evaluate_metrics_clientapp) == [0, 2, 4]
     metrics = result.evaluate_metrics_clientapp[4]
     # all clients evaluate: losses and weights 1, 2, 3
     assert metrics["loss"] == pytest.approx((1 + 4 + 9) / 6, rel=1e-15)
@@ -744,8 +744,8 @@ def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
     # (1 · m / 1 + 2 · m / 2 + 3 · m / 3) / 6, of the model after the round
     model = strategy.broadcast.model[0]
     assert metrics["model"] == pytest.approx(model / 2, rel=1e-15)
-    assert strategy.history[3].client_evaluation == dict(metrics)
-    assert strategy.history[2].client_evaluation == {}
+    assert strategy.history[4].client_evaluation == dict(metrics)
+    assert strategy.history[3].client_evaluation == {}
 
 
 def test_metrics_in_the_mean_and_in_the_median() -> None:
