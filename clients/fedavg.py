@@ -10,8 +10,8 @@ from flwr.app import Context
 from fedtrellis.compressors import compressor
 from fedtrellis.layer_steps import LayerOracle, moved, with_momentum
 from fedtrellis.local_steps import (
+    answer_lipschitz,
     check_steps,
-    lipschitz_at,
     mini_batches,
     scheduled_steps,
     sizes_of,
@@ -24,17 +24,6 @@ from fedtrellis.wire.client import MethodClient, StatefulClient
 from fedtrellis.wire.local_work import Gradient, Steps
 from fedtrellis.wire.protocol import client_identity
 from fedtrellis.wire.summing import ATTEMPT
-
-
-def answer_lipschitz(
-    client: Any, parameters: list[Any], config: dict[str, Any]
-) -> tuple[list[Any], int, dict[str, Any]]:
-    """r_i of the gradients that a client's steps take, for the size of these steps."""
-    layout = Layout.of(parameters)
-    r = lipschitz_at(client.objective, layout, layout.point(parameters), config)
-    if ATTEMPT in config:  # a term of a sum is a model
-        return [layout.to_wire(np.full(layout.point_shape, r))], 0, {}
-    return [], 0, {"lipschitz": r}
 
 
 class FedAvgGDClient(MethodClient):

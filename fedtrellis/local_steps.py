@@ -10,11 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtrellis.random import generator
+from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
+from fedtrellis.wire.summing import ATTEMPT
 
+# A client's r_i counts for this many times the median, where answers may lie.
+_MOST_CURVED = 2.0
 # Turns of a power iteration: the curvature along the steepest direction, about.
 _POWERS = 20
 
@@ -84,6 +88,57 @@ def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
         # ⌈fraction · d_i⌉; 0.07·100 is 7.0…01 by rounding alone
         size = max(1, ceil(fraction * int(objective.num_examples) - 1e-9))
     return size
+
+
+def answer_lipschitz(
+    client: Any, parameters: list[Any], config: dict[str, Any]
+) -> tuple[list[Any], int, dict[str, Any]]:
+    """``fit_lipschitz`` of a client: its r_i, for :func:`largest_lipschitz`."""
+    layout = Layout.of(parameters)
+    r = lipschitz_at(client.objective, layout, layout.point(parameters), config)
+    if ATTEMPT in config:  # a term of a sum is a model
+        return [layout.to_wire(np.full(layout.point_shape, r))], 0, {}
+    return [], 0, {"lipschitz": r}
+
+
+def largest_lipschitz(
+    strategy: Any, conversation: Conversation, timeout: float, entries: dict[str, Any]
+) -> float:
+    """Ask all clients for r_i, in one wave before round 1; what the largest is.
+
+    ``entries`` are those of a request that say which mini-batches the steps take. With
+    a robust aggregation r is at most twice the median of the r_i; under a secure sum it
+    is the largest sum of a block. SettingsError: a client cannot tell, or r is 0.
+    """
+    rule, names = strategy.aggregator, conversation.names
+    hidden = rule.seen_by == "client"
+    bounds = dict[str, float]()
+
+    def take(answer: Answer) -> None:
+        r = answer.metrics.get("lipschitz")
+        if not (isinstance(r, float) and 0.0 <= r < inf):
+            raise ValueError(f"its Lipschitz constant is {r!r}")
+        bounds[answer.client] = r
+
+    entries = entries | rule.entries(names) | {"sum-points": 0}
+    of = dict.fromkeys(names, entries).__getitem__
+    asked = "train.lipschitz", of, None if hidden else take, timeout, names
+    found = ask_everyone(conversation, *asked)
+    if hidden:
+        answers, _ = rule.opened(conversation, list(found.values()), 0)
+        means = {a.client: float(a.arrays[0].flat[0]) for a in answers}
+        if len(means) < len(names):
+            raise SettingsError("a sum of the clients' Lipschitz constants was lost")
+        weights = strategy._weights_in_sums()
+        for block in rule.blocks:
+            bounds[block[0]] = means[block[0]] * sum(weights[name] for name in block)
+    r = max(bounds.values())
+    if rule.robust:
+        # one client alone cannot shorten the steps at will
+        r = min(r, _MOST_CURVED * float(np.median(list(bounds.values()))))
+    if r == 0.0:
+        raise SettingsError("the clients' gradients do not change with the model")
+    return r
 
 
 def lipschitz_at(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from logging import INFO
-from math import inf, isfinite, nan
+from math import isfinite, nan
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,13 +12,9 @@ from numpy.typing import NDArray
 
 from fedtrellis.compressors import ChangeCompression, compressor
 from fedtrellis.domains import Domain
-from fedtrellis.local_steps import StepSchedule, step_sizes
+from fedtrellis.local_steps import StepSchedule, largest_lipschitz, step_sizes
 from fedtrellis.server.aggregation import Aggregation, Private
-from fedtrellis.server.conversation import (
-    Answer,
-    Conversation,
-    ask_everyone,
-)
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.loop import Needs
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, setting
@@ -27,9 +23,6 @@ from fedtrellis.wire.flower_internals import log
 
 # A mean of signs is a multiple of 1/n.
 _DRAW = 1e-9
-
-# A client's r_i counts for this many times the median, where answers may lie.
-_MOST_CURVED = 2.0
 
 Optimizer = Literal["momentum", "adam", "yogi"]
 
@@ -79,38 +72,11 @@ class LocalModels(RoundStrategy):
         """Ask for the r_i, unless no step needs them or a checkpoint has them."""
         if not self._automatic or isfinite(self.lipschitz):
             return
-        rule: Any = self.aggregator
-        names, hidden = conversation.names, rule.seen_by == "client"
-        entries = rule.entries(names) | {"sum-points": 0}
-        entries |= entries_of(self, self._batch)
-        asked = dict.fromkeys(names, entries).__getitem__, None, timeout, names
+        entries = entries_of(self, self._batch)
         try:
-            found = ask_everyone(conversation, "train.lipschitz", *asked)
+            r = largest_lipschitz(self, conversation, timeout, entries)
         except SettingsError as error:
             raise SettingsError(f"{error}; or set {self._automatic[0]}") from None
-        answers, _ = rule.opened(conversation, list(found.values()), 0)
-        if len(answers) < len(names):
-            raise SettingsError(
-                f"a sum of the clients' constants was lost; or set {self._automatic[0]}"
-            )
-        if hidden:
-            # a block's sum of r_i is at least its largest r_i
-            of, weights = {a.client: a for a in answers}, self._weights_in_sums()
-            bounds = [
-                float(of[block[0]].arrays[0].flat[0]) * sum(weights[n] for n in block)
-                for block in rule.blocks
-            ]
-        else:
-            bounds = [float(answer.metrics.get("lipschitz", nan)) for answer in answers]
-        r = max(bounds)
-        if rule.robust:
-            # one client alone cannot shorten the steps at will
-            r = min(r, _MOST_CURVED * float(np.median(bounds)))
-        if not 0.0 < r < inf:
-            raise SettingsError(
-                "the largest Lipschitz constant of the clients' gradients is "
-                f"{r}; set {self._automatic[0]}"
-            )
         self.lipschitz = r
         for name in self._automatic:
             log(INFO, "%s = %.6g, from r = %.6g", name, self._settled(name), r)
@@ -123,10 +89,10 @@ class LocalModels(RoundStrategy):
     def _from_bound(self, name: str) -> float:
         return 1.0 / self.lipschitz
 
-    def _steps(self, *names: str) -> dict[str, Any]:
-        """The entries of settings, of steps as they are settled."""
-        settled = {n.replace("_", "-"): self._settled(n) for n in self._sizes}
-        return entries_of(self, *names) | settled
+    def _with_sizes(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """The entries of a request, with sizes instead of None."""
+        settled = {name.replace("_", "-"): self._settled(name) for name in self._sizes}
+        return entries | settled
 
     def state(self) -> dict[str, NDArray[Any]]:
         """What the method keeps, and r."""
@@ -220,7 +186,9 @@ class FedAvgGD(LocalModels):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps; the round decides which k they are."""
-        entries = self._steps("local_steps", "step_schedule")
+        entries = entries_of(self, "local_steps", "step_size", "step_schedule")
+        if self.step_size is None:
+            entries = self._with_sizes(entries)
         if self.batch_fraction < 1.0:
             entries |= entries_of(self, "batch_fraction", "seed")
         return entries
@@ -644,7 +612,8 @@ class ProjectedFedAvg(LocalModels):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""
-        return self._steps("local_steps", "batch_size", "seed")
+        names = "local_steps", "batch_size", "seed"
+        return self._with_sizes(entries_of(self, *names))
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average and project."""

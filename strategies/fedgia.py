@@ -479,14 +479,16 @@ class FedGiA(RoundStrategy):
 
     def _diverged(self, risen: str) -> str:
         """A loss that rose and is all of F, or how the residual of a fixed σ did."""
+        fixed = self._search is None
+        mend = "; leave sigma and sigma_scale to 'auto', or take a larger one"
         if risen:
-            return "" if self._h else risen
+            return "" if self._h else risen + mend * fixed
         first, last = self._first_residual, self._residual_of_z()
-        if self._search is None and isfinite(first) and not last <= first:
-            return (
-                f"its stop-residual ended at {last:.3g} and was {first:.3g} at first; "
-                "leave sigma and sigma_scale to 'auto', or take a larger one"
+        if fixed and isfinite(first) and not last <= first:
+            ended = (
+                f"its stop-residual ended at {last:.3g} and was {first:.3g} at first"
             )
+            return ended + mend
         return ""
 
     def client_point(self, client: str) -> FloatArray:

@@ -974,7 +974,7 @@ def _check_ended(strategy: LoopStrategy) -> str:
         # bfloat16 has 8 bits
         bits = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
         if end > start + _BEYOND * max(1.0, size):
-            why = risen
+            why = strategy._diverged(risen) or risen
         elif end > start + np.sqrt(bits) * size and not (
             why := strategy._diverged(risen)
         ):

@@ -42,6 +42,7 @@ def mean_loss(_: int, arrays: ArrayRecord) -> MetricRecord:
 
 def play(callback: Callback, resume: Path | None = None, **options: Any) -> FedAvgGD:
     """A short run that one callback is told of."""
+    options = {"step_size": 0.01, **options}
     strategy = FedAvgGD(callbacks=[callback], resume=resume, **options)
     grid = grid_of(FedAvgGDClient, LOSSES)
     rounds = ROUNDS if resume is None else 2 * ROUNDS

@@ -255,7 +255,7 @@ def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
     )
     start = np.full(6, 0.1)
     still = [LeastSquares(np.eye(6), start) for _ in range(N)]  # of no change at all
-    strategy = strategies.FedAvgGD(aggregation=aggregation, seed=0)
+    strategy = strategies.FedAvgGD(step_size=0.01, aggregation=aggregation, seed=0)
     run: Any = play(strategy, grid_of(clients.FedAvgGDClient, still), start, 200)
     # local steps pull back towards the minimum, by less than a tenth of the noise
     moved = np.diff([start, *run.models], axis=0).std()

@@ -78,7 +78,9 @@ def test_a_runs_epsilon_is_the_accountants_own_example(
     z: float, participation: float, delta: float
 ) -> None:
     private = Private(noise_multiplier=z, delta=delta)
-    strategy = FedAvgGD(aggregation=private, participation=participation)
+    strategy = FedAvgGD(
+        step_size=0.01, aggregation=private, participation=participation
+    )
     run = play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=3)
     shown = [record.train["epsilon"] for record in run.strategy.history]
     assert shown[-1] == pytest.approx(1.0, abs=1e-3)
@@ -193,7 +195,7 @@ def test_the_baseline_is_dp_fedavg() -> None:
 @pytest.mark.parametrize(
     ("strategy", "client"),
     [
-        (FedOpt(aggregation=CENTRAL), FedAvgGDClient),
+        (FedOpt(step_size=0.005, aggregation=CENTRAL), FedAvgGDClient),
         (FedLMO(variant="server", batch_size=0, aggregation=CENTRAL), FedLMOClient),
         (ZerothOrderSGD(batch_size=0, aggregation=CENTRAL), ZerothOrderSGDClient),
         (
@@ -214,7 +216,7 @@ def test_methods_that_send_one_average_come_with_an_epsilon(
 
 def test_a_round_of_nobody_is_a_release_too() -> None:
     # that none of 25 cohorts is empty, or all are, has a probability of 1e-7
-    strategy = FedAvgGD(participation=0.3, aggregation=CENTRAL)
+    strategy = FedAvgGD(step_size=0.01, participation=0.3, aggregation=CENTRAL)
     run = play(strategy, grid_of(FedAvgGDClient, losses(2)), np.zeros(4), rounds=25)
     nobody = [record for record in run.strategy.history if not record.sampled]
     assert nobody
@@ -226,7 +228,9 @@ def test_a_round_of_nobody_is_a_release_too() -> None:
 
 def test_the_runs_seed_does_not_say_whose_turn_it_is() -> None:
     def asked() -> list[int]:
-        strategy = FedAvgGD(participation=0.5, seed=1, aggregation=CENTRAL)
+        strategy = FedAvgGD(
+            step_size=0.01, participation=0.5, seed=1, aggregation=CENTRAL
+        )
         grid = grid_of(FedAvgGDClient, losses(24))
         run = play(strategy, grid, np.zeros(4), rounds=3)
         return [record.sampled for record in run.strategy.history]
@@ -245,6 +249,7 @@ def test_the_summary_says_epsilon_and_what_it_is_about(tmp_path: Any) -> None:
             "aggregation": "private",
             # more would lead a run of so few clients astray
             "private.noise-multiplier": 0.05,
+            "fedavg-gd.step-size": 0.01,
         },
         4,
         tmp_path,
@@ -311,7 +316,7 @@ class Waves(FedAvgGD):
 def test_what_could_see_single_answers_is_refused(kind: Any, hook: str) -> None:
     grid = grid_of(FedAvgGDClient, losses())
     with pytest.raises(SettingsError, match=f"which overrides {hook}"):
-        play(kind(aggregation=CENTRAL), grid, np.zeros(4), rounds=1)
+        play(kind(step_size=0.01, aggregation=CENTRAL), grid, np.zeros(4), rounds=1)
 
 
 class Another(FedAvgGD):
@@ -349,7 +354,7 @@ def test_a_subclass_cannot_go_round_the_noise(
     kind: Any, error: type[Exception], message: str
 ) -> None:
     assert kind(aggregation="median").aggregator.robust
-    strategy = kind(aggregation=CENTRAL, participation=0.5)
+    strategy = kind(step_size=0.01, aggregation=CENTRAL, participation=0.5)
     with pytest.raises(error, match=message):
         play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=1)
 
