@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from math import ceil, inf, isfinite, log2, sqrt
 from typing import Any, Literal
@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fedtrellis.random import generator
-from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
@@ -102,11 +101,16 @@ def answer_lipschitz(
 
 
 def largest_lipschitz(
-    strategy: Any, conversation: Conversation, timeout: float, entries: dict[str, Any]
+    strategy: Any,
+    conversation: Any,
+    ask: Callable[..., dict[str, Any]],
+    timeout: float,
+    entries: dict[str, Any],
 ) -> float:
     """Ask all clients for r_i, in one wave before round 1; what the largest is.
 
-    ``entries`` are those of a request that say which mini-batches the steps take. With
+    ``ask`` is :func:`~fedtrellis.server.conversation.ask_everyone`; ``entries`` are
+    those of a request that say which mini-batches the steps take. With
     a robust aggregation r is at most twice the median of the r_i; under a secure sum it
     is the largest sum of a block. SettingsError: a client cannot tell, or r is 0.
     """
@@ -114,7 +118,7 @@ def largest_lipschitz(
     hidden = rule.seen_by == "client"
     bounds = dict[str, float]()
 
-    def take(answer: Answer) -> None:
+    def take(answer: Any) -> None:
         r = answer.metrics.get("lipschitz")
         if not (isinstance(r, float) and 0.0 <= r < inf):
             raise ValueError(f"its Lipschitz constant is {r!r}")
@@ -123,7 +127,7 @@ def largest_lipschitz(
     entries = entries | rule.entries(names) | {"sum-points": 0}
     of = dict.fromkeys(names, entries).__getitem__
     asked = "train.lipschitz", of, None if hidden else take, timeout, names
-    found = ask_everyone(conversation, *asked)
+    found = ask(conversation, *asked)
     if hidden:
         answers, _ = rule.opened(conversation, list(found.values()), 0)
         means = {a.client: float(a.arrays[0].flat[0]) for a in answers}
