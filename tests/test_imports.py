@@ -45,8 +45,12 @@ def run(method, task, **settings):
 MORE = {
     # given its curvature FedGiA need not compute eigenvalues
     "fedgia": {"fedgia.selected-fraction": 1.0, "fedgia.curvature": 1e4},
-    # short enough for this data that they do not diverge
-    "feddr": {"feddr.local-step-size": 1e-5},
+    # nor need those whose steps are set; short enough that they do not diverge
+    **{
+        name: {f"{name}.step-size": 1e-5}
+        for name in "compressed-sgd fedavg-gd fedopt fedprox local-sgd scaffold".split()
+    },
+    "feddr": {"feddr.local-step-size": 1e-5, "feddr.proximal-step": 1e-4},
     "projected-fedavg": {"projected-fedavg.local-step-size": 1e-5},
     "zeroth-order-rfl": {"zeroth-order-rfl.step-size": 1e-6},
     "hyfdca": {"hyfdca.encryption": "none", "hyfdca.exposed": "accept"},
