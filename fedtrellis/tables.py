@@ -186,6 +186,12 @@ class Column:
         return (as_numbers if self.kind == "number" else _as_days)(values)[1]
 
 
+def columns_of(found: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Make columns of what JSON has of them."""
+    parts = [{**part, "categories": tuple(part["categories"])} for part in found]
+    return tuple(Column(**part) for part in parts)
+
+
 def agree(
     summaries: Sequence[Mapping[str, Any]], least: int, ignored: Iterable[str] = ()
 ) -> tuple[list[Column], list[str]]:
@@ -283,6 +289,9 @@ class Preparation:
     target: str = "label"
     classes: tuple[str | float, ...] = ()
     offset: float = 0.0
+    #: the classes' shares, or the variance of a number, and how many rows there were
+    spread: tuple[float, ...] = ()
+    rows: int = 0
 
     @classmethod
     def of_moments(
@@ -347,9 +356,8 @@ class Preparation:
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """Make it of what :meth:`to_json` returned."""
         known = {field.name: found[field.name] for field in fields(cls)}
-        parts = [{**c, "categories": tuple(c["categories"])} for c in known["columns"]]
-        known["columns"] = tuple(Column(**part) for part in parts)
-        for name in ("means", "deviations", "classes"):
+        known["columns"] = columns_of(known["columns"])
+        for name in ("means", "deviations", "classes", "spread"):
             known[name] = tuple(known[name])
         return cls(**known)
 

@@ -120,6 +120,9 @@ class RegressionTask(Task):
 
     def baseline(self) -> dict[str, float]:
         """Return the loss of the target's mean."""
+        made = self.nodes.preparation() if self.on_nodes else None
+        if made is not None:
+            return {"loss": self._loss_of_variance(made)}
         if not self.on_file:
             return {}
         data = data_of(self)
@@ -167,6 +170,10 @@ class RegressionTask(Task):
         dealt = Dealt(found.scaled(features), targets - offset, starts)
         return dealt._replace(preparation=found)
 
+    def _loss_of_variance(self, made: Preparation) -> float:
+        """Return F where the nodes' target is its mean."""
+        return 0.5 * made.spread[0]
+
     @abstractmethod
     def _generated(self) -> tuple[Dealt, Any]:
         """Return generated data, dealt to the clients, and x* where it makes them."""
@@ -187,6 +194,7 @@ class Lasso(RegressionTask):
     """
 
     name = "lasso"
+    sums_rows = True
     summary = "sparse linear regression on generated data"
     not_of_file = ("rows", "columns", "nonzeros", "noise")
     not_on_nodes = not_of_file
@@ -204,6 +212,10 @@ class Lasso(RegressionTask):
     def _weight(self, examples: int, total: int) -> float:
         # f_i is a sum already; with n, F = ‖Ax − b‖², where d is not given 1/n of it
         return float(self.num_clients) if total else 1.0
+
+    def _loss_of_variance(self, made: Preparation) -> float:
+        nodes = 1 if self.nodes.examples else self.num_clients
+        return made.spread[0] * made.rows / nodes
 
     @once(4)
     def _generated(self) -> tuple[Dealt, Array]:
@@ -488,7 +500,8 @@ class LogisticRegression(PartitionedTask):
         """Whether the model has one."""
         if self.intercept is None:
             own = self.on_file and self.nodes.prepare
-            return own and self._fits_intercept()
+            agreed = self.on_nodes and bool(self.nodes.agreed)
+            return (own or agreed) and self._fits_intercept()
         return self.intercept
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
@@ -510,21 +523,35 @@ class LogisticRegression(PartitionedTask):
         With the shares π_c of the classes, their means μ_c and the entropy H of π,
         F(0, ·) is H at its least. At the minimum the loss of class 1 is at most that:
         π_1 ln(1 + exp(−μ_1ᵀw − b)) ≤ H by Jensen's inequality, so that
-        b ≥ −max_w μ_1ᵀw − ln(exp(H/π_1) − 1), and of class 0 likewise.
+        b ≥ −max_w μ_1ᵀw − ln(exp(H/π_1) − 1), and of class 0 likewise. Of nodes' files
+        the shares are known and, as no standardised column deviates by more than 1,
+        (μ_1ᵀw)² ≤ ‖w‖₁² π_0/π_1.
         """
-        self._need_central_data()
-        data = data_of(self)
-        weights = self._row_weights(data.starts)
+        agreed = self.nodes.preparation() if self.on_nodes else None
+        if agreed is None:
+            self._need_central_data()
+            data = data_of(self)
+            weights = self._row_weights(data.starts)
+            shares = np.bincount(data.targets, weights, 2)
+        else:
+            shares = np.array(agreed.spread)
+            largest = domain.largest_norm("l1", (len(agreed.names()),))
+            if largest is None or agreed.scaling != "standard" or not shares.all():
+                why = "has no bounds for this set and data; allowed: false"
+                raise self.refused("intercept", why)
         ends = []
         for label in (1, 0):
-            s = np.where(data.targets == label, weights, 0.0)
-            share = s.sum()
-            sign = 2.0 * label - 1.0
-            mean = sign * np.asarray(data.features.T @ s).ravel() / share
-            entropy = float(scipy.special.entr([share, 1.0 - share]).sum()) / share
+            share, sign = float(shares[label]), 2.0 * label - 1.0
+            if agreed is None:
+                s = sign * np.where(data.targets == label, weights, 0.0)
+                mean = np.asarray(data.features.T @ s).ravel() / share
+                reach = domain.lmo(-mean).dot(mean)
+            else:
+                reach = (largest or 0.0) * math.sqrt((1.0 - share) / share)
+            entropy = float(scipy.special.entr(shares).sum()) / share
             # ln(e^h − 1) = h + ln(1 − e^−h)
             log = entropy + math.log(-math.expm1(-entropy))
-            ends.append(-sign * (domain.lmo(-mean).dot(mean) + log))
+            ends.append(-sign * (reach + log))
         return Box(*ends)
 
     def domains(self) -> dict[str, float]:  # noqa: D102
@@ -539,6 +566,10 @@ class LogisticRegression(PartitionedTask):
 
     def baseline(self) -> dict[str, float]:
         """Return the classes' entropy, and how often the most frequent one is right."""
+        made = self.nodes.preparation() if self.on_nodes else None
+        if made is not None:
+            entropy = float(scipy.special.entr(made.spread).sum())
+            return {"loss": entropy, "accuracy": max(made.spread)}
         if not self.on_file:
             return {}
         data = data_of(self)
@@ -634,7 +665,8 @@ class LogisticRegression(PartitionedTask):
         own, auto, why = is_dense(self.path), "standard", ""
         unfit: tuple[str, ...] = ()
         if self.on_nodes:
-            auto, unfit = "none", ("standard", "unit-columns")
+            auto = "standard" if self.nodes.agreed else "none"
+            unfit = () if self.nodes.prepare else ("standard", "unit-columns")
             why = "it is measured on the examples of all nodes"
         elif self.dataset in ("qsar", "libsvm") or (self.on_file and not own):
             auto, unfit = "unit-rows", ("standard",)
@@ -648,6 +680,9 @@ class LogisticRegression(PartitionedTask):
             why = f"does not fit {data}: {why}; allowed: {allowed}"
             raise self.refused("scaling", why)
         return auto if self.scaling == "auto" else self.scaling
+
+    def _table_scaling(self) -> str:
+        return "standard" if self.scaling == "auto" else self.scaling
 
     def _table(self) -> Table | OwnTable:
         table: Table | OwnTable

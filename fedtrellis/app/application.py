@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import operator
 import sys
 import tomllib
@@ -13,9 +14,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -61,10 +62,14 @@ from fedtrellis.settings import (
 )
 from fedtrellis.trackers import make_trackers
 from fedtrellis.wire.client import by_name, client_app, name_of
-from fedtrellis.wire.exchange import await_nodes
+from fedtrellis.wire.exchange import Traffic, await_nodes, exchange
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_grid import LocalGrid
+from fedtrellis.wire.protocol import AGREED
+from fedtrellis.wire.summing import hides
 
+# how nodes' tables are prepared
+_AGREED_KEY = "data.agreed"
 # what says how long and where to run, but not what is computed
 _FREE = {
     *("resume", "results-dir", "rounds", "timeout", "checkpoint-every", "min-nodes"),
@@ -98,6 +103,7 @@ class App:
         self._made_of = tuple(methods), tuple(tasks)
         self.registry = AppRegistry(*self._made_of)
         self.client_app = client_app(self.client_fn)
+        self.client_app.query("table")(self._summarise)
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
         # a node asks for it with every message; more than one are for sweeps
@@ -130,8 +136,57 @@ class App:
         count = context.node_config.get("num-partitions")
         # a node that needs this and lacks it is refused
         count = count if isinstance(count, int) else 1
-        client: NumPyClient = self.experiment(context.run_config, count).node(context)
+        config: Config = context.run_config
+        if AGREED in context.state:
+            agreed = cast(ConfigRecord, context.state[AGREED])[AGREED]
+            config = {**config, _AGREED_KEY: str(agreed)}
+        client: NumPyClient = self.experiment(config, count).node(context)
         return client
+
+    def _summarise(self, message: Message, context: Context) -> Message:
+        """What a node says of its own table's columns; null if it keeps that."""
+        config = {**self.registry.defaults, **context.run_config}
+        task = self.registry.choose("task", config["task"]).from_config(config, 1, 0)
+        found = None
+        if not hides(context):
+            asked = cast(ConfigRecord, message.content["config"])["asked"]
+            found = task.table_summary(context.node_config, str(asked))
+        record = ConfigRecord({"table": json.dumps(found)})
+        return Message(RecordDict({"config": record}), reply_to=message)
+
+    def _with_agreement(self, grid: Grid, config: Config) -> dict[str, Any]:
+        """A run config with what nodes agree on of their tables, where they may."""
+        settled = dict(config)
+        kind = self.registry.choose("task", config["task"])
+        task = kind.from_config(config, 1, 0)
+        hidden = config["aggregation"] in ("secure-sum", "private")
+        hidden |= config["privacy"] != "none"
+        if not (task.prepares and task.on_nodes and task.nodes.prepare) or hidden:
+            return settled
+        kept: list[bool] = []
+
+        def ask(asked: str) -> list[dict[str, Any]]:
+            record = ConfigRecord({"asked": asked})
+            requests = [
+                Message(RecordDict({"config": record}), node, "query.table")
+                for node in grid.get_node_ids()
+            ]
+            replies = exchange(grid, requests, float(config["timeout"]), Traffic())
+            records = [
+                cast(ConfigRecord, reply.content["config"])
+                for reply in replies.values()
+                if isinstance(reply, Message)
+            ]
+            found = [json.loads(str(record["table"])) for record in records]
+            kept.extend(one is None for one in found)
+            return [one for one in found if one is not None]
+
+        if not settled[_AGREED_KEY]:
+            agreed = task.agree_on_tables(ask)
+            settled[_AGREED_KEY] = "" if any(kept) else agreed
+            if any(kept):
+                log(INFO, "columns are taken as they are: nodes keep their means")
+        return settled
 
     def run(
         self,
@@ -163,7 +218,7 @@ class App:
             called = [
                 CheckNodes(experiment.options["min_nodes"], examples),
                 record,
-                _progress(config, record),
+                _progress(experiment.config, record),
                 *make_trackers(settings.track, record.directory),
             ]
             if settings.stop_metric:
@@ -173,6 +228,7 @@ class App:
                 strategy = experiment.strategy(
                     callbacks=called, checkpoint=record.checkpoint, resume=resume
                 )
+                strategy.agreed = experiment.config[_AGREED_KEY]
                 experiment.start(strategy, grid, point=point)
             if not as_json:
                 for line in (f"Ended: {record.status}", *warnings):
@@ -203,7 +259,7 @@ class App:
             with contextlib.suppress(TimeoutError):
                 await_nodes(grid, len(Checkpoint(resume).keys), timeout=90.0)
         count = await_nodes(grid, options["min_nodes"], timeout=600.0)
-        return self.experiment(config, count), resume
+        return self.experiment(self._with_agreement(grid, config), count), resume
 
     def _saved(self, directory: Path) -> dict[str, Any]:
         """The settings of a record, but for those of other methods and tasks."""

@@ -228,7 +228,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.history: list[RoundRecord] = []
         self.refused: list[tuple[str, str]] = []
         self.num_rounds = self.planned_rounds = 0
-        self.ending = self.caution = ""
+        self.ending = self.caution = self.agreed = ""
         self.sampled: list[str] = []
         self.used: list[str] = []
         # clients whose state is no longer known, and begins at zero

@@ -34,6 +34,7 @@ from fedtrellis.wire.broadcast import (
 from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_work import Steps, run_alone, run_together
 from fedtrellis.wire.protocol import (
+    AGREED,
     CONFIG,
     EXAMPLES,
     MEMORY,
@@ -590,6 +591,8 @@ def _handle(
 def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
     """Answer who the client is, and what there is to know of it before round 1."""
     properties: dict[str, Any] = {}
+    if AGREED in message.content:
+        context.state[AGREED] = message.content[AGREED]
     try:
         client, config = app.client(context), context.node_config
         # how many parts the node thinks that the data has, for whoever wants to check

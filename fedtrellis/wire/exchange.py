@@ -22,6 +22,7 @@ from fedtrellis.wire.flower_internals import (
     message_bytes,
 )
 from fedtrellis.wire.protocol import (
+    AGREED,
     CONFIG,
     EXAMPLES,
     HELLO,
@@ -180,8 +181,10 @@ def exchange(
     return result
 
 
-def _hello(node_id: int) -> Message:
-    return Message(RecordDict(), dst_node_id=node_id, message_type=HELLO, group_id="0")
+def _hello(node_id: int, agreed: str = "") -> Message:
+    known = {AGREED: ConfigRecord({AGREED: agreed})} if agreed else {}
+    content = RecordDict({**known})
+    return Message(content, dst_node_id=node_id, message_type=HELLO, group_id="0")
 
 
 def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
@@ -302,6 +305,8 @@ class Registry:
         self.keys: dict[str, Key] = {}
         self.names: list[str] = []
         self._left_out: set[int] = set()
+        #: What every node's hello brings, see :data:`~fedtrellis.wire.protocol.AGREED`.
+        self.agreed = ""
 
     def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
         """Take in the nodes before the start, until no further ones come.
@@ -343,7 +348,7 @@ class Registry:
         for node in grid.get_nodes():
             if node.node_id in strangers:
                 strangers[node.node_id].key = Key.of(node)
-        requests = [_hello(node_id) for node_id in new]
+        requests = [_hello(node_id, self.agreed) for node_id in new]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         reasons = []
         for node_id, reply in replies.items():

@@ -60,6 +60,8 @@ from fedtrellis.wire.broadcast import ReceivedModel, RestoreNeededError
 from fedtrellis.wire.flower_internals import content_bytes, filled
 
 HELLO = "query.hello"
+#: What a hello may bring, and a node keeps: how all nodes' tables are prepared.
+AGREED = "agreed"
 #: A message of type ``train.NAME`` is for the client's method of this prefix and NAME.
 PHASE = "fit_"
 # Names of the records in a request.

@@ -113,6 +113,72 @@ class OwnTable(NamedTuple):
     labels: tuple[str | float, ...]
 
 
+@once_per_file(64)
+def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
+    """Return a csv or npz file's features and labels, a pandas frame and a series."""
+    schema, bad_rows = given
+    need("pandas", f"{path}, a table,", "data")
+    import pandas as pd
+
+    if _format(path) == ".csv":
+        frame = read_frame(path, bad_rows)
+        for name in (schema.label_column, *schema.names):
+            if name not in frame:
+                fault(path, f"{_FIRST} has no column {name!r}")
+        entries = frame.pop(schema.label_column)
+    elif is_dense(path):
+        table = read_npz(path, dataclasses.replace(schema, target="none", features=0))
+        names = table.names or _numbered(table.features.shape[1])
+        frame = pd.DataFrame(table.features, columns=list(names))
+        entries = pd.Series(load_arrays(path, ("labels",), needed=True)["labels"])
+    else:
+        fault(path, "has no columns that could be prepared")
+    for place, name in enumerate(frame, start=1):
+        if schema.names and name not in schema.names:
+            fault(path, f"{_FIRST}: column {place} is not among data.feature-names")
+    if schema.features not in (0, frame.shape[1]):
+        kind = f"{frame.shape[1]} feature columns"
+        fault(path, f"{kind}; data.features says {schema.features}")
+    return frame, entries
+
+
+def summary_of(schema: Schema, least: int, bad_rows: str, path: Path) -> dict[str, Any]:
+    """Return what the owner of a file says of its columns, see ``tables.describe``."""
+    return describe(_read_labelled((schema, bad_rows), path)[0], least)
+
+
+def read_columns(
+    schema: Schema, bad_rows: str, path: Path, columns: Sequence[Column]
+) -> OwnTable:
+    """Read what a preparation needs of a file; bad rows are refused, or dropped."""
+    frame, entries = _read_labelled((schema, bad_rows), path)
+    label = as_numbers(entries)[1] if schema.target == "number" else np.zeros(1, bool)
+    bad = {schema.label_column: entries.isna().to_numpy() | label}
+    for column in columns:
+        if column.name not in frame:
+            fault(path, f"{_FIRST} has no column {column.name!r}")
+        bad[column.name] = column.bad(frame[column.name])
+    gone = np.any(list(bad.values()), axis=0)
+    if gone.any() and bad_rows == "refuse":
+        row = int(gone.argmax())
+        name = next(name for name, cells in bad.items() if cells[row])
+        hint = "data.bad-rows = 'drop' leaves such rows out"
+        kind = f"is empty, or unlike the column's other cells; {hint}"
+        fault(path, kind, row + 1, name)
+    if gone.any():
+        log(INFO, "%s: %d of %d rows are left out", path, gone.sum(), len(gone))
+        frame, entries = frame[~gone], entries[~gone]
+    checked = make_table(
+        path,
+        dataclasses.replace(schema, features=0, names=()),
+        np.empty((len(frame), 0)),
+        labels=entries,
+        called={"labels": schema.label_column},
+    )
+    frame = frame[[column.name for column in columns]].reset_index(drop=True)
+    return OwnTable(frame, [*columns], checked.targets, checked.labels)
+
+
 @once_per_file(2)
 def read_own_table(given: tuple[Schema, int, str], path: Path) -> OwnTable:
     """Read a csv or npz file of the user's for a preparation, once while it stays.
@@ -120,44 +186,12 @@ def read_own_table(given: tuple[Schema, int, str], path: Path) -> OwnTable:
     ``given`` are what it must hold, ``data.least`` and ``data.bad-rows``.
     """
     schema, least, bad_rows = given
-    if _format(path) == ".csv":
-        frame = read_frame(path, bad_rows)
-        if schema.label_column not in frame:
-            fault(path, f"{_FIRST} has no column {schema.label_column!r}")
-        entries = frame.pop(schema.label_column)
-    else:
-        need("pandas", f"{path}, a table,", "data")
-        import pandas as pd
-
-        table = read_npz(path, dataclasses.replace(schema, target="none"))
-        names = table.names or _numbered(table.features.shape[1])
-        frame = pd.DataFrame(table.features, columns=list(names))
-        entries = pd.Series(load_arrays(path, ("labels",), needed=True)["labels"])
-    columns, lines = agree([describe(frame, least)], least)
-    if not columns:
-        fault(path, "no column makes a feature")
-    label = as_numbers(entries)[1] if schema.target == "number" else np.zeros(1, bool)
-    bad = {schema.label_column: entries.isna().to_numpy() | label}
-    bad |= {column.name: column.bad(frame[column.name]) for column in columns}
-    gone = np.any(list(bad.values()), axis=0)
-    if gone.any() and bad_rows == "refuse":
-        row = int(gone.argmax())
-        name = next(name for name, cells in bad.items() if cells[row])
-        hint = "data.bad-rows = 'drop' leaves such rows out"
-        fault(
-            path, f"is empty, or unlike the column's other cells; {hint}", row + 1, name
-        )
-    if gone.any():
-        lines.append(f"{gone.sum()} of {len(gone)} rows are left out: data.bad-rows")
-        frame, entries = frame[~gone], entries[~gone]
+    columns, lines = agree([summary_of(schema, least, bad_rows, path)], least)
     for line in lines:
         log(INFO, "%s: %s", path, line)
-    called = {"labels": schema.label_column}
-    checked = make_table(
-        path, schema, np.empty((len(frame), 0)), labels=entries, called=called
-    )
-    frame = frame[[column.name for column in columns]].reset_index(drop=True)
-    return OwnTable(frame, columns, checked.targets, checked.labels)
+    if not columns:
+        fault(path, "no column makes a feature")
+    return read_columns(schema, bad_rows, path, columns)
 
 
 def _numbered(width: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import math
 import zipfile
@@ -16,6 +17,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.weights import LIGHTEST
 from fedtrellis.settings import SettingsError, setting
+from fedtrellis.tables import Preparation
 
 from ..base import Array, DataFileError
 
@@ -94,6 +97,13 @@ class DataSettings:
         "what becomes of a row that cannot be read; dropped ones are counted",
         choices=("refuse", "drop"),
     )
+    agreed: str = setting(
+        "", "how nodes' tables are prepared, from a record; empty: they agree on it"
+    )
+
+    def preparation(self) -> Preparation | None:
+        """Return what nodes agreed on; a SettingsError: it is something else."""
+        return _agreed(self.agreed) if self.agreed else None
 
     def names(self) -> tuple[str, ...]:
         """Return the features' names; none where they go by their number."""
@@ -108,6 +118,8 @@ class DataSettings:
 
     def num_features(self) -> int:
         """Return p; a SettingsError where neither number nor names are given."""
+        if (known := self.preparation()) is not None:
+            return len(known.names())
         count = self.features or len(self.names())
         if not count:
             raise SettingsError(
@@ -133,6 +145,13 @@ class DataSettings:
                 "how many classes there are, at least 2, or their labels"
             )
         return labels or default or tuple(map(str, range(count)))
+
+
+@lru_cache(maxsize=4)
+def _agreed(text: str) -> Preparation:
+    with suppress(ValueError, TypeError, KeyError):
+        return Preparation.from_json(json.loads(text))
+    raise SettingsError("data.agreed is not what a record's config.toml has")
 
 
 def _listed(key: str, text: str, number: str, count: int) -> tuple[str, ...]:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import INFO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -29,7 +31,18 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, need, parse, setting
-from fedtrellis.tables import Loss, Preparation, meaning
+from fedtrellis.tables import (
+    Loss,
+    Moments,
+    Preparation,
+    agree,
+    columns_of,
+    expand,
+    meaning,
+    moments,
+    pool,
+)
+from fedtrellis.wire.flower_internals import log
 
 from ..base import (
     Array,
@@ -46,9 +59,11 @@ from .readers import (
     OwnTable,
     is_dense,
     node_path,
+    read_columns,
     read_own_file,
     read_own_table,
     read_table,
+    summary_of,
 )
 from .table import FILE, NODES, DataSettings, Schema, Table, is_number
 
@@ -158,6 +173,8 @@ class Task(ABC):
     weighs: ClassVar[bool] = False
     #: whether files of the user's are prepared, see :mod:`fedtrellis.tables`
     prepares: ClassVar[bool] = False
+    #: whether F is a sum over rows, so that a node counts by its rows in any case
+    sums_rows: ClassVar[bool] = False
     #: what a node's label column holds
     label_kind: ClassVar[Literal["class", "number", "none"]] = "number"
     #: the classes' labels by default, for a task that has a fixed number of them
@@ -364,7 +381,9 @@ class Task(ABC):
 
     def meaning(self) -> dict[str, Any]:
         """Return what a record holds of the model, see :mod:`fedtrellis.tables`."""
-        found = data_of(self).preparation if self.prepared else None
+        found = self.nodes.preparation() if self.on_nodes else None
+        if self.prepared:
+            found = data_of(self).preparation
         loss: Loss = self.table_loss
         if found is not None and len(found.classes) > 2:
             loss = "softmax"
@@ -432,11 +451,83 @@ class Task(ABC):
             self.nodes.label_column,
         )
 
+    def _table_schema(self) -> Schema:
+        """Return what a node's table must hold, before it is prepared."""
+        classes = self.label_kind == "class"
+        return Schema(
+            self.nodes.features,
+            self.nodes.names(),
+            self.label_kind,
+            self.nodes.class_labels(self.node_labels) if classes else (),
+            self.nodes.label_column,
+        )
+
+    def table_summary(
+        self, node_config: Mapping[str, Any], asked: str
+    ) -> dict[str, Any]:
+        """Return what a node says of its table, for :meth:`agree_on_tables`.
+
+        Of every column, or of the columns that are ``asked`` for, as JSON, the moments.
+        A node counts by its rows, or as much as any other, as in F.
+        """
+        schema, bad_rows = self._table_schema(), self.nodes.bad_rows
+        path = node_path(node_config)
+        if not asked:
+            columns = summary_of(schema, self.nodes.least, bad_rows, path)
+            return {"columns": columns}
+        own = read_columns(schema, bad_rows, path, columns_of(json.loads(asked)))
+        rows = len(own.targets)
+        alike = not (self.nodes.examples or self.sums_rows)
+        weights = np.full(rows, 1.0 / rows if alike else 1.0)
+        if schema.target == "class":
+            codes = own.targets.astype(np.intp)
+            about = [np.bincount(codes, weights, len(schema.labels)).tolist()]
+        else:
+            about = _listed(moments(own.targets[:, None], weights))
+        found = _listed(moments(expand(own.columns, own.frame), weights))
+        return {"moments": found, "targets": about, "rows": rows}
+
+    def agree_on_tables(self, ask: Callable[[str], list[dict[str, Any]]]) -> str:
+        """Return how nodes' tables are prepared, as JSON; ``ask`` asks all of them."""
+        schema = self._table_schema()
+        summaries = [found["columns"] for found in ask("")]
+        columns, lines = agree(summaries, self.nodes.least)
+        for line in lines:
+            log(INFO, "%s", line)
+        found = ask(json.dumps([dataclasses.asdict(column) for column in columns]))
+        if not columns or not found:
+            return ""
+        rows = sum(one["rows"] for one in found)
+        more: dict[str, Any] = {"target": self.nodes.label_column, "rows": rows}
+        if schema.target == "class":
+            counts = np.sum([one["targets"][0] for one in found], axis=0)
+            more["spread"] = tuple((counts / counts.sum()).tolist())
+            labels = [float(x) if is_number(x) else x for x in schema.labels]
+            more["classes"] = tuple(labels)
+        else:
+            weight, mean, spread = pool([_moments(one["targets"]) for one in found])
+            more["offset"] = float(mean[0])
+            more["spread"] = ((spread / weight).item(),)
+        pooled = pool([_moments(one["moments"]) for one in found])
+        made = Preparation.of_moments(columns, pooled, self._table_scaling(), **more)
+        return json.dumps(made.to_json())
+
+    def _table_scaling(self) -> str:
+        """Return the scaling that nodes agree on."""
+        return "standard"
+
     # A simulation has many nodes in one process, a deployed node's process has one.
     @once_per_file(1024)
     def node_table(self, path: Path) -> Table:
-        """Return a node's file, read and checked once per process."""
-        return read_table(path, self.node_schema())
+        """Return a node's file, read, checked and prepared once per process."""
+        made = self.nodes.preparation()
+        if made is None:
+            return read_table(path, self.node_schema())
+        schema, bad_rows = self._table_schema(), self.nodes.bad_rows
+        own = read_columns(schema, bad_rows, path, made.columns)
+        features = made.scaled(expand(own.columns, own.frame))
+        features.setflags(write=False)
+        return Table(features, own.targets - made.offset, made.names())
 
     @once_per_file(1024)
     def node_objective(self, path: Path) -> Objective:
@@ -543,6 +634,14 @@ class Task(ABC):
         if len(x) != len(shapes):
             raise ValueError(f"x has {len(x)} arrays; the model has {len(shapes)}")
         return x[0] if len(shapes) == 1 else list(x)
+
+
+def _listed(found: Moments) -> list[list[float]]:
+    return [array.tolist() for array in found]
+
+
+def _moments(found: list[list[float]]) -> Moments:
+    return Moments(*map(np.array, found))
 
 
 # More tasks than one are alive in a process only in tests and sweeps.

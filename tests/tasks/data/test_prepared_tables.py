@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import MissingIndicator, SimpleImputer
@@ -249,3 +250,72 @@ def test_a_regression_predicts_in_the_target_s_units(
     assert model.predict(path) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(SettingsError, match="no class has a probability"):
         model.predict_proba(path)
+
+
+def run_on_nodes(
+    frame: pd.DataFrame, task: str, out: Path, *settings: str, node: str = ""
+) -> Path:
+    """Run on three nodes of unequal parts, each in its own columns' order."""
+    label = "kind" if task == "logistic-regression" else "price"
+    other = {"kind": "price", "price": "kind"}[label]
+    out.mkdir()
+    for number, rows in enumerate(np.split(np.arange(len(frame)), [100, 180])):
+        part = frame.drop(columns=other).iloc[rows]
+        shown = part[sorted(part, reverse=number == 1)]
+        shown.to_csv(out / f"{number}.csv", index=False, sep=",;\t"[number])
+    words = f'task="{task}" {task}.dataset="nodes" data.label-column="{label}" '
+    words += f"picture=false min-nodes=3 data.examples={len(frame)} "
+    words += 'data.labels="no,yes" ' if label == "kind" else ""
+    files = f'data="{out}/{{partition}}.csv" {node}'
+    arguments = ["--nodes", "3", "--node-config", files, "--out", str(out / "runs")]
+    assert main(["run", *arguments, "-c", words + " ".join(settings)]) == 0
+    (record,) = (out / "runs").iterdir()
+    return record
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        (
+            "logistic-regression",
+            'method="fedfw" radius=40 rounds=100 logistic-regression.l2=0.02',
+        ),
+        ("lasso", 'method="fedfw" radius=20 rounds=150'),
+    ],
+)
+def test_nodes_agree_on_what_one_table_has(
+    tmp_path: Path, frame: pd.DataFrame, task: str, method: str
+) -> None:
+    record = run_on_nodes(frame, task, tmp_path / "nodes", method)
+    model = fedtrellis.load_run(record).model
+    assert model is not None
+    path = tmp_path / "table.csv"
+    frame.drop(columns="price" if task != "lasso" else "kind").to_csv(path, index=False)
+    if task != "lasso":
+        method += " logistic-regression.test-fraction=0"
+    own = fedtrellis.load_run(run(path, task, tmp_path / "runs", method)).model
+    assert own is not None
+    assert own.preparation.names() == model.preparation.names()
+    assert own.preparation.means == pytest.approx(model.preparation.means)
+    assert own.preparation.deviations == pytest.approx(model.preparation.deviations)
+    assert model.scores(frame) == pytest.approx(own.scores(frame), abs=1e-5)
+    assert "warnings" not in json.loads((record / "summary.json").read_text())
+
+
+def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -> None:
+    """A node with a key says nothing of its columns."""
+    plain = frame[["dose", "small", "price"]].dropna()
+    asked = {"asked": ""}
+    message = Message(RecordDict({"config": ConfigRecord(asked)}), 1, "query.table")
+    plain.to_csv(path := tmp_path / "a.csv", index=False)
+    node = {"data": str(path), "client-id": "a", "key-file": "/keys"}
+    config = {"task": "lasso", "lasso.dataset": "nodes", "data.label-column": "price"}
+    context = Context(1, 1, node, RecordDict(), config)
+    reply = sim.app.client_app(message, context)
+    assert reply.content["config"]["table"] == "null"
+    del node["key-file"]
+    reply = sim.app.client_app(message, context)
+    assert json.loads(reply.content["config"]["table"])["columns"].keys() == {
+        "dose",
+        "small",
+    }
