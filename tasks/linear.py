@@ -488,13 +488,14 @@ class LogisticRegression(PartitionedTask):
             why = f"does not fit logistic-regression.classes = {self.classes}"
             raise self.refused("regularizer", f"{why}; allowed: l2")
         if self.intercept and not self._fits_intercept():
-            why = (
-                f"does not fit a set with logistic-regression.classes = {self.classes}"
-            )
+            why = "does not fit a set, with several classes or nodes' raw columns"
             raise self.refused("intercept", f"{why}; allowed: false")
 
     def _fits_intercept(self) -> bool:
-        return self.classes == 2 or not self.in_set
+        """Whether, in a set, the intercept's bounds are known."""
+        scaled = self.nodes.agreed and self._scaling() in ("standard", "unit-rows")
+        known = scaled or not self.on_nodes
+        return not self.in_set or (self.classes == 2 and bool(known))
 
     def has_intercept(self) -> bool:
         """Whether the model has one."""
@@ -524,8 +525,8 @@ class LogisticRegression(PartitionedTask):
         F(0, ·) is H at its least. At the minimum the loss of class 1 is at most that:
         π_1 ln(1 + exp(−μ_1ᵀw − b)) ≤ H by Jensen's inequality, so that
         b ≥ −max_w μ_1ᵀw − ln(exp(H/π_1) − 1), and of class 0 likewise. Of nodes' files
-        the shares are known and, as no standardised column deviates by more than 1,
-        (μ_1ᵀw)² ≤ ‖w‖₁² π_0/π_1.
+        the shares are known, and (μ_1ᵀw)² ≤ ‖w‖₁² π_0/π_1 as no standardised column
+        has a variance above 1; or |μ_1ᵀw| ≤ ‖w‖₂ for rows of norm 1.
         """
         agreed = self.nodes.preparation() if self.on_nodes else None
         if agreed is None:
@@ -535,8 +536,10 @@ class LogisticRegression(PartitionedTask):
             shares = np.bincount(data.targets, weights, 2)
         else:
             shares = np.array(agreed.spread)
-            largest = domain.largest_norm("l1", (len(agreed.names()),))
-            if largest is None or agreed.scaling != "standard" or not shares.all():
+            rows = agreed.scaling == "unit-rows"
+            shape = (len(agreed.names()),)
+            largest = domain.largest_norm("l2" if rows else "l1", shape)
+            if largest is None or not shares.all():
                 why = "has no bounds for this set and data; allowed: false"
                 raise self.refused("intercept", why)
         ends = []
@@ -547,7 +550,8 @@ class LogisticRegression(PartitionedTask):
                 mean = np.asarray(data.features.T @ s).ravel() / share
                 reach = domain.lmo(-mean).dot(mean)
             else:
-                reach = (largest or 0.0) * math.sqrt((1.0 - share) / share)
+                reach = largest or 0.0
+                reach *= 1.0 if rows else math.sqrt((1.0 - share) / share)
             entropy = float(scipy.special.entr(shares).sum()) / share
             # ln(e^h − 1) = h + ln(1 − e^−h)
             log = entropy + math.log(-math.expm1(-entropy))
@@ -666,7 +670,7 @@ class LogisticRegression(PartitionedTask):
         unfit: tuple[str, ...] = ()
         if self.on_nodes:
             auto = "standard" if self.nodes.agreed else "none"
-            unfit = () if self.nodes.prepare else ("standard", "unit-columns")
+            unfit = () if self.nodes.agreed else ("standard", "unit-columns")
             why = "it is measured on the examples of all nodes"
         elif self.dataset in ("qsar", "libsvm") or (self.on_file and not own):
             auto, unfit = "unit-rows", ("standard",)

@@ -185,7 +185,8 @@ class App:
             agreed = task.agree_on_tables(ask)
             settled[_AGREED_KEY] = "" if any(kept) else agreed
             if any(kept):
-                log(INFO, "columns are taken as they are: nodes keep their means")
+                why = "a node keeps its means, or its file has no columns"
+                log(INFO, "features are taken as they are: %s", why)
         return settled
 
     def run(

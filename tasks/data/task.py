@@ -464,14 +464,17 @@ class Task(ABC):
 
     def table_summary(
         self, node_config: Mapping[str, Any], asked: str
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Return what a node says of its table, for :meth:`agree_on_tables`.
 
-        Of every column, or of the columns that are ``asked`` for, as JSON, the moments.
+        Of every column, or of the columns that are ``asked`` for, as JSON, the moments;
+        None: the file's format has no columns.
         A node counts by its rows, or as much as any other, as in F.
         """
         schema, bad_rows = self._table_schema(), self.nodes.bad_rows
         path = node_path(node_config)
+        if not is_dense(path):
+            return None
         if not asked:
             columns = summary_of(schema, self.nodes.least, bad_rows, path)
             return {"columns": columns}
@@ -491,6 +494,8 @@ class Task(ABC):
         """Return how nodes' tables are prepared, as JSON; ``ask`` asks all of them."""
         schema = self._table_schema()
         summaries = [found["columns"] for found in ask("")]
+        if not summaries:
+            return ""
         columns, lines = agree(summaries, self.nodes.least)
         for line in lines:
             log(INFO, "%s", line)

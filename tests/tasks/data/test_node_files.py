@@ -368,7 +368,7 @@ def test_a_bad_file_tells_nobody_what_it_holds(
     if task == "matrix-completion":
         config |= {f"{task}.users": 9, f"{task}.items": 9, "radius": 1.0}
     else:
-        config |= {"data.features": 2}
+        config |= {"data.features": 2, "data.prepare": False}
     more: dict[str, dict[str, Any]] = {
         "hybrid-svm": {"method": "hyfdca", "hybrid-svm.bias": 0.0},
         "kernel-pca": {"kernel-pca.scale": False, "kernel-pca.components": 1},
