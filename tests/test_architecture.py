@@ -1,7 +1,5 @@
 """Which module may import which."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections.abc import Iterator
@@ -132,17 +130,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         f"{module} imports {sorted(imports[module] & circle)}"
         for module in sorted(circle)
     )
-
-
-def test_a_class_name_means_one_thing() -> None:
-    """Only what pages of their own teach as products have one name for two."""
-    homes: dict[str, list[str]] = {}
-    for module, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(module)
-    twice = {name: found for name, found in homes.items() if len(found) > 1}
-    assert twice.keys() <= {"Product"}, twice
 
 
 def test_the_distribution_lists_every_package() -> None:

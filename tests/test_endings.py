@@ -1,7 +1,5 @@
 """A run that ends badly ends in order: what its record says, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -18,7 +16,7 @@ import pytest
 
 import sim
 from clients import FedFWClient
-from fedtrellis import Callback, EarlyStop, LocalGrid, RoundStrategy
+from fedtrellis import Callback, EarlyStop, RoundStrategy
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
@@ -77,22 +75,6 @@ def test_a_summary_is_of_the_history_however_a_run_ends(
         assert len(history(record)) == {"on_start": 2 * number, "on_round": 3}.get(
             moment, 4
         )
-
-
-@pytest.mark.parametrize("setting", [{"min-nodes": 4}, {"resume": "first"}])
-def test_a_run_that_is_refused_before_round_1_says_so(
-    tmp_path: Path, setting: dict[str, Any]
-) -> None:
-    """By a callback, which comes before the record has any history."""
-    if "resume" in setting:
-        setting = {"resume": str(run(tmp_path / "first", rounds=1))}
-    config = sim.app.default_config() | {"task": "lasso", "results-dir": str(tmp_path)}
-    nodes = [{"num-partitions": 3}, {}, {}, {}]
-    grid = LocalGrid(sim.client_app, 4, run_config=config, node_configs=nodes)
-    with pytest.raises(ValueError, match="num-partitions must be 4"):
-        sim.app.run(grid, config | {"lasso.rows": 40, "stop-metric": "loss"} | setting)
-    (record,) = [path for path in tmp_path.iterdir() if path.name != "first"]
-    check_summary(record, "failed")
 
 
 # ---------------------------------------------------------------------------- signals

@@ -1,12 +1,8 @@
 """What the app loads, and what it leaves alone until something needs it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -105,34 +101,3 @@ def test_the_package_loads_little_beside_flower() -> None:
     )
     assert shown.stdout.split() == []
     assert count("fedtrellis.clients") < 1.3 * count("flwr")
-
-
-# as `python sim.py` does it, record and all
-COMMAND = """
-import sys
-import sim
-
-settings = 'task="lasso" rounds=2 picture={} results-dir="{}"'
-status = sim.app.command_line(["--nodes", "4", "-c", settings.format(*sys.argv[1:])])
-heavy = {"sklearn", "matplotlib", "ray", "torch", "pandas"}
-print("loaded:", *sorted(heavy & set(sys.modules)))
-sys.exit(status)
-"""
-
-
-@pytest.mark.parametrize(("picture", "loaded"), [("false", ""), ("true", "matplotlib")])
-def test_the_command_loads_matplotlib_for_a_picture_only(
-    tmp_path: Path, picture: str, loaded: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, picture, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1].split()[1:] == loaded.split()
-    assert len(list(tmp_path.glob("*/convergence.png"))) == len(loaded.split())
-    assert len(list(tmp_path.glob("*/model.npz"))) == 1

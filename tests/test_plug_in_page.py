@@ -1,7 +1,5 @@
 """The page on plugging in: its programs run, its links lead somewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The README's program and that of the page on sets run; CI runs its commands."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

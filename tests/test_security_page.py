@@ -1,7 +1,5 @@
 """What the page on security says a test shows, a test of that name is there to show."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,10 +1,6 @@
 """The command line, the settings, and what a run leaves behind."""
 
-from __future__ import annotations
-
-import io
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -18,12 +14,8 @@ import pytest
 
 import sim
 from fedtrellis.app.command_line import read_config
-from fedtrellis.settings import SettingsError
-from fedtrellis.wire import exchange
-from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
 from fedtrellis.wire.local_grid import LocalGrid
 from tasks import TASKS, HybridTask
-from tests.harness import run_app
 
 ROOT = Path(__file__).resolve().parents[1]
 # so few nodes have features and samples for two holders only
@@ -109,27 +101,6 @@ def test_with_format_json_every_line_is_json(
     assert "'a' is not known" in last["error"]
 
 
-@pytest.mark.parametrize("task", ["kernel-pca", "low-rank-network", "attack"])
-@pytest.mark.parametrize("method", ["first-order-rfl", "zeroth-order-rfl"])
-def test_tasks_on_manifolds(tmp_path: Path, method: str, task: str) -> None:
-    config = f'method="{method}" task="{task}" rounds=15 {method}.step-size=0.01'
-    status, record = run(tmp_path, config, nodes=3)
-    assert status == 0
-    assert record is not None
-    first, last = history(record)[0]["evaluation"], history(record)[-1]["evaluation"]
-    assert last["loss"] < first["loss"]
-    assert last["gradient-map-norm"] > 0.0
-    # what was trained lies on the manifold
-    setup = sim.app.experiment(
-        sim.app.default_config() | {"method": method, "task": task}, 3
-    )
-    assert setup.manifold is not None
-    arrays = np.load(record / "model.npz")
-    flat = [arrays[name].ravel() for name in sorted(arrays.files, key=int)]
-    point = np.concatenate(flat).reshape(setup.layout.point_shape)
-    assert setup.manifold.contains(point, 1e-9)
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -158,60 +129,6 @@ def test_every_set_and_task_runs(tmp_path: Path, config: str) -> None:
     assert status == 0
     assert record is not None
     assert len(history(record)) == 4
-
-
-def test_a_node_can_ask_for_a_larger_set_that_the_run_allows(tmp_path: Path) -> None:
-    models = []
-    asking: list[list[dict[str, str]]] = [
-        [{}, {}, {}],
-        [{}, {}, {"outer-domain": "l2-ball"}],
-    ]
-    for nodes in asking:
-        config = {"rounds": 3, "outer-domain": "l2-ball", "fedfw.variant": "plain"}
-        record = run_app(config, 3, tmp_path, node_configs=nodes)
-        models.append(np.load(record / "model.npz")["0"])
-    # an atom of an l2 ball touches every weight, one of an l1 ball a single one
-    assert np.count_nonzero(models[0]) < 20
-    assert np.count_nonzero(models[1]) > 600
-    with pytest.raises(SettingsError, match="client 2 works on L2Ball") as refused:
-        run_app({"rounds": 3}, 3, tmp_path, node_configs=asking[1])
-    assert "L1Ball(radius=30.0)" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_reference_is_solved_for_on_request(tmp_path: Path) -> None:
-    status, record = run(tmp_path, "rounds=3 reference=true radius=5")
-    assert status == 0
-    assert record is not None
-    summary = json.loads((record / "summary.json").read_text())
-    residual = summary["residual"]
-    assert residual == summary["metrics"]["loss"] - summary["reference_optimum"]
-    # the gap bounds the distance to the optimum of a convex function
-    assert 0.0 <= residual <= summary["metrics"]["gap"]
-
-
-def test_hyfdca_ends_at_the_certified_optimum(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = (
-        'method="hyfdca" task="hybrid-logistic" reference=true rounds=200 ' + ACCEPT
-    )
-    status, record = run(tmp_path, config, "client-evaluate-every=10", nodes=6)
-    assert status == 0
-    assert record is not None
-    summary = json.loads((record / "summary.json").read_text())
-    assert 0.0 <= summary["residual"] < 1e-6
-    last = history(record)[-1]
-    assert last["round"] < 200, "it stops by its own rule"
-    assert last["train"]["duality-gap"] <= 1e-6 * last["train"]["primal"]
-    assert last["round_trips"] == 2
-    # what the clients found of the test samples is what the server's own data say
-    evaluated = [line for line in history(record) if line["client_evaluation"]]
-    both = evaluated[-1]
-    assert both["client_evaluation"]["accuracy"] == pytest.approx(
-        both["evaluation"]["accuracy"]
-    )
-    assert "warnings" not in summary
 
 
 def test_scores_of_new_samples_stay_on_the_nodes(tmp_path: Path) -> None:
@@ -299,23 +216,6 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{name}: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("terminal", "forbidden", "coloured"),
-    [(True, "", True), (True, "1", False), (False, "", False)],
-)
-def test_colours_are_for_terminals_and_not_under_no_color(
-    terminal: bool, forbidden: str, coloured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setenv("NO_COLOR", forbidden)
-    handler = ConsoleHandler(stream=stream)
-    monkeypatch.setattr(logging.getLogger(LOGGER_NAME), "handlers", [handler])
-    assert sim.app.command_line(["--list"]) == 0
-    log(logging.INFO, "a line")
-    assert ("\x1b[" in stream.getvalue()) == coloured
-
-
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, variant: str) -> None:
     config = (
@@ -351,29 +251,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, variant: str) -> None
     model, expected = (np.load(r / "model.npz")["0"] for r in (record, reference))
     np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
     assert [line["round"] for line in history(record)] == list(range(301))
-
-
-class ComesBack(LocalGrid):
-    """Two of the nodes are connected later than the others, as with a SuperLink."""
-
-    asked = 0
-
-    def get_node_ids(self) -> list[int]:
-        self.asked += 1
-        return super().get_node_ids()[: 2 if self.asked < 5 else None]
-
-
-def test_resume_waits_for_the_nodes_that_the_run_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, first = run(tmp_path / "first", 'task="lasso" rounds=3')
-    config = sim.app.default_config() | read_config([str(first / "resume.toml")])  # type: ignore[operator]
-    config |= {"rounds": 5, "results-dir": str(tmp_path / "second")}
-    grid = ComesBack(sim.client_app, 4, run_config=config)
-    # as if they were elsewhere
-    monkeypatch.setattr(exchange, "_in_this_process", lambda grid: False)
-    monkeypatch.setattr(exchange, "_STILL", 0.1)
-    assert len(history(sim.app.run(grid, config))) == 6
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -413,25 +290,3 @@ def test_hyfdca_goes_on_with_its_own_key_or_says_that_it_is_gone(
     difference = np.load(rest / "model.npz")["0"] - np.load(whole / "model.npz")["0"]
     # by its key each run puts the samples in an order of its own, and rounds by that
     assert np.abs(difference).max() < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("method", "task"),
-    [
-        ("fedgia", "logistic-regression"),
-        ("fedfw", "classification"),
-        ("first-order-rfl", "kernel-pca"),
-        ("first-order-rfl", "low-rank-network"),
-        ("zeroth-order-rfl", "attack"),
-        ("hyfdca", "hybrid-svm"),
-        ("hyfdca", "hybrid-logistic"),
-    ],
-)
-def test_a_path_is_refused_where_the_data_are_built_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, task: str
-) -> None:
-    """It was ignored, and the run was one on other data than the user's."""
-    config = f'method="{method}" task="{task}" {task}.path="/no/such/file"'
-    assert run(tmp_path, config) == (1, None)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{task}.path = '/no/such/file' applies where {task}.dataset is " in line

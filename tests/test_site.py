@@ -3,8 +3,6 @@
 The site itself is built, and its links are checked, by ``.ci/run --all``.
 """
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re
@@ -19,7 +17,6 @@ import sim
 from scripts.site_hooks import (
     PUBLIC,
     public_names,
-    settings_table,
 )
 
 ROOT = Path(sim.__file__).parent
@@ -111,11 +108,3 @@ def test_split_columns_give_the_central_optimum() -> None:
     C = 1 / (1e-2 * len(y))
     central = LogisticRegression(C=C, fit_intercept=False, tol=1e-10, max_iter=10_000)
     assert w == pytest.approx(central.fit(X, y).coef_[0], abs=1e-3)
-
-
-def test_tables_of_settings_are_the_declarations() -> None:
-    table = settings_table("fedgia")
-    keys = [key for key in sim.app.registry.defaults if "fedgia." in key]
-    assert [line.split("`")[1] for line in table.splitlines()[2:]] == keys
-    with pytest.raises(KeyError, match="nothing has settings"):
-        settings_table("fedgi")

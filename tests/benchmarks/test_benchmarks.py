@@ -1,8 +1,7 @@
-"""The benchmarks run, at sizes that mean nothing, and say what they measured."""
-
-from __future__ import annotations
+"""Benchmarks run in their quick form, and pages say what was stored."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,17 @@ from benchmarks import (
     fedgia_step,
     overhead,
 )
-from benchmarks.report import Aim, Comparison, Spread
-
-
-def test_a_table_as_a_page_has_it() -> None:
-    result = Comparison("a", "A", "about")
-    result.rows = [
-        {"n": 1, "CPU": Spread((1.0, 2.0, 3.0), "/s")},
-        {"n": 2, "more": "x"},
-    ]
-    table = (
-        "| n | CPU | more |\n| --- | --- | --- |\n| 1 | 2 (1 – 3) |  |\n| 2 |  | x |"
-    )
-    assert result.markdown() == table
-    result.aims = [Aim("at most 1", "2", False)]
-    aims = "| aim | measured |  |\n| --- | --- | --- |\n| at most 1 | 2 | missed |"
-    assert result.markdown() == f"{table}\n\n{aims}"
+from benchmarks.__main__ import main
+from benchmarks.matrix import measure, page
+from benchmarks.matrix.methods import METHODS, methods_of
+from benchmarks.matrix.problems import (
+    CERTIFIED,
+    PROBLEMS,
+)
+from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES
+from benchmarks.networks.images import Runs
+from benchmarks.report import Spread
+from reproduce.provenance import KEYS
 
 
 def test_bare_loops_are_the_methods() -> None:
@@ -63,3 +57,90 @@ def test_the_command_prints_and_writes(
     (row,) = comparison["rows"]
     assert len(row["FedFW"]["values"]) == 2
     assert comparison["aims"][0]["met"] in (True, False)
+
+
+RESULTS = measure.load_all(measure.RESULTS, list(PROBLEMS.values()))
+
+
+def between(text: str, name: str) -> str:
+    found = re.search(f"<!-- {name} -->\n(.*)\n<!-- end {name} -->", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_pages_are_made_of_the_stored_results() -> None:
+    text = page.PAGE.read_text("utf-8")
+    for name, part in page.parts(RESULTS).items():
+        assert between(text, name) == part
+    files = page.files(RESULTS)
+    assert len(files) == 4
+    for path, content in files.items():
+        assert path.read_text("utf-8") == content
+    # a line for each method
+    lines = files[page.MEASURED / "matrix-places.csv"].splitlines()[1:]
+    assert len(lines) == len({m for s in RESULTS.values() for m in s["methods"]})
+
+
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_budgets_were_equal_and_optima_certified(name: str) -> None:
+    stored = RESULTS[name]
+    assert set(KEYS) <= set(stored["provenance"])
+    seeds = stored["provenance"]["seeds"]
+    assert seeds["tuning"] == TUNING_SEED
+    assert TUNING_SEED not in seeds["measured"]
+    assert len(seeds["measured"]) == 5
+    budget = stored["provenance"]["settings"]["budget"]
+    for best in stored["optimum"].values():
+        assert 0.0 <= best["relative"] <= CERTIFIED
+    for method, entry in stored["methods"].items():
+        assert [run["seed"] for run in entry["runs"]] == seeds["measured"]
+        for run in entry["runs"]:
+            assert run["end"]["gradients"] <= max(budget, entry["gradients-a-round"])
+            gap = run["gap"]
+            assert ("0.0001" in run["hits"]) == (gap is not None and gap <= 1e-4)
+            # no run is below what the certificate allows
+            assert gap is None or gap >= -CERTIFIED
+        if METHODS[method].tuned:
+            tuned = entry["tuned"]
+            assert tuned["seed"] == TUNING_SEED
+            assert len(tuned["tried"]) in (VALUES, VALUES + MORE)
+            values = [one["value"] for one in tuned["tried"]]
+            edge = tuned["chosen"] in (values[0], values[-1])
+            assert tuned["inside"] != edge
+            # a best value at an end had the grid extended
+            assert not edge or len(values) == VALUES + MORE
+
+
+def test_quick_runs_and_shows_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", "--quick", "--only", "lasso-l1"]) == 0
+    shown = capsys.readouterr().out
+    for method in methods_of(PROBLEMS["lasso-l1"]):
+        assert f"| {method.title} |" in shown
+
+
+COLUMNS = ("mnist-labels", "mnist-iid", "cifar10-labels", "cifar10-iid")
+SHOWN_AS = {
+    "FedAvg": "`local-sgd` (FedAvg)",
+    "FedAdam, server step 0.03": "`fedopt`, Adam",
+    "error feedback, top 5 %": "`compressed-sgd`, top 5 %",
+    "majority of signs": "`compressed-sgd`, majority of signs",
+    "fedlmo, corrected": "`fedlmo`, corrected",
+    "fedlmo, averaged": "`fedlmo`, averaged",
+    "fedlmo, ef21, natural": "`fedlmo`, ef21, natural",
+}
+PAGE = Path(__file__).parents[2] / "docs/fedlmo.md"
+
+
+@pytest.mark.parametrize("contender", list(SHOWN_AS))
+def test_the_page_has_the_kept_runs(contender: str) -> None:
+    table = PAGE.read_text("utf-8").split("<!-- goals -->")[1]
+    start = f"| {SHOWN_AS[contender]} |"
+    [line] = [e for e in table.splitlines() if e.startswith(start)]
+    cells = [cell.strip() for cell in line.strip("|").split("|")][2:]
+    for problem, cell in zip(COLUMNS, cells, strict=True):
+        row = Runs(problem, 0.0).row(contender)
+        told = row["arrived"]
+        if told == "3 of 3":
+            megabytes = row["kB of a client"].median / 1000
+            told = f"{row['rounds'].median:.0f}, {megabytes:.1f} MB"
+        assert cell == told

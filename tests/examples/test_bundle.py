@@ -1,7 +1,5 @@
 """The examples stay out of the bundle of the app in the checkout."""
 
-from __future__ import annotations
-
 import tomllib
 from io import BytesIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The notebooks run: as scripts, and under Jupyter's kernel with the slow tests."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

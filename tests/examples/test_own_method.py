@@ -1,7 +1,5 @@
 """examples/own-method: a method from another package, wherever ours are known."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

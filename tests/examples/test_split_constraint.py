@@ -1,7 +1,5 @@
 """examples/split-constraint: nodes with sets of their own, the answer in all."""
 
-from __future__ import annotations
-
 import cvxpy as cp
 import numpy as np
 from flwr.app import ArrayRecord, Context

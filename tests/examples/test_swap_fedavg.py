@@ -1,7 +1,5 @@
 """The patches from FedAvg are small, and their apps run in this process."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Records read back, listed and compared: three runs of three methods, made once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +11,7 @@ from matplotlib.figure import Figure
 import fedtrellis
 import sim
 from fedtrellis.command_line import main
-from fedtrellis.runs import Run, compare, find_runs, load_run, names, table
+from fedtrellis.runs import Run, compare, find_runs, load_run, names
 from fedtrellis.settings import SettingsError
 
 ROUNDS = 4
@@ -58,37 +56,6 @@ def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
             assert again.model is not None
             assert np.array_equal(again.model["0"], arrays["0"])
     assert {len(column) for column in columns.values()} == {ROUNDS + 1}
-
-
-def test_runs_of_different_tasks_are_compared_only_when_that_is_asked_for(
-    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = shutil.copytree(runs[1].directory, tmp_path / "other")
-    config = record / "config.toml"
-    text = config.read_text().replace('task = "lasso"', 'task = "digits"')
-    config.write_text(text)
-    picture = tmp_path / "both.svg"
-    command = ["compare", str(runs[1].directory), str(record), "--out", str(picture)]
-    assert main(command) == 1
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
-    assert "different tasks: lasso, digits; --different-tasks" in line
-    assert said.out == ""
-    assert not picture.exists()
-    assert main([*command, "--different-tasks"]) == 0
-    assert "fedfw task=digits" in capsys.readouterr().out
-    assert picture.exists()
-
-
-def test_the_table_has_last_values_and_totals(runs: list[Run]) -> None:
-    found = table(runs)
-    assert found.columns.tolist()[:3] == ["status", "rounds", "loss"]
-    assert found.index.tolist() == names(runs)
-    for run, (_, row) in zip(runs, found.iterrows(), strict=True):
-        assert row["loss"] == run.summary["metrics"]["loss"]
-        assert row["rounds"] == ROUNDS
-        assert float(row["up"].split()[0]) > 0
-    assert table(runs, "gap").columns.tolist()[2:4] == ["gap", "up"]
 
 
 def test_curves_are_the_runs_over_what_was_asked_for(

@@ -1,27 +1,21 @@
 """Settings: every wrong value ends in one line that says what is allowed."""
 
-from __future__ import annotations
-
-import dataclasses
 import inspect
 import math
 import pydoc
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-import strategies
 from fedtrellis.settings import (
-    AUTO,
     Declared,
     SettingsError,
     describe_fields,
     given,
     keys,
-    parse,
     parse_values,
     setting,
 )
@@ -36,25 +30,6 @@ class Example:
     schedule: str = setting("convex", "the schedule", choices=("convex", "constant"))
     note: str = setting("", "a text")
     derived: int = 7
-
-
-def error_of(config: dict[str, Any], prefix: str = "") -> str:
-    with pytest.raises(SettingsError) as caught:
-        parse(Example, config, prefix)
-    return str(caught.value)
-
-
-def test_a_prefix_belongs_to_the_keys_and_to_the_errors() -> None:
-    assert parse(Example, {"lasso.local-steps": 5}, "lasso.").local_steps == 5
-    assert parse(Example, {"local-steps": 5}, "lasso.").local_steps == 3
-    assert error_of({"lasso.local-steps": 0}, "lasso.").startswith("lasso.local-steps")
-    assert set(keys(Example, "lasso.")) == {
-        "lasso.step-size",
-        "lasso.local-steps",
-        "lasso.exact",
-        "lasso.schedule",
-        "lasso.note",
-    }
 
 
 def test_describe_gives_key_default_and_what_is_allowed() -> None:
@@ -212,29 +187,3 @@ def test_docstrings_list_a_classs_own_fields_as_numpydoc_has_them() -> None:
     shown = pydoc.plain(pydoc.render_doc(FedFW))
     assert re.search(r"penalty : float, default auto\n.*λ_0, weight of the", shown)
     assert "**options" in shown
-
-
-METHODS = [
-    getattr(strategies, name)
-    for name in strategies.__all__
-    if inspect.isclass(getattr(strategies, name))
-]
-
-
-def offered(hint: Any) -> list[str]:
-    """The values of a Literal, or of those in a union."""
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    return [value for member in get_args(hint) for value in offered(member)]
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda kind: str(kind.__name__))
-def test_an_editor_offers_what_is_allowed(method: type[Any]) -> None:
-    # the type that an editor completes, and the values that are checked
-    hints = get_type_hints(method)
-    for field in dataclasses.fields(method):
-        allowed = field.metadata.get("choices")
-        if allowed is None or field.name == "loss":  # of a registry, which grows
-            continue
-        extra = [AUTO] if field.default is None else []
-        assert offered(hints[field.name]) == [*allowed, *extra], field.name

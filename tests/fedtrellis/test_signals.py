@@ -83,14 +83,6 @@ def test_cleaning_up_is_not_interrupted_by_the_same_signal() -> None:
     assert done == ["cleaned up", "all of it"]
 
 
-def test_a_second_signal_meets_what_was_there_before() -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, signals_interrupt(), deferred():
-        signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        signal.raise_signal(signal.SIGINT)
-    assert not isinstance(caught.value, Interrupted)
-
-
 def test_a_programs_own_handler_is_given_the_signal_afterwards() -> None:
     """As Flower's, which tells the SuperLink and exits."""
     heard = []

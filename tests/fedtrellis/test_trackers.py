@@ -1,7 +1,5 @@
 """What trackers write, read back by the libraries that it is written for."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct
@@ -193,16 +191,6 @@ def test_a_tool_that_fails_costs_a_warning_and_not_the_run(
     strategy = play(callback)
     assert len(strategy.history) == ROUNDS + 1
     assert callback.told == [0.01, 0, 1]
-
-
-def test_a_missing_library_is_named_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("fedtrellis.settings.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r'pip install "fedtrellis\[mlflow\]"'):
-        MLflow()
-    with pytest.raises(SettingsError, match="track = 'wandb' needs wandb"):
-        make_trackers("wandb", Path())
 
 
 def test_a_run_config_names_trackers(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The zeroth-order estimators against known gradients, closed forms and replays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from math import prod, sqrt
@@ -132,18 +130,6 @@ def test_directions_are_uniform_on_the_sphere() -> None:
     np.testing.assert_allclose((flat**4).mean(axis=0), 3 / 48, atol=2e-3)
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 4), (1,), (1013,)])
-@pytest.mark.parametrize("parts", [(1,) * 30, (29, 1), (10, 20), (7, 8, 15)])
-def test_directions_do_not_depend_on_how_many_are_drawn_at_once(
-    shape: tuple[int, ...], parts: tuple[int, ...]
-) -> None:
-    whole = directions(np.random.default_rng(4), 30, shape)
-    rng = np.random.default_rng(4)
-    np.testing.assert_array_equal(
-        np.concatenate([directions(rng, count, shape) for count in parts]), whole
-    )
-
-
 # -- the mean
 
 
@@ -178,22 +164,6 @@ def test_the_mean_over_many_draws_is_the_riemannian_gradient(
 
 
 # -- exact cases
-
-
-def test_a_plain_loop_gives_the_same_estimate() -> None:
-    manifold, function, _ = CASES["stiefel"]
-    x = a_point(manifold)
-    estimate = projection_estimate(
-        function, manifold, x, np.random.default_rng(13), samples=20, smoothing=1e-2
-    )
-    u = directions(np.random.default_rng(13), 20, (5, 2))
-    expected = np.zeros((5, 2))
-    for direction in u:
-        left, _, right = np.linalg.svd(x + 1e-2 * direction, full_matrices=False)
-        y = left @ right
-        difference = 0.5 * np.trace(y.T @ H @ y) - 0.5 * np.trace(x.T @ H @ x)
-        expected += 10 / 20 * difference / 1e-2 * direction
-    np.testing.assert_allclose(estimate.gradient, expected, rtol=1e-10, atol=1e-11)
 
 
 # -- scalars and their replay
@@ -296,22 +266,6 @@ def test_a_sample_without_a_finite_value_is_dropped_and_counted(
     np.testing.assert_allclose(estimate.scalars[left], whole.scalars[left] * 8 / 6)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_no_finite_value_at_all_is_an_error(name: str, bad: float) -> None:
-    manifold = Sphere((3,))
-    x, rng = np.array([1.0, 0.0, 0.0]), np.random.default_rng(0)
-    for good_at, message in ((slice(1, None), "is (nan|inf) at"), (0, "none of the 4")):
-
-        def values(points: Array, good_at: Any = good_at) -> Array:
-            result = np.full(len(points), bad)
-            result[good_at] = 1.0
-            return result
-
-        with pytest.raises(FloatingPointError, match=message):
-            ESTIMATORS[name](values, manifold, x, rng, samples=4, smoothing=0.1)
-
-
 # -- wrong arguments
 
 
@@ -340,23 +294,6 @@ def test_wrong_arguments(name: str, options: dict[str, Any], message: str) -> No
     } | options
     with pytest.raises(ValueError, match=message):
         ESTIMATORS[name](**arguments)
-
-
-def test_an_unknown_retraction_and_one_that_the_manifold_lacks() -> None:
-    manifold, function, _ = CASES["fixed-rank"]
-    x, rng = a_point(manifold), np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"'cayley'; allowed: polar, exponential"):
-        tangent_estimate(
-            function,
-            manifold,
-            x,
-            rng,
-            samples=1,
-            smoothing=0.1,
-            retraction="cayley",
-        )
-    with pytest.raises(NotImplementedError, match="exponential"):
-        exponential(function, manifold, x, rng, samples=1, smoothing=0.1)
 
 
 # -- objectives

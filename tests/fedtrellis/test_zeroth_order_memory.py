@@ -3,8 +3,6 @@
 A client computes them in parts, the same numbers as all at once.
 """
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +15,6 @@ from numpy.typing import NDArray
 from clients import ZerothOrderRFLClient
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.wire.arrays import Layout
-from fedtrellis.zeroth_order import (
-    Estimate,
-    evaluator,
-    projection_estimate,
-)
 
 Array = NDArray[np.float64]
 MEGABYTE = 2**20
@@ -33,44 +25,6 @@ def unit(size: int) -> Array:
     x = np.zeros(size)
     x[0] = 1.0
     return x
-
-
-class OnlyValue:
-    num_examples = ROWS
-
-    def __init__(self, loss: LeastSquares) -> None:
-        self.value = loss.value
-
-
-def estimate(kind: str, seed: int = 3) -> Estimate:
-    rng = np.random.default_rng(seed)
-    loss = LeastSquares(rng.standard_normal((ROWS, SIZE)), rng.standard_normal(ROWS))
-    values = evaluator(
-        OnlyValue(loss) if kind == "one by one" else loss,
-        Layout(((SIZE,),)),
-        batch_size=4 if "batch" in kind else 0,
-        rng=np.random.default_rng(5),
-        shared=kind != "a batch each",
-    )
-    sphere, x = Sphere((SIZE,)), unit(SIZE)
-    directions = np.random.default_rng(6)
-    options = {"samples": SAMPLES, "smoothing": 1e-3}
-    projection_estimate(values, sphere, x, directions, **options)  # type: ignore[arg-type]
-    # the second call's mini-batches come after the first one's
-    return projection_estimate(values, sphere, x, directions, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["full", "one batch", "a batch each", "one by one"])
-@pytest.mark.parametrize("block", [1, 7 * SIZE, SAMPLES * SIZE])
-def test_parts_are_the_whole(
-    kind: str, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = estimate(kind)
-    monkeypatch.setattr("fedtrellis.zeroth_order._BLOCK_ENTRIES", block)
-    parts = estimate(kind)
-    np.testing.assert_allclose(parts.scalars, whole.scalars, rtol=1e-9)
-    np.testing.assert_allclose(parts.gradient, whole.gradient, rtol=1e-9)
-    assert parts.evaluations >= whole.evaluations
 
 
 def peak(action: Callable[[], Any]) -> float:

@@ -1,7 +1,5 @@
 """The page of all claims: its rows, its verdicts, and that nothing is left out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
@@ -124,19 +122,3 @@ def test_the_rule(values: list[list[float]], word: str) -> None:
     effects = [Effect(str(k), value) for k, value in enumerate(values)]
     claim = Claim("x", "words", "page 1", ("item",), lambda found: effects)
     assert judge(claim, {}).word == word
-
-
-def test_a_reader_is_shown_what_was_measured_and_what_is_needed() -> None:
-    plain = Effect("a", [1.0, 2.0, 3.0], form="{:+.1f} points")
-    assert plain.written() == "+2.0 points [-0.484, 4.48]"
-    assert plain.needed() == "above 0 points"
-    # 2 − 5 and so on: what was lost, and what may be
-    lost = Effect("b", [-3.0, -4.0, -5.0], form="{:.1f} %", bound=2.0, below=True)
-    assert lost.written() == "6.0 % [3.52, 8.48]"
-    assert lost.needed() == "below 2 %"
-    logs = np.log([4.0, 4.0, 4.0]) - np.log(3.0)
-    ratio = Effect(
-        "c", logs.tolist(), form="×{:.3g}", ratio=True, bound=float(np.log(3.0))
-    )
-    assert ratio.written() == "×4 [4, 4]"
-    assert ratio.needed() == "above ×3"

@@ -1,15 +1,13 @@
 """Attacks find what is there: otherwise "found nothing" would mean nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from fedtrellis.objectives.losses import make_loss
 from reproduce.hyfdca import attacks
-from reproduce.hyfdca.recorded import CANCER, HYBRID, Case, split
-from reproduce.hyfdca.simulated import DUAL_POINT, MIXED, Clients, proposal, simulate
+from reproduce.hyfdca.recorded import HYBRID, split
+from reproduce.hyfdca.simulated import DUAL_POINT, MIXED, Clients, proposal
 
 Array = NDArray[np.float64]
 
@@ -19,25 +17,6 @@ def _random(*shape: int, seed: int = 0) -> Array:
 
 
 # ---------------------------------------------------------------- one attack at a time
-
-
-@pytest.mark.parametrize("terms", [1, 2, 3, 4])
-def test_a_row_in_a_combination_of_up_to_four_uploads(terms: int) -> None:
-    rows, uploads = _random(20, 8), _random(30, 8, seed=1)
-    signs = np.array([1.0, -1.0, 1.0, 1.0])[:terms]
-    # the last of them makes the combination −3.5 times row 4
-    uploads[terms - 1] = 0.0
-    rest = signs @ uploads[:terms]
-    uploads[terms - 1] = signs[-1] * (-3.5 * rows[4] - rest)
-    shuffled = np.random.default_rng(2).permutation(uploads)
-    assert attacks.rows_in_differences(shuffled, rows, terms).tolist() == [4]
-    assert attacks.rows_in_differences(shuffled, rows, 4).tolist() == [4]
-    if terms > 1:
-        assert not attacks.rows_in_differences(shuffled, rows, terms - 1).size
-    # another direction by a millionth is another row
-    assert not attacks.rows_in_differences(
-        shuffled, rows + 1e-6 * _random(20, 8, seed=3)
-    ).size
 
 
 def test_a_reduced_basis() -> None:
@@ -76,55 +55,7 @@ def test_a_hidden_subset_sum() -> None:
     assert not len(attacks.rows_in_lattice(mixed @ rows, weights, 1.0, [(0, 30)]))
 
 
-def test_a_kink() -> None:
-    """One of twenty samples leaves the parabola within a window."""
-    rows, weights = _random(20, 6), 0.01 * _random(14, 6, seed=1)
-    rows[:, 0] += 1.0
-    inner = weights @ rows.T
-    coefficients = np.where(np.arange(20) == 3, np.maximum(inner, 0.0), inner)
-    claims = attacks.rows_at_kinks(coefficients @ rows, weights)
-    assert attacks.found_in(claims, rows).tolist() == [3]
-
-
-def test_spans_that_meet() -> None:
-    rows = _random(9, 12)
-    coefficients = np.zeros((12, 9))
-    coefficients[:6, :4] = _random(6, 4, seed=1)
-    coefficients[6:, 3:8] = _random(6, 5, seed=2)
-    windows = [(0, 6), (6, 12)]
-    claims = attacks.rows_in_spans(coefficients @ rows, windows)
-    assert attacks.found_in(claims, rows).tolist() == [3]
-
-
-def test_independent_components() -> None:
-    """Of very many uploads; a Gaussian mixture of the same rows gives nothing."""
-    rows, rng = _random(4, 10), np.random.default_rng(1)
-    flat = rng.uniform(-1.0, 1.0, (4000, 4))
-    claims = attacks.rows_by_independence(flat @ rows)
-    assert len(attacks.found_in(claims, rows, 1e-2)) == 4
-    assert attacks.rows_by_independence(flat[:5] @ rows).shape == (4, 10)
-    gaussian = rng.standard_normal((4000, 4))
-    claims = attacks.rows_by_independence(gaussian @ rows)
-    assert len(attacks.found_in(claims, rows, 1e-2)) < 4
-
-
 # ---------------------------------------------------------------------- on whole runs
-
-
-def _found_by_lattice(case: Case, kind: tuple[float | None, float | None]) -> int:
-    loss = make_loss("hinge")
-    run = simulate(case, loss, proposal(loss, case.y, case.scale, *kind), rounds=200)
-    T = len(run.weights)
-    claims = attacks.rows_in_lattice(
-        run.sums[:, 0], run.weights, case.scale, [(T - 32, T)]
-    )
-    return len(attacks.found_in(claims, case.X))
-
-
-def test_sums_of_dual_points_give_rows_away_and_those_of_mixed_proposals_none() -> None:
-    case = split(CANCER)
-    assert _found_by_lattice(case, DUAL_POINT) > 5
-    assert _found_by_lattice(case, MIXED) == 0
 
 
 @pytest.mark.parametrize("attack", ["thresholds", "bends", "jumps"])

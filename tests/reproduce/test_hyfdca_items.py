@@ -1,10 +1,6 @@
 """A small run of every item of the HyFDCA paper."""
 
-from __future__ import annotations
-
-import bz2
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +10,9 @@ import sim
 from fedtrellis.wire.arrays import array_record
 from reproduce.__main__ import folder_of
 from reproduce.common import (
-    Options,
-    Run,
-    SkippedError,
     app_config,
     read_config,
 )
-from reproduce.hyfdca import tables
 from reproduce.hyfdca.one_place import (
     Available,
     Proposer,
@@ -30,16 +22,7 @@ from reproduce.hyfdca.one_place import (
     load,
     paper_step,
 )
-from reproduce.hyfdca.problems import (
-    PROBLEMS,
-    Split,
-    config_of,
-    present,
-)
-from reproduce.hyfdca.runs import perform_hybrid
-from reproduce.hyfdca.steps import STEPS
 from strategies import HyFDCA
-from tasks import HybridTask
 
 HERE = folder_of("hyfdca")
 SMALL = {
@@ -57,42 +40,6 @@ def table() -> Table:
 
 def taken(states: Any, count: int) -> list[State]:
     return list(itertools.islice(states, count))
-
-
-# ------------------------------------------------------------------------------- items
-
-
-def test_data_of_files_is_dealt_as_the_paper_says(tmp_path: Path) -> None:
-    folder = tmp_path / "libsvm"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    lines = []
-    for i in range(60):
-        columns = np.sort(rng.choice(30, 9, replace=False)) + 1
-        entries = " ".join(f"{c}:{rng.integers(1, 5)}" for c in columns)
-        lines.append(f"{i % 6} {entries}")
-    text = "\n".join(lines).encode()
-    (folder / "news20_multiclass.bz2").write_bytes(bz2.compress(text))
-    options = Options(tmp_path, tmp_path, 1, 1, True)
-    assert set(present(options)) == {"digits", "news20"}
-    split = Split(3, 3, "3, 3")
-    config = config_of(PROBLEMS["news20"], options, split) | {"rounds": 4}
-    setup = sim.app.experiment(app_config(config), 9)
-    task = setup.task
-    assert isinstance(task, HybridTask)
-    assert task.regularization == 1e-5
-    data = task.client_data(0)
-    assert data.features.shape[0] == 16
-    assert set(np.diff(data.features.indptr)) == {3}
-    # features that nobody has in a part of the data do not stop a run
-    result = perform_hybrid(Run((), config, 9))
-    assert not result["failed"]
-    assert result["round"] == [0, 1, 2, 3, 4]
-    rows = tables.compute_table_5(options)["rows"]
-    assert [row["problem"] for row in rows] == ["digits", "news20"]
-    missing = Options(tmp_path, None, 1, 1, True)
-    with pytest.raises(SkippedError, match="needs mnist/train-images"):
-        present(missing, ("mnist",))
 
 
 # ----------------------------------------------------------------- in one place and not
@@ -155,16 +102,3 @@ def test_the_papers_steps_in_one_place_are_the_products(
     for w, state in zip(seen, states[1:], strict=True):
         scale = 1.0 + float(np.abs(w).max())
         np.testing.assert_allclose(state.w / scale, w / scale, atol=1e-8)
-
-
-def test_every_step_ascends_or_says_so(table: Table) -> None:
-    for name, (steps, _) in STEPS.items():
-        states = taken(steps(table), 30)
-        for state in states:
-            # weak duality; the states' z belongs to their w
-            np.testing.assert_allclose(state.z, table.X @ state.w, atol=1e-8)
-            assert table.primal(state.w, state.z) >= table.optimum - 1e-8
-            assert state.dual <= table.optimum + 1e-8
-        if not name.startswith(("practical", "theoretical")):
-            duals = [state.dual for state in states]
-            assert np.all(np.diff(duals) >= -1e-12), name

@@ -1,7 +1,5 @@
 """All items of all papers: a small run, and that pages show what is stored."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tomllib

@@ -1,23 +1,33 @@
-"""The reproductions' own machinery, and a small run of every item."""
+"""Runs of reproductions, what their settings were chosen by, and what they rest on."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
+import sim
+from reproduce import again
 from reproduce.__main__ import PAPERS, folder_of, main
 from reproduce.common import (
+    Options,
     Run,
-    execute,
+    app_config,
     load_results,
-    mean_of,
     perform,
     read_config,
 )
-from reproduce.pages import as_csv, shown, update_page
-from reproduce.provenance import KEYS, Ledger
+from reproduce.fedfw import (
+    accuracy,
+    movielens,
+    penalty,
+    tables,
+)
+from reproduce.fedfw.tuning import SEEDS, WIDER
+from reproduce.fedgia import theory
+from reproduce.provenance import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = read_config(ROOT / "reproduce" / "fedgia" / "v1.toml")
@@ -35,47 +45,6 @@ def test_a_run_counts_broadcasts_and_stops_by_the_gradient() -> None:
     short = perform(Run((), config | {"rounds": 3}, nodes=8, stop=1e-7))
     assert not short["passed"]
     assert short["broadcasts"] == 3
-
-
-def test_a_diverging_run_is_a_result_and_not_an_error() -> None:
-    config = V1 | {"method": "fedavg-gd", "local-step-size": 1e9, "rounds": 400}
-    with np.errstate(all="ignore"):
-        assert "too long" in perform(Run((), config, nodes=4))["failed"]
-
-
-def test_execute_keeps_keys_and_order() -> None:
-    runs = [
-        Run(("a", seed), V1 | {"seed": seed, "rounds": 2}, nodes=4) for seed in (3, 1)
-    ]
-    results = execute(runs, jobs=2, say=lambda text: None)
-    assert list(results) == [("a", 3), ("a", 1)]
-    mean, deviation = mean_of(results, "loss", "a")
-    losses = [value["loss"] for value in results.values()]
-    assert mean == pytest.approx(np.mean(losses))
-    assert deviation == pytest.approx(np.std(losses))
-    assert np.isnan(mean_of(results, "loss", "b")[0])
-    with pytest.raises(ValueError, match="two runs"):
-        execute([runs[0], runs[0]], jobs=1)
-
-
-def test_a_table_becomes_a_data_file() -> None:
-    text = (
-        "![p](p.png)\n\n| **a** | b, c |\n| --- | --- |\n| [x](y.md) | |\n\n"
-        "Two seeds. Measured in 1.0 minutes on 2 cores, flwr 1.41.0."
-    )
-    short, files = shown("item", text)
-    assert short == "![p](p.png)\n\n[Table](tables/item.csv)\n\nTwo seeds."
-    assert files == {"item.csv": 'a,"b, c"\nx,\n'}
-    assert as_csv("| a |\n| --- |\n| 3 \\| 4\\* |") == "a\n3 | 4*\n"
-
-
-def test_pages_are_changed_between_their_marks_only(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- a -->\nold\n<!-- end a -->\nafter\n")
-    update_page(page, "a", "new")
-    assert page.read_text() == "before\n<!-- a -->\nnew\n<!-- end a -->\nafter\n"
-    with pytest.raises(ValueError, match="<!-- b -->"):
-        update_page(page, "b", "new")
 
 
 @pytest.mark.parametrize(
@@ -104,20 +73,130 @@ def test_every_stored_result_says_where_it_comes_from() -> None:
     assert count > 50
 
 
-def test_a_ledger_says_what_runs_shared_and_what_they_varied() -> None:
-    ledger = Ledger()
-    ledger.note(
-        {"rounds": 9, "seed": seed, "penalty": penalty, "task.path": "/home/x"}
-        for seed in (3, 1)
-        for penalty in (0.1, 0.2)
-    )
-    found = ledger.describe("reproduce.somewhere")
-    assert found["seeds"] == [1, 3]
-    assert found["settings"] == {
-        "shared": {"rounds": 9},
-        "varied": {"penalty": [0.1, 0.2]},
-        "runs": 4,
-    }
-    assert found["versions"]["numpy"] == np.__version__
-    ledger.clear()
-    assert ledger.describe("reproduce.somewhere")["seeds"].endswith("somewhere")
+def test_fedgias_bound_is_the_theorems() -> None:
+    # the paper: rho = 5 m sigma² / eta, that is 10 t³ r / (t² − 5t − 6)
+    assert theory.factor(7.0) == pytest.approx(3430.0 / 8.0)
+    config = read_config(folder_of("fedgia") / "v1.toml")
+    (found,) = theory._bounds(config, 4, range(3, 4))
+    task = sim.app.experiment(app_config(config | {"seed": 3}), 4).task
+    losses = [task.client_objective(i) for i in range(4)]
+    x = task.solution()
+    curved = [np.linalg.eigvalsh(np.asarray(f.hessian_bound()))[-1] for f in losses]
+    above = np.mean([f.value(np.zeros(len(x))) - f.value(x) for f in losses])
+    assert found == pytest.approx(3430.0 / 8.0 * max(curved) * above)
+
+
+def test_stored_repetitions_are_judged_right() -> None:
+    """Verdicts by another formula, from the stored items and other seeds."""
+    items = load_results(again.STORED)["items"]
+    assert {(one["paper"], one["item"]) for one in items} == set(again.AGAIN)
+    for one in items:
+        name = again.AGAIN[one["paper"], one["item"]]
+        results = load_results(
+            folder_of(one["paper"]) / "results" / f"{one['item']}.json"
+        )
+        claims = PAPERS[one["paper"]].claims.PAPERS[0].claims
+        (claim,) = (claim for claim in claims if claim.name == name)
+        assert claim.effects is not None
+        seeds = one["provenance"]["seeds"]
+        assert seeds == [again.FIRST + k for k in range(len(seeds))]
+        effects = claim.effects({one["item"]: results})
+        assert len(effects) == len(one["rows"])
+        for effect, row in zip(effects, one["rows"], strict=True):
+            old, new = np.array(effect.values), np.array(row["again"])
+            np.testing.assert_allclose(old, row["stored"], rtol=1e-6)
+            # a two-sided test of one more mean, at 5 % shared by all cases
+            spread = old.std(ddof=1) * np.sqrt(1 / len(old) + 1 / len(new))
+            p = 2 * t.sf(abs(new.mean() - old.mean()) / spread, len(old) - 1)
+            assert row["inside"] == (p >= 0.05 / len(effects))
+
+
+@pytest.mark.parametrize(
+    "name", ["table-1-synthetic", "table-2-synthetic-20", "table-3-synthetic"]
+)
+def test_what_chooses_is_given_validation_data_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Every run before the choice holds training examples out and sees no test data."""
+    calls: list[list[Run]] = []
+
+    def noted(runs: Sequence[Run], jobs: int) -> dict[Any, dict[str, Any]]:
+        calls.append(list(runs))
+        # the settings decide the score, so that the choice can be checked
+        return {
+            run.key: {"accuracy": float(run.config.get("penalty", 0.0)), "loss": 1.0}
+            for run in runs
+        }
+
+    monkeypatch.setattr(accuracy, "execute", noted)
+    options = Options(tmp_path, None, 2, 1, False)
+    table = tables.TABLES[name]
+    results = accuracy.compute(options, name)
+    *choosing, last = calls
+    for run in (run for call in choosing for run in call):
+        assert run.config["classification.validation-fraction"] == 0.2
+        assert run.config["seed"] in SEEDS
+    for run in last:
+        assert "classification.validation-fraction" not in run.config
+        assert run.config["seed"] not in SEEDS
+    # the same local steps, and the same gradients for all methods side by side; here
+    # FedFW's best λ_0 is the largest, so that all of them get the wider search
+    rows, rounds = results["rows"], results["rounds"]
+    assert {row["method"] for row in rows} == set(table.methods)
+    assert {row["gradients"] for row in rows} == {rounds * table.steps}
+    each = len(table.choosing) * rounds * table.steps
+    spent = (table.budget + WIDER) * each
+    assert {row["tuning-gradients"] for row in rows} == {spent}
+    for run in last:
+        method = run.config.get("method")
+        whole = app_config(run.config)
+        steps = whole[f"{method}.local-steps"]
+        assert steps == run.config["local-steps"]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [{"variant": "plain"}, {"variant": "augmented", "penalty": 1e-2}],
+    ids=["plain", "augmented"],
+)
+def test_the_loop_without_messages_is_the_strategy(
+    variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracles at 1e-12 pick the same atoms, so that x̄ differs by rounding alone."""
+    # atoms are folded into the dense iterates several times, and some still wait
+    monkeypatch.setattr(movielens, "KEPT", 4)
+    config = {
+        "task": "matrix-completion",
+        "schedule": "convex",
+        "penalty": 1e-3,
+        "radius": 700.0,
+        "rounds": 15,
+    } | variant
+    run = perform(Run((), config, 5, every=0, curve=True, point=True))
+    bare = movielens.run(config, 5, tolerance=1e-12, most=5000)
+    np.testing.assert_allclose(bare["x-bar"], run["point"], atol=1e-6)
+    assert bare["curve"]["round"] == run["curve"]["round"]
+    np.testing.assert_allclose(bare["curve"]["rmse"], run["curve"]["rmse"], rtol=1e-6)
+    assert bare["nuclear-norm"] <= 700.0 * (1 + 1e-9)
+
+
+# --------------------------------------------------------------- ours: own steps, λ_0
+
+
+@pytest.mark.parametrize("variant", ["plain", "augmented"])
+def test_the_loop_without_messages_is_the_package(variant: str) -> None:
+    """And the rule that the item measures is what the strategy finds."""
+    config = app_config({"task": "lasso", "variant": variant, "rounds": 25})
+    experiment = sim.app.experiment(config, penalty.NODES)
+    strategy: Any = experiment.strategy()
+    result = experiment.start(strategy)
+    (model,) = result.arrays.to_numpy_ndarrays()
+    problem = penalty.MADE_ON["LASSO, ℓ1"](0)
+    augmented = variant == "augmented"
+    found = penalty.rule(problem, augmented)
+    assert strategy.half.penalty == pytest.approx(found, rel=1e-12)
+    bare = penalty.converge(problem, strategy.half.penalty, augmented, 25)
+    assert np.abs(model - bare).max() < 1e-10
+    loss = experiment.evaluate([model])["loss"]
+    # A x* = b, so that F* = 0
+    assert problem.error(model) == pytest.approx(loss)

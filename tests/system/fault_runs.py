@@ -1,7 +1,5 @@
 """A SuperLink and SuperNodes that tests kill, and what runs there should come to."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

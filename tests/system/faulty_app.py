@@ -6,8 +6,6 @@ is a file in the folder ``FEDTRELLIS_FAULTS`` named ``PARTITION-ROUND-TYPE-KIND`
 strikes once, because whoever meets it renames it first.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

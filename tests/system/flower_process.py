@@ -1,7 +1,5 @@
 """Flower's processes for tests: a home, ports and a SuperLink of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

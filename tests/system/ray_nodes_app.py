@@ -1,7 +1,5 @@
 """A project of one's own: many nodes, our FedAvgGD with its defaults, Flower's loop."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

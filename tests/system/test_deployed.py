@@ -1,7 +1,5 @@
 """SuperLink and SuperNodes as processes of their own, with nothing that goes wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

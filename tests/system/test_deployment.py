@@ -1,7 +1,5 @@
 """The scripts of ``deploy/``: files, a whole trial, and who is kept out of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,23 +1,17 @@
 """The examples, from the wheel, in an environment that has nothing of the checkout."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flower_process import ROOT, Flower
-from numpy.typing import NDArray
-from scipy.optimize import minimize
 
-import numpyfedgia.task
 import owndomain.task
 import splitconstraint.task
 
@@ -82,28 +76,6 @@ def installed(
     flower("list")
     yield flower
     flower.stop()
-
-
-@pytest.fixture(scope="module")
-def installing(clean: Path, wheel: Path) -> Iterator[Flower]:
-    """Flower that installs an app's packages for each run, as it does by default.
-
-    Flower gives itself 5 seconds to delete them before it reports that the run is
-    done, and a run that it could not report has failed; in memory that is enough.
-    """
-    memory = Path("/dev/shm")
-    home = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-    flower = Flower(
-        home,
-        clean,
-        FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="0",
-        UV_FIND_LINKS=",".join(find_links(wheel)),
-        UV_LINK_MODE="symlink",
-    )
-    flower.environment.pop("PYTHONPATH", None)
-    yield flower
-    flower.stop()
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def run_app(flower: Flower, app: Path, config: str = "") -> str:
@@ -215,25 +187,3 @@ def test_nodes_with_different_sets(
         > 0.01
     )
     assert domain.gap(gradient, x) < 0.002
-
-
-def test_a_loss_of_ones_own_under_fedgia_from_a_folder_of_wheels(
-    installing: Flower, apps: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "x.npy"
-    output = run_app(installing, apps / "numpy-fedgia", f'save-to="{file}"')
-    assert re.search(r"Installed: \[.*fedtrellis==", output), output[:3000]
-    assert "converged after" in output
-    x = np.load(file)
-    parts = [numpyfedgia.task.load_objective(i, NODES, 0.1) for i in range(NODES)]
-
-    def value(y: NDArray[np.float64]) -> float:
-        return float(np.mean([f.value(y) for f in parts]))
-
-    def gradient(y: NDArray[np.float64]) -> NDArray[np.float64]:
-        mean: NDArray[np.float64] = np.mean([f.gradient(y) for f in parts], axis=0)
-        return mean
-
-    best = minimize(value, np.zeros(10), jac=gradient, options={"gtol": 1e-10})
-    np.testing.assert_allclose(x, best.x, rtol=0, atol=3e-3)
-    assert value(x) - value(best.x) < 1e-6

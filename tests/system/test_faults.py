@@ -9,8 +9,6 @@ is one more that was lost, on both sides.
 Most of them: ``python -m pytest -k faults -m slow tests/system``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -110,34 +108,6 @@ def test_a_late_answer(deployment: Deployment, family: str, tmp_path: Path) -> N
     assert not all(("0", t) in dropped for t in (3, 4, 5))  # it went on from its state
     script = lost(record, family)
     check_same(record, simulated(config, NODES, tmp_path / "local", script))
-
-
-@pytest.mark.slow
-def test_a_supernode_that_gives_up_the_wrong_client_app_is_brought_back(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    """A minute after a ClientApp died its SuperNode gives up the one that runs then.
-
-    That one answers all the same, and its answer takes the place of the next one: from
-    then on the node sends every answer with the next message only.
-    """
-    faults = ["1-2-train-kill-after-push", "1-3-train-slow"]
-    deployment.plan(faults[0])
-    deployment.plan(faults[1], argument="75")
-    config = f"{FAMILIES['fedfw']} rounds=9 timeout=120.0"
-    record = deployment.run(config, tmp_path / "deployed")
-    assert deployment.struck() == set(faults)
-    dropped = record.dropped()
-    assert "stopped responding" in dropped["1", 3]
-    assert [line["used"] for line in record.history[-2:]] == [2, 2]
-    script = lost(record, "fedfw")
-    add(script, ("1", 2, "train"), "state_loss")
-    check_same(record, simulated(config, NODES, tmp_path / "local", script))
-    # the node is still behind when the next run begins
-    config = f"{FAMILIES['fedfw']} rounds=2 timeout=120.0"
-    record = deployment.run(config, tmp_path / "next")
-    assert [line["used"] for line in record.history[1:]] == [2, 2]
-    check_same(record, simulated(config, NODES, tmp_path / "calm"))
 
 
 # ------------------------------------------------------------------- SuperNodes killed

@@ -1,7 +1,5 @@
 """A simulation on two Ray nodes, started on one machine as docs/running.md says."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hundreds of nodes on Ray: all take part, and no run hangs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -63,27 +61,3 @@ def run(flower: Flower, nodes: int, config: str, parent: Path) -> dict[str, obje
     (record,) = parent.iterdir()
     summary: dict[str, object] = json.loads((record / "summary.json").read_text())
     return summary
-
-
-# Before the server waited for Ray, 7 of 8 runs of the first hung in the least squares
-# of its optimum, which OpenBLAS solved in threads that Ray's forks had ended.
-LARGE = {
-    "600 nodes, 60 000 × 100": (600, 'task="linear-regression"'),
-    "10 nodes, 20 000 × 1 500": (
-        10,
-        'task="linear-regression" linear-regression.features=1500 '
-        "linear-regression.rows-min=2000 linear-regression.rows-max=2000 "
-        'method="fedavg-gd" fedavg-gd.step-size=1e-4',
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", LARGE)
-@pytest.mark.parametrize("attempt", range(10))
-def test_a_large_optimum_beside_rays_start_hangs_no_run(
-    simulation: Flower, tmp_path: Path, case: str, attempt: int
-) -> None:
-    nodes, config = LARGE[case]
-    summary = run(simulation, nodes, f"{config} rounds=1", tmp_path)
-    assert (summary["status"], summary["used"]) == ("round limit", nodes)

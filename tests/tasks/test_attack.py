@@ -1,9 +1,5 @@
 """The task ``attack``: its classifier, its images and what is within reach."""
 
-import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,56 +7,14 @@ import numpy as np
 import pytest
 from scipy.ndimage import correlate
 
-from fedtrellis.manifolds import Sphere
-from fedtrellis.objectives.demonstrations import (
-    PerceptronClassifier,
-)
 from fedtrellis.settings import SettingsError
 from tasks import Attack
-from tasks.attack import _digits_classifier
 from tests.tasks.data.cifar_folder import write_cifar
 from tests.tasks.data.node_files import refused
-
-CIFAR_RADIUS = 2.0
 
 
 def task(n: int = 5, seed: int = 0, **settings: Any) -> Attack:
     return Attack(num_clients=n, seed=seed, **settings)
-
-
-def weights_of(victim: PerceptronClassifier) -> str:
-    arrays = [*victim._weights, *victim._biases]
-    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
-
-
-def test_every_process_attacks_the_same_classifier() -> None:
-    # however many threads it may use
-    code = (
-        "from tasks.attack import _digits_classifier; from tests.tasks.test_attack "
-        "import weights_of; print(weights_of(_digits_classifier()))"
-    )
-    made = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert made.stdout.strip() == weights_of(_digits_classifier())
-
-
-def test_what_the_data_set_decides() -> None:
-    given = task(target_label=3, radius=1.0)
-    assert (task().label(), task().epsilon()) == (3, 1.0)
-    [x] = task().initial_point()
-    assert task().domains() == given.domains()
-    assert task().value(x) == given.value(x)
-    cifar = task(dataset="cifar10")
-    assert (cifar.label(), cifar.epsilon()) == (4, CIFAR_RADIUS)
-    assert cifar.manifold() == Sphere((3, 32, 32), CIFAR_RADIUS)
-    assert task(dataset="cifar10", target_label=0, radius=1.5).label() == 0
-    assert task(dataset="cifar10", target_label=0, radius=1.5).epsilon() == 1.5
 
 
 # ------------------------------------------------------------------- CIFAR-10
@@ -138,27 +92,6 @@ def test_the_network_s_pullback_is_the_derivative() -> None:
     np.testing.assert_allclose(single, slopes, rtol=0, atol=1e-5)
 
 
-def test_folding_keeps_the_scores() -> None:
-    torch = pytest.importorskip("torch")
-    from scripts.train_cifar_cnn import fold
-    from tasks.networks import ConvolutionalClassifier, make_classifier
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = make_classifier(normalised=True)
-        for layer in network:
-            if isinstance(layer, torch.nn.BatchNorm2d):
-                torch.nn.init.uniform_(layer.weight, -1.0, 1.0)
-                torch.nn.init.uniform_(layer.bias, -1.0, 1.0)
-    x = torch.tensor(random_images(50), dtype=torch.float32)
-    network(x)  # running means and variances
-    network.eval()
-    with torch.no_grad():
-        expected = network(x).numpy()
-    scores = ConvolutionalClassifier(fold(network)).logits(random_images(50))
-    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
-
-
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Settings with a made-up folder and a network that a short training made."""
@@ -201,35 +134,6 @@ def test_cifar_s_clients(cifar: dict[str, Any]) -> None:
         other.objective()._images[:, 0, 0, 0],  # type: ignore[attr-defined]
         made.objective()._images[:, 0, 0, 0],  # type: ignore[attr-defined]
     ).all()
-
-
-def test_an_attack_on_cifar_from_values(
-    tmp_path: Path, cifar: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sim
-
-    lines = {name.replace("_", "-"): value for name, value in cifar.items()}
-    config = " ".join(
-        f"attack.{key}={value!r}" if key == "radius" else f'attack.{key}="{value}"'
-        for key, value in lines.items()
-    )
-    status = sim.app.command_line(
-        [
-            *("--out", str(tmp_path), "--nodes", "3", "-c", config),
-            *("-c", 'method="zeroth-order-rfl" task="attack" rounds=2'),
-            *("-c", "zeroth-order-rfl.samples=10 zeroth-order-rfl.local-steps=2"),
-            *("-c", "zeroth-order-rfl.step-size=0.001"),
-            *("-c", "zeroth-order-rfl.smoothing=1e-3 zeroth-order-rfl.batch-size=5"),
-        ]
-    )
-    assert status == 0
-    [model] = tmp_path.rglob("model.npz")
-    x = np.load(model)["0"]
-    assert x.shape == (3, 32, 32)
-    assert np.linalg.norm(x) == pytest.approx(3.0, rel=1e-9)
-    # it went down
-    made = task(3, **cifar)
-    assert made.value(x) < made.value(made.initial_point())
 
 
 def with_weights(folder: Path, **changes: Any) -> str:
@@ -283,10 +187,3 @@ def test_weights_that_are_malformed(
     path = with_weights(tmp_path, **changes)
     made = task(3, **cifar | {"classifier_path": path})
     assert refused(SettingsError, message, made).startswith(path)
-
-
-def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SettingsError, match=r"pip install \"fedtrellis\[torch\]\""):
-        task(dataset="cifar10", path=".", classifier_path="w.npz").check()
-    task().check()

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.settings import SettingsError
 from tasks.classification import (
     ALPHABET,
     LETTERS,
@@ -101,14 +100,3 @@ def test_the_transformer_is_pytorchs_own_encoder() -> None:
         other[:, 5:] = 0
         same = model(other)[:, :, :5] == model(text)[:, :, :5]
     assert same.all()
-
-
-def test_settings_that_are_refused() -> None:
-    for settings, message in (
-        ({"width": 10}, "characters.width = 10 must be a multiple of 4"),
-        ({"device": "nowhere"}, "characters.device is 'nowhere'"),
-        ({"partition": "labels", "n": 3}, "cannot hold all 4 labels"),
-    ):
-        with pytest.raises(SettingsError, match=message) as caught:
-            task(**settings).check()
-        assert "\n" not in str(caught.value)

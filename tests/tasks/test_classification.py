@@ -1,13 +1,11 @@
 """The task ``classification``: its data sets, its models and what it refuses."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedtrellis.settings import SettingsError
 from tasks import Classification
 from tasks.classification import synthetic
 from tasks.data.datasets import EMNIST_CLASSES
@@ -87,14 +85,6 @@ def test_validation_takes_training_examples_in_the_place_of_testdata_of(
     )
 
 
-def test_natural_clients_keep_their_own_examples() -> None:
-    data = data_of(classification(5, partition="natural"))
-    raw = synthetic(5, 0, 0, iid=False)
-    assert raw.owners is not None
-    for i in range(5):
-        np.testing.assert_array_equal(data.share(i)[0], raw.features[raw.owners == i])
-
-
 @pytest.mark.parametrize("limit", [12, 100, 1000])
 def test_limits_of_syntheticdata_of(limit: int) -> None:
     task = classification(12, partition="natural", train_limit=limit, test_limit=10)
@@ -114,18 +104,6 @@ def mnist(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_limits_of_files(mnist: Path) -> None:
-    settings: dict[str, Any] = {"dataset": "mnist", "path": str(mnist)}
-    data = data_of(classification(train_limit=30, test_limit=7, **settings))
-    assert (len(data.targets), len(data.test_targets)) == (30, 7)
-    again = data_of(classification(train_limit=30, seed=1, **settings))
-    assert not np.array_equal(
-        np.sort(data.features.sum(1)), np.sort(again.features.sum(1))
-    )
-    assert len(data_of(classification(train_limit=99, **settings)).targets) == 60
-    refused(SettingsError, "31 clients", classification(31, train_limit=30, **settings))
-
-
 @pytest.mark.parametrize("split", EMNIST_CLASSES)
 def test_emnist(tmp_path: Path, split: str) -> None:
     classes = EMNIST_CLASSES[split]
@@ -140,24 +118,6 @@ def test_emnist(tmp_path: Path, split: str) -> None:
     np.testing.assert_array_equal(np.unique(ours, axis=0), np.unique(upright, axis=0))
     upright = test_images.transpose(0, 2, 1).reshape(20, 784) / 255
     np.testing.assert_array_equal(data_of(task).test_features, upright)
-
-
-def test_a_part_of_emnist(tmp_path: Path) -> None:
-    write_idx(tmp_path, "emnist-digits-test-", 20)
-    settings: dict[str, Any] = {
-        "dataset": "emnist",
-        "split": "digits",
-        "path": str(tmp_path),
-    }
-    refused(FileNotFoundError, r"classification\.partial", classification(**settings))
-    # of the test files alone, 80 % are for training
-    data = data_of(classification(partial=True, **settings))
-    assert (len(data.targets), len(data.test_targets)) == (16, 4)
-    assert len(np.unique(np.vstack([data.features, data.test_features]), axis=0)) == 20
-    # but a slice of the training files is preferred
-    write_idx(tmp_path, "emnist-digits-train-idx5-34-", 30)
-    data = data_of(classification(partial=True, seed=1, **settings))
-    assert (len(data.targets), len(data.test_targets)) == (30, 20)
 
 
 def test_cifar10(tmp_path: Path) -> None:
@@ -178,39 +138,6 @@ def test_cifar10(tmp_path: Path) -> None:
 
 
 # -- what is refused
-
-
-def test_files_that_do_not_fit(mnist: Path) -> None:
-    task = classification(dataset="mnist", path=str(mnist))
-    (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(20, 10)))
-    refused(SettingsError, "test labels reach 10", task)
-    (mnist / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(20)))
-    (mnist / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((60, 20, 28))))
-    refused(SettingsError, r"shape \(1, 20, 28\)", task)
-
-
-def test_settings_that_do_not_fit(mnist: Path) -> None:
-    pytest.importorskip("torch")
-    refused(SettingsError, "'synthetic'", classification(model="cnn"))
-    small = classification(dataset="digits", model="cnn")
-    refused(SettingsError, "'digits', which has no images of 16 x 16", small)
-    refused(
-        SettingsError,
-        "'natural'",
-        classification(dataset="digits", partition="natural"),
-    )
-    natural = classification(dataset="mnist", path=str(mnist), partition="natural")
-    refused(SettingsError, "'natural'", natural)
-    nowhere = classification(model="dnn", device="tpu")
-    refused(SettingsError, r"classification\.device is 'tpu'; it must be", nowhere)
-
-
-@pytest.mark.parametrize("model", ["dnn", "cnn"])
-def test_without_torch(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    task = classification(model=model, dataset="mnist", path="somewhere")
-    refused(SettingsError, r'model = .* pip install "fedtrellis\[torch\]"', task)
-    classification(model="mclr").check()
 
 
 # -- networks

@@ -1,7 +1,5 @@
 """Runs of the app in float32 end where those in float64 do, on the convex tasks."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 
@@ -67,13 +65,6 @@ def test_float32_ends_where_float64_does(task: str, method: str) -> None:
     away = np.linalg.norm(single - double) / np.linalg.norm(double)
     assert 0.0 < away <= 1e-5
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-
-
-def test_f_is_evaluated_in_float64() -> None:
-    made = experiment("logistic-regression", "fedgia", "float32")
-    assert made.task.objective().dtype == np.float64
-    start = made.initial_arrays()
-    assert record_arrays(start)[0].dtype == np.float32
 
 
 @pytest.mark.parametrize("method", ["hyfdca", "hyfem", "hybrid-fedavg"])

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression as SklearnLogistic
 
 from fedtrellis.objectives import Logistic
@@ -49,28 +48,7 @@ def sparse_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def sorted_rows(matrix: np.ndarray) -> np.ndarray:
-    return matrix[np.lexsort(matrix.T)]
-
-
 # -- breast cancer
-
-
-def test_every_example_is_in_training_or_test_data_once() -> None:
-    data = data_of(make(7, scaling="none"))
-    assert data.features.shape == (455, 30)
-    assert data.test_features.shape == (114, 30)
-    raw, labels = load_breast_cancer(return_X_y=True)
-    ours = np.column_stack(
-        [
-            np.vstack([data.features, data.test_features]),
-            np.concatenate([data.targets, data.test_targets]),
-        ]
-    )
-    theirs = np.column_stack([raw, labels])
-    np.testing.assert_array_equal(sorted_rows(ours), sorted_rows(theirs))
-    # stratified
-    assert abs(data.test_targets.mean() - labels.mean()) < 0.01
 
 
 @pytest.mark.parametrize("l2", [1e-3, 0.1])
@@ -142,23 +120,6 @@ def test_the_schedule_is_that_of_the_loss(method: str) -> None:
         assert suggested == ("convex" if convex else "nonconvex")
         assert "schedule" not in task.suggestions(method, given=["schedule"])
     assert make().bounded_below
-
-
-@pytest.mark.parametrize("weighting", ["examples", "clients"])
-def test_the_regulariser_over_the_examples(weighting: str) -> None:
-    """μ/d_i in f_i, and what that makes of F = (1/n) Σ f_i."""
-    settings: dict[str, Any] = {"partition": "uneven", "weighting": weighting}
-    with_l2 = make(7, l2=3.0, l2_per_example=True, **settings)
-    without = make(7, l2=0.0, **settings)
-    x = np.random.default_rng(0).standard_normal(30)
-    penalties = []
-    for client in range(7):
-        f, plain = with_l2.client_objective(client), without.client_objective(client)
-        weight = getattr(f, "weight", 1.0)
-        penalty = weight * 1.5 / f.num_examples * float(x @ x)
-        assert f.value(x) - plain.value(x) == pytest.approx(penalty)
-        penalties.append(penalty)
-    assert with_l2.value(x) - without.value(x) == pytest.approx(np.mean(penalties))
 
 
 # -- scaling
@@ -273,34 +234,7 @@ def test_a_file_with_several_labels(tmp_path: Path, intercept: bool) -> None:
     refused(SettingsError, "2 and 1 and 1 examples", make(2, **settings))
 
 
-def test_a_dense_file(tmp_path: Path) -> None:
-    numbers = np.random.default_rng(0).normal(5, 10, (30, 200)).round(4)
-    path = tmp_path / "train.csv"
-    with path.open("w") as file:
-        print("ID_code,target," + ",".join(f"var_{i}" for i in range(200)), file=file)
-        for i, row in enumerate(numbers):
-            print(f"train_{i},{i % 2}," + ",".join(map(str, row)), file=file)
-    task = make(3, dataset="santander", path=str(path), test_fraction=0.0)
-    task.check()
-    expected = numbers / np.linalg.norm(numbers, axis=1)[:, None]
-    ours = data_of(task).features
-    np.testing.assert_allclose(sorted_rows(ours), sorted_rows(expected), rtol=1e-12)
-    make(3, dataset="santander", path=str(path), scaling="standard").check()
-
-
 # -- what is refused
-
-
-def test_malformed_files(tmp_path: Path) -> None:
-    (tmp_path / "bad").write_text("a,b\n1,2\n")
-    for dataset in ("qsar", "santander", "libsvm"):
-        task = make(dataset=dataset, path=str(tmp_path / "bad"))
-        where = {
-            "qsar": "bad, row 1: 1 fields",
-            "santander": "bad: the first line has no column 'ID_code'",
-            "libsvm": "bad, line 1: must be",
-        }
-        refused(SettingsError, where[dataset], task)
 
 
 # -- the real files, where they are

@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 from fedtrellis.domains import NuclearNormBall
-from fedtrellis.settings import SettingsError
 from tasks import MatrixCompletionTask
 from tasks.data.readers import read_ratings
 from tasks.data.task import data_of
 from tasks.matrices import synthetic_ratings
-from tests.tasks.data.node_files import refused
-
-RATINGS = "196\t242\t3\t881250949\n186\t302\t3\t891717742\n22\t377\t1\t878887116\n"
 
 
 def write(path: Path, text: str) -> str:
@@ -86,25 +82,3 @@ def test_generated_ratings() -> None:
     # low rank is learnt: unseen entries are predicted, too
     assert metrics["rmse-train"] < 0.12
     assert metrics["rmse"] < 0.25 * start
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (RATINGS + "1\t2\t3\n", "row 4: 3 fields; 4 are expected"),
-        (RATINGS + "\n" + RATINGS, "row 4: the line is empty"),
-        ("1\t2\t3\t4\t5\n" + RATINGS, "fields; user, item and rating"),
-        (RATINGS + "0\t2\t3\t4\n", "row 4, column 'user': must be a whole"),
-        (RATINGS + "1.5\t2\t3\t4\n", "row 4, column 'user': must be a whole"),
-        (RATINGS + "1\t2\tnan\t4\n", "row 4, column 'rating': must be a finite"),
-        (RATINGS + "1\t2\tgood\t4\n", "row 4, column 'rating': must be a number"),
-        (RATINGS + "1\t99999999999\t3\t4\n", "row 4, column 'item': must be a whole"),
-        ("1::2::3::4\n", "fields; user, item and rating"),
-        ("", "row 1: 0 fields"),
-        ("1\t2\t3\t4\n", "1 ratings"),
-    ],
-)
-def test_malformed_files(tmp_path: Path, text: str, message: str) -> None:
-    path = write(tmp_path / "u.data", text)
-    task = MatrixCompletionTask(num_clients=1, seed=0, path=path)
-    assert "u.data" in refused(SettingsError, message, task)

@@ -1,7 +1,5 @@
 """The attack on a model in an ONNX file, which is made here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -10,7 +10,6 @@ import pytest
 import tasks.data
 from fedtrellis.settings import SettingsError
 from tasks import QuadraticAssignmentTask
-from tasks.data.task import data_of
 from tasks.matrices import read_solution
 from tests.tasks.data.node_files import refused
 
@@ -46,18 +45,6 @@ def test_the_stored_permutation_costs_9552() -> None:
 def test_the_start_is_the_barycentre() -> None:
     (x,) = QuadraticAssignmentTask(num_clients=2, seed=0).initial_point()
     np.testing.assert_array_equal(x, np.full((12, 12), 1 / 12))
-
-
-@pytest.mark.parametrize("n", [1, 7, 72, 130])
-def test_every_nonzero_entry_is_dealt_once(n: int) -> None:
-    task = QuadraticAssignmentTask(num_clients=n, seed=0)
-    shares = [data_of(task).share(i)[0] for i in range(n)]
-    held = np.sort(np.concatenate(shares))
-    np.testing.assert_array_equal(held, np.flatnonzero(task.instance().B))
-    assert set(map(len, shares)) <= {130 // n, 130 // n + 1}
-    other = QuadraticAssignmentTask(num_clients=n, seed=1)
-    if 1 < n < 130:
-        assert not np.array_equal(data_of(other).share(0)[0], shares[0])
 
 
 def test_the_entries_of_A_are_dealt_where_it_has_more(  # noqa: N802

@@ -210,19 +210,6 @@ def test_what_is_dealt_is_shared_and_read_only(
     assert [data.starts[0], data.starts[-1]] == [0, len(data.targets)]
 
 
-def test_forms_of_a_point() -> None:
-    task = make_task("digits", {}, 3, 0)
-    x = random_point(task, 0)
-    assert task.value(x[0]) == task.value(x)
-    bare, listed = task.gradient(x[0]), task.gradient(x)
-    assert isinstance(bare, np.ndarray)
-    assert isinstance(listed, list)
-    np.testing.assert_array_equal(bare, listed[0])
-    assert task.metrics(x[0]) == task.metrics(x)
-    with pytest.raises(ValueError, match="2 arrays; the model has 1"):
-        task.value([x[0], x[0]])
-
-
 @pytest.mark.parametrize(
     ("name", "config", "n"),
     [
@@ -246,18 +233,6 @@ def test_too_many_clients(name: str, config: dict[str, Any], n: int) -> None:
         make_task(name, config, n, 0).check()
     assert "\n" not in str(caught.value)
     make_task(name, config, n - 1, 0).check()
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_no_clients(name: str) -> None:
-    with pytest.raises(SettingsError, match="at least 1"):
-        make_task(name, {}, 0, 0).check()
-
-
-def test_a_misspelt_task() -> None:
-    with pytest.raises(SettingsError, match="did you mean 'lasso'") as caught:
-        make_task("laso", {}, 3, 0)
-    assert "matrix-completion" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Data, objectives and systems for the tests of FedGiA's linear algebra."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is kept between processes: used when it fits, and never else."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat
@@ -10,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
 
 from fedtrellis.admm.hessians import lipschitz_of
-from fedtrellis.admm.kept import fingerprint
 from fedtrellis.admm.shifted_systems import make_system
 from fedtrellis.admm.systems import (
     CholeskySystem,
@@ -206,16 +202,6 @@ def test_one_file_holds_the_constant_and_a_factor(
     assert len(calls) == 2
 
 
-def test_a_user_hessian_and_products_need_no_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "factor.npz")
-    make(squares(9, 4), user_hessian=2.0, factor_file=path)
-    make(sparse_squares(700, 4000), factor_file=path)
-    lipschitz_of(squares(9, 4), 2.0, factor_file=path)
-    lipschitz_of(OBJECTIVES["multinomial"](), factor_file=path)
-    assert not os.listdir(tmp_path)
-    assert isinstance(make(squares(9, 4), factor_file=""), CholeskySystem)
-
-
 def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = str(tmp_path / "none" / "factor.npz")
     for use in (
@@ -242,25 +228,3 @@ def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         make(squares(9, 4), factor_file=str(tmp_path / "f.npz"))
     assert not os.listdir(tmp_path)
-
-
-def test_fingerprints_tell_everything_apart() -> None:
-    A = np.arange(6.0).reshape(2, 3)
-    sparse = scipy.sparse.csr_array(A)
-    moved = scipy.sparse.csr_array((sparse.data, sparse.indices[::-1], sparse.indptr))
-    marks = [
-        fingerprint("a", A),
-        fingerprint("b", A),
-        fingerprint("a", A, 1.0),
-        fingerprint("a", A, 1.0, 0.0),
-        fingerprint("a", A, 0.0, 1.0),
-        fingerprint("a", A, np.array([0.0, 1.0])),
-        fingerprint("a", A.reshape(3, 2)),
-        fingerprint("a", A.astype(np.float32)),
-        fingerprint("a", sparse),
-        fingerprint("a", moved),
-        fingerprint("a", scipy.sparse.csr_array(sparse, shape=(2, 4))),
-    ]
-    assert len(set(marks)) == len(marks)
-    assert fingerprint("a", np.asfortranarray(A)) == marks[0]
-    assert all(len(mark) == 32 for mark in marks)

@@ -1,7 +1,5 @@
 """Diagonals above H, and the ADMM steps in the coordinates that they scale."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import scipy.sparse
 
 from fedtrellis.admm.hessians import majoriser_of
-from fedtrellis.admm.shifted_systems import cached_system, make_system
+from fedtrellis.admm.shifted_systems import cached_system
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
 from tests.harness import Array
 
@@ -94,19 +92,3 @@ def test_steps_are_those_with_a_diagonal_sigma(
     pairs = ((found[0] / root, w / root), (found[1] * root, d * root))
     for got, expected in (*pairs, (solved * root, d * root)):
         assert np.abs(got - expected).max() <= 1e-9 * np.abs(u / root).max()
-
-
-def test_a_solver_of_ones_own_has_one_sigma() -> None:
-    class Solver:
-        def solve(self, v: Array, shift: float) -> Array:
-            return v / (2.0 + shift)
-
-    objective = losses()["least squares"]
-    u = np.arange(6.0)
-    options: Any = {"weight": 0.5, "shift": 0.1, "steps": 1, "user_hessian": Solver()}
-    system = make_system(objective, "gram", scale=np.full(6, 3.0), **options)
-    w, d = system.admm_steps(u, 1)
-    np.testing.assert_allclose(w, u)
-    np.testing.assert_allclose(d, u / (1.0 + 0.3))
-    with pytest.raises(ValueError, match="one σ for all"):
-        make_system(objective, "gram", scale=np.arange(1.0, 7.0), **options)

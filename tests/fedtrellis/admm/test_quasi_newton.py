@@ -1,7 +1,5 @@
 """The server's steps, against SciPy's solvers and formulas written out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What there is, by name: ours and plug-ins', their keys and pyproject's block."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ from fedtrellis.app import App, Plugin, pairs
 from fedtrellis.app.command_line import flatten
 from fedtrellis.app.registry import config_block, write_config_block
 from fedtrellis.domains import L2Ball
-from fedtrellis.settings import SettingsError, setting
-from strategies import FedFW, FedProx
+from fedtrellis.settings import setting
+from strategies import FedProx
 from tasks import Lasso
 
 ROOT = Path(sim.__file__).parent
@@ -130,27 +128,6 @@ def _config(pairs_: str) -> dict[str, Any]:
     return read_config([pairs_])
 
 
-@pytest.mark.parametrize(
-    ("plugin", "told"),
-    [
-        (Plugin(methods=[(FedFW, HarderClient)]), "brings a method named 'fedfw'"),
-        (Plugin(tasks=[Lasso]), "brings a task named 'lasso'"),
-        (Plugin(domains=[L2Ball]), "brings a domain named 'l2-ball'"),
-    ],
-)
-def test_names_are_taken_once(
-    plugin: Plugin,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    app = app_with(monkeypatch, other=lambda: plugin)
-    with pytest.raises(SettingsError, match=f"plug-in 'other' {told}, and there is"):
-        app.default_config()
-    assert app.command_line(["--list"]) == 1
-    assert told in capsys.readouterr().err
-
-
 def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,17 +144,6 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
         "fedtrellis.app.Plugin",
     ]
     assert app.command_line(["-c", 'method="worse"']) == 1
-
-
-def test_methods_are_paired_by_the_names_of_their_classes() -> None:
-    import clients
-    import strategies
-
-    found = pairs(strategies, clients)
-    assert (strategies.FedFW, clients.FedFWClient) in found
-    assert [s.name for s, _ in found] == list(sim.app.registry.methods)
-    named = {thing for thing in vars(strategies).values() if isinstance(thing, type)}
-    assert {s for s, _ in found} == {s for s in named if s.__dict__.get("name")}
 
 
 # ------------------------------------------------------------------------- pyproject

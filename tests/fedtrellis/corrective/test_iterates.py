@@ -1,7 +1,5 @@
 """What travels of an iterate: it stays in its set, and nothing else gets in."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math
@@ -285,27 +283,3 @@ def test_projection_onto_a_face_against_cvxpy(
         # in the set, and as near as what the solver found
         assert np.sum((found - point) ** 2) <= programme.value + 1e-7
         assert np.abs(found - x.value).max() < 1e-4
-
-
-def test_products_of_factors_are_judged_as_matrices() -> None:
-    rng = np.random.default_rng(0)
-    for rank in (0, 1, 2, 3):
-        left, right = rng.standard_normal((5, rank)), rng.standard_normal((3, rank))
-        norm = float(np.linalg.norm(left @ right.T, "nuc"))
-        for share in (0.5, 0.999, 1.001, 3.0):
-            inside = norm == 0.0 or share > 1.0
-            ball = NuclearNormBall(share * norm if norm else 1.0)
-            assert ball.contains_product(left, right) == inside
-        symmetric = left[:3] @ left[:3].T
-        if rank:
-            trace = Spectrahedron(float(np.trace(symmetric)))
-            assert trace.contains_product(left[:3], left[:3])
-            assert not trace.contains_product(-left[:3], left[:3])
-            assert not trace.contains_product(left[:3] * 1.01, left[:3])
-    bad = np.full((5, 1), np.nan)
-    assert not NuclearNormBall(1.0).contains_product(bad, np.ones((3, 1)))
-    # a rank-deficient pair whose product is zero
-    zero = NuclearNormBall(1e-3).contains_product(
-        np.array([[1.0, 1.0]] * 4), np.array([[1.0, -1.0]] * 3)
-    )
-    assert zero

@@ -1,7 +1,5 @@
 """A line for each set: the shape of its points, the kind of its atoms; definitions."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import math

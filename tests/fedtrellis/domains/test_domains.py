@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse.linalg import ArpackNoConvergence
 
 from fedtrellis import domains
 from fedtrellis.domains import (
@@ -37,7 +36,6 @@ from fedtrellis.domains import (
     SpectralNormBall,
     TotalVariationBall,
     WeightedL1Ball,
-    fitting_domains,
     make_domain,
 )
 from fedtrellis.domains.atoms import (
@@ -332,29 +330,6 @@ def test_atoms_of_all_kinds_and_sets_get_the_answer_of_their_dense_array(
     assert domain.contains_atom(atom) == domain.contains(atom.dense())
 
 
-# of the others an atom is all entries, or all have to be sorted
-SMALL = [
-    (domain, shape)
-    for domain, shape, atom in EXAMPLES
-    if atom is not DenseAtom and not isinstance(domain, Permutahedron)
-]
-
-
-@pytest.mark.parametrize(("domain", "shape"), SMALL, ids=lambda x: str(x)[:30])
-def test_no_dense_array_is_made(
-    domain: Domain, shape: Shape, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    extreme = domain.lmo(np.random.default_rng(0).standard_normal(shape))
-
-    def dense(self: Any) -> Any:
-        raise AssertionError("made dense")
-
-    for kind in (SparseAtom, RankOneAtom, PermutationAtom, SignAtom, ProductAtom):
-        monkeypatch.setattr(kind, "dense", dense)
-    assert domain.contains_atom(extreme)
-    assert not domain.contains_atom(scaled(extreme, 1e6))
-
-
 # -- arguments
 
 
@@ -386,18 +361,6 @@ def test_values_that_are_not_finite(
         with pytest.raises(ValueError, match="finite"):
             domain.project(array)
         assert domain.contains(array) is False
-
-
-@examples
-def test_other_dtypes_orders_and_lists(
-    domain: Domain, shape: tuple[int, ...], atom: type[Atom]
-) -> None:
-    g = np.random.default_rng(2).integers(-9, 10, shape)
-    expected = domain.lmo(g.astype(np.float64)).dense()
-    projected = domain.project(g.astype(np.float64))
-    for other in (g, g.astype(np.float32), np.asfortranarray(g), g.tolist()):
-        np.testing.assert_allclose(domain.lmo(other).dense(), expected, atol=1e-14)
-        np.testing.assert_allclose(domain.project(other), projected, atol=1e-12)
 
 
 @examples
@@ -569,26 +532,6 @@ def test_every_set_of_the_package_is_registered() -> None:
     assert set(DOMAINS) - set(RUN_DOMAINS) == {"product"}  # made of a model's layers
 
 
-def test_a_task_over_any_vectors_takes_every_set_of_vectors() -> None:
-    suggested = {"l2-ball": 5.0, "l1-ball": 10.0, "nuclear-norm-ball": 2.0}
-    others = [
-        *("linf-ball", "box", "simplex", "k-support-ball", "group-l1-ball"),
-        *("non-negative-l1-ball", "capped-simplex", "weighted-l1-ball"),
-        *("sorted-l1-ball", "sparse-group-ball", "total-variation-ball"),
-        "permutahedron",
-    ]
-    fitting = fitting_domains(suggested)
-    assert list(fitting) == [*suggested, *others]
-    assert fitting == suggested | dict.fromkeys(others, 0.0)
-    for suggested in ({"l2-ball": 1.0, "linf-ball": 0.1}, {"birkhoff-polytope": 0.0}):
-        assert fitting_domains(suggested) == suggested
-
-    class Mine(L2Ball):
-        name = "mine"
-
-    assert "mine" in fitting_domains({"l1-ball": 1.0}, RUN_DOMAINS | {"mine": Mine})
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "says"),
     [
@@ -609,48 +552,7 @@ def test_make_domain_says_what_is_allowed(
     assert "\n" not in str(caught.value)
 
 
-def test_a_set_of_ones_own_is_told_at_once_what_its_methods_take() -> None:
-    with pytest.raises(
-        TypeError, match=r"^Half\.diameter must take \(self, shape\), as Domain"
-    ):
-
-        class Half(L2Ball):
-            def diameter(self) -> float:  # type: ignore[override]
-                return 1.0
-
-
 # -- matrices
-
-
-@pytest.mark.parametrize("shape", [(6, 5), (110, 120)])
-def test_nuclear_lmo_fixes_the_sign(shape: tuple[int, int]) -> None:
-    rng = np.random.default_rng(2)
-    for g in rng.standard_normal((10, *shape)):
-        for gradient in (g, -g, -g[::-1]):
-            left = NuclearNormBall(1.0).lmo(gradient).left
-            assert left[np.abs(left).argmax()] < 0.0
-
-
-@pytest.mark.parametrize("failure", ["wrong", "not converged"])
-def test_nuclear_lmo_falls_back_if_lanczos_fails(
-    failure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = 0
-
-    def broken(matrix: Array, **options: object) -> tuple[Array, Array, Array]:
-        nonlocal calls
-        calls += 1
-        if failure == "not converged":
-            raise ArpackNoConvergence("no", np.empty(0), np.empty((0, 0)))
-        u, s, v = np.linalg.svd(matrix, full_matrices=False)  # the second triple,
-        wrong = u[:, 1] + 1e-6 * u[:, 0]  # and that not quite
-        return wrong[:, None], s[1:2], v[1:2]
-
-    monkeypatch.setattr("scipy.sparse.linalg.svds", broken)
-    g = np.random.default_rng(2).standard_normal((100, 110))
-    sigma = np.linalg.svd(g, compute_uv=False)[0]
-    assert NuclearNormBall(1.0).lmo(g).dot(g) == pytest.approx(-sigma, rel=1e-13)
-    assert calls == 1
 
 
 @pytest.mark.filterwarnings("error")

@@ -30,7 +30,7 @@ from fedtrellis.domains import (
     WeightedL1Ball,
 )
 from fedtrellis.domains.atoms import SparseAtom
-from fedtrellis.domains.product import ENCLOSING, enclosing_ball
+from fedtrellis.domains.product import enclosing_ball
 from fedtrellis.settings import SettingsError
 
 
@@ -159,27 +159,6 @@ def test_the_ball_holds_the_domain_and_touches_it(name: str, key: str) -> None:
         assert ball.contains(inside)
     smaller = type(ball)(ball.radius * (1 - 1e-6))  # type: ignore[attr-defined, call-arg]
     assert not all(smaller.contains(point) for point in points)
-
-
-@pytest.mark.parametrize("name", ENCLOSING)
-def test_a_pair_that_is_not_supported_says_so_in_one_line(name: str) -> None:
-    for key, (domain, shape) in INNER.items():
-        if key in SUPPORTED[name]:
-            continue
-        with pytest.raises(SettingsError, match="outer-domain = ") as caught:
-            enclosing_ball(name, domain, shape)
-        assert "\n" not in str(caught.value)
-
-
-def test_norms_that_points_do_not_have_are_refused() -> None:
-    for domain, shape in INNER.values():
-        with pytest.raises(ValueError, match="unknown norm 'l3'; allowed: l1, l2, li"):
-            domain.largest_norm("l3", shape)  # type: ignore[arg-type]
-        if len(shape) == 1:
-            with pytest.raises(ValueError, match="for matrices"):
-                domain.largest_norm("nuclear", shape)
-    with pytest.raises(ValueError, match="square"):
-        BirkhoffPolytope().largest_norm("l1", (3, 4))
 
 
 def test_unknown_kinds_and_vectors_for_a_ball_of_matrices_are_refused() -> None:

@@ -1,7 +1,5 @@
 """Who holds what: groups found by brute force, and everything that does not fit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +20,6 @@ from fedtrellis.dual.alignment import (
     GroupStep,
     HeldGroup,
     align,
-    feature_digests,
 )
 from fedtrellis.encryption.block_sum import Introduction
 from strategies.hybrid import freeze, thaw
@@ -163,14 +160,6 @@ def test_what_does_not_fit_is_said_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_malformed_hashes_are_refused() -> None:
-    wide, flat = (2, HASH_BYTES - 1), 2 * HASH_BYTES
-    wrong: Any = (np.zeros(wide, np.uint8), np.zeros(flat, np.uint8))
-    for hashes in (*wrong, np.zeros((2, HASH_BYTES))):
-        with pytest.raises(ValueError, match="client a: its samples' hashes are malf"):
-            align({"a": hashes}, {"a": ["f"]})
-
-
 # ----------------------------------------------------------------------- the agreement
 
 
@@ -190,38 +179,6 @@ def _small() -> Agreement:
         {"a": [1, 2, 3], "b": [2, 3], "c": [4]},
         {"a": ["x", "y"], "b": ["z"], "c": ["y"]},
     )
-
-
-@st.composite
-def _shares(draw: st.DrawFn) -> tuple[dict[str, list[int]], dict[str, list[str]]]:
-    names = [str(i) for i in range(draw(st.integers(1, 5)))]
-    samples = st.lists(st.integers(0, 12), min_size=1, max_size=9, unique=True)
-    features = st.lists(st.sampled_from("abcdefghij"), min_size=1, unique=True)
-    return {n: draw(samples) for n in names}, {n: draw(features) for n in names}
-
-
-@settings(max_examples=60, deadline=None)
-@given(held=_shares())
-def test_it_says_who_holds_what(held: Any) -> None:
-    samples, features = held
-    agreement = Agreement.from_bytes(_agreed(samples, features).to_bytes())
-    assert agreement.names == tuple(samples)
-    for i, name in enumerate(samples):
-        assert agreement.index(name) == i
-        said = {agreement.features[m] for m in np.flatnonzero(agreement.holdings[i])}
-        assert said == set(feature_digests(features[name]))
-        groups = enumerate(agreement.groups)
-        sizes = [size for g, (_, size, _) in groups if name in agreement.holders(g)]
-        assert sum(sizes) == len(samples[name])
-    counts = dict(
-        zip(agreement.features, agreement.holdings.sum(axis=0).tolist(), strict=True)
-    )
-    for feature in set().union(*features.values()):
-        (digest,) = feature_digests([feature])
-        assert counts[digest] == sum(feature in own for own in features.values())
-    sets = {agreement.holders(g) for g in range(len(agreement.groups))}
-    sets |= {agreement.holders(g, new=True) for g in range(len(agreement.new_groups))}
-    assert set(agreement.holder_sets) == {one for one in sets if len(one) > 1}
 
 
 def test_the_digest_changes_with_everything_that_is_agreed() -> None:
@@ -317,16 +274,6 @@ def test_records_travel_as_the_entries_they_always_were() -> None:
     packed = GroupStep.pack(RECORDS)
     assert list(packed.items()) == list(ENTRIES.items())
     assert [plain(r) for r in GroupStep.unpack(packed)] == [plain(r) for r in RECORDS]
-
-
-@pytest.mark.parametrize("key", [key for key in ENTRIES if "/" not in key])
-def test_entries_that_do_not_fit_together_are_refused(key: str) -> None:
-    missing = {k: v for k, v in ENTRIES.items() if k != key}
-    with pytest.raises(KeyError):
-        GroupStep.unpack(missing)
-    if key in ("groups", "steps", "alpha-ids", "mix-counts", "keep-counts"):
-        with pytest.raises(ValueError, match="zip"):
-            GroupStep.unpack({**missing, key: ENTRIES[key][:-1]})
 
 
 def test_held_groups_deal_out_a_clients_samples() -> None:

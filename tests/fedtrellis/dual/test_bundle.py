@@ -1,18 +1,33 @@
-"""The search over proposals, against clients that hold α."""
-
-from __future__ import annotations
+"""The search over proposals, against clients that hold α, and local passes."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import sparse
 
+from clients.hyfdca.proposals import local_dual_passes
 from fedtrellis.dual.bundle import DualBundle, Mixture
-from fedtrellis.objectives.losses import make_loss
-from tests.fedtrellis.dual.programmes import optimum_over_simplices
+from fedtrellis.dual.penalty import maximise_over_simplices
+from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 
 Array = NDArray[np.float64]
+
+
+def optimum_over_simplices(V: Array, b: Array, blocks: list[slice]) -> float:
+    """Maximum of bᵀθ − ½‖Vᵀθ‖² over the simplices, by CVXPY."""
+    cp = pytest.importorskip("cvxpy")
+    theta = cp.Variable(len(b), nonneg=True)
+    problem = cp.Problem(
+        cp.Maximize(b @ theta - 0.5 * cp.sum_squares(V.T @ theta)),
+        [cp.sum(theta[block]) == 1 for block in blocks],
+    )
+    problem.solve(
+        solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+    )
+    return float(problem.value)
 
 
 def _rows(bundle: DualBundle) -> Array:
@@ -179,16 +194,101 @@ def test_each_search_is_the_best_over_all_that_is_remembered() -> None:
         world.check()
 
 
-def test_another_alpha_in_the_place_of_one_that_was_lost() -> None:
-    world = World(2)
-    for _ in range(6):
-        world.search([0, 1, 2], 1)
-    client = world.clients[1]
-    old = client.y * world.rng.random(len(client.y))
-    world.bundle.only_alpha(1, world.v(client, old), world.b(client, old))
-    client.points = {client.alpha_id: old}
-    world.check()
-    value = world.dual()
-    world.search([0, 1, 2], 1)
-    world.check()
-    assert world.dual() >= value
+def _objective(G: Array, b: Array, theta: Array) -> float:
+    return float(b @ theta - 0.5 * theta @ G @ theta)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 40], ids=["line", "singular", "definite"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_maximum_is_cvxpys(seed: int, rank: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 9, rng.integers(1, 6))
+    stops = np.cumsum(sizes)
+    blocks = [slice(int(e - s), int(e)) for s, e in zip(sizes, stops, strict=True)]
+    n = int(stops[-1])
+    V = rng.standard_normal((n, rank)) * 10.0 ** rng.uniform(-1, 1)
+    b = rng.standard_normal(n)
+    if n > 2:
+        V[n // 2], b[n // 2] = V[0], b[0]  # the same point twice
+    G = V @ V.T
+    # from the corners, and from anywhere inside
+    corner = np.zeros(n)
+    corner[[block.start for block in blocks]] = 1.0
+    inside = rng.random(n)
+    for block in blocks:
+        inside[block] /= inside[block].sum()
+    best = optimum_over_simplices(V, b, blocks)
+    for start in (corner, inside):
+        theta = start.copy()
+        assert maximise_over_simplices(G, b, theta, blocks) is theta
+        assert (theta >= 0.0).all()
+        for block in blocks:
+            assert theta[block].sum() == pytest.approx(1.0, abs=1e-12)
+        found = _objective(G, b, theta)
+        assert found >= _objective(G, b, start) - 1e-14 * (1.0 + abs(found))
+        assert found == pytest.approx(best, abs=1e-8 * (1.0 + abs(best)))
+        # again from there: nothing gets worse
+        again = maximise_over_simplices(G, b, theta.copy(), blocks)
+        assert _objective(G, b, again) >= found - 1e-14 * (1.0 + abs(found))
+
+
+N, P, SCALE = 30, 7, 0.4
+ROWS = np.random.default_rng(5).permutation(N)[:22]
+
+
+def _data(loss: DualLoss) -> tuple[Array, Array, Array, Array]:
+    """Features with zeros and an empty row, and labels, α and z of ROWS."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((N, P)) * (rng.random((N, P)) < 0.6)
+    X[ROWS[3]] = 0.0
+    y = np.where(rng.random(len(ROWS)) < 0.5, 1.0, -1.0)
+    alpha = y * rng.random(len(ROWS))
+    if loss.labels == "real":
+        y, alpha = rng.standard_normal((2, len(ROWS)))
+    if loss.labels == "counts":
+        y = rng.poisson(2.0, len(ROWS)).astype(np.float64)
+        alpha = y - rng.exponential(2.0, len(ROWS))
+    return X, y, alpha, X[ROWS] @ rng.standard_normal(P)
+
+
+def _passes(
+    loss: DualLoss, X: Any, y: Array, alpha: Array, z: Array, sigma: float, passes: int
+) -> Array:
+    dense = X if isinstance(X, np.ndarray) else X.toarray()
+    q: Array = (dense[ROWS] ** 2).sum(axis=1)
+    return local_dual_passes(
+        loss,
+        X,
+        ROWS,
+        alpha,
+        z,
+        y,
+        q,
+        SCALE,
+        aggregation=sigma,
+        passes=passes,
+        rng=np.random.default_rng(9),
+    )
+
+
+@pytest.mark.parametrize("sigma", [1.0, 4.0])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_it_is_a_plain_loop_in_that_order(name: str, sigma: float) -> None:
+    loss = make_loss(name)
+    X, y, start, z = _data(loss)
+    before = start.copy()
+    found = _passes(loss, X, y, start, z, sigma, 3)
+    assert np.array_equal(start, before)  # it works on a copy
+    rng, alpha, S = np.random.default_rng(9), start.copy(), X[ROWS]
+    for _ in range(3):
+        for i in rng.permutation(len(ROWS)):
+            # the gradient of the quadratic term, from all coordinates' changes anew
+            score = z[i] + sigma / SCALE * S[i] @ (S.T @ (alpha - start))
+            alpha[i] += loss.coordinate_step(
+                alpha[[i]], np.array([score]), sigma * S[i] @ S[i], y[[i]], SCALE
+            )[0]
+    assert np.abs(found - alpha).max() < 1e-12
+    assert np.abs(found - start).max() > 0.1
+    thin = _passes(loss, sparse.csr_array(X), y, start, z, sigma, 3)
+    assert np.abs(found - thin).max() < 1e-13
+    assert np.array_equal(_passes(loss, X, y, start, z, sigma, 0), start)

@@ -167,26 +167,3 @@ def test_wide_sparse_and_repeated_data(name: str) -> None:
         labels, loss = suited(name, signs), make_loss(name, 0.5)
         problem = RegularizedLoss(features, labels, loss, λ)
         certified(problem, central_optimum(problem), 1e-9)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_degenerate_problems(name: str) -> None:
-    loss = make_loss(name)
-    X, _ = small(20, 3)
-    same = RegularizedLoss(X, np.ones(20), loss, 0.1)
-    certified(same, central_optimum(same), 1e-9)
-    zeros = RegularizedLoss(np.zeros((20, 3)), np.ones(20), loss, 0.1)
-    optimum = central_optimum(zeros)
-    np.testing.assert_array_equal(optimum.w, np.zeros(3))
-    assert optimum.value == loss.value(np.zeros(1), np.ones(1))[0]
-    one = RegularizedLoss(np.ones((1, 1)), suited(name, -np.ones(1)), loss, 2.0)
-    certified(one, central_optimum(one), 1e-9)
-
-
-def test_a_gap_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtrellis.dual.regularized_loss._LARGEST_SYSTEM", 0)
-    problem = RegularizedLoss(*digits(), Hinge(), 1e-3)
-    with pytest.raises(RuntimeError, match=r"gap of the hinge problem .* not below"):
-        central_optimum(problem, tolerance=1e-18)
-    with pytest.raises(ValueError, match="tolerance is 0"):
-        central_optimum(problem, tolerance=0.0)

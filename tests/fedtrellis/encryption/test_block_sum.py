@@ -1,11 +1,7 @@
 """Sums over a block: what comes out, what is refused, and what the server can tell."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
-from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -146,64 +142,6 @@ def test_two_answers_to_one_attempt_would_give_their_difference(
         assert attacked() == 2.0
 
 
-def test_sums_of_any_schedule_determine_whole_blocks_only(tmp_path: Path) -> None:
-    """Lost, late and repeated answers: all that was received, solved for every set.
-
-    Unknown are each client's value (the same in all rounds) and each pair's mask of
-    each attempt, which the server knows to be that of both.
-    """
-    blocks = [Block(tmp_path / "1", names="abc"), Block(tmp_path / "2", names="abcd")]
-    rng = np.random.default_rng(1)
-    rows: list[np.ndarray[Any, Any]] = []
-    columns: dict[Any, int] = {}
-
-    def column(key: Any) -> int:
-        return columns.setdefault(key, len(columns))
-
-    for b, block in enumerate(blocks):
-        for name in block.names:
-            column((b, name))
-    found = []
-    for b, block in enumerate(blocks):
-        for number in range(12):
-            for name in block.names:
-                if rng.random() < 0.3:  # lost for good
-                    continue
-                block.member(name).term(attempt(number), CODING.words(np.ones(1), 4))
-                entry = {(b, name): 1.0}
-                for other in block.names:
-                    if other != name:
-                        sign = 1.0 if name < other else -1.0
-                        entry[b, number, *sorted((name, other))] = sign
-                found.append(entry)
-    for entry in found:
-        for key in entry:
-            column(key)
-    for entry in found:
-        row = np.zeros(len(columns))
-        for key, value in entry.items():
-            row[columns[key]] = value
-        rows.append(row)
-    known = np.array(rows)
-    clients = [(b, n) for b, block in enumerate(blocks) for n in block.names]
-
-    def determined(chosen: Sequence[Any]) -> bool:
-        target = np.zeros(len(columns))
-        target[[columns[one] for one in chosen]] = 1.0
-        x = np.linalg.lstsq(known.T, target, rcond=None)[0]
-        return bool(np.abs(known.T @ x - target).max() < 1e-8)
-
-    sets = [
-        chosen
-        for size in range(1, 6)
-        for chosen in combinations(clients, size)
-        if determined(chosen)
-    ]
-    whole = [tuple((b, n) for n in block.names) for b, block in enumerate(blocks)]
-    assert sets
-    assert set(sets) <= set(whole)
-
-
 def test_a_lost_damaged_or_expired_file_loses_the_key_and_the_block_begins_anew(
     tmp_path: Path,
 ) -> None:
@@ -324,16 +262,6 @@ def test_keys_of_the_server_s_own_open_nothing(
     assert attacked(tmp_path / "2") == 7.0
 
 
-def test_no_key_that_leaks_later_is_on_the_node(tmp_path: Path) -> None:
-    """Of the fresh keys nothing is left after the agreement; identities do not do."""
-    block = Block(tmp_path, "roster")
-    content, _ = block.member("a")._agreed()
-    assert "private" not in content
-    for name in NAMES[1:]:
-        pair = IDENTITIES["a"].pair_secret(IDENTITIES[name].public)
-        assert pair.hex() not in block.file("a").read_text(errors="replace")
-
-
 def test_a_value_out_of_range_is_refused_and_its_size_is_not_said() -> None:
     for value in (np.nan, np.inf, 2.0**21, -1e300):
         with pytest.raises(RangeError) as caught:
@@ -421,11 +349,3 @@ def test_the_noise_is_the_discrete_gaussian(deviation: int) -> None:
     excess = ((seen - expected)[often] ** 2 / expected[often]).sum() - often.sum()
     assert excess < 6.0 * np.sqrt(2.0 * often.sum()) + 20.0
     assert abs(drawn.mean()) < 6.0 * deviation / np.sqrt(count)
-
-
-def test_noise_of_many_adds_up_and_a_wrong_deviation_is_refused() -> None:
-    total = sum(discrete_normal(2**12, 20_000) for _ in range(4))
-    assert np.std(total) == pytest.approx(2**13, rel=0.03)
-    for deviation in (0, 2**26):
-        with pytest.raises(ValueError, match="deviation"):
-            discrete_normal(deviation, 1)

@@ -1,9 +1,6 @@
 """Three functions: what comes out of a sum, and what is not taken for one."""
 
-from __future__ import annotations
-
 import importlib.util
-import logging
 import os
 import pickle
 import struct
@@ -16,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.encryption import Cipher, backend_class, cipher, load_evaluation
+from fedtrellis.encryption import Cipher, backend_class, load_evaluation
 from fedtrellis.encryption.cipher import split_blob
 from fedtrellis.encryption.fixed_point import (
     EncryptionError,
@@ -167,35 +164,6 @@ def test_a_cipher_shows_and_pickles_no_secret(backend: str) -> None:
     assert secret.hex() not in repr(key) + repr(key._file)
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(key)
-
-
-def test_secrets_of_other_uses_are_others() -> None:
-    key = key_of("stream")
-    made = [
-        *(key.derive("a"), key.derive("b"), key.derive("a", "b"), key.derive("ab")),
-        *(key.bound("a").derive("a"), key.bound("a").bound("b").derive("a")),
-    ]
-    assert len(set(made)) == len(made)
-    assert {len(one) for one in made} == {32}
-    same = Cipher.from_secret(bytes(32))
-    assert same.fingerprint == Cipher.from_secret(bytes(32)).fingerprint
-    for bits in (0, 53):
-        with pytest.raises(EncryptionError, match="must be 1 to 52"):
-            Cipher.generate(bits)
-
-
-def test_no_encryption_is_loud_once() -> None:
-    logger, said = logging.getLogger("flwr"), []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    cipher._warn.cache_clear()
-    logger.addHandler(handler)
-    try:
-        for _ in range(2):
-            backend_class("none").generate()
-    finally:
-        logger.removeHandler(handler)
-    assert [text[:13] for text in said] == ["NO ENCRYPTION"]
 
 
 # -- SEAL's bytes ---------------------------------------------------------------------

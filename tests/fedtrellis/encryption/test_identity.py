@@ -1,7 +1,5 @@
 """Identities, rosters, and what two nodes share without the server."""
 
-from __future__ import annotations
-
 import hashlib
 import stat
 import struct
@@ -139,16 +137,6 @@ def test_a_roster_means_the_same_in_any_order(tmp_path: Path) -> None:
             text += kind + struct.pack("<I", len(part)) + part
     assert written.digest == hashlib.sha256(text).hexdigest()
     assert shown(written.digest).replace(" ", "") == written.digest[:32]
-
-
-def test_a_node_finds_itself_in_its_roster() -> None:
-    node = Identity.generate("a")
-    roster = Roster({**_members("b", "c"), "a": node.public})
-    roster.check(node)
-    with pytest.raises(EncryptionError, match="has no such node"):
-        Roster(_members("b", "c")).check(node)
-    with pytest.raises(EncryptionError, match="and has the public key"):
-        Roster(_members("a", "b")).check(node)
 
 
 def test_a_roster_has_each_node_once_and_nobody_else_changes_it(tmp_path: Path) -> None:

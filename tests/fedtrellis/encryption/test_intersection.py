@@ -1,7 +1,5 @@
 """Oblivious pseudonyms against P-256 of another library."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -11,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from fedtrellis.encryption import EncryptionError
-from fedtrellis.encryption.identity import Identity
 from fedtrellis.encryption.intersection import (
     ByteArray,
     blind,
@@ -106,18 +103,6 @@ def test_clients_meet_in_the_ids_that_both_have(
     assert all(maps[0][row] == maps[1][row] for row in met)
 
 
-def test_what_travels_does_not_repeat() -> None:
-    """No point of one client, wave, run or domain is one of another's."""
-    ids = [str(i) for i in range(20)]
-    sent = [blind(ids, A, "d"), blind(ids, R, "d"), blind(ids, A, "other")]
-    answers = [evaluate(points, s) for points in sent[:2] for s in (S, T)]
-    rows = [row.tobytes() for points in sent + answers for row in points]
-    assert len(set(rows)) == len(rows) == 20 * 7
-    results = [_obliviously(ids, A, keys) for keys in ((S, T), (T, S), (S, A), (S,))]
-    names = {row.tobytes() for found in results for row in found}
-    assert len(names) == 20 * 4
-
-
 # -- who cheats -----------------------------------------------------------------------
 
 
@@ -167,15 +152,3 @@ def test_one_evaluator_can_neither_exchange_nor_equate_ids() -> None:
         _obliviously(["a", "b", "a"], A, (S, T))
     with pytest.raises(EncryptionError, match="the same pseudonym"):
         pseudonyms(unblind(answer[[0, 0]], A), honest[[0, 0]])
-
-
-def test_a_node_derives_its_secret_again() -> None:
-    node = Identity.generate("a")
-    again = Identity.from_bytes(node.to_bytes())
-    labels = [("blind", "run 1"), ("evaluate", "run 1"), ("blind", "run 2")]
-    scalars = {scalar_from(node.derive(*label)) for label in labels}
-    assert scalars == {scalar_from(again.derive(*label)) for label in labels}
-    assert len(scalars) == 3
-    assert all(1 <= scalar < N for scalar in scalars)
-    other = Identity.generate("a")
-    assert other.derive(*labels[0]) != node.derive(*labels[0])

@@ -1,7 +1,5 @@
 """Key files, and the key of a simulation."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
@@ -129,19 +127,6 @@ def test_a_run_has_one_key_until_it_is_removed(temporary: Path) -> None:
     remove_run_key("run_1-a")
     remove_run_key("run_2")
     assert list(folder.iterdir()) == []
-
-
-def test_a_session_is_no_part_of_a_path_and_its_key_may_have_to_be_there(
-    temporary: Path,
-) -> None:
-    for name in ("a/b", "..", "/tmp/x", "a\n"):
-        with pytest.raises(EncryptionError, match="is gone .*fedtrellis-keys"):
-            shared_run_key(name, "none", make=False)
-        key = shared_run_key(name, "none")
-        assert shared_run_key(name, "none", make=False) is key
-        (folder,) = temporary.iterdir()
-        assert len(list(folder.iterdir())) == 1
-        remove_run_key(name)
 
 
 def test_a_directory_that_is_not_private_is_refused(temporary: Path) -> None:

@@ -1,7 +1,5 @@
 """The memory of releases: what differs between runs must not be a few rows."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +23,6 @@ from fedtrellis.settings import SettingsError
 from strategies import FedAvgGD
 from tasks import make_task
 from tests.harness import Array, number_of, play
-from tests.strategies.hyfdca_runs import Run, small
 
 P, ROWS = 4, 60
 RNG = np.random.default_rng(0)
@@ -198,16 +195,6 @@ def test_a_foreign_start_is_refused_and_would_tell_more(
     assert np.abs(moved - gram[:, 0]).max() < 1e-6
 
 
-def test_rows_are_a_multiset_and_the_same_dense_and_sparse() -> None:
-    A = np.array([[0.0, 1.0], [0.0, 1.0], [2.0, -0.0]])
-    texts = OwnRows(("a", "b"), (A, None)).texts()
-    assert len(set(texts)) == 3
-    assert texts[2] == OwnRows(("a", "b"), (np.abs(A), None)).texts()[2]
-    odd = sparse.csr_array(A)
-    assert OwnRows((), (odd,)).texts() == OwnRows((), (A,)).texts()
-    assert len(set(OwnRows((), (odd, np.ones(3))).texts())) == 3
-
-
 def test_what_a_simulation_keeps_and_what_is_damaged(tmp_path: Path) -> None:
     rows = OwnRows((), (np.ones((3, 1)),))
     ReleaseMemory(NodeSecrets("0", {"ledger": str(tmp_path / "l")}), "a").admit(
@@ -224,33 +211,6 @@ def test_what_a_simulation_keeps_and_what_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="allowed: 'refuse', 'once', 'accept'"):
         ReleaseMemory(NodeSecrets("0", {"releases": "yes"}), "a")
     assert issubclass(ReleaseError, SettingsError)
-
-
-@pytest.mark.parametrize("after", [1, 3])
-def test_a_row_that_changes_during_a_run_of_hyfdca(tmp_path: Path, after: int) -> None:
-    write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
-    split = small(parts="horizontal")
-    other = split.X[split.parts[0][0]].copy()
-    other[3] = -other[3]
-    now: list[int] = [0]
-
-    def client_fn(context: Any) -> Any:
-        client = split.client(context)
-        if number_of(context) == 0 and now[0] >= after:
-            client.features = other
-        return client
-
-    nodes = [{"client-id": str(i), "key-file": str(tmp_path / "key")} for i in range(6)]
-    grid = LocalGrid(client_app(client_fn), 6, node_configs=nodes)
-    with pytest.raises(SettingsError, match="memory of earlier runs refuses"):
-        Run(
-            split,
-            5,
-            grid=grid,
-            encryption="stream",
-            each=lambda _, server_round: now.__setitem__(0, server_round),
-        )
-    assert now == [after]
 
 
 def test_hyfdca_on_nodes_files_remembers_their_rows(tmp_path: Path) -> None:

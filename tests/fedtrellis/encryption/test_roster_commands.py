@@ -1,7 +1,5 @@
 """``fedtrellis-keys``, every command end to end."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -64,50 +62,10 @@ def test_three_nodes_from_nothing_to_a_sealed_message(
     assert open_sealed(b.pair_secret(publics["a"]), sealed, purpose) == b"hello"
 
 
-def test_check_says_what_does_not_fit(tmp_path: Path, capsys: Captured) -> None:
-    lines = [_made(tmp_path, name, capsys) for name in "abc"]
-    roster = str(tmp_path / "roster")
-    assert main(["roster", "--out", roster, *lines[:2]]) == 0
-    capsys.readouterr()
-    check = ("check", "--roster", roster, "--key")
-    key = tmp_path / "a.key"
-    assert "has no such node" in _refused(capsys, *check, tmp_path / "c.key")
-    key.unlink()
-    assert "cannot be restored" in _refused(capsys, *check, key)
-    _made(tmp_path, "a", capsys)  # made anew, and the roster has the lost one
-    assert "and has the public key" in _refused(capsys, *check, key)
-    assert "neither a key" in _refused(capsys, *check, _private(tmp_path / "text"))
-
-
 def _private(path: Path) -> Path:
     path.write_text("hello")
     path.chmod(0o600)
     return path
-
-
-def test_what_is_wrong_with_a_roster_or_a_name(
-    tmp_path: Path, capsys: Captured
-) -> None:
-    a, b = (_made(tmp_path, name, capsys).strip() for name in "ab")
-    out, key, text = tmp_path / "roster", tmp_path / "new.key", tmp_path / "text"
-    text.write_bytes(b"\xff")
-    other = "a=" + b.partition("=")[2]
-    cases: list[tuple[str | Path, ...]] = [
-        *(("'a' is there twice", b, other), ("at least two nodes",)),
-        *(("NAME=PUBLIC", b[:-1]), ("cannot be read", tmp_path / "none")),
-        ("is not text", text),
-    ]
-    for says, *others in cases:
-        assert str(says) in _refused(capsys, "roster", "--out", out, a, *others)
-    assert "client id" in _refused(capsys, "identity", "--name", "a=b", "--key", key)
-    for says, *options in (
-        ("cannot be made", key),
-        ("must be 1 to 52", out, "--bits", "0"),
-    ):
-        new = ("new", "--key", key, "--context", *options, "--backend", "none")
-        assert str(says) in _refused(capsys, *new)
-    assert not out.exists()
-    assert not key.exists()
 
 
 def test_show_knows_every_kind_and_no_secret(tmp_path: Path, capsys: Captured) -> None:

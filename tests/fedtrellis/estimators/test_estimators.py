@@ -1,9 +1,6 @@
 """Estimators against scikit-learn's own on the same data in one place."""
 
-from __future__ import annotations
-
 import warnings
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +14,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression, Ridge
 from sklearn.model_selection import StratifiedKFold
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import check_estimator
 
 import sim  # noqa: F401 - so that fedtrellis.strategies are this checkout's
-from fedtrellis import LocalGrid
 from fedtrellis.estimators import (
     FederatedElasticNet,
     FederatedLasso,
@@ -204,42 +198,6 @@ def test_an_elastic_net_of_columns() -> None:
     assert model.intercept_ == pytest.approx(expected.intercept_, abs=1e-6 * y.max())
 
 
-@pytest.mark.parametrize("how", ["rows", "columns", "both"])
-def test_raw_columns_standardised(how: str) -> None:
-    raw = load_breast_cancer(as_frame=True).frame.iloc[::2]
-    raw = pd.concat([raw.iloc[:, :8], raw["target"].rename("label")], axis=1)
-    X, y = raw.drop(columns="label"), raw["label"]
-    logistic = LogisticRegression(solver="newton-cholesky", tol=1e-12)
-    expected = make_pipeline(StandardScaler(), logistic).fit(X, y)
-    model = FederatedLogisticRegression(standardize=True, tol=2e-14)
-    model.fit(split(raw, how))
-    order = [list(model.feature_names_in_).index(name) for name in X.columns]
-    # in the columns' own units
-    coef = logistic.coef_[0] / expected[0].scale_
-    assert model.coef_[0][order] * expected[0].scale_ == pytest.approx(
-        logistic.coef_[0], abs=1e-6 * np.abs(logistic.coef_).max()
-    )
-    b = logistic.intercept_ - coef @ expected[0].mean_
-    assert model.intercept_ == pytest.approx(b, rel=1e-6)
-
-
-def test_a_grid_of_ones_own() -> None:
-    X, y = load_diabetes(return_X_y=True)
-    nodes = rows_of(X, y, 3)
-    plain = FederatedLasso(1.0).fit(nodes)
-    lossy = partial(LocalGrid, encode=True, reply_loss=0.2, seed=1)
-    assert FederatedLasso(1.0, grid=lossy).fit(nodes).coef_ == pytest.approx(
-        plain.coef_, abs=1e-4
-    )
-    grid = LocalGrid(lambda message, context: message, 3, encode=True)  # type: ignore[arg-type]
-    assert FederatedLasso(1.0, grid=grid).fit(nodes).coef_ == pytest.approx(
-        plain.coef_, abs=1e-4
-    )
-    assert grid.bytes_up > 0
-    with pytest.raises(ValueError, match="grid has 3 nodes for 2 partitions"):
-        FederatedLasso(1.0, grid=grid).fit(nodes[:2])
-
-
 def counts(n: int, seed: int = 3) -> Array:
     """Weights with two digits after the point, and a 0."""
     s = np.round(np.random.default_rng(seed).uniform(0.2, 3.0, n), 2)
@@ -372,12 +330,6 @@ def test_weights_that_are_none(weights: Any, message: str) -> None:
         FederatedLogisticRegression().fit([A, B], sample_weight=weights)
 
 
-@pytest.mark.parametrize("rule", ["balance", {7: 2.0}, {1: -2.0}])
-def test_weights_of_classes_that_are_none(rule: Any) -> None:
-    with pytest.raises(ValueError, match="class_weight"):
-        FederatedSVC(class_weight=rule).fit([A, B])
-
-
 A = pd.DataFrame({"a": [0.0, 1.0, 2.0], "label": [0, 1, 1]}, index=["i", "j", "k"])
 B = pd.DataFrame({"b": [3.0, 1.0, 2.0]}, index=["k", "j", "i"])
 
@@ -403,19 +355,6 @@ B = pd.DataFrame({"b": [3.0, 1.0, 2.0]}, index=["k", "j", "i"])
 def test_partitions_that_make_no_table(nodes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FederatedLogisticRegression().fit(nodes)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (FederatedLasso(0.0), "alpha is 0.0"),
-        (FederatedElasticNet(l1_ratio=1.5), "l1_ratio is 1.5"),
-        (FederatedSVC(C=-1.0), "C is -1.0"),
-    ],
-)
-def test_parameters_that_are_not_allowed(model: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        model.fit([(np.eye(4), np.array([0, 1, 0, 1]))])
 
 
 def test_a_lasso_needs_whole_rows() -> None:

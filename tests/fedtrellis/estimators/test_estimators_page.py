@@ -1,7 +1,5 @@
 """The page on estimators: its program runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small objectives of every kind, and what several tests do with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

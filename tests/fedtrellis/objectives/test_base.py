@@ -1,7 +1,5 @@
 """Means and stacks of objectives, and the largest eigenvalue."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,6 @@ from fedtrellis.objectives import (
 )
 from fedtrellis.objectives.base import (
     MeanObjective,
-    largest_eigenvalue,
-    stack,
-    symmetric_operator,
 )
 from fedtrellis.objectives.linear_models import DesignMatrix, StackedLinear
 
@@ -93,30 +88,6 @@ def test_gradients_are_those_of_each(kind: str, sizes: list[int], dtype: str) ->
     )
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("scale", [30.0, 1e3, 1e5])
-def test_scores_may_be_beyond_what_exp_can_hold(scale: float, dtype: str) -> None:
-    each = [model.of_dtype(dtype) for model in models("multinomial", [7, 7], scale)]
-    points = np.random.default_rng(7).standard_normal((2, *each[0].shape)).astype(dtype)
-    expected = [model.gradient(x) for model, x in zip(each, points, strict=True)]
-    with np.errstate(all="raise", under="ignore"):
-        found = StackedLinear(each).gradients(points)
-    size = np.abs(expected).max()
-    tolerance = 1e-12 if dtype == "float64" else 1e-4
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * size)
-
-
-def test_the_last_stacks_are_kept() -> None:
-    each = models("squares", [4, 4])
-    first = stack(each)
-    assert first is not None
-    assert stack(each) is first
-    assert stack(each[::-1]) is not first
-    for _ in range(8):
-        stack(models("squares", [4, 4]))
-    assert stack(each) is not first
-
-
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("shape", [(400, 90), (90, 400), (150, 150), (65, 3000)])
@@ -142,22 +113,3 @@ def test_lanczos_is_the_largest_eigenvalue(
 
     monkeypatch.setattr(DesignMatrix, "gram", never)
     assert design.largest_gram_eigenvalue == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("spectrum", "tolerance"),
-    [
-        (np.zeros(100), 0.0),
-        (np.ones(100), 1e-12),
-        (np.r_[np.zeros(99), 4.0], 1e-12),
-        (1.0 - 1e-9 * np.arange(300), 1e-10),
-        # so dense at its end that the iteration gives up
-        (1.0 - np.linspace(0.0, 1.0, 1500) ** 4, 1e-10),
-        (1.0 - np.linspace(0.0, 1.0, 3000) ** 4, 1e-4),
-    ],
-)
-def test_lanczos_on_hard_spectra(spectrum: np.ndarray, tolerance: float) -> None:
-    operator = symmetric_operator(len(spectrum), lambda v: spectrum * v)
-    assert largest_eigenvalue(operator) == pytest.approx(
-        spectrum.max(), rel=tolerance, abs=0.0
-    )

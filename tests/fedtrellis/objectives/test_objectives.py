@@ -1,7 +1,5 @@
 """What every objective keeps to, against finite differences and plain loops."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import cvxpy as cp
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What a PyTorch objective can be made of: tensors, data sets, loaders, mappings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,55 +121,6 @@ def test_mappings_are_keyword_arguments(data: Any) -> None:
     right = float((scores.argmax(dim=1) == LABELS).float().mean())
     assert ours.metrics(x) == {"accuracy": pytest.approx(right)}
     assert ours.curvature(x, x) >= 0.0
-
-
-class Bag(nn.Module):
-    """The mean of the embeddings of a text's words, of which 0 is none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.out = nn.Embedding(9, 3), nn.Linear(3, 2)
-
-    def forward(self, words: Tensor) -> Tensor:
-        mask = (words > 0).unsqueeze(-1)
-        bag = (self.embed(words) * mask).sum(dim=1) / mask.sum(dim=1)
-        outputs: Tensor = self.out(bag)
-        return outputs
-
-
-def test_a_collate_function_pads_to_the_longest_of_every_batch() -> None:
-    rng = np.random.default_rng(2)
-    texts = [torch.tensor(rng.integers(1, 9, 1 + i % 5)) for i in range(11)]
-    labels = torch.tensor(rng.integers(0, 2, 11))
-    widths = []
-
-    def collate(examples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        words, targets = zip(*examples, strict=True)
-        padded = nn.utils.rnn.pad_sequence(list(words), batch_first=True)
-        widths.append(padded.shape[1])
-        return {"words": padded, "labels": torch.stack(targets)}
-
-    loader: DataLoader[Any] = DataLoader(
-        list(zip(texts, labels, strict=True)),  # type: ignore[arg-type]
-        batch_size=2,
-        shuffle=True,
-        collate_fn=collate,
-    )
-    ours = TorchObjective(Bag(), cross_entropy, loader, device="cpu")
-    x = ours.initial_point()
-    gradient = ours.gradient(x)
-    assert widths == [2, 4, 5, 3, 5, 1]  # pairs of texts of 1 to 5 words
-    # one text after the other, unpadded
-    model, losses = Bag(), []
-    for words, label in zip(texts, labels, strict=True):
-        losses.append(cross_entropy(model(words[None]), label[None]))
-    torch.autograd.backward(torch.stack(losses).mean())
-    for part, parameter in zip(gradient, model.parameters(), strict=True):
-        assert parameter.grad is not None
-        np.testing.assert_allclose(part, parameter.grad, rtol=1e-4, atol=1e-7)
-    ours.stochastic_gradient(x, np.random.default_rng(0), 3)
-    assert len(widths) == 8  # passes of two and one
 
 
 REFUSED: list[tuple[str, Callable[[], object]]] = [

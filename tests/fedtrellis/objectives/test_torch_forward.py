@@ -1,7 +1,5 @@
 """TorchForward: the function of TorchObjective, without weights of its own."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -101,19 +99,6 @@ def test_it_is_the_function_of_torch_objective(name: str, dtype: Any) -> None:
     assert np.allclose(few[0], few[1], rtol=1e-5)
     assert not np.allclose(few[0], at)
     assert forward.metrics(x) == full.metrics(x)
-
-
-def test_the_model_given_is_as_before_and_weights_are_not_copied() -> None:
-    model, data = problem("tied")
-    before = [p.detach().clone() for p in model.parameters()]
-    forward = TorchForward(model, nn.CrossEntropyLoss(), data)
-    forward.value(np.zeros(forward.shape))
-    for kept, p in zip(before, model.parameters(), strict=True):
-        assert torch.equal(kept, p)
-    with pytest.raises(NotImplementedError, match="use TorchObjective"):
-        forward.gradient(np.zeros(forward.shape))
-    with pytest.raises(ValueError, match="use TorchObjective"):
-        TorchForward(nn.LSTM(2, 2), nn.MSELoss(), data)
 
 
 def large(width: int, depth: int) -> nn.Module:

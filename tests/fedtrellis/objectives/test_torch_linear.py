@@ -1,7 +1,5 @@
 """A linear layer's cross-entropy without autograd, against autograd."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

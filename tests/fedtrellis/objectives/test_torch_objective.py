@@ -1,7 +1,5 @@
 """TorchObjective against the NumPy objectives, loops and finite differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -144,20 +142,6 @@ def test_the_module_and_torchs_random_state_are_left_alone() -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_frozen_parameters_stay() -> None:
-    model = network()
-    first = next(model.children())
-    first.requires_grad_(False)
-    target = objective(model=model)
-    assert target.shapes == [(5,), (5,), (4, 5), (4,)]
-    whole = objective()
-    layers = whole.initial_point()
-    assert target.value(layers[2:]) == whole.value(layers)
-    np.testing.assert_array_equal(
-        target.gradient(layers[2:])[0], whole.gradient(layers)[2]
-    )
 
 
 def sum_loss(outputs: Tensor, targets: Tensor) -> Tensor:

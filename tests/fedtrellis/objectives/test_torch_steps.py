@@ -1,7 +1,5 @@
 """PyTorch objectives in the clients' hands: steps, dtypes, copies, cohorts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -160,19 +158,6 @@ def test_what_does_not_fit_is_refused(message: str, run: Callable[[], object]) -
     with pytest.raises(ValueError, match=message) as caught:
         run()
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_gpu_gives_the_cpus_gradient(dtype: str) -> None:
-    there, here = objective(device="auto", dtype=dtype), objective(dtype=dtype)
-    assert there.device.type == "cuda"
-    x = here.parameters_to_vector(here.initial_point())
-    tolerance = 1e-12 if dtype == "float64" else 1e-2
-    np.testing.assert_allclose(there.gradient(x), here.gradient(x), atol=tolerance)
-    steps = [there.local_steps(x, [0.1] * 3), here.local_steps(x, [0.1] * 3)]
-    np.testing.assert_allclose(steps[0], steps[1], atol=tolerance)
-    assert there.value(x) == pytest.approx(here.value(x), rel=tolerance)
 
 
 # -- cohorts

@@ -1,7 +1,5 @@
 """Noise by the clients: scalars, and what their oracles are asked."""
 
-from __future__ import annotations
-
 from math import log, sqrt
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Membership attacks: near chance at ε = 1, certain where answers are only clipped."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

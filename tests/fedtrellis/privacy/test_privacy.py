@@ -1,7 +1,5 @@
 """Differential privacy: ε, the mechanisms, the noise, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 from flwr.app import MetricRecord
 from scipy.stats import gumbel_r, kstest, norm
 
-from clients import FedAvgGDClient, FedLMOClient, LocalSGDClient, ZerothOrderSGDClient
+from clients import FedAvgGDClient, LocalSGDClient, ZerothOrderSGDClient
 from fedtrellis import Private
 from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
 from fedtrellis.objectives import LeastSquares
@@ -28,7 +26,6 @@ from strategies import (
     FedAvgGD,
     FedDR,
     FedLMO,
-    FedOpt,
     LocalSGD,
     Scaffold,
     ZerothOrderSGD,
@@ -192,28 +189,6 @@ def test_the_baseline_is_dp_fedavg() -> None:
     assert "epsilon" not in run.strategy.history[-1].train
 
 
-@pytest.mark.parametrize(
-    ("strategy", "client"),
-    [
-        (FedOpt(step_size=0.005, aggregation=CENTRAL), FedAvgGDClient),
-        (FedLMO(variant="server", batch_size=0, aggregation=CENTRAL), FedLMOClient),
-        (ZerothOrderSGD(batch_size=0, aggregation=CENTRAL), ZerothOrderSGDClient),
-        (
-            ZerothOrderSGD(variant="fedkseed", batch_size=0, aggregation=CENTRAL),
-            ZerothOrderSGDClient,
-        ),
-    ],
-)
-def test_methods_that_send_one_average_come_with_an_epsilon(
-    strategy: Any, client: Any
-) -> None:
-    run = play(strategy, grid_of(client, losses()), np.zeros(4), rounds=4)
-    shown = [record.train["epsilon"] for record in run.strategy.history]
-    assert shown == pytest.approx(
-        [Accountant(2.0, 1e-5).epsilon(k) for k in range(1, 5)]
-    )
-
-
 def test_a_round_of_nobody_is_a_release_too() -> None:
     # that none of 25 cohorts is empty, or all are, has a probability of 1e-7
     strategy = FedAvgGD(step_size=0.01, participation=0.3, aggregation=CENTRAL)
@@ -281,19 +256,6 @@ def test_no_epsilon_where_no_guarantee_holds(
         kind(**{"aggregation": CENTRAL, **more})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_the_noise_is_said_in_one_way() -> None:
-    both: dict[str, Any] = {"noise_multiplier": 2.0, "epsilon": 1.0}
-    for settings in ({}, both):
-        with pytest.raises(SettingsError, match="one of them must be a number"):
-            Private(**settings)
-    with pytest.raises(SettingsError, match="private.epsilon = 'auto': one of them"):
-        FedAvgGD(aggregation="private")
-    with pytest.raises(SettingsError, match="'private' does not apply beside privacy"):
-        ZerothOrderSGD(
-            aggregation=CENTRAL, privacy="local", privacy_noise_multiplier=2.0
-        )
 
 
 class Hooked(FedAvgGD):

@@ -1,12 +1,9 @@
 """Grey relational analysis, against values worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -58,12 +55,6 @@ def test_a_front_by_hand() -> None:
     metrics = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
     assert_array_equal(pareto_front(metrics, ["min", "min"]), [1, 1, 1, 0, 0, 0])
     assert_array_equal(pareto_front(metrics, ["max", "max"]), [0, 0, 0, 0, 1, 0])
-
-
-@pytest.mark.parametrize("senses", [["min", "up"], ["min"], []])
-def test_what_does_not_fit_is_named(senses: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"senses = \[.*\] must be .*shape \(1, 2\)"):
-        pareto_front([[1.0, 2.0]], senses)
 
 
 # ------------------------------------------------------------------------ properties

@@ -1,7 +1,5 @@
 """Files of nodes' own data, cut from the tasks' built-in data."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """One table in three formats gives one run, for every linear task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -114,36 +112,6 @@ def test_two_labels(tmp_path: Path, table: tuple[Array, Array], form: str) -> No
         assert hybrid.feature_names() == (
             names or tuple(f"feature-{j}" for j in range(1, 5))
         )
-
-
-def test_numbers_split_by_columns(tmp_path: Path, table: tuple[Array, Array]) -> None:
-    X, y = table
-    made = experiment(
-        "hybrid-linear",
-        write(tmp_path, "csv", X, y),
-        method="hyfdca",
-        **{
-            "hybrid-linear.loss": "squared",
-            "hybrid-linear.bias": 0.0,
-            "hybrid-linear.test-fraction": 0.0,
-        },
-    ).task
-    w = np.ones(4)
-    expected = 0.5 * ((X @ w - y) ** 2).mean() + 0.0005 * 4
-    assert made.value(w) == pytest.approx(expected)
-
-
-def test_the_old_name_gives_the_same(
-    tmp_path: Path, table: tuple[Array, Array]
-) -> None:
-    X, y = table
-    path = write(tmp_path, "svm", X, np.sign(y))
-    without = {"logistic-regression.intercept": False}
-    new = experiment("logistic-regression", path, **without).task
-    old = experiment(
-        "logistic-regression", path, **{"logistic-regression.dataset": "libsvm"}
-    ).task
-    assert new.value(np.ones(4)) == old.value(np.ones(4))
 
 
 def test_what_is_refused(tmp_path: Path, table: tuple[Array, Array]) -> None:

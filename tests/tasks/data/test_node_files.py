@@ -1,7 +1,5 @@
 """Nodes' own files: what is read and refused, and that nobody is told the rest."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import logging
@@ -18,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 import sim
 from fedtrellis import LocalGrid
 from fedtrellis.settings import SettingsError
-from tasks import TASKS, DataFileError, DataSettings, make_task
+from tasks import DataFileError, make_task
 from tasks.data.readers import read_ratings, read_table
 from tasks.data.table import Schema
 from tests.tasks.data.node_files import idx, write_csv, write_libsvm
@@ -445,62 +443,6 @@ def test_bad_settings(config: dict[str, Any], match: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_settings_of_nodes_data_need_a_task_that_has_it() -> None:
-    with pytest.raises(
-        SettingsError, match=r"data\.features = 3 is for data that lies"
-    ):
-        make_task("lasso", {"data.features": 3}, 2, 0)
-    with pytest.raises(
-        SettingsError, match=r"data\.examples = 3 is for data that lies"
-    ):
-        make_task("digits", {"data.examples": 3}, 2, 0)
-
-
-@pytest.mark.parametrize(
-    ("task", "config", "match"),
-    [
-        ("kernel-pca", {}, "kernel-pca.scale = true does not fit"),
-        ("hybrid-svm", {}, "hybrid-svm.bias = 1.0 does not fit"),
-        ("classification", {}, "say how many classes there are"),
-        (
-            "classification",
-            {"data.classes": 10, "classification.model": "cnn"},
-            "784 or 3072 features",
-        ),
-        ("matrix-completion", {}, "matrix-completion.users = 0"),
-        (
-            "matrix-completion",
-            {"matrix-completion.users": 3, "matrix-completion.items": 3},
-            "takes data.examples and no other",
-        ),
-        ("lasso", {"lasso.rows": 3}, "lasso.rows = 3 has no meaning"),
-    ],
-)
-def test_bad_settings_of_tasks(task: str, config: dict[str, Any], match: str) -> None:
-    whole = {f"{task}.dataset": "nodes", "data.features": 5, **config}
-    with pytest.raises(SettingsError, match=match):
-        make_task(task, whole, 2, 0).check()
-
-
-def test_labels_of_classes() -> None:
-    assert DataSettings(classes=3).class_labels() == ("0", "1", "2")
-    assert DataSettings(labels="b, a").class_labels(("0", "1")) == ("b", "a")
-    assert DataSettings().class_labels(("-1", "1")) == ("-1", "1")
-    with pytest.raises(SettingsError, match="one of the two is enough"):
-        DataSettings(classes=3, labels="a,b").class_labels()
-
-
-def test_a_task_says_whether_it_takes_nodes_data() -> None:
-    able = {
-        name
-        for name, task in TASKS.items()
-        if "dataset" in (fields := task.__dataclass_fields__)
-        and "nodes" in fields["dataset"].metadata["choices"]
-    }
-    own = {"digits", "quadratic-assignment", "attack", "characters"}
-    assert set(TASKS) - able == own
-
-
 # ------------------------------------------------------------------- the tasks' losses
 
 
@@ -565,14 +507,3 @@ def test_weights_make_every_example_count_once(
     assert np.average(losses, weights=counts) == pytest.approx(expected, rel=1e-12)
     assert counts == [2, 3, 7]
     assert several.method_options() == {}
-
-
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
-    config = {"linear-regression.dataset": "nodes", "data.features": 1}
-    task = make_task("linear-regression", config, 1, 0)
-    path = tmp_path / "a.csv"
-    path.write_text("x,label\n1,2\n")
-    one = task.node_objective(path)
-    assert task.node_objective(path) is one
-    path.write_text("x,label\n1,2\n3,4\n")
-    assert task.node_objective(path).num_examples == 2

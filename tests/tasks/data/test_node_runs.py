@@ -1,7 +1,5 @@
 """Runs on files that lie on the nodes give the models of the built-in data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 
 import sim
 from fedtrellis.settings import SettingsError
-from tasks import HybridTask, KernelPCA, LogisticRegression, make_task
+from tasks import LogisticRegression, make_task
 from tasks.data.task import data_of
 from tests.harness import run_app
 from tests.tasks.data.node_files import write_csv, write_libsvm
@@ -102,116 +100,6 @@ def test_files_cut_from_breast_cancer_give_its_model(
         loss = line["client_evaluation"]["loss"]
         assert loss == pytest.approx(other["evaluation"]["loss"], rel=1e-9)
         assert not line["evaluation"]
-
-
-def test_every_node_counts_the_same_without_the_total(tmp_path: Path) -> None:
-    config = {"task": "logistic-regression", "method": "fedfw", "rounds": 5}
-    expected = run(
-        tmp_path, {**config, "logistic-regression.weighting": "clients"}, [{}] * N
-    )
-    own = {**config, **OWN, "data.feature-names": NAMES}
-    record = run(tmp_path, own, breast_cancer(tmp_path, ".csv"))
-    np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
-    told = history(record)[-1]["client_evaluation"]
-    expected_loss = history(expected)[-1]["evaluation"]["loss"]
-    assert told["loss"] == pytest.approx(expected_loss, rel=1e-9)
-    # what the mean weighs by is 1 a node, which is no number of examples
-    lines = sum(len((tmp_path / f"{i}.csv").read_text().splitlines()) for i in range(N))
-    assert told["num-examples"] == lines - N
-    assert "mean-weight" not in told
-    summary = json.loads((record / "summary.json").read_text())
-    assert summary["metrics"]["num-examples"] == lines - N
-
-
-def test_principal_components_of_the_nodes_digits(tmp_path: Path) -> None:
-    config = {"task": "kernel-pca", "method": "first-order-rfl", "rounds": 6}
-    expected = run(tmp_path, config, [{}] * N)
-    task = make_task("kernel-pca", {}, N, 0)
-    assert isinstance(task, KernelPCA)
-    rows, _, starts, *_ = data_of(task)
-    configs = []
-    for i in range(N):
-        path = tmp_path / f"{i}.csv"
-        share = rows[starts[i] : starts[i + 1]]
-        write_csv(path, [f"p{j}" for j in range(64)], share.tolist())
-        configs.append({"data": str(path)})
-    own = {
-        **config,
-        "kernel-pca.dataset": "nodes",
-        "kernel-pca.scale": False,
-        "data.features": 64,
-        "data.examples": len(rows),
-        "min-nodes": N,
-    }
-    record = run(tmp_path, own, configs)
-    np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
-    loss = history(record)[-1]["client_evaluation"]["loss"]
-    assert loss == pytest.approx(history(expected)[-1]["evaluation"]["loss"], rel=1e-9)
-
-
-def hybrid_files(
-    folder: Path, config: Mapping[str, Any]
-) -> tuple[str, list[dict[str, Any]]]:
-    task = make_task("hybrid-svm", config, 4, 0)
-    assert isinstance(task, HybridTask)
-    configs = []
-    for i in range(4):
-        entry = {}
-        for key, part in (
-            ("data", task.client_data(i)),
-            ("test-data", task.test_client_data(i)),
-        ):
-            path = folder / f"{key}-{i}.csv"
-            assert part.labels is not None
-            # one node has no column of labels, another some empty ones
-            texts = [
-                "" if i == 2 and n % 2 else str(int(b))
-                for n, b in enumerate(part.labels)
-            ]
-            header = ["id", *part.feature_names] + (["label"] if i else [])
-            write_csv(
-                path,
-                header,
-                (
-                    [name, *row.tolist()] + ([text] if i else [])
-                    for name, row, text in zip(
-                        part.sample_ids, part.features, texts, strict=True
-                    )
-                ),
-            )
-            entry[key] = str(path)
-        configs.append(entry)
-    return ",".join(task.feature_names()), configs
-
-
-def test_hyfdca_on_the_nodes_own_samples_and_features(tmp_path: Path) -> None:
-    config = {
-        "task": "hybrid-svm",
-        "method": "hyfdca",
-        "rounds": 4,
-        "hybrid-svm.bias": 0.0,
-        "hyfdca.encryption": "none",
-        "hyfdca.exposed": "accept",
-        # what is mixed at random for secure sums follows from the run's own key
-        "hyfdca.secure-sum": False,
-        "client-evaluate-every": 4,
-    }
-    made = {**config, "hybrid-svm.train-limit": 120}
-    expected = run(tmp_path, made, [{}] * 4)
-    names, configs = hybrid_files(tmp_path, made)
-    own = {
-        **config,
-        "hybrid-svm.dataset": "nodes",
-        "hyfdca.standardize": False,
-        "data.feature-names": names,
-        "min-nodes": 4,
-    }
-    record = run(tmp_path, own, configs)
-    np.testing.assert_allclose(model(record), model(expected), rtol=0, atol=1e-9)
-    last, other = history(record)[-1], history(expected)[-1]
-    assert last["train"]["primal"] == pytest.approx(other["train"]["primal"], rel=1e-9)
-    # predictions of new samples, by all holders together
-    assert last["client_evaluation"]["accuracy"] > 0.5
 
 
 @pytest.mark.parametrize(

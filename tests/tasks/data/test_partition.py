@@ -1,7 +1,5 @@
 """How labelled examples are dealt to clients."""
 
-import socket
-import sys
 from typing import Any
 
 import numpy as np
@@ -71,15 +69,6 @@ def test_every_client_holds_k_labels(n: int, k: int) -> None:
         assert max(positive) - min(positive) <= 1
 
 
-def test_the_labels_together_depend_on_the_seed() -> None:
-    pytest.importorskip("flwr_datasets")
-    held = [
-        frozenset(LABELS[task(5, "labels", seed, labels_per_client=2).deal(LABELS)[0]])
-        for seed in range(6)
-    ]
-    assert len(set(held)) > 1
-
-
 def test_alpha_decides_how_uneven_dirichlet_is() -> None:
     pytest.importorskip("flwr_datasets")
 
@@ -107,28 +96,3 @@ def test_shares_that_cannot_be(n: int, settings: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message) as caught:
         task(n, **settings).deal(LABELS)
     assert "\n" not in str(caught.value)
-
-
-def test_without_flwr_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [m for m in sys.modules if m.split(".")[0] == "flwr_datasets"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    assert len(task(3, "iid").deal(LABELS)) == 3
-    for partition in ("labels", "dirichlet"):
-        with pytest.raises(SettingsError, match=r"digits.partition") as caught:
-            # a seed of its own: no other test has had this data dealt yet
-            task(5, partition, seed=424242).check()
-        assert 'pip install "fedtrellis[data]"' in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-
-def test_nothing_reaches_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("flwr_datasets")
-
-    def refuse(*args: Any) -> None:
-        raise AssertionError(f"the network was asked for: {args}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    for partition in SHARED:
-        task(6, partition).deal(LABELS)

@@ -1,7 +1,5 @@
 """Which libraries a file needs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

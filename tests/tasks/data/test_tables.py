@@ -96,12 +96,6 @@ def test_malformed_qsar(tmp_path: Path, line: str, match: str) -> None:
     refused(load_qsar, path, match)
 
 
-def test_empty_qsar(tmp_path: Path) -> None:
-    path = tmp_path / "qsar.csv"
-    path.write_text("")
-    refused(load_qsar, path, "empty")
-
-
 @pytest.mark.parametrize("load", [load_qsar, load_santander])
 def test_broken_archives(tmp_path: Path, load: Callable[[Path], Table]) -> None:
     path = tmp_path / "table.zip"
@@ -186,23 +180,6 @@ def test_malformed_santander(
     refused(load_santander, path, match)
 
 
-def test_a_file_that_is_not_santander(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
-    lines = santander_lines()
-    for header, match in (
-        ("", "its first line must hold the columns' names"),
-        (lines[0].replace("target,", ""), "'target'"),
-        (lines[0].replace("target,", "aim,"), "the first line has no column 'target'"),
-        (lines[1], "the first line"),
-    ):
-        path.write_text("\n".join([header, *lines[1:]]))
-        refused(load_santander, path, match)
-    path.write_text(lines[0] + "\n")
-    refused(load_santander, path, "no rows")
-    path.write_bytes(bytes(range(256)) * 10)
-    refused(load_santander, path, "the first line")
-
-
 # -- LIBSVM
 
 
@@ -222,27 +199,6 @@ def test_libsvm(tmp_path: Path, end: str) -> None:
     assert table.features.format == "csr"
     np.testing.assert_array_equal(table.features.toarray(), expected)
     assert table.targets.tolist() == [1, 0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [((1, 2), [0, 1]), ((2, 1), [1, 0]), ((0, 1), [0, 1]), ((-0.5, -7), [1, 0])],
-)
-def test_any_two_labels(tmp_path: Path, labels: Any, expected: list[int]) -> None:
-    path = tmp_path / "data"
-    path.write_text("".join(f"{label} 1:1\n" for label in labels))
-    assert load_libsvm(path).targets.tolist() == expected
-
-
-def test_not_two_labels(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    for text, match in (
-        ("3 1:1\n1 1:2\n2 1:1\n1 1:4\n", r"the labels are 1, 2, 3; .* exactly two"),
-        ("3 1:1\n3 1:2\n", r"the labels are 3; .* exactly two"),
-        ("".join(f"{i} 1:1\n" for i in range(30)), r"9 and 20 more; .* exactly two"),
-    ):
-        path.write_text(text)
-        refused(two_labels, path, match)
 
 
 @pytest.mark.parametrize(
@@ -293,22 +249,6 @@ def test_real_qsar() -> None:
     assert table.features.shape == (8992, 1024)
     assert table.features.nnz == table.features.sum() == 856863
     assert np.bincount(table.targets.astype(int)).tolist() == [8251, 741]
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "nonzeros", "counts"),
-    [
-        ("a9a", (32561, 123), 451592, [24720, 7841]),
-        ("mushrooms", (8124, 112), 170604, [3916, 4208]),
-    ],
-)
-def test_real_libsvm(
-    name: str, shape: tuple[int, int], nonzeros: int, counts: list[int]
-) -> None:
-    table = load_libsvm(real(f"libsvm/{name}.bz2"))
-    assert table.features.shape == shape
-    assert table.features.nnz == nonzeros
-    assert np.bincount(table.targets.astype(int)).tolist() == counts
 
 
 def test_real_libsvm_of_many_classes() -> None:

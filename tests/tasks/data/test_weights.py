@@ -1,7 +1,5 @@
 """A column of the files says what each sample counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from fedtrellis.settings import SettingsError
-from tasks import make_task
 from tasks.base import DataFileError
 from tasks.data.readers import read_csv, read_npz
 from tasks.data.table import Schema
@@ -98,40 +95,6 @@ def test_nodes_files_have_weights(tmp_path: Path) -> None:
         assert np.abs(X @ found - Z @ central.coef_[0]).max() < 1e-5
 
 
-def file_of_weights(folder: Path) -> dict[str, Any]:
-    X, y, s = table()
-    path = folder / "rows.csv"
-    body = [[*x, label, count] for x, label, count in zip(X, y, s, strict=True)]
-    write_csv(path, [*(f"x{j}" for j in range(5)), "label", "count"], body)
-    return {
-        "hybrid-linear.dataset": "file",
-        "hybrid-linear.path": str(path),
-        "data.weight-column": "count",
-        "hybrid-linear.class-weight": "balanced",
-        "hybrid-linear.least-entries": 0,
-        "hybrid-linear.row-scaling": "unit",
-    }
-
-
-def test_one_file_with_weights_is_dealt_with_them(tmp_path: Path) -> None:
-    """And the central optimum that runs are measured by is the weighted one's."""
-    config = file_of_weights(tmp_path)
-    run = {"task": "hybrid-linear", "method": "hyfdca", "rounds": 40, **config}
-    run |= {"reference": True, "hyfdca.exposed": "accept", "hyfdca.tolerance": 1e-9}
-    record = run_app(run, 4, tmp_path)
-    with np.load(record / "model.npz") as arrays:
-        (found,) = (arrays[name] for name in arrays.files)
-    task: Any = make_task("hybrid-linear", config, 4, 0)
-    optimum = task.optimum()
-    assert task.objective().value(found) == pytest.approx(optimum.value, rel=1e-8)
-    plain = {k: v for k, v in config.items() if "weight" not in k}
-    write = Path(config["hybrid-linear.path"])
-    lines = [line.rpartition(",")[0] for line in write.read_text().splitlines()]
-    write.write_text("\n".join(lines) + "\n")
-    other: Any = make_task("hybrid-linear", plain, 4, 0)
-    assert abs(other.optimum().value - optimum.value) > 1e-3
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -157,14 +120,6 @@ def test_what_is_refused(tmp_path: Path, change: Mapping[str, Any], match: str) 
     with pytest.raises((SettingsError, RuntimeError), match=match) as told:
         run_app(config, 4, tmp_path, node_configs=nodes)
     assert "\n" not in str(told.value)
-
-
-def test_weights_are_for_hybrid_tasks(tmp_path: Path) -> None:
-    config = {"task": "logistic-regression", "logistic-regression.dataset": "nodes"}
-    own: dict[str, Any] = {"data.features": 5, "data.weight-column": "count"}
-    nodes = [{"client-id": "a", "data": str(tmp_path / "none.csv")}]
-    with pytest.raises(SettingsError, match="'count' is not for task 'logistic-reg"):
-        run_app(config | own, 1, tmp_path, node_configs=nodes)
 
 
 SPLIT = Schema(0, target="class", labels=("0", "1"), split=True, weight_column="count")

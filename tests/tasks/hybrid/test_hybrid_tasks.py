@@ -1,8 +1,6 @@
 """The tasks ``hybrid-linear``, ``-svm`` and ``-logistic``: data, partitions, minima."""
 
 import bz2
-import gzip
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array, issparse, random_array
-from sklearn.datasets import load_breast_cancer, load_digits
+from scipy.sparse import csr_array, random_array
+from sklearn.datasets import load_digits
 
 from fedtrellis.objectives.losses import Hinge, LogisticLoss, SmoothedHinge, Squared
 from fedtrellis.settings import SettingsError
@@ -21,14 +19,11 @@ from tasks import (
     HybridLogistic,
     HybridSVM,
     HybridTask,
-    make_task,
 )
-from tasks.hybrid.samples import load_rows
 from tasks.hybrid.shares import (
     Share,
     deal_entries,
     group_counts,
-    quadrants,
     sample_groups,
     selected_entries,
     without_rare_entries,
@@ -103,19 +98,6 @@ def check_partition(task: HybridTask) -> None:
 # -- the data
 
 
-def test_digits() -> None:
-    task = svm(test_fraction=0.0, least_entries=0)
-    pixels, classes = load_digits(return_X_y=True)
-    total, _, labels, ids = put_together(task)
-    assert ids == [str(row) for row in range(1797)]
-    np.testing.assert_array_equal(total[:, :64], pixels / 16)
-    np.testing.assert_array_equal(total[:, 64], 1.0)
-    expected = np.where(classes >= 5, 1.0, -1.0)
-    np.testing.assert_array_equal([found.pop() for found in labels], expected)
-    assert task.feature_names()[7:9] == ("pixel-0-7", "pixel-1-0")
-    assert task.feature_names()[64:] == ("bias",)
-
-
 def test_the_quadrants_of_digits() -> None:
     task = svm()
     names = [task.client_data(client).feature_names for client in range(4)]
@@ -130,35 +112,11 @@ def test_the_quadrants_of_digits() -> None:
     assert sizes == {(n, p) for n in (359, 360) for p in (16, 17)}
 
 
-def test_breast_cancer_is_standardised_on_training_samples() -> None:
-    task = svm(6, dataset="breast-cancer")
-    total, _, _, ids = put_together(task)
-    rows = [int(i) for i in ids]
-    raw = load_breast_cancer().data[rows]
-    ours = (raw - raw.mean(axis=0)) / raw.std(axis=0)
-    np.testing.assert_allclose(total[:, :30], ours, atol=1e-10)
-    assert task.feature_names()[0] == "mean-radius"
-
-
 def test_the_split_depends_on_the_seed_only() -> None:
     first, other = svm(4), svm(9, partition="entries")
     assert put_together(first)[3] == put_together(other)[3]
     assert put_together(first)[3] != put_together(svm(4, seed=1))[3]
     assert first.client_data(0).sample_ids != svm(4, seed=1).client_data(0).sample_ids
-
-
-def test_settings_of_the_data() -> None:
-    settings: Any = {"bias": 0.0, "row_scaling": "unit", "train_limit": 200}
-    task = svm(**settings, positive_class=3, least_entries=0)
-    assert task.shapes() == [(64,)]
-    assert task.num_examples() == 200
-    total, _, labels, ids = put_together(task)
-    np.testing.assert_allclose(np.linalg.norm(total, axis=1), 1.0)
-    classes = load_digits().target[[int(i) for i in ids]]
-    assert [found.pop() for found in labels] == np.where(classes == 3, 1, -1).tolist()
-    assert len(put_together(task, test=True)[3]) == 360
-    wide = svm(bias=10.0)
-    assert set(wide.client_data(3).features[:, -1]) == {10.0}
 
 
 def test_losses() -> None:
@@ -252,25 +210,6 @@ def test_group_counts() -> None:
     ):
         task = svm(n, sample_groups=samples, feature_groups=features)
         assert group_counts(task) == expected
-
-
-def test_quadrants_of_odd_images() -> None:
-    parts = quadrants(3, 10)
-    assert [part.tolist() for part in parts] == [[0], [1, 2], [3, 6], [4, 5, 7, 8, 9]]
-
-
-def test_who_has_labels() -> None:
-    task = svm(labels_on="first")
-    for client in range(16):
-        for data in (task.client_data(client), task.test_client_data(client)):
-            assert (data.labels is None) == (client % 4 != 0)
-            if data.labels is not None:
-                assert set(data.labels) == {-1.0, 1.0}
-    everyone = svm()
-    for client in range(4):
-        np.testing.assert_array_equal(
-            everyone.client_data(client).labels, task.client_data(0).labels
-        )
 
 
 def test_there_is_no_loss_of_a_client() -> None:
@@ -409,25 +348,6 @@ def test_partition_files_that_will_not_do(
         task.check()
 
 
-def test_other_errors_of_partition_files(tmp_path: Path) -> None:
-    for kind, match, task in (
-        (DataFileError, "has 3 clients; the run", from_file(tmp_path, HALVES, 4)),
-        (DataFileError, "must have a list", from_file(tmp_path, '{"clients": 3}')),
-        (
-            SettingsError,
-            "sample-groups = 3",
-            from_file(tmp_path, HALVES, sample_groups=3),
-        ),
-        (FileNotFoundError, "partition-file is empty", svm(3, partition="file")),
-        (
-            FileNotFoundError,
-            "partition-file = .*nowhere",
-            svm(3, partition="file", partition_file=str(tmp_path / "nowhere.toml")),
-        ),
-    ):
-        refused(kind, match, task)
-
-
 # -- what is refused
 
 
@@ -490,60 +410,6 @@ def test_settings_of_any_loss_that_will_not_do(settings: Any, match: str) -> Non
 FIRST, SECOND = [2596, 51] + [0] * 51 + [1], [3000, 40, -7] + [0] * 50 + [1]
 
 
-def covtype_lines(count: int = 60) -> str:
-    rng = np.random.default_rng(0)
-    rows = rng.integers(-3, 9, (count, 54)) * (rng.random((count, 54)) < 0.4)
-    rows[:, 0] += 1859
-    classes = rng.integers(1, 8, count)
-    table = np.column_stack([rows, classes])
-    return "\n".join(",".join(map(str, row)) for row in table) + "\n"
-
-
-@pytest.mark.parametrize("form", ["covtype.data.gz", "libsvm"])
-def test_covtype(tmp_path: Path, form: str) -> None:
-    text = covtype_lines()
-    table = np.array([line.split(",") for line in text.split()], dtype=float)
-    path = tmp_path / "covtype.data.gz"
-    path.write_bytes(gzip.compress(text.encode()))
-    if form == "libsvm":
-        path.unlink()
-        lines = [
-            f"{int(row[-1])} "
-            + " ".join(f"{j + 1}:{x:g}" for j, x in enumerate(row[:-1]) if x)
-            for row in table
-        ]
-        path = tmp_path / "covtype.libsvm.binary.bz2"
-        path.write_bytes(bz2.compress("\n".join(lines).encode()))
-    settings: dict[str, Any] = {"bias": 0.0, "test_fraction": 0.0, "least_entries": 0}
-    for where in (path, tmp_path):
-        task = svm(4, dataset="covtype", path=str(where), **settings)
-        check_partition(task)
-        total, _, labels, _ = put_together(task)
-        low, high = table[:, :54].min(axis=0), table[:, :54].max(axis=0)
-        span = np.where(high > low, high - low, 1)
-        np.testing.assert_allclose(total, (table[:, :54] - low) / span, atol=1e-15)
-        expected = np.where(table[:, -1] == 2, 1.0, -1.0)
-        np.testing.assert_array_equal([found.pop() for found in labels], expected)
-        assert issparse(task.client_data(0).features)
-        assert task.feature_names()[0] == "elevation"
-        assert task.feature_names()[53] == "soil-type-40"
-
-
-@pytest.mark.parametrize(
-    "content", [b"1,2,3\n", b"a,b\n", b"", b"1 1:a\n", covtype_lines(3).encode()[:-9]]
-)
-def test_files_that_are_no_covtype(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "covtype.data"
-    path.write_bytes(content)
-    with pytest.raises(DataFileError, match=r"covtype\.data") as caught:
-        load_rows(svm(dataset="covtype", path=str(path)))
-    assert "\n" not in str(caught.value)
-    packed = tmp_path / "covtype.data.gz"
-    packed.write_bytes(b"\x1f\x8bnothing")
-    with pytest.raises(DataFileError, match="cannot be decompressed"):
-        load_rows(svm(dataset="covtype", path=str(packed)))
-
-
 def test_libsvm_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [f"{1 + i % 5} {1 + i % 3}:1.5 {4 + rng.integers(3)}:-2" for i in range(60)]
@@ -572,21 +438,6 @@ def test_libsvm_files(tmp_path: Path) -> None:
 
 
 # -- the real files
-
-
-def data_file(name: str) -> str:
-    path = Path(os.environ.get("FEDTRELLIS_DATA", "")) / name
-    if not os.environ.get("FEDTRELLIS_DATA") or not path.exists():
-        pytest.skip(f"FEDTRELLIS_DATA names no folder with {name}")
-    return str(path)
-
-
-def test_a9a() -> None:
-    task = svm(9, dataset="a9a", path=data_file("libsvm"), bias=0.0)
-    assert task.shapes() == [(123,)]
-    check_partition(task)
-    assert task.optimum().gap <= 1e-9 * task.optimum().value
-    assert task.metrics(task.optimum().w)["accuracy"] > 0.84
 
 
 # -- regressions
@@ -622,16 +473,6 @@ def test_diabetes(loss: str) -> None:
         assert explained == pytest.approx(model.score(total, targets), abs=1e-6)
 
 
-def test_labels_of_nodes_are_numbers_for_a_loss_of_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "node.csv"
-    file.write_text("id,a,b,label\nx,1,2,3.5\ny,0,1,\nz,4,5,17\n")
-    config = {"hybrid-linear.dataset": "nodes", "data.features": 2}
-    loss = {"hybrid-linear.loss": "squared", "hybrid-linear.bias": 0.0}
-    task = make_task("hybrid-linear", config | loss, 3, 0)
-    assert isinstance(task, HybridTask)
-    np.testing.assert_array_equal(task.node_client_data(file).labels, [3.5, np.nan, 17])
-
-
 # -- several classes
 
 
@@ -660,27 +501,6 @@ def test_every_class_of_digits() -> None:
     if one.client_data(0).sample_ids == part.sample_ids:
         np.testing.assert_allclose(found.w[:, 3], alone.w, atol=1e-3)
     assert task.metrics(found.w)["accuracy"] > 0.85
-
-
-def test_classes_of_nodes_files(tmp_path: Path) -> None:
-    file = tmp_path / "node.csv"
-    file.write_text("id,a,b,label\nx,1,2,red\ny,0,1,\nz,4,5,blue\n")
-    task = make_task(
-        "hybrid-linear",
-        {
-            "hybrid-linear.dataset": "nodes",
-            "hybrid-linear.classes": "all",
-            "hybrid-linear.bias": 0.0,
-            "data.features": 2,
-            "data.labels": "red,green,blue",
-        },
-        3,
-        0,
-    )
-    assert isinstance(task, HybridTask)
-    task.check()
-    assert task.shapes() == [(2, 3)]
-    np.testing.assert_array_equal(task.node_client_data(file).labels, [0, np.nan, 2])
 
 
 # -- penalties

@@ -1,16 +1,13 @@
-"""The set and the loss of examples/own-domain."""
-
-from __future__ import annotations
+"""The losses and the set of the examples."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
-from scipy.special import huber
 
+from numpyfedgia.task import load_objective
 from owndomain.domain import GroupMaxBall
-from owndomain.task import TRUTH, load_objective
 from tests.fedtrellis.domains import test_domains as contract
 
 RADIUS = 1.3
@@ -36,12 +33,24 @@ def test_a_set_that_is_none_is_refused(size: int, radius: float) -> None:
         GroupMaxBall(size, radius)
 
 
-def test_the_loss_is_hubers() -> None:
-    objective = load_objective(1)
-    x = np.random.default_rng(0).normal(size=TRUTH.size)
-    residuals = objective.features @ x - objective.targets
-    assert objective.value(x) == pytest.approx(huber(1.0, residuals).mean())
+def test_the_gradient_is_that_of_the_value() -> None:
+    objective = load_objective(2, 10, 0.1)
+    x = np.random.default_rng(0).normal(size=10)
     numerical = approx_fprime(x, objective.value, 1e-7)
     np.testing.assert_allclose(objective.gradient(x), numerical, atol=1e-5)
-    outside = float((np.abs(residuals) > 1.0).mean())
-    assert objective.metrics(x) == {"outliers": outside}
+
+
+def test_the_bound_is_one() -> None:
+    objective = load_objective(0, 4, 0.1)
+    bound = objective.hessian_bound()
+    assert objective.lipschitz() == pytest.approx(np.linalg.norm(bound, 2))
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        x, y = rng.normal(size=(2, 10))
+        step = y - x
+        above = (
+            objective.value(x)
+            + objective.gradient(x) @ step
+            + 0.5 * step @ bound @ step
+        )
+        assert objective.value(y) <= above + 1e-12

@@ -1,0 +1,350 @@
+"""The command, the experiment object and the app: one run, one set of defaults."""
+
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import cloudpickle
+
+import sim
+from clients import FedAvgGDClient
+from fedtrellis.app import App
+from fedtrellis.app.command_line import read_config
+from fedtrellis.app.experiment import read_model
+from fedtrellis.app.registry import SettingGroup
+from fedtrellis.settings import SettingsError, keys, parse_values
+from fedtrellis.wire.arrays import record_arrays
+from strategies import FedAvgGD
+from tests.harness import run_app
+
+ROOT = Path(sim.__file__).parent
+CONFIG = 'task="lasso" checkpoint-every=2 fedfw.variant="augmented"'
+
+
+def fedtrellis(
+    folder: Path, *words: str, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedtrellis", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_workers_leave_the_same_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = []
+    for count in ("1", "2"):
+        out = tmp_path / count
+        words = ["--nodes", "4", "--workers", count, "--out", str(out)]
+        assert sim.app.command_line([*words, "-c", CONFIG, "-c", "rounds=2"]) == 0
+        (path,) = out.glob("*/model.npz")
+        with np.load(path) as model:
+            models.append([model[name] for name in model.files])
+    np.testing.assert_array_equal(models[0], models[1])
+    capsys.readouterr()
+    assert sim.app.command_line(["--workers", "0", "-c", CONFIG]) == 1
+    assert "workers = 0 must be at least 1" in capsys.readouterr().err
+
+
+def test_run_and_resume_from_an_empty_folder(tmp_path: Path) -> None:
+    words = ["--nodes", "3", "-c", CONFIG]
+    whole = ["run", *words, "--out", "whole", "-c", "rounds=6"]
+    assert "Record: " in fedtrellis(tmp_path, *whole).stdout
+    fedtrellis(tmp_path, "run", *words, "--out", "first", "-c", "rounds=2")
+    (first,) = (tmp_path / "first").iterdir()
+    relative = str(first.relative_to(tmp_path))
+    rest = ["resume", relative, "--nodes", "3", "--out", "rest", "-c", "rounds=6"]
+    fedtrellis(tmp_path, *rest)
+    ((one,), (two,)) = ((tmp_path / name).iterdir() for name in ("whole", "rest"))
+    with np.load(one / "model.npz") as ours, np.load(two / "model.npz") as theirs:
+        np.testing.assert_array_equal(ours["0"], theirs["0"])
+    assert json.loads((two / "summary.json").read_text())["rounds"] == 6
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "first", "rest"}
+    # and the checkout's app makes the same
+    out = ["--out", str(tmp_path / "sim"), "-c", "rounds=6"]
+    assert sim.app.command_line([*words, *out]) == 0
+    (three,) = (tmp_path / "sim").iterdir()
+    with np.load(one / "model.npz") as ours, np.load(three / "model.npz") as theirs:
+        np.testing.assert_array_equal(ours["0"], theirs["0"])
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+    for words, told in (
+        (["run", "-c", 'method="fedgia" fedfw.penalty=3.0'], "of method 'fedfw', and"),
+        (["run", "-c", "rounds=0"], "rounds = 0 must be at least 1"),
+        (["resume", "nowhere"], "nowhere' is not the record of a run"),
+    ):
+        done = fedtrellis(tmp_path, *words, status=1)
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"fedtrellis {words[0]}: error: ")
+        assert told in line
+        assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+CASES = {
+    "domain": (
+        'method="fedfw" task="lasso" rounds=7 seed=3 participation=0.6 '
+        'fedfw.variant="augmented" lasso.rows=50 layers="whole"'
+    ),
+    "no domain": 'method="fedgia" task="linear-regression" rounds=5 seed=2',
+    "manifold": (
+        'method="first-order-rfl" task="kernel-pca" rounds=4 kernel-pca.dataset="iris"'
+    ),
+    "split": 'method="hyfem" task="hybrid-svm" rounds=3 hyfem.local-steps=4',
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_the_run_of_the_command(case: str, tmp_path: Path) -> None:
+    words = ["--nodes", "4", "--out", str(tmp_path), "-c", CASES[case]]
+    assert sim.app.command_line(words) == 0
+    (record,) = tmp_path.iterdir()
+    with np.load(record / "model.npz") as file:
+        model = [file[name] for name in sorted(file.files, key=int)]
+    lines = (record / "history.jsonl").read_text().splitlines()
+    history = [json.loads(line) for line in lines]
+
+    experiment = sim.app.experiment(read_config([CASES[case]]), 4)
+    strategy = experiment.strategy()
+    result = experiment.start(strategy, experiment.grid(batched=True))
+    ours = record_arrays(result.arrays)
+    for one, other in zip(ours, model, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for made, line in zip(strategy.history, history, strict=True):
+        assert made.evaluation == line["evaluation"]
+        assert (made.bytes_up, made.bytes_down) == (
+            line["bytes_up"],
+            line["bytes_down"],
+        )
+    assert experiment.evaluate(result.arrays) == strategy.history[-1].evaluation
+    assert experiment.evaluate(ours) == strategy.history[-1].evaluation
+    # all by itself, clients one by one
+    again = record_arrays(experiment.start().arrays)
+    for one, other in zip(again, model, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-12)
+
+
+def test_it_starts_where_it_is_told() -> None:
+    experiment = sim.app.experiment({"task": "lasso", "rounds": 1}, 3)
+    point = experiment.domain.project(np.full(400, 0.01))
+    (first,) = record_arrays(experiment.initial_arrays(point))
+    np.testing.assert_array_equal(first, point)
+    (start,) = record_arrays(experiment.initial_arrays())
+    np.testing.assert_array_equal(start, experiment.start_point())
+    strategy = experiment.strategy()
+    experiment.start(strategy, point=point)
+    assert strategy.history[0].evaluation == experiment.evaluate([point])
+    # with another measure
+    strategy = experiment.strategy(evaluate_every=1)
+    experiment.start(strategy, evaluate_fn=lambda *rest: None)
+    assert not strategy.history[0].evaluation
+
+
+REGISTRY = sim.app.registry
+#: What a config of defaults is refused for, which is no fault of it.
+_UNFIT = ("does not fit method", "has no minimum without a constraint")
+
+
+def fitting(method: str) -> list[Any]:
+    """An experiment of default settings with every task that goes with a method."""
+    found = []
+    for task in REGISTRY.tasks:
+        config = sim.app.default_config() | {"method": method, "task": task}
+        try:
+            found.append(sim.app.experiment(config, 3))
+        except SettingsError as error:
+            if not any(words in str(error) for words in _UNFIT):
+                raise
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("method", REGISTRY.methods)
+def test_a_strategy_of_the_app_is_the_one_python_makes(method: str) -> None:
+    cls = REGISTRY.methods[method].strategy
+    for experiment in fitting(method):
+        of_app = experiment.strategy()
+        parts = {
+            field.name: getattr(of_app, field.name)
+            for field in dataclasses.fields(cls)
+            if field.metadata["given"]
+        }
+        by_hand = cls(**parts)
+        suggested = experiment.suggestions()
+        assert set(suggested) <= set(experiment.task.suggested.get(method, {}))
+        for field in dataclasses.fields(cls):
+            value = getattr(of_app, field.name)
+            expected = suggested.get(field.name, getattr(by_hand, field.name))
+            assert value is expected or value == expected, (
+                experiment.task.name,
+                field.name,
+            )
+
+
+@pytest.mark.parametrize("name", REGISTRY.tasks)
+def test_a_task_of_the_app_is_the_one_python_makes(name: str) -> None:
+    cls = REGISTRY.tasks[name]
+    made = cls.from_config(sim.app.default_config(), 3, 5)
+    assert made == cls(num_clients=3, seed=5)
+
+
+@pytest.mark.parametrize("part", ["app", "client_app"])
+def test_an_app_is_pickled_as_its_name(part: str) -> None:
+    app = sim.app if part == "app" else sim.app.client_app
+    # a run fills what the app caches, and nothing of that is sent
+    config = {"task": "lasso", "lasso.rows": 40, "lasso.columns": 30, "rounds": 2}
+    experiment = sim.app.experiment(config, 3)
+    experiment.start(experiment.strategy())
+    pickled = cloudpickle.dumps(app)  # type: ignore[no-untyped-call]
+    assert len(pickled) <= 1_000
+    assert pickle.loads(pickled) is app
+
+
+def test_an_app_in_a_notebook_is_made_once_in_each_process() -> None:
+    app = App([(FedAvgGD, FedAvgGDClient)], list(sim.app.registry.tasks.values()))
+    again = pickle.loads(cloudpickle.dumps(app.client_app))  # type: ignore[no-untyped-call]
+    assert again is not app.client_app
+    bound = again.client_fn.__self__
+    assert pickle.loads(cloudpickle.dumps(app)) is bound  # type: ignore[no-untyped-call]
+    assert list(bound.registry.methods) == list(app.registry.methods)
+
+
+WARM_CONFIG = {
+    "method": "fedgia",
+    "task": "linear-regression",
+    "linear-regression.features": 6,
+    "rounds": 30,
+    "picture": False,
+}
+
+
+def test_a_run_starts_where_another_ended(tmp_path: Path) -> None:
+    first = run_app(WARM_CONFIG, 4, tmp_path / "first")
+    for given in (first, first / "model.npz"):
+        config = WARM_CONFIG | {"initial-model": str(given), "rounds": 2}
+        again = run_app(config, 4, tmp_path / "again")
+        # it stops as soon as the gradients are known
+        with np.load(first / "model.npz") as old, np.load(again / "model.npz") as new:
+            np.testing.assert_array_equal(old["0"], new["0"])
+        lines = (again / "history.jsonl").read_text().splitlines()
+        assert len(lines) == 2  # rounds 0 and 1
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.npz"
+    shapes = [(6,)]
+    with pytest.raises(SettingsError, match="No such file"):
+        read_model(str(file), shapes)
+    file.write_bytes(b"no archive")
+    with pytest.raises(SettingsError, match=r"is no \.npz of arrays"):
+        read_model(str(file), shapes)
+    np.save(tmp_path / "one.npy", np.zeros(6))
+    with pytest.raises(SettingsError, match=r"is no \.npz of arrays"):
+        read_model(str(tmp_path / "one.npy"), shapes)
+    np.savez(file, np.zeros(5))
+    with pytest.raises(SettingsError, match=r"\[\(5,\)\]; this run's model has"):
+        read_model(str(file), shapes)
+    np.savez(file, np.full(6, np.nan))
+    with pytest.raises(SettingsError, match="is not finite"):
+        read_model(str(file), shapes)
+    bad: list[dict[str, Any]] = [
+        WARM_CONFIG | {"initial-model": "model.npz"},
+        {"method": "hyfem", "task": "hybrid-svm", "initial-model": str(file)},
+    ]
+    for config, why in zip(bad, ("must be an absolute", "that is split"), strict=True):
+        with pytest.raises(SettingsError, match=why):
+            run_app(sim.app.default_config() | config, 3, tmp_path)
+
+
+#: A task that every method of a kind fits, and that loads nothing.
+TASK = {"domain": "lasso", "whole": "lasso", "manifold": "lasso", "split": "hybrid-svm"}
+
+
+def config_of(method: str) -> dict[str, Any]:
+    """A run that is right, with every key, as ``flwr run`` passes them."""
+    task = TASK[REGISTRY.methods[method].strategy.space]
+    return sim.app.default_config() | {"method": method, "task": task}
+
+
+def another(part: type[Any], field: dataclasses.Field[Any]) -> Any:
+    """A value that its owner allows and that is not the default."""
+    default, meta = field.default, field.metadata
+    if meta["choices"]:
+        return next(value for value in meta["choices"] if value != default)
+    if isinstance(default, bool):
+        return not default
+    key = field.name.replace("_", "-")
+    candidates: list[Any] = ["a text", 3, 4, 0.75, 0.25, -1, 100, True]
+    for value in candidates:
+        try:
+            found = parse_values(part, {f"a.{key}": value}, "a.")[field.name]
+        except SettingsError:
+            continue
+        if found != default:
+            return value
+    raise AssertionError(f"no value for {field.name}")
+
+
+def foreign(kind: str) -> list[tuple[SettingGroup, str, Any]]:
+    return [
+        (group, key, another(part, field))
+        for group in REGISTRY.groups
+        if group.kind == kind
+        for part in group.classes
+        for key, field in keys(part, f"{group.owner}.").items()
+        # the only one that can have no other value
+        if key != "attack.classifier"
+    ]
+
+
+def refusal(config: dict[str, Any]) -> str:
+    with pytest.raises(SettingsError) as caught:
+        sim.app.experiment(config, 3)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("method", REGISTRY.methods)
+def test_every_pair_of_method_and_foreign_key_is_refused(method: str) -> None:
+    config = config_of(method)
+    sim.app.experiment(config, 3)
+    pairs = 0
+    for group, key, value in foreign("method"):
+        if group.owner != method:
+            assert refusal(config | {key: value}) == (
+                f"{key} = {value!r} is a setting of method {group.owner!r}, and this "
+                f"run's method is {method!r}"
+            )
+            pairs += 1
+    own = REGISTRY.groups[[g.owner for g in REGISTRY.groups].index(method)]
+    every = sum(len(g.fields) for g in REGISTRY.groups if g.kind == "method")
+    assert pairs == every - len(own.fields)
+
+
+@pytest.mark.parametrize("task", REGISTRY.tasks)
+def test_every_key_of_another_task_is_refused(task: str) -> None:
+    # what a task needs, such as a file, is asked for only after that
+    method = "hyfem" if REGISTRY.tasks[task].split_data else "fedfw"
+    config = sim.app.default_config() | {"method": method, "task": task}
+    for group, key, value in foreign("task"):
+        if group.owner != task:
+            assert refusal(config | {key: value}) == (
+                f"{key} = {value!r} is a setting of task {group.owner!r}, and this "
+                f"run's task is {task!r}"
+            )

@@ -1,0 +1,304 @@
+"""Leading singular pairs, thresholds and polar factors."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from scipy.sparse.linalg import aslinearoperator
+
+from fedtrellis.domains import SpectralNormBall, singular
+from fedtrellis.domains.numerics import (
+    project_simplex,
+)
+from fedtrellis.domains.singular import (
+    Products,
+    leading_pairs,
+    sparse_plus_low_rank,
+    top_pairs,
+)
+from fedtrellis.manifolds import FixedRank, polar_factor
+
+Array = NDArray[np.float64]
+
+# small ones, wide and tall
+SHAPES = [(5, 4), (60, 200), (130, 190), (190, 130)]
+
+
+def ratings(shape: tuple[int, int], seed: int = 0) -> scipy.sparse.csr_array:
+    """A sparse matrix with a few singular values that stand out."""
+    rng = np.random.default_rng(seed)
+    factors = [rng.standard_normal((size, 6)) for size in shape]
+    seen = rng.random(shape) < 0.3
+    return scipy.sparse.csr_array(
+        seen * ((factors[0] * 0.7 ** np.arange(6)) @ factors[1].T)
+    )
+
+
+def forms(shape: tuple[int, int]) -> list[tuple[Array, Any]]:
+    """Matrices as arrays, and as something that stands for the same one."""
+    rng = np.random.default_rng(1)
+    sparse = ratings(shape)
+    left, right = (0.3 * rng.standard_normal((size, 3)) for size in shape)
+    dense = sparse.toarray()
+    return [
+        (dense, dense),
+        (dense, np.asfortranarray(dense)),
+        (dense, dense.tolist()),
+        (dense, sparse),
+        (dense, scipy.sparse.csc_matrix(dense)),
+        (dense, aslinearoperator(sparse)),
+        (dense + left @ right.T, sparse_plus_low_rank(sparse, left, right)),
+    ]
+
+
+def assert_leading(matrix: Array, pairs: Any, tolerance: float = 1e-10) -> None:
+    """Check the pairs by their definition, and the values against NumPy's."""
+    left, values, right = pairs[:3]
+    count = len(values)
+    expected = np.linalg.svd(matrix, compute_uv=False)
+    np.testing.assert_allclose(
+        values, expected[:count], atol=1e-13 * expected[0] + tolerance**2 * expected[0]
+    )
+    for one in (left, right):
+        np.testing.assert_allclose(one.T @ one, np.eye(count), atol=1e-13)
+    for residual in (matrix @ right - left * values, matrix.T @ left - right * values):
+        norms = np.linalg.norm(residual, axis=0)
+        assert norms.max() <= (tolerance + 1e-14) * expected[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_all_forms_of_a_matrix(shape: tuple[int, int], count: int) -> None:
+    for matrix, form in forms(shape):
+        cold = top_pairs(form, count)
+        assert_leading(matrix, cold)
+        again = top_pairs(form, count)
+        np.testing.assert_array_equal(again.left, cold.left)
+        # ... and of a similar one, from there
+        change = 0.05 * np.outer(matrix[:, 0], matrix[0])
+        warm = top_pairs(matrix + change, count, cold.start)
+        assert_leading(matrix + change, warm)
+        if cold.start is not None:
+            assert cold.start.shape[0] == min(shape)
+
+
+def drifting(steps: int) -> list[Array]:
+    """Matrices whose leading pairs turn and change places."""
+    rng = np.random.default_rng(2)
+    now = ratings((150, 120), 3).toarray()
+    result = []
+    for _ in range(steps):
+        left, values, right = np.linalg.svd(now)
+        # what Frank-Wolfe does: the leading pair is pushed down, others come up
+        now = now - 0.2 * values[0] * np.outer(left[:, 0], right[0])
+        now = now + 0.02 * values[0] * rng.standard_normal(now.shape) / 10.0
+        result.append(now)
+    return result
+
+
+@pytest.mark.parametrize("tolerance", [0.07, 1e-2, 1e-5, 1e-10])
+def test_a_tolerance_holds_from_matrix_to_matrix(
+    tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: dict[bool, int] = {True: 0, False: 0}
+    original = leading_pairs
+
+    def counted(products: Products, start: Array, *rest: Any) -> Any:
+        found = original(products, start, *rest)
+        passes[kept is not None] += int(found.passes[0])
+        return found
+
+    monkeypatch.setattr(singular, "leading_pairs", counted)
+    # both count as blocks of products
+    monkeypatch.setattr(singular, "_TIGHT", 0.0)
+    start = None
+    for matrix in drifting(12):
+        largest = np.linalg.svd(matrix, compute_uv=False)[0]
+        for kept in (None, start) if start is not None else (None,):
+            left, values, right, after = top_pairs(matrix, 1, kept, tolerance)
+            assert values[0] == pytest.approx(left[:, 0] @ matrix @ right[:, 0])
+            # who has converged is mostly the first: 0.09 where the tolerance is 0.07
+            assert (1 - 1.3 * tolerance) * largest <= values[0] <= largest * (1 + 1e-12)
+            for error in (
+                matrix @ right - left * values,
+                matrix.T @ left - right * values,
+            ):
+                assert np.linalg.norm(error) <= (tolerance + 1e-13) * largest
+        start = after
+    assert passes[True] < 0.85 * passes[False]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda g: top_pairs(np.where(g > 2.0, np.nan, g)), "finite"),
+        (lambda g: top_pairs(scipy.sparse.csr_array(g * np.inf)), "finite"),
+        (lambda g: top_pairs(aslinearoperator(np.where(g > 2.0, np.nan, g))), "finite"),
+        (lambda g: top_pairs(g[0]), "rows"),
+        (lambda g: top_pairs(g, 0), "count = 0"),
+        (lambda g: top_pairs(g[:3], 4), r"count = 4 .*\(3, 150\)"),
+        (lambda g: top_pairs(g, 1, np.ones(120)), r"shape \(120, b\)"),
+        (lambda g: top_pairs(g, 1, np.ones((150, 2))), r"shape \(120, b\)"),
+        (lambda g: top_pairs(g, 1, np.full((120, 2), np.nan)), "finite"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_refused(call: Callable[[Array], Any], says: str) -> None:
+    matrix = np.random.default_rng(9).standard_normal((120, 150))
+    with pytest.raises(ValueError, match=says) as caught:
+        call(matrix)
+    assert "\n" not in str(caught.value)
+
+
+def exact_threshold(values: Array, radius: float) -> Fraction:
+    """θ in rational numbers: of the largest k with v_k > (Σ_{i≤k} v_i − radius)/k."""
+    total, theta = Fraction(0), None
+    for k, value in enumerate(sorted(map(Fraction, values), reverse=True), start=1):
+        total += value
+        candidate = (total - Fraction(radius)) / k
+        if theta is None or value > candidate:
+            theta = candidate
+    assert theta is not None
+    return theta
+
+
+sizes = st.one_of(
+    st.floats(0.0, 1.0, allow_subnormal=False),
+    st.integers(0, 3).map(float),  # ties and zeros
+    st.floats(-300.0, 0.0).map(lambda power: 10.0**power),
+    st.floats(0.0, 12.0).map(lambda power: 10.0**power),
+)
+
+
+@given(
+    values=arrays(np.float64, st.integers(1, 40), elements=sizes),
+    radius=st.floats(-9.0, 9.0).map(lambda power: 10.0**power),
+)
+@settings(max_examples=300, deadline=None)
+def test_thresholds_against_rational_numbers(values: Array, radius: float) -> None:
+    shifted = values - values.max()
+    exact = exact_threshold(shifted, radius)
+    # what a sum of so many numbers from −radius to 0 may be off by, over their number
+    bound = 1e-14 * radius
+    # θ is what the largest entry, 0 after the shift, has lost
+    assert abs(-project_simplex(values, radius).max() - exact) <= bound
+
+
+QUICK_SHAPES = [(1, 1), (3, 80), (70, 64), (200, 70), (70, 200), (260, 256)]
+
+
+@pytest.mark.parametrize("shape", QUICK_SHAPES)
+@pytest.mark.parametrize("condition", [1.0, 30.0, 1e3, 1e4, 1e5, 1e9, math.inf])
+def test_polar_factor(shape: tuple[int, int], condition: float) -> None:
+    rng = np.random.default_rng(3)
+    left, values, right = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
+    values = np.geomspace(1.0, 1.0 / min(condition, 1e9), len(values))
+    if condition == math.inf:
+        values[len(values) // 2 :] = 0.0
+    for scale in (1e-250, 1e-3, 1.0, 1e250):
+        x = scale * ((left * values) @ right)
+        q = SpectralNormBall(1.0).lmo(-x).dense()
+        # feasible, and the best: <X, Q> = Σ σ_i
+        assert np.linalg.norm(q, 2) <= 1.0 + 1e-14
+        assert np.vdot(x / scale, q) == pytest.approx(values.sum(), rel=1e-13)
+        gram = q.T @ q if shape[0] >= shape[1] else q @ q.T
+        np.testing.assert_allclose(gram, np.eye(min(shape)), atol=1e-13)
+        if condition <= 1e5:
+            np.testing.assert_allclose(q, left @ right, atol=1e-10)
+            if shape[0] >= shape[1]:
+                np.testing.assert_allclose(q, scipy.linalg.polar(x)[0], atol=1e-10)
+
+
+POLAR_SHAPES = [(4, 2), (64, 4), (10, 10), (500, 10), (7, 1), (1, 1)]
+# the eigenvalues of xᵀx give way to the singular values at √1000
+CONDITIONS = [*np.logspace(0, 12, 25), 31.6, 31.62277, 31.63, 33.0, 1e14]
+
+
+def known(
+    rng: np.random.Generator, shape: tuple[int, int], condition: float
+) -> tuple[Array, Array]:
+    """Return x = q h and its polar factor q, h of this condition number."""
+    p, r = shape
+    q = np.linalg.qr(rng.standard_normal((p, r))).Q
+    w = np.linalg.qr(rng.standard_normal((r, r))).Q
+    h = (w * np.geomspace(1.0, 1.0 / condition, r)) @ w.T
+    return q @ h, q
+
+
+def assert_polar(x: Array, u: Array) -> None:
+    """Check the definition: orthonormal u, and uᵀx symmetric, positive, u uᵀx = x."""
+    r = x.shape[1]
+    scale = np.linalg.norm(x, 2)
+    assert np.abs(u.T @ u - np.eye(r)).max() <= 1e-14 * r
+    h = u.T @ x
+    assert np.abs(h - h.T).max() <= 1e-12 * scale
+    assert np.linalg.eigvalsh(0.5 * (h + h.T)).min() >= -1e-12 * scale
+    assert np.abs(u @ h - x).max() <= 1e-12 * scale
+
+
+@pytest.mark.parametrize("shape", POLAR_SHAPES)
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_every_condition_number(shape: tuple[int, int], condition: float) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        x, q = known(rng, shape, condition)
+        u = polar_factor(x[None])[0]
+        assert_polar(x, u)
+        # the problem's own sensitivity, and 1e-12 where xᵀx was formed
+        assert np.abs(u - q).max() <= 1e-12 + 1e-14 * condition
+
+
+def low_rank(rng: np.random.Generator, values: Array, shape: tuple[int, int]) -> Array:
+    k = len(values)
+    left = np.linalg.qr(rng.standard_normal((shape[0], k))).Q
+    right = np.linalg.qr(rng.standard_normal((shape[1], k))).Q
+    result: Array = (left * values) @ right.T
+    return result
+
+
+def truncation(x: Array, rank: int) -> Array:
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    result: Array = (u[:, :rank] * s[:rank]) @ vt[:rank]
+    return result
+
+
+SPECTRA: list[Callable[[int], Array]] = [
+    lambda k: np.r_[[3.0, 2.0, 1.0], np.full(k - 3, 1e-5)],
+    lambda k: np.r_[[3.0, 2.0, 1.0], np.full(k - 3, 1e-2)],
+    lambda k: np.r_[[1e6, 1.0, 1e-3], np.full(k - 3, 1e-7)],
+    lambda k: np.r_[[1.0, 1.0, 1.0], np.zeros(k - 3)],
+    lambda k: np.r_[[1.0, 1e-14, 0.0], np.zeros(k - 3)],  # of smaller rank
+    lambda k: np.r_[[1.0, 1.0, 1.0 + 1e-9], np.full(k - 3, 1.0)],  # hardly a gap
+    lambda k: np.geomspace(1.0, 1e-3, k),
+    lambda k: np.zeros(k),
+]
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (40, 16), (6, 5)])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_truncation_against_the_decomposition(
+    shape: tuple[int, int], spectrum: Callable[[int], Array], scale: float
+) -> None:
+    rng = np.random.default_rng(11)
+    values = spectrum(min(shape))
+    batch = np.stack([low_rank(rng, values, shape) for _ in range(5)])
+    ours = FixedRank(shape, 3).project(scale * batch) / scale
+    tail = np.linalg.norm(np.sort(values)[:-3])
+    gap = np.diff(np.sort(values)[[-4, -3]])[0]
+    for x, y in zip(batch, ours, strict=True):
+        size = float(np.linalg.norm(x))
+        # as near as the best (Eckart, Young, Mirsky), and of the rank
+        assert np.linalg.norm(x - y) == pytest.approx(tail, abs=1e-13 * size)
+        assert np.linalg.svd(y, compute_uv=False)[3] <= 1e-14 * size
+        if gap > 1e-8:  # unique
+            np.testing.assert_allclose(y, truncation(x, 3), atol=1e-12 * size)
