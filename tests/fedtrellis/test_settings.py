@@ -1,5 +1,7 @@
 """Settings: every wrong value ends in one line that says what is allowed."""
 
+from __future__ import annotations
+
 import inspect
 import math
 import pydoc

@@ -3,7 +3,6 @@
 # ruff: noqa: PT012 (what matters is where in a block the exception comes)
 
 import signal
-import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -70,19 +69,6 @@ def test_a_deferred_signal_is_raised_when_asked_for_or_in_the_end(how: object) -
         pytest.fail("it was lost")
 
 
-def test_cleaning_up_is_not_interrupted_by_the_same_signal() -> None:
-    done = []
-    with pytest.raises(Interrupted), signals_interrupt():
-        try:
-            with deferred():
-                signal.raise_signal(signal.SIGINT)
-        finally:
-            with deferred():
-                done.append("cleaned up")
-            done.append("all of it")
-    assert done == ["cleaned up", "all of it"]
-
-
 def test_a_programs_own_handler_is_given_the_signal_afterwards() -> None:
     """As Flower's, which tells the SuperLink and exits."""
     heard = []
@@ -112,17 +98,3 @@ def test_within_each_other_the_outermost_counts() -> None:
         with pytest.raises(Interrupted), signals_interrupt():
             signal.raise_signal(signal.SIGTERM)
         check_signals()
-
-
-def test_outside_of_the_main_thread_nothing_happens() -> None:
-    def work() -> None:
-        with signals_interrupt(), deferred(), window():
-            heard.append(signals_heard())
-            handlers.append(signal.getsignal(signal.SIGTERM))
-
-    heard: list[bool] = []
-    handlers: list[object] = []
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert (heard, handlers) == ([False], [signal.SIG_DFL])

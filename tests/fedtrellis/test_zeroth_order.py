@@ -347,26 +347,6 @@ def test_one_batch_is_shared_by_all_points_of_a_call() -> None:
     np.testing.assert_allclose(first.scalars, s, rtol=1e-9, atol=1e-8)
 
 
-def test_a_batch_for_each_direction_is_used_at_both_of_its_points() -> None:
-    spy, rng = Spy(), np.random.default_rng(19)
-    values = evaluator(spy, VECTOR, batch_size=5, rng=rng, shared=False)
-    manifold, x = Euclidean((4,)), np.ones(4)
-    estimate = projection_estimate(
-        values, manifold, x, np.random.default_rng(20), samples=6, smoothing=1e-3
-    )
-    assert spy.calls == [(2, 5)] * 6
-    assert estimate.evaluations == 12
-    u = directions(np.random.default_rng(20), 6, (4,))
-    plain = LeastSquares(spy._design.matrix, spy._labels)
-    pairs = [
-        plain.values(np.stack((x, x + 1e-3 * d)), state, batch_size=5)
-        for d, state in zip(u, spy.states, strict=True)
-    ]
-    assert len({pair[0] for pair in pairs}) == 6
-    s = [(pair[1] - pair[0]) / 1e-3 for pair in pairs]
-    np.testing.assert_allclose(estimate.scalars, s, rtol=1e-12)
-
-
 class OnlyValue:
     """What a user may bring: one function."""
 

@@ -64,23 +64,7 @@ _UNCHANGED = {"__repr__", "__str__", "_repr_html_", "overload", "abstractmethod"
 
 @dataclass(frozen=True)
 class Place:
-    """One change at one place; the first seven attributes describe it.
-
-    Attributes
-    ----------
-    file, function : str
-        The path below the root, and the qualified name within it.
-    line : str
-        The line on which what is changed starts, without its indentation.
-    operator, before, after : str
-        The kind of change, and the text of what is changed.
-    nth : int
-        Which one, where a function has several that read the same.
-    statement : tuple of int
-        Line and column of the innermost statement around it.
-    span : tuple of int
-        Start and end of what is changed, in bytes.
-    """
+    """One change at one place; the first seven attributes describe it."""
 
     file: str
     function: str

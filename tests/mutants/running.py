@@ -249,15 +249,7 @@ def record(
 
 
 class Chosen:
-    """Runs some tests, and writes down which one runs.
-
-    Parameters
-    ----------
-    tests : dict
-        Their ids, and the seconds of CPU that they usually take. A test that takes ten
-        times as long, and ten seconds more, ends the process with SIGPROF.
-    into : Path
-    """
+    """Runs some tests, and writes down which one runs."""
 
     def __init__(self, tests: dict[str, float], into: Path) -> None:
         self.tests, self.into = tests, into
@@ -294,16 +286,7 @@ def _batches(tests: dict[str, float]) -> Iterator[dict[str, float]]:
 
 
 def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
-    """Run tests, given with their seconds, until one fails with a place's change.
-
-    Returns
-    -------
-    dict
-        ``verdict``: killed; timeout, where a test takes far longer than without the
-        change; survived; unfinished, where the time is up before all have run; or
-        uncovered, where there are none. ``test``: the one that failed, or that ran
-        when the time was up. ``tests``: how many there are. ``seconds``: of CPU.
-    """
+    """A verdict, and the test that failed or ran when the time was up."""
     if not tests:
         return {"verdict": "uncovered"}
     code = compile(place.changed(), str(ROOT / place.file), "exec", dont_inherit=True)

@@ -47,17 +47,7 @@ class Difference(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """Why some runs are no longer as they were, and by how much at most.
-
-    Attributes
-    ----------
-    cases : str
-        Pattern of the names, as in a shell.
-    bounds : dict
-        By a pattern of parts: the largest difference; or a text that today's part must
-        have in it.
-    reason : str
-    """
+    """Why some runs are no longer as they were, and by how much at most."""
 
     cases: str
     bounds: Mapping[str, float | str]
@@ -199,23 +189,7 @@ def compare(
     tolerance: float = 0.0,
     ciphertexts: bool = False,
 ) -> dict[str, Difference]:
-    """Compare two results of :func:`~tests.recorded.run_case.run_case`.
-
-    Parameters
-    ----------
-    was, now : mapping
-        The one recorded, and today's.
-    tolerance : float
-        How far apart models and metrics may be, relative to what they were; 0: not at
-        all, to the last bit. Bytes may then differ by one per cent.
-    ciphertexts : bool
-        Whether they may in any case.
-
-    Returns
-    -------
-    dict
-        By part what differs; a metric is the part ``metrics.NAME``.
-    """
+    """By part what differs between two results, by more than a tolerance."""
     loose = ciphertexts or tolerance > 0.0
     before, after = _parts(was), _parts(now)
     found = {}

@@ -45,23 +45,7 @@ def start(
     node_configs: Sequence[Mapping[str, Any]] | None = None,
     **faults: Any,
 ) -> Path:
-    """Run a run config.
-
-    Parameters
-    ----------
-    config : mapping
-        Keys that differ from the defaults.
-    nodes : int
-    node_configs : sequence of mapping, optional
-        More entries for each node's config.
-    **faults
-        Those of ``LocalGrid``, and ``encode``.
-
-    Returns
-    -------
-    path
-        The run's record.
-    """
+    """Run a run config; the faults are those of ``LocalGrid``, and ``encode``."""
     from fedtrellis import LocalGrid
     from sim import app
 

@@ -23,19 +23,6 @@ from fedtrellis.app.command_line import read_config
 from fedtrellis.server.records import to_toml
 from fedtrellis.wire.protocol import client_identity
 
-__all__ = [
-    "FAMILIES",
-    "NODES",
-    "Deployment",
-    "Record",
-    "ScriptedGrid",
-    "Where",
-    "check_same",
-    "make_bundle",
-    "simulated",
-    "wait_for",
-]
-
 #: SuperNodes of a deployment, and nodes of a simulation.
 NODES = 2
 

@@ -67,33 +67,6 @@ def add(script: dict[Where, list[set[str]]], where: Where, strike: str) -> None:
 
 @pytest.mark.slow
 @every_family
-def test_raising_and_garbage_and_a_client_killed_before_it_kept_its_state(
-    deployment: Deployment, family: str, tmp_path: Path
-) -> None:
-    """Three faults, one a round, on alternating nodes."""
-    waves = ["train"] * 3
-    if family == "hyfdca":
-        waves = ["train.propose", "train.inner_product", "train.propose"]
-    faults = [
-        f"0-2-{waves[0]}-raise",
-        f"1-3-{waves[1]}-garbage",
-        f"0-4-{waves[2]}-kill-after-push",
-    ]
-    deployment.plan(faults[0], faults[2])
-    deployment.plan(faults[1], argument="nan")
-    config = f"{FAMILIES[family]} rounds=6 timeout=120.0"
-    record = deployment.run(config, tmp_path / "deployed")
-    assert deployment.struck() == set(faults)
-    dropped = record.dropped()
-    assert "after the state was written" in dropped["0", 2]
-    assert ("1", 3) in dropped
-    script = lost(record, family)
-    add(script, ("0", 4, waves[2]), "state_loss")
-    check_same(record, simulated(config, NODES, tmp_path / "local", script))
-
-
-@pytest.mark.slow
-@every_family
 def test_a_late_answer(deployment: Deployment, family: str, tmp_path: Path) -> None:
     """The client has computed, and its state is one that the server never used."""
     wave = "train.propose" if family == "hyfdca" else "train"

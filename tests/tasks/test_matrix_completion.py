@@ -1,6 +1,5 @@
 """The task ``matrix-completion``."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,25 +43,6 @@ def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     observed[tuple(data.features.T.astype(int))] = 1
     np.testing.assert_array_equal(np.sum(held, axis=0), observed)
     assert {int(h.sum()) for h in held} <= {162 // n, 162 // n + 1}
-
-
-def test_centred_ratings_and_a_share_for_validation(tmp_path: Path) -> None:
-    path = ratings_file(tmp_path / "u.data", 200)
-    plain = MatrixCompletionTask(num_clients=4, seed=0, path=path)
-    data, centred = data_of(plain), data_of(replace(plain, centred=True))
-    mean = data.targets.mean()
-    # the test ratings' mean is not looked at
-    np.testing.assert_allclose(centred.targets, data.targets - mean)
-    np.testing.assert_allclose(centred.test_targets, data.test_targets - mean)
-    constant = np.full(plain.shapes()[0], mean)
-    assert replace(plain, centred=True).metrics(0.0 * constant)["rmse"] == (
-        pytest.approx(plain.metrics(constant)["rmse"])
-    )
-    part = data_of(replace(plain, validation_fraction=0.25))
-    assert (len(part.targets), len(part.test_targets)) == (120, 40)
-    cells = np.concatenate([part.features, part.test_features]) @ [20, 1]
-    # both are of the training ratings
-    np.testing.assert_array_equal(np.sort(cells), np.sort(data.features @ [20, 1]))
 
 
 def test_generated_ratings() -> None:

@@ -175,33 +175,6 @@ def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
-def test_one_file_holds_the_constant_and_a_factor(
-    tmp_path: Path, counter: Counter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "factor.npz")
-    calls: list[int] = []
-    original = LeastSquares.lipschitz
-
-    def lipschitz(self: LeastSquares) -> float:
-        calls.append(1)
-        return original(self)
-
-    monkeypatch.setattr(LeastSquares, "lipschitz", lipschitz)
-    r = lipschitz_of(squares(9, 4), factor_file=path)
-    assert r == original(squares(9, 4))
-    make(squares(9, 4), factor_file=path)
-    assert len(calls) == counter.made() == 1
-    assert lipschitz_of(squares(9, 4), factor_file=path) == r
-    make(squares(9, 4), factor_file=path)
-    system = make(squares(9, 4), "diagonal", factor_file=path)
-    assert len(calls) == 1
-    assert counter.made() == 0
-    np.testing.assert_allclose(system.solve(np.ones(4)), 1 / (WEIGHT * r + 0.3))
-    other = squares(9, 4, seed=1)
-    assert lipschitz_of(other, factor_file=path) == original(other) != r
-    assert len(calls) == 2
-
-
 def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = str(tmp_path / "none" / "factor.npz")
     for use in (

@@ -98,19 +98,3 @@ def test_composite_minima(kind: str) -> None:
     value = 0.5 * x @ H @ x - b @ x + h.value(x)
     assert value <= found.fun + 1e-13 * abs(found.fun)
     assert np.abs(x - (found.x[:15] - found.x[15:])).max() < 1e-4
-
-
-def test_state_goes_on_alike() -> None:
-    H, b = quadratic(8, 50.0)
-    scale = np.ones(8)
-    first = QuasiNewton(scale, Separable(), memory=3)
-    x = np.zeros(8)
-    for _ in range(6):
-        x = first.propose(first.observe(x, H @ x - b))
-    second = QuasiNewton(scale, Separable(), memory=3)
-    second.load_state({name: a.copy() for name, a in first.state().items()})
-    y = x.copy()
-    for _ in range(6):
-        x = first.propose(first.observe(x, H @ x - b))
-        y = second.propose(second.observe(y, H @ y - b))
-        np.testing.assert_array_equal(x, y)

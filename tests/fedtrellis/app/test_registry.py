@@ -78,56 +78,6 @@ def app_with(monkeypatch: pytest.MonkeyPatch, **plugins: Callable[[], Any]) -> A
     return App(methods=pairs(strategies, clients), tasks=TASKS.values())
 
 
-def test_a_plug_in_adds_a_method_a_task_and_a_domain(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = app_with(monkeypatch, mine=lambda: WHOLE)
-    new = set(app.default_config()) - set(sim.app.default_config())
-    own = {f"harder.{key}" for key in ("local-steps", "step-size", "step-schedule")}
-    own |= {f"harder.{key}" for key in ("batch-fraction", "proximal-weight")}
-    tasks = {f"shorter.{key.partition('.')[2]}" for key in _keys("lasso")}
-    assert new == own | {"harder.hardness"} | tasks | {"shorter.cut"}
-    words = ["--nodes", "3", "--out", str(tmp_path / "runs"), "-c"]
-    config = 'method="harder" task="shorter" rounds=2 harder.step-size=1e-4'
-    assert app.command_line([*words, config + " harder.hardness=0.75"]) == 0
-    (record,) = (tmp_path / "runs").iterdir()
-    saved = flatten(tomllib.loads((record / "config.toml").read_text()))
-    assert (saved["harder.hardness"], saved["shorter.cut"]) == (0.75, 4)
-    config = 'method="fedfw" task="shorter" domain="blob" radius=2.0 rounds=2'
-    experiment = app.experiment(_config(config), 3)
-    assert type(experiment.domain) is Blob
-    assert experiment.domain.radius == 2.0
-    capsys.readouterr()
-    for words, told in (
-        (["-c", 'method="harder" harder.hardness=1.0'], "must be at least 0 and below"),
-        (["-c", "harder.hardness=0.2"], "a setting of method 'harder', and this run's"),
-        (["-c", "shorter.cut=2"], "shorter.cut = 2 is a setting of task 'shorter'"),
-        (["-c", 'method="hardr"'], "did you mean 'harder'?"),
-    ):
-        assert app.command_line(words) == 1
-        assert told in capsys.readouterr().err
-    assert app.command_line(["--list"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("harder", "one setting more", "shorter"))
-    assert "blob" in shown
-    assert app.command_line(["--list", "harder"]) == 0
-    shown = capsys.readouterr().out
-    assert "harder.hardness" in shown
-    assert "how hard it is (at least 0 and below 1)" in " ".join(shown.split())
-
-
-def _keys(owner: str) -> list[str]:
-    return [
-        key for g in sim.app.registry.groups if g.owner == owner for key in g.fields
-    ]
-
-
-def _config(pairs_: str) -> dict[str, Any]:
-    from fedtrellis.app.command_line import read_config
-
-    return read_config([pairs_])
-
-
 def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

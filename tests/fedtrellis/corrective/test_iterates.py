@@ -3,14 +3,10 @@
 import importlib
 import itertools
 import math
-import warnings
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Form, Iterate, LocalProblem
@@ -22,11 +18,9 @@ from fedtrellis.domains import (
     L1Ball,
     LInfBall,
     NonNegativeL1Ball,
-    NuclearNormBall,
     Product,
     Simplex,
     SparseGroupBall,
-    Spectrahedron,
     WeightedL1Ball,
 )
 from fedtrellis.wire.arrays import Layout
@@ -131,111 +125,6 @@ def test_corrections_come_nearer(domain: Domain, shape: tuple[int, ...]) -> None
 
 
 # --------------------------------------------------------------------- what is refused
-
-
-_DTYPES = ("f2", "f4", "f8", "i1", "i8", "u1", "u2", "u8", "?", "c16")
-_NUMBERS = (
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    2.0,
-    1e-8,
-    1e6,
-    -1e6,
-    1e150,
-    -1e300,
-    math.nan,
-    math.inf,
-)
-FUZZED: list[tuple[Domain, tuple[int, ...], str]] = [
-    (L1Ball(2.5), (30,), "projected"),
-    (L1Ball(2.5), (30,), "pairwise"),
-    (Simplex(3.0), (5,), "projected"),
-    (LInfBall(1.5), (5,), "projected"),
-    (BirkhoffPolytope(), (4, 4), "projected"),
-    (BirkhoffPolytope(), (4, 4), "pairwise"),
-    (KSupportBall(2, 2.0), (6,), "projected"),
-    (SparseGroupBall(2.0, 2, 0.5), (6,), "projected"),
-    (NuclearNormBall(2.0), (4, 3), "projected"),
-    (Spectrahedron(2.0), (4, 4), "projected"),
-    (Product([L1Ball(1.0), BirkhoffPolytope()], [(3,), (2, 2)]), (7,), "projected"),
-    (Product([L1Ball(1.0), NuclearNormBall(1.0)], [(3,), (2, 2)]), (7,), "pairwise"),
-]
-
-
-@cache
-def walked(case: int) -> list[tuple[Iterate, list[NDArray[Any]]]]:
-    """Some rounds of one of them."""
-    return walk(*FUZZED[case], 4)
-
-
-def _values(draw: Any, array: NDArray[Any]) -> NDArray[Any]:
-    """Some values of an array are others."""
-    changed = array.copy()
-    for _ in range(draw(st.integers(1, 3))):
-        if changed.size:
-            at = draw(st.integers(0, changed.size - 1))
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                value = np.array(draw(st.sampled_from(_NUMBERS)))
-                if changed.dtype.kind in "iu":
-                    info = np.iinfo(changed.dtype)
-                    value = np.array(draw(st.sampled_from((info.min, info.max, 0, 3))))
-                changed.flat[at] = value.astype(changed.dtype)
-    return changed
-
-
-def _mutated(draw: Any, array: NDArray[Any]) -> NDArray[Any]:
-    kind = draw(st.integers(0, 5))
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if kind == 0:
-            return array.astype(draw(st.sampled_from(_DTYPES)))
-        if kind == 1:
-            return array.reshape(*array.shape, 1)
-        if kind == 2:
-            return np.concatenate([array.reshape(-1)] * draw(st.integers(1, 3)))
-        if kind == 3:
-            return np.zeros(
-                draw(st.sampled_from([(), (0,), (1,), (0, 3), (7,), (4, 0)]))
-            )
-        if kind == 4 and array.dtype.kind in "fc":
-            return np.asarray(array * draw(st.sampled_from((1e6, -1.0, 1.001, 1e200))))
-    return _values(draw, array)
-
-
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_whatever_arrives_is_refused_or_a_point_of_the_set(data: Any) -> None:
-    """Never another exception than ValueError, and what there was stays as it was."""
-    case = data.draw(st.integers(0, len(FUZZED) - 1))
-    domain, shape, _ = FUZZED[case]
-    iterate, arrays = walked(case)[data.draw(st.integers(0, 3))]
-    before = iterate.dense().tobytes()
-    arrived = list(arrays)
-    for _ in range(data.draw(st.integers(1, 3))):
-        kind = data.draw(st.integers(0, 7))
-        if kind == 0 and arrived:
-            del arrived[data.draw(st.integers(0, len(arrived) - 1))]
-        elif kind == 1 and arrived:
-            arrived.append(arrived[data.draw(st.integers(0, len(arrived) - 1))])
-        elif kind == 2:
-            other = walked(data.draw(st.integers(0, len(FUZZED) - 1)))
-            arrived = list(other[1][1])
-        elif arrived:
-            at = data.draw(st.integers(0, len(arrived) - 1))
-            arrived[at] = _mutated(data.draw, arrived[at])
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            after = iterate.changed(arrived, domain, STEPS)
-        except ValueError:
-            pass
-        else:
-            assert after.shape == shape
-            assert domain.contains(after.dense(), 3e-9)
-    assert iterate.dense().tobytes() == before
 
 
 def test_places_are_of_the_point() -> None:

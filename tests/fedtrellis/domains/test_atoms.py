@@ -244,3 +244,10 @@ def test_damaged_packs_never_raise_anything_but_value_error(
     for atom in atoms:
         assert atom.shape == shape
         assert np.isfinite(atom.dense()).all()
+
+
+def test_many_permutations_travel() -> None:
+    rng = np.random.default_rng(0)
+    atoms = [PermutationAtom(rng.permutation(4), scale) for scale in (1.0, -2.0, 0.5)]
+    for a, b in zip(atoms, unpack_atoms(pack_atoms(atoms), (4, 4)), strict=True):
+        np.testing.assert_array_equal(a.dense(), b.dense())

@@ -1,6 +1,7 @@
 """The contract of every set, one line of a table each, and what only one has."""
 
 import importlib
+import math
 import pickle
 import pkgutil
 from collections.abc import Callable
@@ -49,6 +50,7 @@ from fedtrellis.domains.atoms import (
     pack_atoms,
     unpack_atoms,
 )
+from fedtrellis.domains.product import ENCLOSING, enclosing_ball
 from fedtrellis.settings import SettingsError
 from tests.fedtrellis.domains.cases import (
     CASES,
@@ -615,3 +617,44 @@ def test_run_configs_set_what_constructors_take() -> None:
     assert GroupL1Ball.from_config({}, radius=5.0) == GroupL1Ball(5.0, 10)
     with pytest.raises(SettingsError, match=r"k-support-ball\.k = 0 must be at lea"):
         KSupportBall.from_config({"k-support-ball.k": 0}, radius=1.0)
+
+
+# -- balls around sets
+
+#: Norms of which a set cannot say how large they get.
+UNKNOWN = {
+    ("l1-ball", SpectralNormBall),
+    *(
+        ("nuclear-norm-ball", kind)
+        for kind in (
+            *(GroupL1Ball, CappedSimplex, SortedL1Ball, SparseGroupBall),
+            *(TotalVariationBall, Permutahedron),
+        )
+    ),
+}
+
+
+@all_cases
+@pytest.mark.parametrize("kind", ENCLOSING)
+def test_a_ball_around_a_set_holds_it_and_touches_it(
+    domain: Domain, shape: Shape, kind: str
+) -> None:
+    if kind == "nuclear-norm-ball" and len(shape) != 2:
+        with pytest.raises(SettingsError, match="is for matrices"):
+            enclosing_ball(kind, domain, shape)
+        return
+    if (kind, type(domain)) in UNKNOWN:
+        with pytest.raises(SettingsError, match="is not available around"):
+            enclosing_ball(kind, domain, shape)
+        return
+    ball = enclosing_ball(kind, domain, shape)
+    rng = np.random.default_rng(0)
+    # where a norm is largest: along one entry, all of them alike, or the identity
+    size = math.prod(shape)
+    along = [*np.eye(size).reshape(-1, *shape), np.ones(shape)]
+    along += [np.eye(*shape)] if len(shape) == 2 else []
+    along += [*rng.choice([-1.0, 1.0], (300, *shape)), *rng.normal(size=(300, *shape))]
+    points = [domain.lmo(sign * d).dense() for d in along for sign in (1.0, -1.0)]
+    assert all(ball.contains(point) for point in points)
+    smaller = type(ball)(ball.radius * (1 - 1e-6))  # type: ignore[attr-defined, call-arg]
+    assert not all(smaller.contains(point) for point in points)

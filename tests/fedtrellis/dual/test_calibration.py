@@ -7,9 +7,7 @@ from sklearn.datasets import make_classification
 from sklearn.frozen import FrozenEstimator
 from sklearn.svm import LinearSVC
 
-from clients.hyfdca.client import predictions_of
 from fedtrellis.dual.calibration import Sigmoid
-from fedtrellis.objectives.losses import make_loss
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
@@ -37,28 +35,3 @@ def test_it_is_the_minimum() -> None:
     assert abs(((p - t) * z).sum()) < 1e-10
     flat = Sigmoid.of(np.ones(5), positive).probabilities(np.ones(5))
     assert np.allclose(flat, t.mean())
-
-
-def test_predictions_with_few_labels_and_missing_scores() -> None:
-    z = np.linspace(-3.0, 3.0, 30)
-    z[4] = np.nan
-    y = np.where(np.arange(30) % 7 < 3, -1.0, 1.0)
-    ids = [str(i) for i in range(30)]
-    labels = np.where(np.arange(30) < 25, y, np.nan)
-    svm = predictions_of(make_loss("hinge"), ids, z, labels)
-    assert svm.probabilities is None
-    assert svm.calibrated is not None
-    assert np.array_equal(np.isnan(svm.calibrated), np.isnan(z))
-    known = ~np.isnan(labels) & ~np.isnan(z)
-    fitted = Sigmoid.of(z[known], labels[known] > 0.0)
-    assert np.allclose(svm.calibrated[known], fitted.probabilities(z[known]))
-    few = predictions_of(make_loss("logistic"), ids, z, np.full(30, np.nan))
-    assert few.calibrated is None
-    assert few.probabilities is not None
-    assert np.allclose(few.probabilities[5:], 1.0 / (1.0 + np.exp(-z[5:])))
-    assert np.array_equal(few.predicted[5:], np.where(z[5:] >= 0.0, 1.0, -1.0))
-    several = np.stack([z, -z, 0.5 * z], axis=1)
-    classes = predictions_of(make_loss("logistic"), ids, several, np.full(30, np.nan))
-    assert np.array_equal(classes.predicted[5:], several[5:].argmax(axis=1))
-    assert np.isnan(classes.predicted[4])
-    assert predictions_of(make_loss("squared"), ids, z, labels).probabilities is None

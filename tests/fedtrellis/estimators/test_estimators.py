@@ -1,6 +1,8 @@
-"""Estimators against scikit-learn's own on the same data in one place."""
+"""scikit-learn's estimators, on data that lie on several nodes."""
 
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import check_estimator
 
-import sim  # noqa: F401 - so that fedtrellis.strategies are this checkout's
+import sim
 from fedtrellis.estimators import (
     FederatedElasticNet,
     FederatedLasso,
@@ -390,3 +392,17 @@ def test_scikit_learns_checks(model: Any, failing: dict[str, str]) -> None:
     found = {each["check_name"] for each in results if each["status"] == "failed"}
     assert found <= set(failing), found
     assert len(results) > 40
+
+
+PAGE = Path(sim.__file__).parent / "docs" / "estimators.md"
+
+
+def test_ten_lines_from_split_columns_to_a_score() -> None:
+    (program,) = re.findall(
+        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    assert len([line for line in program.splitlines() if line.strip()]) <= 10
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert names["accuracy"] > 0.95
+    assert names["model"].gap_ < 1e-8

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse
 
 from fedtrellis.objectives import (
     LeastSquares,
@@ -14,7 +13,7 @@ from fedtrellis.objectives import (
 from fedtrellis.objectives.base import (
     MeanObjective,
 )
-from fedtrellis.objectives.linear_models import DesignMatrix, StackedLinear
+from fedtrellis.objectives.linear_models import StackedLinear
 
 RNG = np.random.default_rng(0)
 SIZES = (2, 5, 9)
@@ -86,30 +85,3 @@ def test_gradients_are_those_of_each(kind: str, sizes: list[int], dtype: str) ->
     np.testing.assert_allclose(
         stacked.gradients(points, batches), expected, rtol=tolerance, atol=tolerance
     )
-
-
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize("sparse", [True, False])
-@pytest.mark.parametrize("shape", [(400, 90), (90, 400), (150, 150), (65, 3000)])
-def test_lanczos_is_the_largest_eigenvalue(
-    shape: tuple[int, int],
-    sparse: bool,
-    intercept: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rng = np.random.default_rng(5)
-    A = rng.standard_normal(shape)
-    if sparse:
-        A[rng.random(shape) < 0.9] = 0.0
-    full = np.hstack([A, np.ones((len(A), 1))]) if intercept else A
-    small = full @ full.T if shape[0] < shape[1] else full.T @ full
-    expected = float(np.linalg.eigvalsh(small)[-1])
-    design = DesignMatrix(
-        scipy.sparse.csr_array(A) if sparse else A, intercept=intercept
-    )
-
-    def never(self: DesignMatrix) -> np.ndarray:
-        raise AssertionError("the Gram matrix was formed")
-
-    monkeypatch.setattr(DesignMatrix, "gram", never)
-    assert design.largest_gram_eigenvalue == pytest.approx(expected, rel=1e-12)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from fedtrellis.objectives.losses import (
     LOSSES,
-    CrossEntropy,
     DualLoss,
     Hinge,
     LogisticLoss,
@@ -85,21 +84,6 @@ def test_fenchel_and_young(loss: DualLoss, z: float, share: float, y: float) -> 
     assert loss.feasible(u, one(y)) == u
     equal = value + loss.conjugate(u, one(y)) + u * z
     assert abs(equal[0]) <= 1e-13 * (1.0 + z * z)
-
-
-def test_the_cross_entropy_of_two_classes_is_the_logistic_loss() -> None:
-    rng = np.random.default_rng(1)
-    z, y = 3.0 * rng.standard_normal(50), np.arange(50) % 2
-    signs: np.ndarray = 2.0 * y - 1.0
-    pairs: np.ndarray = np.stack([np.zeros(50), z], axis=1)
-    entropy, logistic = CrossEntropy(), LogisticLoss()
-    np.testing.assert_allclose(entropy.value(pairs, y), logistic.value(z, signs))
-    slopes = entropy.slope(pairs, y)
-    np.testing.assert_allclose(slopes[:, 1], logistic.slope(z, signs), atol=1e-15)
-    np.testing.assert_allclose(slopes.sum(axis=1), 0.0, atol=1e-15)
-    in_place = entropy.slope(pairs, y, pairs)
-    assert in_place is pairs
-    np.testing.assert_array_equal(in_place, slopes)
 
 
 @pytest.mark.parametrize("loss", [a for a in ALL if a.labels == "signs"])
@@ -292,3 +276,12 @@ def test_labels(loss: DualLoss) -> None:
     for shaped in (np.ones((2, 2)), np.array(["a"])):
         with pytest.raises(ValueError, match="must have 1 axes|must be real numbers"):
             loss.check_labels(shaped)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "match"),
+    [((0.0, 1.0, 1.0), "weight is 0.0"), ((1.0, -1.0, 1.0), "gamma is -1.0")],
+)
+def test_steps_that_may_leave_the_domain(numbers: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Hinge().theoretical_step(one(0.0), one(0.0), one(1.0), *numbers)

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedtrellis.tune.grey_relational import (
     grey_relational_grades,
@@ -55,41 +53,3 @@ def test_a_front_by_hand() -> None:
     metrics = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
     assert_array_equal(pareto_front(metrics, ["min", "min"]), [1, 1, 1, 0, 0, 0])
     assert_array_equal(pareto_front(metrics, ["max", "max"]), [0, 0, 0, 0, 1, 0])
-
-
-# ------------------------------------------------------------------------ properties
-
-# short numbers: a difference of two is exact, so rounding can make no two equal
-NUMBERS = st.integers(-1000, 1000).map(lambda n: n / 8)
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[NDArray[np.float64], list[str]]:
-    m, n = draw(st.integers(1, 12)), draw(st.integers(1, 5))
-    rows = draw(
-        st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=m, max_size=m)
-    )
-    senses = draw(st.lists(st.sampled_from(["min", "max"]), min_size=n, max_size=n))
-    return np.array(rows), senses
-
-
-@given(problems())
-def test_a_dominating_point_has_the_larger_grade(
-    problem: tuple[NDArray[np.float64], list[str]],
-) -> None:
-    metrics, senses = problem
-    signed = metrics * np.where(np.array(senses) == "max", 1.0, -1.0)
-    grades = grey_relational_grades(metrics, senses)
-    front = pareto_front(metrics, senses)
-    assert front.any()
-    for i, one in enumerate(signed):
-        dominated = [(one >= other).all() and (one > other).any() for other in signed]
-        assert (grades[i] > grades[dominated]).all()
-        assert not front[dominated].any()
-    # and whoever is not on the front has somebody there who dominates it
-    for other in signed[~front]:
-        assert any(
-            (one >= other).all() and (one > other).any() for one in signed[front]
-        )
-    assert front[int(np.argmax(grades))]
-    assert ((grades >= 0.5) & (grades <= 1.0)).all()

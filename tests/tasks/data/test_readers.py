@@ -46,22 +46,3 @@ def test_what_a_text_file_needs(
     match = rf'a\.csv, .* needs {name}: pip install "fedtrellis\[{extra}\]"'
     with pytest.raises(SettingsError, match=match):
         (read_csv if name == "pandas" else read_libsvm)(path, Schema(0))
-
-
-@pytest.mark.parametrize("rows", [3, 12_000])
-def test_a_file_of_several_blocks(tmp_path: Path, rows: int) -> None:
-    """Blocks are joined in order, and count rows over their bounds."""
-    path = tmp_path / "a.csv"
-    lines = [f"{i},{i / 7!r},{-i}" for i in range(rows)]
-    path.write_text("\n".join(["a,b,label", *lines, "", ""]) + "\n")
-    table = read_csv(path, Schema(2, target="number"))
-    numbers = np.arange(rows)
-    np.testing.assert_array_equal(
-        table.features, np.column_stack([numbers, numbers / 7])
-    )
-    np.testing.assert_array_equal(table.targets, -numbers)
-    assert table.features.flags.c_contiguous
-    lines[-1] = f"{rows},x,1"
-    path.write_text("\n".join(["a,b,label", *lines]) + "\n")
-    with pytest.raises(SettingsError, match=rf"row {rows}, column 'b': must be a"):
-        read_csv(path, Schema(2, target="number"))

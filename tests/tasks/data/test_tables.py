@@ -201,46 +201,6 @@ def test_libsvm(tmp_path: Path, end: str) -> None:
     assert table.targets.tolist() == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"yes 1:{SECRET}",
-        "1 1",
-        "1 1:",
-        "1 x:1",
-        "1 2:1 1:1",
-        "1 1:1 1:2",
-        "1 1:nan",
-        "1 2:inf",
-        "nan 1:1",
-        "1 -1:1",
-        "1 1.5:1",
-        "1,2 1:1",
-        f"1 1:{SECRET}a",
-        "1 99999999999999999999:1",
-        "1 " + "9" * 5000 + ":1",
-    ],
-)
-def test_malformed_libsvm(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "data"
-    path.write_text(f"-1 1:1\n1 2:1\n{line}\n-1 1:4\n")
-    refused(load_libsvm, path, "line 3: must be a label and index:value")
-
-
-def test_files_that_are_not_libsvm(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    for text in ("", "\n\n", "# nothing\n", "1\n-1\n"):
-        path.write_text(text)
-        refused(load_libsvm, path, "no examples with features")
-    for name in ("data.bz2", "data.gz"):
-        path = tmp_path / name
-        path.write_text(TEXT)
-        refused(load_libsvm, path, "cannot be read or unpacked")
-        pack = bz2.compress if name.endswith("bz2") else gzip.compress
-        path.write_bytes(pack(TEXT.encode() * 1000)[:-20])
-        refused(load_libsvm, path, "cannot be read or unpacked")
-
-
 # -- the real files, where they are
 
 

@@ -1,5 +1,6 @@
-"""The README's program and that of the page on sets run; CI runs its commands."""
+"""Pages: their programs run, their links and tests are there; CI runs commands."""
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sim
 from fedtrellis.domains import L1Ball, LInfBall
 from fedtrellis.domains.product import enclosing_ball
 
@@ -95,3 +97,48 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), link
         if anchor and target.suffix == ".md":
             assert anchor in headings(target), f"{link}#{anchor}"
+
+
+SECURITY_ROOT = Path(sim.__file__).parent
+PAGE = SECURITY_ROOT / "docs" / "security.md"
+#: A link to a test's file, and the names of tests that follow it.
+LINKED = re.compile(r"\]\(\.\./(tests/[\w/]+\.py)\)((?::? (?:and )?`test_\w+`,?)*)")
+
+
+def functions_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def missing(text: str) -> list[str]:
+    found = []
+    for file, names in LINKED.findall(text):
+        if not (SECURITY_ROOT / file).is_file():
+            found.append(file)
+            continue
+        known = functions_of(SECURITY_ROOT / file)
+        found += [
+            f"{file}::{name}"
+            for name in re.findall(r"test_\w+", names)
+            if name not in known
+        ]
+    return found
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert missing(text) == []
+    # none is named where no link says in which file it is
+    named = set(re.findall(r"`(test_\w+)`(?!\]\()", text))
+    linked = {n for _, names in LINKED.findall(text) for n in names.split("`")}
+    assert named <= linked
+    assert len(LINKED.findall(text)) > 10
+
+
+def test_pages_that_speak_of_privacy_link_it() -> None:
+    for name in ("hyfdca", "fedfw", "fedgia", "riemannian", "deploy", "data"):
+        text = (SECURITY_ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        assert "(security.md" in text, name
+    assert "docs/security.md" in (SECURITY_ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
