@@ -327,12 +327,6 @@ def plot_convergence(
 # other machines keep theirs, or are given back what the server can replay.
 
 _FORMAT = 1
-# What a checkpoint knows of its run.
-_META = (
-    *("format", "strategy", "round", "session", "epoch", "seed", "version"),
-    *("layout", "dtype", "planned-rounds", "settings", "clients", "shapes"),
-)
-
 # A TypeError: say a single array, which is no archive.
 _UNREADABLE = (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile)
 
@@ -376,7 +370,6 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
         "version": broadcast.version,
         "planned-rounds": strategy.planned_rounds,
         "clients": clients,
-        "shapes": {name: list(np.shape(array)) for name, array in arrays.items()},
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     return arrays
@@ -409,12 +402,7 @@ class Checkpoint:
             with np.load(path, allow_pickle=False) as file:
                 self._arrays = {name: file[name] for name in file.files}
             meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
-            for name in _META:
-                meta[name]  # a KeyError names the missing one
             self._layout = Layout.from_list(meta["layout"], meta["dtype"])
-            for name, shape in meta["shapes"].items():
-                if (found := self._arrays[name].shape) != tuple(shape):
-                    raise ValueError(f"its entry {name!r} has shape {found}")
             self.planned_rounds = int(meta["planned-rounds"])
             self.keys = {
                 name: Key(str(client["digest"]), bool(client["lasting"]))
@@ -426,8 +414,8 @@ class Checkpoint:
 
     def load(self, strategy: Any, grid: Any) -> list[RoundRecord]:
         """Put a strategy that has been set up where it was; the rounds so far."""
-        self._check_same_run(strategy)
         try:
+            self._check_same_run(strategy)
             self._put_back(strategy, grid)
         except SettingsError:
             raise
@@ -436,7 +424,7 @@ class Checkpoint:
             raise SettingsError(f"{self._name} {why}") from error
         try:
             return self._history()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             why = f"its history cannot be read: {error}"
             raise SettingsError(f"{self._name}: {why}") from None
 

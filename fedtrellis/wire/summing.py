@@ -122,17 +122,8 @@ def hidden(
     if config["server-round"] <= 1 and context.run_config.get("initial-model", "any"):
         releases.check_start(x)
     releases.note_model(x)
-    words = _words(context, coding, vector, config)
+    words = coding.words(vector, config["sum-terms"])
     return member.term(config[ATTEMPT], words, noise=noise if deviation else None)
-
-
-def _words(
-    context: Context, coding: Coding, vector: FloatArray, config: Mapping[str, Any]
-) -> Words:
-    try:
-        return coding.words(vector, config["sum-terms"])
-    except RangeError as error:
-        raise RangeError(f"client {client_identity(context)}: {error}") from None
 
 
 def hides(context: Context) -> bool:
@@ -248,7 +239,7 @@ def _term(
         log(ERROR, "%s failed: %s", who, failed)
         raise RuntimeError(f"{who} failed; its node's log says why")
     vector = _vector(who, reply.content, model, config)
-    words = _words(context, Coding(config["sum-bits"]), vector, config)
+    words = Coding(config["sum-bits"]).words(vector, config["sum-terms"])
     return member.term(config[ATTEMPT], words)
 
 
