@@ -61,7 +61,7 @@ from fedtrellis.settings import (
     refused,
 )
 from fedtrellis.trackers import make_trackers
-from fedtrellis.wire.client import by_name, client_app, name_of
+from fedtrellis.wire.client import by_name, client_app
 from fedtrellis.wire.exchange import Traffic, await_nodes, exchange
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_grid import LocalGrid
@@ -111,8 +111,7 @@ class App:
 
     def __reduce__(self) -> Any:
         """By its name, or as what it was made of; never with what it caches."""
-        name = name_of(self)
-        return (_remade, self._made_of) if name is None else (by_name, name)
+        return by_name(self) or (_remade, self._made_of)
 
     def _main(self, grid: Grid, context: Context) -> None:
         self.run(grid, context.run_config)

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from importlib import import_module
 from logging import ERROR, INFO
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -546,12 +546,12 @@ class MethodApp(ClientApp):
         return super().lifespan()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        name = name_of(self)
-        return super().__reduce_ex__(protocol) if name is None else (by_name, name)
+        found = by_name(self)
+        return super().__reduce_ex__(protocol) if found is None else found
 
 
-def name_of(thing: object) -> tuple[str, str] | None:
-    """The module and the name by which another process can import an object, if any.
+def by_name(thing: object) -> tuple[Any, tuple[str]] | None:
+    """How to pickle an object as the name that a module holds it by, if one does.
 
     ``__main__`` is another module in every process.
     """
@@ -567,15 +567,10 @@ def name_of(thing: object) -> tuple[str, str] | None:
         ]
         # the one that made it, rather than those that import it from there
         known["_name"] = min(places, key=lambda place: len(place[0]), default=None)
-    name: tuple[str, str] | None = known["_name"]
-    if name and getattr(sys.modules.get(name[0]), name[1], None) is not thing:
+    module, name = known["_name"] or ("", "")
+    if getattr(sys.modules.get(module), name, None) is not thing:
         return None  # it holds another by now
-    return name
-
-
-def by_name(module: str, name: str) -> Any:
-    """The object that a module holds."""
-    return getattr(import_module(module), name)
+    return resolve_name, (f"{module}:{name}",)
 
 
 def _handle(
@@ -615,7 +610,6 @@ def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
 def client_app(
     client_fn: ClientFn,
     *,
-    phases: Sequence[str] = (),
     mods: list[Any] | None = None,
     max_parameters: int = MAX_PARAMETERS,
     max_count: int = MAX_COUNT,
@@ -627,12 +621,8 @@ def client_app(
     client_fn : callable
         Takes the ``Context`` and returns a client of :mod:`fedtrellis.clients`, or any
         ``NumPyClient``. Called for every message, so what is expensive belongs behind
-        a module-level ``functools.lru_cache``.
-    phases : sequence of str
-        Names of phases of a round: a message of type ``train.NAME`` calls the client's
-        method ``fit_NAME(parameters, config)``. Those of subclasses of
-        :class:`MethodClient` are known by themselves, unless the class is defined
-        later than the app, say in a module that only ``client_fn`` imports.
+        a module-level ``functools.lru_cache``. A :class:`MethodClient` with phases
+        (methods ``fit_NAME``) has to be defined before the app is made.
     mods : list, optional
         Flower mods around every message.
     max_parameters : int
@@ -669,7 +659,7 @@ def client_app(
     app.functions = {"train": "fit", "evaluate": "evaluate"}
     app.evaluate()(partial(_handle, app, "evaluate"))
     app.train()(partial(_handle, app, "fit"))
-    for phase in dict.fromkeys((*_PHASES, *phases)):
+    for phase in _PHASES:
         app.functions[f"train.{phase}"] = PHASE + phase
         app.train(phase)(partial(_handle, app, PHASE + phase))
     app.query("hello")(partial(_introduce, app))

@@ -338,12 +338,16 @@ def test_a_model_of_several_layers_arrives_as_layers() -> None:
     assert [a.tolist() for a in back] == [[7.0], layers[0].tolist()]
 
 
-def test_additional_phases_call_methods_of_their_names() -> None:
+def test_phases_call_methods_of_their_names() -> None:
     class Phased(Adder):
         def fit_inner_product(self, parameters: Arrays, config: Config) -> Fit:
             return [np.array([-5.0])], 1, {}
 
-    app = client_app(Phased, phases=["inner_product", "missing"])
+    class Other(Adder):
+        def fit_missing(self, parameters: Arrays, config: Config) -> Fit:
+            raise AssertionError
+
+    app = client_app(Phased)
     message = request(1, None, kind="train.inner_product")
     assert arrays_of(app(message, new_context())) == [-5.0]
     with pytest.raises(TypeError, match="Phased has no method fit_missing"):
@@ -351,7 +355,7 @@ def test_additional_phases_call_methods_of_their_names() -> None:
 
 
 def test_phases_are_known_by_the_classes_that_have_them() -> None:
-    """Of somebody else's class too, and of a mix-in; a later class needs ``phases``."""
+    """Of somebody else's class too, and of a mix-in; not of one that comes later."""
 
     class Curvature:
         fit_intercept = True  # an attribute, not a phase
@@ -377,7 +381,7 @@ def test_phases_are_known_by_the_classes_that_have_them() -> None:
     late = request(1, None, kind="train.of_a_class_to_come")
     with pytest.raises(ValueError, match="of_a_class_to_come"):
         app(late, new_context())
-    app = client_app(lambda context: Later(context), phases=["of_a_class_to_come"])
+    app = client_app(lambda context: Later(context))
     assert arrays_of(app(late, new_context())) == [1.0]
     with pytest.raises(ValueError, match="intercept"):
         app(request(1, None, kind="train.intercept"), new_context())
