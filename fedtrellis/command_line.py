@@ -12,9 +12,11 @@ from fedtrellis.app.command_line import add_run_options, perform
 from fedtrellis.app.registry import print_list
 from fedtrellis.runs import (
     add_compare_options,
+    add_export_options,
     add_predict_options,
     add_runs_options,
     compare_runs,
+    export,
     list_runs,
     predict,
 )
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_compare_options(add("compare", compare_runs, what))
     what = "what a run's model says of a table's rows"
     add_predict_options(add("predict", predict, what))
+    what = "a run's model for use without fedtrellis"
+    add_export_options(add("export", export, what))
     return perform(lambda options: options.act(options), parser, arguments)
 
 

@@ -25,7 +25,7 @@ from fedtrellis.server.records import (
     read_history,
 )
 from fedtrellis.settings import SettingsError, check_choice, need
-from fedtrellis.tables import TableModel
+from fedtrellis.tables import EXPORTS, TableModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,6 +209,13 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="CSV", help="where predictions go [printed]")
 
 
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """What ``fedtrellis export`` takes."""
+    parser.add_argument("directory", metavar="DIR", help="the run's record")
+    parser.add_argument("--to", choices=EXPORTS, required=True, help="the format")
+    parser.add_argument("--out", metavar="FILE", help="the file [a name by format]")
+
+
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     """What ``fedtrellis compare`` takes."""
     add = parser.add_argument
@@ -253,6 +260,13 @@ def predict(options: argparse.Namespace) -> None:
         for name, values in zip(model.classes, shares, strict=True):
             found[f"probability of {name}"] = values
     found.to_csv(options.out or sys.stdout, index=False)
+
+
+def export(options: argparse.Namespace) -> None:
+    """Write a run's model in the units of its table, for use without fedtrellis."""
+    path = options.out or EXPORTS[options.to]
+    finished_model(options.directory).export(options.to, path)
+    print(f"Written: {path}")
 
 
 def compare_runs(options: argparse.Namespace) -> None:

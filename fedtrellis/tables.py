@@ -370,6 +370,10 @@ def expand(columns: Iterable[Column], frame: pd.DataFrame) -> Array:
 
 # ------------------------------------------------------------------------- the model
 
+#: What a model can be written as, and the file's name by default: a pipeline that
+#: joblib loads; arrays ``coef``, ``intercept``, ``features`` and ``classes``.
+EXPORTS = {"sklearn": "model.joblib", "npz": "model-in-units.npz"}
+
 
 def meaning(preparation: Preparation, loss: Loss, intercept: bool) -> dict[str, Any]:
     """Return what a record holds of a linear model of a table, as JSON has it."""
@@ -461,3 +465,74 @@ class TableModel(dict[str, NDArray[Any]]):
             right = scipy.special.expit(scores)
             return np.column_stack([scipy.special.expit(-scores), right])
         return np.asarray(scipy.special.softmax(scores, axis=1))
+
+    def export(self, to: str, path: str | Path) -> None:
+        """Write it for use without this package: see :data:`EXPORTS`.
+
+        SettingsError: it cannot be had so, and why.
+        """
+        if to == "sklearn":
+            need("joblib", "an export to scikit-learn", "sklearn")
+            import joblib
+
+            joblib.dump(self.pipeline(), path)
+            return
+        w, b = self.linear()
+        names = np.array(self.preparation.names())
+        with Path(path).open("wb") as file:
+            np.savez(file, coef=w, intercept=b, features=names, classes=self.classes)
+
+    def pipeline(self) -> Any:
+        """Return a pipeline of scikit-learn that predicts the same of data frames.
+
+        SettingsError: a column is a date, which scikit-learn makes no number of.
+        """
+        need("sklearn", "an export to scikit-learn", "sklearn")
+        import pandas as pd
+        from sklearn.compose import ColumnTransformer
+        from sklearn.impute import MissingIndicator, SimpleImputer
+        from sklearn.linear_model import LinearRegression, LogisticRegression
+        from sklearn.pipeline import Pipeline
+        from sklearn.preprocessing import OneHotEncoder
+
+        (w, b), made = self.linear(), self.preparation
+        steps: list[tuple[str, Any, list[str]]] = []
+        weights: list[Array] = []
+        example: dict[str, list[Any]] = {}
+        start = 0
+        for column in made.columns:
+            name, width = column.name, len(column.features())
+            part, mean = w[start : start + width], made.means[start]
+            start += width
+            if column.kind == "date":
+                raise SettingsError(
+                    f"column {name!r} is a date; --to npz has its weight"
+                )
+            if column.kind == "category":
+                if column.other:
+                    # what is none of the categories has none of their features
+                    b, part = b + part[-1], part[:-1] - part[-1]
+                known: Any = [list(column.categories)]
+                more: Any = {"handle_unknown": "ignore", "sparse_output": False}
+                steps.append((name, OneHotEncoder(categories=known, **more), [name]))
+                example[name] = [column.categories[0]]
+            else:
+                filled = SimpleImputer(strategy="constant", fill_value=mean)
+                steps.append((name, filled, [name]))
+                example[name] = [mean]
+                if column.missing:
+                    steps.append(
+                        (f"{name} gone", MissingIndicator(features="all"), [name])
+                    )
+            weights.append(part)
+        regression = self._known()["loss"] == "squared"
+        model = LinearRegression() if regression else LogisticRegression()
+        w = np.concatenate(weights)
+        model.coef_ = w if regression else np.atleast_2d(w.T)
+        model.intercept_ = b if regression else np.atleast_1d(b)
+        model.n_features_in_ = len(w)
+        if not regression:
+            model.classes_ = self.classes
+        # nothing is learnt: categories and values to fill in are given
+        columns = ColumnTransformer(steps).fit(pd.DataFrame(example))
+        return Pipeline([("columns", columns), ("model", model)])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +25,7 @@ import fedtrellis
 import sim
 from fedtrellis.command_line import main
 from fedtrellis.settings import SettingsError
+from fedtrellis.tables import expand
 from tasks.base import DataFileError
 from tasks.data.readers import OwnTable, read_own_table
 from tasks.data.table import Schema
@@ -250,6 +254,43 @@ def test_a_regression_predicts_in_the_target_s_units(
     assert model.predict(path) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(SettingsError, match="no class has a probability"):
         model.predict_proba(path)
+
+
+@pytest.mark.parametrize("task", ["logistic-regression", "lasso"])
+def test_an_export_needs_nothing_of_ours(
+    tmp_path: Path, frame: pd.DataFrame, task: str
+) -> None:
+    path, label = tmp_path / "table.csv", "price" if task == "lasso" else "kind"
+    kept = frame[["dose", "small", "colour", "centre", label]]
+    kept.to_csv(path, index=False)
+    settings = 'method="fedfw" radius=20 rounds=20'
+    record = run(path, task, tmp_path / "runs", settings)
+    model = fedtrellis.load_run(record).model
+    assert model is not None
+    rows = kept.drop(columns=label)
+    rows.loc[5, "colour"] = "violet"
+    out = str(tmp_path / "model")
+    assert main(["export", str(record), "--to", "sklearn", "--out", out]) == 0
+    script = "import sys, joblib, pandas as pd; sys.modules['fedtrellis'] = None\n"
+    script += f"m = joblib.load({out!r}); x = pd.read_pickle({out + '.rows'!r})\n"
+    script += f"pd.Series(m.predict(x)).to_pickle({out + '.found'!r})"
+    rows.to_pickle(out + ".rows")
+    subprocess.run([sys.executable, "-c", script], check=True)
+    found, expected = pd.read_pickle(out + ".found"), model.predict(rows)
+    if task == "lasso":
+        assert found.to_numpy() == pytest.approx(expected, rel=1e-9)
+    else:
+        assert found.tolist() == expected.tolist()
+        shares = joblib.load(out).predict_proba(rows)
+        assert shares == pytest.approx(model.predict_proba(rows), abs=1e-9)
+    assert main(["export", str(record), "--to", "npz", "--out", out + ".npz"]) == 0
+    with np.load(out + ".npz") as arrays:
+        w, b = arrays["coef"], arrays["intercept"]
+        assert arrays["features"].tolist() == list(model.preparation.names())
+    made = model.preparation
+    features = expand(made.columns, rows)
+    filled = np.where(np.isnan(features), made.means, features)
+    assert filled @ w + b == pytest.approx(model.scores(rows), abs=1e-8)
 
 
 def run_on_nodes(
