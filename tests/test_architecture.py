@@ -35,7 +35,6 @@ HEIGHT = {wing: height for height, wings in enumerate(ORDER) for wing in wings}
 
 @lru_cache(maxsize=1)
 def modules() -> dict[str, Path]:
-    """Return the file of every module by its dotted name."""
     found = {}
     for package in ("fedtrellis", "strategies", "clients", "tasks"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -45,12 +44,10 @@ def modules() -> dict[str, Path]:
 
 
 def wing_of(module: str) -> str:
-    """Return the wing of a module, or its own name if it is loose."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 def runtime_imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports that can run, those within functions too."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
@@ -85,7 +82,6 @@ def imported(module: str, path: Path, *, typing: bool) -> set[str]:
 
 @lru_cache(maxsize=2)
 def graph(*, typing: bool) -> dict[str, set[str]]:
-    """Return what every module imports."""
     return {m: imported(m, path, typing=typing) for m, path in modules().items()}
 
 

@@ -25,7 +25,6 @@ HYBRID = f'method="hyfdca" task="hybrid-svm" {ACCEPT}'
 
 @pytest.fixture(autouse=True)
 def pictures(request: pytest.FixtureRequest) -> None:
-    """Only where they are looked at."""
     if request.node.name != "test_a_run_leaves_a_complete_record":
         request.getfixturevalue("no_pictures")
 

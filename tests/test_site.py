@@ -68,7 +68,6 @@ def test_the_example_runs(name: str) -> None:
 
 
 def run_program(page: str) -> dict[str, Any]:
-    """The variables that a tutorial's program ends with."""
     text = (TUTORIALS / page).read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     names: dict[str, Any] = {"__name__": "tutorial"}

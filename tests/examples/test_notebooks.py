@@ -14,7 +14,6 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
 def cells(path: Path) -> list[dict[str, Any]]:
-    """A notebook's code cells."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 

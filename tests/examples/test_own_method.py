@@ -47,7 +47,6 @@ def model(record: Path) -> Any:
 
 
 def loop(step_size: float) -> Any:
-    """The same six rounds without messages."""
     task = sim.app.experiment({"task": "linear-regression", "method": "fedgia"}, 4).task
     x = np.zeros(100)
     for t in range(1, 7):

@@ -28,7 +28,6 @@ main(grid, Context(1, 1, {}, RecordDict(), config))
 
 
 def patched(patch: Path, folder: Path) -> Path:
-    """A copy of the app with a patch."""
     app = folder / "app"
     shutil.copytree(APP, app, ignore=shutil.ignore_patterns("__pycache__"))
     text = patch.read_text(encoding="utf-8")

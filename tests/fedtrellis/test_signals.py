@@ -23,7 +23,6 @@ every_signal = pytest.mark.parametrize("number", STATUS)
 
 @pytest.fixture(autouse=True)
 def as_in_a_shell() -> Iterator[None]:
-    """The handlers of a program that a terminal has started."""
     before = {number: signal.getsignal(number) for number in STATUS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -57,16 +56,6 @@ def test_what_belongs_together_is_finished_first() -> None:
         with window():
             done.append("never")
     assert done == ["inner", "outer"]
-
-
-@pytest.mark.parametrize("how", [check_signals, lambda: None])
-def test_a_deferred_signal_is_raised_when_asked_for_or_in_the_end(how: object) -> None:
-    with pytest.raises(Interrupted), signals_interrupt():
-        with deferred():
-            signal.raise_signal(signal.SIGHUP)
-            assert callable(how)
-            how()
-        pytest.fail("it was lost")
 
 
 def test_a_programs_own_handler_is_given_the_signal_afterwards() -> None:

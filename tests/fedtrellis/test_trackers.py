@@ -39,7 +39,6 @@ def mean_loss(_: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def play(callback: Callback, resume: Path | None = None, **options: Any) -> FedAvgGD:
-    """A short run that one callback is told of."""
     options = {"step_size": 0.01, **options}
     strategy = FedAvgGD(callbacks=[callback], resume=resume, **options)
     grid = grid_of(FedAvgGDClient, LOSSES)

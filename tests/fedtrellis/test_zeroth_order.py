@@ -170,7 +170,6 @@ def test_the_mean_over_many_draws_is_the_riemannian_gradient(
 
 
 def spiky(points: Array) -> Array:
-    """A function with values missing on part of the space."""
     values: Array = np.square(points).sum(axis=(1, 2)) + points[:, 0, 0]
     values[points[:, 0, 0] > 0.05] = np.nan
     values[points[:, 1, 1] > 0.08] = np.inf
@@ -269,33 +268,6 @@ def test_a_sample_without_a_finite_value_is_dropped_and_counted(
 # -- wrong arguments
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 0}, "samples is 0"),
-        ({"smoothing": 0.0}, "smoothing is 0.0"),
-        ({"smoothing": np.nan}, "smoothing is nan"),
-        ({"smoothing": np.inf}, "smoothing is inf"),
-        ({"x": np.zeros(3)}, "shape"),
-        ({"x": np.full(2, np.nan)}, "finite"),
-        ({"values": lambda points: np.zeros(3)}, r"shape \(3,\); expected \(5,\)"),
-        ({"values": lambda points: np.zeros((2, 5))}, r"or \(2, 4\)"),
-    ],
-)
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_wrong_arguments(name: str, options: dict[str, Any], message: str) -> None:
-    arguments = {
-        "values": lambda points: np.zeros(len(points)),
-        "manifold": Euclidean((2,)),
-        "x": np.zeros(2),
-        "rng": np.random.default_rng(0),
-        "samples": 4,
-        "smoothing": 0.1,
-    } | options
-    with pytest.raises(ValueError, match=message):
-        ESTIMATORS[name](**arguments)
-
-
 # -- objectives
 
 
@@ -348,8 +320,6 @@ def test_one_batch_is_shared_by_all_points_of_a_call() -> None:
 
 
 class OnlyValue:
-    """What a user may bring: one function."""
-
     def value(self, x: Array | list[Array]) -> float:
         if isinstance(x, list):
             assert [layer.shape for layer in x] == [(2, 3), (2,)]

@@ -99,7 +99,6 @@ def test_pages_show_what_is_stored(paper: str) -> None:
 
 
 def tuned(results: Any) -> list[dict[str, Any]]:
-    """What was tried and chosen, wherever it stands in results."""
     parts = results.values() if isinstance(results, dict) else results
     below = [e for e in parts if isinstance(e, dict | list)]
     own = isinstance(results, dict) and isinstance(results.get("tried"), list)

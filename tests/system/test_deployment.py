@@ -38,10 +38,6 @@ def script(
     )
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 # ------------------------------------------------------------------------------- files
 
 
@@ -61,30 +57,6 @@ def test_certificate_is_for_the_names_and_signed_by_the_authority(
             assert (verified.returncode == 0) == good, verified.stderr
     for secret in ("ca.key", "server.key"):
         assert (tmp_path / secret).stat().st_mode & 0o777 == 0o600
-
-
-def test_existing_certificates_stay(tmp_path: Path) -> None:
-    assert script("certificates.sh", tmp_path, "localhost").returncode == 0
-    before = contents(tmp_path)
-    again = script("certificates.sh", tmp_path, "localhost")
-    assert again.returncode == 1
-    assert "server.key exists and is not overwritten" in again.stdout
-    assert contents(tmp_path) == before
-    # moved away, a certificate is made anew; the authority, which nodes have, stays
-    (tmp_path / "server.key").unlink()
-    (tmp_path / "server.crt").unlink()
-    assert script("certificates.sh", tmp_path, "localhost").returncode == 0
-    after = contents(tmp_path)
-    assert {name for name in before if before[name] == after[name]} == {
-        "ca.key",
-        "ca.crt",
-    }
-    # half an authority is no reason to make another
-    (tmp_path / "ca.key").unlink()
-    (tmp_path / "server.key").unlink()
-    (tmp_path / "server.crt").unlink()
-    assert script("certificates.sh", tmp_path, "localhost").returncode == 1
-    assert list(contents(tmp_path)) == ["ca.crt"]
 
 
 def arguments_of(command: list[str], folder: Path) -> list[str]:

@@ -62,27 +62,6 @@ def add(script: dict[Where, list[set[str]]], where: Where, strike: str) -> None:
     script[where] = [first | {strike}, *rest]
 
 
-# ------------------------------------------------ answers lost, states kept or set back
-
-
-@pytest.mark.slow
-@every_family
-def test_a_late_answer(deployment: Deployment, family: str, tmp_path: Path) -> None:
-    """The client has computed, and its state is one that the server never used."""
-    wave = "train.propose" if family == "hyfdca" else "train"
-    timeout = 45.0
-    # whatever the machine is busy with, this answer comes when nobody waits any more
-    deployment.plan(f"0-2-{wave}-slow", argument=str(timeout + 5))
-    config = f"{FAMILIES[family]} rounds=5 timeout={timeout}"
-    record = deployment.run(config, tmp_path / "deployed")
-    assert deployment.struck() == {f"0-2-{wave}-slow"}
-    dropped = record.dropped()
-    assert dropped["0", 2] == "no answer"
-    assert not all(("0", t) in dropped for t in (3, 4, 5))  # it went on from its state
-    script = lost(record, family)
-    check_same(record, simulated(config, NODES, tmp_path / "local", script))
-
-
 # ------------------------------------------------------------------- SuperNodes killed
 
 

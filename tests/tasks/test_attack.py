@@ -21,7 +21,6 @@ def task(n: int = 5, seed: int = 0, **settings: Any) -> Attack:
 
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
-    """Scores that differ from image to image, whatever the classes."""
     from tasks.networks import SHAPES
 
     rng = np.random.default_rng(seed)

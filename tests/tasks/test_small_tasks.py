@@ -10,12 +10,9 @@ from sklearn.decomposition import PCA
 import sim
 from fedtrellis.domains import L1Ball
 from fedtrellis.manifolds import Euclidean, FixedRank, Product, Stiefel
-from fedtrellis.objectives.torch_forward import TorchForward
-from fedtrellis.objectives.torch_objective import TorchObjective
 from fedtrellis.wire.arrays import Layout
 from tasks import Digits, KernelPCA, Lasso, LinearRegression, LowRankNetwork
 from tasks.data.task import data_of
-from tasks.networks import FORWARD_FROM
 
 MODES = [
     (partition, weighting)
@@ -175,11 +172,13 @@ def test_projected_gradient_learns_on_the_manifold(kind: dict[str, Any]) -> None
     assert manifold.contains(x, 1e-10)
 
 
-pytest.importorskip("torch")
-
-
 @pytest.mark.parametrize("task", ["characters", "classification"])
 def test_a_large_network_keeps_no_parameters_where_values_are_all(task: str) -> None:
+    pytest.importorskip("torch")
+    from fedtrellis.objectives.torch_forward import TorchForward
+    from fedtrellis.objectives.torch_objective import TorchObjective
+    from tasks.networks import FORWARD_FROM
+
     settings: dict[str, dict[str, Any]] = {
         # of 113 000 parameters
         "characters": {"width": 96, "blocks": 1, "train-passages": 40},

@@ -59,7 +59,6 @@ def hessian(A: Any, s: float, c: float) -> Array:
 
 
 def factored(cls: Any, A: Any, s: float, c: float, shift: float) -> Any:
-    """A system of s AᵀA + c I by a factor of this kind."""
     H = FactorHessian(A, s, c)
     return cls(H, cls.factorise(H, WEIGHT, shift), WEIGHT, shift)
 

@@ -22,8 +22,6 @@ ROOT = Path(sim.__file__).parent
 
 
 class Harder(FedProx):
-    """A method with one setting more: one line."""
-
     name = "harder"
     about = "one setting more"
 
@@ -36,8 +34,6 @@ class HarderClient(FedProxClient):
 
 @dataclass(frozen=True)
 class Shorter(Lasso):
-    """A task with one setting more."""
-
     name = "shorter"
     summary = "a short lasso"
 
@@ -45,14 +41,10 @@ class Shorter(Lasso):
 
 
 class Blob(L2Ball):
-    """A set with a name of its own."""
-
     name = "blob"
 
 
 class Entry:
-    """What ``importlib.metadata`` gives for an entry point."""
-
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
         self.name, self.load, self.value = name, load, f"{name}:plugin"
 
@@ -61,7 +53,6 @@ WHOLE = Plugin([(Harder, HarderClient)], [Shorter], [Blob])
 
 
 def app_with(monkeypatch: pytest.MonkeyPatch, **plugins: Callable[[], Any]) -> App:
-    """The app in a place where these are installed."""
     import clients
     import strategies
     from tasks import TASKS

@@ -102,7 +102,6 @@ all_cases = pytest.mark.parametrize(("domain", "shape"), CASES, ids=IDS)
 
 
 def draw_point(data: st.DataObject, shape: Shape) -> Array:
-    """Floats of all sizes, or small integers, which tie."""
     smooth = st.floats(-100, 100, allow_subnormal=False)
     ties = st.integers(-3, 3).map(float)
     elements = data.draw(st.sampled_from([smooth, ties]))

@@ -37,7 +37,6 @@ from fedtrellis.domains import (
     SpectralNormBall,
     TotalVariationBall,
     WeightedL1Ball,
-    make_domain,
 )
 from fedtrellis.domains.atoms import (
     Atom,
@@ -72,7 +71,6 @@ few = settings(max_examples=40, deadline=None)
 
 
 def directions(shape: Shape) -> list[Array]:
-    """Random, with ties, with zeros, single, constant and zero."""
     rng = np.random.default_rng(5)
     single = np.zeros(shape)
     single.flat[-1] = -2.0
@@ -532,26 +530,6 @@ def test_every_set_of_the_package_is_registered() -> None:
     assert set(found) == {*DOMAINS.values(), *RUN_DOMAINS.values()}
     assert set(RUN_DOMAINS) - set(DOMAINS) == {"whole-space"}
     assert set(DOMAINS) - set(RUN_DOMAINS) == {"product"}  # made of a model's layers
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "says"),
-    [
-        ("l3-ball", {}, "'l3-ball'.*l1-ball"),
-        ("l1-ball", {}, "takes radius; got none"),
-        ("l1-ball", {"radius": 1, "k": 2}, "takes radius; got radius, k"),
-        ("l1-ball", {"radius": -1}, "radius must be"),
-        ("birkhoff-polytope", {"n": 3}, "no parameters; got n"),
-        ("k-support-ball", {"k": 3}, "takes k, radius; got k"),
-        ("group-l1-ball", {"radius": 1, "groups": 1, "_labels": 0}, "takes radius, gr"),
-    ],
-)
-def test_make_domain_says_what_is_allowed(
-    name: str, parameters: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
-        make_domain(name, **parameters)
-    assert "\n" not in str(caught.value)
 
 
 # -- matrices

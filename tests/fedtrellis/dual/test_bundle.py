@@ -31,7 +31,6 @@ def optimum_over_simplices(V: Array, b: Array, blocks: list[slice]) -> float:
 
 
 def _rows(bundle: DualBundle) -> Array:
-    """V of every point."""
     return np.stack([v[0] for v in bundle._points])
 
 
@@ -95,7 +94,6 @@ class World:
         return linear - 0.5 * self.regularization * float(w @ w)
 
     def propose(self, unit: int, count: int) -> tuple[Array, Array]:
-        """Random ones, and the cutting plane at w."""
         client = self.clients[unit]
         new = [client.y * self.rng.random(len(client.y)) for _ in range(count - 1)]
         new.append(self.loss.dual_point(client.X @ self.bundle.w, client.y))

@@ -42,7 +42,6 @@ def suited(name: str, y: np.ndarray) -> np.ndarray:
 
 
 def certified(problem: RegularizedLoss, optimum: Optimum, tolerance: float) -> None:
-    """Check a certificate by the formulas, written once more."""
     X, y, regularization = problem.features, problem.labels, problem.regularization
     loss = problem.loss
     primal = regularization / 2 * optimum.w @ optimum.w

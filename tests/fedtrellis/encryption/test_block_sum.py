@@ -131,7 +131,6 @@ def test_two_answers_to_one_attempt_would_give_their_difference(
     values = [CODING.words(np.array([x]), 4) for x in (3.0, 5.0)]
 
     def attacked() -> float:
-        """x' − x of one client, from two answers under the same masks."""
         one, two = (block.member("a").term(attempt(7), words) for words in values)
         return float(CODING.values(two - one)[0])
 
@@ -239,8 +238,6 @@ def test_keys_of_the_server_s_own_open_nothing(
         term = victim.term(attempt(1), CODING.words(np.array([7.0]), 4))
 
         class Server(NodeSecrets):
-            """What the server knows of each other client: the forged key."""
-
             def shared_with(self, *_: Any) -> bytes:
                 return b""
 

@@ -1,5 +1,7 @@
-"""Three functions: what comes out of a sum, and what is not taken for one."""
+"""Three functions and what they are made of: sums, and uses of a secret."""
 
+import hashlib
+import hmac
 import importlib.util
 import os
 import pickle
@@ -12,15 +14,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedtrellis.encryption import Cipher, backend_class, load_evaluation
+from fedtrellis.encryption import (
+    Cipher,
+    EncryptionError,
+    backend_class,
+    load_evaluation,
+)
 from fedtrellis.encryption.cipher import split_blob
 from fedtrellis.encryption.fixed_point import (
-    EncryptionError,
     RangeError,
     RefusedError,
 )
-from fedtrellis.encryption.symmetric import Label
+from fedtrellis.encryption.symmetric import (
+    SEALED_BYTES,
+    Label,
+    encode_items,
+    expand,
+    open_sealed,
+    seal,
+)
 
 needs_tenseal = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("tenseal", "zstandard")),
@@ -170,7 +185,6 @@ def test_a_cipher_shows_and_pickles_no_secret(backend: str) -> None:
 
 
 def _sealed(body: bytes, mode: int) -> bytes:
-    """SEAL's header around something."""
     size = 16 + len(body)
     return b"\x5e\xa1\x10\x04\x03" + struct.pack("<BHQ", mode, 0, size) + body
 
@@ -250,3 +264,59 @@ for child in children:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_processes_end() -> None:
     subprocess.run([sys.executable, "-c", _FORK], check=True, timeout=60)
+
+
+_items = st.lists(st.text(max_size=3) | st.integers() | st.binary(max_size=3))
+SECRET = bytes(range(32))
+PURPOSE = ("group key", "run 1", "a", "b", 3)
+
+
+@given(_items, _items)
+def test_two_labels_never_have_the_same_bytes(a: list[Any], b: list[Any]) -> None:
+    assert (encode_items(*a) == encode_items(*b)) == (a == b)
+
+
+def test_keys_are_derived_as_rfc_5869_has_it() -> None:
+    info = b"".join(
+        struct.pack("<cI", kind, len(data)) + data
+        for kind, data in ((b"s", b"use"), (b"b", b"\0x"), (b"i", b"-7"))
+    )
+    first = hmac.digest(SECRET, info + b"\x01", hashlib.sha256)
+    second = hmac.digest(SECRET, first + info + b"\x02", hashlib.sha256)
+    assert expand(SECRET, "use", b"\0x", -7) == first
+    assert expand(SECRET, "use", b"\0x", -7, size=64) == first + second
+
+
+def test_every_altered_byte_of_a_sealed_message_is_refused() -> None:
+    for data in (b"", b"a key of thirty-two bytes, about"):
+        sealed = seal(SECRET, data, PURPOSE)
+        assert len(sealed) == len(data) + SEALED_BYTES
+        assert open_sealed(SECRET, sealed, PURPOSE) == data
+        wrong = [sealed[:position] for position in range(len(sealed))]
+        wrong.append(sealed + b"\0")
+        for position in range(len(sealed)):
+            spoilt = bytearray(sealed)
+            spoilt[position] ^= 1
+            wrong.append(bytes(spoilt))
+        for other in wrong:
+            with pytest.raises(EncryptionError, match="^sealed message was refused$"):
+                open_sealed(SECRET, other, PURPOSE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("group key", "run 1", "b", "a", 3),  # sent back to its sender
+        ("group key", "run 2", "a", "b", 3),
+        ("points", "run 1", "a", "b", 3),
+        ("group key", "run 1", "a", "b", "3"),
+        ("group key", "run 1", "a", "b"),
+        ("group key", "run 1", "ab", "", 3),
+        ("group key", "run 1", b"a", "b", 3),
+    ],
+)
+def test_a_message_fits_only_where_it_belongs(other: tuple[str | int, ...]) -> None:
+    with pytest.raises(EncryptionError, match="^sealed message was refused$"):
+        open_sealed(SECRET, seal(SECRET, b"hello", PURPOSE), other)
+    with pytest.raises(EncryptionError, match="^sealed message was refused$"):
+        open_sealed(bytes(32), seal(SECRET, b"hello", PURPOSE), PURPOSE)

@@ -184,7 +184,6 @@ Captured = pytest.CaptureFixture[str]
 
 
 def _made(folder: Path, name: str, capsys: Captured) -> str:
-    """The public line of a new node."""
     assert main(["identity", "--name", name, "--key", str(folder / f"{name}.key")]) == 0
     return capsys.readouterr().out
 

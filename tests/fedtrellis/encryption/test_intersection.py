@@ -36,7 +36,6 @@ def _root(x: int) -> int | None:
 
 
 def _times(scalar: int, point: Point) -> bytes:
-    """x(scalar · point), by another library."""
     return int((EccPoint(*point, curve="p256") * scalar).x).to_bytes(32, "big")
 
 
@@ -52,7 +51,6 @@ def _hash_to_point(domain: str, name: str) -> Point:
 
 
 def _obliviously(ids: list[str], own: int, evaluators: tuple[int, ...]) -> ByteArray:
-    """The protocol, as the clients run it."""
     sent = blind(ids, own, "samples")
     return pseudonyms(*(unblind(evaluate(sent, s), own) for s in evaluators))
 

@@ -32,7 +32,6 @@ Array = NDArray[np.float64]
 
 
 def rows_of(X: Any, y: Array, count: int) -> list[tuple[Any, Array]]:
-    """Deal rows at random."""
     order = np.random.default_rng(0).permutation(len(y))
     return [(X[part], y[part]) for part in np.array_split(order, count)]
 
@@ -49,7 +48,6 @@ def patients() -> pd.DataFrame:
 
 
 def split(frame: pd.DataFrame, how: str) -> list[Any]:
-    """Cut a table by rows, by columns, or both."""
     half = len(frame) // 2
     if how == "rows":
         return [frame.iloc[:half], frame.iloc[half:]]
@@ -208,7 +206,6 @@ def counts(n: int, seed: int = 3) -> Array:
 
 
 def dealt(nodes: list[Any], s: pd.Series) -> list[Array]:
-    """Each node's rows' weights, by their ids."""
     return [s[node.index].to_numpy() for node in nodes]
 
 

@@ -23,7 +23,6 @@ from fedtrellis.manifolds import (
     Product,
     Sphere,
     Stiefel,
-    make_manifold,
 )
 from fedtrellis.wire.arrays import Layout
 
@@ -479,26 +478,4 @@ BAD_PARAMETERS: list[tuple[Callable[[], Manifold], str]] = [
 def test_parameters_out_of_range(make: Callable[[], Manifold], says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
         make()
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "parameters", "says"),
-    [
-        ("torus", (3,), {}, "unknown manifold 'torus'; allowed: sphere, oblique"),
-        ("sphere", (3,), {"rank": 2}, "sphere takes radius besides the shape; got r"),
-        ("sphere", (3,), {"radius": -1}, "radius must be"),
-        ("stiefel", (3, 2), {"radius": 1}, "no parameters besides the shape; got rad"),
-        ("stiefel", (3,), {}, "two positive integers"),
-        ("fixed-rank", (3, 2), {}, "takes rank besides the shape; got none"),
-        ("fixed-rank", (3, 2), {"rank": 3}, "at most 2"),
-        ("product", (3,), {}, "takes parts besides the shape; got none"),
-        ("product", (3,), {"parts": PARTS}, r"no points of shape \(3,\)"),
-    ],
-)
-def test_make_manifold_says_what_is_allowed(
-    name: str, shape: tuple[int, ...], parameters: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
-        make_manifold(name, shape, **parameters)
     assert "\n" not in str(caught.value)

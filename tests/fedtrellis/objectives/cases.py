@@ -70,7 +70,6 @@ def perturbation(rows: Any = slice(None), **options: Any) -> UniversalPerturbati
 
 
 def torch_objective(rows: Any = slice(None), **options: Any) -> Objective:
-    """A small network with every kind of layer that needs care."""
     torch = pytest.importorskip("torch")
     from fedtrellis.objectives.torch_objective import TorchObjective
 
@@ -193,7 +192,6 @@ def dense_bound(objective: Objective) -> Array:
 def finite_difference(
     value: Callable[[Array], float], x: Array, step: float = 1e-5
 ) -> Array:
-    """Return the gradient by central differences, entry by entry."""
     gradient = np.zeros_like(x)
     for index in np.ndindex(x.shape):
         up, down = x.copy(), x.copy()
@@ -204,8 +202,6 @@ def finite_difference(
 
 
 class FixedBatch(np.random.Generator):
-    """A generator that draws the batch it was made with."""
-
     def __init__(self, batch: tuple[int, ...]) -> None:
         super().__init__(np.random.PCG64(0))
         self.batch = np.array(batch)

@@ -139,7 +139,6 @@ def batch(f: LowRankPerceptron, m: int, seed: int = 1) -> np.ndarray:
 
 
 def by_definition(f: LowRankPerceptron, x: np.ndarray) -> float:
-    """An independent evaluation, example by example."""
     arrays = Layout(tuple(f.shapes)).layers(x)
     if f.factored:
         U, s, V = arrays[:3]
@@ -204,8 +203,6 @@ def points(m: int) -> np.ndarray:
 
 
 class OutputsOnly:
-    """A black box, that counts what it is asked."""
-
     def __init__(self) -> None:
         self.asked = 0
 

@@ -31,7 +31,6 @@ IDS = ["hinge", "smoothed-1", "smoothed-0.1", "logistic", "squared"]
 
 
 def duals(loss: DualLoss, y: float, count: int) -> np.ndarray:
-    """Dual variables over the domain, or a wide part of it."""
     if loss.labels == "signs":
         return y * np.linspace(0.0, 1.0, count)
     return np.linspace(-6.0, 6.0, count)

@@ -27,8 +27,6 @@ cross_entropy: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
 
 
 class Linear(nn.Module):
-    """A linear layer that also answers to a keyword."""
-
     def __init__(self) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
@@ -41,8 +39,6 @@ class Linear(nn.Module):
 
 
 class Named(Dataset[dict[str, Any]]):
-    """Examples as mappings, as data sets of texts give them."""
-
     def __len__(self) -> int:
         return len(INPUTS)
 
@@ -51,8 +47,6 @@ class Named(Dataset[dict[str, Any]]):
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-    """Examples that come one after the other."""
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(zip(INPUTS, LABELS, strict=True))
 

@@ -1,7 +1,6 @@
 """PyTorch objectives in the clients' hands: steps, dtypes, copies, cohorts."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,6 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from clients import (  # noqa: E402
-    FedAvgGDClient,
-    FedProxClient,
-    LocalSGDClient,
-    ProjectedFedAvgClient,
-)
 from fedtrellis.objectives.torch_objective import TorchObjective  # noqa: E402
 
 RNG = np.random.default_rng(5)
@@ -35,12 +28,6 @@ def objective(model: nn.Module | None = None, **options: Any) -> TorchObjective:
     data = options.pop("data", (INPUTS, LABELS))
     options = {"device": "cpu"} | options
     return TorchObjective(model or perceptron(), cross_entropy, data, **options)
-
-
-def by_arrays(target: TorchObjective) -> Any:
-    """The same function without steps of its own: they go by arrays then."""
-    names = ("gradient", "stochastic_gradient", "num_examples", "value")
-    return SimpleNamespace(**{name: getattr(target, name) for name in names})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -70,51 +57,6 @@ def test_local_steps_are_those_of_torchs_sgd(dtype: Any, limit: int) -> None:
         ends, expected, atol=1e-6 if dtype == torch.float32 else 1e-14
     )
     np.testing.assert_array_equal(start, before)
-
-
-CLIENTS: list[tuple[Any, dict[str, Any]]] = [
-    (FedAvgGDClient, {"local-steps": 4, "step-size": 0.3, "step-schedule": "log"}),
-    (
-        LocalSGDClient,
-        {
-            "local-steps": 4,
-            "step-size": 0.3,
-            "step-schedule": "constant",
-            "batch-fraction": 0.3,
-        },
-    ),
-    (
-        FedProxClient,
-        {
-            "local-steps": 3,
-            "step-size": 0.3,
-            "step-schedule": "constant",
-            "proximal-weight": 0.4,
-        },
-    ),
-    (
-        ProjectedFedAvgClient,
-        {"local-steps": 3, "local-step-size": 0.3, "batch-size": 6},
-    ),
-]
-
-
-@pytest.mark.parametrize(("client", "config"), CLIENTS)
-@pytest.mark.parametrize("computing", [torch.float32, torch.float64])
-def test_steps_on_tensors_are_those_on_arrays(
-    client: Any, config: dict[str, Any], computing: Any
-) -> None:
-    target = objective(perceptron(computing), weight=1.7, l2=0.05)
-    context = SimpleNamespace(node_id=1, node_config={"partition-id": 3})
-    config = config | {"seed": 1, "server-round": 2}
-    for dtype in (np.float32, np.float64):
-        x = [part.astype(dtype) for part in target.initial_point()]
-        ends = [
-            client(context, f).fit(x, config)[0][0] for f in (target, by_arrays(target))
-        ]
-        # to the last bit, also where the model's precision is another
-        np.testing.assert_array_equal(ends[0], ends[1])
-        assert np.abs(ends[0] - np.concatenate([p.ravel() for p in x])).max() > 0.01
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float64])

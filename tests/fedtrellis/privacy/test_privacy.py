@@ -259,15 +259,11 @@ def test_no_epsilon_where_no_guarantee_holds(
 
 
 class Hooked(FedAvgGD):
-    """Overrides a part of Flower's loop."""
-
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         return super().aggregate_train(server_round, replies)
 
 
 class Waves(FedAvgGD):
-    """Has a round of its own."""
-
     def run_round(self, *arguments: Any) -> Any:
         return super().run_round(*arguments)
 
@@ -282,8 +278,6 @@ def test_what_could_see_single_answers_is_refused(kind: Any, hook: str) -> None:
 
 
 class Another(FedAvgGD):
-    """Aggregates by itself, and looks at single answers."""
-
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         x: Array = np.mean(list(answers.values()), axis=0)
         self.broadcast.replace(x)
@@ -291,15 +285,11 @@ class Another(FedAvgGD):
 
 
 class Silent(FedAvgGD):
-    """Makes nothing of the answers."""
-
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         return {}
 
 
 class Chosen(FedAvgGD):
-    """Draws its clients by the run's seed."""
-
     def sample(self, server_round: int) -> list[str]:
         return self.clients[server_round % 2 :: 2]
 

@@ -1,4 +1,4 @@
-"""The search for settings: its space, its metrics, its choice, and the command."""
+"""The search for settings: its space, metrics, grades, choice, and the command."""
 
 import math
 import os
@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pandas as pd
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import ArrayLike
 from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
@@ -25,6 +29,11 @@ from fedtrellis.command_line import main
 from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import RoundRecord
 from fedtrellis.settings import SettingsError
+from fedtrellis.tune.grey_relational import (
+    grey_relational_grades,
+    pareto_front,
+    ranked,
+)
 from fedtrellis.tune.metrics import METRICS, divergence, measure
 from fedtrellis.tune.study import Search, perform, ranked_trials, read_space
 
@@ -254,7 +263,6 @@ def app(tmp_path: Path) -> Path:
 
 
 def command(app: Path, *more: Any) -> list[str]:
-    """The arguments of a search in the app's parent folder."""
     search, out = app.parent / "search.toml", app.parent / "out"
     common = ["tune", app, "--search", search, "--out", out, "--nodes", 2, *more]
     return [str(word) for word in common]
@@ -514,3 +522,43 @@ def test_the_documentations_own_app_is_tuned(tmp_path: Path) -> None:
     assert study_in(out).trials[0].last_step == 30
     best = tomllib.loads((out / "best.toml").read_text(encoding="utf-8"))
     assert set(best) == {"penalty", "rounds"}
+
+
+def recommended(metrics: ArrayLike, senses: Sequence[str]) -> int:
+    columns = [f"metric {i}" for i in range(len(senses))]
+    table = pd.DataFrame(np.asarray(metrics), columns=columns)
+    return int(ranked(table, dict(zip(columns, senses, strict=True))).index[0])
+
+
+def test_grades_of_three_points_worked_out_by_hand() -> None:
+    """A cost to minimise and a yield to maximise.
+
+    Cost 10, 20, 30 scales to F = 1, 1/2, 0 and yield 1, 4, 5 to F = 0, 3/4, 1. The
+    ideal is (1, 1), so Δ = (0, 1), (1/2, 1/4), (1, 0), Δmin = 0 and Δmax = 1. The
+    coefficients 1/(Δ + 1) are (1, 1/2), (2/3, 4/5), (1/2, 1), and their means
+    3/4, 11/15, 3/4.
+    """
+    metrics, senses = np.array([[10, 1], [20, 4], [30, 5]]), ["min", "max"]
+    assert_allclose(
+        grey_relational_grades(metrics, senses), [3 / 4, 11 / 15, 3 / 4], rtol=1e-15
+    )
+    assert recommended(metrics, senses) == 0  # the first of equal grades
+
+
+def test_points_that_are_not_finite_are_left_out_of_everything() -> None:
+    metrics = np.array(
+        [[10, 1], [np.nan, 100], [20, 4], [30, 5], [-np.inf, 9], [0, np.inf]]
+    )
+    senses = ["min", "max"]
+    grades = grey_relational_grades(metrics, senses)
+    assert_allclose(grades[[0, 2, 3]], [3 / 4, 11 / 15, 3 / 4])
+    assert np.isnan(grades[[1, 4, 5]]).all()
+    assert_array_equal(pareto_front(metrics, senses), [1, 0, 1, 1, 0, 0])
+    assert recommended(metrics, senses) == 0
+
+
+def test_a_front_by_hand() -> None:
+    """(1, 5), (2, 2), (4, 1) trade one for the other; the rest is dominated."""
+    metrics = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
+    assert_array_equal(pareto_front(metrics, ["min", "min"]), [1, 1, 1, 0, 0, 0])
+    assert_array_equal(pareto_front(metrics, ["max", "max"]), [0, 0, 0, 0, 1, 0])

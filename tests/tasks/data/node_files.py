@@ -16,7 +16,6 @@ __all__ = ["idx", "one_line", "real", "refused", "write_csv", "write_libsvm"]
 
 
 def idx(values: Any) -> bytes:
-    """Return an idx file of unsigned bytes."""
     array = np.asarray(values, dtype=np.uint8)
     sizes = np.array(array.shape, dtype=">u4").tobytes()
     return bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes()
@@ -39,7 +38,6 @@ def real(name: str) -> Path:
 
 
 def refused(kind: Any, match: str, task: Task) -> str:
-    """Check that a task is refused in one line, and return it."""
     with pytest.raises(kind, match=match) as caught:
         task.check()
     assert "\n" not in str(caught.value)
@@ -47,7 +45,6 @@ def refused(kind: Any, match: str, task: Task) -> str:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows, floats with all their digits."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -58,7 +55,6 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def write_libsvm(path: Path, labels: Sequence[Any], rows: Any) -> None:
-    """Write every entry of dense rows, zeros too."""
     lines = [
         " ".join([str(label), *(f"{i}:{float(v)!r}" for i, v in enumerate(row, 1))])
         for label, row in zip(labels, rows, strict=True)

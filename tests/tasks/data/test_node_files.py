@@ -205,7 +205,6 @@ NPZ_FAULTS: list[tuple[dict[str, Any], Schema, str]] = [
 
 
 def told(error: BaseException) -> str:
-    """All that a log could say of an error: chains and contexts too."""
     seen = []
     link: BaseException | None = error
     while link is not None:

@@ -96,26 +96,6 @@ def test_malformed_qsar(tmp_path: Path, line: str, match: str) -> None:
     refused(load_qsar, path, match)
 
 
-@pytest.mark.parametrize("load", [load_qsar, load_santander])
-def test_broken_archives(tmp_path: Path, load: Callable[[Path], Table]) -> None:
-    path = tmp_path / "table.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a.csv", "x")
-        archive.writestr("b.csv", "y")
-    refused(load, path, "2 csv files")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a.txt", "x")
-    refused(load, path, "0 csv files")
-    text = "\n".join(santander_lines() if load is load_santander else qsar_rows()[1])
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.csv", text)
-    whole = path.read_bytes()
-    damaged = bytearray(whole)
-    damaged[len(whole) // 3 : len(whole) // 3 + 40] = bytes(40)
-    path.write_bytes(damaged)
-    refused(load, path, "cannot be read")
-
-
 # -- Santander
 
 

@@ -197,7 +197,6 @@ def test_entries_are_dealt_once_and_evenly(
 
 
 def blocks(rows: list[np.ndarray], p: int, groups: int) -> list[Share]:
-    """What clients of consecutive columns hold."""
     columns = np.array_split(np.arange(p), groups)
     return [Share(part, block) for part in rows for block in columns]
 
