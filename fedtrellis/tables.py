@@ -295,7 +295,11 @@ class Preparation:
 
     @classmethod
     def of_moments(
-        cls, columns: Sequence[Column], found: Moments, scaling: str, **target: Any
+        cls,
+        columns: Sequence[Column],
+        found: Moments,
+        scaling: str = "standard",
+        **target: Any,
     ) -> Self:
         """Make it of the pooled moments of the columns' features."""
         variances = found.spread / np.where(found.weight > 0.0, found.weight, 1.0)

@@ -24,7 +24,7 @@ from fedtrellis.objectives.base import MeanObjective, is_sparse
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import need, setting
-from fedtrellis.tables import Preparation, expand, moments
+from fedtrellis.tables import Preparation, moments
 
 from .base import (
     Array,
@@ -120,17 +120,8 @@ class RegressionTask(Task):
 
     def baseline(self) -> dict[str, float]:
         """Return the loss of the target's mean."""
-        made = self.nodes.preparation() if self.on_nodes else None
-        if made is not None:
-            return {"loss": self._loss_of_variance(made)}
-        if not self.on_file:
-            return {}
-        data = data_of(self)
-        weights = self._row_weights(data.starts)
-        mean, square = weights @ data.targets, weights @ np.square(data.targets)
-        # F(0) is a multiple of the mean of b², and this one of that of (b − b̄)²
-        start = self.value(np.zeros(self.shapes()[0]))
-        return {"loss": start * float(1.0 - mean * mean / square)} if square else {}
+        made = self.preparation()
+        return {"loss": self._loss_of_variance(made)} if made else {}
 
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return F(x*) where the domain contains x*, as all of space does."""
@@ -155,23 +146,25 @@ class RegressionTask(Task):
     def _load_prepared(self, table: OwnTable) -> Dealt:
         shares = self._dealt(table.targets)
         order, starts = np.concatenate(shares), starts_of(shares)
-        features = expand(table.columns, table.frame)[order]
-        targets, weights = table.targets[order], self._row_weights(starts)
+        features, targets = table.features(order), table.targets[order]
+        weights = self._row_weights(starts)
         # Σ_k s_k (a_kᵀx + c − b_k)² is least in c at c = b̄ − āᵀx, the means with F's
         # weights s: for columns and targets without these c is 0, whatever x
-        offset = float(np.average(targets, weights=weights))
-        found = Preparation.of_moments(
+        offset = float(weights @ targets)
+        variance = float(weights @ np.square(targets - offset))
+        made = Preparation.of_moments(
             table.columns,
             moments(features, weights),
-            "standard",
             target=self.nodes.label_column,
             offset=offset,
+            spread=(variance,),
+            rows=len(order),
         )
-        dealt = Dealt(found.scaled(features), targets - offset, starts)
-        return dealt._replace(preparation=found)
+        dealt = Dealt(made.scaled(features), targets - offset, starts)
+        return dealt._replace(preparation=made)
 
     def _loss_of_variance(self, made: Preparation) -> float:
-        """Return F where the nodes' target is its mean."""
+        """Return F where the target is its mean."""
         return 0.5 * made.spread[0]
 
     @abstractmethod
@@ -214,8 +207,8 @@ class Lasso(RegressionTask):
         return float(self.num_clients) if total else 1.0
 
     def _loss_of_variance(self, made: Preparation) -> float:
-        nodes = 1 if self.nodes.examples else self.num_clients
-        return made.spread[0] * made.rows / nodes
+        each = self.on_nodes and not self.nodes.examples
+        return made.spread[0] * made.rows / (self.num_clients if each else 1)
 
     @once(4)
     def _generated(self) -> tuple[Dealt, Array]:
@@ -570,20 +563,17 @@ class LogisticRegression(PartitionedTask):
 
     def baseline(self) -> dict[str, float]:
         """Return the classes' entropy, and how often the most frequent one is right."""
-        made = self.nodes.preparation() if self.on_nodes else None
-        if made is not None:
-            entropy = float(scipy.special.entr(made.spread).sum())
-            return {"loss": entropy, "accuracy": max(made.spread)}
-        if not self.on_file:
+        made = self.preparation()
+        if made is None:
             return {}
-        data = data_of(self)
-        weights = self._row_weights(data.starts)
-        shares = np.bincount(data.targets, weights, self.classes)
+        loss = {"loss": float(scipy.special.entr(made.spread).sum())}
+        if self.on_nodes:
+            return loss | {"accuracy": max(made.spread)}
+        data, first = data_of(self), int(np.argmax(made.spread))
         tests, name = data.test_targets, "accuracy"
         if not len(tests):
             tests, name = data.targets, "train-accuracy"
-        right = float(np.mean(tests == np.bincount(data.targets).argmax()))
-        return {"loss": float(scipy.special.entr(shares).sum()), name: right}
+        return loss | {name: float(np.mean(tests == first))}
 
     def deal(self, labels: NDArray[Any]) -> list[Indices]:
         """Deal examples to the clients; ``uneven`` cuts a random order at random.
@@ -646,23 +636,25 @@ class LogisticRegression(PartitionedTask):
                 raise self.refused("test_fraction", why) from error
         shares = self.deal(labels[train])
         order, starts = train[np.concatenate(shares)], starts_of(shares)
-        found = None
         if isinstance(table, OwnTable):
-            rows = table.frame.iloc[order], table.frame.iloc[test]
-            features, tests = (expand(table.columns, part) for part in rows)
-            found = Preparation.of_moments(
+            features = table.features(order)
+            weights = self._row_weights(starts)
+            shares_of = np.bincount(labels[order], weights, self.classes)
+            made = Preparation.of_moments(
                 table.columns,
                 moments(features),
                 self._scaling(),
                 target=self.nodes.label_column,
                 classes=table.labels,
+                spread=tuple(shares_of.tolist()),
+                rows=len(order),
             )
-            features, tests = found.scaled(features), found.scaled(tests)
+            parts = made.scaled(features), made.scaled(table.features(test))
         else:
+            made = None
             # copies, so that they can be scaled in place
-            pair = table.features[order], table.features[test]
-            features, tests = scaled(*pair, self._scaling())
-        return Dealt(features, labels[order], starts, tests, labels[test], found)
+            parts = scaled(table.features[order], table.features[test], self._scaling())
+        return Dealt(parts[0], labels[order], starts, parts[1], labels[test], made)
 
     def _scaling(self) -> str:
         """Return the scaling that ``auto`` stands for, or the one that was chosen."""

@@ -23,7 +23,14 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 
 from fedtrellis.settings import SettingsError, need
-from fedtrellis.tables import Column, agree, as_numbers, describe, read_frame
+from fedtrellis.tables import (
+    Column,
+    agree,
+    as_numbers,
+    describe,
+    expand,
+    read_frame,
+)
 from fedtrellis.wire.flower_internals import log
 
 from ..base import Array, DataFileError, once_per_file
@@ -111,6 +118,10 @@ class OwnTable(NamedTuple):
     columns: list[Column]
     targets: Array
     labels: tuple[str | float, ...]
+
+    def features(self, rows: Any) -> Array:
+        """Return the features of some rows, unscaled."""
+        return expand(self.columns, self.frame.iloc[rows])
 
 
 @once_per_file(64)

@@ -37,7 +37,6 @@ from fedtrellis.tables import (
     Preparation,
     agree,
     columns_of,
-    expand,
     meaning,
     moments,
     pool,
@@ -291,6 +290,12 @@ class Task(ABC):
         dense = self.prepares and self.on_file and is_dense(self.path)
         return dense and self.nodes.prepare
 
+    def preparation(self) -> Preparation | None:
+        """Return what became of the columns of the user's tables, if anything did."""
+        if self.on_nodes:
+            return self.nodes.preparation()
+        return data_of(self).preparation if self.prepared else None
+
     def _own_table(self, target: Literal["class", "number"]) -> OwnTable:
         """Read the user's file for its preparation."""
         schema = Schema(0, target=target, label_column=self.nodes.label_column)
@@ -381,9 +386,7 @@ class Task(ABC):
 
     def meaning(self) -> dict[str, Any]:
         """Return what a record holds of the model, see :mod:`fedtrellis.tables`."""
-        found = self.nodes.preparation() if self.on_nodes else None
-        if self.prepared:
-            found = data_of(self).preparation
+        found = self.preparation()
         loss: Loss = self.table_loss
         if found is not None and len(found.classes) > 2:
             loss = "softmax"
@@ -442,14 +445,8 @@ class Task(ABC):
 
     def node_schema(self) -> Schema:
         """Return what a node's file must hold; a SettingsError: that is left open."""
-        classes = self.label_kind == "class"
-        return Schema(
-            self.nodes.num_features(),
-            self.nodes.names(),
-            self.label_kind,
-            self.nodes.class_labels(self.node_labels) if classes else (),
-            self.nodes.label_column,
-        )
+        features = self.nodes.num_features()
+        return dataclasses.replace(self._table_schema(), features=features)
 
     def _table_schema(self) -> Schema:
         """Return what a node's table must hold, before it is prepared."""
@@ -487,7 +484,7 @@ class Task(ABC):
             about = [np.bincount(codes, weights, len(schema.labels)).tolist()]
         else:
             about = _listed(moments(own.targets[:, None], weights))
-        found = _listed(moments(expand(own.columns, own.frame), weights))
+        found = _listed(moments(own.features(slice(None)), weights))
         return {"moments": found, "targets": about, "rows": rows}
 
     def agree_on_tables(self, ask: Callable[[str], list[dict[str, Any]]]) -> str:
@@ -530,7 +527,7 @@ class Task(ABC):
             return read_table(path, self.node_schema())
         schema, bad_rows = self._table_schema(), self.nodes.bad_rows
         own = read_columns(schema, bad_rows, path, made.columns)
-        features = made.scaled(expand(own.columns, own.frame))
+        features = made.scaled(own.features(slice(None)))
         features.setflags(write=False)
         return Table(features, own.targets - made.offset, made.names())
 
