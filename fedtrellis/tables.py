@@ -12,6 +12,7 @@ import bz2
 import gzip
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -59,7 +60,6 @@ def read_frame(path: Path, bad_rows: str = "refuse") -> pd.DataFrame:
         "sep": ",",
         "na_values": list(_MISSING),
         "skipinitialspace": True,
-        "encoding": "utf-8-sig",
         "on_bad_lines": "skip" if bad_rows == "drop" else "error",
     }
     # from pandas 3.1 on numbers are exact to the last bit by default
@@ -68,14 +68,21 @@ def read_frame(path: Path, bad_rows: str = "refuse") -> pd.DataFrame:
     frame = None
     try:
         unpack: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-        with unpack(path, "rt", encoding="utf-8-sig") as file:
+        with unpack(path, "rb") as file:
             # a line of names has nothing else as often
-            options["sep"] = max(",;\t|", key=file.readline(2**16).count)
-        frame = pd.read_csv(path, **options)
+            first = file.readline(2**16).decode("latin-1")
+            options["sep"] = max(",;\t|", key=first.count)
+        try:
+            frame = pd.read_csv(path, **options, encoding="utf-8-sig")
+        except UnicodeDecodeError:  # as spreadsheets on Windows write it
+            options["encoding"] = "cp1252"
+            frame = pd.read_csv(path, **options)
         texts = [frame[name].dropna() for name in frame if _is_text(frame[name])]
         commas = any(len(t) and t.str.fullmatch(_COMMA).all() for t in texts)
         if commas and options["sep"] != ",":
-            frame = pd.read_csv(path, **options, decimal=",")
+            frame = pd.read_csv(
+                path, **{"encoding": "utf-8-sig", **options}, decimal=","
+            )
     except (OSError, EOFError, ValueError):  # a ParserError is a ValueError, too
         pass
     if frame is None or frame.empty:
@@ -100,12 +107,15 @@ def as_numbers(values: pd.Series) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _as_days(values: pd.Series) -> tuple[Array, NDArray[np.bool_]]:
-    """Return dates, of texts as ISO 8601 has them, as days since 1970."""
+    """Return dates, of texts as ISO 8601 has them or 31.12.2020, as days since 1970."""
     import pandas as pd
 
     if values.dtype.kind in "biuf":  # a year or an hour is a number
         return np.full(len(values), np.nan), ~values.isna().to_numpy()
-    dates = pd.to_datetime(values, format="ISO8601", errors="coerce", utc=True)
+    read = partial(pd.to_datetime, values, errors="coerce", utc=True)
+    dates = read(format="ISO8601")
+    if dates.isna().all():
+        dates = read(format="%d.%m.%Y")
     days = (dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
     return days.to_numpy(np.float64), (dates.isna() & ~values.isna()).to_numpy()
 

@@ -201,7 +201,7 @@ def read_own_table(given: tuple[Schema, int, str], path: Path) -> OwnTable:
     for line in lines:
         log(INFO, "%s: %s", path, line)
     if not columns:
-        fault(path, "no column makes a feature")
+        fault(path, f"no column makes a feature: {'; '.join(lines[:3])}")
     return read_columns(schema, bad_rows, path, columns)
 
 
