@@ -25,7 +25,7 @@ from fedtrellis.server.records import (
     read_history,
 )
 from fedtrellis.settings import SettingsError, check_choice, need
-from fedtrellis.tables import EXPORTS, TableModel
+from fedtrellis.tables import EXPORTS, SHARES, TableModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -255,7 +255,7 @@ def predict(options: argparse.Namespace) -> None:
 
     model = finished_model(options.directory)
     found = pd.DataFrame({"predicted": model.predict(options.table)})
-    if model.classes.size:
+    if model.loss in SHARES:
         shares = model.predict_proba(options.table).T
         for name, values in zip(model.classes, shares, strict=True):
             found[f"probability of {name}"] = values

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-#: Kinds of linear models, and what their scores are.
-Loss = Literal["squared", "logistic", "softmax"]
+#: Kinds of models: of a number, or its logarithm; of classes, with shares or without.
+Loss = Literal["squared", "poisson", "logistic", "softmax", "margin"]
 #: Fields that stand for nothing, beside pandas' own such as NA and an empty one.
 _MISSING = ("?",)
 _COMMA = r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*"
@@ -384,13 +384,18 @@ def expand(columns: Iterable[Column], frame: pd.DataFrame) -> Array:
 
 # ------------------------------------------------------------------------- the model
 
+#: Losses whose models give classes probabilities.
+SHARES = ("logistic", "softmax")
 #: What a model can be written as, and the file's name by default: a pipeline that
 #: joblib loads; arrays ``coef``, ``intercept``, ``features`` and ``classes``.
 EXPORTS = {"sklearn": "model.joblib", "npz": "model-in-units.npz"}
 
 
-def meaning(preparation: Preparation, loss: Loss, intercept: bool) -> dict[str, Any]:
-    """Return what a record holds of a linear model of a table, as JSON has it."""
+def meaning(preparation: Preparation, loss: str, intercept: float) -> dict[str, Any]:
+    """Return what a record holds of a linear model of a table, as JSON has it.
+
+    ``loss`` is one of :data:`Loss`; the model's last row times ``intercept`` is one.
+    """
     return {"loss": loss, "intercept": intercept, "table": preparation.to_json()}
 
 
@@ -430,7 +435,14 @@ class TableModel(dict[str, NDArray[Any]]):
     def _parts(self) -> tuple[Array, Any]:
         """Weights of scaled features, (p,) or (p, C), and the intercept."""
         (x,) = (array.astype(np.float64) for array in self.values())
-        return (x[:-1], x[-1]) if self._known()["intercept"] else (x, 0.0)
+        constant = self._known()["intercept"]
+        return (x[:-1], constant * x[-1]) if constant else (x, 0.0)
+
+    @property
+    def loss(self) -> Loss:
+        """What the model minimised."""
+        loss: Loss = self._known()["loss"]
+        return loss
 
     def linear(self) -> tuple[Array, Any]:
         """Return weights and intercept of the features in the table's own units.
@@ -456,8 +468,8 @@ class TableModel(dict[str, NDArray[Any]]):
     def predict(self, table: pd.DataFrame | str | Path) -> NDArray[Any]:
         """Return what each row's target is, (d,): a number, or a class by its label."""
         scores = self.scores(table)
-        if self._known()["loss"] == "squared":
-            return scores
+        if self.loss in ("squared", "poisson"):
+            return scores if self.loss == "squared" else np.asarray(np.exp(scores))
         chosen = scores > 0.0 if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes[chosen.astype(np.intp)]
 
@@ -469,11 +481,9 @@ class TableModel(dict[str, NDArray[Any]]):
         return np.array([int(x) for x in labels] if whole else labels)
 
     def predict_proba(self, table: pd.DataFrame | str | Path) -> Array:
-        """Return each class's probability, (d, C); SettingsError: a regression."""
-        if self._known()["loss"] == "squared":
-            raise SettingsError(
-                "the model predicts numbers: no class has a probability"
-            )
+        """Return each class's probability, (d, C); SettingsError: there is none."""
+        if self.loss not in SHARES:
+            raise SettingsError(f"the {self.loss} loss gives no class a probability")
         scores = self.scores(table)
         if scores.ndim == 1:
             right = scipy.special.expit(scores)
@@ -539,7 +549,11 @@ class TableModel(dict[str, NDArray[Any]]):
                         (f"{name} gone", MissingIndicator(features="all"), [name])
                     )
             weights.append(part)
-        regression = self._known()["loss"] == "squared"
+        if self.loss not in ("squared", *SHARES):
+            raise SettingsError(
+                f"scikit-learn has no such model: the loss is {self.loss}"
+            )
+        regression = self.loss == "squared"
         model = LinearRegression() if regression else LogisticRegression()
         w = np.concatenate(weights)
         model.coef_ = w if regression else np.atleast_2d(w.T)

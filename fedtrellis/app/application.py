@@ -160,6 +160,7 @@ class App:
         task = kind.from_config(config, 1, 0)
         hidden = config["aggregation"] in ("secure-sum", "private")
         hidden |= config["privacy"] != "none"
+        hidden |= task.split_data  # whose nodes have methods of their own
         if not (task.prepares and task.on_nodes and task.nodes.prepare) or hidden:
             return settled
         kept: list[bool] = []

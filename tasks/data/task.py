@@ -390,7 +390,7 @@ class Task(ABC):
         loss: Loss = self.table_loss
         if found is not None and len(found.classes) > 2:
             loss = "softmax"
-        return meaning(found, loss, self.has_intercept()) if found else {}
+        return meaning(found, loss, float(self.has_intercept())) if found else {}
 
     def has_intercept(self) -> bool:
         """Whether the model's last row is the intercept."""

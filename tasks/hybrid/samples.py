@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, need
+from fedtrellis.tables import Preparation, moments
 
 from ..base import data_path, derived_seed
 from ..data.datasets import load_images
-from ..data.readers import read_csv, read_libsvm
+from ..data.readers import OwnTable, read_csv, read_libsvm
 from ..data.table import FILE, Schema, read_at_most, with_constant
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ class Samples(NamedTuple):
     weights: FloatArray | None = None
     rows: Indices = np.arange(0)
     num_rows: int = 0
+    #: of a file of the user's: its columns and labels, and what they have become
+    table: OwnTable | None = None
+    preparation: Preparation | None = None
 
     @property
     def num_train(self) -> int:
@@ -103,7 +107,16 @@ def load_samples(task: HybridTask) -> Samples:
         labels = _signs(task, labels)
     train, test = _split(task, labels, data.test)
     rows = np.concatenate([train, test])
-    features = _scaled(task, data.features[rows], len(train))
+    features, made = data.features[rows], None
+    if data.table is not None:
+        made = Preparation.of_moments(
+            data.table.columns,
+            moments(features[: len(train)]),
+            target=task.nodes.label_column,
+            classes=task.class_names(data.table.labels),
+        )
+        features = made.scaled(features)
+    features = _scaled(task, features, len(train))
     if not isinstance(features, np.ndarray):
         features = scipy.sparse.csr_array(features)
         features.sort_indices()
@@ -116,6 +129,7 @@ def load_samples(task: HybridTask) -> Samples:
         None if data.weights is None else data.weights[rows],
         rows,
         len(labels),
+        preparation=made,
     )
 
 
@@ -129,12 +143,15 @@ def load_rows(task: HybridTask) -> Samples:
         where = "the data set's file or the folder with it"
         raise FileNotFoundError(f"{key} is empty; for {dataset!r} it must name {where}")
     if dataset == FILE:
-        data = task._own_file(task.target)
+        own: Any = (task._own_table if task.prepared else task._own_file)(task.target)
         # labels that are numbers are classes of these numbers
-        values = [x if isinstance(x, float) else i for i, x in enumerate(data.labels)]
+        values = [x if isinstance(x, float) else i for i, x in enumerate(own.labels)]
         classes = np.array(values, dtype=np.float64)
-        known = classes[data.targets.astype(np.intp)] if values else data.targets
-        return Samples(data.features, known, data.names, weights=data.weights)
+        known = classes[own.targets.astype(np.intp)] if values else own.targets
+        if task.prepared:
+            names = tuple(name for column in own.columns for name in column.features())
+            return Samples(own.features(slice(None)), known, names, table=own)
+        return Samples(own.features, known, own.names, weights=own.weights)
     if dataset == "mnist":
         return _load_mnist(data_path(key, task.path, folder=True), key)
     if dataset not in BY_PATH:

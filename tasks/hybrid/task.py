@@ -6,7 +6,7 @@ what else can be set of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,6 +32,7 @@ from fedtrellis.dual.weights import (
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 from fedtrellis.settings import SettingsError, setting
+from fedtrellis.tables import Preparation, meaning
 
 from ..base import Depending, Point, once
 from ..data.readers import node_path
@@ -58,7 +59,8 @@ class HybridTask(Task):
     ``covtype`` (UCI's or LIBSVM's file), scaled to [0, 1], class 2 against the rest;
     ``a9a`` (or any LIBSVM file with two labels); ``news20`` (LIBSVM's multi-class
     file), the upper half of the twenty classes against the lower; ``file``, any csv,
-    npz or LIBSVM file, taken as it is, the larger of two labels against the smaller.
+    npz or LIBSVM file, the larger of two labels against the smaller, columns prepared
+    as :mod:`fedtrellis.tables` has it or, with ``data.prepare = false``, as they are.
     What scaling needs is measured on the training samples, all of them: real clients
     would have to agree on that, also on norms for ``row-scaling = "unit"``. The column
     ``bias`` comes after scaling and before the rows', and in the last feature group.
@@ -86,6 +88,7 @@ class HybridTask(Task):
 
     split_data: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
+    prepares: ClassVar[bool] = True
     required_options: ClassVar[tuple[str, ...]] = ("weights",)
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "hyfdca": {"standardize": _RAW}
@@ -247,6 +250,32 @@ class HybridTask(Task):
         if labels is not None and self.target == "class" and not self.every_class:
             labels = 2.0 * labels - 1.0
         return ClientData(table.features, table.names, table.ids, labels, table.weights)
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a file of the user's is prepared; not one with samples' weights."""
+        return super().prepared and not self.nodes.weight_column
+
+    def preparation(self) -> Preparation | None:
+        """Return what became of the columns of the user's file."""
+        return self._samples().preparation if self.prepared else None
+
+    def class_names(self, found: Sequence[str | float]) -> tuple[str | float, ...]:
+        """Return the labels that the model predicts, of those in a file."""
+        if self.every_class or self.positive_class == -1:
+            return tuple(found)
+        return ("other", f"{self.positive_class}")
+
+    def meaning(self) -> dict[str, Any]:
+        """Return what a record holds of the model, see :mod:`fedtrellis.tables`."""
+        made, loss = self.preparation(), "margin"
+        if made is None or self.row_scaling != "none":
+            return {}
+        if self.target == "number" or (
+            self.loss == "logistic" and len(made.classes) == 2
+        ):
+            loss = self.make_loss().name
+        return meaning(made, loss, self.bias)
 
     def _samples(self) -> Samples:
         return held_of(self)[0]

@@ -106,7 +106,7 @@ def test_two_labels(tmp_path: Path, table: tuple[Array, Array], form: str) -> No
                 "least-entries": 0,
             }.items()
         }
-        hybrid = experiment(task, path, method="hyfdca", **plain, **column).task
+        hybrid = experiment(task, path, method="hyfdca", **plain, **RAW, **column).task
         assert hybrid.value(w) == pytest.approx(expected)
         names = ("c0", "c1", "c2", "c3") if texts else None
         assert hybrid.feature_names() == (

@@ -252,8 +252,26 @@ def test_a_regression_predicts_in_the_target_s_units(
     theirs = pipeline(LinearRegression()).fit(features_of(frame), frame["price"])
     expected = theirs.predict(features_of(frame))
     assert model.predict(path) == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(SettingsError, match="no class has a probability"):
+    with pytest.raises(SettingsError, match="gives no class a probability"):
         model.predict_proba(path)
+
+
+def test_split_data_is_prepared_and_predicts(
+    tmp_path: Path, frame: pd.DataFrame
+) -> None:
+    path = tmp_path / "table.csv"
+    frame.drop(columns="price").to_csv(path, index=False)
+    own = "hybrid-linear.test-fraction=0 hybrid-linear.regularization=0.05 rounds=300"
+    own += ' method="hyfdca" hybrid-linear.least-entries=0 data.label-column="kind"'
+    own += ' hybrid-linear.free-feature="bias" hyfdca.tolerance=1e-12'
+    own += ' hybrid-linear.partition="horizontal"'
+    record = run(path, "hybrid-linear", tmp_path / "runs", own)
+    model = fedtrellis.load_run(record).model
+    assert model is not None
+    best = LogisticRegression(C=1.0 / (0.05 * len(frame)), tol=1e-13, max_iter=10**4)
+    theirs = pipeline(best).fit(features_of(frame), frame["kind"])
+    shares = theirs.predict_proba(features_of(frame))
+    assert model.predict_proba(path) == pytest.approx(shares, abs=1e-5)
 
 
 @pytest.mark.parametrize("task", ["logistic-regression", "lasso"])
