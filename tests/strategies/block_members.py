@@ -85,7 +85,6 @@ class Quadratic:
 
 
 def secret(seed: int = 0) -> Array:
-    """Unknowns of all clients."""
     rng, parts = np.random.default_rng(seed), []
     for _ in range(MEMBERS):
         a = rng.standard_normal((P, P))
@@ -104,7 +103,6 @@ class Server:
     went_on_with: list[Array] = field(default_factory=list)
 
     def sums(self, unknown: Array) -> Array:
-        """All sums of a run of clients with these losses."""
         apart = self.apart
         name, seen = self.case.partition(" ")[0], []
         first, rng = not self.went_on_with, np.random.default_rng(5)
@@ -136,7 +134,6 @@ class Server:
 
 
 def derivative(sums: Callable[[Array], Array], at: Array, step: float = 1e-4) -> Array:
-    """Of all sums by all unknowns, by central differences."""
     sums(at)
     columns = [
         (sums(at + step * e) - sums(at - step * e)) / (2 * step)

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import null_space
-from scipy.optimize import linear_sum_assignment, nnls
 
 Array = NDArray[np.float64]
 
@@ -57,24 +55,6 @@ def to_nuclear(v: Array, radius: float) -> Array:
     return np.asarray((left * to_l1(values, radius)) @ right)
 
 
-def to_birkhoff(v: Array) -> Array:
-    """Lawson and Hanson's least distance programme, among matrices with sums 1."""
-    n = len(v)
-    rows, columns = v.sum(1) - 1.0, v.sum(0) - 1.0
-    middle = (v - (rows[:, None] + columns - rows.mean()) / n).reshape(-1)
-    # X = middle + basis t: the smallest t with basis t ≥ −middle
-    centred = null_space(np.ones((1, n)))
-    basis = np.kron(centred, centred)
-    wide = np.vstack([basis.T, -middle])
-    target = np.append(np.zeros(basis.shape[1]), 1.0)
-    weights, _ = nnls(wide, target)
-    off = wide @ weights - target
-    x = middle - basis @ (off[:-1] / off[-1])
-    # what rounding leaves of a zero
-    x[x < 1e-13] = 0.0
-    return np.asarray(x.reshape(n, n))
-
-
 def _vertex(j: int, value: float, size: int) -> Array:
     vertex = np.zeros(size)
     vertex[j] = value
@@ -111,20 +91,6 @@ def simplex(radius: float) -> Ball:
         sparse=True,
         on=on,
     )
-
-
-def birkhoff(n: int) -> Ball:
-    def oracle(g: Array) -> Array:
-        rows, columns = linear_sum_assignment(g)
-        vertex = np.zeros((n, n))
-        vertex[rows, columns] = 1.0
-        return vertex
-
-    def inside(v: Array) -> bool:
-        sums = np.concatenate([v.sum(0), v.sum(1)])
-        return bool(v.min() >= 0.0 and (sums == 1.0).all())
-
-    return Ball(oracle, to_birkhoff, inside, math.sqrt(2 * n))
 
 
 def nuclear_ball(radius: float) -> Ball:

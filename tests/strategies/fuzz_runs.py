@@ -1,8 +1,7 @@
 """Mutated Messages for the clients and the server of every method.
 
 ``python -m tests.strategies.fuzz_runs`` gives 10 000 to them and prints a table;
-``--messages``, ``--seed``, and names of cases, make it another. ``--ciphertexts N``
-gives N mutated ciphertexts to each cipher instead, in this process.
+``--messages``, ``--seed``, and names of cases, make it another.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import json
 import logging
 import pickle
 import re
-import resource
 import signal
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +68,10 @@ ENVELOPE = (
 _FLOATS = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1e-320, -1.0, 0.0)
 _INTS = (-1, 0, 1, 2, 10**6, 2**31, 10**12, 2**63 - 1, -(2**63), 2**64 - 1)
 _TEXTS = ("", "\x00", "ä" * 40, "0", "-1", "nan", "train", "{}", "x" * 10_000)
+_OTHER: Any = (True, b"\x00\x01", [1, 2, 3], [], ["a"], [0.5])
 _SHAPES: Any = ((10**12,), (2**40, 2**40), (0, 10**12), (10**9,), (), (1,), (3, 3))
-_DTYPES = ("<f4", "<f2", ">f8", "<i8", "|u1", "|b1", "<u8", "<c16", "<M8[s]", "|S8")
+_DTYPES = ("<f8", "<f4", "<f2", ">f8", "<i8", "|u1", "|b1", "<u8", "<c16", "<M8[s]")
+_KEYS = ("extra", "0", "", "joined", "x.values", "x.indices")
 
 
 def choose(rng: Rng, items: Sequence[Any]) -> Any:
@@ -84,176 +83,110 @@ def mutate_bytes(rng: Rng, data: bytes) -> bytes:
     """Bits flipped, cut, lengthened, overwritten, or something else altogether."""
     kind = int(rng.integers(6))
     if not data or kind == 0:
-        return bytes(rng.integers(0, 256, size=int(rng.integers(0, 64)), dtype="u1"))
+        return rng.bytes(int(rng.integers(0, 64)))
     changed = bytearray(data)
+    at = int(rng.integers(len(changed)))
     if kind <= 2:
         # half of them in the first bytes, where headers are
         end = min(len(changed), 80) if rng.random() < 0.5 else len(changed)
         for _ in range(int(rng.integers(1, 4))):
             changed[int(rng.integers(end))] ^= 1 << int(rng.integers(8))
     elif kind == 3:
-        del changed[int(rng.integers(len(changed))) :]
+        del changed[at:]
     elif kind == 4:
-        changed += bytes(
-            rng.integers(0, 256, size=int(rng.integers(1, 4)) * 8, dtype="u1")
-        )
+        changed += rng.bytes(8 * int(rng.integers(1, 4)))
     else:
-        at = int(rng.integers(len(changed)))
         changed[at : at + 8] = b"\xff" * len(changed[at : at + 8])
     return bytes(changed)
 
 
-def _header(dtype: str, shape: tuple[int, ...], fortran: bool = False) -> bytes:
-    text = repr({"descr": dtype, "fortran_order": fortran, "shape": shape})
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    text = repr({"descr": dtype, "fortran_order": False, "shape": shape})
     text += " " * (-(len(text) + 11) % 64) + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
-def _read(array: Array) -> Any:
-    """Its numbers; None where it was changed before."""
-    try:
-        values = array.numpy().copy()
-    except Exception:
-        return None
-    return values if values.dtype.kind in "fiub" else None
-
-
-def _values(rng: Rng, array: Array) -> Array:
-    """Other values in an array that stays well-formed."""
-    values = _read(array)
-    if values is None:
-        return array
-    if not values.size:
-        return encode(np.zeros(int(rng.integers(1, 5))))
-    flat = values.reshape(-1)
-    where = rng.integers(flat.size, size=int(rng.integers(1, 4)))
-    if values.dtype.kind == "f":
-        flat[where] = choose(rng, _FLOATS)
-    elif values.dtype.kind in "iu":
-        info = np.iinfo(values.dtype)
-        flat[where] = choose(rng, (info.max, info.min, 0, 1, info.max // 2))
-    return encode(values)
-
-
 def mutate_array(rng: Rng, array: Array) -> Array:
     """Wrong bytes, dtype, shape, serialisation or values."""
-    kind = int(rng.integers(7))
+    kind, known = int(rng.integers(7)), (array.dtype, array.shape, array.stype)
     if kind == 0:
         return Array(array.dtype, array.shape, "no.such.type", array.data)
     if kind == 1:
-        return _values(rng, array)
-    if kind == 2:
         # a header that says what is not there
         body = array.data[128:] if rng.random() < 0.5 else b""
-        data = _header(choose(rng, ("<f8", *_DTYPES)), choose(rng, _SHAPES)) + body
-        return Array(array.dtype, array.shape, array.stype, data)
-    if kind == 3:
-        # a well-formed array of another dtype or shape
-        values = _read(array)
-        if values is None:
-            return array
+        return Array(*known, _header(choose(rng, _DTYPES), choose(rng, _SHAPES)) + body)
+    if kind <= 3:
+        try:
+            values = array.numpy().copy()
+        except Exception:
+            return array  # it was changed before
+        flat = values.reshape(-1)
+        if values.dtype.kind not in "fiub" or not values.size:
+            return encode(np.zeros(int(rng.integers(1, 5))))
+        if kind == 2:
+            # other values in an array that stays well-formed
+            where = rng.integers(flat.size, size=int(rng.integers(1, 4)))
+            if values.dtype.kind == "f":
+                flat[where] = choose(rng, _FLOATS)
+            elif values.dtype.kind in "iu":
+                info = np.iinfo(values.dtype)
+                flat[where] = choose(rng, (info.max, info.min, 0, 1, info.max // 2))
+            return encode(values)
+        dtype = choose(rng, ("<f4", "<i8", ">f8", "?", "u1"))
         with np.errstate(all="ignore"):
-            other = [
-                lambda: values.reshape(-1),
-                lambda: values.reshape(*values.shape, 1),
-                lambda: np.asfortranarray(values),
-                lambda: np.concatenate([values.reshape(-1)] * 2),
-                lambda: values.reshape(-1)[:-1],
-                lambda: values.astype(choose(rng, ("<f4", "<i8", ">f8", "?", "u1"))),
-                lambda: np.zeros((0, *values.shape)),
-            ]
-            return encode(choose(rng, other)())
-    return Array(array.dtype, array.shape, array.stype, mutate_bytes(rng, array.data))
+            others = [flat, values[..., None], np.asfortranarray(values), flat[:-1]]
+            others += [np.tile(flat, 2), values.astype(dtype), values[:0, None]]
+        return encode(choose(rng, others))
+    return Array(*known, mutate_bytes(rng, array.data))
 
 
 def mutate_value(rng: Rng, value: Any) -> Any:
     """Another value, often of another type."""
     if rng.random() < 0.25:
-        # of another type
-        kinds = (choose(rng, _FLOATS), choose(rng, _INTS), choose(rng, _TEXTS))
-        return choose(rng, (*kinds, True, b"\x00\x01", [1, 2, 3], [], ["a"], [0.5]))
+        return choose(rng, [choose(rng, s) for s in (_FLOATS, _INTS, _TEXTS, _OTHER)])
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        near = value + int(rng.integers(-2, 3))
-        return choose(rng, (*_INTS, near, float(near)))
+        return choose(rng, (*_INTS, value - 2, value - 1, value + 1, float(value)))
     if isinstance(value, float):
-        whole = int(min(abs(value), 2.0**62)) if value == value else 0
-        return choose(rng, (*_FLOATS, value * 2.0, whole))
+        return choose(rng, (*_FLOATS, 2.0 * value, 1))
     if isinstance(value, bytes):
         return mutate_bytes(rng, value)
     if isinstance(value, str):
         return choose(rng, (*_TEXTS, value + "0", value[:-1]))
     assert isinstance(value, list)
-    return _mutate_list(rng, value)
+    if not value:
+        return [choose(rng, _INTS)]
+    at = int(rng.integers(len(value)))
+    changed = mutate_value(rng, value[at])
+    alike = changed if type(changed) is type(value[at]) else value[at]
+    with_other = [*value[:at], alike, *value[at + 1 :]]
+    longer = value + [value[at]] * int(rng.integers(1, 200))
+    return choose(rng, ([1, 2**40], value[:at] + value[at + 1 :], longer, with_other))
 
 
-def _mutate_list(rng: Rng, value: list[Any]) -> list[Any]:
-    changed = list(value)
-    kind = int(rng.integers(4))
-    if not changed or kind == 0:
-        return [choose(rng, _INTS) for _ in range(int(rng.integers(1, 4)))]
-    if kind == 1:
-        del changed[int(rng.integers(len(changed)))]
-    elif kind == 2:
-        changed += [choose(rng, changed)] * int(rng.integers(1, 200))
-    else:
-        at = int(rng.integers(len(changed)))
-        same = type(changed[at])
-        new = mutate_value(rng, changed[at])
-        changed[at] = new if type(new) is same else changed[at]
-    return changed
-
-
-def _change_keys(rng: Rng, items: Items, extra: Callable[[], Any]) -> Items:
-    """Without a key, with another name for one, or with one more."""
+def _change_keys(rng: Rng, items: Items, extra: Any) -> Items:
+    """Without a key, with another name for one, with one more, or in another order."""
     keys, kind = list(items), int(rng.integers(4))
     if not keys or kind == 0:
-        items[choose(rng, ("extra", "0", "", "joined", "x.values", "x.indices"))] = (
-            extra()
-        )
-        return items
+        return {**items, choose(rng, _KEYS): extra}
     key = choose(rng, keys)
-    if kind == 1:
-        del items[key]
-    elif kind == 2:
-        items[key + "x"] = items.pop(key)
-    else:
-        shuffled = [keys[i] for i in rng.permutation(len(keys))]
-        items = {name: items[name] for name in shuffled}
-    return items
+    rest = {name: value for name, value in items.items() if name != key}
+    return [rest, {**rest, key + "x": items[key]}, {key: items[key], **rest}][kind - 1]
 
 
-def _mutate_arrays(rng: Rng, record: ArrayRecord) -> ArrayRecord:
-    items: Items = dict(record)
-    if items and rng.random() < 0.75:
-        key = choose(rng, list(items))
-        items[key] = mutate_array(rng, items[key])
-    else:
-        items = _change_keys(rng, items, lambda: encode(rng.standard_normal(3)))
-    return ArrayRecord(items)
-
-
-def _mutate_numbers(rng: Rng, record: Any) -> Any:
-    items: Items = dict(record)
-    if items and rng.random() < 0.8:
+def _mutate_record(rng: Rng, record: Any) -> Any:
+    items, arrays = dict(record), isinstance(record, ArrayRecord)
+    if items and rng.random() < 0.78:
         known = [key for key in items if key in ENVELOPE]
-        usual = not known or rng.random() < 0.6
-        key = choose(rng, list(items) if usual else known)
-        items[key] = mutate_value(rng, items[key])
+        key = choose(rng, list(items) if not known or rng.random() < 0.6 else known)
+        items[key] = (mutate_array if arrays else mutate_value)(rng, items[key])
     else:
-        items = _change_keys(rng, items, lambda: choose(rng, _INTS))
+        extra = encode(rng.standard_normal(3)) if arrays else choose(rng, _INTS)
+        items = _change_keys(rng, items, extra)
     if isinstance(record, MetricRecord):
-        numbers = (int, float)
-        items = {k: v for k, v in items.items() if type(v) in numbers}
-        return MetricRecord(items)
-    return ConfigRecord(items)
-
-
-def _of_another_type(rng: Rng, record: Any) -> Any:
-    if isinstance(record, ArrayRecord):
-        return choose(rng, (ConfigRecord({"0": b"\x00"}), MetricRecord({"0": 1.0})))
-    return choose(rng, (ArrayRecord(), ArrayRecord([np.zeros(2)]), MetricRecord()))
+        items = {k: v for k, v in items.items() if type(v) in (int, float)}
+    return type(record)(items)
 
 
 def mutate_content(
@@ -263,29 +196,26 @@ def mutate_content(
     records: Items = dict(content)
     for _ in range(choose(rng, (1, 1, 1, 2, 3))):
         names, kind = list(records), int(rng.integers(12))
-        if kind == 0 and names:
-            del records[choose(rng, names)]
-        elif kind == 1 and names:
-            name = choose(rng, names)
-            records[name] = _of_another_type(rng, records[name])
-        elif kind == 2:
-            records = _change_keys(rng, records, ArrayRecord)
+        if kind == 2 or not names:
+            records = _change_keys(rng, records, ArrayRecord())
+            continue
+        name = choose(rng, names)
+        if kind == 0:
+            del records[name]
+        elif kind == 1:
+            # of another type
+            to = (ConfigRecord({"0": b"\x00"}), MetricRecord({"0": 1.0}), ArrayRecord())
+            records[name] = choose(rng, to)
         elif kind == 3 and others:
             # all of it, or a record, of another message
-            other: RecordDict = choose(rng, others)
-            taken = dict(other)
-            if rng.random() < 0.5 and taken:
-                name = choose(rng, list(taken))
-                records[name] = taken[name]
+            taken = dict(choose(rng, others))
+            if taken and rng.random() < 0.5:
+                key = choose(rng, list(taken))
+                records[key] = taken[key]
             else:
                 records = taken
-        elif names:
-            name = choose(rng, names)
-            record = records[name]
-            if isinstance(record, ArrayRecord):
-                records[name] = _mutate_arrays(rng, record)
-            else:
-                records[name] = _mutate_numbers(rng, record)
+        else:
+            records[name] = _mutate_record(rng, records[name])
     return RecordDict(records)
 
 
@@ -321,17 +251,14 @@ class Tally:
     problems: list[str] = field(default_factory=list)
 
     def refuse(self, reason: str) -> None:
-        """Count a refusal, which has to say something."""
         self.refused += 1
         if not re.search(r"[a-zA-Z]{3}", reason.rpartition("Error: ")[2]):
             self.problem(f"a refusal without a reason: {reason!r}")
 
     def problem(self, what: str) -> None:
-        """Note down what must not be."""
         self.problems.append(what)
 
     def row(self) -> str:
-        """A row of the table."""
         return (
             f"| {self.name} | {self.messages} | {self.refused} | "
             f"{max(self.messages - self.refused, 0)} | {self.peak:.2f} | "
@@ -350,42 +277,32 @@ HEADER = (
 
 @dataclass
 class Exchange:
-    """A request, what the node had before, and its reply."""
+    """A request, what the node had before, and its ledger's file, if it had one."""
 
     name: str
     request: Message
     state: dict[str, Any]
-    reply: Message | None
-    ledger: tuple[Path, bytes] | None = None  # its file, where the node had one
+    ledger: Path | None
+    known: bytes
 
 
 class Recorder(LocalGrid):
-    """A grid that keeps every message."""
-
-    exchanges: list[Exchange]
+    """A grid that keeps every request."""
 
     def _deliver(self, messages: Sequence[Message]) -> None:
-        exchanges = {}
+        kept = self.__dict__.setdefault("exchanges", [])
         for message in messages:
             context = self._contexts[message.metadata.dst_node_id]
             name = str(context.node_config["partition-id"])
-            ledger = _ledger_of(message, name)
-            exchange = Exchange(name, message, dict(context.state), None, ledger)
-            exchanges[message.metadata.message_id] = exchange
-        self.__dict__.setdefault("exchanges", []).extend(exchanges.values())
+            config = dict(message.content.get("config", {}))
+            session = str(config.get("session", ""))
+            ledger, known = None, b""
+            if session and run_ledgers(session).is_dir():
+                path = BlockMember(NodeSecrets(name, {}), session)._file.path
+                if path.is_file():
+                    ledger, known = path, path.read_bytes()
+            kept.append(Exchange(name, message, dict(context.state), ledger, known))
         super()._deliver(messages)
-        for reply in self._replies:
-            if reply.has_content():
-                exchanges[reply.metadata.reply_to_message_id].reply = reply
-
-
-def _ledger_of(message: Message, name: str) -> tuple[Path, bytes] | None:
-    config: Mapping[str, Any] = message.content.config_records.get("config", {})
-    session = str(config.get("session", ""))
-    if not session or not run_ledgers(session).is_dir():
-        return None
-    path = BlockMember(NodeSecrets(name, {}), session)._file.path
-    return (path, path.read_bytes()) if path.is_file() else None
 
 
 def record(case: Case, rounds: int = 6) -> list[Exchange]:
@@ -403,7 +320,8 @@ def record(case: Case, rounds: int = 6) -> list[Exchange]:
     options |= {"client_evaluate_every": 2 if case.evaluates else 0}
     strategy = case.strategy(callbacks=[Wipes()], **options)
     strategy.start(grid, ArrayRecord([case.start]), num_rounds=rounds)
-    return grid.exchanges
+    exchanges: list[Exchange] = grid.__dict__["exchanges"]
+    return exchanges
 
 
 # -------------------------------------------------------------------- memory and states
@@ -475,87 +393,63 @@ def fuzz_client(
 
     A request that is refused leaves the state in the client's context as it was.
     """
-    kinds = sorted({e.request.metadata.message_type for e in exchanges})
-    by_kind = {
-        kind: [e for e in exchanges if e.request.metadata.message_type == kind]
-        for kind in kinds
-    }
-    model = case.start.nbytes
+    by_kind: dict[str, list[Exchange]] = {}
+    for exchange in exchanges:
+        by_kind.setdefault(exchange.request.metadata.message_type, []).append(exchange)
+    kinds = sorted(by_kind)
     for _ in range(count):
         kind = choose(rng, kinds)
-        exchange: Exchange = choose(rng, by_kind[kind])
+        exchange = choose(rng, by_kind[kind])
         content = mutate_content(rng, exchange.request.content, others)
         if rng.random() < 0.05:
             kind = choose(rng, kinds)
-        message = Message(
-            content,
-            dst_node_id=exchange.request.metadata.dst_node_id,
-            message_type=kind,
-            group_id=exchange.request.metadata.group_id,
-        )
-        _give(case, message, exchange, model, tally)
+        about = exchange.request.metadata
+        message = Message(content, about.dst_node_id, kind, group_id=about.group_id)
+        tally.messages += 1
+        for problem in _given(case, message, exchange, tally):
+            tally.problem(f"{kind} of {case.name}: {problem}")
 
 
-def _give(
-    case: Case,
-    message: Message,
-    exchange: Exchange,
-    model: int,
-    tally: Tally,
-) -> None:
+def _given(
+    case: Case, message: Message, exchange: Exchange, tally: Tally
+) -> Iterator[str]:
+    """What is wrong with a client's way with a message."""
     node: Any = {"partition-id": int(exchange.name), "num-partitions": case.nodes}
-    state = RecordDict(dict(exchange.state))
+    state, ledger = RecordDict(dict(exchange.state)), exchange.ledger
     context = Context(1, message.metadata.dst_node_id, node, state, {})
     before = {key: dict(record) for key, record in exchange.state.items()}
-    allowed = max(message_bytes(message), model, _size_of(exchange.state))
-    where = f"{message.metadata.message_type} of {case.name}"
-    if exchange.ledger is not None:
-        path, known = exchange.ledger
-        path.write_bytes(known)
-    tally.messages += 1
-    refused = False
+    sizes = message_bytes(message), case.start.nbytes, _size_of(exchange.state)
+    if ledger is not None:
+        ledger.write_bytes(exchange.known)
+    refused = ""
     try:
-        with time_limit(), measured(tally, allowed):
+        with time_limit(), measured(tally, max(sizes)):
             reply = case.app(message, context)
     except EndlessError:
-        tally.problem(f"{where}: more than {SECONDS} s for a message")
+        yield f"more than {SECONDS} s for a message"
         return
     except Exception as error:
-        refused = True
-        tally.refuse(f"{type(error).__name__}: {error}")
+        refused = f"{type(error).__name__}: {error}"
     else:
-        status = reply.content.get("status")
-        refused = status is not None and not status.get("in-sync", True)
         if said := refusal_in(reply.content):
-            refused = True
-            tally.refuse(f"{said.refusal}: {said}")
-        elif refused:
-            tally.refuse("OutOfSync: the client asks to be restored")
-    if exchange.ledger is not None and path.is_file():
-        told = _promises(path, known, refused)
-        if told:
-            tally.problem(f"{where}: {told}")
+            refused = f"{said.refusal}: {said}"
+        elif not dict(reply.content.get("status", {})).get("in-sync", True):
+            refused = "OutOfSync: the client asks to be restored"
     if refused:
-        after = {key: dict(record) for key, record in context.state.items()}
-        if after != before:
-            tally.problem(f"{where}: a refused message has changed the state")
-
-
-def _promises(path: Path, before: bytes, refused: bool) -> str:
-    """What a message has made a block's file forget; empty if nothing."""
-    old, new = (_ledger_in(path, data) for data in (before, path.read_bytes()))
-    same = old.get("begun") == new.get("begun")
-    if same and "agreed" in old and old["agreed"] != new.get("agreed"):
-        return "another agreement is in the block's file"
-    if same and refused and old.get("attempts") != new.get("attempts"):
-        return "a refused message has used an attempt up"
-    return ""
-
-
-def _ledger_in(path: Path, data: bytes) -> dict[str, Any]:
-    size = int.from_bytes(data[8:12], "big")
-    found: dict[str, Any] = json.loads(data[12 : 12 + size])
-    return found
+        tally.refuse(refused)
+        if {key: dict(record) for key, record in context.state.items()} != before:
+            yield "a refused message has changed the state"
+    if ledger is not None and ledger.is_file():
+        # what a message has made a block's file forget
+        old, new = (
+            json.loads(data[12 : 12 + int.from_bytes(data[8:12], "big")])
+            for data in (exchange.known, ledger.read_bytes())
+        )
+        same = old.get("begun") == new.get("begun")
+        if same and "agreed" in old and old["agreed"] != new.get("agreed"):
+            yield "another agreement is in the block's file"
+        if same and refused and old.get("attempts") != new.get("attempts"):
+            yield "a refused message has used an attempt up"
 
 
 # --------------------------------------------------------------------------- the server
@@ -570,15 +464,11 @@ class Tampering(LocalGrid):
     tampered = 0
 
     def _strikes(self, message: Message) -> set[str]:
-        strikes = super()._strikes(message)
-        if self.only:
-            hit = self.rng.random() < self.faults["garbage"]
-            return (
-                {"garbage"}
-                if hit and message.metadata.message_type == self.only
-                else set()
-            )
-        return strikes
+        if not self.only:
+            return super()._strikes(message)
+        mine = message.metadata.message_type == self.only
+        hit = self.rng.random() < self.faults["garbage"]
+        return {"garbage"} if hit and mine else set()
 
     def _spoil(self, reply: Message, message: Message) -> Message:
         self.tampered += 1
@@ -645,9 +535,7 @@ def _watch(strategy: Any, tally: Tally, model: int) -> None:
         setattr(strategy, method, asking)
 
 
-_SETUP = (
-    *("query.hello", "train.align", "train.agree", "train.labels", "train.ready"),
-)
+_SETUP = "query.hello train.align train.agree train.labels train.ready"
 
 
 def fuzz_server(
@@ -740,15 +628,7 @@ def fuzz(names: Sequence[str], messages: int, seed: int) -> Iterator[Tally]:
     ``messages`` is for all cases together; those of a case do not depend on which
     others are named.
     """
-    strangers = [
-        content
-        for name in STRANGERS
-        for exchange in record(CASES[name])[::8]
-        for content in (
-            exchange.request.content,
-            exchange.reply.content if exchange.reply else RecordDict(),
-        )
-    ]
+    strangers = [e.request.content for n in STRANGERS for e in record(CASES[n])[::8]]
     each = -(-messages // (2 * len(CASES)))
     tracemalloc.start()
     try:
@@ -768,80 +648,17 @@ def fuzz(names: Sequence[str], messages: int, seed: int) -> Iterator[Tally]:
         tracemalloc.stop()
 
 
-#: What one ciphertext may add to the process, in bytes.
-CIPHERTEXT_BYTES = 32_000_000
-
-
-def fuzz_ciphertexts(backend: str, count: int, seed: int) -> Tally:
-    """Mutated ciphertexts; those of BFV reach TenSEAL and SEAL, which are no Python.
-
-    The server adds them, a client decrypts them; a crash ends this process.
-    """
-    from fedtrellis.encryption import EncryptionError, backend_class
-    from fedtrellis.encryption.cipher import split_blob
-
-    rng, tally = np.random.default_rng(seed), Tally(backend)
-    key = backend_class(backend).generate()
-    server, label, values = key.adder(), ("label", 1), np.arange(5.0)
-    fresh = [key.encrypt(values, label, sender, 4)[0] for sender in "ab"]
-    whole = [*fresh, *server.add([[blob] for blob in fresh])]
-    other = key.encrypt(values, label, "c", 4)
-    for _ in range(count):
-        blob, kind = choose(rng, whole), rng.random()
-        head = len(blob) - len(split_blob(blob)[1])
-        payload = bytearray(blob[head:])
-        if kind < 0.4:
-            # within the headers, SEAL's, the compression's and what they lead to
-            payload[int(rng.integers(min(120, len(payload))))] ^= 1 << rng.integers(8)
-        else:
-            payload = bytearray(mutate_bytes(rng, bytes(payload)))
-            # a length that fits what was cut off or put in
-            payload[8:16] = len(payload).to_bytes(8, "little")
-        mutated = mutate_bytes(rng, blob) if kind > 0.8 else blob[:head] + payload
-        tally.messages += 1
-        before = _peak_resident()
-        for look in (
-            partial(server.add, [other, [mutated]]),
-            partial(key.decrypt, [mutated], label, 5, None),
-        ):
-            try:
-                look()
-            except EncryptionError as error:
-                tally.refuse(f"{type(error).__name__}: {error}")
-        grown = _peak_resident() - before
-        tally.peak = max(tally.peak, grown / CIPHERTEXT_BYTES)
-        if grown > CIPHERTEXT_BYTES:
-            tally.problem(f"{grown} bytes for a ciphertext of {len(mutated)}")
-    return tally
-
-
-def _peak_resident() -> int:
-    """The most memory that this process has had, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
 def main() -> int:
     """Print the table; 1 if there was a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--ciphertexts", type=int, default=0, help="mutated ones, of each cipher"
-    )
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     failed = False
     print(HEADER, flush=True)
-    tallies: Iterable[Tally] = fuzz(
-        arguments.names or list(CASES), arguments.messages, arguments.seed
-    )
-    if arguments.ciphertexts:
-        tallies = (
-            fuzz_ciphertexts(backend, arguments.ciphertexts, arguments.seed)
-            for backend in ("stream", "tenseal-bfv")
-        )
+    tallies = fuzz(arguments.names or list(CASES), arguments.messages, arguments.seed)
     for tally in tallies:
         print(tally.row(), flush=True)
         for problem, count in Counter(tally.problems).items():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.wire.arrays import array_record, record_arrays
 from tests.harness import Array, number_of
-from tests.strategies.methods import METHODS, NODES, RULES, SEED
+from tests.strategies.methods import EVERY, METHODS, NODES, RULES, SEED
 
 #: The last to answer: it has seen what everybody else says.
 LIAR = NODES - 1
@@ -43,13 +43,11 @@ class Said:
 
     @classmethod
     def by(cls, content: RecordDict) -> Said:
-        """Read an answer."""
         status: dict[str, Any] = dict(content.config_records["status"])
         numbers = np.frombuffer(status.pop("numbers", b""), dtype="<f8")
         return cls(record_arrays(content.array_records["arrays"]), numbers, status)
 
     def content(self, like: RecordDict) -> RecordDict:
-        """The answer that says this, in the form of another."""
         records: dict[str, Any] = dict(like)
         status = self.status
         if "numbers" in like.config_records["status"]:
@@ -60,7 +58,6 @@ class Said:
         return RecordDict(records)
 
     def each(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Said:
-        """Change what are real numbers."""
         with np.errstate(over="ignore"):
             arrays = [change(a) if a.dtype.kind == "f" else a for a in self.arrays]
             numbers = change(self.numbers) if self.numbers.size else self.numbers
@@ -78,11 +75,9 @@ class Scene:
     server_round: int
 
     def about(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Where an honest answer begins: at the model, if it is a point like that."""
         return self.model if array.shape == self.model.shape else np.zeros(array.shape)
 
     def together(self, combine: Callable[[Array], Array]) -> Said:
-        """Of everybody else's numbers, array by array, where they are of one shape."""
         arrays = []
         for k, own in enumerate(self.own.arrays):
             alike = [
@@ -242,7 +237,7 @@ class Outcome:
 
 def run(name: str, kind: str = "", rule: str = "mean", rounds: int = 0) -> Outcome:
     """Run a method; ``kind`` is empty in a run without a liar."""
-    method = METHODS[name]
+    method = EVERY[name]
     lies = {**REFUSED, **ANSWERS, EACH_REFUSED: _in_turn}
 
     def client(context: Context) -> Any:
@@ -270,7 +265,7 @@ def honest(name: str) -> Array:
 def distance(name: str, model: Array) -> float:
     """How far a model is from the honest run's, as a part of how far that has come."""
     goal = honest(name)
-    way = float(np.linalg.norm(goal - METHODS[name].start))
+    way = float(np.linalg.norm(goal - EVERY[name].start))
     return float(np.linalg.norm(model - goal)) / way
 
 

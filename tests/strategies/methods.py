@@ -15,48 +15,12 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from clients import (
-    CompressedSGDClient,
-    FedAvgGDClient,
-    FedDRClient,
-    FedFWClient,
-    FedGiAClient,
-    FedLMOClient,
-    FedOptClient,
-    FedProxClient,
-    FirstOrderRFLClient,
-    HybridFedAvgClient,
-    HyFEMClient,
-    LocalSGDClient,
-    NaiveFrankWolfeClient,
-    ProjectedFedAvgClient,
-    ScaffoldClient,
-    ZerothOrderRFLClient,
-    ZerothOrderSGDClient,
-)
+import clients
+import strategies
 from fedtrellis import LocalGrid
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
-from strategies import (
-    CompressedSGD,
-    FedAvgGD,
-    FedDR,
-    FedFW,
-    FedGiA,
-    FedLMO,
-    FedOpt,
-    FedProx,
-    FirstOrderRFL,
-    HybridFedAvg,
-    HyFEM,
-    LocalSGD,
-    NaiveFrankWolfe,
-    ProjectedFedAvg,
-    Scaffold,
-    ZerothOrderRFL,
-    ZerothOrderSGD,
-)
 from tests.harness import Array, Played, grid_of, number_of, play
 
 NODES, P, ROWS, SEED = 10, 8, 30, 4
@@ -138,7 +102,6 @@ class Method:
     forgets: bool = False
 
     def grid(self, nodes: int = 6, **options: Any) -> LocalGrid:
-        """A grid of the first nodes; the options, faults among them, are the grid's."""
         return grid_of(self.client, self.losses[:nodes], **options)
 
     def play(
@@ -150,7 +113,6 @@ class Method:
         last_fault: int | None = None,
         **settings: Any,
     ) -> Played[Any]:
-        """A run, in which those of ``sets`` are asked where it is given."""
         strategy = self.make(**{"seed": SEED, "max_failed_rounds": 1000, **settings})
         if sets is not None:
             strategy.sample = lambda t: [str(i) for i in sets[t - 1]]
@@ -159,18 +121,22 @@ class Method:
 
 
 def on(losses: Any, start: Array, rounds: int) -> Callable[..., Method]:
-    """What makes methods on losses, each of a strategy, a client and what both have."""
+    """What makes methods on losses, each of a name and what client and strategy have.
 
-    def method(make: Any, kind: Any, *more: Any, **own: Any) -> Method:
-        traits = {k: own.pop(k) for k in ("rounds", "rules", "forgets") if k in own}
+    Clients know nothing of the ``domain``.
+    """
+
+    def method(name: str, *more: Any, domain: Any = None, **own: Any) -> Method:
+        names = ("rounds", "rules", "forgets")
+        traits: dict[str, Any] = {k: own.pop(k) for k in names if k in own}
+        first = more if domain is None else (domain,)
+        made = partial(getattr(strategies, name), *first, **own)
 
         def client(context: Context, loss: Any) -> Any:
-            return kind(context, loss, *more)
+            return getattr(clients, f"{name}Client")(context, loss, *more)
 
-        made = partial(make, *more, **own)
-        return Method(
-            made, client, start, losses=losses, **{"rounds": rounds, **traits}
-        )
+        traits = {"rounds": rounds, **traits}
+        return Method(made, client, start, losses=losses, **traits)
 
     return method
 
@@ -185,22 +151,18 @@ _curved = on(
 )
 
 
-def _in(domain: Any, make: Any, kind: Any, **own: Any) -> Method:
-    """Of a method whose clients know nothing of the set."""
-    return _whole(partial(make, domain), kind, **own)
-
-
-def _on_features(make: Callable[..., Any], kind: Any) -> Method:
+def _on_features(method: str) -> Method:
     """Everybody has all features, and rows of its own; a loss is labels and a node."""
     names = [f"feature {j}" for j in range(P)]
 
     def client(context: Context, labels: Array) -> Any:
         k = number_of(context)
-        return kind(context, A[k], names, [f"{k}-{i}" for i in range(ROWS)], labels)
+        ids = [f"{k}-{i}" for i in range(ROWS)]
+        return getattr(clients, f"{method}Client")(context, A[k], names, ids, labels)
 
     options = {"feature_names": names, "local_steps": 20, "step_size": 0.3}
     return Method(
-        partial(make, "hinge", 0.05, **options),
+        partial(getattr(strategies, method), "hinge", 0.05, **options),
         client,
         np.zeros(P),
         losses=(*np.sign(B), -np.sign(B[-1])),
@@ -217,109 +179,95 @@ _RFL: dict[str, Any] = {"step_size": 0.03, "local_steps": 2}
 _ONCE = {"rules": ("mean",)}
 #: Those whose robustness and whose arithmetic are measured.
 METHODS: dict[str, Method] = {
-    "fedavg-gd": _whole(FedAvgGD, FedAvgGDClient, **_LOCAL),
-    "local-sgd": _whole(LocalSGD, LocalSGDClient, **_BATCH),
-    "fedprox": _whole(FedProx, FedProxClient, **_LOCAL),
-    "fedopt": _whole(FedOpt, FedOptClient, **_MOVED),
-    "compressed-sgd": _whole(
-        CompressedSGD, CompressedSGDClient, compressor="qsgd", **_MOVED
-    ),
-    "scaffold": _whole(Scaffold, ScaffoldClient, **_LOCAL),
+    "fedavg-gd": _whole("FedAvgGD", **_LOCAL),
+    "local-sgd": _whole("LocalSGD", **_BATCH),
+    "fedprox": _whole("FedProx", **_LOCAL),
+    "fedopt": _whole("FedOpt", **_MOVED),
+    "compressed-sgd": _whole("CompressedSGD", compressor="qsgd", **_MOVED),
+    "scaffold": _whole("Scaffold", **_LOCAL),
     **{
         f"fedlmo {v}": _whole(
-            *(FedLMO, FedLMOClient),
-            **{"variant": v, "batch_size": 0, "forgets": v == "corrected"},
+            "FedLMO", **{"variant": v, "batch_size": 0, "forgets": v == "corrected"}
         )
         for v in ("corrected", "averaged", "server")
     },
-    "zeroth-order-sgd": _whole(
-        ZerothOrderSGD, ZerothOrderSGDClient, rounds=40, **_SIGNS
+    "zeroth-order-sgd": _whole("ZerothOrderSGD", rounds=40, **_SIGNS),
+    "projected-fedavg": _whole(
+        "ProjectedFedAvg", domain=_BALL, local_steps=3, local_step_size=0.1
     ),
-    "projected-fedavg": _in(
-        _BALL,
-        ProjectedFedAvg,
-        ProjectedFedAvgClient,
-        local_steps=3,
-        local_step_size=0.1,
+    "feddr": _whole(
+        "FedDR",
+        domain=_BALL,
+        **{"local_steps": 10, "proximal_step": 1.0, "local_step_size": 0.1},
+        **{"relaxation": 1.0, "forgets": True},
     ),
-    "feddr": _in(
-        *(_BALL, FedDR, FedDRClient),
-        **{"local_steps": 10, "proximal_step": 1.0, "local_step_size": 0.1}
-        | {"relaxation": 1.0, "forgets": True},
-    ),
-    "fedgia": _whole(FedGiA, FedGiAClient, tolerance=0.0, forgets=True),
-    "first-order-rfl": _curved(FirstOrderRFL, FirstOrderRFLClient, MANIFOLD, **_RFL),
+    "fedgia": _whole("FedGiA", tolerance=0.0, forgets=True),
+    "first-order-rfl": _curved("FirstOrderRFL", MANIFOLD, **_RFL),
     "zeroth-order-rfl": _curved(
-        *(ZerothOrderRFL, ZerothOrderRFLClient, MANIFOLD),
-        **(_RFL | {"samples": 24, "upload": "scalars"}),
+        "ZerothOrderRFL", MANIFOLD, **(_RFL | {"samples": 24, "upload": "scalars"})
     ),
-    "hybrid-fedavg": _on_features(HybridFedAvg, HybridFedAvgClient),
-    "hyfem": _on_features(HyFEM, HyFEMClient),
-    "fedfw corrective": _whole(FedFW, FedFWClient, _DIAMOND, local_steps=5),
+    "hybrid-fedavg": _on_features("HybridFedAvg"),
+    "hyfem": _on_features("HyFEM"),
+    "fedfw corrective": _whole("FedFW", _DIAMOND, local_steps=5),
     **{
         f"fedfw {v}": _whole(
-            *(FedFW, FedFWClient, _DIAMOND),
+            "FedFW",
+            _DIAMOND,
             **{"variant": v, "rounds": 30, "forgets": v == "stochastic", **_ONCE},
         )
         for v in ("plain", "augmented", "stochastic")
     },
-    "naive-frank-wolfe": _whole(
-        NaiveFrankWolfe, NaiveFrankWolfeClient, _DIAMOND, **_ONCE
-    ),
+    "naive-frank-wolfe": _whole("NaiveFrankWolfe", _DIAMOND, **_ONCE),
 }
 #: Other ways of the same methods, which keep another state or send something else.
 VARIANTS: dict[str, Method] = {
-    "fedavg-gd batches": _whole(FedAvgGD, FedAvgGDClient, **_BATCH),
-    "fedprox batches": _whole(FedProx, FedProxClient, proximal_weight=0.7, **_BATCH),
-    "fedopt adam": _whole(FedOpt, FedOptClient, optimizer="adam", **_BATCH),
+    "fedavg-gd batches": _whole("FedAvgGD", **_BATCH),
+    "fedprox batches": _whole("FedProx", proximal_weight=0.7, **_BATCH),
+    "fedopt adam": _whole("FedOpt", optimizer="adam", **_BATCH),
     "compressed-sgd top-k": _whole(
-        *(CompressedSGD, CompressedSGDClient),
-        **{"kept_fraction": 0.3, "forgets": True, **_MOVED},
+        "CompressedSGD", **{"kept_fraction": 0.3, "forgets": True, **_MOVED}
     ),
     "compressed-sgd sign": _whole(
-        *(CompressedSGD, CompressedSGDClient),
-        **{"compressor": "sign", "server_step_size": 0.1, **_BATCH},
+        "CompressedSGD", **{"compressor": "sign", "server_step_size": 0.1, **_BATCH}
     ),
-    "fedlmo local": _whole(
-        *(FedLMO, FedLMOClient), variant="local", batch_size=0, forgets=True
-    ),
+    "fedlmo local": _whole("FedLMO", variant="local", batch_size=0, forgets=True),
     "fedlmo ef21": _whole(
-        *(FedLMO, FedLMOClient),
+        "FedLMO",
         **{"variant": "ef21", "batch_size": 0, "kept_fraction": 0.3, "forgets": True},
     ),
-    "zeroth-order-sgd feedsign": _whole(
-        ZerothOrderSGD, ZerothOrderSGDClient, variant="feedsign", **_SIGNS
-    ),
+    "zeroth-order-sgd feedsign": _whole("ZerothOrderSGD", variant="feedsign", **_SIGNS),
     "zeroth-order-sgd fedkseed": _whole(
-        ZerothOrderSGD, ZerothOrderSGDClient, variant="fedkseed", pool=30, **_SIGNS
+        "ZerothOrderSGD", variant="fedkseed", pool=30, **_SIGNS
     ),
-    "projected-fedavg batches": _in(
-        *(_BALL, ProjectedFedAvg, ProjectedFedAvgClient),
-        **{"local_step_size": 0.1, "batch_size": 4},
+    "projected-fedavg batches": _whole(
+        "ProjectedFedAvg", domain=_BALL, local_step_size=0.1, batch_size=4
     ),
-    "feddr batches": _in(
-        *(_BALL, FedDR, FedDRClient),
-        **{"relaxation": 1.7, "proximal_step": 2.0, "local_step_size": 0.1}
-        | {"batch_size": 4, "forgets": True},
+    "feddr batches": _whole(
+        "FedDR",
+        domain=_BALL,
+        **{"relaxation": 1.7, "proximal_step": 2.0, "local_step_size": 0.1},
+        **{"batch_size": 4, "forgets": True},
     ),
     "fedgia gram": _whole(
-        *(FedGiA, FedGiAClient),
+        "FedGiA",
         **{"hessian": "gram", "sigma_scale": 1.0, "local_steps": 3},
         **{"tolerance": 0.0, "forgets": True},
     ),
     "first-order-rfl plain": _curved(
-        FirstOrderRFL, FirstOrderRFLClient, MANIFOLD, correction=False, **_RFL
+        "FirstOrderRFL", MANIFOLD, correction=False, **_RFL
     ),
     "zeroth-order-rfl dense": _curved(
-        *(ZerothOrderRFL, ZerothOrderRFLClient, MANIFOLD),
+        "ZerothOrderRFL",
+        MANIFOLD,
         **(_RFL | {"samples": 6, "smoothing": 1e-3, "upload": "dense"}),
     ),
     "fedfw pairwise": _whole(
-        *(FedFW, FedFWClient, _DIAMOND), correction="pairwise", certificate=True
+        "FedFW", _DIAMOND, correction="pairwise", certificate=True
     ),
     **{
         f"fedfw {v} of {k} steps": _whole(
-            *(FedFW, FedFWClient, _DIAMOND),
+            "FedFW",
+            _DIAMOND,
             **{"variant": v, "local_steps": k, "step_count": count, **penalties},
         )
         for v, k, count, penalties in (
@@ -330,7 +278,7 @@ VARIANTS: dict[str, Method] = {
         )
     },
     "naive-frank-wolfe constant": _whole(
-        NaiveFrankWolfe, NaiveFrankWolfeClient, _DIAMOND, schedule="constant"
+        "NaiveFrankWolfe", _DIAMOND, schedule="constant"
     ),
 }
 EVERY = METHODS | VARIANTS

@@ -70,7 +70,6 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def of_dtype(self, dtype: str) -> Case:
-        """The same with a model of another dtype."""
         start = self.start.astype(dtype)
         return replace(self, name=f"{self.name} {dtype}", start=start)
 
@@ -84,7 +83,6 @@ class Case:
         return 1e-9 if self.start.dtype == np.float64 else 1e-5
 
     def strategy(self, **options: Any) -> Any:
-        """A new strategy."""
         return self.make(**{**COMMON, **self.options, **options})
 
 
@@ -98,13 +96,11 @@ class Notes(Callback):
         self.rounds: dict[int, tuple[list[int], Array]] = {0: ([], start)}
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        """Again, where a server goes on from a checkpoint."""
         if record.round:
             used = [int(client) for client in strategy.used]
             self.rounds[record.round] = used, strategy.broadcast.model.copy()
 
     def asked_at(self, client: str, last: int) -> Array:
-        """The model that a client's last used answer was made at."""
         used = [t for t in range(1, last + 1) if int(client) in self.rounds[t][0]]
         return self.rounds[used[-1] - 1][1] if used else self.rounds[0][1]
 

@@ -57,7 +57,6 @@ class Nodes(LocalGrid):
     """A grid whose nodes' states are no part of a checkpoint, as with a SuperLink."""
 
     def client_states(self) -> dict[str, bytes]:
-        """None: the nodes are on other machines."""
         return {}
 
 
@@ -88,21 +87,17 @@ class Report:
 
     @property
     def error(self) -> float:
-        """The worst violation of an invariant."""
         return max(self.errors.values())
 
     def growth(self, name: str) -> int:
-        """By how much something grew from the first sample to the last."""
         first, last = self.samples[0], self.samples[-1]
         return int(getattr(last, name) - getattr(first, name))
 
     @property
     def kept(self) -> int:
-        """Blocks that the second half left behind, beside the history's records."""
         return self.growth("blocks") - self.growth("history")
 
     def problems(self) -> list[str]:
-        """What is wrong with this run; empty if nothing is."""
         found = [
             f"{what}: violated by {error:.2g}"
             for what, error in self.errors.items()
@@ -124,7 +119,6 @@ class Report:
         return found
 
     def row(self) -> str:
-        """A row of the table."""
         return (
             f"| {self.name} | {self.error:.1e} | {self.growth('rss') / 1024:.0f} | "
             f"{self.kept / (self.rounds // 2):.1f} | {self.growth('arrays')} | "
@@ -191,7 +185,6 @@ def _clear_caches() -> None:
 
 
 def take_sample(strategy: Any, grid: LocalGrid) -> Sample:
-    """Measure, after collecting garbage."""
     strategy.state()  # steps that were only noted down are worked in
     _clear_caches()
     gc.collect()
@@ -235,7 +228,6 @@ class Conduct(Callback):
         self.samples: list[Sample] = []
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        """After every round."""
         t = record.round
         if t == self.rounds // 2:
             take_sample(strategy, self.grid)  # what measuring itself makes and keeps

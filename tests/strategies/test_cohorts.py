@@ -43,7 +43,6 @@ class Own(LeastSquares):
 
 @lru_cache(maxsize=8)
 def losses(kind: str) -> list[Any]:
-    """One for each node."""
     rng = np.random.default_rng(5)
     made: list[Any] = []
     for size in SIZES:
@@ -72,7 +71,6 @@ def uneven(method: Method) -> Method:
 
 
 def kind_of(method: Method) -> Any:
-    """The class of its clients."""
     context = Context(0, 0, {"partition-id": 0}, RecordDict(), {})
     return type(method.client(context, method.losses[0]))
 
@@ -96,7 +94,7 @@ for _kind, _part in (
     ("classes", 0.4),
 ):
     _on = on(losses(_kind), np.zeros((5, 3) if _kind == "classes" else 4), 8)
-    CASES[_kind] = _on(FedAvgGD, FedAvgGDClient, batch_fraction=_part)
+    CASES[_kind] = _on("FedAvgGD", batch_fraction=_part)
 
 
 def grid_for(case: Method, **options: Any) -> LocalGrid:
@@ -299,22 +297,6 @@ def test_who_is_at_fault_fails_alone_and_leaves_nothing_behind() -> None:
     for a, b in zip(*(grid._contexts.values() for grid in grids), strict=True):
         assert "left" not in b.state
         assert a.state.keys() == b.state.keys()
-
-
-class Weighted(FedAvgGD):
-    """Tells each client another step size."""
-
-    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        entries = super().instruction(server_round, client)
-        return {**entries, "step-size": 0.001 * (1 + int(client))}
-
-
-def test_a_subclass_that_tells_each_its_own_is_asked_for_each() -> None:
-    case = dataclasses.replace(CASES["squares"], make=Weighted)
-    runs = [run(case, grid_for(case, batched=b)) for b in (False, True)]
-    assert_same(runs[0], runs[1])
-    alike = run(CASES["squares"], grid_for(case))
-    assert np.abs(alike.model - runs[0].model).max() > 1e-3
 
 
 class Watching(LocalGrid):

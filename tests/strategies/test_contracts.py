@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import FirstOrderRFLClient, ZerothOrderRFLClient
 from fedtrellis.manifolds import Euclidean
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.local_grid import FAULTS
-from strategies import FirstOrderRFL, ZerothOrderRFL
 from tests.harness import Array, Played, Stop, distance, node_states
 from tests.strategies.methods import (
     EVERY,
@@ -232,8 +230,8 @@ def flat_method(name: str, p: int) -> Method:
         return replace(EVERY[name], losses=losses, start=np.linspace(0.25, 0.5, p))
     whole = on(losses, np.linspace(0.25, 0.5, p), 6)
     if name == "first order":
-        return whole(FirstOrderRFL, FirstOrderRFLClient, Euclidean((p,)))
-    return whole(ZerothOrderRFL, ZerothOrderRFLClient, Euclidean((p,)), samples=4)
+        return whole("FirstOrderRFL", Euclidean((p,)))
+    return whole("ZerothOrderRFL", Euclidean((p,)), samples=4)
 
 
 @pytest.mark.parametrize("p", [1, P])
@@ -260,3 +258,29 @@ def test_layers_and_single_numbers_are_entries_of_one_vector(name: str, p: int) 
         assert other.client_evaluation == evaluated
         assert not one.rejected
         assert not other.rejected
+
+
+class Spoilt:
+    """A loss whose numbers are none."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.loss, name)
+        if not re.match("values?$|(stochastic_)?gradient$", name):
+            return found
+        return lambda *given, **more: np.nan * found(*given, **more)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if not n.startswith("hy")])
+def test_a_client_whose_numbers_are_none_is_left_out_with_a_reason(name: str) -> None:
+    own = EVERY[name].losses[:4]
+    method = replace(EVERY[name], losses=[*own[:3], Spoilt(own[3])])
+    ran = method.play(method.grid(4), 3)
+    assert ran.used == [[0, 1, 2]] * 3
+    assert np.isfinite(ran.model).all()
+    for record in ran.strategy.history:
+        ((who, why),) = record.rejected
+        assert who == "3"
+        assert re.search("finite|not a number|is nan|diverged", why)

@@ -11,31 +11,11 @@ import cvxpy
 import numpy as np
 import pytest
 
-from clients import (
-    CompressedSGDClient,
-    FedAvgGDClient,
-    FedDRClient,
-    FedOptClient,
-    FedProxClient,
-    LocalSGDClient,
-    NaiveFrankWolfeClient,
-    ProjectedFedAvgClient,
-    ScaffoldClient,
-)
+import clients
+import strategies
 from fedtrellis.domains import Box, Domain, L1Ball, L2Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
-from strategies import (
-    CompressedSGD,
-    FedAvgGD,
-    FedDR,
-    FedOpt,
-    FedProx,
-    LocalSGD,
-    NaiveFrankWolfe,
-    ProjectedFedAvg,
-    Scaffold,
-)
 from tests.harness import Array, Played, grid_of, play
 
 cp: Any = cvxpy  # its functions are not typed
@@ -62,12 +42,14 @@ def gradient(i: int, x: Array) -> Array:
 
 
 def played(
-    make: Any, client: Any, rounds: Any = ROUNDS, losses: Any = LOSSES, **options: Any
+    name: str, rounds: int = ROUNDS, losses: Any = LOSSES, **options: Any
 ) -> Played[Any]:
-    domain = options.pop("domain", None)
+    domain, kind = options.pop("domain", None), options.pop("client", f"{name}Client")
     first = [] if domain is None else [domain]
-    more = first if client is NaiveFrankWolfeClient else []
-    strategy = make(*first, **{"seed": SEED, "max_failed_rounds": 1000, **options})
+    more = first if name == "NaiveFrankWolfe" else []
+    settings = {"seed": SEED, "max_failed_rounds": 1000, **options}
+    strategy = getattr(strategies, name)(*first, **settings)
+    client = getattr(clients, kind) if isinstance(kind, str) else kind
     return play(strategy, grid_of(client, losses, *more, seed=1), START, rounds)
 
 
@@ -245,7 +227,7 @@ def naive(sets: Sets, schedule: str, p: float) -> Iterator[Array]:
 
 
 Loop = Callable[[Sets], Iterator[Array]]
-CASES: dict[str, tuple[Any, Any, dict[str, Any], Loop]] = {}
+CASES: dict[str, tuple[str, dict[str, Any], Loop]] = {}
 for _schedule, _k, _part in (
     ("log", 5, 1.0),
     ("constant", 1, 0.3),
@@ -254,9 +236,10 @@ for _schedule, _k, _part in (
     _steps = {"local_steps": _k, "step_size": 0.15, "step_schedule": _schedule}
     _steps |= {"batch_fraction": _part}
     _loop = partial(fedavg, k=_k, a=0.15, schedule=_schedule, fraction=_part)
-    CASES[f"fedavg-gd {_schedule}"] = FedAvgGD, FedAvgGDClient, _steps, _loop
+    CASES[f"fedavg-gd {_schedule}"] = "FedAvgGD", _steps, _loop
     CASES[f"fedprox {_schedule}"] = (
-        *(FedProx, FedProxClient, _steps | {"proximal_weight": 0.7}),
+        "FedProx",
+        _steps | {"proximal_weight": 0.7},
         partial(_loop, mu=0.7),
     )
 # 5 % of the examples, and the step of its own: min b_i / (d_i r_i)
@@ -264,7 +247,8 @@ _OWN = min(
     ceil(0.05 * n) / n / loss.lipschitz() for n, loss in zip(SIZES, LOSSES, strict=True)
 )
 CASES["local-sgd"] = (
-    *(LocalSGD, LocalSGDClient, {}),
+    "LocalSGD",
+    {},
     partial(fedavg, k=5, a=_OWN, schedule="log", fraction=0.05),
 )
 _FOUR: dict[str, Any] = {
@@ -273,18 +257,18 @@ _FOUR: dict[str, Any] = {
 }
 for _kind in ("momentum", "adam", "yogi"):
     CASES[f"fedopt {_kind}"] = (
-        *(FedOpt, FedOptClient),
+        "FedOpt",
         _FOUR | {"optimizer": _kind, "server_step_size": 0.3},
         partial(fedavg, k=4, a=0.15, server=(_kind, 0.3)),
     )
-CASES["scaffold"] = Scaffold, ScaffoldClient, _FOUR, partial(scaffold, k=4, a=0.15)
+CASES["scaffold"] = "Scaffold", _FOUR, partial(scaffold, k=4, a=0.15)
 CASES["top-k"] = (
-    *(CompressedSGD, CompressedSGDClient),
+    "CompressedSGD",
     _FOUR | {"kept_fraction": 0.3, "server_momentum": 0.4},
     partial(error_feedback, k=4, a=0.15),
 )
 CASES["sign"] = (
-    *(CompressedSGD, CompressedSGDClient),
+    "CompressedSGD",
     _FOUR | {"compressor": "sign", "server_step_size": 0.25, "server_momentum": 0.0},
     partial(majority, k=4, a=0.15, eta=0.25),
 )
@@ -292,12 +276,12 @@ for _domain, _project in DOMAINS:
     for _batch in (0, 4) if _domain is BALL else (0,):
         _steps = {"local_steps": 3, "local_step_size": 0.15, "batch_size": _batch}
         CASES[f"projected-fedavg {_domain} {_batch}"] = (
-            *(ProjectedFedAvg, ProjectedFedAvgClient),
+            "ProjectedFedAvg",
             {"domain": _domain, **_steps},
             partial(projected, project=_project, k=3, size=0.15, batch=_batch),
         )
         CASES[f"feddr {_domain} {_batch}"] = (
-            *(FedDR, FedDRClient),
+            "FedDR",
             {"domain": _domain, "relaxation": 1.7, "proximal_step": 2.0, **_steps},
             partial(feddr, project=_project, k=3, size=0.15, batch=_batch),
         )
@@ -305,8 +289,8 @@ for _domain, _project in DOMAINS:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_model_is_the_loops(name: str) -> None:
-    make, client, settings, loop = CASES[name]
-    run = played(make, client, participation=0.6, **settings)
+    method, settings, loop = CASES[name]
+    run = played(method, participation=0.6, **settings)
     models = list(loop(run.used))
     for ours, theirs in zip(run.models, models, strict=True):
         assert np.abs(ours - theirs).max() < 1e-12
@@ -324,11 +308,8 @@ def test_every_model_is_the_loops(name: str) -> None:
 def test_naive_frank_wolfe_is_the_loop(
     schedule: str, asked: float, sampling: str, p: float
 ) -> None:
-    settings = {"schedule": schedule, "step_size": 0.1, "sampling": sampling}
-    run = played(
-        *(NaiveFrankWolfe, NaiveFrankWolfeClient),
-        **{"domain": BALL, "participation": asked, **settings},
-    )
+    settings: Any = {"schedule": schedule, "step_size": 0.1, "sampling": sampling}
+    run = played("NaiveFrankWolfe", domain=BALL, participation=asked, **settings)
     for ours, theirs in zip(run.models, naive(run.used, schedule, p), strict=True):
         assert np.abs(ours - theirs).max() < 1e-12
     assert sampling != "fixed" or {len(S) for S in run.used} == {3}
@@ -355,7 +336,8 @@ def optimum(domain: Domain | None = None) -> Array:
 @pytest.mark.parametrize("domain", [domain for domain, _ in DOMAINS], ids=repr)
 def test_feddr_finds_the_constrained_optimum(domain: Domain) -> None:
     run = played(
-        *(FedDR, FedDRClient, 200),
+        "FedDR",
+        200,
         domain=domain,
         participation=0.5,
         relaxation=1.0,
@@ -368,9 +350,9 @@ def test_feddr_finds_the_constrained_optimum(domain: Domain) -> None:
 
 
 def test_scaffold_ends_at_the_optimum_and_averages_do_not() -> None:
-    run = played(Scaffold, ScaffoldClient, 400, **_FOUR)
+    run = played("Scaffold", 400, **_FOUR)
     assert np.abs(run.model - optimum()).max() < 1e-9
-    run = played(FedAvgGD, FedAvgGDClient, 400, **_FOUR)
+    run = played("FedAvgGD", 400, **_FOUR)
     assert np.abs(run.model - optimum()).max() > 1e-2
 
 
@@ -401,13 +383,13 @@ class Recorder:
 def test_batch_sizes(fraction: float, batches: list[int]) -> None:
     losses = [Recorder(100), Recorder(3), Recorder(101)]
     settings = {"batch_fraction": fraction, "local_steps": 3, "step_size": 0.1}
-    played(FedAvgGD, FedAvgGDClient, 2, losses, **settings)
+    played("FedAvgGD", 2, losses, **settings)
     assert [loss.batches for loss in losses] == [[b] * 6 for b in batches]
 
 
 def test_clients_losses_are_weighed_by_their_examples() -> None:
     settings = {"participation": 0.7, "client_evaluate_every": 4}
-    run = played(FedAvgGD, FedAvgGDClient, 12, **settings)
+    run = played("FedAvgGD", 12, **settings)
     mean = np.average([loss.value(run.model) for loss in LOSSES], weights=SIZES)
     loss = run.strategy.history[-1].client_evaluation["loss"]
     assert loss == pytest.approx(float(mean), rel=1e-12)
@@ -422,7 +404,7 @@ LONG: dict[str, Any] = {"step_schedule": "constant", "local_steps": 40}
 def test_a_client_knows_the_bound_and_says_why_itself(bound: float, said: str) -> None:
     """Unless it is somebody else's client, whose answer the server refuses."""
 
-    class Unaware(FedAvgGDClient):
+    class Unaware(clients.FedAvgGDClient):
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             if said == "client":
                 return super().fit(parameters, config)
@@ -435,7 +417,7 @@ def test_a_client_knows_the_bound_and_says_why_itself(bound: float, said: str) -
     }[said]
     settings = {"step_size": 5.0, "answer_bound": bound, "max_failed_rounds": 1}
     with pytest.raises(RuntimeError, match=reason):
-        played(FedAvgGD, Unaware, 1, **settings)
+        played("FedAvgGD", 1, client=Unaware, **settings)
 
 
 @pytest.mark.filterwarnings("error")
@@ -446,7 +428,7 @@ def test_one_diverging_client_is_left_out() -> None:
     """
     steep = LeastSquares(1e4 * A[0], B[0], scale="half-mean")
     losses = [steep, *LOSSES[1:]]
-    run = played(FedAvgGD, FedAvgGDClient, 5, losses, step_size=0.1, **LONG)
+    run = played("FedAvgGD", 5, losses, step_size=0.1, **LONG)
     assert run.used == [[1, 2, 3, 4]] * 5
     for ours, theirs in zip(run.models, fedavg(run.used, 40, 0.1), strict=True):
         assert np.abs(ours - theirs).max() < 1e-12
@@ -455,9 +437,7 @@ def test_one_diverging_client_is_left_out() -> None:
         assert who == "0"
         assert "step-size = 0.1 is too long" in why
     with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
-        played(
-            FedAvgGD, FedAvgGDClient, 99, step_size=50.0, max_failed_rounds=3, **LONG
-        )
+        played("FedAvgGD", 99, step_size=50.0, max_failed_rounds=3, **LONG)
 
 
 class Throw:
@@ -475,4 +455,4 @@ def test_overflow_is_an_error_and_no_warning(size: float) -> None:
     """Of γ∇f_i; and of the sum of models whose entries are finite each."""
     settings = {"local_steps": 1, "step_size": size, "max_failed_rounds": 1}
     with pytest.raises(RuntimeError, match="the local steps diverged"):
-        played(FedAvgGD, FedAvgGDClient, 1, [Throw()] * 3, **settings)
+        played("FedAvgGD", 1, [Throw()] * 3, **settings)

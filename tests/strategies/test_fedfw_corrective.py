@@ -23,7 +23,6 @@ from clients import FedFWClient
 from fedtrellis import Callback, LocalGrid, RoundRecord
 from fedtrellis.corrective.penalty import Balance
 from fedtrellis.domains import (
-    BirkhoffPolytope,
     Domain,
     L1Ball,
     NuclearNormBall,
@@ -91,13 +90,13 @@ class Quartic:
 
 
 def _quartic() -> Problem:
-    centres = np.random.default_rng(5).uniform(-0.5, 1.0, (4, 5, 5))
+    centres = np.random.default_rng(5).uniform(-0.5, 1.0, (4, 15))
     return Problem(
         [Quartic(centre, 3.0) for centre in centres],
-        BirkhoffPolytope(),
+        L1Ball(2.0),
         [plain.quartic(centre, 3.0) for centre in centres],
-        plain.birkhoff(5),
-        np.full((5, 5), 0.2),
+        plain.l1_ball(2.0),
+        np.full(15, 0.05),
         steps=5,
     )
 
@@ -148,7 +147,6 @@ CASES = [
 
 @cache
 def problem(name: str) -> Problem:
-    """One of them; nobody changes it."""
     return _MAKERS[name]()
 
 
@@ -160,7 +158,6 @@ class Rounds(Callback):
     kept: list[dict[str, Any]] = field(default_factory=list)
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        """Note a round down."""
         if not record.round:
             return
         half, names = strategy.half, strategy.clients
@@ -197,7 +194,6 @@ def run(
     client: Any = FedFWClient,
     **settings: Any,
 ) -> Run:
-    """Corrective FedFW on a problem."""
     watch = Rounds()
     own = {"local_steps": made.steps, "seed": 7, "max_failed_rounds": 1000}
     strategy = FedFW(made.domain, callbacks=[watch], **{**own, **settings})
@@ -207,7 +203,6 @@ def run(
 
 
 def loop(made: Problem, **options: Any) -> plain.Loop:
-    """The plain loop on a problem."""
     return plain.Loop(made.losses, made.ball, made.start, made.steps, **options)
 
 
@@ -332,7 +327,6 @@ Lie = Callable[[Any, Arrays], Arrays]
 
 
 def _at(place: int, change: Callable[[NDArray[Any]], Any]) -> Lie:
-    """One of the arrays is another."""
     return lambda _, arrays: [
         np.asarray(change(array)) if k == place else array
         for k, array in enumerate(arrays)
@@ -340,7 +334,6 @@ def _at(place: int, change: Callable[[NDArray[Any]], Any]) -> Lie:
 
 
 def _scalars(client: Any, arrays: Arrays) -> Arrays:
-    """Nobody asked for any."""
     client.numbers = np.array([1.0])
     return arrays
 
@@ -414,7 +407,6 @@ N, P, RADIUS = 4, 12, 1.5
 
 
 def known(kind: str, seed: int) -> tuple[list[Any], float]:
-    """Clients' losses and F*, by CVXPY."""
     rng = np.random.default_rng(seed)
     a, b = rng.standard_normal((N, 6, P)), 2.0 * rng.standard_normal((N, 6))
     x = cp.Variable(P)

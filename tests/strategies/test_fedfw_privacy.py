@@ -80,14 +80,12 @@ class Curious(FedFW):
 def spy(
     domain: Domain, rounds: int, losses: Sequence[Any] = SQUARES, **settings: Any
 ) -> Curious:
-    """Run, with a curious server, from 0."""
     strategy = Curious(domain, **settings)
     play(strategy, grid_of(FedFWClient, losses, domain), np.zeros(P), rounds)
     return strategy
 
 
 def error(found: Array, truth: Array) -> float:
-    """‖found − truth‖ / ‖truth‖."""
     return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 

@@ -115,7 +115,6 @@ class Run:
         self.model, self.watch = run.model, run.watch
 
     def check(self, data: Sequence[Data], **options: Any) -> None:
-        """Every round's model is the plain loop's."""
         models, local = loop(self.strategy, data, self.watch.used, **options)
         assert len(models) == len(self.watch.models)
         for expected, model in zip(models, self.watch.models, strict=True):

@@ -31,8 +31,13 @@ DIGITS, DIGITS_UNIT = 0.2687529, 0.4076158
 # ------------------------------------------------------- it gets to the central optimum
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        *(("hybrid", loss) for loss in sorted(LOSSES)),
+        *((kind, "hinge") for kind in KINDS[1:]),
+    ],
+)
 def test_every_split_and_loss_against_the_central_optimum(kind: Any, loss: str) -> None:
     split = small(loss, kind)
     run = Run(split, 300, tolerance=1e-6)
@@ -164,8 +169,6 @@ def _coefficients(ids: Sequence[str], version: int) -> Array:
 
 @pytest.fixture
 def known_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proposals are mixed with :func:`_coefficients`."""
-
     def mixing(run: Any, g: int, number: int, version: int, z: Array) -> Array:
         assert number == 0
         ids = [run.part.sample_ids[i] for i in run.held[g].rows]
@@ -350,7 +353,7 @@ def test_the_papers_steps_are_its_algorithms(
         run.check_reported()
 
     options: Any = {"step": step, "secure_sum": False, "participation": participation}
-    Run(split, 25, each=look, **options)
+    Run(split, 15, each=look, **options)
     assert np.abs(plain.w).max() > 1e-4
 
 
@@ -444,7 +447,7 @@ def test_only_the_chosen_slots_give_the_same_steps(
 def test_round_trips_of_an_iteration(
     kind: Any, options: dict[str, Any], waves: int
 ) -> None:
-    run = Run(small(parts=kind), 15, **options)
+    run = Run(small(parts=kind), 4, **options)
     trips = [record.round_trips for record in run.strategy.history]
     assert trips[0] == 4 + waves  # align, agree, labels, ready
     assert set(trips[1:]) == {waves}  # backups travel along

@@ -84,7 +84,6 @@ def test_a_certificate_comes_while_clients_are_away(
         return bool(losses[-1] <= reached * (1.0 + 1e-12))
 
     def at_the_newest_weights(steps: MixtureSteps) -> None:
-        """Every unit starts over at the newest w: P is known by chance alone."""
         for unit in steps.units:
             if unit.snapshot is None:
                 unit.begin(steps.w, steps.version)
@@ -288,7 +287,6 @@ def test_every_client_wiped_at_once(kind: Any, secure: bool) -> None:
 
 
 def _flip(blobs: list[bytes]) -> None:
-    """One bit of a ciphertext at rest."""
     damaged = bytearray(blobs[0])
     damaged[-5] ^= 8
     blobs[0] = bytes(damaged)
@@ -378,24 +376,6 @@ def test_a_wiped_client_is_a_newcomer_to_the_papers_steps(kind: Any) -> None:
         rough.check_reported()
         return
     assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < 1e-9
-
-
-class LosesStates(LocalGrid):
-    """Some nodes do not store their state after some messages before round 1."""
-
-    phases: tuple[str, ...] = ()
-
-    def _strikes(self, message: Message) -> set[str]:
-        kind = message.metadata.message_type
-        return {"state_loss"} if kind in self.phases else set()
-
-
-@pytest.mark.parametrize("phases", [("agree",), ("labels", "ready"), SETUP])
-def test_states_lost_before_round_1(phases: tuple[str, ...]) -> None:
-    split = small()
-    grid = LosesStates(split.app(), split.num_clients)
-    grid.phases = tuple(f"train.{phase}" for phase in phases)
-    _converged(Run(split, 60, grid=grid))
 
 
 # -------------------------------------------------------------------------- checkpoints

@@ -20,13 +20,12 @@ from fedtrellis import LocalGrid, client_app
 from fedtrellis.dual import weights as dual_weights
 from fedtrellis.dual.alignment import HASH_BYTES
 from fedtrellis.encryption import EncryptionError, load_evaluation
-from fedtrellis.encryption.cipher import PlainCipher, split_blob, write_key_pair
+from fedtrellis.encryption.cipher import PlainCipher, split_blob
 from fedtrellis.encryption.fixed_point import Coding
 from fedtrellis.encryption.node_secrets import shared_run_key
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
-from strategies import HyFDCA
 from strategies.hyfdca.mixtures import MixtureSteps
 from tests.harness import Recorder
 from tests.strategies.hyfdca_runs import Array, Run, Split, irregular, small
@@ -263,36 +262,6 @@ def test_the_server_has_no_secret_key() -> None:
             assert header.fingerprint == cipher.fingerprint
 
 
-@pytest.mark.parametrize("backend", ["none", "tenseal-bfv"])
-def test_a_server_that_is_given_a_secret_key_does_not_start(
-    backend: Any, tmp_path: Path
-) -> None:
-    if backend != "none":
-        pytest.importorskip("tenseal")
-    key_path, context_path = tmp_path / "key", tmp_path / "context"
-    key = write_key_pair(key_path, context_path, backend)
-    for source in (key_path, str(key_path), key.secret_bytes()):
-        with pytest.raises(EncryptionError, match="secret key") as error:
-            HyFDCA(context=source, encryption=backend)
-        assert "\n" not in str(error.value)
-    HyFDCA(context=context_path, encryption=backend)
-    HyFDCA(context=str(context_path), encryption=backend)
-    with pytest.raises(EncryptionError, match="cannot be read"):
-        HyFDCA(context=tmp_path / "nothing", encryption=backend)
-
-
-def test_keys_from_files_and_no_key(tmp_path: Path) -> None:
-    split = small(n=24)
-    key_path, context_path = tmp_path / "key", tmp_path / "context"
-    write_key_pair(key_path, context_path, "none")
-    nodes = [{"key-file": str(key_path)}] * split.num_clients
-    grid = LocalGrid(split.app(), split.num_clients, node_configs=nodes)
-    run = Run(split, 3, grid=grid, context=context_path)
-    assert len(run.strategy.history) == 3
-    with pytest.raises(SettingsError, match="has no key: start the node with"):
-        Run(split, 3, context=context_path)
-
-
 def test_a_runs_own_key_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,22 +476,6 @@ def test_the_label_of_a_sample_of_no_category(
     with pytest.raises(SettingsError, match="are all zero in 1 of its samples only"):
         Run(split, 2, encryption="stream", exposed=exposed)
     assert not sums
-
-
-def test_another_key() -> None:
-    split = small(n=48)
-    keys = [PlainCipher.generate() for _ in range(2)]
-    evaluation = keys[0].evaluation_bytes()
-    all_wrong = split.app(key=keys[1])
-    reason = "do not have one key between them"
-    _refused(split, all_wrong, reason, context=evaluation)
-
-    def client_fn(context: Context) -> HyFDCAClient:
-        name = str(context.node_config["partition-id"])
-        return split.client(context, key=keys[name == "1"])
-
-    reason = f"client 1: {keys[1].fingerprint}.*fedtrellis-keys"
-    _refused(split, client_app(client_fn), reason, context=evaluation)
 
 
 def test_an_entry_that_two_clients_hold() -> None:

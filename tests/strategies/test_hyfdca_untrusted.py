@@ -6,8 +6,6 @@ or what it certifies is true, as long as each sample has another, honest holder.
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from fedtrellis import LocalGrid
 from fedtrellis.server.conversation import refusal_in
 from fedtrellis.wire.arrays import array_record, encode, record_arrays
-from strategies.hyfdca.mixtures import MixtureSteps, WrongReportError
+from strategies.hyfdca.mixtures import WrongReportError
 from tests.strategies.fuzz_runs import Exchange, record
 from tests.strategies.hyfdca_runs import Run, Split, small
 from tests.strategies.soak_cases import CASES
@@ -91,56 +89,6 @@ class Spoils(LocalGrid):
         return reply
 
 
-def rewrite(content: RecordDict, change: Callable[[list[Any]], list[Any]]) -> None:
-    arrays = record_arrays(content.array_records["arrays"])
-    content["arrays"] = array_record(change(arrays))
-
-
-def as_float32(content: RecordDict) -> None:
-    """The first array's numbers, in another dtype."""
-    rewrite(content, lambda arrays: [arrays[0].astype(np.float32), *arrays[1:]])
-
-
-def no_text(content: RecordDict) -> None:
-    spoilt = np.full(16, 0xFF, dtype=np.uint8)
-    rewrite(content, lambda arrays: [*arrays[:2], spoilt, *arrays[3:]])
-
-
-def nothing_more(content: RecordDict) -> None:
-    rewrite(content, lambda arrays: arrays[:2])
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "options", "reason"),
-    [
-        (
-            "train.primal",
-            as_float32,
-            {"step": "practical", "secure_sum": False},
-            "does not start with",
-        ),
-        ("train.propose", as_float32, {"secure_sum": False}, "has dtypes"),
-        ("train.propose", as_float32, {}, "has words"),
-        ("train.align", no_text, {}, "has another form"),
-        ("train.align", nothing_more, {}, "malformed"),
-    ],
-)
-def test_answers_are_dropped_with_a_reason_and_asked_for_again(
-    kind: str, change: Any, options: dict[str, Any], reason: str
-) -> None:
-    """Those to the alignment ended the run with an error of Python's."""
-    split = small()
-    grid = Spoils(split.app(), split.num_clients)
-    grid.kind, grid.change = kind, change
-    options = {"local_fraction": 0.1 if "step" in options else 1.0, **options}
-    run = Run(split, 5, grid=grid, **options)
-    assert grid.struck
-    ((name, why),) = run.rejected
-    assert name == "0"
-    assert re.search(reason, why)
-    run.check()
-
-
 def test_an_answer_of_another_phase_of_the_round_is_not_used() -> None:
     """It says the right client, session and round, and answers the right message."""
     split = small()
@@ -195,45 +143,6 @@ def _certificate_is_true(split: Split, primal: float, dual: float, w: Any) -> No
     true = split.problem.value(w)
     assert primal == pytest.approx(true, rel=1e-6)
     assert dual <= split.optimum + 1e-6
-
-
-@pytest.mark.parametrize("at", [2, 15])
-def test_no_lie_of_one_wave_is_certified(at: int, monkeypatch: Any) -> None:
-    """167 lies about each of two waves: early, and nearly done."""
-    split = small(n=48, p=6)
-    rng = np.random.default_rng(at)
-    search = MixtureSteps._search
-    seen = {"wrong": 0, "kept": 0}
-
-    def with_lies(self: Any) -> dict[str, float]:
-        known = self
-        if known.version != at:
-            return search(self)
-        w, words = known.w.copy(), dict(known.units[0].words)
-        kept = {name: copy.deepcopy(vars(known)[name]) for name in ("bundle", "units")}
-        for _ in range(167):
-            name = rng.choice(self.strategy.clients)
-            told = lie(words[name], rng, len(words[name]) - 4 * self._numbers - 1)
-            known.units[0].words = {**words, name: told}
-            try:
-                metrics = search(self)
-            except WrongReportError:
-                seen["wrong"] += 1
-            else:
-                seen["kept"] += 1
-                _certificate_is_true(split, metrics["primal"], metrics["dual"], w)
-            for key, value in kept.items():
-                setattr(known, key, copy.deepcopy(value))
-            known.w, known.version = w, at
-            self.certified = w
-        return search(self)
-
-    monkeypatch.setattr(MixtureSteps, "_search", with_lies)
-    run = Run(split, at + 8)
-    run.check()
-    assert seen["wrong"] > 120
-    # what is so small that it is no lie
-    assert sum(seen.values()) == 167
 
 
 class Lies(LocalGrid):

@@ -31,7 +31,7 @@ def quiet() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "compressed-sgd top-k", "fedlmo ef21"])
 def test_what_is_malformed_or_of_another_is_refused_and_named(name: str) -> None:
     rule = "median" if name in AVERAGING else "mean"
     outcome = run(name, EACH_REFUSED, rule)

@@ -38,7 +38,6 @@ class Component:
         return -self.matrix @ x
 
     def riemannian(self, x: Array) -> Array:
-        """(I − xxᵀ) ∇f(x)."""
         gradient = self.gradient(x)
         return gradient - (x @ gradient) * x
 
@@ -54,7 +53,6 @@ START = SPHERE.project(_RNG.standard_normal(P))
 
 
 def error(found: Array, truth: Array) -> float:
-    """‖found − truth‖ / ‖truth‖."""
     return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -355,35 +356,31 @@ def test_a_number_out_of_range_costs_its_block_the_round_and_is_not_told() -> No
 @pytest.mark.parametrize(
     ("make", "why"),
     [
+        (lambda **s: strategies.FedFW(L1Ball(1.0), **s), "does not apply to fedfw"),
         (
-            lambda s: strategies.FedFW(L1Ball(1.0), aggregation=s),
-            "does not apply to fedfw",
-        ),
-        (
-            lambda s: strategies.ZerothOrderRFL(Sphere((3,)), aggregation=s),
+            lambda **s: strategies.ZerothOrderRFL(Sphere((3,)), **s),
             "does not apply to zeroth-order-rfl",
         ),
         (
-            lambda s: strategies.ZerothOrderSGD(variant="fedkseed", aggregation=s),
+            partial(strategies.ZerothOrderSGD, variant="fedkseed"),
             "with variant = 'fedkseed'; allowed: mean, median",
         ),
         (
-            lambda s: strategies.FedAvgGD(aggregation=s, client_evaluate_every=1),
+            partial(strategies.FedAvgGD, client_evaluate_every=1),
             "evaluations travel in the clear",
         ),
         (
-            lambda s: strategies.FedAvgGD(
-                resume=Path("c"),
-                aggregation=SecureSum(clip=1.0, noise_multiplier=1.0),
+            lambda **s: strategies.FedAvgGD(
+                resume=Path("c"), aggregation=SecureSum(clip=1.0, noise_multiplier=1.0)
             ),
             "ε would be too small",
         ),
-        (lambda s: SecureSum(noise_multiplier=1.0), "needs secure-sum.clip"),
+        (lambda **s: SecureSum(noise_multiplier=1.0), "needs secure-sum.clip"),
     ],
 )
 def test_what_does_not_go_with_sums_is_refused(make: Any, why: str) -> None:
     with pytest.raises(SettingsError, match=why):
-        make("secure-sum")
+        make(aggregation="secure-sum")
 
 
 def test_too_few_clients_and_an_evaluation_that_is_accepted() -> None:

@@ -32,7 +32,6 @@ FAULTS = {"request_loss": 0.1, "reply_loss": 0.15, "wipe": 0.2, "garbage": 0.1}
 
 
 def directions(seed: int, stream: int, count: int, size: int = P) -> Array:
-    """u_1, …, u_count, from the generator itself."""
     bits = [np.unpackbits(b, count=size) for b in sign_bits(seed, stream, size, count)]
     return 2.0 * np.array(bits, dtype=float) - 1.0
 
