@@ -25,6 +25,7 @@ from fedtrellis.wire.exchange import Client, Reason, Registry, Traffic, exchange
 from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import (
+    AGREED,
     CONFIG,
     EXAMPLES,
     LARGEST,
@@ -192,9 +193,12 @@ class Conversation:
             model, model_config = strategy._model_for(name, config)
             replace = stateful and strategy._replaces_state(name)
             restore = replace or (stateful and not client.ready)
+            # a node that may have lost what it keeps is told of tables again
+            agreed = self.registry.agreed
+            tell = bool(agreed) and (restore or client.version is None)
             # what a request depends on: all of it exists while others are made
             state = (client.used_round, client.epoch, name if restore else "")
-            key = id(own), id(model), state if stateful else None
+            key = id(own), id(model), state if stateful else tell
             if not shared or key not in made:
                 config = {
                     **{"session": self.session, "server-round": server_round},
@@ -210,6 +214,8 @@ class Conversation:
                     if self.epoch:
                         config["epoch"] = self.epoch
                 records: dict[str, Any] = {MODEL: model}
+                if tell:
+                    records[AGREED] = ConfigRecord({AGREED: agreed})
                 if restore:
                     given, restore_config = strategy._state_for(name)
                     config.update(restore_config)

@@ -302,6 +302,8 @@ class Serving:
             held, records = context.held()
         else:
             records = context.state
+        if AGREED in request.content:
+            context.state[AGREED] = request.content[AGREED]
         self._before = {n: r.copy() for n, r in records.items()} if records else {}
         config, self._status, record = request.read(app.max_count)
         self.config, session = config, config["session"]

@@ -30,6 +30,7 @@ from tasks.base import DataFileError
 from tasks.data.readers import OwnTable, read_own_table
 from tasks.data.table import Schema
 from tasks.data.task import data_of
+from tests.harness import run_app
 
 Array = NDArray[np.float64]
 
@@ -361,6 +362,24 @@ def test_nodes_agree_on_what_one_table_has(
     assert own.preparation.deviations == pytest.approx(model.preparation.deviations)
     assert model.scores(frame) == pytest.approx(own.scores(frame), abs=1e-5)
     assert "warnings" not in json.loads((record / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("method", ["fedavg-gd", "fedgia"])
+def test_a_node_that_lost_its_memory_is_told_again(
+    tmp_path: Path, frame: pd.DataFrame, method: str
+) -> None:
+    nodes = []
+    for number, rows in enumerate(np.array_split(np.arange(len(frame)), 3)):
+        path = tmp_path / f"{number}.csv"
+        frame.drop(columns="kind").iloc[rows].to_csv(path, index=False)
+        nodes.append({"client-id": str(number), "data": str(path)})
+    config = {"method": method, "task": "linear-regression", "rounds": 6}
+    config |= {"linear-regression.dataset": "nodes", "data.label-column": "price"}
+    config |= {"min-nodes": 3, "picture": False}
+    record = run_app(config, 3, tmp_path, node_configs=nodes, wipe=0.5)
+    summary = fedtrellis.load_run(record).summary
+    assert summary["used"] == 18
+    assert not summary["rejected"]
 
 
 def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -> None:
