@@ -252,8 +252,11 @@ class Moments(NamedTuple):
     spread: Array
 
 
-def moments(features: Array, weights: Array | None = None) -> Moments:
-    """Return what an owner says of features; of what is missing nothing counts."""
+def moments(features: Array, weights: Array | None = None, least: int = 1) -> Moments:
+    """Return what an owner says of features; of what is missing nothing counts.
+
+    Nothing, zeros, is said of a feature that fewer than ``least`` rows have.
+    """
     known = ~np.isnan(features)
     s = known if weights is None else known * weights[:, None]
     total = s.sum(axis=0).astype(np.float64)
@@ -264,7 +267,9 @@ def moments(features: Array, weights: Array | None = None) -> Moments:
         known.any(axis=0), values[known.argmax(axis=0), range(len(safe))], 0
     )
     mean = first + (s * (values - first)).sum(axis=0) / safe
-    return Moments(total, mean, (s * np.square(values - mean)).sum(axis=0))
+    spread = (s * np.square(values - mean)).sum(axis=0)
+    shown = known.sum(axis=0) >= least
+    return Moments(*(np.where(shown, part, 0.0) for part in (total, mean, spread)))
 
 
 def pool(parts: Sequence[Moments]) -> Moments:

@@ -476,15 +476,16 @@ class Task(ABC):
             columns = summary_of(schema, self.nodes.least, bad_rows, path)
             return {"columns": columns}
         own = read_columns(schema, bad_rows, path, columns_of(json.loads(asked)))
-        rows = len(own.targets)
+        rows, least = len(own.targets), self.nodes.least
         alike = not (self.nodes.examples or self.sums_rows)
         weights = np.full(rows, 1.0 / rows if alike else 1.0)
         if schema.target == "class":
-            codes = own.targets.astype(np.intp)
-            about = [np.bincount(codes, weights, len(schema.labels)).tolist()]
+            codes = own.targets.astype(np.intp) if rows >= least else np.arange(0)
+            shown = weights[: len(codes)]
+            about = [np.bincount(codes, shown, len(schema.labels)).tolist()]
         else:
-            about = _listed(moments(own.targets[:, None], weights))
-        found = _listed(moments(own.features(slice(None)), weights))
+            about = _listed(moments(own.targets[:, None], weights, least))
+        found = _listed(moments(own.features(slice(None)), weights, least))
         return {"moments": found, "targets": about, "rows": rows}
 
     def agree_on_tables(self, ask: Callable[[str], list[dict[str, Any]]]) -> str:
@@ -503,11 +504,15 @@ class Task(ABC):
         more: dict[str, Any] = {"target": self.nodes.label_column, "rows": rows}
         if schema.target == "class":
             counts = np.sum([one["targets"][0] for one in found], axis=0)
+            if not counts.any():
+                return ""
             more["spread"] = tuple((counts / counts.sum()).tolist())
             labels = [float(x) if is_number(x) else x for x in schema.labels]
             more["classes"] = tuple(labels)
         else:
             weight, mean, spread = pool([_moments(one["targets"]) for one in found])
+            if not weight.any():
+                return ""
             more["offset"] = float(mean[0])
             more["spread"] = ((spread / weight).item(),)
         pooled = pool([_moments(one["moments"]) for one in found])

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import fedtrellis
 import sim
 from fedtrellis.command_line import main
 from fedtrellis.settings import SettingsError
-from fedtrellis.tables import expand
+from fedtrellis.tables import Column, expand
 from tasks.base import DataFileError
 from tasks.data.readers import OwnTable, read_own_table
 from tasks.data.table import Schema
@@ -386,8 +387,6 @@ def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -
     """A node with a key says nothing of its columns."""
     plain = frame[["dose", "small", "price"]].dropna()
     asked: Any = {"asked": ""}
-    records: Any = {"config": ConfigRecord(asked)}
-    message = Message(RecordDict(records), 1, "query.table")
     plain.to_csv(path := tmp_path / "a.csv", index=False)
     node: Any = {"data": str(path), "client-id": "a", "key-file": "/keys"}
     config: Any = {"task": "lasso", "lasso.dataset": "nodes"}
@@ -395,9 +394,17 @@ def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -
     context = Context(1, 1, node, RecordDict(), config)
 
     def said() -> Any:
+        records: Any = {"config": ConfigRecord(asked)}
+        message = Message(RecordDict(records), 1, "query.table")
         record: Any = sim.app.client_app(message, context).content["config"]
         return json.loads(record["table"])
 
     assert said() is None
     del node["key-file"]
     assert set(said()["columns"]) == {"dose", "small"}
+    # what four rows have is nobody's to know: least is 5
+    plain[:4].to_csv(path, index=False)
+    asked["asked"] = json.dumps([asdict(Column("dose", "number"))])
+    found = said()
+    assert not np.any(found["moments"])
+    assert not np.any(found["targets"])
