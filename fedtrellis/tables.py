@@ -514,15 +514,27 @@ class TableModel(dict[str, NDArray[Any]]):
     def pipeline(self) -> Any:
         """Return a pipeline of scikit-learn that predicts the same of data frames.
 
-        SettingsError: a column is a date, which scikit-learn makes no number of.
+        It takes dates as ISO 8601 has them. SettingsError: scikit-learn has no such
+        model.
         """
         need("sklearn", "an export to scikit-learn", "sklearn")
         import pandas as pd
         from sklearn.compose import ColumnTransformer
         from sklearn.impute import MissingIndicator, SimpleImputer
         from sklearn.linear_model import LinearRegression, LogisticRegression
-        from sklearn.pipeline import Pipeline
-        from sklearn.preprocessing import OneHotEncoder
+        from sklearn.pipeline import Pipeline, make_pipeline
+        from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
+
+        frame, epoch = pd.DataFrame, pd.Timestamp(0, tz="UTC")
+        iso: Any = {"func": pd.to_datetime, "format": "ISO8601", "utc": True}
+        days = [
+            FunctionTransformer(act, kw_args=given)
+            for act, given in (
+                (frame.apply, iso),
+                (frame.sub, {"other": epoch}),
+                (frame.div, {"other": pd.Timedelta(days=1)}),
+            )
+        ]
 
         (w, b), made = self.linear(), self.preparation
         steps: list[tuple[str, Any, list[str]]] = []
@@ -533,10 +545,6 @@ class TableModel(dict[str, NDArray[Any]]):
             name, width = column.name, len(column.features())
             part, mean = w[start : start + width], made.means[start]
             start += width
-            if column.kind == "date":
-                raise SettingsError(
-                    f"column {name!r} is a date; --to npz has its weight"
-                )
             if column.kind == "category":
                 if column.other:
                     # what is none of the categories has none of their features
@@ -547,12 +555,17 @@ class TableModel(dict[str, NDArray[Any]]):
                 example[name] = [column.categories[0]]
             else:
                 filled = SimpleImputer(strategy="constant", fill_value=mean)
-                steps.append((name, filled, [name]))
-                example[name] = [mean]
-                if column.missing:
-                    steps.append(
-                        (f"{name} gone", MissingIndicator(features="all"), [name])
+                gone = [MissingIndicator(features="all")] * column.missing
+                dated = days if column.kind == "date" else []
+                steps += [
+                    (
+                        f"{name}: {type(last).__name__}",
+                        make_pipeline(*dated, last),
+                        [name],
                     )
+                    for last in (filled, *gone)
+                ]
+                example[name] = ["2020-01-01"] if dated else [mean]
             weights.append(part)
         if self.loss not in ("squared", *SHARES):
             raise SettingsError(

@@ -281,13 +281,15 @@ def test_an_export_needs_nothing_of_ours(
     tmp_path: Path, frame: pd.DataFrame, task: str
 ) -> None:
     path, label = tmp_path / "table.csv", "price" if task == "lasso" else "kind"
-    kept = frame[["dose", "small", "colour", "centre", label]]
+    kept = frame[["dose", "small", "since", "colour", "centre", label]].copy()
+    kept.loc[::23, "since"] = pd.NaT
     kept.to_csv(path, index=False)
     settings = 'method="fedfw" radius=20 rounds=20'
     record = run(path, task, tmp_path / "runs", settings)
     model = fedtrellis.load_run(record).model
     assert model is not None
     rows = kept.drop(columns=label)
+    rows["since"] = rows["since"].dt.strftime("%Y-%m-%d")
     rows.loc[5, "colour"] = "violet"
     out = str(tmp_path / "model")
     assert main(["export", str(record), "--to", "sklearn", "--out", out]) == 0
