@@ -3,6 +3,8 @@
 import importlib
 import itertools
 import math
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,11 @@ from fedtrellis.domains import (
     L1Ball,
     LInfBall,
     NonNegativeL1Ball,
+    NuclearNormBall,
     Product,
     Simplex,
     SparseGroupBall,
+    Spectrahedron,
     WeightedL1Ball,
 )
 from fedtrellis.wire.arrays import Layout
@@ -125,6 +129,54 @@ def test_corrections_come_nearer(domain: Domain, shape: tuple[int, ...]) -> None
 
 
 # --------------------------------------------------------------------- what is refused
+
+
+WALKED: list[tuple[Domain, tuple[int, ...], str]] = [
+    (L1Ball(2.5), (30,), "projected"),
+    (L1Ball(2.5), (30,), "pairwise"),
+    (Simplex(3.0), (5,), "projected"),
+    (LInfBall(1.5), (5,), "projected"),
+    (BirkhoffPolytope(), (4, 4), "pairwise"),
+    (KSupportBall(2, 2.0), (6,), "projected"),
+    (NuclearNormBall(2.0), (4, 3), "projected"),
+    (Spectrahedron(2.0), (4, 4), "projected"),
+    (Product([L1Ball(1.0), NuclearNormBall(1.0)], [(3,), (2, 2)]), (7,), "pairwise"),
+]
+
+
+def spoilt(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    flat = array.reshape(-1)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from (flat[:-1], np.concatenate([flat, flat]), array[None], flat[:0])
+        yield from (array.astype(kind) for kind in ("i8", "f2", "c16", "?"))
+        if array.dtype.kind == "f":
+            yield from (array * f for f in (-1.0, 1.01, 3.0, 1e6, np.nan, np.inf))
+        else:
+            yield from (array + np.array(d, array.dtype) for d in (1, 100))
+
+
+@pytest.mark.parametrize(("domain", "shape", "correction"), WALKED)
+def test_whatever_arrives_is_refused_or_a_point_of_the_set(
+    domain: Domain, shape: tuple[int, ...], correction: str
+) -> None:
+    """Never another exception than ValueError, and what there was stays as it was."""
+    refused = 0
+    for iterate, arrays in walk(domain, shape, correction, 4)[:-1]:
+        before = iterate.dense().tobytes()
+        arrived = [[], arrays[:-1], [*arrays, arrays[0]], arrays[:1] * 3]
+        for i, array in enumerate(arrays):
+            arrived += [[*arrays[:i], bad, *arrays[i + 1 :]] for bad in spoilt(array)]
+        for each in arrived:
+            try:
+                after = iterate.changed(each, domain, STEPS)
+            except ValueError:
+                refused += 1
+            else:
+                assert after.shape == shape
+                assert domain.contains(after.dense(), 3e-9)
+        assert iterate.dense().tobytes() == before
+    assert refused > 20
 
 
 def test_places_are_of_the_point() -> None:

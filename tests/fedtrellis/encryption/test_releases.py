@@ -23,6 +23,7 @@ from fedtrellis.settings import SettingsError
 from strategies import FedAvgGD
 from tasks import make_task
 from tests.harness import Array, number_of, play
+from tests.strategies.hyfdca_runs import Run, small
 
 P, ROWS = 4, 60
 RNG = np.random.default_rng(0)
@@ -211,6 +212,33 @@ def test_what_a_simulation_keeps_and_what_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="allowed: 'refuse', 'once', 'accept'"):
         ReleaseMemory(NodeSecrets("0", {"releases": "yes"}), "a")
     assert issubclass(ReleaseError, SettingsError)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_row_that_changes_during_a_run_of_hyfdca(tmp_path: Path, after: int) -> None:
+    write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
+    split = small(parts="horizontal")
+    other = split.X[split.parts[0][0]].copy()
+    other[3] = -other[3]
+    now: list[int] = [0]
+
+    def client_fn(context: Any) -> Any:
+        client = split.client(context)
+        if number_of(context) == 0 and now[0] >= after:
+            client.features = other
+        return client
+
+    nodes = [{"client-id": str(i), "key-file": str(tmp_path / "key")} for i in range(6)]
+    grid = LocalGrid(client_app(client_fn), 6, node_configs=nodes)
+    with pytest.raises(SettingsError, match="memory of earlier runs refuses"):
+        Run(
+            split,
+            5,
+            grid=grid,
+            encryption="stream",
+            each=lambda _, server_round: now.__setitem__(0, server_round),
+        )
+    assert now == [after]
 
 
 def test_hyfdca_on_nodes_files_remembers_their_rows(tmp_path: Path) -> None:

@@ -403,6 +403,13 @@ def test_lengths_whose_squares_are_no_floats(size: float) -> None:
     np.testing.assert_allclose(columns.T, units, rtol=accuracy)
 
 
+def test_fixed_rank_has_no_exponential() -> None:
+    manifold = FixedRank((4, 3), 2)
+    x = manifold.random_point(np.random.default_rng(6))
+    with pytest.raises(NotImplementedError, match="fixed-rank has no closed form"):
+        manifold.exponential(x, np.zeros((4, 3)))
+
+
 def test_fixed_rank_factors() -> None:
     rng = np.random.default_rng(8)
     manifold = FixedRank((6, 5), 2)

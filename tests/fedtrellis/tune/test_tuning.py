@@ -522,6 +522,7 @@ def test_the_documentations_own_app_is_tuned(tmp_path: Path) -> None:
     assert study_in(out).trials[0].last_step == 30
     best = tomllib.loads((out / "best.toml").read_text(encoding="utf-8"))
     assert set(best) == {"penalty", "rounds"}
+    assert (out / "pareto.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def recommended(metrics: ArrayLike, senses: Sequence[str]) -> int:
@@ -562,3 +563,8 @@ def test_a_front_by_hand() -> None:
     metrics = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
     assert_array_equal(pareto_front(metrics, ["min", "min"]), [1, 1, 1, 0, 0, 0])
     assert_array_equal(pareto_front(metrics, ["max", "max"]), [0, 0, 0, 0, 1, 0])
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"senses = \['min'\] must be "):
+        pareto_front([[1.0, 2.0]], ["min"])
