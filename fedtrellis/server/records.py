@@ -86,12 +86,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
-    """Add lines, given without their ends, to a file, with ``sync`` on the disk."""
-    with naming(path), path.open("a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
+    """Add whole lines, given without their ends, to a file, or none of them."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with naming(path), path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def read_history(text: str) -> list[RoundRecord]:

@@ -195,9 +195,6 @@ class SecureSum(Mean):
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Two waves in which the members of each block agree on keys."""
-        missing = [name for name in conversation.names if name not in self._block_of]
-        if missing:
-            log(INFO, "client %s waits for a block", ", ".join(missing))
         self.agree(conversation, self.blocks, timeout, everyone=True)
 
     def agree(

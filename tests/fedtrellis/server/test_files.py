@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtrellis.server.records import replacing
+from fedtrellis.server.records import append_lines, replacing
 
 
 @contextmanager
@@ -26,6 +26,16 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "file"
     path.write_bytes(b"before\n")
     return path
+
+
+def test_lines_are_added_whole_or_not_at_all(path: Path) -> None:
+    with room_for(20):
+        append_lines(path, ["a", "ü"], sync=True)
+        with pytest.raises(OSError, match=f"File too large: '{path}'"):
+            append_lines(path, ["123", "4567890"])
+        assert path.read_text() == "before\na\nü\n"
+        append_lines(path, ["1234567"])  # to the last byte
+    assert path.read_text() == "before\na\nü\n1234567\n"
 
 
 def test_a_file_is_replaced_by_a_whole_one_or_stays(path: Path) -> None:
