@@ -125,7 +125,7 @@ def _fedgia(strategy: Any, states: Any, notes: Notes) -> Errors:
     worst = 0.0
     for name, state in states.items():
         loss = METHODS["fedgia"].losses[int(name)]
-        x = notes.asked_at(name, len(strategy.history))
+        x = notes.asked_at(name, strategy.history[-1].round)
         x_i = z[name] - state["pi"] / strategy.settled_sigma
         a = A[int(name)]
         left = a.T @ (a @ (x - x_i)) / len(a)
@@ -185,7 +185,7 @@ def _of_table(name: str) -> Case:
                 default=0.0,
             )
         if not method.forgets:
-            rounds = [notes.rounds[t] for t in range(1, len(strategy.history) + 1)]
+            rounds = [notes.rounds[t] for t in range(1, strategy.history[-1].round + 1)]
             sets, models = zip(*rounds, strict=True)
             alike = replace(method, start=method.start.astype(models[-1].dtype))
             calm = alike.play(alike.grid(NODES), sets=sets, **COMMON)

@@ -272,7 +272,7 @@ def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
     errors["in the end all take part"] = 0.0 if everybody else np.inf
     return Report(
         name=case.name,
-        rounds=len(strategy.history),
+        rounds=sum(record.round > 0 for record in strategy.history),
         errors=errors,
         seconds=time.process_time() - began,
         wipes=conduct.wipes,
