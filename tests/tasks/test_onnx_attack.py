@@ -120,3 +120,12 @@ def test_what_does_not_fit_is_refused_in_a_line(
         Attack(num_clients=2, seed=0, classifier_path=str(path), **settings).check()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(SettingsError, match="is no ONNX model that can be run"):
+        Attack(num_clients=2, seed=0, classifier_path=str(path)).check()
+    with pytest.raises(SettingsError, match=r"must name an ONNX model, FILE\.onnx"):
+        Attack(num_clients=2, seed=0, classifier_path="weights.npz").check()

@@ -200,6 +200,33 @@ def test_systems_of_objectives(
         check_system(system, H, u)
 
 
+@pytest.mark.parametrize(
+    ("given_as", "message"),
+    [
+        (-1.0, "hessian is -1.0; it must be a finite number at least 0"),
+        (np.ones(2), "hessian has 2 entries; it must have 3"),
+        (np.array([1.0, -2.0, 1.0]), "hessian has the entry -2; all must be at least"),
+        ("gram", "hessian is of type str; it must be a number, a 1-D array, or an"),
+    ],
+)
+def test_a_wrong_hessian_of_ones_own(given_as: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(Plain(), user_hessian=given_as)
+
+
+def test_lipschitz_of() -> None:
+    objective = squares(9, 4)
+    number: Any = GivenSolver(np.eye(4))
+    number.lipschitz = 5
+    for given_as, expected in (
+        *((None, objective.lipschitz()), (2, 2.0), (np.array([1.0, 3.0, 0, 2]), 3.0)),
+        *((GivenSolver(np.eye(4)), objective.lipschitz()), (number, 5.0)),
+    ):
+        assert lipschitz_of(objective, given_as) == expected
+    with pytest.raises(ValueError, match="hessian is 0, as for data"):
+        lipschitz_of(objective, 0.0)
+
+
 @pytest.mark.parametrize("build", [make_system, cached_system])
 @pytest.mark.parametrize(
     ("changed", "message"),

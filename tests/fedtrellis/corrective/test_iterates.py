@@ -167,6 +167,7 @@ def test_whatever_arrives_is_refused_or_a_point_of_the_set(
         arrived = [[], arrays[:-1], [*arrays, arrays[0]], arrays[:1] * 3]
         for i, array in enumerate(arrays):
             arrived += [[*arrays[:i], bad, *arrays[i + 1 :]] for bad in spoilt(array)]
+        arrived += [[bad] for bad in spoilt(arrays[0])]
         for each in arrived:
             try:
                 after = iterate.changed(each, domain, STEPS)
