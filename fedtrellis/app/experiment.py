@@ -169,9 +169,10 @@ class Experiment:
             raise refused("domain", name, f"does not fit task {task.name!r}", allowed)
         radius = radius or allowed[name]
         if chosen.has_radius() and radius == 0.0:
+            free = "" if method._bounded else f", or domain = {WholeSpace.name!r}"
             raise SettingsError(
                 f"radius = {run.radius}: task {task.name!r} has none of its own for "
-                f"domain {name!r}; set one above 0"
+                f"domain {name!r}; set one above 0{free}"
             )
         shapes = self.layout.shapes
         try:
