@@ -349,3 +349,19 @@ def test_steps_are_those_with_a_diagonal_sigma(
     pairs = ((found[0] / root, w / root), (found[1] * root, d * root))
     for got, expected in (*pairs, (solved * root, d * root)):
         assert np.abs(got - expected).max() <= 1e-9 * np.abs(u / root).max()
+
+
+class Slotted:
+    """An objective that cannot be weakly referenced, and says no shape."""
+
+    __slots__ = ()
+
+    def lipschitz(self) -> float:
+        return 3.0
+
+
+def test_objectives_without_weak_references() -> None:
+    objective = Slotted()
+    first, second = (cached(objective, hessian="diagonal") for _ in range(2))
+    assert first is not second
+    np.testing.assert_allclose(first.solve(np.ones(2)), 1 / (3.0 * WEIGHT + 0.3))

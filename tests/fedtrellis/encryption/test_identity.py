@@ -287,3 +287,28 @@ def test_the_command_makes_and_shows_keys(
         for part in (kind, cipher.fingerprint, "2^-40", backend, *parts):
             assert part in shown
         assert len(shown) < 1000
+
+
+def test_what_is_wrong_with_a_roster_or_a_name(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    a, b = (_made(tmp_path, name, capsys).strip() for name in "ab")
+    out, key, text = tmp_path / "roster", tmp_path / "new.key", tmp_path / "text"
+    text.write_bytes(b"\xff")
+    other = "a=" + b.partition("=")[2]
+    cases: list[tuple[str | Path, ...]] = [
+        *(("'a' is there twice", b, other), ("at least two nodes",)),
+        *(("NAME=PUBLIC", b[:-1]), ("cannot be read", tmp_path / "none")),
+        ("is not text", text),
+    ]
+    for says, *others in cases:
+        assert str(says) in _refused(capsys, "roster", "--out", out, a, *others)
+    assert "client id" in _refused(capsys, "identity", "--name", "a=b", "--key", key)
+    for says, *options in (
+        ("cannot be made", key),
+        ("must be 1 to 52", out, "--bits", "0"),
+    ):
+        new = ("new", "--key", key, "--context", *options, "--backend", "none")
+        assert str(says) in _refused(capsys, *new)
+    assert not out.exists()
+    assert not key.exists()

@@ -403,3 +403,12 @@ def test_ten_lines_from_split_columns_to_a_score() -> None:
     exec(program, names)
     assert names["accuracy"] > 0.95
     assert names["model"].gap_ < 1e-8
+
+
+def test_rows_of_frames_may_have_their_columns_in_any_order() -> None:
+    wide = A.join(B)
+    nodes = [wide, wide[["b", "label", "a"]]]
+    model = FederatedLogisticRegression().fit(nodes)
+    again = FederatedLogisticRegression().fit([wide, wide])
+    assert model.coef_ == pytest.approx(again.coef_, abs=1e-4)
+    assert model.score(nodes) == again.score([wide, wide])

@@ -1,6 +1,7 @@
 """The tasks ``hybrid-linear``, ``-svm`` and ``-logistic``: data, partitions, minima."""
 
 import bz2
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array, random_array
+from scipy.sparse import csr_array, issparse, random_array
 from sklearn.datasets import load_digits
 
 from fedtrellis.objectives.losses import Hinge, LogisticLoss, SmoothedHinge, Squared
@@ -532,3 +533,42 @@ def test_a_method_that_knows_no_elastic_net_is_refused() -> None:
     with pytest.raises(SettingsError, match="'hyfem' does not know hybrid-linear.l1-r"):
         sim.app.experiment(config | {"method": "hyfem"}, 4).strategy()
     sim.app.experiment(config | {"method": "hyfdca"}, 4).strategy()
+
+
+def covtype_lines(count: int = 60) -> str:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(-3, 9, (count, 54)) * (rng.random((count, 54)) < 0.4)
+    rows[:, 0] += 1859
+    classes = rng.integers(1, 8, count)
+    table = np.column_stack([rows, classes])
+    return "\n".join(",".join(map(str, row)) for row in table) + "\n"
+
+
+@pytest.mark.parametrize("form", ["covtype.data.gz", "libsvm"])
+def test_covtype(tmp_path: Path, form: str) -> None:
+    text = covtype_lines()
+    table = np.array([line.split(",") for line in text.split()], dtype=float)
+    path = tmp_path / "covtype.data.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    if form == "libsvm":
+        path.unlink()
+        lines = [
+            f"{int(row[-1])} "
+            + " ".join(f"{j + 1}:{x:g}" for j, x in enumerate(row[:-1]) if x)
+            for row in table
+        ]
+        path = tmp_path / "covtype.libsvm.binary.bz2"
+        path.write_bytes(bz2.compress("\n".join(lines).encode()))
+    settings: dict[str, Any] = {"bias": 0.0, "test_fraction": 0.0, "least_entries": 0}
+    for where in (path, tmp_path):
+        task = svm(4, dataset="covtype", path=str(where), **settings)
+        check_partition(task)
+        total, _, labels, _ = put_together(task)
+        low, high = table[:, :54].min(axis=0), table[:, :54].max(axis=0)
+        span = np.where(high > low, high - low, 1)
+        np.testing.assert_allclose(total, (table[:, :54] - low) / span, atol=1e-15)
+        expected = np.where(table[:, -1] == 2, 1.0, -1.0)
+        np.testing.assert_array_equal([found.pop() for found in labels], expected)
+        assert issparse(task.client_data(0).features)
+        assert task.feature_names()[0] == "elevation"
+        assert task.feature_names()[53] == "soil-type-40"
