@@ -54,6 +54,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Steps that are set: those of its own a run finds from the losses' constants.
+STEPS: dict[str, dict[str, Any]] = {
+    **{m: {"step_size": 0.01} for m in ("FedAvgGD", "FedProx", "FedOpt", "Scaffold")},
+    **{m: {"step_size": 0.005} for m in ("LocalSGD", "CompressedSGD")},
+    **{m: {"local_step_size": 0.1} for m in ("ProjectedFedAvg", "FedDR")},
+}
+
+
 class Quadratic:
     """f(x) = xᵀHx/2 − cᵀx."""
 
@@ -123,7 +131,8 @@ class Server:
         domain = [L1Ball(1.0)] if name in ("ProjectedFedAvg", "FedDR") else more
         losses = [Quadratic(part) for part in unknown.reshape(MEMBERS, -1)]
         app = app_of(getattr(clients, f"{name}Client"), losses, *more)
-        settings = {**CASES[self.case], "seed": 3, "aggregation": Sums()}
+        settings = {**STEPS.get(name, {}), **CASES[self.case]}
+        settings |= {"seed": 3, "aggregation": Sums()}
         strategy = getattr(strategies, name)(*domain, **settings)
         try:
             play(strategy, LocalGrid(app, MEMBERS), np.full(P, 0.1), self.rounds)
