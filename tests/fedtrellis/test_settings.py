@@ -48,6 +48,8 @@ def test_describe_gives_key_default_and_what_is_allowed() -> None:
 
 
 class Common(Declared):
+    """What all have."""
+
     seed: int = setting(0, "of everything random", minimum=0)
     heights: tuple[str, ...] = given("in order", default=(), shown=False)
 
@@ -76,6 +78,8 @@ class Method(Declared, options=Common):
 
 
 class Faster(Method):
+    """The same with other defaults, and one setting more."""
+
     steps: int = setting(9, "more steps", minimum=1)
     extra: bool = setting(False, "whether there is more")
 
