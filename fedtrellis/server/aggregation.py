@@ -378,7 +378,8 @@ class Private(Budget, Aggregation):
     --------
     >>> from fedtrellis import Private
     >>> from fedtrellis.strategies import FedAvgGD
-    >>> strategy = FedAvgGD(aggregation=Private(epsilon=8.0, clip=0.03))
+    >>> private = Private(epsilon=8.0, clip=0.03)
+    >>> strategy = FedAvgGD(step_size=0.01, aggregation=private)
     >>> strategy.aggregator.name
     'private'
     """
