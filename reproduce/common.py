@@ -205,7 +205,9 @@ def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
     # those without local steps have step sizes and batches of another kind
     gradients = f"{method}.local-steps" in known and method not in _ORACLES
     local = _LOCAL if gradients else {}
-    whole = sim.app.default_config()
+    whole = sim.app.default_config() | {"rounds": 50}
+    if config.get("variant", "corrective") == "corrective":
+        whole["fedfw.tolerance"] = 0.0  # experiments have all their rounds
     for key, value in {**LOCAL_STEPS, **config}.items():
         own = f"{method}.{key}"
         if key in known:
@@ -245,7 +247,7 @@ def perform(run: Run) -> dict[str, Any]:
     """
     experiment = sim.app.experiment(app_config(run.config), run.nodes)
     stops = [EarlyStop(run.metric, run.stop)] if run.stop else []
-    wanted = set() if run.every else evaluated_rounds(experiment.run.rounds)
+    wanted = set() if run.every else evaluated_rounds(experiment.config["rounds"])
     strategy = run.strategy(experiment, callbacks=stops, evaluate_every=run.every or 1)
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:

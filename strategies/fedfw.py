@@ -369,7 +369,7 @@ class FedFW(FrankWolfeStrategy):
         64, "examples in a mini-batch of FedFW-sto", minimum=1, only=_STOCHASTIC
     )
     tolerance: float = setting(
-        0.0,
+        1e-6,
         "relative size of the corrective variant's residuals, and of the certificate "
         "if there is one, that ends the run; 0: never",
         minimum=0.0,
@@ -398,6 +398,8 @@ class FedFW(FrankWolfeStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.variant in PAPERS:
+            self.tolerance = 0.0  # their residuals stop nobody
         private = f"privacy = {self.privacy!r}"
         # what is sent may be no more than atoms, and no ‖g_i‖
         if self.privacy != "none" and self.variant not in _PRIVATE:

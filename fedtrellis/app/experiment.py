@@ -283,10 +283,11 @@ class Experiment:
         strategy = self.strategy() if strategy is None else strategy
         if evaluate_fn is None and not self.task.on_nodes:
             evaluate_fn = self.evaluate_fn
+        stops = getattr(strategy, "tolerance", 0.0) > 0.0
         return strategy.start(
             self.grid() if grid is None else grid,
             self.initial_arrays(point),
-            num_rounds=self.run.rounds,
+            num_rounds=self.run.rounds or (1000 if stops else 50),
             timeout=self.run.timeout,
             evaluate_fn=evaluate_fn,
         )

@@ -45,7 +45,11 @@ class RunSettings:
 
     method: str = setting("fedfw", "the method")
     task: str = setting("digits", "what is learnt")
-    rounds: int = setting(50, "rounds", minimum=1)
+    rounds: int | None = setting(
+        None,
+        "rounds; auto: 50, or as many as the method's tolerance takes, 1000 at most",
+        minimum=1,
+    )
     domain: str = setting("", "the constraint; empty: the task's own")
     radius: float = setting(0.0, "of the domain; 0: the task's own", minimum=0.0)
     layers: str = setting(

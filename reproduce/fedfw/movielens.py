@@ -188,7 +188,7 @@ def run(
     setup = sim.app.experiment(app_config(config), nodes)
     task, domain = setup.task, setup.domain
     assert isinstance(domain, NuclearNormBall)
-    rounds, augmented = setup.run.rounds, setup.settings["variant"] == "augmented"
+    rounds, augmented = setup.config["rounds"], setup.settings["variant"] == "augmented"
     method = setup.strategy()
     assert isinstance(method, FedFW)
     penalty = method.penalty

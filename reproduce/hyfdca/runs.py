@@ -45,7 +45,7 @@ def perform_hybrid(run: Run) -> dict[str, Any]:
     """
     experiment = sim.app.experiment(app_config(run.config), run.nodes)
     strategy = experiment.strategy(
-        evaluate_every=run.every, max_failed_rounds=experiment.run.rounds
+        evaluate_every=run.every, max_failed_rounds=experiment.config["rounds"]
     )
     failed = ""
     with np.errstate(over="ignore", invalid="ignore"):

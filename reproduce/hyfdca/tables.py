@@ -151,11 +151,11 @@ def time_iterations(run: Run) -> list[IterationTimes]:
     )
     times = _Times(grid)
     strategy = experiment.strategy(
-        callbacks=[times], max_failed_rounds=experiment.run.rounds
+        callbacks=[times], max_failed_rounds=experiment.config["rounds"]
     )
     with instrumented(clock):
         strategy.start(
-            grid, experiment.initial_arrays(), num_rounds=experiment.run.rounds
+            grid, experiment.initial_arrays(), num_rounds=experiment.config["rounds"]
         )
     return times.times
 
