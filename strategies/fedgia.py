@@ -482,12 +482,13 @@ class FedGiA(RoundStrategy):
         """‖∇F(x)‖² where F(x) − F* ≤ 10⁻⁶ (F − F*), F at the start or at 0.
 
         ‖∇F(x)‖² ≥ 2μ (F(x) − F*); F(x_0) − F* ≥ ‖∇F(x_0)‖²/(2L), with L ≤ max S, and
-        F(0) − F* ≥ (μ/2)‖x*‖², x* about x.
+        F(0) − F* ≥ (μ/2)‖x*‖², x* about x. Where nobody knows μ, it is L/100.
         """
-        mu, eps = self._modulus, np.finfo(self.broadcast.layout.point_dtype).eps
-        ratio = mu / float(self._scale.max()) if mu else 1e-4
+        eps = float(np.finfo(self.broadcast.layout.point_dtype).eps)
+        most = float(self._scale.max())
+        mu = self._modulus or most / 100.0
         part = _SOLVED * max(1.0, self.tolerance / 1e-9)
-        start = max(part * ratio, float(100.0 * eps) ** 2) * self._first_residual
+        start = max(part * mu / most, (100.0 * eps) ** 2) * self._first_residual
         return max(start, part * (mu * float(np.linalg.norm(x))) ** 2)
 
     def converged(self) -> bool:
