@@ -9,6 +9,7 @@ import pytest
 from benchmarks import (
     __main__,
     fedgia_step,
+    held_out,
     overhead,
 )
 from benchmarks.__main__ import main
@@ -31,6 +32,19 @@ def test_bare_loops_are_the_methods() -> None:
     cases = [fedgia_step.Case(*shape, blocks=2, calls=3) for shape in ((6, 9), (9, 6))]
     for row in fedgia_step.compare(cases).rows:
         assert isinstance(row["FedGiA / NumPy"], Spread)
+
+
+def test_a_held_out_table_ends_at_its_optimum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out, "TABLES", {"spector": "GRADE", "ccard": "AVGEXP"})
+    found = list(held_out.rows(tmp_path))
+    assert len(found) == 4 * 7
+    assert all(row["met"] for row in found)
+    ended = {(row["method"], row["ended"]) for row in found}
+    stops = {(method, "converged") for method in ("fedgia", "fedfw")}
+    rest = {(m, "round limit") for m in (*held_out._FREE[1:], *held_out._IN_A_SET[1:])}
+    assert ended == stops | rest
 
 
 @pytest.mark.slow
