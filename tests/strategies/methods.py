@@ -208,7 +208,7 @@ METHODS: dict[str, Method] = {
     ),
     "hybrid-fedavg": _on_features("HybridFedAvg"),
     "hyfem": _on_features("HyFEM"),
-    "fedfw corrective": _whole("FedFW", _DIAMOND, local_steps=5),
+    "fedfw corrective": _whole("FedFW", _DIAMOND, local_steps=5, tolerance=0.0),
     **{
         f"fedfw {v}": _whole(
             "FedFW",

@@ -218,7 +218,8 @@ def test_a_record_predicts_as_scikit_learn_does(
     known = features_of(frame)
     rows = frame.iloc[::7].drop(columns=["price", "kind"])
     rows.to_csv(new, index=False)
-    method = 'method="fedfw" radius=40 rounds=100 logistic-regression.l2=0.02 '
+    method = 'method="fedfw" fedfw.tolerance=0.0 radius=40 rounds=100 '
+    method += "logistic-regression.l2=0.02 "
     method += "logistic-regression.test-fraction=0"
     record = run(path, "logistic-regression", tmp_path / "runs", method)
     model = fedtrellis.load_run(record).model
@@ -247,7 +248,10 @@ def test_a_regression_predicts_in_the_target_s_units(
     path = tmp_path / "table.csv"
     frame.drop(columns="kind").to_csv(path, index=False)
     record = run(
-        path, "lasso", tmp_path / "runs", 'method="fedfw" radius=20 rounds=200'
+        path,
+        "lasso",
+        tmp_path / "runs",
+        'method="fedfw" fedfw.tolerance=0.0 radius=20 rounds=200',
     )
     model = fedtrellis.load_run(record).model
     assert model is not None
@@ -284,7 +288,7 @@ def test_an_export_needs_nothing_of_ours(
     kept = frame[["dose", "small", "since", "colour", "centre", label]].copy()
     kept.loc[::23, "since"] = pd.NaT
     kept.to_csv(path, index=False)
-    settings = 'method="fedfw" radius=20 rounds=20'
+    settings = 'method="fedfw" fedfw.tolerance=0.0 radius=20 rounds=20'
     record = run(path, task, tmp_path / "runs", settings)
     model = fedtrellis.load_run(record).model
     assert model is not None
@@ -341,9 +345,10 @@ def run_on_nodes(
     [
         (
             "logistic-regression",
-            'method="fedfw" radius=40 rounds=100 logistic-regression.l2=0.02',
+            'method="fedfw" fedfw.tolerance=0.0 radius=40 rounds=100 '
+            "logistic-regression.l2=0.02",
         ),
-        ("lasso", 'method="fedfw" radius=20 rounds=150'),
+        ("lasso", 'method="fedfw" fedfw.tolerance=0.0 radius=20 rounds=150'),
     ],
 )
 def test_nodes_agree_on_what_one_table_has(
