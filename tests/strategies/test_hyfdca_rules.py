@@ -237,7 +237,7 @@ class Files:
         names = ("identity", "roster")
         return {**own, **{what: self.of(name, what) for what in names}}
 
-    def run(self, rounds: int, **options: Any) -> Run:
+    def run(self, rounds: int, cipher: str = "stream", **options: Any) -> Run:
         node_secrets._cached.cache_clear()
 
         def client_fn(context: Context) -> Any:
@@ -246,7 +246,7 @@ class Files:
             return self.split.client(context, rules=NodeRules(exposed="accept"), **own)
 
         grid = Forgets(client_app(client_fn), len(self.names))
-        return Run(self.split, rounds, grid=grid, encryption="stream", **options)
+        return Run(self.split, rounds, grid=grid, encryption=cipher, **options)
 
 
 def _other_key(files: Files) -> None:
@@ -301,6 +301,13 @@ def test_what_a_node_lost_is_said_when_the_run_goes_on(
         files.run(5, resume=path)
     assert "\n" not in str(caught.value)
     assert re.match(r"client [0-5]\b", str(caught.value))
+
+
+def test_a_run_has_the_cipher_of_its_clients_key(tmp_path: Path) -> None:
+    files = Files(tmp_path / "nodes", small(n=48), "key")
+    why = "encryption = 'none' on the server, but the key is of backend 'stream'"
+    with pytest.raises(SettingsError, match=why):
+        files.run(1, cipher="none")
 
 
 @pytest.mark.parametrize("kind", ["key", "roster"])
