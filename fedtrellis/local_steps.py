@@ -16,8 +16,9 @@ from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
 from fedtrellis.wire.summing import ATTEMPT
 
-# A client's r_i counts for this many times the median, where answers may lie.
-_MOST_CURVED = 2.0
+#: With a robust average a bound is at most this times the clients' median: f is no more
+#: curved than their mean, and one that is far beyond the others is clipped anyway.
+MOST_CURVED = 2.0
 # Turns of a power iteration: the curvature along the steepest direction, about.
 _POWERS = 20
 
@@ -139,7 +140,7 @@ def largest_lipschitz(
     r = max(bounds.values())
     if rule.robust:
         # one client alone cannot shorten the steps at will
-        r = min(r, _MOST_CURVED * float(np.median(list(bounds.values()))))
+        r = min(r, MOST_CURVED * float(np.median(list(bounds.values()))))
     if r == 0.0:
         raise SettingsError("the clients' gradients do not change with the model")
     return r

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from fedtrellis.admm.shifted_systems import Hessian
+from fedtrellis.local_steps import MOST_CURVED
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
 from fedtrellis.server.rounds import RoundStrategy
@@ -21,9 +22,6 @@ from fedtrellis.settings import SettingsError, entries_of, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
-# With a robust average a bound is at most this times the clients' median: f is no more
-# curved than their mean, and one that is far beyond the others is clipped anyway.
-_MOST_CURVED = 2.0
 # F(x) − F* over F(x_0) − F* at a solution; a tolerance above 10⁻⁹ allows for more.
 _SOLVED = 1e-6
 # Rounds that an x is held for the clients that have not answered at it yet.
@@ -196,7 +194,7 @@ class FedGiA(RoundStrategy):
             r = max(bounds)
             if self.aggregator.robust:
                 # one client alone cannot have any σ
-                r = min(r, _MOST_CURVED * float(np.median(bounds)))
+                r = min(r, MOST_CURVED * float(np.median(bounds)))
             self.settled_sigma = self.sigma_scale * r / m
             log(INFO, "sigma σ = %.6g, from r = %.6g", self.settled_sigma, r)
         else:
@@ -289,7 +287,7 @@ class FedGiA(RoundStrategy):
         scale: FloatArray = np.mean(diagonals, axis=0)
         if self.aggregator.robust:
             # one client alone cannot have any σ
-            most = _MOST_CURVED * np.median(diagonals, axis=0)
+            most = MOST_CURVED * np.median(diagonals, axis=0)
             scale = np.where(most > 0.0, np.minimum(scale, most), scale)
         return self._positive(scale, one)
 
@@ -408,8 +406,8 @@ class FedGiA(RoundStrategy):
         if not isfinite(self._first_residual):
             self._first_residual = self._residual
         # the stop rule is for gradients: once more, without ADMM steps
-        solved = self._residual <= self._solved_below(x)
-        small = self._plainly = solved and self._is_small(self._residual)
+        small = self._is_small(self._residual)
+        small = self._plainly = small and self._residual <= self._solved_below(x)
         self._stopped = small and exact
         if small:
             assert search.best is not None

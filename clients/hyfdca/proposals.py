@@ -459,7 +459,7 @@ def local_dual_passes(
     alpha = alpha.copy()
     # σ'/(λN) XᵀΔ: what the other coordinates see of the changes so far
     change = np.zeros(features.shape[1])
-    sparse = hasattr(features, "indptr")
+    sparse, shifted = hasattr(features, "indptr"), isinstance(features, Shifted)
     for _ in range(passes):
         for i in rng.permutation(len(rows)):
             row = rows[i]
@@ -467,7 +467,6 @@ def local_dual_passes(
                 own = slice(features.indptr[row], features.indptr[row + 1])
                 index, x = features.indices[own], features.data[own]
             else:
-                shifted = isinstance(features, Shifted)
                 index = slice(None)
                 x = features.row(row) if shifted else features[row]
             score = z[i] + float(x @ change[index])
