@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
+from logging import WARNING
 from math import ceil, inf, isfinite, log2, sqrt
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
 from fedtrellis.wire.summing import ATTEMPT
@@ -113,7 +115,7 @@ def largest_lipschitz(
     ``ask`` is :func:`~fedtrellis.server.conversation.ask_everyone`; ``entries`` are
     those of a request that say which mini-batches the steps take. With
     a robust aggregation r is at most twice the median of the r_i; under a secure sum it
-    is the largest sum of a block. SettingsError: a client cannot tell, or r is 0.
+    is the largest sum of a block. SettingsError: r is 0, or no client knows one.
     """
     rule, names = strategy.aggregator, conversation.names
     hidden = rule.seen_by == "client"
@@ -121,9 +123,10 @@ def largest_lipschitz(
 
     def take(answer: Any) -> None:
         r = answer.metrics.get("lipschitz")
-        if not (isinstance(r, float) and 0.0 <= r < inf):
-            raise ValueError(f"its Lipschitz constant is {r!r}")
-        bounds[answer.client] = r
+        if isinstance(r, float) and 0.0 <= r < inf:
+            bounds[answer.client] = r
+        else:  # where its steps lead is dropped as well
+            log(WARNING, "client %s: its Lipschitz constant is %r", answer.client, r)
 
     entries = entries | rule.entries(names) | {"sum-points": 0}
     of = dict.fromkeys(names, entries).__getitem__
@@ -137,8 +140,8 @@ def largest_lipschitz(
         weights = strategy._weights_in_sums()
         for block in rule.blocks:
             bounds[block[0]] = means[block[0]] * sum(weights[name] for name in block)
-    r = max(bounds.values())
-    if rule.robust:
+    r = max(bounds.values(), default=0.0)
+    if rule.robust and bounds:
         # one client alone cannot shorten the steps at will
         r = min(r, MOST_CURVED * float(np.median(list(bounds.values()))))
     if r == 0.0:
@@ -156,11 +159,6 @@ def lipschitz_at(
     nothing of points far from x. A mean over b of d_i convex losses curves d_i/b times
     as much at most, so r_i is that much larger where ``config`` asks for mini-batches
     and the objective has ``num_examples``.
-
-    Raises
-    ------
-    SettingsError
-        The number is not finite.
     """
     known = getattr(objective, "lipschitz", None)
     try:
@@ -169,8 +167,6 @@ def lipschitz_at(
         r = inf
     if not isfinite(r):
         r = _curvature_at(objective, layout, x)
-    if not 0.0 <= r < inf:
-        raise SettingsError(f"the Lipschitz constant of the loss's gradient is {r}")
     size = _batch_size(objective, config)
     examples = int(getattr(objective, "num_examples", size))
     return r * examples / size if 0 < size < examples else r

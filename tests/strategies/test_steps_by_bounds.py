@@ -107,6 +107,18 @@ def test_losses_without_a_slope_say_what_to_set() -> None:
         run("FedAvgGD", [Flat(loss) for loss in LOSSES])
 
 
+def test_a_client_that_cannot_tell_stops_nobody_else(caplog: Any) -> None:
+    class Nan(NoBound):
+        def __init__(self, loss: LeastSquares) -> None:
+            super().__init__(loss)
+            self.gradient = lambda x: np.full_like(x, np.nan)
+
+    ran = run("FedAvgGD", [*LOSSES[:2], Nan(LOSSES[2])])
+    assert "client 2: its Lipschitz constant is nan" in caplog.text
+    assert ran.strategy.lipschitz == pytest.approx(max(BOUNDS[:2]), rel=1e-9)
+    assert all([*map(int, used)] == [0, 1] for used in ran.used)
+
+
 def test_a_resumed_run_keeps_the_bound(tmp_path: Path) -> None:
     losses = [NoBound(loss) for loss in LOSSES]  # measured at another x: another bound
     whole = run("Scaffold", losses, 6)
