@@ -9,12 +9,17 @@ each owner's summary, never from rows, is stored with the model, and
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+import lzma
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, cast
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -31,6 +36,17 @@ Array = NDArray[np.float64]
 Loss = Literal["squared", "poisson", "logistic", "softmax", "margin"]
 #: Fields that stand for nothing, beside pandas' own such as NA and an empty one.
 _MISSING = ("?",)
+_OPENERS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+#: What reading a damaged packed file may raise, or one that is not packed at all;
+#: RuntimeError is how zipfile asks for a password.
+UNPACKING_ERRORS = (
+    *(OSError, EOFError, zlib.error, lzma.LZMAError),
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError),
+)
 _COMMA = r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*"
 # the rest of a category's values, and the feature of missing numbers
 _OTHER, _GONE = "(other)", "(missing)"
@@ -47,50 +63,92 @@ class DataFileError(SettingsError):
 # ------------------------------------------------------------------ reading a table
 
 
-def read_frame(path: Path, bad_rows: str = "refuse") -> pd.DataFrame:
-    """Read a csv file: what separates fields and decimals is found out.
+def open_packed(path: Path) -> BinaryIO:
+    """Open a file for reading bytes, decompressed as its name's end says.
 
-    With ``bad_rows = "drop"`` a row with too many fields is left out. A DataFileError
-    quotes nothing of the file.
+    Of a zip archive, whatever its name, the one csv file in it. What is wrong with the
+    content shows while reading, as one of :data:`UNPACKING_ERRORS`.
+    """
+    if not zipfile.is_zipfile(path):
+        return cast(BinaryIO, _OPENERS.get(path.suffix, open)(path, "rb"))
+    archive = zipfile.ZipFile(path)
+    names = [name for name in archive.namelist() if name.lower().endswith(".csv")]
+    if len(names) != 1:
+        count = f"the archive has {len(names)} csv files; it must have one"
+        raise DataFileError(f"{path}: {count}")
+    return cast(BinaryIO, archive.open(names[0]))
+
+
+def read_frame(
+    path: Path,
+    bad_rows: str = "refuse",
+    *,
+    names: Sequence[str] = (),
+    separator: str = "",
+    texts: Iterable[str] = (),
+) -> pd.DataFrame:
+    """Read a csv file, packed or not: what separates fields and decimals is found out.
+
+    ``names`` are those of the columns where the file has no line of them, ``texts`` the
+    columns that stay texts. With ``bad_rows = "drop"`` a row with too many fields is
+    left out. A DataFileError quotes nothing of the file.
     """
     need("pandas", f"{path}, a file of text,", "data")
     import pandas as pd
 
     options: dict[str, Any] = {
-        "sep": ",",
+        "sep": separator,
+        "dtype": dict.fromkeys(texts, str),
         "na_values": list(_MISSING),
         "skipinitialspace": True,
         "on_bad_lines": "skip" if bad_rows == "drop" else "error",
     }
+    if names:
+        options |= {"names": names, "header": None}
     # from pandas 3.1 on numbers are exact to the last bit by default
     if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):
         options["float_precision"] = "round_trip"
-    frame = None
-    try:
-        unpack: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-        with unpack(path, "rb") as file:
+
+    def read(encoding: str, **more: Any) -> pd.DataFrame:
+        with open_packed(path) as file:
+            return pd.read_csv(file, **options, encoding=encoding, **more)
+
+    frame, encoding = None, "utf-8-sig"
+    with suppress(ValueError, *UNPACKING_ERRORS):  # a ParserError is a ValueError, too
+        with open_packed(path) as file:
+            first = file.readline(2**16).decode("latin-1").removeprefix("ï»¿")
+        if not separator:
             # a line of names has nothing else as often
-            first = file.readline(2**16).decode("latin-1")
             options["sep"] = max(",;\t|", key=first.count)
         try:
-            frame = pd.read_csv(path, **options, encoding="utf-8-sig")
+            frame = read(encoding)
         except UnicodeDecodeError:  # as spreadsheets on Windows write it
-            options["encoding"] = "cp1252"
-            frame = pd.read_csv(path, **options)
-        texts = [frame[name].dropna() for name in frame if _is_text(frame[name])]
-        commas = any(len(t) and t.str.fullmatch(_COMMA).all() for t in texts)
+            encoding = "cp1252"
+            frame = read(encoding)
+        columns = [frame[name].dropna() for name in frame if _is_text(frame[name])]
+        commas = any(len(c) and c.str.fullmatch(_COMMA).all() for c in columns)
         if commas and options["sep"] != ",":
-            frame = pd.read_csv(
-                path, **{"encoding": "utf-8-sig", **options}, decimal=","
-            )
-    except (OSError, EOFError, ValueError):  # a ParserError is a ValueError, too
-        pass
-    if frame is None or frame.empty:
+            frame = read(encoding, decimal=",")
+    # a row with more fields than there are names has its first as its own name
+    if frame is None or frame.empty or not isinstance(frame.index, pd.RangeIndex):
         # outside of the except: a chained exception could quote the file
         why = "cannot be read as a csv table: a first line of column names and rows"
         hint = " with as many fields (data.bad-rows = 'drop' leaves the others out)"
         raise DataFileError(f"{path}: {why}{hint}")
+    if not names and options["sep"] in first:
+        names = next(csv.reader([first], delimiter=options["sep"]))
+        check_names(path, [name.strip() for name in names], "the first line")
     return frame.rename(columns=lambda name: str(name).strip())
+
+
+def check_names(path: Path, names: Sequence[str], where: str) -> None:
+    """Check the names of columns, showing none: they may be the first example."""
+    for number, name in enumerate(names, start=1):
+        if not name or not name.isprintable():
+            raise DataFileError(f"{path}: {where}: column {number} has no name")
+        if name in names[: number - 1]:
+            places = f"columns {names.index(name) + 1} and {number}"
+            raise DataFileError(f"{path}: {where}: {places} have one name")
 
 
 def _is_text(values: pd.Series) -> bool:

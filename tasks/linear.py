@@ -358,7 +358,7 @@ def load_table(dataset: str, path: Path) -> Table:
         return read_libsvm(path, schema)
     if dataset == "santander":
         return read_csv(path, schema)
-    table = read_csv(path, schema, separator=";", header=(*_BITS, "label"))
+    table = read_csv(path, schema, header=(*_BITS, "label"))
     return table._replace(features=scipy.sparse.csr_array(table.features))
 
 

@@ -7,14 +7,12 @@ that does not hold what it should is a DataFileError, which names file, row and 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from logging import INFO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +22,14 @@ import scipy  # its parts are loaded when first used
 
 from fedtrellis.settings import SettingsError, need
 from fedtrellis.tables import (
+    UNPACKING_ERRORS,
     Column,
     agree,
     as_numbers,
+    check_names,
     describe,
     expand,
+    open_packed,
     read_frame,
 )
 from fedtrellis.wire.flower_internals import log
@@ -36,21 +37,15 @@ from fedtrellis.wire.flower_internals import log
 from ..base import Array, DataFileError, once_per_file
 from .datasets import read_idx_pair, rows_of
 from .table import (
-    UNPACKING_ERRORS,
     Schema,
     Table,
-    check_names,
     dense,
     fault,
     is_number,
     load_arrays,
     make_table,
-    open_packed,
-    to_number,
 )
 
-# What separates the fields of a file of ratings.
-_BLANKS = r"\s+"
 _UNREADABLE = "the file cannot be read or unpacked"
 # What holds the names of columns, and what messages call the labels of formats that
 # have no column of them.
@@ -132,7 +127,8 @@ def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
     import pandas as pd
 
     if _format(path) == ".csv":
-        frame = read_frame(path, bad_rows)
+        label = [schema.label_column] * (schema.target == "class")
+        frame = read_frame(path, bad_rows, texts=label)
         for name in (schema.label_column, *schema.names):
             if name not in frame:
                 fault(path, f"{_FIRST} has no column {name!r}")
@@ -212,124 +208,43 @@ def _numbered(width: int) -> tuple[str, ...]:
 # -- text: csv and ratings
 
 
-def _lines(
-    path: Path,
-    separator: str,
-    header: Sequence[str] | None = None,
-    most: int | None = None,
-) -> list[Sequence[str]]:
-    """Return the names of columns and the fields of each line, of all or the first."""
-    need("pandas", f"{path}, a file of text,", "data")
-    kind, bad, found = _UNREADABLE, None, [header] if header else []
-    try:
-        with (
-            open_packed(path) as file,
-            # what is no UTF-8 becomes surrogates, which are no numbers
-            io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text,
-        ):
-            rows: Iterator[Sequence[str]] = map(str.split, text)
-            if separator != _BLANKS:
-                rows = csv.reader(text, delimiter=separator, strict=True)
-            found.extend(islice(rows, most))
-        return found
-    except csv.Error:
-        kind = "quotation marks that do not fit, or a field that is far too long"
-        bad = len(found)
-    except UNPACKING_ERRORS:
-        pass
-    fault(path, kind, bad)
+def _cells(path: Path, frame: Any) -> Array:
+    """Return a frame's cells, (d, p); all must be finite numbers."""
+    columns = [as_numbers(frame[name]) for name in frame]
+    cells = np.column_stack([values for values, _ in columns])
+    for row, place in np.argwhere(np.isnan(cells)):
+        unlike = columns[place][1][row]
+        kind = "must be a finite number" if unlike else "is empty"
+        fault(path, kind, int(row) + 1, str(frame.columns[place]))
+    return cells
 
 
-def _read_text(
-    path: Path,
-    names: Sequence[str],
-    own: Sequence[int],
-    separator: str = ",",
-    header: Sequence[str] | None = None,
-) -> tuple[Array, dict[int, list[str]]]:
-    """Return some columns as finite numbers, and the others as texts.
-
-    pandas reads what is in order. Where it finds a fault, or text where a short row may
-    be filled up, the lines' fields are compared with the names, and looked through.
-    """
-    # half a second that nodes with other files need not spend
-    import pandas as pd
-
-    # from pandas 3.1 on numbers are exact to the last bit by default
-    new = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
-    others = [j for j in range(len(names)) if j not in own]
-    frame = None
-    # a ParserError is a ValueError, too
-    with suppress(ValueError, *UNPACKING_ERRORS), open_packed(path) as file:
-        frame = pd.read_csv(
-            file,
-            sep=separator,
-            header=None,
-            skiprows=int(not header),
-            dtype={**dict.fromkeys(own, np.float64), **dict.fromkeys(others, object)},
-            na_filter=False,
-            skip_blank_lines=False,
-            encoding_errors="surrogateescape",
-            **({} if new else {"float_precision": "round_trip"}),
-        )
-    if frame is not None and frame.shape[1] == len(names):
-        cells = frame[list(own)].to_numpy(np.float64)
-        texts = {j: frame[j].tolist() for j in others}
-        if np.isfinite(cells).all() and not any("" in texts[j] for j in others):
-            return cells, texts
-    rows = _lines(path, separator, header)[1:]
-    while rows and not rows[-1]:
-        rows.pop()
-    if not rows:
-        fault(path, "there are no rows below the column names")
-    for row, fields in enumerate(rows, start=1):
-        if len(fields) != len(names):
-            kind = f"{len(fields)} fields; {len(names)} are expected"
-            fault(path, kind if fields else "the line is empty", row)
-    cells = np.array([[to_number(fields[j]) for j in own] for fields in rows])
-    for row, place in np.argwhere(~np.isfinite(cells)):
-        text = rows[row][own[place]]
-        kind = "must be a number" if text.strip() else "is empty"
-        kind = "must be a finite number" if is_number(text) else kind
-        fault(path, kind, int(row) + 1, names[own[place]])
-    return cells, {j: [fields[j] for fields in rows] for j in others}
-
-
-def read_csv(
-    path: Path,
-    schema: Schema,
-    *,
-    separator: str = ",",
-    header: Sequence[str] | None = None,
-) -> Table:
+def read_csv(path: Path, schema: Schema, *, header: Sequence[str] = ()) -> Table:
     """Read a text file with a first line of column names, raw or packed.
 
     ``header`` has them, where the file has no such line; rows count from 1 below it.
     """
-    lines = _lines(path, separator, header, most=1)
-    if len(lines) < 1 + bool(header) or not lines[0]:
-        fault(path, "the file is empty; its first line must hold the columns' names")
-    names = [name.strip() for name in lines[0]]
-    check_names(path, names, _FIRST)
     called = {"labels": schema.label_column, "ids": "id"}
     called["weights"] = schema.weight_column
+    texts = ["id", *[schema.label_column] * (schema.target == "class")]
+    frame = read_frame(path, names=header, texts=texts)
+    names = [*frame]
     needed = [called[part] for part, must in schema.columns().items() if must]
     for name in (*schema.ignored, *needed):
         if name not in names:
             fault(path, f"{_FIRST} has no column {name!r}")
     apart = {schema.label_column, schema.weight_column, *needed, *schema.ignored}
-    own = [j for j, name in enumerate(names) if name not in apart]
+    own = [name for name in names if name not in apart]
     # without a label's name the first line may be an example
-    bare = header is None and not schema.names and len(own) == len(names)
+    bare = not header and not schema.names and len(own) == len(names)
     if bare and any(map(is_number, names)):
         hint = "there are numbers in it (such names need data.feature-names)"
         fault(path, f"{_FIRST} must hold the columns' names; {hint}")
     if not own:
         fault(path, f"{_FIRST} names no feature")
-    cells, texts = _read_text(path, names, own, separator, header)
-    found: Any = {n: called[n] for n in schema.columns() if called[n] in names}
-    found = {part: texts[names.index(name)] for part, name in found.items()}
-    found |= {"names": [names[j] for j in own], "places": [j + 1 for j in own]}
+    found: Any = {n: frame[called[n]] for n in schema.columns() if called[n] in names}
+    found |= {"names": own, "places": [names.index(name) + 1 for name in own]}
+    cells = _cells(path, frame[own])
     return make_table(path, schema, cells, where=_FIRST, called=called, **found)
 
 
@@ -339,13 +254,8 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     Users and items are whole numbers from 1 to ``users`` and ``items``, how many there
     are on all nodes together, 0: any. The features are user and item, counted from 0.
     """
-    lines = _lines(path, _BLANKS, most=1)
-    fields = len(lines[0]) if lines else 0
-    if fields not in (3, 4):
-        kind = "user, item and rating, and a time if you like, are expected"
-        fault(path, f"{fields} fields; {kind}", 1)
-    names = ("user", "item", "rating", "time")[:fields]
-    table, _ = _read_text(path, names, range(3), _BLANKS, names)
+    names = ("user", "item", "rating", "time")
+    table = _cells(path, read_frame(path, names=names, separator=r"\s+")[[*names[:3]]])
     # no real number is near the limit; one that is would ask for terabytes
     for column, (name, count) in enumerate((("user", users), ("item", items))):
         most = count or 10**6
@@ -362,13 +272,13 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
 
 def read_matrix(path: Path) -> Array:
     """Read a table's features; a csv file may do without the line of names."""
-    schema, header = Schema(0, label_column=""), None
+    schema = Schema(0, label_column="")
     if _format(path) != ".csv":
         return dense(read_table(path, schema).features)
-    for first in _lines(path, ",", most=1):
-        if first and is_number(first[0]):
-            header = [str(j) for j in range(1, len(first) + 1)]
-    return dense(read_csv(path, schema, header=header).features)
+    frame = read_frame(path)
+    if is_number(str(frame.columns[0])):
+        frame = read_frame(path, names=[str(j + 1) for j in range(frame.shape[1])])
+    return _cells(path, frame)
 
 
 # -- NumPy's archives

@@ -7,21 +7,16 @@ library raises is chained to ours, as it may quote the file.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import json
-import lzma
 import math
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -29,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.weights import LIGHTEST
 from fedtrellis.settings import SettingsError, setting
-from fedtrellis.tables import Preparation
+from fedtrellis.tables import UNPACKING_ERRORS, Preparation, open_packed
 
 from ..base import Array, DataFileError
 
@@ -37,19 +32,6 @@ from ..base import Array, DataFileError
 NODES = "nodes"
 #: The value with which a task reads a file of the user's, by its ``path``.
 FILE = "file"
-
-_OPENERS: dict[str, Callable[..., Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-}
-
-#: What reading a damaged packed file may raise, or one that is not packed at all;
-#: RuntimeError is how zipfile asks for a password.
-UNPACKING_ERRORS = (
-    *(OSError, EOFError, zlib.error, lzma.LZMAError),
-    *(zipfile.BadZipFile, NotImplementedError, RuntimeError),
-)
 
 
 @dataclass(frozen=True)
@@ -238,21 +220,6 @@ def fault(
     raise DataFileError(f"{where}: {kind}")
 
 
-def open_packed(path: Path) -> BinaryIO:
-    """Open a file for reading bytes, decompressed as its name's end says.
-
-    Of a zip archive, whatever its name, the one csv file in it. What is wrong with the
-    content shows while reading, as one of :data:`UNPACKING_ERRORS`.
-    """
-    if not zipfile.is_zipfile(path):
-        return cast(BinaryIO, _OPENERS.get(path.suffix, open)(path, "rb"))
-    archive = zipfile.ZipFile(path)
-    names = [name for name in archive.namelist() if name.lower().endswith(".csv")]
-    if len(names) != 1:
-        fault(path, f"the archive has {len(names)} csv files; it must have one")
-    return cast(BinaryIO, archive.open(names[0]))
-
-
 def read_at_most(path: Path, limit: int) -> bytes:
     """Return at most ``limit`` bytes of what a file holds, decompressed."""
     with open_packed(path) as stream:
@@ -342,7 +309,8 @@ def make_table(
     if schema.weight_column and weights is not None:
         counts = _weights(path, weights, schema, name["weights"])
     if schema.split:
-        ids = _unique(path, [str(entry) for entry in ids], name["ids"])
+        texts = ["" if entry != entry else str(entry) for entry in ids]
+        ids = _unique(path, texts, name["ids"])
         # the file has the column, and nothing in it
         targets = None if targets is None or np.isnan(targets).all() else targets
         counts = None if counts is None or np.isnan(counts).all() else counts
@@ -352,16 +320,6 @@ def make_table(
         if isinstance(part, np.ndarray):
             part.setflags(write=False)
     return Table(features, targets, tuple(names), tuple(ids), tuple(found), counts)
-
-
-def check_names(path: Path, names: Sequence[str], where: str) -> None:
-    """Check the names of columns, showing none: they may be the first example."""
-    for number, name in enumerate(names, start=1):
-        if not name or not name.isprintable():
-            fault(path, f"{where}: column {number} has no name")
-        if name in names[: number - 1]:
-            first = names.index(name) + 1
-            fault(path, f"{where}: columns {first} and {number} have one name")
 
 
 def _key(entry: Any) -> str | float:
@@ -409,8 +367,6 @@ def _targets(
 
 def _weights(path: Path, entries: Iterable[Any], schema: Schema, column: str) -> Array:
     keys = [_key(entry) for entry in entries]
-    if schema.split:
-        keys = ["" if key == "nan" else key for key in keys]
     weights = _numbers(keys)
     good = (weights == 0.0) | (weights >= LIGHTEST) & (weights < math.inf)
     kind = f"must be 0 or a finite number from {LIGHTEST:g} on"

@@ -130,7 +130,7 @@ WHOLE = Schema(0, target="class", labels=("0", "1"), weight_column="count")
     ("field", "fault"),
     [
         ("-1", "must be 0 or a finite number from 0.0001 on"),
-        ("nan", "must be 0 or a finite number"),
+        ("nan", "is empty"),
         ("1e-9", "must be 0 or a finite number"),
         ("many", "must be 0 or a finite number"),
         ("", "is empty"),
