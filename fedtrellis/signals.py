@@ -87,11 +87,6 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def signals_heard() -> bool:
-    """Whether a signal would interrupt this thread by :class:`Interrupted`."""
-    return _in_main_thread() and _signals.armed
-
-
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP raise :class:`Interrupted`; the outermost counts.

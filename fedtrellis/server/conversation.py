@@ -7,7 +7,7 @@ to the nodes of this process.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
@@ -31,7 +31,6 @@ from fedtrellis.wire.protocol import (
     LARGEST,
     MODEL,
     RESTORE,
-    STATUS,
     NodeReply,
     NodeRequest,
     check_moderate,
@@ -41,7 +40,7 @@ from fedtrellis.wire.protocol import (
 
 __all__ = [
     *("SETUP_ATTEMPTS", "Answer", "Conversation", "ask_again", "ask_everyone"),
-    *("mean_metrics", "refusal_in", "scalars_of"),
+    *("mean_metrics", "scalars_of"),
 ]
 
 #: The clients have to agree before round 1, whatever is lost on the way.
@@ -95,12 +94,6 @@ def scalars_of(answer: Answer, count: int) -> FloatArray:
             f"arrays, expected {count} and none"
         )
     return answer.numbers
-
-
-def refusal_in(content: RecordDict) -> Reason | None:
-    """The refusal that a message's content is; None if it is another."""
-    status = content.get(STATUS)
-    return refusal_of(status) if isinstance(status, ConfigRecord) else None
 
 
 def refusal_of(status: Mapping[str, Any]) -> Reason | None:
@@ -168,17 +161,6 @@ class Conversation:
         """Note down and log why an answer is dropped."""
         self.traffic.reject(who, reason)
 
-    # --------------------------------------------------------------------- requests
-
-    def messages(
-        self, server_round: int, kind: str, entries: Mapping[str, Mapping[str, Any]]
-    ) -> list[Message]:
-        """Messages to clients, each with the model and, if it has none, its state."""
-        return [
-            Message(request.content, node_id, kind, group_id=str(server_round))
-            for node_id, request in self._requests(server_round, kind, entries).values()
-        ]
-
     def _requests(
         self, server_round: int, kind: str, entries: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, tuple[int, NodeRequest]]:
@@ -245,84 +227,6 @@ class Conversation:
         those that passed the checks, in the clients' order; why the others did not is
         in :attr:`traffic`.
         """
-        grid = self.grid
-        answers: dict[str, Answer] = {}
-        local = grid if isinstance(grid, LocalGrid) else None
-        order = todo = [name for name in self.registry.names if name in entries]
-        for _ in range(2):
-            self.traffic.waves += 1
-            wave = {name: entries[name] for name in todo}
-            nodes = [self.registry.clients[name].node_id for name in todo]
-            replies: Mapping[str, Message | NodeReply | Reason]
-            if local is not None and local.asks(kind, nodes):
-                asked = self._requests(server_round, kind, wave)
-                replies = local.ask(asked, server_round, self.traffic)
-            else:
-                messages = self.messages(server_round, kind, wave)
-                replies = self._exchange(messages, timeout)
-            found, todo = self._opened(server_round, kind, replies)
-            answers |= found
-            if not todo:
-                break
-        for name in todo:
-            self.reject(name, "its state could not be restored")
-        return [answers[name] for name in order if name in answers]
-
-    def _exchange(
-        self, messages: Iterable[Message], timeout: float
-    ) -> dict[str, Message | Reason]:
-        """What clients reply to messages, or why not, in the messages' order."""
-        sent, known = list(messages), self.registry.clients
-        by_node = {client.node_id: name for name, client in known.items()}
-        clients = [known[by_node[m.metadata.dst_node_id]] for m in sent]
-        found = exchange(self.grid, sent, timeout, self.traffic, clients)
-        return {by_node[c.node_id]: found[c.node_id] for c in clients}
-
-    def send(
-        self,
-        configure: Callable[..., Iterable[Message]],
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> tuple[dict[str, Message], list[str]]:
-        """One wave that a hook of Flower's makes: the replies, and who was asked."""
-        model = self.strategy._loop.model_record()
-        messages = configure(server_round, model, config.copy(), self.grid)
-        found = self._exchange(messages, timeout)
-        self.traffic.waves += bool(found)
-        names, replies = sorted(found, key=identity_order), {}
-        for name in names:
-            reply = found[name]
-            if isinstance(reply, Message) and reply.has_content():
-                reply = refusal_in(reply.content) or reply
-            if isinstance(reply, Message):
-                replies[name] = reply
-            else:
-                self.reject(name, reply)
-        return replies, names
-
-    # ---------------------------------------------------------------------- answers
-
-    def read(self, server_round: int, replies: Iterable[Message]) -> list[Answer]:
-        """The answers among replies; the next request restores who is out of step."""
-        by_node = {self.client(name).node_id: name for name in self.names}
-        found: dict[str, Message] = {}
-        for reply in replies:
-            name = by_node.get(reply.metadata.src_node_id)
-            if name is None or reply.has_error():
-                self.reject(name or "an unknown node", "no usable reply")
-            else:
-                found[name], kind = reply, reply.metadata.message_type
-        answers, _ = self._opened(server_round, kind, found) if found else ({}, [])
-        return list(answers.values())
-
-    def _opened(
-        self,
-        server_round: int,
-        kind: str,
-        replies: Mapping[str, Message | NodeReply | Reason],
-    ) -> tuple[dict[str, Answer], list[str]]:
-        """The answers among replies, and who is out of step; others are dropped."""
         expected = {
             "session": self.session,
             "server-round": server_round,
@@ -332,21 +236,58 @@ class Conversation:
             expected["phase"] = phase
         if self.strategy.keep_model or kind == "evaluate":
             expected["model-version"] = self.strategy.broadcast.version
+        order = todo = [name for name in self.names if name in entries]
         answers: dict[str, Answer] = {}
-        behind, silent = [], []
-        for name, reply in replies.items():
-            answer = self._open(reply, name, expected)
-            if isinstance(answer, Answer):
-                answers[name] = answer
-            elif answer is None:
-                behind.append(name)
-            else:
-                self.reject(name, answer)
-                silent += [name] if answer.code == "no-answer" else []
-        if silent:
-            names = listed(sorted(silent, key=identity_order), 20)
-            log(WARNING, "round %d: no answer from client %s", server_round, names)
-        return answers, behind
+        for _ in range(2):
+            self.traffic.waves += 1
+            wave = {name: entries[name] for name in todo}
+            replies = self._replies(server_round, kind, wave, timeout)
+            todo, silent = [], []
+            for name, reply in replies.items():
+                answer = self._open(reply, name, expected)
+                if isinstance(answer, Answer):
+                    answers[name] = answer
+                elif answer is None:
+                    todo.append(name)
+                else:
+                    self.reject(name, answer)
+                    silent += [name] if answer.code == "no-answer" else []
+            if silent:
+                names = listed(sorted(silent, key=identity_order), 20)
+                log(WARNING, "round %d: no answer from client %s", server_round, names)
+            if not todo:
+                break
+        for name in todo:
+            self.reject(name, "its state could not be restored")
+        return [answers[name] for name in order if name in answers]
+
+    def _replies(
+        self,
+        server_round: int,
+        kind: str,
+        entries: Mapping[str, Mapping[str, Any]],
+        timeout: float,
+    ) -> Mapping[str, Message | NodeReply | Reason]:
+        """What clients reply to one wave, or why not, in the order of the entries."""
+        grid, nodes = self.grid, [self.client(name).node_id for name in entries]
+        local = isinstance(grid, LocalGrid) and grid.asks(kind, nodes)
+        asked = self._requests(server_round, kind, entries)
+        if isinstance(grid, LocalGrid) and local:
+            return grid.ask(asked, server_round, self.traffic)
+        messages = {
+            name: Message(request.content, node_id, kind, group_id=str(server_round))
+            for name, (node_id, request) in asked.items()
+        }
+        return self._exchange(messages, timeout)
+
+    def _exchange(
+        self, messages: Mapping[str, Message], timeout: float
+    ) -> dict[str, Message | Reason]:
+        """What clients reply to their messages, or why not."""
+        clients = [self.client(name) for name in messages]
+        sent = list(messages.values())
+        found = exchange(self.grid, sent, timeout, self.traffic, clients)
+        return {name: found[self.client(name).node_id] for name in messages}
 
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]

@@ -12,7 +12,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 from logging import INFO, WARNING, getLogger
@@ -47,7 +47,7 @@ from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.records import Checkpoint, pack_checkpoint, write_checkpoint
 from fedtrellis.settings import Declared, SettingsError
-from fedtrellis.signals import check_signals, deferred, signals_heard
+from fedtrellis.signals import check_signals, deferred
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Traffic
@@ -57,8 +57,8 @@ from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Needs = Literal["sum", "each"]
 
-#: Parts of Flower's own loop, which a subclass may override where a round is one wave.
-HOOKS = (
+# Flower's own loop, of which nothing can be overridden
+_HOOKS = (
     *("configure_train", "aggregate_train"),
     *("configure_evaluate", "aggregate_evaluate"),
 )
@@ -218,6 +218,15 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             options = self.__dict__.get("options")
             there = options is not None and name in options.__dict__
             object.__setattr__(options if there else self, name, value)
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for hook in _HOOKS:
+            if getattr(cls, hook) is not LoopStrategy._driven:
+                raise TypeError(
+                    f"{cls.__name__} overrides {hook}, which nobody calls: override "
+                    "run_round, or use a callback"
+                )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -492,13 +501,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         return "" if self._newcomers else "the method's clients are those of the start"
 
     def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
-        """Mean of the clients' metrics, or what overridden hooks make of them."""
+        """Mean of the clients' metrics."""
         conversation, config = self.conversation, self._loop.evaluate_config
         timeout = self._loop.timeout
-        if self._overridden("evaluate"):
-            asked = self.configure_evaluate, server_round, config, timeout
-            replies = list(conversation.send(*asked)[0].values())
-            return cast(MetricRecord, self.aggregate_evaluate(server_round, replies))
         entries = {name: dict(config) for name in self.clients}
         answers = conversation.ask(server_round, "evaluate", entries, timeout)
         conversation.note_version(*answers)
@@ -558,6 +563,12 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 *(("aggregation", means, why), ("client_weights", ["equal"], why)),
                 ("client-evaluate-every", [0], why),
             ]
+        if not self._one_wave:
+            # what it does there with answers is not known
+            kinds = (*AGGREGATIONS, kind)
+            seen = [k.name for k in kinds if k.seen_by == "method"]
+            why = f"{method}, which overrides run_round"
+            checks += [("aggregation", seen, why), ("privacy", ["none"], why)]
         for name, allowed, why in checks:
             value = values.get(name) or getattr(self.options, name.replace("-", "_"))
             if value not in allowed:
@@ -565,28 +576,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 raise SettingsError(
                     f"{name} = {value!r} does not {why}; allowed: {rest}"
                 )
-
-    def _overridden(self, kind: str = "") -> list[str]:
-        """What of Flower's loop, of one kind or all, a class that is not ours has."""
-        ours, found = "fedtrellis.server.", [hook for hook in HOOKS if kind in hook]
-        return [h for h in found if not getattr(self, h).__module__.startswith(ours)]
-
-    def _check_hooks(self) -> None:
-        """Refuse parts of Flower's loop that nobody would call, or that see much."""
-        ways = self._overridden()
-        if ways and not self._one_wave:
-            raise TypeError(
-                f"{type(self).__name__} overrides {ways[0]}, but its rounds take "
-                "several waves of messages, which Flower's loop does not have: "
-                "override run_round, or use a callback"
-            )
-        ways += [] if self._one_wave else ["run_round"]
-        part = self._parts[-1]
-        if ways and (part is self.local_noise or self.aggregator.seen_by != "method"):
-            raise SettingsError(
-                f"{part.wanted} does not apply to {self._described_name}, which "
-                f"overrides {ways[0]}: what it does there with answers is not known"
-            )
 
     def _driven(self, *arguments: Any, **more: Any) -> Any:
         """Refuse Flower's own loop; RuntimeError."""
@@ -671,10 +660,8 @@ class Loop:
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
     evaluate_fn: EvaluateFn | None
-    # of which finished round the state is, None while it is changed; and, where it is
-    # changed and something is waited for, the checkpoint from before
+    # of which finished round the state is, None while it is changed
     whole: int | None = None
-    snapshot: dict[str, Any] | None = None
     _saved: int = 0  # rounds that the history beside the checkpoint has
 
     def __post_init__(self) -> None:
@@ -697,7 +684,6 @@ class Loop:
             raise ValueError("initial_arrays are not finite")
         point = layout.rounded(point)
         strategy._check_model(layout)
-        strategy._check_hooks()
         # of the arrays that the run begins with, by name
         self.dtypes = {name: np.dtype(array.dtype) for name, array in initial.items()}
         log(INFO, "Starting %s: %d rounds", type(strategy).__name__, num_rounds)
@@ -776,10 +762,9 @@ class Loop:
         """The rounds after so many, until the last one or a stop; why they end."""
         strategy, options, evaluate_fn = self.strategy, self.options, self.evaluate_fn
         num_rounds, failed = strategy.num_rounds, 0
-        asked = options.client_evaluate_every and not strategy._overridden("evaluate")
         if not before and evaluate_fn is not None:
             self._finished(RoundRecord(round=0, evaluation=self._evaluate(0)))
-        elif not before and asked:  # its bytes are round 1's
+        elif not before and options.client_evaluate_every:  # its bytes are round 1's
             found = plain_metrics(strategy._evaluate_clients(0) or {})
             self._finished(RoundRecord(round=0, client_evaluation=found))
         for server_round in range(before + 1, num_rounds + 1):
@@ -798,7 +783,7 @@ class Loop:
             if self._finished(record) and ending != "converged":
                 log(INFO, "Stopped after round %d", server_round)
                 ending = "stopped"
-            self.whole, self.snapshot = server_round, None
+            self.whole = server_round
             if ending or server_round % options.checkpoint_every == 0:
                 self._save()
             if ending:
@@ -813,8 +798,12 @@ class Loop:
         if strategy.clients is not registry.names:
             strategy.clients = registry.names
         asked = conversation, server_round, self.train_config, self.timeout
-        with nullcontext() if strategy._one_wave else self._interruptible():
+        if strategy._one_wave:
             metrics = strategy.run_round(*asked)
+        else:
+            self.whole = None  # between a round's waves the state is that of none
+            with deferred():
+                metrics = strategy.run_round(*asked)
         waves, evaluated = traffic.waves, None
         every = self.options.client_evaluate_every
         if every and server_round % every == 0:
@@ -895,26 +884,12 @@ class Loop:
 
     def _save(self) -> None:
         """Write the state after the last finished round, if wanted and still there."""
-        if self.options.checkpoint is None or not (self.whole or self.snapshot):
+        if self.options.checkpoint is None or not self.whole:
             return
-        arrays = self.snapshot
-        if arrays is None:
-            arrays = pack_checkpoint(self.strategy, self.grid, self.whole or 0)
+        arrays = pack_checkpoint(self.strategy, self.grid, self.whole)
         path, history = Path(self.options.checkpoint), self.strategy.history
         write_checkpoint(path, arrays, history, self._saved)
         self._saved = len(history)
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Keep the state before a round, which changes between the waves."""
-        whole, self.whole = self.whole, None
-        local = getattr(self.grid, "client_states", None) is not None
-        wanted = self.options.checkpoint is not None and not local and signals_heard()
-        if wanted and whole:
-            packed = pack_checkpoint(self.strategy, self.grid, whole)
-            self.snapshot = {name: np.array(array) for name, array in packed.items()}
-        with deferred() if local else nullcontext():
-            yield
 
 
 def check_same_code(grid: Any) -> None:

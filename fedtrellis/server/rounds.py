@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord
 
 from fedtrellis.server.aggregation import Sealed
 from fedtrellis.server.conversation import Answer, Conversation
-from fedtrellis.server.loop import LoopStrategy, plain_metrics
-from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
@@ -121,23 +118,10 @@ class RoundStrategy(LoopStrategy):
         timeout: float,
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
-        if not self._overridden("train"):
-            answers: Sequence[Answer] = ()
-            if entries := self._entries(server_round, config):
-                ask = self.aggregator.ask
-                answers = ask(conversation, server_round, entries, timeout)
-            return self._use(server_round, answers)
-        asked = self.configure_train, server_round, config, timeout
-        replies, self.sampled = conversation.send(*asked)
-        self.used = [name for name, reply in replies.items() if reply.has_content()]
-        arrays, metrics = self.aggregate_train(server_round, list(replies.values()))
-        if arrays is not None:
-            layers = record_arrays(arrays)
-            ours = record_arrays(self._loop.model_record())
-            # the model becomes what the hook returned, where that is another one
-            if not all(map(np.array_equal, layers, ours)):
-                self.broadcast.replace(self.broadcast.layout.point(layers))
-        return None if metrics is None else plain_metrics(metrics)
+        answers: Sequence[Answer] = ()
+        if entries := self._entries(server_round, config):
+            answers = self.aggregator.ask(conversation, server_round, entries, timeout)
+        return self._use(server_round, answers)
 
     def _entries(
         self, server_round: int, config: ConfigRecord
@@ -200,44 +184,3 @@ class RoundStrategy(LoopStrategy):
         if anew:  # not before the others' answers are used
             self._forget(sorted(anew))
         return metrics
-
-    # -------------------------------------------------------------- Flower's own loop
-
-    def _in_a_run(self) -> Conversation:
-        """The run's conversation, which only our own ``start`` begins."""
-        if not hasattr(self, "conversation"):
-            self._driven()
-        return self.conversation
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Messages of a round's wave."""
-        conversation = self._in_a_run()
-        entries = self._entries(server_round, config)
-        return conversation.messages(server_round, "train", entries)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check and aggregate the replies of a round's wave."""
-        answers = self._in_a_run().read(server_round, replies)
-        metrics = self._use(server_round, answers)
-        if metrics is None:
-            return None, None
-        return self._loop.model_record(), MetricRecord(dict(metrics))
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Messages of an evaluation on all clients' own data, if this round has one."""
-        conversation, every = self._in_a_run(), self.options.client_evaluate_every
-        asked = self.clients if every and server_round % every == 0 else []
-        entries = {name: dict(config) for name in asked}
-        return conversation.messages(server_round, "evaluate", entries)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Mean of the clients' metrics, weighted by ``evaluation_weights``."""
-        return self._mean_evaluation(self._in_a_run().read(server_round, replies))

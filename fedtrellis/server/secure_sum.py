@@ -653,14 +653,14 @@ class _Apps(Conversation):
         common: dict[str, Any] = {"session": self.session, "step": step}
         common["simulated"] = self.simulated
         content = self.content if step == "term" else {}
-        messages = [
-            Message(
+        messages = {
+            name: Message(
                 RecordDict({**content, RECORD: ConfigRecord({**common, **entry})}),
                 self.client(name).node_id,
                 "train",
             )
             for name, entry in entries.items()
-        ]
+        }
         answers = []
         for name, reply in self._exchange(messages, timeout).items():
             if isinstance(reply, Message) and RECORD not in reply.content:

@@ -38,7 +38,7 @@ from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.encryption import Cipher
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.node_secrets import NodeSecrets, run_ledgers
-from fedtrellis.server.conversation import refusal_in
+from fedtrellis.server.conversation import refusal_of
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import encode
 from fedtrellis.wire.exchange import Reason
@@ -431,7 +431,7 @@ def _given(
     except Exception as error:
         refused = f"{type(error).__name__}: {error}"
     else:
-        if said := refusal_in(reply.content):
+        if said := refusal_of(dict(reply.content.get("status", {}))):
             refused = f"{said.refusal}: {said}"
         elif not dict(reply.content.get("status", {})).get("in-sync", True):
             refused = "OutOfSync: the client asks to be restored"

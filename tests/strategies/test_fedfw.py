@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord
 
 from clients import FedFWClient, NaiveFrankWolfeClient
 from fedtrellis import client_app
@@ -32,7 +32,6 @@ from tests.harness import (
     Array,
     Distance,
     Recorder,
-    contexts,
     distance,
     grid_of,
     node_states,
@@ -417,24 +416,3 @@ def test_more_rounds_do_not_change_the_step_that_was_planned(
         caplog.clear()
         assert start(rounds, resume=path, checkpoint=path) == 9.0 ** (-2 / 3)
         assert "with T = 8," in caplog.text
-
-
-def test_flowers_own_calls_restore_in_the_next_round() -> None:
-    """configure_train and aggregate_train, one wave: a wiped node misses one round."""
-    method = METHODS["fedfw augmented"]
-    run = method.play(method.grid(3), 1)
-    sets: list[list[int]] = [[0, 1, 2]]
-    for t in range(2, 7):
-        if t == 3:
-            contexts(run.grid)[1].state = RecordDict()
-        messages = run.strategy.configure_train(
-            t, ArrayRecord(), ConfigRecord(), run.grid
-        )
-        replies = run.grid.send_and_receive(messages)
-        arrays, _ = run.strategy.aggregate_train(t, replies)
-        assert arrays is not None
-        sets.append([int(name) for name in run.strategy.used])
-    assert sets == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
-    check_mean(run.strategy)
-    calm = method.play(method.grid(3), sets=sets)
-    assert distance(arrays.to_numpy_ndarrays()[0], calm.model) < 1e-13

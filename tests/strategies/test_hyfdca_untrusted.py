@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis import LocalGrid
-from fedtrellis.server.conversation import refusal_in
+from fedtrellis.server.conversation import refusal_of
 from fedtrellis.wire.arrays import array_record, encode, record_arrays
 from strategies.hyfdca.mixtures import WrongReportError
 from tests.strategies.fuzz_runs import Exchange, record
@@ -44,7 +44,7 @@ def give(name: str, exchange: Exchange, content: RecordDict) -> Message:
     }
     context = Context(1, 1, node, RecordDict(dict(exchange.state)), {})
     reply = CASES[name].app(message, context)
-    if error := refusal_in(reply.content):
+    if error := refusal_of(dict(reply.content.get("status", {}))):
         raise ValueError(error)
     return reply
 

@@ -258,23 +258,18 @@ def test_no_epsilon_where_no_guarantee_holds(
     assert "\n" not in str(caught.value)
 
 
-class Hooked(FedAvgGD):
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        return super().aggregate_train(server_round, replies)
-
-
 class Waves(FedAvgGD):
     def run_round(self, *arguments: Any) -> Any:
         return super().run_round(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("kind", "hook"), [(Hooked, "aggregate_train"), (Waves, "run_round")]
+    "option", [{"aggregation": CENTRAL}, {"aggregation": "secure-sum"}]
 )
-def test_what_could_see_single_answers_is_refused(kind: Any, hook: str) -> None:
-    grid = grid_of(FedAvgGDClient, losses())
-    with pytest.raises(SettingsError, match=f"which overrides {hook}"):
-        play(kind(step_size=0.01, aggregation=CENTRAL), grid, np.zeros(4), rounds=1)
+def test_what_could_see_single_answers_is_refused(option: Any) -> None:
+    assert Waves(step_size=0.01, aggregation="median").aggregator.robust
+    with pytest.raises(SettingsError, match="which overrides run_round"):
+        Waves(step_size=0.01, **option)
 
 
 class Another(FedAvgGD):

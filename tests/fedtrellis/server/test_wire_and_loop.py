@@ -864,56 +864,6 @@ def test_a_second_start_on_the_same_grid_is_a_run_of_its_own() -> None:
     assert model_of(fresh) == first
 
 
-def by_hand(
-    strategy: Steps, grid: LocalGrid, server_round: int
-) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    messages = strategy.configure_train(
-        server_round, ArrayRecord(), ConfigRecord(), grid
-    )
-    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))
-
-
-def test_rounds_can_be_made_by_hand_with_flowers_methods() -> None:
-    grid = LocalGrid(app_with(), 3)
-    strategy = Steps(participation=0.6, seed=4)
-    start(strategy, grid, rounds=1)
-    for server_round in range(2, 7):
-        arrays, metrics = by_hand(strategy, grid, server_round)
-        if arrays is not None and metrics is not None:
-            (model,) = arrays.to_numpy_ndarrays()
-            assert metrics["mean"] == model[0]
-    whole = start(Steps(participation=0.6, seed=4), LocalGrid(app_with(), 3), rounds=6)
-    assert strategy.broadcast.model.tolist() == model_of(whole)
-
-
-def test_by_hand_errors_are_dropped_and_lost_clients_are_restored() -> None:
-    grid = LocalGrid(app_with(failing({2}, {0})), 3)
-    strategy = Steps()
-    start(strategy, grid, rounds=1)
-    by_hand(strategy, grid, 2)
-    grid._contexts[node(grid, 1)].state = RecordDict()
-    by_hand(strategy, grid, 3)  # client 1 has lost its state, and says so
-    by_hand(strategy, grid, 4)
-    used = {1: range(3), 2: (1, 2), 3: (0, 2), 4: range(3)}
-    assert strategy.broadcast.model.tolist() == pytest.approx(expected(used, 3))
-    stranger = Message(RecordDict(), 5, "train")
-    nothing = strategy.aggregate_train(5, [Message(RecordDict(), reply_to=stranger)])
-    assert nothing == (None, None)
-
-
-def test_evaluation_by_hand() -> None:
-    grid = LocalGrid(app_with(), 3)
-    strategy = Steps(client_evaluate_every=2)
-    start(strategy, grid, rounds=1)
-    arguments = (ArrayRecord(), ConfigRecord(), grid)
-    assert list(strategy.configure_evaluate(1, *arguments)) == []
-    messages = list(strategy.configure_evaluate(2, *arguments))
-    metrics = strategy.aggregate_evaluate(2, grid.send_and_receive(messages))
-    assert metrics is not None
-    assert metrics["loss"] == pytest.approx(14 / 6)
-    assert strategy.aggregate_evaluate(2, []) is None
-
-
 def test_flowers_own_strategy_runs_on_the_local_grid() -> None:
     app = ClientApp()
 
