@@ -163,6 +163,7 @@ class FedFWClient(StatefulClient):
             x = (1.0 - eta) * x
             atom.add_to(x, eta)
             atoms.append(atom)
+        x.setflags(write=False)  # nobody has to copy it to keep it
         state["x"] = x
         return atoms
 

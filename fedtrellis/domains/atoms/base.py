@@ -273,16 +273,18 @@ class SparseAtom(Atom):
         stops: Sequence[int],
         shapes: Iterable[Shape],
     ) -> list[Self]:
-        """Cut checked arrays into atoms, in half the time of the constructor."""
-        atoms, start, new, put = [], 0, object.__new__, object.__setattr__
-        for stop, shape in zip(stops, shapes, strict=False):
-            atom = new(cls)
-            put(atom, "indices", indices[start:stop])
-            put(atom, "values", values[start:stop])
-            put(atom, "shape", shape)
-            atoms.append(atom)
-            start = stop
-        return atoms
+        """Cut checked arrays into atoms."""
+        ends = zip([0, *stops[:-1]], stops, shapes, strict=False)
+        return [cls._of(indices[a:b], values[a:b], shape) for a, b, shape in ends]
+
+    @classmethod
+    def _of(cls, indices: NDArray[np.intp], values: FloatArray, shape: Shape) -> Self:
+        """An atom of checked arrays, in half the time of the constructor."""
+        atom, put = object.__new__(cls), object.__setattr__
+        put(atom, "indices", indices)
+        put(atom, "values", values)
+        put(atom, "shape", shape)
+        return atom
 
     @property
     def nbytes(self) -> int:
@@ -303,13 +305,18 @@ class SparseAtom(Atom):
 
     @classmethod
     def _stack(cls, atoms: Sequence[Self]) -> list[NDArray[Any]]:
+        arrays: list[NDArray[Any]]
         if len(atoms) == 1:
             (atom,) = atoms
             dtype = index_dtype(math.prod(atom.shape))
-            return [atom.indices.astype(dtype), atom.values.copy()]
+            # read-only, so that nobody has to copy them again
+            arrays = [atom.indices.astype(dtype), atom.values.copy()]
+            for array in arrays:
+                array.setflags(write=False)
+            return arrays
         counts = [atom.indices.size for atom in atoms]
         dtype = index_dtype(max(math.prod(atom.shape) for atom in atoms))
-        arrays: list[NDArray[Any]] = [
+        arrays = [
             np.concatenate([atom.indices for atom in atoms]).astype(dtype),
             np.concatenate([atom.values for atom in atoms]),
         ]
@@ -334,7 +341,7 @@ class SparseAtom(Atom):
             and int(indices[0]) < sizes[0]
             and math.isfinite(values[0])
         ):  # the most frequent of answers
-            return cls._cut(indices.astype(INTP), values, (1,), shapes)
+            return [cls._of(indices.astype(INTP), values, shapes[0])]
         check("sparse values", values, dtype, None)
         check("sparse indices", indices, index_dtype(max(sizes)), values.size)
         number = len(shapes)
