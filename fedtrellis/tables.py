@@ -342,6 +342,23 @@ def pool(parts: Sequence[Moments]) -> Moments:
     return Moments(weight, mean, spread)
 
 
+def summarise(
+    features: Array, targets: Array, weights: Array, classes: int = 0, least: int = 1
+) -> dict[str, Any]:
+    """Say of rows what :meth:`Preparation.of_owners` needs, as JSON has it.
+
+    Targets are numbers, or with ``classes`` the classes' numbers. Nothing, zeros, is
+    said of what fewer than ``least`` rows have.
+    """
+    about: Sequence[NDArray[Any]] = moments(targets[:, None], weights, least)
+    if classes:
+        codes = targets.astype(np.intp) if len(targets) >= least else np.arange(0)
+        about = [np.bincount(codes, weights[: len(codes)], classes)]
+    found = moments(features, weights, least)
+    lists = ([array.tolist() for array in part] for part in (found, about))
+    return dict(zip(("moments", "targets"), lists, strict=True), rows=len(targets))
+
+
 # ------------------------------------------------------------------- the preparation
 
 
@@ -385,6 +402,39 @@ class Preparation:
             deviations = np.sqrt(np.where(variances > small, variances, 0.0))
         lists = tuple(found.mean.tolist()), tuple(deviations.tolist())
         return cls(tuple(columns), *lists, scaling, **target)
+
+    @classmethod
+    def of_owners(
+        cls,
+        columns: Sequence[Column],
+        found: Sequence[Mapping[str, Any]],
+        scaling: str,
+        *,
+        target: str,
+        classes: tuple[str | float, ...] = (),
+    ) -> Self | None:
+        """Make it of what owners say by :func:`summarise`; None: of nothing.
+
+        Σ_k s_k (a_kᵀx + c − b_k)² is least in c at c = b̄ − āᵀx, the means with F's
+        weights s: for columns and targets without these c is 0, whatever x.
+        """
+        features, targets = (
+            [list(map(np.array, one[part])) for one in found]
+            for part in ("moments", "targets")
+        )
+        offset, rows = 0.0, sum(one["rows"] for one in found)
+        if classes:
+            weight = np.sum([counts for [counts] in targets], axis=0)
+            spread = weight / (weight.sum() or 1.0)
+        else:
+            weight, mean, total = pool([Moments(*one) for one in targets])
+            spread, offset = total / np.where(weight > 0.0, weight, 1.0), float(mean[0])
+        if not weight.any():
+            return None
+        about = {"target": target, "classes": classes, "offset": offset, "rows": rows}
+        pooled = pool([Moments(*one) for one in features])
+        about["spread"] = tuple(spread.tolist())
+        return cls.of_moments(columns, pooled, scaling, **about)
 
     def names(self) -> tuple[str, ...]:
         """Return the features' names."""

@@ -24,7 +24,7 @@ from fedtrellis.objectives.base import MeanObjective, is_sparse
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import need, setting
-from fedtrellis.tables import Preparation, moments
+from fedtrellis.tables import Preparation
 
 from .base import (
     Array,
@@ -36,7 +36,7 @@ from .base import (
     stratified,
     toy,
 )
-from .data.readers import OwnTable, is_dense, read_csv, read_libsvm
+from .data.readers import is_dense, read_csv, read_libsvm
 from .data.table import (
     FILE,
     NODES,
@@ -134,34 +134,19 @@ class RegressionTask(Task):
     def _load(self) -> Dealt:
         if not self.on_file:
             return self._generated()[0]
-        if self.prepared:
-            return self._load_prepared(self._own_table("number"))
-        table = self._own_file("number")
-        return arrange(table.features, table.targets, self._dealt(table.targets))
+        table = self._own_table("number")
+        shares = self._dealt(table.targets)
+        dealt = arrange(table.features, table.targets, shares)
+        if not table.columns:
+            return dealt
+        features, targets, starts, *_ = dealt
+        made = self._preparation_of(table, features, targets, starts)
+        features, targets = made.scaled(features), targets - made.offset
+        return Dealt(features, targets, starts, preparation=made)
 
     def _dealt(self, targets: Array) -> list[Indices]:
         order = generator(self.seed, "partition").permutation(len(targets))
         return np.array_split(order, self.num_clients)
-
-    def _load_prepared(self, table: OwnTable) -> Dealt:
-        shares = self._dealt(table.targets)
-        order, starts = np.concatenate(shares), starts_of(shares)
-        features, targets = table.features(order), table.targets[order]
-        weights = self._row_weights(starts)
-        # Σ_k s_k (a_kᵀx + c − b_k)² is least in c at c = b̄ − āᵀx, the means with F's
-        # weights s: for columns and targets without these c is 0, whatever x
-        offset = float(weights @ targets)
-        variance = float(weights @ np.square(targets - offset))
-        made = Preparation.of_moments(
-            table.columns,
-            moments(features, weights),
-            target=self.nodes.label_column,
-            offset=offset,
-            spread=(variance,),
-            rows=len(order),
-        )
-        dealt = Dealt(made.scaled(features), targets - offset, starts)
-        return dealt._replace(preparation=made)
 
     def _loss_of_variance(self, made: Preparation) -> float:
         """Return F where the target is its mean."""
@@ -636,20 +621,10 @@ class LogisticRegression(PartitionedTask):
                 raise self.refused("test_fraction", why) from error
         shares = self.deal(labels[train])
         order, starts = train[np.concatenate(shares)], starts_of(shares)
-        if isinstance(table, OwnTable):
-            features = table.features(order)
-            weights = self._row_weights(starts)
-            shares_of = np.bincount(labels[order], weights, self.classes)
-            made = Preparation.of_moments(
-                table.columns,
-                moments(features),
-                self._scaling(),
-                target=self.nodes.label_column,
-                classes=table.labels,
-                spread=tuple(shares_of.tolist()),
-                rows=len(order),
-            )
-            parts = made.scaled(features), made.scaled(table.features(test))
+        if table.columns:
+            features = table.features[order]
+            made = self._preparation_of(table, features, labels[order], starts)
+            parts = made.scaled(features), made.scaled(table.features[test])
         else:
             made = None
             # copies, so that they can be scaled in place
@@ -680,13 +655,12 @@ class LogisticRegression(PartitionedTask):
     def _table_scaling(self) -> str:
         return "standard" if self.scaling == "auto" else self.scaling
 
-    def _table(self) -> Table | OwnTable:
-        table: Table | OwnTable
+    def _table(self) -> Table:
         if self.dataset in SCHEMAS:
             path = data_path("logistic-regression.path", self.path)
             table = load_table(self.dataset, path)
         elif self.on_file:
-            table = (self._own_table if self.prepared else self._own_file)("class")
+            table = self._own_table("class")
         else:
             what = "logistic-regression.dataset = 'breast-cancer'"
             features, classes = toy("breast_cancer", what)

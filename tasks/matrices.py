@@ -376,8 +376,8 @@ def _instance(path: str) -> Instance:
         instance = read_instance(file)
         solution = file.with_suffix(".sln")
         if solution.is_file():
-            optimum, _ = read_solution(solution, len(instance.A))
-            instance = instance._replace(optimum=optimum)
+            cost = _solution_cost(solution, len(instance.A))
+            instance = instance._replace(optimum=cost)
     else:
         # beside this module, whichever of its two names the package is imported under
         text = resources.files(__package__).joinpath("data/chr12a.json").read_text()
@@ -413,12 +413,9 @@ def read_instance(path: Path) -> Instance:
     return Instance(A, B, None)
 
 
-def read_solution(path: Path, order: int) -> tuple[float, NDArray[np.intp]]:
-    """Read a QAPLIB ``.sln`` file: n, the cost, and a permutation, counted from 1.
-
-    Return the cost, and the permutation counted from 0.
-    """
+def _solution_cost(path: Path, order: int) -> float:
+    """Read the cost of a QAPLIB ``.sln`` file: n, it, and a permutation from 1."""
     n, values = _numbers(path)
     if n != order or not np.array_equal(np.sort(values[1:]), np.arange(1, n + 1)):
         fault(path, f"must hold {order}, the cost, and a permutation of 1 to {order}")
-    return float(values[0]), values[1:].astype(np.intp) - 1
+    return float(values[0])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from logging import INFO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -105,20 +105,6 @@ def read_own_file(schema: Schema, path: Path) -> Table:
     return table._replace(names=table.names or _numbered(table.features.shape[1]))
 
 
-class OwnTable(NamedTuple):
-    """A file of the user's: rows of columns that make features, and its targets."""
-
-    #: a pandas frame, without the label
-    frame: Any
-    columns: list[Column]
-    targets: Array
-    labels: tuple[str | float, ...]
-
-    def features(self, rows: Any) -> Array:
-        """Return the features of some rows, unscaled."""
-        return expand(self.columns, self.frame.iloc[rows])
-
-
 @once_per_file(64)
 def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
     """Return a csv or npz file's features and labels, a pandas frame and a series."""
@@ -156,8 +142,11 @@ def summary_of(schema: Schema, least: int, bad_rows: str, path: Path) -> dict[st
 
 def read_columns(
     schema: Schema, bad_rows: str, path: Path, columns: Sequence[Column]
-) -> OwnTable:
-    """Read what a preparation needs of a file; bad rows are refused, or dropped."""
+) -> Table:
+    """Read what a preparation needs of a file; bad rows are refused, or dropped.
+
+    Features are unscaled, NaN where a number is missing.
+    """
     frame, entries = _read_labelled((schema, bad_rows), path)
     label = as_numbers(entries)[1] if schema.target == "number" else np.zeros(1, bool)
     bad = {schema.label_column: entries.isna().to_numpy() | label}
@@ -182,12 +171,14 @@ def read_columns(
         labels=entries,
         called={"labels": schema.label_column},
     )
-    frame = frame[[column.name for column in columns]].reset_index(drop=True)
-    return OwnTable(frame, [*columns], checked.targets, checked.labels)
+    names = tuple(name for column in columns for name in column.features())
+    return checked._replace(
+        features=expand(columns, frame), names=names, columns=tuple(columns)
+    )
 
 
 @once_per_file(2)
-def read_own_table(given: tuple[Schema, int, str], path: Path) -> OwnTable:
+def read_own_table(given: tuple[Schema, int, str], path: Path) -> Table:
     """Read a csv or npz file of the user's for a preparation, once while it stays.
 
     ``given`` are what it must hold, ``data.least`` and ``data.bad-rows``.

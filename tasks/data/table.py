@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.weights import LIGHTEST
 from fedtrellis.settings import SettingsError, setting
-from fedtrellis.tables import UNPACKING_ERRORS, Preparation, open_packed
+from fedtrellis.tables import UNPACKING_ERRORS, Column, Preparation, open_packed
 
 from ..base import Array, DataFileError
 
@@ -203,6 +203,8 @@ class Table(NamedTuple):
     #: of shape (d,): what each sample counts, NaN where the file does not say; None:
     #: all alike
     weights: Array | None = None
+    #: what the features were made of, where they are to be prepared
+    columns: tuple[Column, ...] = ()
 
 
 def fault(

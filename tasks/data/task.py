@@ -33,13 +33,11 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, need, parse, setting
 from fedtrellis.tables import (
     Loss,
-    Moments,
     Preparation,
     agree,
     columns_of,
     meaning,
-    moments,
-    pool,
+    summarise,
 )
 from fedtrellis.wire.flower_internals import log
 
@@ -55,7 +53,6 @@ from ..base import (
 )
 from .datasets import Examples
 from .readers import (
-    OwnTable,
     is_dense,
     node_path,
     read_columns,
@@ -296,25 +293,33 @@ class Task(ABC):
             return self.nodes.preparation()
         return data_of(self).preparation if self.prepared else None
 
-    def _own_table(self, target: Literal["class", "number"]) -> OwnTable:
-        """Read the user's file for its preparation."""
-        schema = Schema(0, target=target, label_column=self.nodes.label_column)
-        given = schema, self.nodes.least, self.nodes.bad_rows
-        found: OwnTable = read_own_table(
-            given, data_path(f"{self.name}.path", self.path)
-        )
-        return found
-
-    def _own_file(self, target: Literal["class", "number"]) -> Table:
+    def _own_table(self, target: Literal["class", "number"]) -> Table:
         """Read the user's file; classes are counted from 0, whatever their labels."""
+        nodes, path = self.nodes, data_path(f"{self.name}.path", self.path)
         schema = Schema(
             0,
             target=target,
-            label_column=self.nodes.label_column,
-            weight_column=self.nodes.weight_column,
+            label_column=nodes.label_column,
+            weight_column=nodes.weight_column,
         )
-        table: Table = read_own_file(schema, data_path(f"{self.name}.path", self.path))
-        return table
+        found = read_own_file
+        given: Any = schema
+        if self.prepared:
+            given, found = (schema, nodes.least, nodes.bad_rows), read_own_table
+        return found(given, path)  # type: ignore[no-any-return]
+
+    def _preparation_of(
+        self, table: Table, features: Array, targets: Array, starts: Indices
+    ) -> Preparation:
+        """Return what becomes of the columns of a file, by its training rows."""
+        weights = len(targets) * self._row_weights(starts)
+        found = summarise(features, targets, weights, len(table.labels))
+        column, scaling = self.nodes.label_column, self._table_scaling()
+        made = Preparation.of_owners(
+            table.columns, [found], scaling, target=column, classes=table.labels
+        )
+        assert made is not None
+        return made
 
     def _row_weights(self, starts: Indices) -> Array:
         """Return what each row's loss counts in F; their sum is 1."""
@@ -479,14 +484,7 @@ class Task(ABC):
         rows, least = len(own.targets), self.nodes.least
         alike = not (self.nodes.examples or self.sums_rows)
         weights = np.full(rows, 1.0 / rows if alike else 1.0)
-        if schema.target == "class":
-            codes = own.targets.astype(np.intp) if rows >= least else np.arange(0)
-            shown = weights[: len(codes)]
-            about = [np.bincount(codes, shown, len(schema.labels)).tolist()]
-        else:
-            about = _listed(moments(own.targets[:, None], weights, least))
-        found = _listed(moments(own.features(slice(None)), weights, least))
-        return {"moments": found, "targets": about, "rows": rows}
+        return summarise(own.features, own.targets, weights, len(schema.labels), least)
 
     def agree_on_tables(self, ask: Callable[[str], list[dict[str, Any]]]) -> str:
         """Return how nodes' tables are prepared, as JSON; ``ask`` asks all of them."""
@@ -500,24 +498,12 @@ class Task(ABC):
         found = ask(json.dumps([dataclasses.asdict(column) for column in columns]))
         if not columns or not found:
             return ""
-        rows = sum(one["rows"] for one in found)
-        more: dict[str, Any] = {"target": self.nodes.label_column, "rows": rows}
-        if schema.target == "class":
-            counts = np.sum([one["targets"][0] for one in found], axis=0)
-            if not counts.any():
-                return ""
-            more["spread"] = tuple((counts / counts.sum()).tolist())
-            labels = [float(x) if is_number(x) else x for x in schema.labels]
-            more["classes"] = tuple(labels)
-        else:
-            weight, mean, spread = pool([_moments(one["targets"]) for one in found])
-            if not weight.any():
-                return ""
-            more["offset"] = float(mean[0])
-            more["spread"] = ((spread / weight).item(),)
-        pooled = pool([_moments(one["moments"]) for one in found])
-        made = Preparation.of_moments(columns, pooled, self._table_scaling(), **more)
-        return json.dumps(made.to_json())
+        classes = tuple(float(x) if is_number(x) else x for x in schema.labels)
+        column, scaling = self.nodes.label_column, self._table_scaling()
+        made = Preparation.of_owners(
+            columns, found, scaling, target=column, classes=classes
+        )
+        return json.dumps(made.to_json()) if made else ""
 
     def _table_scaling(self) -> str:
         """Return the scaling that nodes agree on."""
@@ -532,7 +518,7 @@ class Task(ABC):
             return read_table(path, self.node_schema())
         schema, bad_rows = self._table_schema(), self.nodes.bad_rows
         own = read_columns(schema, bad_rows, path, made.columns)
-        features = made.scaled(own.features(slice(None)))
+        features = made.scaled(own.features)
         features.setflags(write=False)
         return Table(features, own.targets - made.offset, made.names())
 
@@ -641,14 +627,6 @@ class Task(ABC):
         if len(x) != len(shapes):
             raise ValueError(f"x has {len(x)} arrays; the model has {len(shapes)}")
         return x[0] if len(shapes) == 1 else list(x)
-
-
-def _listed(found: Moments) -> list[list[float]]:
-    return [array.tolist() for array in found]
-
-
-def _moments(found: list[list[float]]) -> Moments:
-    return Moments(*map(np.array, found))
 
 
 # More tasks than one are alive in a process only in tests and sweeps.

@@ -21,8 +21,8 @@ from fedtrellis.tables import Preparation, moments
 
 from ..base import data_path, derived_seed
 from ..data.datasets import load_images
-from ..data.readers import OwnTable, read_csv, read_libsvm
-from ..data.table import FILE, Schema, read_at_most, with_constant
+from ..data.readers import read_csv, read_libsvm
+from ..data.table import FILE, Schema, Table, read_at_most, with_constant
 
 if TYPE_CHECKING:
     from .task import HybridTask
@@ -87,7 +87,7 @@ class Samples(NamedTuple):
     rows: Indices = np.arange(0)
     num_rows: int = 0
     #: of a file of the user's: its columns and labels, and what they have become
-    table: OwnTable | None = None
+    table: Table | None = None
     preparation: Preparation | None = None
 
     @property
@@ -108,7 +108,7 @@ def load_samples(task: HybridTask) -> Samples:
     train, test = _split(task, labels, data.test)
     rows = np.concatenate([train, test])
     features, made = data.features[rows], None
-    if data.table is not None:
+    if data.table is not None and data.table.columns:
         made = Preparation.of_moments(
             data.table.columns,
             moments(features[: len(train)]),
@@ -143,15 +143,12 @@ def load_rows(task: HybridTask) -> Samples:
         where = "the data set's file or the folder with it"
         raise FileNotFoundError(f"{key} is empty; for {dataset!r} it must name {where}")
     if dataset == FILE:
-        own: Any = (task._own_table if task.prepared else task._own_file)(task.target)
+        own = task._own_table(task.target)
         # labels that are numbers are classes of these numbers
         values = [x if isinstance(x, float) else i for i, x in enumerate(own.labels)]
         classes = np.array(values, dtype=np.float64)
         known = classes[own.targets.astype(np.intp)] if values else own.targets
-        if task.prepared:
-            names = tuple(name for column in own.columns for name in column.features())
-            return Samples(own.features(slice(None)), known, names, table=own)
-        return Samples(own.features, known, own.names, weights=own.weights)
+        return Samples(own.features, known, own.names, weights=own.weights, table=own)
     if dataset == "mnist":
         return _load_mnist(data_path(key, task.path, folder=True), key)
     if dataset not in BY_PATH:

@@ -28,7 +28,7 @@ from fedtrellis.command_line import main
 from fedtrellis.settings import SettingsError
 from fedtrellis.tables import Column, expand
 from tasks.base import DataFileError
-from tasks.data.readers import OwnTable, read_own_table
+from tasks.data.readers import read_own_table
 from tasks.data.table import Schema
 from tasks.data.task import data_of
 from tests.harness import run_app
@@ -159,8 +159,8 @@ def test_a_bad_row_is_refused_or_counted(
         read_own_table((schema, 5, "refuse"), path)
     assert "SECRET" not in str(e.value)
     with caplog.at_level("INFO", logger="flwr"):
-        table: OwnTable = read_own_table((schema, 5, "drop"), path)
-    assert len(table.frame) == len(table.targets) == 38
+        table = read_own_table((schema, 5, "drop"), path)
+    assert len(table.features) == len(table.targets) == 38
     assert "2 of 40 rows are left out" in caplog.text
 
 
