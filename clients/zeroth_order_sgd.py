@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain
 from typing import Any
@@ -176,19 +176,18 @@ class ZerothOrderSGDClient(StatefulClient):
             )
             return values
 
-        def parts() -> Iterator[FloatArray]:
-            """Yield x and the x + μ u_j, as many as memory allows, in one buffer."""
-            buffer = np.empty((min(together, m + 1), *x.shape), x.dtype)
-            for start in range(0, m + 1, together):
-                points = buffer[: m + 1 - start]
-                points[...] = x
-                for point in points[0 if start else 1 :]:
-                    signed(next(drawn), mu, point)
-                yield points
-
         rng = batches if batch_size else None
         values_of = evaluator(self.objective, layout, batch_size=batch_size, rng=rng)
-        return np.concatenate(list(values_of.parts(parts())))
+        ask, found = values_of.repeated(), []
+        # x and the x + μ u_j, as many as memory allows, in one buffer
+        buffer = np.empty((min(together, m + 1), *x.shape), x.dtype)
+        for start in range(0, m + 1, together):
+            points = buffer[: m + 1 - start]
+            points[...] = x
+            for point in points[0 if start else 1 :]:
+                signed(next(drawn), mu, point)
+            found.append(ask(points))
+        return np.concatenate(found)
 
     def evaluate(
         self, parameters: Arrays, config: dict[str, Any]

@@ -144,18 +144,11 @@ def _newton_schulz_bfloat16(matrix: Array, iterations: int) -> Array:
 class LayerOracle:
     """The oracles of a model's layers.
 
-    Parameters
-    ----------
-    kinds : tuple of str
-        "spectral", "sign" or "rows", one a layer.
-    scaling : {"scion", "muon", "none"}
-        The spectral oracle's scale: √(outputs/inputs), for a convolution divided by its
-        kernel's number of pixels; √max(1, rows/columns); or 1.
-    orthogonalization : {"newton-schulz", "bfloat16", "svd"}
-        U Vᵀ by Newton-Schulz in the model's dtype; the same in bfloat16, which needs
-        PyTorch; or exact.
-    iterations : int
-        Of Newton-Schulz.
+    ``kinds``: "spectral", "sign" or "rows", one a layer. ``scaling``, the spectral
+    oracle's scale: "scion", √(outputs/inputs), for a convolution divided by its
+    kernel's number of pixels; "muon", √max(1, rows/columns); "none", 1.
+    ``orthogonalization``: U Vᵀ by "newton-schulz" in the model's dtype, of so many
+    ``iterations``; the same in "bfloat16", which needs PyTorch; or exact, "svd".
     """
 
     kinds: tuple[str, ...]

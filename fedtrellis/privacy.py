@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from logging import INFO
 from math import inf, isfinite
-from typing import Any, ClassVar, Literal, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,34 +53,10 @@ class Accountant:
     (:func:`~fedtrellis.privacy.report_noisy_max`), which is 1/(2z²)-zCDP as the
     Gaussian is, of all clients; ε is the Rényi accountant's.
 
-    All numbers are dp-accounting's (Google).
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        z, the noise's deviation by the length C that answers are clipped to.
-    delta : float
-        δ.
-    sampling : {"all", "bernoulli", "fixed"}
-        How a cohort is drawn; the coins have to be secret.
-    cohort : int
-        Clients in a round, where their number is fixed.
-    clients : int
-        n.
-    participation : float
-        p.
-    mechanism : {"gaussian", "exponential"}
-
-    Raises
-    ------
-    SettingsError
-        dp-accounting is not installed.
-
-    Examples
-    --------
-    >>> from fedtrellis.privacy import Accountant
-    >>> round(Accountant(10.0, 1e-5).epsilon(4), 3)
-    0.726
+    ``noise_multiplier`` is z, the noise's deviation by the length C that answers are
+    clipped to, ``delta`` δ; ``cohort`` clients of n = ``clients`` are in a round where
+    their number is fixed, ``participation`` is p; the coins have to be secret. All
+    numbers are dp-accounting's (Google); SettingsError: it is not installed.
     """
 
     noise_multiplier: float
@@ -154,28 +130,12 @@ class Accountant:
         return float(self._running.get_epsilon(self.delta))
 
 
-class Releases(TypedDict, total=False):
-    """:class:`Accountant`'s parameters besides noise and δ."""
-
-    sampling: Cohort
-    participation: float
-    cohort: int
-    clients: int
-    mechanism: Mechanism
-
-
 def noise_multiplier_for(
-    epsilon: float, delta: float, releases: int, **how: Unpack[Releases]
+    epsilon: float, delta: float, releases: int, **how: Any
 ) -> float:
     """The least z with which so many releases cost at most ε, to 0.001 above.
 
     ``how`` are the rest of :class:`Accountant`'s parameters.
-
-    Examples
-    --------
-    >>> from fedtrellis.privacy import noise_multiplier_for
-    >>> round(noise_multiplier_for(1.0, 1e-5, 25), 1)
-    18.7
     """
     import dp_accounting
 
@@ -210,27 +170,15 @@ def noise_multiplier_for(
 class SecretNoise:
     """Noise from the operating system's generator for keys, never from a run's seed.
 
-    A run's seed is public: whoever knows it could take the noise off again.
+    A run's seed is public: whoever knows it could take the noise off again. A ``seed``
+    is for tests: reproducible numbers, which **void every guarantee**.
 
-    Parameters
-    ----------
-    seed : int, optional
-        For tests: reproducible numbers, which **void every guarantee**.
-
-    Notes
-    -----
     A normal number is half the sum of four, each Φ⁻¹ of 53 random bits, so that what a
     single floating-point sample gives away of its bits is hidden (Holohan, Braghin,
     "Secure Random Sampling in Differential Privacy", 2021, as Opacus does it). What is
     left of Mironov's attack on floating-point noise ("On Significance of the Least
     Significant Bits for Differential Privacy", CCS 2012) is not analysed: ε is that of
     real numbers.
-
-    Examples
-    --------
-    >>> from fedtrellis.privacy import SecretNoise
-    >>> bool(abs(SecretNoise().normal((10_000,)).mean()) < 0.1)
-    True
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -267,13 +215,6 @@ def clipped(vector: FloatArray, clip: float, order: float | None = None) -> Floa
     float64, of the vector's shape. One that is not finite becomes zero, as no length is
     known. ``order`` is that of the norm: None, the Euclidean one, or ``numpy.inf``, the
     largest entry.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.privacy import clipped
-    >>> clipped(np.array([3.0, 4.0]), 1.0)
-    array([0.6, 0.8])
     """
     values = np.asarray(vector, dtype=np.float64)
     if not np.isfinite(values).all():
@@ -314,30 +255,9 @@ def report_noisy_max(
     Private LASSO", NIPS 2015; the zCDP bound is that of Cesar, Rogers, "Bounding,
     Concentrating, and Truncating", ALT 2021, arXiv 2004.07223.
 
-    Parameters
-    ----------
-    domain : L1Ball or Simplex
-        Whose vertices are few; TypeError for another set.
-    gradient : ndarray of shape S
-        g; not changed.
-    scale : float
-        Of the Gumbel noise; 0: the oracle itself.
-    noise : SecretNoise
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.domains import L1Ball
-    >>> from fedtrellis.privacy import SecretNoise, report_noisy_max
-    >>> gradient = np.array([0.0, 5.0, 0.0])
-    >>> report_noisy_max(L1Ball(2.0), gradient, 0.01, SecretNoise()).dense()
-    array([ 0., -2.,  0.])
+    The set is one that :func:`has_few_vertices`; g, of any shape, is not changed; with
+    a ``scale`` of 0 it is the oracle itself.
     """
-    if not has_few_vertices(domain):
-        raise TypeError(
-            f"the vertices of a {type(domain).__name__} are not drawn one by one; "
-            "allowed: L1Ball, Simplex"
-        )
     radius: float = domain.radius  # type: ignore[attr-defined]
     signs = (1.0, -1.0) if isinstance(domain, L1Ball) else (1.0,)
     flat = np.asarray(gradient, dtype=np.float64).reshape(-1)
@@ -356,23 +276,7 @@ class LocalNoise:
     """What a client does to its own answer before it sends it.
 
     Whatever its data, its clipped vector is at most 2C away from that of any other
-    data: noise is in units of that.
-
-    Parameters
-    ----------
-    clip : float
-        C.
-    noise_multiplier : float
-        z.
-    noise : SecretNoise, optional
-        Where the noise comes from.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fedtrellis.privacy import LocalNoise
-    >>> LocalNoise(1.0, 0.0).hidden(np.array([3.0, 4.0]))
-    array([0.6, 0.8])
+    data: noise is in units of that. ``clip`` is C, ``noise_multiplier`` z.
     """
 
     clip: float
@@ -466,7 +370,7 @@ class Budget(Declared):
             )
         need("dp_accounting", self.wanted, "privacy")
 
-    def open(self, planned: int, clients: int, how: Releases) -> None:
+    def open(self, planned: int, clients: int, how: Mapping[str, Any]) -> None:
         """Settle the noise, of so many releases each; ``how`` is as Accountant's."""
         z = self.noise_multiplier
         if z is None:

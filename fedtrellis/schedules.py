@@ -27,21 +27,11 @@ class FrankWolfeSchedule:
     or with ``participation=1`` the steps that one client has taken. It need not be
     whole where it is a mean over clients.
 
-    Parameters
-    ----------
-    name : {"convex", "nonconvex", "stochastic", "constant"}
-        Row of the table.
-    penalty : float
-        λ_0, at least 0.
-    participation : float
-        p, in (0, 1]: how likely a client is to take part in a round.
-    num_rounds : int
-        T, the rounds planned; counts for ``"nonconvex"`` only. A run that goes on with
-        more rounds keeps the T that it began with.
-    step_size : float
-        η of the constant schedule, in (0, 1].
-    averaging : float
-        ρ of the constant schedule, in (0, 1].
+    ``name`` is a row of the table, ``penalty`` λ_0 ≥ 0, ``participation`` p in (0, 1],
+    how likely a client is to take part in a round; T = ``num_rounds``, the rounds
+    planned, counts for ``"nonconvex"`` only, and a run that goes on with more rounds
+    keeps its T; ``step_size`` and ``averaging``, in (0, 1], are the constant schedule's
+    η and ρ.
     """
 
     name: str

@@ -24,13 +24,7 @@ _SIGNALS = [
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked for the end.
-
-    Parameters
-    ----------
-    number : int
-        The signal's.
-    """
+    """A signal, of this number, asked for the end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

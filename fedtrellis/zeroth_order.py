@@ -15,7 +15,7 @@ and is known to whoever has the m scalars and the generator's seed: :func:`combi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite, prod
@@ -153,16 +153,18 @@ class Evaluator:
         """The values at x and the points after it, with new mini-batches."""
         return self.of_points(points, self.rng)
 
-    def parts(self, parts: Iterable[FloatArray]) -> Iterator[FloatArray]:
-        """The values of one call, part after part, each part beginning with x.
+    def repeated(self) -> Values:
+        """The same, with the mini-batch of the first call in all, if they share one."""
+        rng = self.rng
+        if rng is None or not self.shared:
+            return self
+        state = rng.bit_generator.state
 
-        All parts have one mini-batch if all points of a call have.
-        """
-        # what the first part draws, each of the others draws again
-        start = deepcopy(self.rng) if self.shared else None
-        for number, points in enumerate(parts):
-            rng = deepcopy(start) if number and start is not None else self.rng
-            yield self.of_points(points, rng)
+        def again(points: FloatArray) -> FloatArray:
+            rng.bit_generator.state = state
+            return self.of_points(points, rng)
+
+        return again
 
 
 def evaluator(
@@ -436,39 +438,25 @@ def _estimate(
     factor: int,
 ) -> Estimate:
     """Return G = (factor/m) Σ_j s_j u_j."""
-    width = max(x.size, values.rows) if isinstance(values, Evaluator) else x.size
-    lengths = block_lengths(samples, width)
-    # All blocks at once may not fit: then they are drawn again when they are needed.
-    replay = deepcopy(rng) if len(lengths) > 1 else None
-    u = x
-
-    def parts() -> Iterator[FloatArray]:
-        nonlocal u
-        for length in lengths:
-            u = draw(rng, length)
-            yield np.concatenate((x[None], perturbed(u)))
-
+    ask, width, streamed = values, x.size, isinstance(values, Evaluator)
     if isinstance(values, Evaluator):
-        pairs = zip(values.parts(parts()), lengths, strict=True)
-        found = [_checked_values(part, length) for part, length in pairs]
-    else:
-        points = np.concatenate([x[None], *(part[1:] for part in parts())])
-        found = [_checked_values(values(points), samples)]
-    blocks: Iterable[FloatArray] = (u,)
-    if replay is not None:
-        blocks = (draw(replay, length) for length in lengths)
-
-    evaluations = sum(at_x.size + at_points.size for at_x, at_points in found)
-    at_x = np.concatenate([np.broadcast_to(a, b.shape) for a, b in found])
-    at_points = np.concatenate([b for _, b in found])
-    if not np.isfinite(at_x).all():
-        bad = at_x[~np.isfinite(at_x)][0]
-        raise FloatingPointError(
-            f"the function's value is {bad} at the point whose gradient is estimated"
-        )
-    with np.errstate(over="ignore", invalid="ignore"):
-        # s_j = [F(y_j, ξ_j) − F(x, ξ_j)]/μ
-        scalars = (at_points - at_x) / smoothing
+        ask, width = values.repeated(), max(width, values.rows)
+    lengths, again = block_lengths(samples, width), deepcopy(rng)
+    evaluations, quotients, u = 0, [], x
+    for length in lengths if streamed else [samples]:
+        u = draw(rng, length)
+        points = np.concatenate((x[None], perturbed(u)))
+        at_x, at_points = _checked_values(ask(points), length)
+        if not np.isfinite(at_x).all():
+            bad = at_x[~np.isfinite(at_x)][0]
+            where = "at the point whose gradient is estimated"
+            raise FloatingPointError(f"the function's value is {bad} {where}")
+        evaluations += at_x.size + at_points.size
+        with np.errstate(over="ignore", invalid="ignore"):
+            # s_j = [F(y_j, ξ_j) − F(x, ξ_j)]/μ
+            s = (at_points - at_x) / smoothing
+        quotients.append(s)
+    scalars = np.concatenate(quotients)
     finite = np.isfinite(scalars)
     dropped = samples - int(np.count_nonzero(finite))
     if dropped == samples:
@@ -476,11 +464,12 @@ def _estimate(
             f"none of the {samples} perturbed points has a finite function value; "
             f"smoothing is {smoothing}"
         )
-    if dropped:
-        # the mean over those that are left, written as one over all
-        scalars = np.where(finite, scalars, 0.0) * (samples / (samples - dropped))
-    gradient = (factor / samples) * weighted_sum(scalars, blocks)
-    return Estimate(gradient, scalars, dropped, evaluations)
+    # the mean over those that are left, written as one over all
+    scalars = np.where(finite, scalars, 0.0) * (samples / (samples - dropped))
+    # all blocks at once may not fit: then they are drawn again
+    redrawn = (draw(again, length) for length in lengths)
+    total = weighted_sum(scalars, [u] if len(lengths) == 1 else redrawn)
+    return Estimate((factor / samples) * total, scalars, dropped, evaluations)
 
 
 def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatArray]:

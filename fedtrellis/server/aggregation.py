@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.privacy import Budget, Releases, SecretNoise, clipped
+from fedtrellis.privacy import Budget, SecretNoise, clipped
 from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.settings import Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
@@ -399,7 +399,7 @@ class Private(Budget, Aggregation):
         """Settle the noise, and forget an earlier run."""
         super().begin(cohorts)
         self._cohorts, n = cohorts, len(cohorts.clients)
-        how: Releases = {}
+        how: dict[str, Any] = {}
         if cohorts.expected < 1.0:
             how = {"sampling": "bernoulli", "participation": cohorts.participation}
             if cohorts.fixed is not None:
