@@ -103,6 +103,46 @@ def answer_lipschitz(
     return [], 0, {"lipschitz": r}
 
 
+def hidden_bounds(
+    strategy: Any,
+    conversation: Any,
+    ask: Callable[..., dict[str, Any]],
+    phase: str,
+    timeout: float,
+    entries: Mapping[str, Any],
+) -> list[Any]:
+    """Ask all clients for bounds under a secure sum: answers with their blocks' means.
+
+    ``ask`` is :func:`~fedtrellis.server.conversation.ask_everyone`. SettingsError: a
+    sum was lost.
+    """
+    rule, names = strategy.aggregator, conversation.names
+    entries = {**entries, **rule.entries(names), "sum-points": 0}
+    of = dict.fromkeys(names, entries).__getitem__
+    asked = ask(conversation, phase, of, None, timeout, names)
+    answers: list[Any] = rule.opened(conversation, list(asked.values()), 0)[0]
+    if len(answers) < len(names):
+        raise SettingsError("a sum of the clients' bounds was lost")
+    return answers
+
+
+def largest_bound(strategy: Any, bounds: Mapping[str, float]) -> float:
+    """The largest r_i; of blocks' means the largest sum of a block.
+
+    With a robust aggregation it is at most twice the median: one client alone cannot
+    shorten the steps at will.
+    """
+    rule = strategy.aggregator
+    if rule.seen_by == "client":
+        weights = strategy._weights_in_sums()
+        sums = (bounds[b[0]] * sum(map(weights.__getitem__, b)) for b in rule.blocks)
+        return float(max(sums))
+    r = max(bounds.values(), default=0.0)
+    if rule.robust and bounds:
+        r = min(r, MOST_CURVED * float(np.median(list(bounds.values()))))
+    return r
+
+
 def largest_lipschitz(
     strategy: Any,
     conversation: Any,
@@ -110,40 +150,30 @@ def largest_lipschitz(
     timeout: float,
     entries: dict[str, Any],
 ) -> float:
-    """Ask all clients for r_i, in one wave before round 1; what the largest is.
+    """Ask all clients for r_i, in one wave before round 1: the :func:`largest_bound`.
 
-    ``ask`` is :func:`~fedtrellis.server.conversation.ask_everyone`; ``entries`` are
-    those of a request that say which mini-batches the steps take. With
-    a robust aggregation r is at most twice the median of the r_i; under a secure sum it
-    is the largest sum of a block. SettingsError: r is 0, or no client knows one.
+    ``entries`` are those of a request that say which mini-batches the steps take.
+    SettingsError: r is 0, or no client knows one.
     """
-    rule, names = strategy.aggregator, conversation.names
-    hidden = rule.seen_by == "client"
-    bounds = dict[str, float]()
+    phase, bounds = "train.lipschitz", dict[str, float]()
+    asked = conversation, ask, phase, timeout, entries
+    if strategy.aggregator.seen_by == "client":
+        for a in hidden_bounds(strategy, *asked):
+            bounds[a.client] = float(a.arrays[0].flat[0])
+    else:
 
-    def take(answer: Any) -> None:
-        r = answer.metrics.get("lipschitz")
-        if isinstance(r, float) and 0.0 <= r < inf:
-            bounds[answer.client] = r
-        else:  # where its steps lead is dropped as well
-            log(WARNING, "client %s: its Lipschitz constant is %r", answer.client, r)
+        def take(answer: Any) -> None:
+            r = answer.metrics.get("lipschitz")
+            if isinstance(r, float) and 0.0 <= r < inf:
+                bounds[answer.client] = r
+            else:  # where its steps lead is dropped as well
+                who = answer.client
+                log(WARNING, "client %s: its Lipschitz constant is %r", who, r)
 
-    entries = entries | rule.entries(names) | {"sum-points": 0}
-    of = dict.fromkeys(names, entries).__getitem__
-    asked = "train.lipschitz", of, None if hidden else take, timeout, names
-    found = ask(conversation, *asked)
-    if hidden:
-        answers, _ = rule.opened(conversation, list(found.values()), 0)
-        means = {a.client: float(a.arrays[0].flat[0]) for a in answers}
-        if len(means) < len(names):
-            raise SettingsError("a sum of the clients' Lipschitz constants was lost")
-        weights = strategy._weights_in_sums()
-        for block in rule.blocks:
-            bounds[block[0]] = means[block[0]] * sum(weights[name] for name in block)
-    r = max(bounds.values(), default=0.0)
-    if rule.robust and bounds:
-        # one client alone cannot shorten the steps at will
-        r = min(r, MOST_CURVED * float(np.median(list(bounds.values()))))
+        names, rule = conversation.names, strategy.aggregator
+        of = dict.fromkeys(names, entries | rule.entries(names)).__getitem__
+        ask(conversation, phase, of, take, timeout, names)
+    r = largest_bound(strategy, bounds)
     if r == 0.0:
         raise SettingsError("the clients' gradients do not change with the model")
     return r

@@ -27,6 +27,24 @@ _DRAW = 1e-9
 Optimizer = Literal["momentum", "adam", "yogi"]
 
 
+def falling(default: StepSchedule) -> Any:
+    """The setting of how γ_k falls, FedGiA's paper having "log"."""
+    text = "size of step k, counted over all rounds: a/log2(k + 1); a; or a/√k"
+    return setting(default, text, symbol="γ_k", choices=StepSchedule)
+
+
+def unpacked(strategy: RoundStrategy, answer: Answer, by: Any) -> FloatArray:
+    """What a compressor packed; dense, as nobody can add it up else, of a sum."""
+    x, layout = strategy.broadcast.model, strategy.broadcast.layout
+    if strategy.aggregator.seen_by == "client":
+        dense: FloatArray = strategy.aggregator.take(answer, x.shape, layout)
+        return dense
+    change: FloatArray = by.unpack(answer.arrays, layout)
+    if not np.isfinite(change).all():
+        raise ValueError("the answer is not finite")
+    return change
+
+
 class LocalModels(RoundStrategy):
     """Base of strategies whose clients send a point, and whose state is the model.
 
@@ -169,13 +187,7 @@ class FedAvgGD(LocalModels):
         symbol="a",
         above=0.0,
     )
-    step_schedule: StepSchedule = setting(
-        "log",
-        "size of step k, counted over all rounds: a/log2(k + 1), the paper's; a; or "
-        "a/√k",
-        symbol="γ_k",
-        choices=StepSchedule,
-    )
+    step_schedule: StepSchedule = falling("log")
     batch_fraction: float = setting(
         1.0,
         "part of a client's examples in a mini-batch",
@@ -320,12 +332,7 @@ class FedOpt(LocalSGD):
     _kept = ("_m", "_v")
     _state_settings: tuple[str, ...] = ("optimizer",)
 
-    step_schedule: StepSchedule = setting(
-        "constant",
-        "size of step k, counted over all rounds: a; a/log2(k + 1); or a/√k",
-        symbol="γ_k",
-        choices=StepSchedule,
-    )
+    step_schedule: StepSchedule = falling("constant")
     optimizer: Optimizer = setting("momentum", "of the server", choices=Optimizer)
     server_step_size: float = setting(
         1.0, "of the server's step", symbol="η", above=0.0
@@ -422,12 +429,7 @@ class Scaffold(FedAvgGD):
     _newcomers = False
     _kept = ("_controls",)
 
-    step_schedule: StepSchedule = setting(
-        "constant",
-        "size of step k, counted over all rounds: a; a/log2(k + 1); or a/√k",
-        symbol="γ_k",
-        choices=StepSchedule,
-    )
+    step_schedule: StepSchedule = falling("constant")
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start with c_i = 0."""
@@ -544,15 +546,10 @@ class CompressedSGD(FedOpt):
 
     def check(self, answer: Answer) -> FloatArray:
         """The change d_i; in proportion to the model, but for signs."""
-        x, layout = self.broadcast.model, self.broadcast.layout
-        if self.aggregator.seen_by == "client":  # dense, as nobody can add it up else
-            dense: FloatArray = self.aggregator.take(answer, x.shape, layout)
-            return dense
+        x = self.broadcast.model
         by = compressor(self.compressor, self.kept_fraction, levels=self.levels)
-        change = by.unpack(answer.arrays, layout)
-        if not np.isfinite(change).all():
-            raise ValueError("the answer is not finite")
-        if self.compressor != "sign":
+        change = unpacked(self, answer, by)
+        if self.compressor != "sign" and self.aggregator.seen_by != "client":
             self._check_proportion(x + change, x)
         return change
 

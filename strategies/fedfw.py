@@ -21,7 +21,13 @@ from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule, automatic_penalty
 from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError, entries_of, given, setting
+from fedtrellis.settings import (
+    SettingsError,
+    entries_of,
+    given,
+    refused,
+    setting,
+)
 from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
@@ -400,37 +406,23 @@ class FedFW(FrankWolfeStrategy):
         super().__post_init__()
         if self.variant in PAPERS:
             self.tolerance = 0.0  # their residuals stop nobody
-        private = f"privacy = {self.privacy!r}"
+        beside = f"does not apply beside privacy = {self.privacy!r}"
         # what is sent may be no more than atoms, and no ‖g_i‖
         if self.privacy != "none" and self.variant not in _PRIVATE:
-            raise SettingsError(
-                f"{private} does not apply to variant = {self.variant!r}; allowed: "
-                f"{', '.join(_PRIVATE)}"
-            )
+            raise refused("variant", self.variant, beside, _PRIVATE)
         if self.privacy != "none" and self.penalty is None:
-            raise SettingsError(
-                f"penalty = 'auto' does not apply beside {private}, as clients would "
-                "send the norm of their gradients; allowed: numbers"
-            )
-        if self.variant not in PAPERS:
-            if self.schedule not in ("convex", "nonconvex"):
-                raise SettingsError(
-                    f"schedule = {self.schedule!r} is for variant = "
-                    f"{', '.join(PAPERS)}, not for {self.variant!r}; allowed: convex, "
-                    "nonconvex"
-                )
-            if self.penalty == 0.0:
-                raise SettingsError(
-                    "penalty = 0.0 is for variant = "
-                    f"{', '.join(PAPERS)}, not for {self.variant!r}, which divides by "
-                    "it; allowed: numbers above 0, 'auto'"
-                )
-            return
-        if self.step_count == "own" and self.schedule != "convex":
-            raise SettingsError(
-                "step_count = 'own' is for schedule = 'convex', not for "
-                f"{self.schedule!r}; allowed: 'round'"
-            )
+            why = f"{beside}, as clients would send the norm of their gradients"
+            raise refused("penalty", "auto", why, ["numbers"])
+        unfit = f"does not fit variant = {self.variant!r}"
+        if self.variant in PAPERS:
+            if self.step_count == "own" and self.schedule != "convex":
+                why = f"is for schedule = 'convex', not for {self.schedule!r}"
+                raise refused("step_count", "own", why, ["'round'"])
+        elif self.schedule not in ("convex", "nonconvex"):
+            raise refused("schedule", self.schedule, unfit, ["convex", "nonconvex"])
+        elif self.penalty == 0.0:
+            why = f"{unfit}, which divides by it"
+            raise refused("penalty", 0.0, why, ["numbers above 0", "'auto'"])
 
     def _check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from fedtrellis.admm.shifted_systems import Hessian
-from fedtrellis.local_steps import MOST_CURVED
+from fedtrellis.local_steps import MOST_CURVED, hidden_bounds, largest_bound
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
 from fedtrellis.server.rounds import RoundStrategy
@@ -190,11 +189,8 @@ class FedGiA(RoundStrategy):
             self.settled_sigma = inf
             self._search = None if self.sigma_scale else self._fresh_search()
         elif self.sigma_scale is not None:
-            bounds = [self._lipschitz_of(name) for name in self.clients]
-            r = max(bounds)
-            if self.aggregator.robust:
-                # one client alone cannot have any σ
-                r = min(r, MOST_CURVED * float(np.median(bounds)))
+            bounds = {name: self._lipschitz_of(name) for name in self.clients}
+            r = largest_bound(self, bounds)
             self.settled_sigma = self.sigma_scale * r / m
             log(INFO, "sigma σ = %.6g, from r = %.6g", self.settled_sigma, r)
         else:
@@ -233,26 +229,22 @@ class FedGiA(RoundStrategy):
         """With secure sums, ask for sums of the clients' bounds."""
         if self.settled_sigma < inf:
             return
-        aggregator, names = self.aggregator, conversation.names
-        entries = {**aggregator.entries(names), "sum-points": 0}
-
-        of = dict.fromkeys(names, entries).__getitem__
-        answers = ask_everyone(conversation, "train.bounds", of, None, timeout, names)
-        found, _ = aggregator.opened(conversation, list(answers.values()), 0)
-        m, layout = self.num_clients, self.broadcast.layout
-        if len(found) < m:
-            raise SettingsError("a sum of the clients' bounds was lost; or set sigma")
-        r, modulus, one = np.mean([answer.numbers for answer in found], axis=0)
+        asked = conversation, ask_everyone, "train.bounds", timeout
+        try:
+            found = hidden_bounds(self, *asked, entries={})
+        except SettingsError as error:
+            raise SettingsError(f"{error}; or set sigma") from None
+        layout = self.broadcast.layout
+        _, modulus, one = np.mean([answer.numbers for answer in found], axis=0)
         if self.sigma_scale is not None:
-            # the largest block's sum of r_i, at least the largest r_i
-            of_blocks = Counter(float(answer.numbers[0]) for answer in found)
-            r = max(mean * size for mean, size in of_blocks.items())
-            self.settled_sigma = float(self.sigma_scale * r / m)
+            bounds = {answer.client: float(answer.numbers[0]) for answer in found}
+            r = largest_bound(self, bounds)
+            self.settled_sigma = self.sigma_scale * r / self.num_clients
             return
         diagonals = [layout.from_wire(a.arrays[0]).reshape(-1) for a in found]
         self._scale = self._positive(np.mean(diagonals, axis=0), one > 0.0)
         self._search = self._fresh_search()
-        self.settled_sigma = self._search.growth / m
+        self.settled_sigma = self._search.growth / self.num_clients
         self._modulus = self._h.l2 + float(modulus)
 
     def _lipschitz_of(self, name: str) -> float:

@@ -25,6 +25,8 @@ from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 
+from .fedavg import unpacked
+
 Variant = Literal["corrected", "averaged", "local", "server", "ef21"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 # what the server sends beside the model: c, or m
@@ -266,12 +268,7 @@ class FedLMO(RoundStrategy):
         if self.variant == "server":
             return self.aggregator.take(answer, model.shape, layout)
         if self.variant == "ef21":
-            if self.aggregator.seen_by == "client":
-                return self.aggregator.take(answer, model.shape, layout)
-            change = self._compressor.unpack(answer.arrays, layout)
-            if not np.isfinite(change).all():
-                raise ValueError("the answer is not finite")
-            return change
+            return unpacked(self, answer, self._compressor)
         if len(answer.arrays) != 2:
             raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 2")
         point, mean = answer.arrays

@@ -18,6 +18,8 @@ from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.zeroth_order import START, from_pool, mark_of, pool_choice
 
+from .fedavg import falling
+
 Variant = Literal["decomfl", "fedkseed", "feedsign"]
 _SCALARS = ("decomfl", "fedkseed")
 # whose clients all answer about the same directions
@@ -100,12 +102,7 @@ class ZerothOrderSGD(RoundStrategy):
         symbol="a",
         above=0.0,
     )
-    step_schedule: StepSchedule = setting(
-        "constant",
-        "size of step k, counted over all rounds: a/log2(k + 1); a; or a/√k",
-        symbol="γ_k",
-        choices=StepSchedule,
-    )
+    step_schedule: StepSchedule = falling("constant")
     smoothing: float = setting(
         1e-3,
         "length of a difference, for each entry",
