@@ -288,9 +288,8 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any], str]:
     """The shape, dtype and order of an array; ValueError if they are not allowed."""
     try:
         stream = io.BytesIO(header)
-        version = np.lib.format.read_magic(stream)
-        if version != (1, 0):  # later ones are for headers of more than 64 KiB
-            raise ValueError(f"version {version} of the format")
+        # later versions are for headers of more than 64 KiB, which are refused
+        np.lib.format.read_magic(stream)
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
     except Exception as error:
         raise ValueError(f"array header cannot be read: {error}") from None
