@@ -37,7 +37,6 @@ from fedtrellis.wire.protocol import (
     AGREED,
     CONFIG,
     EXAMPLES,
-    MEMORY,
     PHASE,
     STATUS,
     ClientMemory,
@@ -290,6 +289,7 @@ class Serving:
     #: What the method is given, beside the layers of the model; not to be changed.
     config: Named = field(init=False)
     _before: Mapping[str, Any] | None = field(init=False, default=None)
+    _held: ClientMemory | None = field(init=False, default=None)
     _memory: ClientMemory = field(init=False)
     _status: dict[str, Any] = field(init=False)
     _stateful: bool = field(init=False)
@@ -297,11 +297,11 @@ class Serving:
     def begin(self) -> None:
         """Take the request, and make the client."""
         context, request, app = self.context, self.request, self.app
-        held: ClientMemory | None = None
         if isinstance(context, NodeContext):
             held, records = context.held()
         else:
-            records = context.state
+            held, records = None, context.state
+        self._held = held
         if AGREED in request.content:
             context.state[AGREED] = request.content[AGREED]
         self._before = {n: r.copy() for n, r in records.items()} if records else {}
@@ -334,18 +334,17 @@ class Serving:
         return NodeReply(client_identity(self.context), status)
 
     def failed(self, error: Exception) -> NodeReply | Exception:
-        """Undo what was done to the client's state; a reply, if that is one.
-
-        Its memory is written last, so what may have changed are the records beside it.
-        """
+        """Undo what was done to the client's state; a reply, if that is one."""
         before = self._before
         if before is None:
             return _for_server(error, self.context)
         state = self.context.state
-        for name in set(state) - {*before, *MEMORY}:
+        for name in set(state) - {*before}:
             del state[name]
         for name, record in before.items():
             state[name] = record
+        if self._held is not None:
+            cast(NodeContext, self.context).hold(self._held)
         if isinstance(error, RestoreNeededError):
             if not hasattr(self, "model"):
                 known = self._status.items()

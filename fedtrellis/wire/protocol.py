@@ -132,7 +132,7 @@ def read_request(content: RecordDict, max_count: int) -> Named:
 # Names of the records in an answer, and in a client's context.state.
 STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
 # A client's memory. These are in checkpoints and on SuperNodes' disks.
-MEMORY = _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
+_META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _KEPT = "model", ("committed", "provisional")
 
 #: How many examples a client has: among what it says before round 1, and among the
