@@ -223,15 +223,48 @@ def test_a_client_that_raises_is_as_it_was_before(
     assert snapshot(context) == before
 
 
-def test_a_request_without_what_it_needs_raises_and_changes_nothing() -> None:
-    app = client_app(Adder)
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"model-shapes": [1, 5]}, r"shapes \[\(5,\)\] of float64; in this session"),
+        ({"local-steps": 1001}, "local-steps = 1001; this client takes up to 1000"),
+        ({"samples": -1}, "samples = -1; this client takes"),
+        ({"batch-size": 2.0}, "batch-size = 2.0; this client takes"),
+        ({"local-steps": 30, "samples": 40}, "local-steps times samples = 1200; this"),
+        ({"step-size": [0.1] * 1001}, "1001 numbers for step-size; this client takes"),
+        ({"of-config": "none"}, "the request has no config"),
+        ({"of-model": "none"}, "the request has no model"),
+        (
+            {"of-model": ConfigRecord()},
+            "'model' is a ConfigRecord, expected Array",
+        ),
+        ({}, "config has no 'step': is Asking the client of the server's strategy"),
+        ({"step": 1}, "the client's state has no 'x'"),
+    ],
+)
+def test_a_request_is_refused_with_a_reason_and_changes_nothing(
+    said: Any, reason: str
+) -> None:
+    class Asking(Adder):
+        def fit(self, parameters: Arrays, config: Config) -> Fit:
+            if config["server-round"] == 1:
+                return super().fit(parameters, config)
+            return [config["step"] * self.state["x"]], 1, {}
+
+    app = client_app(Asking, max_count=1000)
     context = started(app)
     before = snapshot(context)
-    for missing in (CONFIG, MODEL):
-        message = request(2, 1)
-        del message.content[missing]
-        with pytest.raises(ValueError, match=f"the request has no {missing}"):
-            app(message, context)
+    message = request(2, 1)
+    config: Any = message.content[CONFIG]
+    for key, value in said.items():
+        if not key.startswith("of-"):
+            config[key] = value
+        elif value == "none":
+            del message.content[key[3:]]
+        else:
+            message.content[key[3:]] = value
+    with pytest.raises((ValueError, TypeError), match=reason):
+        app(message, context)
     assert snapshot(context) == before
 
 
@@ -355,7 +388,7 @@ def test_hello_answers_identity_and_properties() -> None:
         def get_properties(self, config: Config) -> dict[str, Any]:
             return {"num-examples": 12}
 
-    context = new_context(**{"num-partitions": 10, "secret": "path"})
+    context = new_context(Context, **{"num-partitions": 10, "secret": "path"})
     reply = client_app(Proud)(Message(RecordDict(), 11, "query.hello"), context)
     assert status(reply) == {"client-id": "4"}
     properties = dict(cast(ConfigRecord, reply.content[CONFIG]))

@@ -1,18 +1,15 @@
 """A client's memory: what the server used stays, everything else is dropped."""
 
-from collections.abc import Mapping
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis.wire.arrays import Layout, decode, encode
-from fedtrellis.wire.broadcast import (
-    ReceivedModel,
-    RestoreNeededError,
-)
+from fedtrellis.wire.arrays import Layout, array_record, decode, encode
+from fedtrellis.wire.broadcast import ReceivedModel, RestoreNeededError
 from fedtrellis.wire.protocol import (
     NO_ROUND,
     RESTORE,
@@ -25,164 +22,163 @@ from fedtrellis.wire.protocol import (
 )
 
 SIZE = 500
-State = Mapping[str, NDArray[Any]]
 
 
-def context(node_config: dict[str, Any], node_id: int = 5) -> Context:
-    return Context(1, node_id, node_config, RecordDict(), {})
-
-
-def request(
-    used: int | None, restore: dict[str, NDArray[Any]] | None = None
-) -> tuple[ReceivedModel, RecordDict, dict[str, Any]]:
+def asked(
+    memory: ClientMemory, used: int | None, restore: float | None = None, **more: Any
+) -> tuple[int, int, float, float]:
+    """Rounds of a memory after a request, and its numbers: restored, and its own."""
     model = ReceivedModel(Layout(((SIZE,),)), np.ones(SIZE), 0)
+    config = {} if used is None else {"used-round": used, **more}
     content = RecordDict()
-    config = {} if used is None else {"used-round": used}
     if restore is not None:
-        content[RESTORE], more = pack_restore(restore, model.point)
-        config |= more
-    return model, content, config
+        content[RESTORE], also = pack_restore(
+            {"x": np.full(SIZE, restore)}, model.point
+        )
+        config |= also
+    memory = memory.take_request(model, content, config)
+    assert memory.model is model
+    x, own = (float(memory.committed.decoded()[name][0]) for name in ("x", "own"))
+    return memory.committed.round, memory.provisional.round, x, own
 
 
-def memory_at(
-    committed: int, provisional: int = NO_ROUND, **more: Array
-) -> ClientMemory:
-    """Of a client that has ``more`` in what is committed."""
-    first, second = (
-        {"x": encode(np.full(SIZE, float(number)))}
+def memory_at(committed: int, provisional: int = NO_ROUND) -> ClientMemory:
+    """Of a client whose arrays are as large as the number of their round."""
+    kept = [
+        Kept(number, "", {"x": encode(np.full(SIZE, number + 0.0)), "own": OWN})
         for number in (committed, provisional)
-    )
-    in_doubt = Kept() if provisional == NO_ROUND else Kept(provisional, "", second)
-    return ClientMemory("s", None, Kept(committed, "", first | more), in_doubt)
+    ]
+    return ClientMemory("s", None, kept[0], kept[1] if provisional >= 0 else Kept())
 
 
-def value(memory: ClientMemory) -> float:
-    return float(decode(memory.committed.arrays["x"])[0])
+OWN = encode(np.full(2, 8.0))
 
 
-def test_a_round_number_that_stands_for_none_is_never_used() -> None:
-    # the provisional state of a client that has none is not "used"
-    memory = memory_at(3)
-    with pytest.raises(RestoreNeededError):
-        memory.take_request(*request(used=NO_ROUND))
-
-
-def test_a_client_in_step_does_not_take_the_state_it_is_sent() -> None:
-    # the server could not know that the client is where it should be
-    memory = memory_at(3, provisional=5, own=encode(np.zeros(1)))
-    memory = memory.take_request(*request(used=3, restore={"x": np.full(SIZE, -1.0)}))
-    assert value(memory) == 3.0
-    assert "own" in memory.committed.arrays
-
-
-def test_what_only_the_client_knows_survives_being_restored() -> None:
-    memory = memory_at(3, d=encode(np.full(2, 8.0)))
-    memory = memory.take_request(*request(used=7, restore={"x": np.full(SIZE, 7.0)}))
-    assert value(memory) == 7.0
-    assert decode(memory.committed.arrays["d"]).tolist() == [8.0, 8.0]
-
-
-def test_without_a_used_round_only_the_model_changes() -> None:
-    memory = memory_at(3, provisional=5)
-    memory = memory.take_request(*request(used=None))
-    assert memory.model is not None
-    assert (memory.committed.round, memory.provisional.round) == (3, 5)
+@pytest.mark.parametrize(
+    ("provisional", "request_", "after"),
+    [
+        # the server used the round that was in doubt, or the one before
+        (5, {"used": 5}, (5, -1, 5.0, 8.0)),
+        (5, {"used": 3}, (3, -1, 3.0, 8.0)),
+        # it could not know that the client is where it should be
+        (5, {"used": 3, "restore": -1.0}, (3, -1, 3.0, 8.0)),
+        # what only the client knows survives being restored
+        (5, {"used": 7, "restore": 7.0}, (7, -1, 7.0, 8.0)),
+        (5, {"used": 3, "used-epoch": "e", "restore": 7.0}, (3, -1, 7.0, 8.0)),
+        (5, {"used": 3, "restore-over": True, "restore": 7.0}, (3, -1, 7.0, 8.0)),
+        # without a used round only the model changes
+        (5, {"used": None}, (3, 5, 3.0, 8.0)),
+        (5, {"used": 4}, None),
+        (5, {"used": 2}, None),
+        (5, {"used": 3, "used-epoch": "e"}, None),
+        (5, {"used": 5, "used-epoch": "e"}, None),
+        # a provisional state that is none is not used
+        (NO_ROUND, {"used": NO_ROUND}, None),
+    ],
+)
+def test_a_client_stands_where_the_request_says_or_asks(
+    provisional: int, request_: dict[str, Any], after: Any
+) -> None:
+    memory = memory_at(3, provisional)
+    if after is not None:
+        assert asked(memory, **request_) == after
+    else:
+        with pytest.raises(RestoreNeededError):
+            asked(memory, **request_)
 
 
 def test_the_memory_survives_being_stored() -> None:
-    memory = memory_at(3, provisional=5)
-    memory = memory._replace(
-        model=ReceivedModel(Layout(((20, 5), (400,))), np.arange(500.0), 11)
-    )
-    state = RecordDict()
-    memory.save(state)
+    """Instead of what was stored before, under the names of older checkpoints."""
+    state = RecordDict({"of-the-user": ConfigRecord({"a": 1})})
+    layout = Layout(((20, 5), (400,)))
+    model = ReceivedModel(layout, np.arange(500.0), 11)
+    memory_at(3, provisional=5)._replace(model=model).save(state)
+    assert set(state) == {"of-the-user", "fedtrellis.meta", "fedtrellis.arrays"}
     again = ClientMemory.load(state, "s")
     assert again.session == "s"
-    assert (again.committed.round, again.provisional.round) == (3, 5)
-    assert value(again) == 3.0
-    assert decode(again.provisional.arrays["x"])[0] == 5.0
+    for kept, number in ((again.committed, 3), (again.provisional, 5)):
+        assert kept.round == number
+        assert kept.decoded()["x"][0] == number
     assert again.model is not None
-    assert again.model.layout == Layout(((20, 5), (400,)))
-    assert again.model.version == 11
+    assert (again.model.layout, again.model.version) == (layout, 11)
     assert np.array_equal(again.model.point, np.arange(500.0))
-
-
-def test_what_was_stored_before_is_replaced() -> None:
-    state = RecordDict({"of-the-user": ConfigRecord({"a": 1})})
-    memory_at(3, provisional=5).save(state)
     memory_at(6).save(state)
     again = ClientMemory.load(state, "s")
     assert (again.committed.round, again.provisional) == (6, Kept())
-    assert "of-the-user" in state
 
 
 # ------------------------------------------------------------------------ restoring
 
 
-def roundtrip(
-    state: State, model: NDArray[np.float64]
-) -> tuple[dict[str, NDArray[Any]], ArrayRecord]:
-    record, config = pack_restore(state, model)
+@pytest.mark.parametrize(
+    ("array", "arrives_as"),
+    [
+        (np.ones((20, 25)), 1),  # another array that is equal to the model
+        (np.where(np.arange(500.0) % 300 == 7, -0.0, 0.0).reshape(20, 25), 2),
+        (np.zeros((30, 40)), 1),
+        (np.zeros(SIZE, dtype=np.float32), 1),
+        (np.zeros(SIZE, dtype=np.int64), 1),
+        (np.array(3.0), 1),
+        (np.zeros(0), 1),
+    ],
+)
+def test_state_is_restored_bit_for_bit(array: NDArray[Any], arrives_as: int) -> None:
+    """The model is only named; what is sparse travels as its non-zero entries."""
+    model = np.ones((20, 25))
+    record, config = pack_restore({"x": model, "c": array}, model)
+    assert len(record) == arrives_as
     received = ReceivedModel(Layout((model.shape,)), model, 0)
     restored = unpack_restore(record, config, received)
-    return {name: decode(array) for name, array in restored.items()}, record
+    for name, expected in (("x", model), ("c", array)):
+        found = decode(restored[name])
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
 
 
-def test_an_array_that_is_the_model_is_only_named() -> None:
-    model = np.random.default_rng(0).standard_normal(SIZE)
-    restored, record = roundtrip({"x": model, "y": np.arange(float(SIZE))}, model)
-    assert list(record) == ["y"]
-    assert np.array_equal(restored["x"], model)
-    assert np.array_equal(restored["y"], np.arange(float(SIZE)))
-
-
-def test_sparse_state_travels_as_its_non_zero_entries() -> None:
-    x = np.zeros((20, 25))
-    x[3, 4], x[19, 24] = 1.5, -0.0
-    restored, record = roundtrip({"x": x}, np.ones((20, 25)))
-    assert sum(len(array.data) for array in record.values()) < 400
-    assert restored["x"].tobytes() == x.tobytes()
-    assert restored["x"].shape == (20, 25)
+PAIR = array_record([np.array([0], dtype="u1"), np.array([1.0])])
 
 
 @pytest.mark.parametrize(
-    "array",
+    ("count", "ends", "reason"),
     [
-        np.zeros((30, 40)),
-        np.zeros(SIZE, dtype=np.float32),
-        np.zeros(SIZE, dtype=np.int64),
-        np.array(3.0),
-        np.zeros(0),
-        np.arange(7),
+        (9, (".indices", ".values"), "more than 8 sparse"),
+        (1, (".indices",), "values of 'x0' are missing"),
     ],
 )
-def test_state_of_another_shape_or_dtype_than_the_model_comes_back(
-    array: NDArray[Any],
+def test_restoring_does_not_multiply_the_model(
+    count: int, ends: tuple[str, ...], reason: str
 ) -> None:
-    restored, _ = roundtrip({"c": array}, np.ones(SIZE))
-    assert restored["c"].dtype == array.dtype
-    assert restored["c"].shape == array.shape
-    assert np.array_equal(restored["c"], array)
+    size = 100_000
+    model = ReceivedModel(Layout(((size,),)), np.zeros(size), 0)
+    names = [f"s{i}" for i in range(1000)]
+    record, none = ArrayRecord(), ArrayRecord()
+    for i in range(count):
+        for end, array in zip(ends, PAIR.values(), strict=False):
+            record[f"x{i}{end}"] = array
+    tracemalloc.start()
+    assert len(unpack_restore(none, {"restore-as-model": names}, model)) == 1000
+    with pytest.raises(ValueError, match=reason):
+        unpack_restore(record, {}, model)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * 8 * size
 
 
 # ------------------------------------------------------------------------ identities
 
 
 def test_a_client_is_known_by_its_client_id_else_its_partition_else_its_node() -> None:
-    both = context({"client-id": "clinic", "partition-id": 3})
-    assert client_identity(both) == "clinic"
-    assert client_identity(context({"partition-id": 0})) == "0"
-    assert client_identity(context({}, node_id=77)) == "node-77"
+    for config, name in (
+        ({"client-id": "clinic", "partition-id": 3}, "clinic"),
+        ({"partition-id": 0}, "0"),
+        ({}, "node-77"),
+    ):
+        context = Context(1, 77, dict[str, Any](config), RecordDict(), {})
+        assert client_identity(context) == name
 
 
 def test_identities_are_in_the_order_of_people() -> None:
     names = ["10", "b", "9", "a10", "007", "a9", "-1"]
-    ordered = sorted(names, key=identity_order)
-    assert ordered == ["007", "9", "10", "-1", "a10", "a9", "b"]
+    ordered = ["007", "9", "10", "-1", "a10", "a9", "b"]
+    assert sorted(names, key=identity_order) == ordered
     assert identity_order("7") != identity_order("007")
-
-
-def test_the_names_in_a_clients_state_are_those_of_older_checkpoints() -> None:
-    state = RecordDict()
-    memory_at(3).save(state)
-    assert set(state) == {"fedtrellis.meta", "fedtrellis.arrays"}
