@@ -3,7 +3,10 @@
 import io
 import json
 import logging
+import resource
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,21 +42,19 @@ from fedtrellis.server.callbacks import (
 from fedtrellis.server.conversation import Answer
 from fedtrellis.server.records import (
     RunRecord,
+    append_lines,
     default_results_dir,
     plot_convergence,
+    replacing,
     to_toml,
 )
 from fedtrellis.wire.arrays import Layout, encode
 
 Config = dict[str, Any]
-# for callbacks that look at no more than this
-STRATEGY = cast(RoundStrategy, SimpleNamespace(history=[]))
 
 
 class Answering(NumPyClient):
-    def fit(
-        self, parameters: list[NDArray[Any]], config: Config
-    ) -> tuple[list[NDArray[Any]], int, Config]:
+    def fit(self, parameters: list[NDArray[Any]], config: Config) -> Any:
         return [], 1, {}
 
 
@@ -73,60 +74,75 @@ class Halving(RoundStrategy):
         return {"gap": float(np.abs(self.broadcast.model).max())}
 
 
+#: Σ a² = 14 + 1
+MODEL: dict[str, NDArray[Any]] = {
+    "conv.weight": np.arange(4, dtype=np.float32).reshape(2, 2),
+    "scale": np.array(0.0),
+    "half": np.ones(1, dtype=np.float16),
+}
+
+
+def check_model(model: ArrayRecord, factor: float) -> None:
+    """A state_dict that goes in can be loaded from what comes out."""
+    assert list(model) == list(MODEL)
+    for name, array in MODEL.items():
+        back = model[name].numpy()
+        assert (back.dtype, back.shape) == (array.dtype, array.shape)
+        assert np.array_equal(back, factor * array)
+
+
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    check_model(arrays, 0.5**server_round)
     loss = 3.0 + sum(float((a**2).sum()) for a in arrays.to_numpy_ndarrays())
     return MetricRecord({"loss": loss, "accuracy": 0.5})
 
 
 def run(rounds: int = 4, **options: Any) -> tuple[Halving, Result]:
-    arrays = ArrayRecord(
-        {
-            "layer.weight": encode(np.arange(4.0).reshape(2, 2)),
-            "layer.bias": encode(np.ones(1, dtype=np.float32)),
-        }
-    )
+    layers = ArrayRecord({name: encode(array) for name, array in MODEL.items()})
     strategy = Halving(**options)
     grid = LocalGrid(client_app(lambda context: Answering()), 2)
-    result = strategy.start(grid, arrays, rounds, evaluate_fn=evaluate)
+    result = strategy.start(grid, layers, rounds, evaluate_fn=evaluate)
+    assert np.array_equal(layers["scale"].numpy(), MODEL["scale"])  # it stays
     return strategy, result
 
 
 # ------------------------------------------------------------------------- a record
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def summary_of(path: Path) -> Any:
+    return json.loads((path / "summary.json").read_text(encoding="utf-8"))
+
+
+def history_of(path: Path) -> list[Any]:
+    text = (path / "history.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 CONFIG: Config = {"method": "halving", "rounds": 4, "lasso.rows": 200, "step": 0.5}
 
 
 def test_a_run_leaves_all_its_files(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "run", CONFIG, reference=3.0, title="Halving")
-    strategy, result = run(
-        callbacks=[record], checkpoint=record.checkpoint, checkpoint_every=2
-    )
-    names = {path.name for path in record.directory.iterdir()}
-    assert names == {
-        "config.toml",
-        "resume.toml",
-        "history.jsonl",
-        "summary.json",
-        "model.npz",
-        "checkpoint.npz",
-        "checkpoint.npz.history.jsonl",
-        "convergence.png",
+    """They are whole after every round."""
+    path = tmp_path / "run"
+    record = RunRecord(path, CONFIG, reference=3.0, title="Halving")
+    seen: list[int] = []
+
+    def look(round_record: RoundRecord) -> None:
+        seen.append(history_of(path)[-1]["round"])
+        assert summary_of(path)["status"] == "running"
+
+    options: dict[str, Any] = {"callbacks": [record, Call(look)], "checkpoint_every": 2}
+    strategy, result = run(checkpoint=record.checkpoint, **options)
+    assert seen == [0, 1, 2, 3, 4]
+    assert {file.name for file in path.iterdir()} == {
+        *("config.toml", "resume.toml", "history.jsonl", "summary.json", "model.npz"),
+        *("checkpoint.npz", "checkpoint.npz.history.jsonl", "convergence.png"),
     }
-    assert record.directory.is_absolute()
+    history = [RoundRecord.from_dict(line) for line in history_of(path)]
+    assert history == strategy.history
 
-    lines = (record.directory / "history.jsonl").read_text().splitlines()
-    assert [RoundRecord(**json.loads(line)) for line in lines] == strategy.history
-    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
-
-    summary = read_json(record.directory / "summary.json")
-    # 0² + 1² + 2² + 3² = 14 and 1² of the bias; each round halves all of it
-    assert summary["status"] == "round limit"
-    assert summary["rounds"] == 4
+    summary = summary_of(path)
+    assert (summary["status"], summary["rounds"]) == ("round limit", 4)
     assert summary["metrics"]["loss"] == pytest.approx(3.0 + 15 / 4**4)
     assert summary["reference_optimum"] == 3.0
     assert summary["residual"] == pytest.approx(15 / 4**4)
@@ -134,24 +150,9 @@ def test_a_run_leaves_all_its_files(tmp_path: Path) -> None:
     assert summary["wall_seconds"] >= 0
     assert "error" not in summary
 
-    with np.load(record.directory / "model.npz") as model:
-        assert set(model.files) == {"layer.weight", "layer.bias"}
-        for name in model.files:
-            assert np.array_equal(model[name], result.arrays[name].numpy())
-            assert model[name].dtype == result.arrays[name].numpy().dtype
-
-
-def test_the_files_are_whole_after_every_round(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path, CONFIG)
-    seen: list[int] = []
-
-    def look(round_record: RoundRecord) -> None:
-        lines = (tmp_path / "history.jsonl").read_text().splitlines()
-        seen.append(json.loads(lines[-1])["round"])
-        assert read_json(tmp_path / "summary.json")["status"] == "running"
-
-    run(callbacks=[record, Call(look)])
-    assert seen == [0, 1, 2, 3, 4]
+    with np.load(path / "model.npz") as model:
+        check_model(result.arrays, 0.5**4)
+        check_model(ArrayRecord({name: encode(model[name]) for name in MODEL}), 0.5**4)
 
 
 def test_a_failed_run_says_so_and_why(tmp_path: Path) -> None:
@@ -163,39 +164,37 @@ def test_a_failed_run_says_so_and_why(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="full"):
         run(callbacks=[record, Call(fail)])
-    summary = read_json(tmp_path / "summary.json")
-    assert summary["status"] == "failed"
+    summary = summary_of(tmp_path)
+    assert (summary["status"], summary["rounds"]) == ("failed", 2)
     assert summary["error"] == 'ValueError: disk "full"\nafter a while'
-    assert summary["rounds"] == 2
-    lines = (tmp_path / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2]
+    assert [line["round"] for line in history_of(tmp_path)] == [0, 1, 2]
     assert not (tmp_path / "model.npz").exists()
-
-
-def test_a_run_that_never_started_can_be_marked_as_failed(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path, CONFIG)
-    assert read_json(tmp_path / "summary.json")["status"] == "running"
+    # and so can one that never started
+    record = RunRecord(tmp_path / "other", CONFIG)
+    assert summary_of(record.directory)["status"] == "running"
     record.on_failure(None, TimeoutError("no nodes"))
-    summary = read_json(tmp_path / "summary.json")
+    summary = summary_of(record.directory)
     assert (summary["status"], summary["rounds"]) == ("failed", 0)
     assert summary["error"] == "TimeoutError: no nodes"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_resumed_runs_history_begins_with_the_rounds_before(tmp_path: Path) -> None:
     first = RunRecord(tmp_path / "a", CONFIG)
     stop = EarlyStop("gap", 0.4)  # 3 · 2^(−3) = 0.375
     run(callbacks=[first, stop], checkpoint=first.checkpoint)
     second = RunRecord(tmp_path / "b", CONFIG)
     run(rounds=6, callbacks=[second], resume=first.checkpoint)
-    lines = (tmp_path / "b" / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == list(range(7))
-    before = (tmp_path / "a" / "history.jsonl").read_text().splitlines()
-    assert lines[:4] == before
+    lines = history_of(tmp_path / "b")
+    assert [line["round"] for line in lines] == list(range(7))
+    assert lines[:4] == history_of(tmp_path / "a")
 
 
-def test_records_made_in_one_second_have_directories_of_their_own(
-    tmp_path: Path,
-) -> None:
+def test_where_records_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the user's home; those of one second in directories of their own."""
+    assert default_results_dir().is_relative_to(Path.home())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunRecord("~/runs/x", {}).directory == tmp_path.resolve() / "runs" / "x"
     records = [RunRecord.create(tmp_path / "new", "fedfw", CONFIG) for _ in range(4)]
     directories = {record.directory for record in records}
     assert len(directories) == 4
@@ -203,58 +202,68 @@ def test_records_made_in_one_second_have_directories_of_their_own(
     assert all("-fedfw" in directory.name for directory in directories)
 
 
-def test_by_default_records_are_under_the_users_home() -> None:
-    assert default_results_dir().is_absolute()
-    assert default_results_dir().is_relative_to(Path.home())
+# ---------------------------------------------------------------------------- files
 
 
-def test_the_home_directory_may_be_written_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert RunRecord("~/runs/x", {}).directory == tmp_path.resolve() / "runs" / "x"
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-# --------------------------------------------------------------------------- TOML
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before\n")
 
+    def grow() -> None:
+        with replacing(path) as file:
+            file.write(bytes(10))
+            file.write(bytes(10**6))
 
-def flat(table: Config, prefix: str = "") -> Config:
-    result: Config = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value
-    return result
+    with room_for(20):
+        append_lines(path, ["a", "ü"], sync=True)
+        with pytest.raises(OSError, match=f"File too large: '{path}'"):
+            append_lines(path, ["123", "4567890"])
+        assert path.read_text() == "before\na\nü\n"
+        append_lines(path, ["1234567"])  # to the last byte
+        assert path.read_text() == "before\na\nü\n1234567\n"
+        with pytest.raises(OSError, match=f"File too large: '{path}'"):
+            grow()
+        assert path.read_text() == "before\na\nü\n1234567\n"
+        assert [*tmp_path.iterdir()] == [path]  # and frees its room
+        with replacing(path) as file:
+            file.write(b"after")
+    assert path.read_bytes() == b"after"
 
 
 def same(left: Config, right: Config) -> bool:
-    return {k: (type(v), v) for k, v in left.items()} == {
-        k: (type(v), v) for k, v in right.items()
-    }
+    def typed(config: Config) -> Any:
+        return {k: (type(v), v) for k, v in config.items()}
+
+    return bool(typed(left) == typed(right))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"a": 'with "quotes"', "b": r"C:\new\table", "c": "’ẍ̄ ∑ 🙂", "d": ""},
-        {"a": "line\nbreak\ttab\rreturn", "b": "\x00\x1f\x7f\x80\u2028"},
-        {"a": True, "b": False, "c": 1, "d": -(2**40), "e": 0},
-        {"a": 1.0, "b": 1e-05, "c": 1e22, "d": -0.1, "e": 1 / 3, "f": 5e-324},
-        {"lasso.rows": 3, "lasso.alpha": 0.5, "rounds": 2},
-        {},
-    ],
-)
-def test_a_config_comes_back_from_its_toml(config: Config, tmp_path: Path) -> None:
-    assert same(flat(tomllib.loads(to_toml(config))), config)
-    record = RunRecord(tmp_path, config)
-    text = (tmp_path / "config.toml").read_text(encoding="utf-8")
-    assert same(flat(tomllib.loads(text)), config)
-    again = flat(tomllib.loads((tmp_path / "resume.toml").read_text(encoding="utf-8")))
-    assert same(again, {**config, "resume": str(record.directory)})
+TEXTS: Config = {"a": 'with "quotes"', "b": r"C:\new\table", "c": "’ẍ̄ ∑ 🙂", "d": ""}
+TEXTS |= {"e": "line\nbreak\ttab\rreturn", "f": "\x00\x1f\x7f\x80\u2028"}
+TEXTS |= {"g": True, "h": 1, "i": 1.0, "j": 1e22, "k": 5e-324}
 
 
-@settings(deadline=None)
+def test_a_config_comes_back_from_its_record(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, TEXTS)
+
+    def read(name: str) -> Config:
+        return tomllib.loads((tmp_path / name).read_text(encoding="utf-8"))
+
+    assert same(read("config.toml"), TEXTS)
+    assert same(read("resume.toml"), {**TEXTS, "resume": str(record.directory)})
+
+
+@settings(deadline=None, max_examples=40)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z][a-z0-9-]{0,10}", fullmatch=True),
@@ -307,38 +316,17 @@ def test_summaries_have_totals_and_last_metrics() -> None:
 
 
 def test_of_metrics_of_one_name_the_servers_counts() -> None:
-    record = RoundRecord(
-        1, train={"loss": 1.0, "a": 1.0}, client_evaluation={"loss": 2.0, "b": 2.0}
-    )
-    assert record.metrics == {"loss": 2.0, "a": 1.0, "b": 2.0}
-    record.evaluation = {"loss": 3.0}
-    assert record.metrics["loss"] == 3.0
+    both = {"client_evaluation": {"loss": 2.0, "b": 2.0}, "evaluation": {"loss": 3.0}}
+    record = RoundRecord(1, train={"loss": 1.0, "a": 1.0}, **both)
+    assert record.metrics == {"loss": 3.0, "a": 1.0, "b": 2.0}
+    record.evaluation = {}
+    assert record.metrics["loss"] == 2.0
 
 
-def test_records_survive_json() -> None:
-    for record in HISTORY:
-        back = RoundRecord(**json.loads(json.dumps(record.to_dict())))
-        back.rejected = [(who, why) for who, why in back.rejected]
-        assert back == record
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (1500, "1.5 kB"),
-        (20_100_000, "20.1 MB"),
-        (3.2e9, "3.2 GB"),
-        (7.5e12, "7500.0 GB"),
-    ],
-)
-def test_bytes_as_people_read_them(count: float, text: str) -> None:
-    assert format_bytes(count) == text
-
-
-# -------------------------------------------------------------------------- stopping
+def test_bytes_as_people_read_them() -> None:
+    counts = (0, 999, 1000, 20_100_000, 3.2e9, 7.5e12)
+    texts = ("0 B", "999 B", "1.0 kB", "20.1 MB", "3.2 GB", "7500.0 GB")
+    assert tuple(map(format_bytes, counts)) == texts
 
 
 @pytest.mark.parametrize(
@@ -353,35 +341,34 @@ def test_bytes_as_people_read_them(count: float, text: str) -> None:
     ],
 )
 def test_early_stop_compares_its_metric(record: RoundRecord, stops: bool) -> None:
-    assert EarlyStop("gap", 0.5).on_round(STRATEGY, record) is stops
-
-
-@pytest.mark.parametrize("tolerance", [float("nan"), float("inf")])
-def test_early_stop_needs_a_finite_tolerance(tolerance: float) -> None:
-    with pytest.raises(ValueError, match="must be finite"):
-        EarlyStop("gap", tolerance)
-
-
-def test_a_function_can_stop_a_run() -> None:
-    strategy, _ = run(
-        rounds=50, callbacks=[Call(lambda record: record.round == 3), Call(print)]
-    )
-    assert strategy.history[-1].round == 3
+    assert EarlyStop("gap", 0.5).on_round(None, record) is stops
+    for tolerance in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="must be finite"):
+            EarlyStop("gap", tolerance)
 
 
 # -------------------------------------------------------------------------- progress
 
 
-def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
+def console(terminal: bool) -> tuple[Console, io.StringIO]:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=False)
-    strategy, _ = run(rounds=40, callbacks=[Progress(console=console)])
+    return Console(file=screen, force_terminal=terminal, width=200), screen
+
+
+def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
+    """With the metrics of its own round."""
+    plain, screen = console(False)
+    options: dict[str, Any] = {"callbacks": [Progress(console=plain)]}
+    strategy, _ = run(rounds=40, evaluate_every=2, **options)
     lines = [line for line in logged if line.startswith("round ")]
     assert [line.split()[1] for line in lines] == [f"{t}/40" for t in range(41)]
-    assert all("loss " in line and "↑" in line and "↓" in line for line in lines)
+    for t, line in enumerate(lines):
+        assert "↑" in line
+        for name in (" loss ", " accuracy "):
+            assert (name in line) == (t % 2 == 0)
+        assert (" gap " in line) == (t > 0)  # the method's own, which every round has
     assert "  2 of 2 used  " in lines[1]
     assert f"  {strategy.history[1].seconds:.2f} s  " in lines[1]
-    assert "gap" in lines[-1]
     assert "0 s left" in lines[-1]
     assert screen.getvalue() == ""
     up = format_bytes(sum(record.bytes_up for record in strategy.history))
@@ -390,115 +377,74 @@ def test_without_a_terminal_every_round_is_a_line(logged: list[str]) -> None:
     assert "  80 of 80 used  last tenth of the rounds 0 % of" in logged[-1]
 
 
-def test_a_line_has_the_metrics_of_its_own_round(logged: list[str]) -> None:
-    console = Console(file=io.StringIO(), force_terminal=False)
-    run(rounds=5, callbacks=[Progress(console=console)], evaluate_every=2)
-    lines = {line.split()[1][0]: line for line in logged if line.startswith("round ")}
-    assert [t for t, line in lines.items() if " loss " in line] == ["0", "2", "4", "5"]
-    assert [t for t, line in lines.items() if " accuracy " in line] == [*"0245"]
-    # the method's own, which every round has
-    assert [t for t, line in lines.items() if " gap " in line] == [*"12345"]
-
-
-def test_the_bar_says_of_which_round_an_older_metric_is() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=200)
-    strategy, _ = run(
-        rounds=4,
-        callbacks=[Progress(console=console), Call(lambda record: record.round == 3)],
-        evaluate_every=2,
-    )
-    loss = strategy.history[2].evaluation["loss"]
-    assert f"loss {loss:.4g} (round 2)" in screen.getvalue()
-
-
-def test_many_quick_rounds_are_a_line_a_second(
-    logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
-    console = Console(file=io.StringIO(), force_terminal=False)
-    progress = Progress(lines=20, console=console)
-    progress.on_start(STRATEGY, 1, 21)
-    for number in range(22):
-        progress.on_round(STRATEGY, RoundRecord(number))
-        now[0] += 0.25 if number < 16 else 3.0
-    numbers = [int(line.split()[1].split("/")[0]) for line in logged]
-    # four rounds a second; later each takes longer than that
-    assert numbers == [0, 1, 5, 9, 13, 17, 18, 19, 20, 21]
-
-
 def test_on_a_terminal_a_bar_is_drawn_and_nothing_logged(logged: list[str]) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
-    progress = Progress(console=console)
-    run(rounds=7, callbacks=[progress])
+    """It says of which round an older metric is; the cursor is back in the end."""
+    terminal, screen = console(True)
+    stop = Call(lambda record: record.round == 3)
+    strategy, _ = run(callbacks=[Progress(console=terminal), stop], evaluate_every=2)
     text = screen.getvalue()
-    assert "7/7" in text
-    assert "loss 3" in text
-    assert "accuracy 0.5" in text
+    loss = strategy.history[2].evaluation["loss"]
+    for part in ("3/4", "accuracy 0.5", f"loss {loss:.4g} (round 2)"):
+        assert part in text
     assert not [line for line in logged if line.startswith("round ")]
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is back
-
-
-def test_after_a_failure_the_terminal_is_in_order() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
 
     def fail(record: RoundRecord) -> None:
         if record.round == 2:
             raise KeyboardInterrupt
 
+    terminal, screen = console(True)
     with pytest.raises(KeyboardInterrupt):
-        run(callbacks=[Progress(console=console), Call(fail)])
+        run(callbacks=[Progress(console=terminal), Call(fail)])
     assert screen.getvalue().count("\x1b[?25h") == 1
 
 
-def test_dropped_answers_are_shown(logged: list[str]) -> None:
-    progress = Progress(console=Console(file=io.StringIO(), force_terminal=False))
-    strategy = cast(RoundStrategy, SimpleNamespace(history=[]))
+def test_lines_of_quick_rounds_time_left_and_what_was_dropped(
+    logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, strategy = [0.0], SimpleNamespace(history=list[RoundRecord]())
+    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
+    progress = Progress(lines=20, bar=False)
+    progress.on_start(strategy, 1, 21)
+    for number in range(22):
+        progress.on_round(strategy, RoundRecord(number))
+        now[0] += 0.25 if number < 16 else 3.0
+    numbers = [int(line.split()[1].split("/")[0]) for line in logged]
+    # four rounds a second, a line for each second; later each takes longer than that
+    assert numbers == [0, 1, 5, 9, 13, 17, 18, 19, 20, 21]
+    # a resumed run's own rounds: 5 in 20 s, 15 to go
+    progress.on_start(strategy, 11, 30)
+    now[0] += 20.0
+    progress.on_round(strategy, RoundRecord(15))
+    assert "60 s left" in logged[-1]
     progress.on_start(strategy, 1, 2)
     for record in HISTORY:
         progress.on_round(strategy, record)
     assert "1 of 2 used" in logged[-1]
     assert logged[-1].endswith("1 dropped")
     assert "↑ 150 B ↓ 1.5 kB" in logged[-1]
-    assert "dropped" not in logged[0]
+    assert "dropped" not in logged[-2]
     strategy.history = HISTORY
     progress.on_failure(strategy, RuntimeError())
     assert logged[-1] == f"total: {in_a_line(HISTORY)}"
 
 
-def test_a_resumed_runs_time_left_counts_its_own_rounds(
-    logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
-    progress = Progress(console=Console(file=io.StringIO(), force_terminal=False))
-    progress.on_start(STRATEGY, 91, 100)
-    now[0] += 20.0
-    progress.on_round(STRATEGY, RoundRecord(100 - 10 + 4))
-    progress.on_round(STRATEGY, RoundRecord(100 - 10 + 10))
-    assert "0 s left" in logged[-1]
-    now[0] = 1000.0
-    logged.clear()
-    progress.on_start(STRATEGY, 11, 30)
-    now[0] += 20.0
-    progress.on_round(STRATEGY, RoundRecord(15))
-    # 5 rounds in 20 s, 15 to go
-    assert "60 s left" in logged[-1]
-
-
 # ------------------------------------------------------------------------------- JSON
+
+
+def strictly(text: str) -> Any:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def test_a_json_object_for_the_start_every_round_and_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    strategy, _ = run(
-        rounds=3, callbacks=[JsonLines({"settings": CONFIG}, {"record": "/a/b"})]
-    )
-    start, *rounds, end = map(json.loads, capsys.readouterr().out.splitlines())
+    lines = JsonLines({"settings": CONFIG}, {"record": "/a/b"})
+    strategy, _ = run(rounds=3, callbacks=[lines])
+    start, *rounds, end = map(strictly, capsys.readouterr().out.splitlines())
     assert (start["event"], start["strategy"]) == ("start", "Halving")
     assert (start["clients"], start["first_round"], start["rounds"]) == (2, 1, 3)
     assert start["settings"] == CONFIG
@@ -510,32 +456,18 @@ def test_a_json_object_for_the_start_every_round_and_the_end(
     assert (end["event"], end["status"]) == ("end", "round limit")
     assert end["record"] == "/a/b"
     assert end["used"] == end["sampled"] == 6
-    assert end["rejected_by_reason"] == {}
-
-
-def test_json_has_the_reasons_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = JsonLines()
-    strategy = cast(RoundStrategy, SimpleNamespace(history=HISTORY, num_clients=2))
-    lines.on_start(strategy, 1, 3)
+    # with the reasons, and without NaN
     rejected = [("1", 'no\n"answer"'), ("ü", "late")]
     record = RoundRecord(3, rejected=rejected, train={"loss": np.nan, "gap": -np.inf})
+    strategy.history[:] = [record]
     lines.on_round(strategy, record)
     lines.on_failure(strategy, ValueError("disk full"))
-
-    def strict(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    _, line, end = (
-        json.loads(text, parse_constant=strict)
-        for text in capsys.readouterr().out.splitlines()
-    )
-    assert line["rejected"] == [
-        {"client": "1", "reason": 'no\n"answer"'},
-        {"client": "ü", "reason": "late"},
-    ]
+    line, end = map(strictly, capsys.readouterr().out.splitlines())
+    pairs = [(one["client"], one["reason"]) for one in line["rejected"]]
+    assert pairs == rejected
     assert line["metrics"] == {"loss": None, "gap": None}
     assert (end["status"], end["error"]) == ("failed", "ValueError: disk full")
-    assert end["rejected_by_reason"] == {"late": 1}
+    assert end["rejected_by_reason"] == {'no\n"answer"': 1, "late": 1}
 
 
 def test_flowers_log_is_json_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,18 +499,15 @@ DIVERGED = [
 ]
 
 
-@pytest.mark.parametrize("reference", [None, 3.0, 100.0])
 @pytest.mark.parametrize(
-    "runs",
+    ("runs", "reference"),
     [
-        {"one": HISTORY, "two": HISTORY[:2]},
-        {"one": DIVERGED},
-        {"none": []},
-        {"start": [RoundRecord(0)]},
-        {"nan": [RoundRecord(1, evaluation={"loss": float("nan"), "gap": -1.0})]},
-        {"rmse": [RoundRecord(1, train={"rmse": 1.0})]},
+        ({"one": HISTORY, "two": HISTORY[:2]}, 100.0),
+        ({"one": DIVERGED}, 3.0),
+        ({"none": []}, None),
+        ({"nan": [RoundRecord(1, evaluation={"loss": np.nan, "gap": -1.0})]}, 3.0),
+        ({"rmse": [RoundRecord(1, train={"rmse": 1.0})]}, None),
     ],
-    ids=lambda runs: next(iter(runs)),
 )
 @pytest.mark.filterwarnings("error")
 def test_the_picture_is_a_png(

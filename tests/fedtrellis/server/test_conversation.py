@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis import (
-    Callback,
-    LocalGrid,
-    LoopStrategy,
-    RoundRecord,
-    RoundStrategy,
-    StatefulClient,
-    client_app,
-)
-from fedtrellis.server.conversation import Conversation
+from fedtrellis import LocalGrid, LoopStrategy, StatefulClient, client_app
+from fedtrellis.encryption import EncryptionError, RefusedError
+from fedtrellis.server.callbacks import Call
+from fedtrellis.server.conversation import Conversation, ask_everyone
+from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.exchange import Reason, Traffic
+from fedtrellis.wire.protocol import NodeReply
+from tests.harness import calm, number_of
 
 Arrays = list[NDArray[Any]]
 NODES, ROUNDS = 4, 12
@@ -28,20 +26,15 @@ NODES, ROUNDS = 4, 12
 class Counter(StatefulClient):
     """Node k has the number k; counts the rounds that were used of its answers."""
 
-    @property
-    def number(self) -> float:
-        return float(self.client_id)
+    seen: ClassVar[dict[str, float]]
 
-    def fit_their_number(
-        self, parameters: Arrays, config: dict[str, Any]
-    ) -> tuple[Arrays, int, dict[str, Any]]:
-        return [np.array([self.number])], 1, {}
+    def fit_their_number(self, parameters: Arrays, config: dict[str, Any]) -> Any:
+        return [np.array([float(self.client_id)])], 1, {}
 
-    def fit_their_distance(
-        self, parameters: Arrays, config: dict[str, Any]
-    ) -> tuple[Arrays, int, dict[str, Any]]:
+    def fit_their_distance(self, parameters: Arrays, config: dict[str, Any]) -> Any:
         self.state["rounds"] = self.state.get("rounds", np.zeros(1)) + 1
-        return [np.array([(self.number - config["mean"]) ** 2])], 1, {}
+        self.seen[self.client_id] = float(self.state["rounds"][0])
+        return [np.array([(float(self.client_id) - config["mean"]) ** 2])], 1, {}
 
 
 class Spread(LoopStrategy):
@@ -54,31 +47,19 @@ class Spread(LoopStrategy):
         return {"rounds": np.array([float(self.counts[client])])}
 
     def run_round(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        config: ConfigRecord,
-        timeout: float,
+        self, conversation: Conversation, t: int, config: Any, timeout: float
     ) -> dict[str, float] | None:
-        self.sampled = self.sample(server_round)
+        self.sampled, self.used = self.sample(t), []
         ask: dict[str, dict[str, Any]] = {name: {} for name in self.sampled}
-        numbers = {
-            answer.client: float(answer.arrays[0][0])
-            for answer in conversation.ask(
-                server_round, "train.their_number", ask, timeout
-            )
-        }
-        self.used = []
-        if not numbers:
+        answers = conversation.ask(t, "train.their_number", ask, timeout)
+        if not answers:
             return None
-        mean = float(np.mean(list(numbers.values())))
-        asked = {name: {"mean": mean} for name in numbers}
+        mean = float(np.mean([answer.arrays[0] for answer in answers]))
+        asked = {answer.client: {"mean": mean} for answer in answers}
         distances = []
-        for answer in conversation.ask(
-            server_round, "train.their_distance", asked, timeout
-        ):
+        for answer in conversation.ask(t, "train.their_distance", asked, timeout):
             conversation.note_version(answer)
-            conversation.note_used(server_round, answer.client)
+            conversation.note_used(t, answer.client)
             self.counts[answer.client] += 1
             self.used.append(answer.client)
             distances.append(float(answer.arrays[0][0]))
@@ -86,73 +67,139 @@ class Spread(LoopStrategy):
         return {"variance": float(np.mean(distances))} if distances else None
 
 
-def start(strategy: Spread, grid: LocalGrid) -> float:
+def run(grid: LocalGrid, **options: Any) -> Spread:
+    Counter.seen = {}
+    strategy = Spread(**options)
     result = strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=ROUNDS)
-    return float(result.arrays.to_numpy_ndarrays()[0][0])
+    assert result.arrays.to_numpy_ndarrays()[0] == 1.5
+    return strategy
 
 
 def test_two_waves_a_round() -> None:
-    strategy = Spread()
-    assert start(strategy, LocalGrid(client_app(Counter), NODES)) == 1.5
-    for record in strategy.history:
+    for record in run(LocalGrid(client_app(Counter), NODES)).history:
         assert (record.used, record.round_trips) == (NODES, 2)
         assert record.train == {"variance": 1.25}
 
 
 def test_state_stays_in_step_whatever_is_lost() -> None:
-    grid = LocalGrid(
-        client_app(Counter), NODES, seed=3, request_loss=0.2, reply_loss=0.2
-    )
+    losses: dict[str, Any] = {"request_loss": 0.2, "reply_loss": 0.2}
+    grid = LocalGrid(client_app(Counter), NODES, seed=3, **losses)
 
-    class Wipe(Callback):
-        def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> None:
-            if record.round == 6:
-                for context in grid._contexts.values():
-                    context.state = RecordDict()
-            if record.round == ROUNDS - 2:
-                grid.faults = dict.fromkeys(grid.faults, 0.0)
+    def strike(record: Any) -> None:
+        if record.round == 6:
+            for context in grid._contexts.values():
+                context.state = RecordDict()
+        if record.round == ROUNDS - 2:
+            calm(grid)
 
-    seen: dict[str, list[float]] = {}
-
-    class Watched(Counter):
-        def fit_their_distance(
-            self, parameters: Arrays, config: dict[str, Any]
-        ) -> tuple[Arrays, int, dict[str, Any]]:
-            answer = super().fit_their_distance(parameters, config)
-            seen.setdefault(self.client_id, []).append(float(self.state["rounds"][0]))
-            return answer
-
-    grid.client_app = client_app(Watched)
-    strategy = Spread(callbacks=[Wipe()])
-    assert start(strategy, grid) == 1.5
+    strategy = run(grid, callbacks=[Call(strike)])
     assert any(record.rejected for record in strategy.history)
     # nothing was lost in the last two rounds: each client's count is the server's
-    assert {name: int(counts[-1]) for name, counts in seen.items()} == strategy.counts
+    assert Counter.seen == strategy.counts
 
 
-def test_it_is_no_strategy_of_one_wave() -> None:
-    strategy = Spread()
-    assert not isinstance(strategy, RoundStrategy)
-    assert not hasattr(strategy, "aggregate")
-    grid = LocalGrid(client_app(Counter), NODES)
-    start(strategy, grid)
-    message = "Spread has a loop and messages of its own, .* call its own start"
-    empty = ArrayRecord(), ConfigRecord(), grid
-    with pytest.raises(RuntimeError, match=message):
-        strategy.configure_train(1, *empty)
-    with pytest.raises(RuntimeError, match=message):
-        strategy.aggregate_train(1, [])
-    with pytest.raises(RuntimeError, match=message):
-        strategy.configure_evaluate(1, *empty)
-    with pytest.raises(RuntimeError, match=message):
-        strategy.aggregate_evaluate(1, [])
+# ----------------------------------------------------- a client that says no, by a code
 
 
-def test_each_run_is_a_conversation_of_its_own() -> None:
-    grid, strategy = LocalGrid(client_app(Counter), NODES), Spread()
-    start(strategy, grid)
-    first = strategy.conversation
-    start(strategy, grid)
-    assert strategy.conversation is not first
-    assert strategy.conversation.session != first.session
-    assert strategy.conversation.names == [str(k) for k in range(NODES)]
+class LabelError(CodedError):
+    """One of a method's own."""
+
+    code = "labels"
+
+
+WORDS = "SettingsError: error 2: no answer"
+ERRORS: dict[str, Exception] = {
+    "settings": SettingsError(WORDS),
+    "encryption": EncryptionError(WORDS),
+    "ciphertext": RefusedError(WORDS),
+    "labels": LabelError(WORDS),
+    "": ValueError(WORDS),
+}
+
+
+class Saying(StatefulClient):
+    """Number 1 raises what the test says, after it has changed its state."""
+
+    error: ClassVar[Exception]
+
+    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+        self.state["rounds"] = self.state.get("rounds", np.zeros(1)) + 1
+        if number_of(self.context) == 1 and config["number"] == 2:
+            raise self.error
+        return [self.state["rounds"]], 0, {}
+
+    fit_agree = fit
+
+
+class Listening(LoopStrategy):
+    """Asks everybody, in a round of one wave."""
+
+    everyone = False
+
+    def setup(self, point: Any, layout: Any) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def run_round(self, conversation: Any, t: int, config: Any, timeout: float) -> Any:
+        self.sampled = list(self.clients)
+        if self.everyone:
+            entries = {name: {"number": 2} for name in self.clients}
+            who = entries.__getitem__, None, timeout, self.clients
+            ask_everyone(conversation, "train.agree", *who)
+        entries = {name: {"number": t} for name in self.clients}
+        answers = conversation.ask(t, "train", entries, timeout)
+        self.used = [answer.client for answer in answers]
+        conversation.note_used(t, *self.used)
+        self.counts = [float(answer.arrays[0][0]) for answer in answers]
+        rejected = conversation.traffic.rejected
+        self.seen += [(why.code, why.refusal) for _, why in rejected]
+        return {}
+
+
+def refusing(error: Exception, strategy: Listening, **options: Any) -> Listening:
+    client = type("Client", (Saying,), {"error": error})
+    grid = LocalGrid(client_app(client), 3, **options)
+    strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=3)
+    return strategy
+
+
+@pytest.mark.parametrize("options", [{}, {"encode": True}, {"batched": True}])
+@pytest.mark.parametrize("code", list(ERRORS))
+def test_a_code_travels_and_words_mean_nothing(
+    code: str, options: dict[str, Any]
+) -> None:
+    strategy = refusing(ERRORS[code], Listening(), **options)
+    assert strategy.seen == [("refused", code) if code else ("error", "")]
+    ((who, why),) = strategy.history[1].rejected
+    assert who == "1"
+    assert WORDS in why
+    # its state is as it was before
+    assert strategy.counts == [3.0, 2.0, 3.0]
+
+
+def test_whoever_is_to_agree_and_refuses_ends_the_run() -> None:
+    strategy = Listening()
+    strategy.everyone = True
+    with pytest.raises(SettingsError) as caught:
+        refusing(ERRORS["encryption"], strategy)
+    assert str(caught.value) == f"client 1: {WORDS}"
+
+
+def test_a_refusal_is_checked_like_an_answer() -> None:
+    expected: dict[str, Any] = {"session": "s", "server-round": 1, "in-sync": True}
+    status = {**expected, "refused": "settings", "why": "no"}
+    conversation = Conversation(LocalGrid(client_app(Saying), 1), Listening())
+
+    def opened(name: str = "a", **changes: Any) -> Any:
+        return conversation._open(NodeReply(name, {**status, **changes}), "a", expected)
+
+    refused = opened()
+    assert (refused, refused.code, refused.refusal) == ("no", "refused", "settings")
+    for name, wrong in ("a", {"session": "t"}), ("a", {"server-round": 2}), ("b", {}):
+        other = opened(name, **wrong)
+        assert other.startswith("the answer has")
+        assert (other.code, other.refusal) == ("dropped", "")
+    # a long reason keeps its codes
+    traffic = Traffic()
+    traffic.reject("a", Reason("x" * 900, "refused", "labels"))
+    ((_, long),) = traffic.rejected
+    assert (len(long), long.code, long.refusal) == (504, "refused", "labels")

@@ -16,9 +16,12 @@ class InMemoryGrid:
     """Called as Flower's."""
 
 
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Where the SuperLink was started, and what Flower unpacked."""
+def test_another_copy_of_an_app_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # where Flower's is renamed, the check looks at nothing
+    assert hasattr(import_module("flwr.superlink.grid"), InMemoryGrid.__name__)
+    # where the SuperLink was started, and what Flower unpacked
     here, app = tmp_path / "mine", tmp_path / "apps" / "you.app.1.0.0.12345678"
     for folder in (here, app):
         (folder / "package").mkdir(parents=True)
@@ -26,43 +29,22 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
         (folder / "package" / "task.py").write_text("SIZE = 3\n")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(app))
-    return here, app
-
-
-def test_one_app_runs(folders: tuple[Path, Path]) -> None:
     check_same_code(InMemoryGrid())
     # what the folder has besides is no matter
-    (folders[0] / "package" / "notes.py").write_text("SIZE = 4\n")
+    (here / "package" / "notes.py").write_text("SIZE = 4\n")
     check_same_code(InMemoryGrid())
-
-
-@pytest.mark.parametrize("change", ["differs", "is missing"])
-def test_another_copy_of_it_is_named(folders: tuple[Path, Path], change: str) -> None:
-    here, _ = folders
     file = here / "package" / "task.py"
-    file.unlink()
-    if change == "differs":
-        file.write_text("SIZE = 4\n")
-    with pytest.raises(SettingsError) as caught:
-        check_same_code(InMemoryGrid())
-    said = str(caught.value)
-    assert f"run {here / 'package'} instead" in said
-    assert "task.py differs" in said
-    assert "pgrep -af flower-superlink" in said
-    assert "\n" not in said
-    # no workers, no search path of theirs
-    check_same_code(LocalGrid.__new__(LocalGrid))
-
-
-def test_a_folder_without_such_a_package_is_no_matter(
-    folders: tuple[Path, Path],
-) -> None:
-    here, _ = folders
+    for change in (lambda: file.write_text("SIZE = 4\n"), file.unlink):
+        change()
+        with pytest.raises(SettingsError) as caught:
+            check_same_code(InMemoryGrid())
+        said = str(caught.value)
+        assert f"run {here / 'package'} instead" in said
+        assert "task.py differs" in said
+        assert "pgrep -af flower-superlink" in said
+        assert "\n" not in said
+        # no workers, no search path of theirs
+        check_same_code(LocalGrid.__new__(LocalGrid))
+    # nor is a folder without such a package
     (here / "package" / "__init__.py").unlink()
-    (here / "package" / "task.py").unlink()
     check_same_code(InMemoryGrid())
-
-
-def test_flowers_grid_still_has_that_name() -> None:
-    # where it is renamed, the check looks at nothing
-    assert hasattr(import_module("flwr.superlink.grid"), InMemoryGrid.__name__)
