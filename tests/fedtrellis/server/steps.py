@@ -85,8 +85,11 @@ class Steps(RoundStrategy):
         self.x = {name: np.array(state[name]) for name in self.clients}
 
 
-def grid_of(nodes: int = 3, mod: Any = None, client: Any = StepClient) -> LocalGrid:
-    return LocalGrid(client_app(client, mods=[mod] if mod else None), nodes)
+def grid_of(
+    nodes: int = 3, mod: Any = None, client: Any = StepClient, **options: Any
+) -> LocalGrid:
+    app = client_app(client, mods=[mod] if mod else None)
+    return LocalGrid(app, nodes, **options)
 
 
 def start(

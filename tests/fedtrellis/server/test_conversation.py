@@ -17,7 +17,16 @@ from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.exchange import Reason, Traffic
 from fedtrellis.wire.protocol import NodeReply
-from tests.harness import calm, number_of
+from tests.fedtrellis.server.steps import (
+    EVERY,
+    StepClient,
+    Steps,
+    expected,
+    grid_of,
+    model_of,
+    start,
+)
+from tests.harness import calm
 
 Arrays = list[NDArray[Any]]
 NODES, ROUNDS = 4, 12
@@ -117,49 +126,18 @@ ERRORS: dict[str, Exception] = {
 }
 
 
-class Saying(StatefulClient):
+class Saying(StepClient):
     """Number 1 raises what the test says, after it has changed its state."""
 
     error: ClassVar[Exception]
 
-    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-        self.state["rounds"] = self.state.get("rounds", np.zeros(1)) + 1
-        if number_of(self.context) == 1 and config["number"] == 2:
+    def fit(self, parameters: Arrays, config: Any) -> Any:
+        answer = super().fit(parameters, config)
+        if self.client_id == "1" and config["server-round"] in (0, 2):
             raise self.error
-        return [self.state["rounds"]], 0, {}
+        return answer
 
     fit_agree = fit
-
-
-class Listening(LoopStrategy):
-    """Asks everybody, in a round of one wave."""
-
-    everyone = False
-
-    def setup(self, point: Any, layout: Any) -> None:
-        self.seen: list[tuple[str, str]] = []
-
-    def run_round(self, conversation: Any, t: int, config: Any, timeout: float) -> Any:
-        self.sampled = list(self.clients)
-        if self.everyone:
-            entries = {name: {"number": 2} for name in self.clients}
-            who = entries.__getitem__, None, timeout, self.clients
-            ask_everyone(conversation, "train.agree", *who)
-        entries = {name: {"number": t} for name in self.clients}
-        answers = conversation.ask(t, "train", entries, timeout)
-        self.used = [answer.client for answer in answers]
-        conversation.note_used(t, *self.used)
-        self.counts = [float(answer.arrays[0][0]) for answer in answers]
-        rejected = conversation.traffic.rejected
-        self.seen += [(why.code, why.refusal) for _, why in rejected]
-        return {}
-
-
-def refusing(error: Exception, strategy: Listening, **options: Any) -> Listening:
-    client = type("Client", (Saying,), {"error": error})
-    grid = LocalGrid(client_app(client), 3, **options)
-    strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=3)
-    return strategy
 
 
 @pytest.mark.parametrize("options", [{}, {"encode": True}, {"batched": True}])
@@ -167,27 +145,36 @@ def refusing(error: Exception, strategy: Listening, **options: Any) -> Listening
 def test_a_code_travels_and_words_mean_nothing(
     code: str, options: dict[str, Any]
 ) -> None:
-    strategy = refusing(ERRORS[code], Listening(), **options)
-    assert strategy.seen == [("refused", code) if code else ("error", "")]
+    client = type("Client", (Saying,), {"error": ERRORS[code]})
+    strategy = Steps()
+    result = start(strategy, grid_of(client=client, **options), rounds=3)
     ((who, why),) = strategy.history[1].rejected
+    found: Any = why
     assert who == "1"
     assert WORDS in why
+    seen = found.code, found.refusal
+    assert seen == (("refused", code) if code else ("error", ""))
     # its state is as it was before
-    assert strategy.counts == [3.0, 2.0, 3.0]
+    assert model_of(result) == expected({1: EVERY, 2: (0, 2), 3: EVERY})
 
 
 def test_whoever_is_to_agree_and_refuses_ends_the_run() -> None:
-    strategy = Listening()
-    strategy.everyone = True
+    class Agreeing(Steps):
+        def prepare(self, conversation: Conversation, timeout: float) -> None:
+            entries = {name: self.instruction(0, name) for name in self.clients}
+            asked = entries.__getitem__, None, timeout, self.clients
+            ask_everyone(conversation, "train.agree", *asked)
+
+    client = type("Client", (Saying,), {"error": ERRORS["encryption"]})
     with pytest.raises(SettingsError) as caught:
-        refusing(ERRORS["encryption"], strategy)
+        start(Agreeing(), grid_of(client=client))
     assert str(caught.value) == f"client 1: {WORDS}"
 
 
 def test_a_refusal_is_checked_like_an_answer() -> None:
     expected: dict[str, Any] = {"session": "s", "server-round": 1, "in-sync": True}
     status = {**expected, "refused": "settings", "why": "no"}
-    conversation = Conversation(LocalGrid(client_app(Saying), 1), Listening())
+    conversation = Conversation(grid_of(1), Steps())
 
     def opened(name: str = "a", **changes: Any) -> Any:
         return conversation._open(NodeReply(name, {**status, **changes}), "a", expected)

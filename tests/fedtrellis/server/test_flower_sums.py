@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import message_size_mod
 from flwr.serverapp.strategy import (
@@ -35,7 +35,7 @@ from fedtrellis.encryption import backend_class, block_sum
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.summing import RECORD
 from strategies import FedAvgGD
-from tests.harness import readable
+from tests.harness import number_of, readable
 
 N, SHAPES = 7, {"w": (3, 2), "b": (2,)}
 SIZE = 8
@@ -57,7 +57,7 @@ def app_of(mods: list[Any] | None, fails: set[int] | None = None) -> ClientApp:
     @app.train()
     def train(msg: Message, context: Context) -> Message:
         assert list(msg.content) == ["arrays", "config"]  # an app sees nothing else
-        index = int(context.node_config["partition-id"])
+        index = number_of(context)
         if index in (fails or set()):
             raise ValueError(f"row 17 of client {index} is bad")
         rng, arrays, content = np.random.default_rng(index), {}, msg.content
@@ -68,9 +68,11 @@ def app_of(mods: list[Any] | None, fails: set[int] | None = None) -> ClientApp:
             x = array.numpy()
             arrays[name] = x + pull * (rng.normal(size=x.shape) - x).astype(x.dtype)
         metrics = {"loss": float(index), "num-examples": 10 + index, "secret": 1.0}
-        records = ArrayRecord({k: _array(v) for k, v in arrays.items()})
-        reply = RecordDict({"arrays": records, "metrics": MetricRecord({**metrics})})
-        return Message(reply, reply_to=msg)
+        records: Any = {
+            "arrays": records_of(arrays),
+            "metrics": MetricRecord({**metrics}),
+        }
+        return Message(RecordDict(records), reply_to=msg)
 
     @app.evaluate()
     def evaluate(msg: Message, context: Context) -> Message:
@@ -80,13 +82,8 @@ def app_of(mods: list[Any] | None, fails: set[int] | None = None) -> ClientApp:
     return app
 
 
-def _array(values: Any) -> Any:
-    return ArrayRecord([np.asarray(values)])["0"]
-
-
-def start(dtype: str = "float64") -> ArrayRecord:
-    arrays = {k: _array(np.full(s, 0.5, dtype)) for k, s in SHAPES.items()}
-    return ArrayRecord(arrays)
+def records_of(arrays: dict[str, Any]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(a)) for name, a in arrays.items()})
 
 
 def model(result: Any) -> dict[str, Any]:
@@ -97,7 +94,8 @@ def run(strategy: Any, mods: list[Any] | None, rounds: int = 8, **options: Any) 
     dtype = options.pop("dtype", "float64")
     kind, fails = options.pop("kind", LocalGrid), options.pop("fails", None)
     grid = kind(app_of(mods, fails), N, **options)
-    return strategy.start(grid, start(dtype), num_rounds=rounds, timeout=0.05), grid
+    start = records_of({k: np.full(s, 0.5, dtype) for k, s in SHAPES.items()})
+    return strategy.start(grid, start, num_rounds=rounds, timeout=0.05), grid
 
 
 @pytest.mark.parametrize(("dtype", "close"), [("float64", 1e-9), ("float32", 5e-7)])
@@ -217,14 +215,13 @@ def test_a_block_whose_file_is_lost_begins_anew(tmp_path: Path) -> None:
 
 def test_whole_blocks_are_drawn() -> None:
     inner = FedAvg(fraction_evaluate=0.0, fraction_train=0.3)
-    terms: dict[bytes, set[str]] = defaultdict(set)
     strategy = SecureSums(inner, block_size=3)
     _, grid = run(strategy, [secure_sum_mod], 12, kind=Listening)
+    terms: dict[bytes, set[str]] = defaultdict(set)
     for message in grid.received:
         asked = grid.asked[message.metadata.reply_to_message_id]
         if asked["step"] == "term":
-            name = message.content[RECORD]["client-id"]
-            terms[asked["sum-attempt"]].add(name)
+            terms[asked["sum-attempt"]].add(message.content[RECORD]["client-id"])
     blocks = [set(block) for block in strategy._sum.blocks]
     assert len(terms) == 12
     assert all(drawn in (*blocks, set.union(*blocks)) for drawn in terms.values())
@@ -238,52 +235,48 @@ def test_a_mod_after_it_and_evaluations_that_are_accepted() -> None:
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(0.5)
 
 
+NO_EVALUATION = {"fraction_evaluate": 0.0}
+CLIPPED: dict[str, Any] = {"strategy": FedAvg(**PLAIN), "noise_multiplier": 1.0}
+CLIPPED |= {"clipping_norm": 1.0, "num_sampled_clients": 5}
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum]
-    + [QFedAvg, FedAvgGD, DifferentialPrivacyServerSideFixedClipping],
+    ("kind", "options"),
+    [
+        *((kind, NO_EVALUATION) for kind in (Bulyan, FedMedian, FedTrimmedAvg, Krum)),
+        *((kind, NO_EVALUATION) for kind in (FedXgbBagging, FedXgbCyclic, MultiKrum)),
+        (QFedAvg, {**NO_EVALUATION, "client_learning_rate": 0.1}),
+        (FedAvgGD, {}),
+        (DifferentialPrivacyServerSideFixedClipping, CLIPPED),
+    ],
 )
-def test_what_needs_single_answers_is_refused_by_name(kind: Any) -> None:
-    options: Any = {"fraction_evaluate": 0.0}
-    if kind is FedAvgGD:
-        options = {}
-    if kind is DifferentialPrivacyServerSideFixedClipping:
-        options = {"strategy": FedAvg(**PLAIN), "noise_multiplier": 1.0}
-        options |= {"clipping_norm": 1.0, "num_sampled_clients": 5}
-    if kind is QFedAvg:
-        options |= {"client_learning_rate": 0.1}
+def test_what_needs_single_answers_is_refused_by_name(kind: Any, options: Any) -> None:
     with pytest.raises(SettingsError, match=f"cannot wrap {kind.__name__}, .* FedAvg,"):
         SecureSums(kind(**options))
 
 
 @pytest.mark.parametrize(
-    ("inner", "options", "match"),
+    ("inner", "options", "node", "match"),
     [
-        ({"fraction_evaluate": 1.0}, {}, "fraction_evaluate = 1.*exposed='accept'"),
-        ({}, {"clip": 1.0}, "takes no clip; it takes largest_weight, metrics, bl"),
-        ({}, {"largest_weight": 0.0}, "largest_weight = 0 must be"),
-        ({}, {"value_range": 0.5}, "value_range = 0.5 at least 1"),
-        ({}, {"block_size": 2}, "block_size = 2 must be at least 3"),
+        ({"fraction_evaluate": 1.0}, {}, {}, "fraction_evaluate = 1.*exposed='accept'"),
+        ({}, {"clip": 1.0}, {}, "takes no clip; it takes largest_weight, metrics, bl"),
+        ({}, {"largest_weight": 0.0}, {}, "largest_weight = 0 must be"),
+        ({}, {"value_range": 0.5}, {}, "value_range = 0.5 at least 1"),
+        ({}, {"block_size": 2}, {}, "block_size = 2 must be at least 3"),
+        ({}, {}, {"least": 8}, "its node wants 8"),
+        ({}, {}, {"partition-id": 0}, "two clients have one name"),
+        ({}, {}, {"identity-file": "x"}, "key-file, or both identity-file and roster"),
+        ({}, {"metrics": ["accuracy"]}, {}, "client 0: .* have a number 'accuracy'"),
     ],
 )
-def test_settings_that_do_not_go(inner: Any, options: Any, match: str) -> None:
-    with pytest.raises(SettingsError, match=match):
-        SecureSums(FedAvg(**{**PLAIN, **inner}), **options)
-
-
-@pytest.mark.parametrize(
-    ("node", "match"),
-    [
-        ({"least": 8}, "its node wants 8"),
-        ({"partition-id": 0}, "two clients have one name"),
-        ({"identity-file": "x"}, "key-file, or both identity-file and roster-file"),
-    ],
-)
-def test_clients_that_do_not_agree_end_the_run_before_it(node: Any, match: str) -> None:
+def test_settings_and_nodes_that_do_not_go_end_the_run(
+    inner: Any, options: Any, node: Any, match: str
+) -> None:
     with pytest.raises(SettingsError, match=match):
         run(
-            SecureSums(FedAvg(**PLAIN)),
+            SecureSums(FedAvg(**{**PLAIN, **inner}), **options),
             [secure_sum_mod],
+            1,
             node_configs=[{}, node, *[{}] * (N - 2)],
         )
 
@@ -337,9 +330,3 @@ def test_a_reply_that_does_not_fit_costs_its_block_the_round(
     run(SecureSums(FedAvg(**PLAIN), **options), [secure_sum_mod], 1)
     assert "0 of 1 blocks" in caplog.text
     assert match in caplog.text
-
-
-def test_a_reply_without_a_metric_that_is_wanted_ends_the_run() -> None:
-    wanted = SecureSums(FedAvg(**PLAIN), metrics=["accuracy"])
-    with pytest.raises(SettingsError, match="client 0: .* have a number 'accuracy'"):
-        run(wanted, [secure_sum_mod], 1)

@@ -26,69 +26,36 @@ from flwr.serverapp.strategy import (
 )
 
 import strategies
-from clients import (
-    CompressedSGDClient,
-    FedAvgGDClient,
-    FedGiAClient,
-    FedOptClient,
-    FedProxClient,
-    LocalSGDClient,
-    ProjectedFedAvgClient,
-    ZerothOrderSGDClient,
-)
-from fedtrellis import (
-    LocalGrid,
-    LoopStrategy,
-    Progress,
-    client_app,
-)
+from clients import FedAvgGDClient, FedGiAClient
+from fedtrellis import LocalGrid, LoopStrategy, Progress, client_app
 from fedtrellis.domains import L1Ball
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from strategies import (
-    CompressedSGD,
-    FedAvgGD,
-    FedFW,
-    FedOpt,
-    FedProx,
-    HyFDCA,
-    LocalSGD,
-    ProjectedFedAvg,
-    ZerothOrderSGD,
-)
-from tests.harness import number_of
+from strategies import FedAvgGD, FedFW, HyFDCA
+from tests.harness import Distance, number_of
+from tests.strategies.methods import EVERY, P
 
-START = ArrayRecord([np.zeros(6)])
+START = ArrayRecord([np.zeros(P)])
+CENTRES = np.random.default_rng(0).normal(size=(4, P))
 
 
-class Loss:
-    """f_i(x) = ½‖x − c_i‖²."""
-
-    num_examples = 3
+class Loss(Distance):
+    """½‖x − c_i‖², of i + 1 examples."""
 
     def __init__(self, index: int) -> None:
-        self.centre = np.random.default_rng(index).normal(size=6)
-
-    def value(self, x: Any) -> float:
-        return 0.5 * float(((x - self.centre) ** 2).sum())
-
-    def gradient(self, x: Any) -> Any:
-        return x - self.centre
-
-    def lipschitz(self) -> float:
-        return 1.0
+        super().__init__(CENTRES[index])
+        self.num_examples = index + 1
 
 
 def grid(client: Any = FedAvgGDClient, mods: Any = None) -> LocalGrid:
-    app = client_app(
-        lambda context: client(context, Loss(number_of(context))),
-        mods=mods,
-    )
-    return LocalGrid(app, 4)
+    def client_fn(context: Any) -> Any:
+        return client(context, Loss(number_of(context)))
+
+    return LocalGrid(client_app(client_fn, mods=mods), 4)
 
 
-def model(strategy: Any, on: LocalGrid | None = None, **more: Any) -> Any:
-    result = strategy.start(on or grid(), START, 3, **more)
+def model(strategy: Any, on: LocalGrid | None = None, rounds: int = 3, **m: Any) -> Any:
+    result = strategy.start(on or grid(), START, rounds, **m)
     return record_arrays(result.arrays)[0]
 
 
@@ -154,6 +121,7 @@ def test_the_rest_of_start_is_as_in_flower() -> None:
     class Client(FedAvgGDClient):
         def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
             seen["lr"].append(config["lr"])
+            assert config["num-clients"] == 4
             return super().fit(parameters, config)
 
         def evaluate(self, parameters: Any, config: dict[str, Any]) -> Any:
@@ -166,11 +134,13 @@ def test_the_rest_of_start_is_as_in_flower() -> None:
             return super().run_round(*asked)
 
     configs: dict[str, Any] = {
-        "train_config": ConfigRecord({"lr": 0.25}),
+        "train_config": ConfigRecord({"lr": 0.25, "step-size": 1e9}),
         "evaluate_config": ConfigRecord({"fold": 2}),
     }
     strategy = Timed(**PLAIN, client_evaluate_every=3)
-    model(strategy, grid(Client), timeout=123.0, **configs)
+    found = model(strategy, grid(Client), timeout=123.0, **configs)
+    # the method's own entries count
+    assert np.array_equal(found, model(FedAvgGD(**PLAIN)))
     # clients evaluate before round 1, too
     assert seen == {"lr": [0.25] * 12, "fold": [2] * 8, "timeout": [123.0] * 3}
 
@@ -218,68 +188,44 @@ def test_wrappers_stop_before_anything_is_sent(wrapper: Any, arguments: Any) -> 
     assert on._handled == 0
 
 
-class Uneven(Loss):
-    """With as many examples as its number, and one more."""
+_WHOLE = {"batch_fraction": 1.0, "server_momentum": 0.0}
+#: The methods whose clients can weigh by their examples, and their exact steps.
+WEIGHED: dict[str, dict[str, Any]] = {
+    "fedavg-gd": {},
+    "local-sgd": {"batch_fraction": 1.0},
+    "fedprox": {},
+    "fedopt": _WHOLE,
+    "compressed-sgd top-k": {**_WHOLE, "kept_fraction": 1.0},
+    "projected-fedavg": {},
+    "zeroth-order-sgd": {"step_size": 0.3, "smoothing": 1e-7, "samples": 40},
+}
 
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.num_examples = index + 1
 
-
-BY_EXAMPLES: dict[str, Any] = {"client_weights": "examples"}
-STEADY = {**BY_EXAMPLES, "step_size": 0.1, "step_schedule": "constant"}
-WHOLE = {**STEADY, "batch_fraction": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("strategy", "client"),
-    [
-        (FedAvgGD(**STEADY), FedAvgGDClient),
-        (LocalSGD(**WHOLE), LocalSGDClient),
-        (FedProx(**STEADY), FedProxClient),
-        (FedOpt(**WHOLE, server_momentum=0.0), FedOptClient),
-        (
-            CompressedSGD(**WHOLE, server_momentum=0.0, kept_fraction=1.0),
-            CompressedSGDClient,
-        ),
-        (ProjectedFedAvg(L1Ball(100.0), **BY_EXAMPLES), ProjectedFedAvgClient),
-        (
-            ZerothOrderSGD(
-                **BY_EXAMPLES,
-                step_size=0.3,
-                smoothing=1e-7,
-                batch_size=0,
-                samples=40,
-            ),
-            ZerothOrderSGDClient,
-        ),
-    ],
-)
-def test_clients_weigh_by_their_examples_where_that_is_said(
-    strategy: Any, client: Any
-) -> None:
-    app = client_app(lambda context: client(context, Uneven(number_of(context))))
-    result = strategy.start(LocalGrid(app, 4), START, 100)
-    centres = [Loss(i).centre for i in range(4)]
+@pytest.mark.parametrize("name", WEIGHED)
+def test_clients_weigh_by_their_examples_where_that_is_said(name: str) -> None:
+    options = {"client_weights": "examples", **WEIGHED[name]}
+    if name.split("-")[0] not in ("projected", "zeroth"):
+        options["step_schedule"] = "constant"
+    found = model(EVERY[name].make(**options), grid(EVERY[name].client), rounds=100)
     # the minimum of Σ d_i f_i / Σ d_i, d_i = 1, 2, 3, 4
-    expected = np.average(centres, axis=0, weights=[1, 2, 3, 4])
-    found = record_arrays(result.arrays)[0]
+    expected = np.average(CENTRES, axis=0, weights=[1, 2, 3, 4])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_weights_by_examples_are_refused_where_they_mean_nothing() -> None:
-    # the others of the table are those above
-    assert {cls for cls in ALL if cls.needs == "sum"} == {
-        *(FedAvgGD, LocalSGD, FedProx, FedOpt, CompressedSGD, ProjectedFedAvg),
-        ZerothOrderSGD,
-    }
+    named = {name.split()[0] for name in WEIGHED}
+    assert {cls.name for cls in ALL if cls.needs == "sum"} == named
+
+    def weighed(cls: Any = FedAvgGD, *given: Any, **options: Any) -> Any:
+        return cls(*given, client_weights="examples", **options)
+
     with pytest.raises(SettingsError, match=r"'examples' does not apply to fedfw; al"):
-        FedFW(L1Ball(1.0), client_weights="examples")
+        weighed(FedFW, L1Ball(1.0))
     with pytest.raises(SettingsError, match="beside aggregation = 'median', with"):
-        FedAvgGD(**PLAIN, client_weights="examples", aggregation="median")
+        weighed(aggregation="median")
     app = client_app(lambda context: FedAvgGDClient(context, Nameless()))
     with pytest.raises(SettingsError, match=r"client 0 declared none; its objective"):
-        FedAvgGD(**PLAIN, client_weights="examples").start(LocalGrid(app, 2), START, 3)
+        model(weighed(**PLAIN), LocalGrid(app, 2))
 
 
 class Nameless:

@@ -31,8 +31,6 @@ from fedtrellis.wire.exchange import Reason, Traffic, exchange
 from tests.fedtrellis.server.steps import (
     EVERY,
     SIZE,
-    Arrays,
-    Config,
     Remote,
     StepClient,
     Steps,
@@ -77,20 +75,6 @@ def test_answers_are_aggregated_in_the_order_of_identities() -> None:
     strategy = Steps()
     start(strategy, Shuffled(client_app(StepClient), 12), rounds=2)
     assert strategy.order == [[str(i) for i in range(12)]] * 2
-
-
-def test_what_the_strategy_and_the_user_say_reaches_the_client() -> None:
-    seen: list[Config] = []
-
-    class Curious(StepClient):
-        def fit(self, parameters: Arrays, config: Config) -> Any:
-            seen.append(config)
-            return super().fit(parameters, config)
-
-    config = ConfigRecord({"lr": 0.5, "for": "overridden"})
-    start(Steps(), grid_of(2, client=Curious), rounds=1, train_config=config)
-    assert {c["for"] for c in seen} == {"0", "1"}
-    assert all((c["lr"], c["num-clients"]) == (0.5, 2) for c in seen)
 
 
 # ------------------------------------------------------------------- refused answers
@@ -257,13 +241,12 @@ def test_a_known_client_on_another_node_goes_on_where_it_was(given_up: int) -> N
     """Where it is back before its old node is given up, it waits for that."""
     grid = grid_of()
     old = node(grid, 1)
-    actions: dict[int, Any] = {2: lambda: restart(grid)}
-    if given_up == 2:
-        del actions[2]
-        actions[2] = lambda: (grid._contexts.pop(old), restart(grid))
-    else:
-        actions[3] = lambda: grid._contexts.pop(old)
-    strategy = Steps(callbacks=[at(actions)])
+    strategy = Steps(
+        callbacks=[
+            at({given_up: lambda: grid._contexts.pop(old)}),
+            at({2: lambda: restart(grid)}),
+        ]
+    )
     assert model_of(start(strategy, grid)) == [20.0] * SIZE
     assert strategy.num_clients == 3
     assert strategy.conversation.client("1").node_id == 4711
@@ -294,24 +277,15 @@ def test_nodes_that_cannot_introduce_themselves_are_left_out_or_end_the_run() ->
         start(Steps(), grid_of(2, client=lambda context: None))
 
 
-def app_of_functions() -> ClientApp:
-    app = ClientApp()
-    app.train()(lambda message, context: Message(RecordDict(), reply_to=message))
-    return app
-
-
-@pytest.mark.parametrize(
-    "app",
-    [ClientApp(client_fn=lambda context: cast(Any, NumPyClient())), app_of_functions()],
-    ids=["client_fn", "functions"],
-)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_app_that_is_not_ours_ends_the_run_and_says_what_to_use(
-    app: ClientApp,
-) -> None:
+def test_an_app_that_is_not_ours_ends_the_run_and_says_what_to_use() -> None:
+    functions = ClientApp()
+    functions.train()(lambda message, context: Message(RecordDict(), reply_to=message))
+    plain = ClientApp(client_fn=lambda context: cast(Any, NumPyClient()))
     way_out = r"none of 2 nodes .*app = fedtrellis\.client_app\(client_fn\)"
-    with pytest.raises(RuntimeError, match=way_out):
-        start(Steps(), LocalGrid(app, 2))
+    for app in (functions, plain):
+        with pytest.raises(RuntimeError, match=way_out):
+            start(Steps(), LocalGrid(app, 2))
 
 
 @pytest.mark.parametrize(
@@ -446,22 +420,6 @@ def test_early_stop_stops_and_every_callback_hears_of_it() -> None:
     assert before.heard == [("start", 1, 50), 0, 1, 2, 3, "end"]
     assert after.heard == before.heard
     assert model_of(result) == [12.0] * SIZE
-
-
-def test_an_error_in_a_callback_or_in_the_evaluation_reaches_on_failure() -> None:
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        raise ArithmeticError(f"round {server_round}")
-
-    def fail() -> None:
-        raise KeyboardInterrupt
-
-    watch = Watch()
-    with pytest.raises(ArithmeticError, match="round 0") as caught:
-        start(Steps(callbacks=[watch]), grid_of(1), evaluate_fn=evaluate)
-    assert watch.heard[-1] is caught.value
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        start(Steps(callbacks=[at({2: fail}), watch]), grid_of(1))
-    assert watch.heard[-1] is stopped.value
 
 
 def test_a_wrong_model_or_number_of_rounds_stops_before_anything_is_sent() -> None:
