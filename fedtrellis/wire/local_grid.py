@@ -388,7 +388,6 @@ class LocalGrid(Grid):
         bytes that messages would have taken, which are not made.
         """
         replies = self._handlers().ask(list(asked.values()))
-        self._handled += len(asked)
         digits, down, up = len(str(server_round)), 0, 0
         statuses: dict[int, int] = {}  # bytes of those that replies have in common
         found: dict[str, NodeReply | Reason] = {}

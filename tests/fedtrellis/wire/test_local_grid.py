@@ -1,5 +1,13 @@
 """The grid in this process: the same messages, and faults that do what they say."""
 
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -7,65 +15,54 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from numpy.typing import NDArray
 
-from fedtrellis import (
-    LocalGrid,
-    RoundStrategy,
-    SettingsError,
-    StatefulClient,
-    client_app,
-)
-from fedtrellis.server.conversation import Answer
-from fedtrellis.wire.arrays import Layout, decode
-from fedtrellis.wire.flower_internals import through_bytes
+from clients import FedAvgGDClient, FedGiAClient
+from fedtrellis import LocalGrid, SettingsError
+from fedtrellis.objectives import LeastSquares
+from fedtrellis.signals import Interrupted, signals_interrupt
+from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.local_grid import FAULTS
-
-Arrays = list[NDArray[Any]]
-Config = dict[str, Any]
-Point = NDArray[np.float64]
-
+from strategies import FedAvgGD, FedGiA
+from tests.harness import Played, Stop, contexts, grid_of, play
 
 # ------------------------------------------------- one node that counts its messages
 
 
-def counting_app() -> ClientApp:
-    """Answers with how many messages its state has seen; keeps no other record."""
+def counting_app(*records: str) -> ClientApp:
+    """Answers with how many messages its state has seen, in records of these names."""
     app = ClientApp()
 
     def count(message: Message, context: Context) -> Message:
         if "count" not in context.state:
             context.state["count"] = ConfigRecord({"n": 0})
-        record = cast(ConfigRecord, context.state["count"])
-        record["n"] = cast(int, record["n"]) + 1  # in place
-        content = RecordDict(
-            {
-                "status": ConfigRecord({"n": record["n"], "server-round": 1}),
-                "arrays": ArrayRecord([np.arange(5.0), np.arange(4, dtype=np.uint8)]),
-            }
-        )
-        return Message(content, reply_to=message)
+        counted: Any = context.state["count"]
+        counted["n"] += 1  # in place
+        content = {
+            "status": ConfigRecord({"n": counted["n"], "server-round": 1}),
+            "arrays": ArrayRecord([np.arange(5.0), np.arange(4, dtype=np.uint8)]),
+        }
+        kept = {name: content[name] for name in records or content}
+        return Message(RecordDict(cast(Any, kept)), reply_to=message)
 
-    app.train()(count)
-    app.evaluate()(count)
-    app.query("hello")(count)
+    for register in (app.train(), app.evaluate(), app.query("hello")):
+        register(count)
     return app
 
 
 def send(grid: LocalGrid, kind: str = "train") -> list[Message]:
-    (node_id,) = grid.get_node_ids()
-    message = Message(RecordDict(), node_id, kind)
-    return grid.pull_messages(grid.push_messages([message]))
+    """Send every node a message."""
+    wave = [Message(RecordDict(), node_id, kind) for node_id in grid.get_node_ids()]
+    return grid.send_and_receive(wave)
 
 
-def seen(grid: LocalGrid) -> int:
-    (context,) = grid._contexts.values()
-    record = cast(ConfigRecord, context.state.get("count", ConfigRecord({"n": 0})))
-    return cast(int, record["n"])
+def seen(grid: LocalGrid) -> list[int]:
+    """How many messages each node's state has seen."""
+    states: list[Any] = [context.state for context in contexts(grid).values()]
+    return [state["count"]["n"] if "count" in state else 0 for state in states]
 
 
-def told(reply: Message) -> int:
-    return cast(int, cast(ConfigRecord, reply.content["status"])["n"])
+def told(reply: Message) -> Any:
+    return "error" if reply.has_error() else cast(Any, reply.content["status"])["n"]
 
 
 #: By fault: what three messages are answered with (``told``, or an error), one list a
@@ -84,14 +81,13 @@ FATES: dict[str, tuple[list[list[Any]], list[int]]] = {
 
 @pytest.mark.parametrize("fault", FATES)
 def test_a_fault_does_what_it_says(fault: str) -> None:
+    """And spares introductions."""
     chances: Any = {fault: 1.0} if fault in FAULTS else {}
     grid = LocalGrid(counting_app(), 1, **chances)
     for number, (expected, state) in enumerate(zip(*FATES[fault], strict=True), 1):
         replies = send(grid)
-        assert [
-            "error" if reply.has_error() else told(reply) for reply in replies
-        ] == expected
-        assert seen(grid) == state
+        assert list(map(told, replies)) == expected
+        assert seen(grid) == [state]
         for reply in replies:
             late = fault == "late_reply"
             assert int(reply.metadata.reply_to_message_id) == number - late
@@ -99,91 +95,50 @@ def test_a_fault_does_what_it_says(fault: str) -> None:
                 assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
                 assert "injected" in str(reply.error.reason)
         assert grid.fault_counts.get(fault, 0) == number * (fault in FAULTS)
+    assert len(send(LocalGrid(counting_app(), 1, **chances), "query.hello")) == 1
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_garbage_always_has_something_wrong(kind: str) -> None:
-    grid = LocalGrid(counting_app(), 1, garbage=1.0)
+@pytest.mark.parametrize(
+    ("records", "wrong"),
+    [
+        (["status", "arrays"], {"empty", "round", "nan", "cut"}),
+        (["status"], {"empty", "round"}),
+        (["arrays"], {"empty", "nan", "cut"}),
+    ],
+)
+def test_garbage_always_has_something_wrong(
+    records: list[str], wrong: set[str]
+) -> None:
+    grid = LocalGrid(counting_app(*records), 1, garbage=1.0)
     kinds = set()
     for number in range(1, 41):
-        (reply,) = send(grid, kind)
+        (reply,) = send(grid, "evaluate" if number % 2 else "train")
         assert reply.has_content()
-        if len(reply.content) == 0:
+        content: Any = reply.content
+        found = record_arrays(content["arrays"]) if "arrays" in content else []
+        if not content:
             kinds.add("empty")
-            continue
-        status = cast(ConfigRecord, reply.content["status"])
-        arrays = cast(ArrayRecord, reply.content["arrays"])
-        values = [decode(array) for array in arrays.values()]
-        if status["server-round"] != 1:
+        elif "status" in content and content["status"]["server-round"] != 1:
             kinds.add("round")
-        elif np.isnan(values[0]).all():
+        elif np.isnan(found[0]).all():
             kinds.add("nan")
-            assert values[1].size == 3
+            assert found[1].size == 3
         else:
             kinds.add("cut")
-            assert [v.size for v in values] == [4, 3]
-        assert seen(grid) == number  # the node itself is well
-    assert kinds == {"empty", "round", "nan", "cut"}
+            assert [v.size for v in found] == [4, 3]
+        assert seen(grid) == [number]  # the node itself is well
+    assert kinds == wrong
 
 
-def test_garbage_of_a_reply_without_arrays_or_status_is_garbage_too() -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        content = RecordDict({"status": ConfigRecord({"a": 1})})
-        if context.node_config["record"] == "arrays":
-            content = RecordDict({"arrays": ArrayRecord([np.arange(3.0)])})
-        return Message(content, reply_to=message)
-
-    for record in ("arrays", "status"):
-        grid = LocalGrid(app, 1, node_configs=[{"record": record}], garbage=1.0)
-        for _ in range(20):
-            (reply,) = send(grid)
-            changed = cast(dict[str, Any], reply.content)
-            if record == "status":
-                assert changed != {"status": {"a": 1}}
-            else:
-                arrays = changed.get("arrays", {})
-                assert not any(
-                    np.array_equal(decode(a), np.arange(3.0)) for a in arrays.values()
-                )
-
-
-def test_faults_strike_about_as_often_as_asked() -> None:
+def test_faults_strike_about_as_often_as_asked_and_depend_on_the_seed() -> None:
     chances = dict(zip(FAULTS, np.linspace(0.1, 0.8, len(FAULTS)), strict=True))
-    grid = LocalGrid(counting_app(), 1, **cast(Any, chances))
-    for _ in range(400):
-        send(grid)
+    grids = [LocalGrid(counting_app(), 1, seed=s, **chances) for s in (0, 0, 1)]
+    struck = [[len(send(grid)) for _ in range(400)] for grid in grids]
+    assert struck[0] == struck[1] != struck[2]
     for fault, chance in chances.items():
         # five standard deviations
         spread = 5 * np.sqrt(400 * chance * (1 - chance))
-        assert abs(grid.fault_counts[fault] - 400 * chance) < spread
-
-
-def test_faults_depend_on_the_seed_and_spare_introductions() -> None:
-    def struck(seed: int) -> list[bool]:
-        grid = LocalGrid(counting_app(), 1, seed=seed, request_loss=0.5)
-        return [bool(send(grid)) for _ in range(60)]
-
-    assert struck(1) == struck(1)
-    assert struck(1) != struck(2)
-    grid = LocalGrid(counting_app(), 1, request_loss=1.0, garbage=1.0)
-    (reply,) = send(grid, "query.hello")
-    assert told(reply) == 1
-    assert grid.fault_counts["request_loss"] == 0
-
-
-def test_a_client_that_raises_answers_with_an_error() -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        raise ZeroDivisionError("no data")
-
-    (reply,) = send(LocalGrid(app, 1))
-    assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    assert "ZeroDivisionError: no data" in str(reply.error.reason)
+        assert abs(grids[0].fault_counts[fault] - 400 * chance) < spread
 
 
 def test_a_message_to_no_node_comes_back_as_an_error() -> None:
@@ -207,19 +162,12 @@ def test_replies_wait_until_they_are_asked_for() -> None:
 
 
 def test_nodes_have_flowers_node_config_and_what_is_added() -> None:
-    grid = LocalGrid(
-        counting_app(),
-        3,
-        run_config={"lr": 0.5},
-        node_configs=[{}, {"client-id": "clinic"}, {"partition-id": 9}],
-    )
-    configs = [dict(context.node_config) for context in grid._contexts.values()]
-    assert configs == [
-        {"partition-id": 0, "num-partitions": 3},
-        {"partition-id": 1, "num-partitions": 3, "client-id": "clinic"},
-        {"partition-id": 9, "num-partitions": 3},
-    ]
-    assert all(c.run_config == {"lr": 0.5} for c in grid._contexts.values())
+    more: list[dict[str, Any]] = [{}, {"client-id": "clinic"}, {"partition-id": 9}]
+    grid = LocalGrid(counting_app(), 3, run_config={"lr": 0.5}, node_configs=more)
+    made = list(contexts(grid).values())
+    for i, context in enumerate(made):
+        config = {"partition-id": i, "num-partitions": 3, **more[i]}
+        assert (context.node_config, context.run_config) == (config, {"lr": 0.5})
     ids = grid.get_node_ids()
     assert len(set(ids)) == 3
     assert [info.node_id for info in grid.get_nodes()] == ids
@@ -230,6 +178,7 @@ def test_nodes_have_flowers_node_config_and_what_is_added() -> None:
     ("options", "words"),
     [
         ({"num_nodes": 0}, "num_nodes = 0 must be at least 1"),
+        ({"workers": 0}, "workers = 0 must be at least 1"),
         ({"node_configs": [{}]}, "node_configs has 1 entries for 2 nodes"),
         ({"reply_los": 0.1}, "'reply_los' is no fault; allowed: request_loss"),
         ({"reply_loss": 1.5}, "reply_loss = 1.5 must be at least 0 and at most 1"),
@@ -237,128 +186,181 @@ def test_nodes_have_flowers_node_config_and_what_is_added() -> None:
         ({"wipe": float("nan")}, "wipe = nan"),
     ],
 )
-def test_wrong_arguments_are_named(options: Config, words: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+def test_wrong_arguments_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{words}.*$"):
         LocalGrid(counting_app(), **{"num_nodes": 2, **options})
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_encoded_message_is_equal_to_what_it_was() -> None:
-    LocalGrid(counting_app(), 1)
-    arrays = ArrayRecord([np.arange(5.0), np.zeros((0, 2)), np.array(1)])
-    config = ConfigRecord({"a": 1, "b": [0.5], "c": "ä", "d": b"\x00", "e": True})
-    message = Message(RecordDict({"x": arrays, "c": config}), 7, "train", group_id="3")
-    message.metadata.__dict__["_message_id"] = "1-9"
-    decoded, size = through_bytes(message)
-    assert decoded is not message
-    assert decoded.metadata == message.metadata
-    assert decoded.content == message.content
-    assert decoded.content["x"] is not arrays
-    assert size > sum(len(array.data) for array in arrays.values())
-
-
-# -------------------------------------------------------------------------- whole runs
-
-
-class MeanClient(StatefulClient):
-    """x_i ← ½ (x_i + x̄) + i; the method's own state, and dense answers."""
-
-    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, Config]:
-        x = 0.5 * (self.state["x"] + parameters[0]) + int(self.client_id)
-        self.state["x"] = x
-        return [x], 1, {"mean": float(x.mean())}
-
-
-class Mean(RoundStrategy):
-    def setup(self, point: Point, layout: Layout) -> None:
-        self.x = {name: point.copy() for name in self.clients}
-
-    def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        return {}
-
-    def check(self, answer: Answer) -> Point:
-        if len(answer.arrays) != 1 or answer.arrays[0].shape != self.x["0"].shape:
-            raise ValueError("wrong arrays")
-        return answer.arrays[0]
-
-    def aggregate(self, server_round: int, answers: Any) -> dict[str, float]:
-        self.x.update(answers)
-        self.broadcast.replace(np.mean(list(self.x.values()), axis=0))
-        return {}
-
-    def client_state(self, client: str) -> dict[str, Point]:
-        return {"x": self.x[client]}
-
-
-FAULTY: Config = {"request_loss": 0.1, "wipe": 0.1, "crash": 0.1, "state_loss": 0.1,
-          "late_reply": 0.1, "garbage": 0.1, "duplicate": 0.1}  # fmt: skip
-
-
-def run(encode: bool, faults: Config) -> tuple[Mean, bytes, LocalGrid]:
-    grid = LocalGrid(client_app(MeanClient), 4, encode=encode, **faults)
-    start = np.random.default_rng(0).standard_normal(300)
-    strategy = Mean(participation=0.7, seed=3)
-    result = strategy.start(grid, ArrayRecord([start]), 30)
-    return strategy, result.arrays["0"].data, grid
-
-
-@pytest.mark.parametrize("faults", [{}, FAULTY], ids=["well", "faulty"])
-def test_messages_as_bytes_give_the_same_run_bit_for_bit(
-    faults: Config,
-) -> None:
-    plain, model, _ = run(False, faults)
-    encoded, same_model, _ = run(True, faults)
-    assert model == same_model
-
-    def story(strategy: Mean) -> list[Any]:
-        return [(r.sampled, r.used, r.rejected) for r in strategy.history]
-
-    assert story(plain) == story(encoded)
-    assert [(r.bytes_up, r.bytes_down) for r in plain.history] == [
-        (r.bytes_up, r.bytes_down) for r in encoded.history
-    ]
-
-
-def test_the_historys_bytes_are_those_that_went_over_the_grid() -> None:
-    strategy, _, grid = run(True, {})
-    assert sum(r.bytes_up for r in strategy.history) == grid.bytes_up
-    assert sum(r.bytes_down for r in strategy.history) == grid.bytes_down
-    assert run(False, {})[2].bytes_up == 0
-
-
-def test_requests_that_are_lost_count_as_sent_by_the_server() -> None:
-    # the history has what the server sent and got; the grid what the nodes got and sent
-    strategy, _, grid = run(True, {"request_loss": 0.3})
-    assert sum(r.bytes_up for r in strategy.history) == grid.bytes_up
-    assert sum(r.bytes_down for r in strategy.history) > grid.bytes_down
 
 
 def test_states_can_be_taken_and_put_back() -> None:
-    first = LocalGrid(counting_app(), 2, seed=0, request_loss=0.5)
+    """And what is to come strikes as it would have."""
+    first, second, third = (
+        LocalGrid(counting_app(), count, request_loss=0.5) for count in (2, 3, 2)
+    )
     for _ in range(10):
-        first.send_and_receive(
-            [Message(RecordDict(), n, "train") for n in first.get_node_ids()]
-        )
+        send(first)
     states = first.client_states()
-    second = LocalGrid(counting_app(), 3, seed=0, request_loss=0.5)
     second.load_client_states(states)
-
-    def counts(grid: LocalGrid) -> list[Any]:
-        return [
-            cast(Any, context.state)["count"]["n"] if "count" in context.state else None
-            for context in grid._contexts.values()
-        ]
-
-    assert counts(second)[:2] == counts(first)
-    assert counts(second)[2] is None
-    assert all(isinstance(data, bytes) for data in states.values())
-    # and what is to come strikes as it would have
-    third = LocalGrid(counting_app(), 2, seed=0, request_loss=0.5)
     third.load_client_states(states)
-    for grid in (first, third):
-        for _ in range(10):
-            grid.send_and_receive(
-                [Message(RecordDict(), n, "train") for n in grid.get_node_ids()]
-            )
-    assert counts(third) == counts(first)
+    assert all(isinstance(data, bytes) for data in states.values())
+    assert seen(second) == [*seen(first), 0]
+    for _ in range(10):
+        send(first)
+        send(third)
+    assert seen(third) == seen(first)
+
+
+# ------------------------------------------------------ whole runs, also in processes
+
+CALM: dict[str, float] = {}
+FAULTY = dict.fromkeys(FAULTS, 0.1)
+_rng = np.random.default_rng(2)
+LOSSES = [LeastSquares(_rng.random((6, 4)) - 0.5, _rng.random(6)) for _ in range(5)]
+
+
+@pytest.fixture
+def grids() -> Iterator[Callable[..., LocalGrid]]:
+    made: list[LocalGrid] = []
+
+    def make(client: Any = FedGiAClient, **options: Any) -> LocalGrid:
+        made.append(grid_of(client, LOSSES, seed=4, **options))
+        return made[-1]
+
+    yield make
+    for grid in made:
+        grid.close()
+
+
+def run(grid: LocalGrid, rounds: int = 6, **settings: Any) -> Played[Any]:
+    method = FedGiA(sigma=20.0, tolerance=0.0, participation=0.7, **settings)
+    return play(method, grid, np.zeros(4), rounds=rounds)
+
+
+@pytest.mark.parametrize("faults", [CALM, FAULTY], ids=["calm", "faults"])
+@pytest.mark.parametrize("options", [{"encode": True}, {"workers": 2, "encode": True}])
+@pytest.mark.parametrize("batched", [False, True])
+def test_bytes_and_processes_change_nothing(
+    grids: Callable[..., LocalGrid], faults: Any, options: Any, batched: bool
+) -> None:
+    one = run(alone := grids(batched=batched, **faults))
+    two = run(grid := grids(batched=batched, **options, **faults))
+    # a cohort may be split otherwise, and its numbers rounded otherwise
+    np.testing.assert_allclose(two.models, one.models, atol=1e-14 * batched, rtol=0.0)
+    up = down = 0
+    for a, b in zip(one.strategy.history, two.strategy.history, strict=True):
+        assert (a.sampled, a.rejected, a.used) == (b.sampled, b.rejected, b.used)
+        assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
+        up, down = up + b.bytes_up, down + b.bytes_down
+    assert grid.fault_counts == alone.fault_counts
+    assert grid.client_states().keys() == alone.client_states().keys()
+    # the history has what the server sent and got, the grid what the nodes got and sent
+    assert (up, down) == (grid.bytes_up, grid.bytes_down) or faults
+    assert down >= grid.bytes_down
+    assert alone.bytes_up == alone.bytes_down == 0
+    if "workers" in options:  # the states are the processes' own
+        assert not any(context.state for context in contexts(grid).values())
+
+
+def test_a_run_goes_on_with_another_number_of_workers(
+    grids: Callable[..., LocalGrid], tmp_path: Path
+) -> None:
+    whole = run(grids())
+    for first, second in ((1, 3), (3, 2), (2, 1)):
+        path = tmp_path / f"{first}"
+        until: Any = {"checkpoint": path, "checkpoint_every": 1}
+        run(grids(workers=first), callbacks=[Stop(3)], **until)
+        rest = run(grids(workers=second), resume=path)
+        np.testing.assert_array_equal(rest.models[-1], whole.models[-1])
+
+
+def pids(grid: LocalGrid) -> list[int]:
+    return [process.pid for process in grid._nodes._processes]  # type: ignore
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+class Troubled(FedAvgGDClient):
+    """Client 3 raises, or takes its process with it; each takes its time."""
+
+    trouble = ""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        if self.trouble == "slow":
+            time.sleep(0.3)
+        elif self.client_id == "3" and self.trouble == "dies":
+            os._exit(7)
+        elif self.client_id == "3":
+            raise ArithmeticError("not today")
+        return super().fit(parameters, config)
+
+
+class Slow(Troubled):
+    trouble = "slow"
+
+
+class Dying(Troubled):
+    trouble = "dies"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_that_raises_is_an_error_reply(
+    grids: Callable[..., LocalGrid], workers: int
+) -> None:
+    grid = grids(Troubled, workers=workers)
+    played = play(FedAvgGD(), grid, np.zeros(4), rounds=2)
+    for record in played.strategy.history:
+        assert record.rejected == [("3", "error 2: ArithmeticError: not today")]
+
+
+def test_a_process_that_dies_ends_the_run_and_the_others(
+    grids: Callable[..., LocalGrid],
+) -> None:
+    grid = grids(Dying, workers=2)
+    with pytest.raises(RuntimeError, match="worker 1 of 2 ended with exit code 7"):
+        play(FedAvgGD(), grid, np.zeros(4), rounds=2)
+    assert all(gone(pid) for pid in pids(grid))
+
+
+def test_an_interruption_leaves_a_checkpoint_and_no_processes(
+    grids: Callable[..., LocalGrid], tmp_path: Path
+) -> None:
+    path, grid = tmp_path / "checkpoint", grids(Slow, workers=2)
+
+    class Alarm(Stop):
+        def on_round(self, strategy: Any, record: Any) -> bool:
+            if record.round == 2:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+            return False
+
+    def alarm(number: int, frame: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    strategy = FedAvgGD(checkpoint=path, checkpoint_every=100, callbacks=[Alarm(0)])
+    try:
+        with pytest.raises(Interrupted), signals_interrupt():
+            play(strategy, grid, np.zeros(4), rounds=50)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(strategy.history) == 2
+    # the processes were asked for their nodes' states for it, and end with the grid
+    rest = FedAvgGD(resume=path)
+    assert len(play(rest, grids(FedAvgGDClient), np.zeros(4), rounds=4).models) == 2
+    workers = pids(grid)
+    assert not any(gone(pid) for pid in workers)
+    grid.close()
+    assert all(gone(pid) for pid in workers)
+
+
+def test_processes_end_with_their_grid() -> None:
+    grid = grid_of(FedAvgGDClient, LOSSES, workers=2)
+    grid.client_states()
+    workers = pids(grid)
+    del grid
+    gc.collect()
+    assert all(gone(pid) for pid in workers)
