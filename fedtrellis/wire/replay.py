@@ -28,21 +28,21 @@ _MIN_SCALE = 1e-100
 
 
 class ReplayedIterate:
-    """x = base_weight · base + scale · entries + the steps still pending.
+    """x = scale · (share · base + entries + the steps still pending).
 
     The base, where x starts, is shared between iterates and never changed. The entries
     are an array, or the indices and values of a sparse one.
     """
 
     def __init__(self, base: FloatArray) -> None:
-        self._base, self._base_is_zero = base, not base.any()
+        self._base = base
         self._array: FloatArray | None = None
-        self._forget(1.0)
+        self._forget(float(base.any()))
         if base.size <= _DENSE_SIZE:
             self._make_dense()
 
-    def _forget(self, base_weight: float) -> None:
-        self._base_weight, self._scale = base_weight, 1.0
+    def _forget(self, share: float) -> None:
+        self._share, self._scale = share, 1.0
         self._indices, self._values = np.empty(0, dtype=np.int64), np.empty(0)
         self._pending: list[tuple[Atom, float]] = []
         if self._array is not None:
@@ -52,25 +52,23 @@ class ReplayedIterate:
         """Note down x ← decay · x + weight · atom."""
         if decay == 0.0:
             self._forget(0.0)
-        else:
-            self._base_weight *= decay
-            self._scale *= decay
-            if self._scale < _MIN_SCALE:
-                self._flush()
-                if self._array is not None:
-                    self._array *= self._scale
-                self._values = self._values * self._scale
-                self._scale = 1.0
+        self._scale *= decay or 1.0
+        if self._scale < _MIN_SCALE:
+            self._flush()
+            self._share *= self._scale
+            self._values = self._values * self._scale
+            if self._array is not None:
+                self._array *= self._scale
+            self._scale = 1.0
         self._pending.append((atom, weight / self._scale))
         if len(self._pending) >= _MAX_PENDING or not isinstance(atom, _SMALL):
             self._flush()
 
     def _make_dense(self) -> FloatArray:
         if self._array is None:
-            array = np.array(self._base, dtype=np.float64, order="C")
-            array *= self._base_weight / self._scale
-            array.reshape(-1)[self._indices] += self._values
-            self._array, self._base_weight = array, 0.0
+            self._array = np.multiply(self._base, self._share, order="C")
+            self._array.reshape(-1)[self._indices] += self._values
+            self._share = 0.0
         return self._array
 
     def _flush(self) -> None:
@@ -87,21 +85,20 @@ class ReplayedIterate:
             together = np.concatenate([self._indices, *indices])
             self._indices, where = np.unique(together, return_inverse=True)
             weights = np.concatenate([self._values, *values])
-            sums = np.bincount(where, weights, self._indices.size)
-            self._values = sums.astype(np.float64, copy=False)
+            self._values = np.bincount(where, weights, self._indices.size)
             if 4 * self._indices.size > self._base.size:
                 self._make_dense()
 
     def add_to(self, array: FloatArray, weight: float = 1.0) -> None:
         """Do array += weight · x, in place."""
         self._flush()
+        scale = weight * self._scale
         if self._array is not None:
-            array += (weight * self._scale) * self._array
+            array += scale * self._array
             return
-        flat = array.reshape(-1)
-        flat[self._indices] += (weight * self._scale) * self._values
-        if self._base_weight and not self._base_is_zero:
-            array += (weight * self._base_weight) * self._base
+        array.reshape(-1)[self._indices] += scale * self._values
+        if self._share:
+            array += (scale * self._share) * self._base
 
     def dense(self) -> FloatArray:
         """X as a new array."""
@@ -117,7 +114,7 @@ class ReplayedIterate:
         return {
             "indices": self._indices,
             "values": self._scale * self._values,
-            "base-weight": np.array(self._base_weight),
+            "base-weight": np.array(self._scale * self._share),
         }
 
     @classmethod
@@ -127,14 +124,13 @@ class ReplayedIterate:
         """Inverse of :meth:`state`, given its base; ValueError if they do not fit."""
         iterate = cls(base)
         if "array" in state:
-            iterate._array, iterate._base_weight = np.array(state["array"]), 0.0
-            shape = iterate._array.shape
-            if shape != base.shape:
-                raise ValueError(f"the iterate has shape {shape}, not {base.shape}")
+            iterate._array, iterate._share = np.array(state["array"]), 0.0
+            if iterate._array.shape != base.shape:
+                raise ValueError(f"the iterate does not have the shape {base.shape}")
             return iterate
         iterate._indices = np.array(state["indices"], dtype=np.int64)
         iterate._values = np.array(state["values"], dtype=np.float64)
         # a negative index becomes a large one
         check_entries(iterate._indices.view(np.uint64), iterate._values, base.size)
-        iterate._base_weight = float(state["base-weight"])
+        iterate._share = float(state["base-weight"])
         return iterate

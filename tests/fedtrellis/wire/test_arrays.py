@@ -29,9 +29,7 @@ from fedtrellis.wire.protocol import (
     CONFIG,
     MODEL,
     ClientMemory,
-    pack_restore,
     read_request,
-    unpack_restore,
 )
 
 ARRAYS = st.sampled_from(
@@ -374,16 +372,3 @@ def test_a_model_of_another_dtype_than_it_says_is_refused() -> None:
     wide = taken(ModelBroadcast(Layout(((9,),)), np.ones(9)), None)
     with pytest.raises(ValueError, match="of bfloat16; in this session it had"):
         taken(server, wide)
-
-
-@pytest.mark.parametrize("state_dtype", ["f4", "f8"])
-def test_a_restored_state_keeps_its_own_dtype(state_dtype: str) -> None:
-    sparse, dense = np.zeros(2000, state_dtype), np.arange(2000).astype(state_dtype)
-    sparse[5] = 0.1
-    for dtype in DTYPES:
-        server = ModelBroadcast(Layout(((2000,),), dtype), np.ones(2000))
-        state: dict[str, Any] = {"x": server.model, "sparse": sparse, "dense": dense}
-        record, config = pack_restore(state, server.model)
-        back = unpack_restore(record, config, receive(*server.encode(None), None))
-        for name, array in state.items():
-            assert same_bits(decode(back[name]), array)

@@ -13,11 +13,11 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.local_work import Descent, run_together
 
 
-def losses(count: int = 5) -> list[LeastSquares]:
+def losses(count: int = 5, kind: Any = LeastSquares) -> list[Any]:
     """One for each client, of uneven sizes."""
     rng = np.random.default_rng(4)
     sizes = range(6, 6 + count)
-    return [LeastSquares(rng.standard_normal((m, 3)), rng.random(m)) for m in sizes]
+    return [kind(rng.standard_normal((m, 3)), rng.random(m)) for m in sizes]
 
 
 class Stepping(MethodClient):
@@ -51,49 +51,45 @@ def compare(made: list[Stepping], configs: list[dict[str, Any]]) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("size", [0, 2, 7])
-def test_side_by_side_is_one_by_one(size: int) -> None:
-    compare(clients(), [{"local-steps": 4, "batch-size": size}] * 5)
+@pytest.mark.parametrize(
+    "told", [[(4, 0)] * 5, [(4, 2)] * 5, [(4, 7)] * 5, [(3, 3), (1, 3), (4, 0), (2, 0)]]
+)
+def test_side_by_side_is_one_by_one(told: list[tuple[int, int]]) -> None:
+    compare(
+        clients(count=len(told)),
+        [{"local-steps": steps, "batch-size": size} for steps, size in told],
+    )
 
 
-def test_clients_may_be_told_different_things() -> None:
-    configs = [{"local-steps": k, "batch-size": k % 2 * 3} for k in (3, 1, 4, 0, 4)]
-    compare(clients()[:3] + clients()[4:], configs[:3] + configs[4:])
-    with pytest.raises(StopIteration):
-        next(clients()[0].steps(np.ones(3), configs[3]))
+class Failing(Stepping):
+    def steps(self, x: Any, config: Any) -> Any:
+        point = yield from super().steps(x, config)
+        raise ArithmeticError(f"cannot answer {point.shape}")
+
+
+class Wide(Stepping):
+    def steps(self, x: Any, config: Any) -> Any:
+        yield Gradient(np.ones(4))
+
+
+class Rescued(Stepping):
+    def steps(self, x: Any, config: Any) -> Any:
+        try:
+            yield Gradient(np.ones(4))
+        except ValueError:
+            return (yield from super().steps(x, config))
 
 
 def test_what_one_raises_ends_its_own_work_alone() -> None:
-    made = clients()
-
-    class Failing(Stepping):
-        def steps(self, x: Any, config: Any) -> Any:
-            point = yield from super().steps(x, config)
-            raise ArithmeticError(f"cannot answer {point.shape}")
-
-    class Wide(Stepping):
-        def steps(self, x: Any, config: Any) -> Any:
-            yield Gradient(np.ones(4))
-
-    class Rescued(Stepping):
-        def steps(self, x: Any, config: Any) -> Any:
-            try:
-                yield Gradient(np.ones(4))
-            except ValueError:
-                return (yield from super().steps(x, config))
-
-    made[1] = Failing(made[1].objective)
-    made[2] = Wide(made[2].objective)
-    made[3] = Rescued(made[3].objective)
-    config = {"local-steps": 2, "batch-size": 2}
-    x = [np.ones(3)]
+    kinds: list[type[Stepping]] = [Stepping, Failing, Wide, Rescued, Stepping]
+    made = [kind(loss) for kind, loss in zip(kinds, losses(), strict=True)]
+    x, config = [np.ones(3)], {"local-steps": 2, "batch-size": 2}
     results: list[Any] = run_together(made, [x] * 5, [config] * 5)
     assert str(results[1]) == "cannot answer (3,)"
     assert type(results[2]) is ValueError
     for i in (0, 3, 4):
-        np.testing.assert_allclose(
-            results[i][0][0], made[i].fit(x, config)[0][0], rtol=1e-12
-        )
+        alone = made[i].fit(x, config)[0][0]
+        np.testing.assert_allclose(results[i][0][0], alone, rtol=1e-12)
 
 
 class Brittle(LeastSquares):
@@ -109,14 +105,8 @@ class Brittle(LeastSquares):
 
 
 def test_a_stack_that_raises_leaves_the_mini_batches_as_they_were() -> None:
-    rng = np.random.default_rng(1)
-    data = [(rng.standard_normal((6, 3)), rng.random(6)) for _ in range(3)]
-    config = {"local-steps": 3, "batch-size": 2}
-    ends = []
-    for kind in (LeastSquares, Brittle):
-        made = [Stepping(kind(A, b), i) for i, (A, b) in enumerate(data)]
-        ends.append([r[0][0] for r in compare(made, [config] * 3)])
-    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-12)
+    made = [Stepping(loss, i) for i, loss in enumerate(losses(3, Brittle))]
+    compare(made, [{"local-steps": 3, "batch-size": 2}] * 3)
 
 
 def test_the_model_is_read_only_and_the_layout_known() -> None:
@@ -149,26 +139,21 @@ def test_what_asks_for_nothing_is_no_steps() -> None:
         MethodClient().fit([np.ones(2)], {})
 
 
-class Squared:
-    """Ask for f_i(x)²."""
-
-    def __init__(self, point: Any) -> None:
-        self.point = point
+class Value:
+    """Ask for f_i(1), in a request of one's own."""
 
     def answer(self, objective: Any, layout: Any) -> float:
-        return float(objective.value(layout.objective_point(self.point))) ** 2
+        return float(objective.value(np.ones(layout.size)))
 
 
 def test_a_request_of_ones_own() -> None:
     class Asking(Stepping):
         def steps(self, x: Any, config: Any) -> Any:
-            value = yield Squared(x)
-            return x * value
+            return x * (yield Value())
 
-    for client, result in zip(
-        made := clients(Asking), compare(made, [{}] * 5), strict=True
-    ):
-        value = client.objective.value(np.ones(3)) ** 2
+    made = clients(Asking)
+    for client, result in zip(made, compare(made, [{}] * 5), strict=True):
+        value = client.objective.value(np.ones(3))
         np.testing.assert_allclose(result[0][0], np.full(3, value))
 
 
@@ -194,10 +179,9 @@ def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
             sizes = [0.1, 0.05]
             return (yield from take_steps(x, sizes, pull=0.5))
 
-    A, b = np.random.default_rng(2).standard_normal((4, 3)), np.ones(4)
     ends = []
     for kind in (LeastSquares, Taking):
-        made: list[Stepping] = [Descending(kind(A, b)) for _ in range(3)]
+        made: list[Stepping] = [Descending(loss) for loss in losses(3, kind)]
         ends.append(compare(made, [{}] * 3)[0][0][0])
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-12)
     assert made[0].objective.asked == 2  # side by side, and alone

