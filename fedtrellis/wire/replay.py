@@ -56,7 +56,7 @@ class ReplayedIterate:
         if self._scale < _MIN_SCALE:
             self._flush()
             self._share *= self._scale
-            self._values = self._values * self._scale
+            self._values *= self._scale
             if self._array is not None:
                 self._array *= self._scale
             self._scale = 1.0
@@ -85,7 +85,8 @@ class ReplayedIterate:
             together = np.concatenate([self._indices, *indices])
             self._indices, where = np.unique(together, return_inverse=True)
             weights = np.concatenate([self._values, *values])
-            self._values = np.bincount(where, weights, self._indices.size)
+            sums = np.bincount(where, weights, self._indices.size)
+            self._values = sums.astype(np.float64, copy=False)
             if 4 * self._indices.size > self._base.size:
                 self._make_dense()
 
