@@ -183,6 +183,8 @@ DECLARED = {"10¹⁵ examples": 10**15, "no examples": 0}
 OWN_LOSS = "another loss"
 KINDS = (*REFUSED, *ANSWERS, *DECLARED, OWN_LOSS)
 EACH_REFUSED = "each that is refused, in turn"
+#: Nothing is heard of its answers.
+SILENT = "silent"
 
 
 def _in_turn(scene: Scene) -> Said:
@@ -195,15 +197,20 @@ class Lying(LocalGrid):
 
     lie: Lie | None = None
     declared: int | None = None
+    silent = False
     strategy: Any = None
+
+    def _lies(self, message: Message) -> bool:
+        return number_of(self._contexts[message.metadata.dst_node_id]) == LIAR
 
     def _strikes(self, message: Message) -> set[str]:
         kind = message.metadata.message_type
+        if self.silent:
+            return {"reply_loss"} if kind == "train" and self._lies(message) else set()
         return {"garbage"} if kind in ("train", "query.hello") else set()
 
     def _spoil(self, reply: Message, message: Message) -> Message:
-        node = self._contexts[message.metadata.dst_node_id].node_config
-        lies = node["partition-id"] == LIAR
+        lies = self._lies(message)
         content = reply.content
         if message.metadata.message_type == "query.hello":
             if lies and self.declared is not None:
@@ -248,6 +255,7 @@ def run(name: str, kind: str = "", rule: str = "mean", rounds: int = 0) -> Outco
 
     grid = Lying(client_app(client), NODES, seed=1)
     grid.lie, grid.declared = lies.get(kind), DECLARED.get(kind)
+    grid.silent = kind == SILENT
     grid.strategy = strategy = method.make(seed=SEED, aggregation=rule)
     rounds = rounds or method.rounds
     result = strategy.start(grid, ArrayRecord([method.start]), num_rounds=rounds)

@@ -8,7 +8,7 @@ how much the invariants of a run are violated. All but HyFDCA's are those of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -16,25 +16,21 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 
 from clients.hyfdca import NewSamples
 from clients.hyfdca.run import NodeRules
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.encryption.cipher import PlainCipher
 from strategies import HyFDCA
-from tests.harness import distance, node_states, number_of
+from tests.harness import Array, distance, node_states, number_of
 from tests.strategies.hyfdca_runs import View, small
 from tests.strategies.methods import EVERY, METHODS, A
 
-Array = NDArray[np.float64]
 Errors = dict[str, float]
 
 NODES, SEED = 6, 5
 #: What the clients take from a server: far more than these problems need.
 LIMITS: dict[str, Any] = {"max_parameters": 10_000, "max_count": 1_000}
-#: Settings that all runs have in common.
-COMMON: dict[str, Any] = {"seed": SEED, "max_failed_rounds": 10**6}
 
 
 @dataclass
@@ -43,9 +39,8 @@ class Case:
 
     Attributes
     ----------
-    name : str
-    method : str
-        What sim.py calls it.
+    name, method : str
+        Its own, and what sim.py calls it.
     make : callable
         Makes a new strategy, given further options.
     app : ClientApp
@@ -67,7 +62,6 @@ class Case:
     errors: Callable[[Any, LocalGrid], Errors]
     nodes: int = NODES
     evaluates: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
 
     def of_dtype(self, dtype: str) -> Case:
         start = self.start.astype(dtype)
@@ -83,10 +77,7 @@ class Case:
         return 1e-9 if self.start.dtype == np.float64 else 1e-5
 
     def strategy(self, **options: Any) -> Any:
-        return self.make(**{**COMMON, **self.options, **options})
-
-
-# ----------------------------------------------------------------------- the invariants
+        return self.make(**{"seed": SEED, "max_failed_rounds": 10**6, **options})
 
 
 class Notes(Callback):
@@ -124,14 +115,11 @@ def _fedgia(strategy: Any, states: Any, notes: Notes) -> Errors:
     z = {name: strategy.client_point(name) for name in strategy.clients}
     worst = 0.0
     for name, state in states.items():
-        loss = METHODS["fedgia"].losses[int(name)]
+        loss, a = METHODS["fedgia"].losses[int(name)], A[int(name)]
         x = notes.asked_at(name, strategy.history[-1].round)
         x_i = z[name] - state["pi"] / strategy.settled_sigma
-        a = A[int(name)]
-        left = a.T @ (a @ (x - x_i)) / len(a)
-        worst = max(
-            worst, distance(left / NODES, loss.gradient(x) / NODES + state["pi"])
-        )
+        left = a.T @ (a @ (x - x_i)) / len(a) / NODES
+        worst = max(worst, distance(left, loss.gradient(x) / NODES + state["pi"]))
     mean = np.mean(list(z.values()), axis=0)
     return {
         "x = mean of the z_i": distance(strategy.broadcast.model, mean),
@@ -140,10 +128,8 @@ def _fedgia(strategy: Any, states: Any, notes: Notes) -> Errors:
 
 
 def _hyfem(strategy: Any, states: Any, notes: Notes) -> Errors:
-    worst = max(
-        distance(s["w"], strategy.local_model(name)) for name, s in states.items()
-    )
-    return {"mirrors = clients' w_k": worst}
+    pairs = ((s["w"], strategy.local_model(name)) for name, s in states.items())
+    return {"mirrors = clients' w_k": max(distance(*pair) for pair in pairs)}
 
 
 #: What else holds of a method.
@@ -154,6 +140,20 @@ MORE: dict[str, Callable[[Any, Any, Notes], Errors]] = {
 }
 
 
+def mirrored(strategy: Any, states: dict[str, dict[str, Array]]) -> float:
+    """How far the nodes' states are from what the server can give back of them."""
+    return max(
+        (
+            distance(state[key], known[key])
+            for client, state in states.items()
+            for known in [strategy.client_state(client)]
+            for key in state.keys() & known.keys()
+            if known[key].shape == state[key].shape
+        ),
+        default=0.0,
+    )
+
+
 def _of_table(name: str) -> Case:
     """The run is that in which only those who were used were asked.
 
@@ -161,70 +161,52 @@ def _of_table(name: str) -> Case:
     the client has.
     """
     method = EVERY[name]
-    losses = method.losses[:NODES]
-    notes = Notes(method.start)
+    losses, notes = method.losses[:NODES], Notes(method.start)
 
     def make(**options: Any) -> Any:
-        return method.make(
-            **{**options, "callbacks": [notes, *options.get("callbacks", [])]}
-        )
+        options["callbacks"] = [notes, *options.get("callbacks", [])]
+        return method.make(**options)
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
         found, states = {}, node_states(strategy, grid)
         if name in MORE:
             found = MORE[name](strategy, states, notes)
         if not name.startswith("feddr"):
-            found["mirrors = clients' states"] = max(
-                (
-                    distance(state[key], own[key])
-                    for client, state in states.items()
-                    for own in [strategy.client_state(client)]
-                    for key in state.keys() & own.keys()
-                    if own[key].shape == state[key].shape
-                ),
-                default=0.0,
-            )
+            found["mirrors = clients' states"] = mirrored(strategy, states)
         if not method.forgets:
             rounds = [notes.rounds[t] for t in range(1, strategy.history[-1].round + 1)]
             sets, models = zip(*rounds, strict=True)
             alike = replace(method, start=method.start.astype(models[-1].dtype))
-            calm = alike.play(alike.grid(NODES), sets=sets, **COMMON)
-            found["each x is that of a run without faults"] = distance(
-                models, calm.models
-            )
+            calm = alike.play(alike.grid(NODES), sets=sets, seed=SEED)
+            found["each x is that of a calm run"] = distance(models, calm.models)
         return found
 
     def client_fn(context: Context) -> Any:
         return method.client(context, losses[number_of(context)])
 
-    app = client_app(client_fn, **LIMITS)
-    kind = method.make().name
+    app, kind = client_app(client_fn, **LIMITS), method.make().name
     whole = kind not in ("hyfem", "hybrid-fedavg")
     return Case(name, kind, make, app, method.start, errors, evaluates=whole)
 
 
-def _hyfdca(step: str, *, parts: Any = "hybrid", **settings: Any) -> Case:
-    split = small(parts=parts)
-    key = PlainCipher.generate()
-    paper = step in ("practical", "theoretical")
+def _hyfdca(step: str, **settings: Any) -> Case:
+    split, key = small(parts="hybrid"), PlainCipher.generate()
     rng = np.random.default_rng(8)
     new_X = rng.standard_normal((10, split.p)) / sqrt(split.p)
     new_y = np.where(new_X.sum(axis=1) > 0, 1.0, -1.0)
     new_ids = [f"new-{i}" for i in range(len(new_X))]
 
     def client_fn(context: Context) -> Any:
-        columns = split.parts[int(context.node_config["partition-id"])][1]
-        new = NewSamples(new_X[:, columns], new_ids, new_y)
+        number = number_of(context)
+        new = NewSamples(new_X[:, split.parts[number][1]], new_ids, new_y)
         # one client for each feature scores
-        own = new if int(context.node_config["partition-id"]) < 2 else None
+        own = new if number < 2 else None
         rules = NodeRules(exposed="accept")  # so few samples
         return split.client(context, key=key, new_samples=own, rules=rules)
 
     def errors(strategy: Any, grid: LocalGrid) -> Errors:
-        view = View(split, grid, strategy)
-        known = np.stack(list(view.alphas().values()))
-        some = ~np.isnan(known).all(axis=0)
-        if not some.all():
+        known = np.stack(list(View(split, grid, strategy).alphas().values()))
+        if np.isnan(known).all(axis=0).any():
             return {"a holder of each sample knows its α": np.inf}
         highest, lowest = np.nanmax(known, axis=0), np.nanmin(known, axis=0)
         w = split.problem.primal_of(lowest)
@@ -234,12 +216,9 @@ def _hyfdca(step: str, *, parts: Any = "hybrid", **settings: Any) -> Case:
         }
 
     options: dict[str, Any] = {
-        "tolerance": 0.0,
-        "feature_names": split.names,
-        "context": key.evaluation_bytes(),
-        "step": step,
-        "encryption": "none",
-        "secure_sum": not paper,
+        **{"tolerance": 0.0, "feature_names": split.names, "step": step},
+        **{"context": key.evaluation_bytes(), "encryption": "none"},
+        "secure_sum": step not in ("practical", "theoretical"),
         # what is remembered is full when the soak looks for the first time
         "memory": 20,
         # the practical step diverges with many samples at once
@@ -247,15 +226,8 @@ def _hyfdca(step: str, *, parts: Any = "hybrid", **settings: Any) -> Case:
     }
     make = partial(HyFDCA, split.loss, split.regularization, **{**options, **settings})
     name = " ".join(["hyfdca", step, *(["apart"] if settings else [])])
-    return Case(
-        name,
-        "hyfdca",
-        make,
-        client_app(client_fn, **LIMITS),
-        np.zeros(split.p),
-        errors,
-        nodes=split.num_clients,
-    )
+    app, start = client_app(client_fn, **LIMITS), np.zeros(split.p)
+    return Case(name, "hyfdca", make, app, start, errors, nodes=split.num_clients)
 
 
 #: As they are fuzzed and soaked; "fedgia" has no invariant of its σ.
@@ -263,17 +235,17 @@ _NAMES = (
     *(name for name in METHODS if name not in ("fedgia", "fedlmo averaged")),
     *("fedgia gram", "fedlmo ef21", "zeroth-order-rfl dense"),
 )
-_CASES = [
+_MADE = [
     *map(_of_table, _NAMES),
-    *(_hyfdca(step) for step in ("bundle", "line-search", "practical", "theoretical")),
+    *map(_hyfdca, ("bundle", "line-search", "practical", "theoretical")),
     _hyfdca("bundle", secure_sum=False),
 ]
-_MADE = {case.name: case for case in _CASES}
 # one of each way to keep a state
 _NARROW = (
     *("fedfw corrective", "fedfw augmented", "fedgia gram", "first-order-rfl"),
     *("scaffold", "fedlmo ef21"),
 )
-CASES = _MADE | {
-    case.name: case for case in (_MADE[name].of_dtype("float32") for name in _NARROW)
+CASES = {
+    case.name: case
+    for case in (*_MADE, *(c.of_dtype("float32") for c in _MADE if c.name in _NARROW))
 }

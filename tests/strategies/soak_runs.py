@@ -15,10 +15,10 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord
-from tests.harness import contexts, node_states
+from tests.harness import calm, contexts, node_states
 from tests.strategies.soak_cases import CASES, Case, Errors
 
 #: A message is lost with probability 1 − 0.84 · 0.9 · 0.926 = 0.3.
@@ -46,7 +46,7 @@ KEPT_A_ROUND, KEPT_AT_ALL = 15, 1_000
 #: node of HyFDCA that was just wiped has 28 kB less than it gets again.
 KEPT_ARRAYS = 40_000
 
-_WIPE_EVERY, _CALM, _CHECKPOINT_EVERY, _AHEAD = 50, 10, 10, 3
+_WIPE_EVERY, _CALM, _CHECKPOINT_EVERY, _AHEAD = 40, 10, 10, 3
 
 
 class ServerDiedError(Exception):
@@ -61,20 +61,8 @@ class Nodes(LocalGrid):
 
 
 @dataclass
-class Sample:
-    """What a process holds at one moment: bytes, blocks of memory, bytes, counts."""
-
-    rss: int
-    blocks: int
-    arrays: int
-    history: int
-    items: int
-    objects: Counter[str]
-
-
-@dataclass
 class Report:
-    """What came of a run."""
+    """What came of a run; ``kept`` is by how much each measure has grown."""
 
     name: str
     rounds: int
@@ -82,20 +70,8 @@ class Report:
     seconds: float
     wipes: int
     faults: dict[str, int]
-    samples: list[Sample] = field(default_factory=list)
-    tolerance: float = 0.0
-
-    @property
-    def error(self) -> float:
-        return max(self.errors.values())
-
-    def growth(self, name: str) -> int:
-        first, last = self.samples[0], self.samples[-1]
-        return int(getattr(last, name) - getattr(first, name))
-
-    @property
-    def kept(self) -> int:
-        return self.growth("blocks") - self.growth("history")
+    kept: dict[str, int]
+    tolerance: float
 
     def problems(self) -> list[str]:
         found = [
@@ -103,39 +79,27 @@ class Report:
             for what, error in self.errors.items()
             if not error < self.tolerance
         ]
-        half = self.rounds // 2
-        if self.kept > KEPT_AT_ALL + KEPT_A_ROUND * half:
-            found.append(f"{self.kept} blocks are kept after {half} rounds")
-        if self.growth("arrays") > KEPT_ARRAYS:
-            found.append(f"{self.growth('arrays')} bytes of arrays are kept")
-        if self.growth("items") > 50:
-            found.append(f"server and grid hold {self.growth('items')} items more")
-        more = self.samples[-1].objects - self.samples[0].objects
-        found += [
-            f"{count} objects more of {name}"
-            for name, count in more.items()
-            if count > 50
+        allowed = {
+            "blocks": KEPT_AT_ALL + KEPT_A_ROUND * (self.rounds // 2),
+            **{"arrays": KEPT_ARRAYS, "items": 50},
+        }
+        return found + [
+            f"{self.kept[what]} {what} more are kept in the end than halfway"
+            for what, most in allowed.items()
+            if self.kept[what] > most
         ]
-        return found
 
     def row(self) -> str:
-        return (
-            f"| {self.name} | {self.error:.1e} | {self.growth('rss') / 1024:.0f} | "
-            f"{self.kept / (self.rounds // 2):.1f} | {self.growth('arrays')} | "
-            f"{self.growth('items'):+d} | {self.seconds:.0f} |"
-        )
-
-
-HEADER = (
-    "| method | worst violation | process, kB | blocks a round | arrays, bytes | "
-    "items | CPU seconds |\n| --- | --- | --- | --- | --- | --- | --- |"
-)
+        worst, kept = max(self.errors.values()), self.kept
+        blocks = kept["blocks"] / (self.rounds // 2)
+        more = f"{blocks:.1f},{kept['arrays']},{kept['items']:+d},{self.seconds:.0f}"
+        return f"{self.name},{worst:.1e},{kept['rss'] / 1024:.0f},{more}"
 
 
 # ---------------------------------------------------------------------------- measuring
 
 
-def _walk(root: Any, skip: frozenset[str]) -> Iterator[Any]:
+def _walk(root: Any, skip: frozenset[str] = frozenset()) -> Iterator[Any]:
     """Everything that can be reached from an object of ours, each once."""
     seen: set[int] = set()
     waiting = [root]
@@ -154,87 +118,59 @@ def _walk(root: Any, skip: frozenset[str]) -> Iterator[Any]:
             waiting += [v for k, v in attributes.items() if k not in skip]
 
 
-def held(strategy: Any, grid: LocalGrid) -> tuple[int, int]:
-    """What server and nodes hold, but for the history and the result.
+def measure(strategy: Any, grid: LocalGrid) -> dict[str, int]:
+    """What the process holds: bytes, and blocks of memory but those of the history.
 
-    Returns
-    -------
-    (int, int)
-        How many items their collections have, and how many bytes their arrays.
+    And what server and nodes hold, but for history and result: items of their
+    collections and bytes of their arrays.
     """
-    skip = frozenset({"history", "result", "callbacks", "client_app"})
-    items = nbytes = 0
-    for item in _walk([strategy, grid], skip):
-        if isinstance(item, dict | list | set | deque | tuple):
-            items += len(item)
-        elif isinstance(item, np.ndarray):
-            nbytes += item.nbytes
-        elif isinstance(item, Array):
-            nbytes += len(item.data)
-    return items, nbytes
-
-
-def _clear_caches() -> None:
-    """Empty the caches, which have a bound each, and are full at different times."""
+    strategy.state()  # steps that were only noted down are worked in
     for item in gc.get_objects():
-        # isinstance would ask proxies of lazy modules, which then load theirs
+        # caches have a bound each, and are full at different times; isinstance would
+        # ask proxies of lazy modules, which then load theirs
         if type(item) is functools._lru_cache_wrapper:
             module = str(getattr(item, "__module__", ""))
             if module.split(".")[0] in ("fedtrellis", "strategies", "clients"):
                 item.cache_clear()
-
-
-def take_sample(strategy: Any, grid: LocalGrid) -> Sample:
-    strategy.state()  # steps that were only noted down are worked in
-    _clear_caches()
     gc.collect()
     blocks = sys.getallocatedblocks()
-    objects = Counter(
-        type(item).__qualname__
-        for item in gc.get_objects()
-        # rounds' records and metrics, which a run keeps, are made of these
-        if type(item) not in (dict, list, tuple)
-        and type(item).__name__ not in ("RoundRecord", "MetricRecord")
-    )
-    items, arrays = held(strategy, grid)
-    return Sample(
-        rss=_resident(),
-        blocks=blocks,
-        arrays=arrays,
-        history=sum(1 for _ in _walk(strategy.history, frozenset())),
-        items=items,
-        objects=objects,
-    )
-
-
-def _resident() -> int:
-    """Bytes of memory that the process has; 0 where the system does not say."""
+    found = {"blocks": blocks - sum(1 for _ in _walk(strategy.history))}
+    found |= {"items": 0, "arrays": 0, "rss": 0}
+    skip = frozenset({"history", "result", "callbacks", "client_app"})
+    for item in _walk([strategy, grid], skip):
+        if isinstance(item, dict | list | set | deque | tuple):
+            found["items"] += len(item)
+        elif isinstance(item, np.ndarray):
+            found["arrays"] += item.nbytes
+        elif isinstance(item, Array):
+            found["arrays"] += len(item.data)
     path = Path("/proc/self/statm")
-    if not path.is_file():
-        return 0
-    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if path.is_file():  # pages of memory that the process has
+        pages = int(path.read_text().split()[1])
+        found["rss"] = pages * os.sysconf("SC_PAGE_SIZE")
+    return found
 
 
 # ------------------------------------------------------------------------------ the run
 
 
 class Conduct(Callback):
-    """Wipes nodes, lets the server die, ends the faults, and takes the samples."""
+    """Wipes nodes, lets the server die, ends the faults, and measures twice."""
 
     def __init__(self, grid: Nodes, nodes: int, rounds: int) -> None:
         self.grid, self.nodes, self.rounds = grid, nodes, rounds
         self.wipes = 0
         self.dies_at = 2 * rounds // 5 // _CHECKPOINT_EVERY * _CHECKPOINT_EVERY + _AHEAD
-        self.samples: list[Sample] = []
+        self.samples: list[dict[str, int]] = []
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         t = record.round
         if t == self.rounds // 2:
-            take_sample(strategy, self.grid)  # what measuring itself makes and keeps
+            measure(strategy, self.grid)  # what measuring itself makes and keeps
         if t in (self.rounds // 2, self.rounds):
-            self.samples.append(take_sample(strategy, self.grid))
+            self.samples.append(measure(strategy, self.grid))
         if t == self.rounds - _CALM:
-            self.grid.faults = dict.fromkeys(self.grid.faults, 0.0)
+            calm(self.grid)
         elif t % _WIPE_EVERY == 0 and 0 < t < self.rounds - _CALM:
             name = strategy.clients[self.wipes % self.nodes]
             contexts(self.grid)[int(name)].state = RecordDict()
@@ -244,9 +180,9 @@ class Conduct(Callback):
             raise ServerDiedError
 
 
-def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
+def soak(case: Case, rounds: int, folder: Path) -> Report:
     """Run a method for so many rounds, with a new server once in between."""
-    grid = Nodes(case.app, case.nodes, seed=seed, **FAULTS)
+    grid = Nodes(case.app, case.nodes, seed=1, **FAULTS)
     conduct = Conduct(grid, case.nodes, rounds)
     path = folder / "checkpoint.npz"
     options: dict[str, Any] = {
@@ -255,8 +191,7 @@ def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
         "checkpoint_every": _CHECKPOINT_EVERY,
         "client_evaluate_every": 10 if case.evaluates else 0,
     }
-    began = time.process_time()
-    arrays = ArrayRecord([case.start])
+    began, arrays = time.process_time(), ArrayRecord([case.start])
     with suppress(ServerDiedError):
         case.strategy(**options).start(grid, arrays, num_rounds=rounds)
     # a new process knows the checkpoint; the nodes are some rounds ahead of it
@@ -270,6 +205,7 @@ def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
     errors["the model is finite"] = 0.0 if np.isfinite(model).all() else np.inf
     everybody = strategy.history[-1].used == strategy.history[-1].sampled
     errors["in the end all take part"] = 0.0 if everybody else np.inf
+    first, last = conduct.samples
     return Report(
         name=case.name,
         rounds=sum(record.round > 0 for record in strategy.history),
@@ -277,7 +213,7 @@ def soak(case: Case, rounds: int, folder: Path, seed: int = 1) -> Report:
         seconds=time.process_time() - began,
         wipes=conduct.wipes,
         faults=dict(grid.fault_counts),
-        samples=conduct.samples,
+        kept={what: last[what] - first[what] for what in first},
         tolerance=case.tolerance,
     )
 
@@ -299,12 +235,10 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float64", "float32"))
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    failed = False
-    print(HEADER, flush=True)
-    cases = list(CASES.values())
-    if arguments.dtype:
-        cases = cases_of_dtype(arguments.dtype)
-    for case in cases:
+    failed, dtype = False, arguments.dtype
+    titles = '"process, kB",blocks a round,"arrays, bytes",items,CPU seconds'
+    print(f"method,worst violation,{titles}", flush=True)
+    for case in cases_of_dtype(dtype) if dtype else CASES.values():
         if arguments.names and case.name not in arguments.names:
             continue
         with tempfile.TemporaryDirectory() as folder:

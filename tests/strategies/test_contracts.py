@@ -17,7 +17,6 @@ import pytest
 from fedtrellis.manifolds import Euclidean
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
-from fedtrellis.wire.local_grid import FAULTS
 from tests.harness import Array, Played, Stop, distance, node_states
 from tests.strategies.methods import (
     EVERY,
@@ -30,6 +29,7 @@ from tests.strategies.methods import (
     of_dtype,
     on,
 )
+from tests.strategies.soak_cases import mirrored
 
 LOSES_STATE = ("state_loss", "wipe")
 #: What is replayed along a client's random directions is added in another order.
@@ -97,20 +97,6 @@ def test_whoever_was_not_heard_was_not_asked(name: str, encode: bool) -> None:
     check_replayed(name, ran, participation=p)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", STATEFUL)
-def test_each_fault_alone(name: str, fault: str) -> None:
-    method, rate = EVERY[name], {fault: 0.5}
-    ran = method.play(method.grid(4, seed=1, **rate), 12, last_fault=11)
-    assert ran.grid.fault_counts[fault] > 10
-    if not (method.forgets and fault in LOSES_STATE):
-        calm = method.play(method.grid(4), sets=ran.used)
-        check_same(ran, calm, NEAR.get(name, 1e-13))
-    # who lost its state gets it back in the same round
-    everybody = all(record.used == 4 for record in ran.strategy.history)
-    assert everybody == (fault in (*LOSES_STATE, "duplicate"))
-
-
 @pytest.mark.parametrize("name", STATEFUL)
 def test_nodes_that_never_keep_anything(name: str) -> None:
     method = EVERY[name]
@@ -140,6 +126,10 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(
 
     whole = run()
     check_same(whole, run(encode=True), 0.0)
+    if dtype == "float64" and not name.startswith("feddr"):  # it has another x_i
+        states = node_states(whole.strategy, whole.grid)
+        assert bool(states) == whole.strategy.stateful
+        assert mirrored(whole.strategy, states) < 1e-9
     run(checkpoint=path, callbacks=[Stop(9)])
     rest = run(resume=path)
     near = 1e-12 if name in SUMMED and dtype == "float64" else 0.0
@@ -152,6 +142,23 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(
         again = of_dtype(method, other)
         with pytest.raises(SettingsError, match=f"its dtype is {dtype}, this run's is"):
             again.play(again.grid(), 16, resume=path)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if not n.startswith("hy")])
+def test_a_checkpoint_from_before_any_answer(name: str, tmp_path: Path) -> None:
+    """What is settled by the first answers is settled after it."""
+    method, path = EVERY[name], tmp_path / "checkpoint"
+
+    def run(**options: Any) -> Played[Any]:
+        grid = method.grid(3, request_loss=1.0)
+        return method.play(grid, 5, last_fault=2, **options)
+
+    whole = run()
+    assert [len(used) for used in whole.used] == [0, 0, 3, 3, 3]
+    with pytest.raises(RuntimeError, match="no usable answer"):
+        run(checkpoint=path, callbacks=[Stop(2)])
+    grid = method.grid(3)  # who was asked in vain has kept nothing
+    check_same(whole, method.play(grid, 5, resume=path), NEAR.get(name, 0.0), 2)
 
 
 @pytest.mark.parametrize("name", EVERY)

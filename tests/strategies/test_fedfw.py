@@ -1,12 +1,13 @@
-"""FedFW, FedFW+ and FedFW-sto against plain NumPy loops, on every kind of model."""
+"""FedFW, FedFW+ and FedFW-sto: a plain loop, λ_0 that nobody has chosen, messages."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -25,56 +26,59 @@ from fedtrellis.domains import (
     Product,
     Simplex,
 )
+from fedtrellis.domains.atoms import DenseAtom, SignAtom, SparseAtom, unpack_atoms
+from fedtrellis.domains.base import alike, describe
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
+from fedtrellis.schedules import Schedule
+from fedtrellis.settings import SettingsError
+from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.broadcast import unpack_steps
+from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE, STATUS
 from strategies import FedFW, NaiveFrankWolfe, ProjectedFedAvg
 from tests.harness import (
     Array,
     Distance,
+    Played,
     Recorder,
-    distance,
+    app_of,
+    encode_message,
     grid_of,
-    node_states,
     only_for,
     play,
 )
-from tests.strategies.methods import EVERYTHING, METHODS
 
 N, P, RADIUS = 5, 12, 3.0
-
-
+BALL = L1Ball(RADIUS)
 _rng = np.random.default_rng(0)
 A, B = _rng.standard_normal((N, 6, P)), _rng.standard_normal((N, 6))
-# f_i = n ‖A_i x − b_i‖², so that F = ‖Ax − b‖²
-OBJECTIVES = [
-    LeastSquares(a, b, weight=N, scale="sum") for a, b in zip(A, B, strict=True)
+# F = ‖Ax − b‖² of f_i = n ‖A_i x − b_i‖²; clients are unequal
+LOSSES = [
+    LeastSquares(1.5**i * a, b, weight=N, scale="sum")
+    for i, (a, b) in enumerate(zip(A, B, strict=True))
 ]
 
 
-def arrays_of(
+def recorded(
     strategy: Any,
-    objectives: Sequence[Any],
-    start: Sequence[Array],
     rounds: int,
-    **options: Any,
-) -> list[Array]:
-    """The model's arrays after a run with FedFW's clients."""
-    grid = grid_of(FedFWClient, objectives, strategy.domain, **options)
-    return play(strategy, grid, start, rounds).arrays
+    *,
+    losses: Sequence[Any] = LOSSES,
+    start: Array | None = None,
+    domains: Sequence[Domain] | None = None,
+    client: Any = FedFWClient,
+    missed: Any = (),
+    wiped: Any = (),
+) -> tuple[Played[Any], Recorder]:
+    own = list(zip(losses, domains or [strategy.domain] * len(losses), strict=True))
+    app = app_of(lambda context, both: client(context, *both), own)
+    grid = Recorder(app, len(losses), encode=True)
+    grid.missed, grid.wiped = set(missed), set(wiped)
+    point = np.full(P, RADIUS / P / 2) if start is None else start
+    return play(strategy, grid, point, rounds), grid
 
 
 # ------------------------------------------------------------ METHODS §1 in plain NumPy
-
-
-def l1_oracle(g: Array) -> Array:
-    s = np.zeros_like(g)
-    j = int(np.argmax(np.abs(g)))
-    s[j] = -RADIUS * np.sign(g[j])
-    return s
-
-
-SCHEDULES = ("convex", "nonconvex", "stochastic", "constant")
-SAMPLINGS = ("bernoulli", "fixed")
 
 
 def schedule(
@@ -91,64 +95,6 @@ def schedule(
     return 0.2, lam0, 1.0 if t == 1 else 0.3
 
 
-def full_gradient(i: int, x: Array, t: int) -> Array:
-    gradient: Array = 2 * N * A[i].T @ (A[i] @ x - B[i])
-    return gradient
-
-
-def loop(
-    sets: Sequence[Sequence[int]],
-    numbers: Callable[[float], tuple[float, float, float]],
-    start: Array,
-    *,
-    variant: str = "plain",
-    dual_penalty: float = 0.0,
-    gradient: Callable[[int, Array, int], Array] = full_gradient,
-    oracle: Callable[[Array], Array] = l1_oracle,
-    n: int = N,
-    k: int = 1,
-    own: bool = True,
-    noise: Callable[[int, int, float], Array] | None = None,
-) -> tuple[Array, list[Array]]:
-    """The method as METHODS §1 and §5.2 have it; ``sets[t − 1]`` take part in round t.
-
-    ``numbers`` are η, λ, ρ of a step, counted from 1: of k a round, or of the client's
-    own, and then λ goes by the mean over all clients.
-    """
-    x = [start.copy() for _ in range(n)]
-    y = [np.zeros_like(start) for _ in range(n)]
-    d: list[Array | None] = [None] * n
-    taken = np.zeros(n)
-    x_bar = start.copy()
-    for t, S in enumerate(sets, start=1):
-        before, mean = [z.copy() for z in x], taken.mean()
-        for i in S:
-            for j in range(1, k + 1):
-                tau = (t - 1) * k + j
-                eta, _, rho = numbers(taken[i] + 1 if own else tau)
-                _, lam, _ = numbers(mean + j if own else tau)
-                g = gradient(i, x[i], t) / n
-                if variant == "augmented":
-                    if j == 1:
-                        y[i] = y[i] + dual_penalty * (x[i] - x_bar)
-                    g = g + y[i]
-                if variant == "stochastic":
-                    old = d[i]
-                    g = g if old is None else (1 - rho) * old + rho * g
-                    d[i] = g
-                if noise is not None:
-                    g = g + noise(i, t, eta)
-                s = oracle(g + lam * (x[i] - x_bar))
-                x[i] = (1 - eta) * x[i] + eta * s
-                taken[i] += 1
-        x_bar = x_bar + sum(x[i] - before[i] for i in S) / n
-    return x_bar, x
-
-
-def sets_of(strategy: Any, rounds: int) -> list[list[int]]:
-    return [[int(name) for name in strategy.sample(t)] for t in range(1, rounds + 1)]
-
-
 def draws(seed: int, purpose: str) -> Callable[[int, int], np.random.Generator]:
     """A client's generator of a round, from which its steps draw one by one."""
     made: dict[tuple[int, int], np.random.Generator] = {}
@@ -159,239 +105,156 @@ def draws(seed: int, purpose: str) -> Callable[[int, int], np.random.Generator]:
     return draw
 
 
-#: Schedule, what its t counts, who takes part, local steps.
-RUNS = [
-    *((name, "round", sampling, 1) for name in SCHEDULES for sampling in SAMPLINGS),
-    *(("convex", "own", sampling, 3) for sampling in SAMPLINGS),
-    *((name, "round", "bernoulli", 3) for name in SCHEDULES),
-]
+def check_loop(
+    strategy: FedFW,
+    rounds: int,
+    start: Array,
+    losses: Sequence[Any] = LOSSES,
+    near: float = 1e-10,
+) -> None:
+    """METHODS §1 and §5.2, with the clients that take part.
+
+    η, λ, ρ of a step are counted from 1: of k a round, or of the client's own, and then
+    λ goes by the mean over all clients.
+    """
+    s, k, n = strategy, strategy.local_steps or 1, len(losses)
+    ran = play(s, grid_of(FedFWClient, losses, s.domain, encode=True), start, rounds)
+    own = s.step_count == "own" if s.step_count else s.schedule == "convex"
+    # 3 of 5 clients in every round, where half of them were asked for
+    p = 1.0 if own else 0.6 if s.sampling == "fixed" else s.participation
+    batches, noise = draws(s.seed, "mini-batch"), draws(s.seed, "oracle noise")
+
+    def numbers(t: float) -> tuple[float, float, float]:
+        return schedule(s.schedule, s.penalty or 0.0, p, k * rounds, t)
+
+    x, x_bar = [start.copy() for _ in losses], start.copy()
+    y, taken = [np.zeros_like(start) for _ in losses], np.zeros(n)
+    d: list[Array | None] = [None] * n
+    for t, S in enumerate(ran.used, start=1):
+        assert [int(name) for name in s.sample(t)] == S
+        before, mean = [z.copy() for z in x], taken.mean()
+        for i in S:
+            for j in range(1, k + 1):
+                tau = (t - 1) * k + j
+                eta, _, rho = numbers(taken[i] + 1 if own else tau)
+                _, lam, _ = numbers(mean + j if own else tau)
+                if s.variant == "stochastic":
+                    rng = batches(i, t)
+                    g = losses[i].stochastic_gradient(x[i], rng, s.batch_size) / n
+                    old = d[i]
+                    d[i] = g = g if old is None else (1 - rho) * old + rho * g
+                else:
+                    g = losses[i].gradient(x[i]) / n
+                if s.variant == "augmented":
+                    if j == 1:
+                        y[i] = y[i] + (s.dual_penalty or 0.0) * (x[i] - x_bar)
+                    g = g + y[i]
+                if s.lmo_noise:
+                    size = math.sqrt(eta) if s.lmo_noise_decay else 1.0
+                    g = g + noise(i, t).normal(0.0, s.lmo_noise * size, g.shape)
+                atom = s.domain.lmo(g + lam * (x[i] - x_bar)).dense()
+                x[i] = (1 - eta) * x[i] + eta * atom
+                taken[i] += 1
+        x_bar = x_bar + sum(x[i] - before[i] for i in S) / n
+    assert ran.model.shape == start.shape
+    assert np.abs(ran.model - x_bar).max() < near
+    assert np.abs(x_bar - np.mean(x, axis=0)).max() < near
+    assert s.domain.contains(ran.model)
+    for i in range(n):
+        assert np.abs(s._client_iterate(str(i)) - x[i]).max() < near
 
 
-@pytest.mark.parametrize(("name", "count", "sampling", "k"), RUNS)
+@pytest.mark.parametrize(
+    ("name", "count", "sampling", "k"),
+    [
+        *(("convex", "round", "bernoulli", 1), ("nonconvex", "round", "fixed", 1)),
+        *(("nonconvex", "round", "bernoulli", 3), ("stochastic", "round", "fixed", 1)),
+        *(("constant", "round", "bernoulli", 3), ("convex", "own", "fixed", 3)),
+        ("convex", "own", "bernoulli", 3),
+    ],
+)
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
 def test_run_equals_numpy_loop(
     variant: Any, name: Any, count: Any, sampling: Any, k: int
 ) -> None:
-    p, rounds, seed, batch = 0.5, 40 // k, 7, 2
-    strategy = FedFW(
-        L1Ball(RADIUS),
-        penalty=1.5,
-        variant=variant,
-        schedule=name,
-        step_count=count,
-        local_steps=k,
-        step_size=0.2,
-        **only_for(variant, dual_penalty=0.4, averaging=0.3, batch_size=batch),
-        participation=p,
-        sampling=sampling,
-        seed=seed,
-    )
-    start = np.full(P, RADIUS / P / 2)
-    (model,) = arrays_of(strategy, OBJECTIVES, [start], rounds)
-    batches = draws(seed, "mini-batch")
-
-    def batch_gradient(i: int, x: Array, t: int) -> Array:
-        return OBJECTIVES[i].stochastic_gradient(x, batches(i, t), batch)
-
-    sets = sets_of(strategy, rounds)
-    # 3 of 5 clients in every round, where half of them were asked for
-    share = 0.6 if sampling == "fixed" else p
-    x_bar, x = loop(
-        sets,
-        # who counts steps needs no p
-        lambda t: schedule(name, 1.5, 1.0 if count == "own" else share, k * rounds, t),
-        start,
-        variant=variant,
-        dual_penalty=0.4,
-        gradient=batch_gradient if variant == "stochastic" else full_gradient,
-        k=k,
-        own=count == "own",
-    )
-    assert np.abs(model - x_bar).max() < 1e-10
-    for i in range(N):
-        assert np.abs(strategy._client_iterate(str(i)) - x[i]).max() < 1e-10
-    assert np.abs(model - np.mean(x, axis=0)).max() < 1e-10
-    assert [record.sampled for record in strategy.history] == [len(s) for s in sets]
-    assert [record.used for record in strategy.history] == [len(s) for s in sets]
+    own = only_for(variant, dual_penalty=0.4, averaging=0.3, batch_size=2)
+    shared: dict[str, Any] = {"participation": 0.5, "sampling": sampling, "seed": 7}
+    steps: dict[str, Any] = {"step_count": count, "local_steps": k, "step_size": 0.2}
+    how: dict[str, Any] = {"schedule": name, **shared, **steps, **own}
+    strategy = FedFW(BALL, penalty=1.5, variant=variant, **how)
+    check_loop(strategy, 30 // k, np.full(P, RADIUS / P / 2))
 
 
-# ------------------------------------------------------------------------- Appendix A
+@pytest.mark.parametrize(("k", "decay"), [(1, False), (3, True)])
+def test_noise_in_the_oracle_equals_numpy_loop(k: int, decay: bool) -> None:
+    """σ √η_t of it, with each client's own η, or σ."""
+    how: Any = {"lmo_noise": 2.0, "lmo_noise_decay": decay, "participation": 0.5}
+    strategy = FedFW(BALL, penalty=1.5, variant="plain", local_steps=k, seed=3, **how)
+    check_loop(strategy, 15, np.zeros(P))
+
+
+@pytest.mark.parametrize(
+    ("domain", "start"),
+    [
+        (NuclearNormBall(3.0), np.zeros((4, 6))),
+        (Simplex(2.0), np.full(9, 2 / 9)),
+        (Box(-1.0, 0.5), np.zeros((2, 3))),
+        (L2Ball(2.0), np.zeros((3, 1, 2))),
+        (Product([Simplex(2.0), L2Ball(1.0)], [(2, 3), (4,)]), np.full(10, 1 / 3)),
+    ],
+    ids=["nuclear", "simplex", "box", "l2", "product"],
+)
+def test_other_sets_equal_numpy_loop(domain: Domain, start: Array) -> None:
+    rng = np.random.default_rng(8)
+    losses = [Distance(rng.standard_normal(start.shape)) for _ in range(N)]
+    how: Any = {"participation": 0.7, "variant": "augmented", "dual_penalty": 0.2}
+    check_loop(FedFW(domain, penalty=0.5, **how), 40, start, losses, 1e-9)
 
 
 @pytest.mark.parametrize("domain", [Box(-1.0, 1.0), LInfBall(1.0)])
 def test_appendix_a(domain: Domain) -> None:
     """min over [−1, 1] of ½(x − 3)² + ½(x + 1)²: naive stays at 0, FedFW+ finds 1."""
     # f_i = 2 · ½(x − c_i)², so that F = (1/2) Σ f_i
-    objectives = [LeastSquares([[1.0]], [c], scale="sum") for c in (3.0, -1.0)]
-    naive = NaiveFrankWolfe(domain)
-    grid = grid_of(NaiveFrankWolfeClient, objectives, domain)
-    stuck = play(naive, grid, np.zeros(1), 300).model
+    losses = [LeastSquares([[1.0]], [c], scale="sum") for c in (3.0, -1.0)]
+    grid = grid_of(NaiveFrankWolfeClient, losses, domain)
+    stuck = play(NaiveFrankWolfe(domain), grid, np.zeros(1), 300).model
     assert stuck.item() == pytest.approx(0.0, abs=1e-12)
-    (found,) = arrays_of(
-        FedFW(domain, penalty=1.0, variant="augmented"), objectives, [np.zeros(1)], 600
-    )
+    strategy = FedFW(domain, penalty=1.0, variant="augmented")
+    found = play(strategy, grid_of(FedFWClient, losses, domain), np.zeros(1), 600).model
     assert found.item() == pytest.approx(1.0, abs=1e-2)
-
-
-# --------------------------------------------------------- domains, layers and matrices
-
-
-@pytest.mark.parametrize("decay", [True, False])
-@pytest.mark.parametrize("k", [1, 3])
-def test_noise_in_the_oracle_equals_numpy_loop(k: int, decay: bool) -> None:
-    """σ √η_t of it, with each client's own η, or σ."""
-    strategy = FedFW(
-        L1Ball(RADIUS),
-        penalty=1.5,
-        variant="plain",
-        local_steps=k,
-        lmo_noise=2.0,
-        lmo_noise_decay=decay,
-        participation=0.5,
-        seed=3,
-    )
-    (model,) = arrays_of(strategy, OBJECTIVES, [np.zeros(P)], 15)
-    drawn = draws(3, "oracle noise")
-
-    def noise(i: int, t: int, eta: float) -> Array:
-        return drawn(i, t).normal(0.0, 2.0 * (math.sqrt(eta) if decay else 1.0), P)
-
-    x_bar, _ = loop(
-        sets_of(strategy, 15),
-        lambda t: schedule("convex", 1.5, 1.0, 15, t),
-        np.zeros(P),
-        k=k,
-        noise=noise,
-    )
-    assert np.abs(model - x_bar).max() < 1e-10
-
-
-def nuclear_oracle(radius: float) -> Callable[[Array], Array]:
-    def oracle(g: Array) -> Array:
-        left, _, right = np.linalg.svd(g)
-        atom: Array = -radius * np.outer(left[:, 0], right[0])
-        return atom
-
-    return oracle
-
-
-def simplex_oracle(g: Array) -> Array:
-    s = np.zeros_like(g)
-    s.flat[int(np.argmin(g))] = 2.0
-    return s
-
-
-def both(g: Array) -> Array:
-    """A part's oracle on its part of the gradient."""
-    rest = -g[6:] / np.linalg.norm(g[6:])
-    return np.concatenate([simplex_oracle(g[:6]), rest])
-
-
-@pytest.mark.parametrize(
-    ("domain", "oracle", "start"),
-    [
-        (NuclearNormBall(3.0), nuclear_oracle(3.0), np.zeros((4, 6))),
-        (Simplex(2.0), simplex_oracle, np.full(9, 2 / 9)),
-        (Box(-1.0, 0.5), lambda g: np.where(g > 0, -1.0, 0.5), np.zeros((2, 3))),
-        (L2Ball(2.0), lambda g: -2 * g / np.linalg.norm(g), np.zeros((3, 1, 2))),
-        (
-            Product([Simplex(2.0), L2Ball(1.0)], [(2, 3), (4,)]),
-            both,
-            np.full(10, 1 / 3),
-        ),
-    ],
-    ids=["nuclear", "simplex", "box", "l2", "product"],
-)
-def test_other_sets_equal_numpy_loop(
-    domain: Domain, oracle: Callable[[Array], Array], start: Array
-) -> None:
-    rng = np.random.default_rng(8)
-    centres = [rng.standard_normal(start.shape) for _ in range(N)]
-    strategy = FedFW(
-        domain, penalty=0.5, participation=0.7, variant="augmented", dual_penalty=0.2
-    )
-    (model,) = arrays_of(
-        strategy, [Distance(c) for c in centres], [start], 50, encode=True
-    )
-    x_bar, x = loop(
-        sets_of(strategy, 50),
-        lambda t: schedule("convex", 0.5, 1.0, 50, t),
-        start,
-        variant="augmented",
-        dual_penalty=0.2,
-        gradient=lambda i, z, t: z - centres[i],
-        oracle=oracle,
-    )
-    assert model.shape == start.shape
-    assert np.abs(model - x_bar).max() < 1e-9
-    assert domain.contains(model)
-    for i in range(N):
-        assert np.abs(strategy._client_iterate(str(i)) - x[i]).max() < 1e-9
 
 
 # -------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (
-            {"variant": "plain", "step_count": "own", "schedule": "nonconvex"},
-            "is for schedule = 'convex'",
-        ),
+def test_a_schedule_that_a_variant_has_not() -> None:
+    own: Any = {"variant": "plain", "step_count": "own", "schedule": "nonconvex"}
+    for options, says in (
+        (own, "is for schedule = 'convex'"),
         ({"schedule": "constant"}, "allowed: convex, nonconvex"),
-    ],
-)
-def test_bad_settings(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
-        FedFW(L1Ball(1.0), **options)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(SettingsError, match=re.escape(says)):
+            FedFW(BALL, **options)
 
 
 @pytest.mark.parametrize("make", [FedFW, ProjectedFedAvg])
-@pytest.mark.parametrize(
-    ("domain", "start", "rounds", "says"),
-    [
+def test_a_bad_model_stops_before_any_message(make: Any) -> None:
+    bad: list[tuple[Domain, list[Array], int, str]] = [
         (BirkhoffPolytope(), [np.zeros(9)], 3, "square matrices"),
         (NuclearNormBall(1.0), [np.zeros((2, 2)), np.zeros(2)], 3, "matrices"),
         (Product([L1Ball(1.0)], [(4,)]), [np.zeros(5)], 3, "flat vector"),
         (L1Ball(1.0), [np.array([0.0, np.nan])], 3, "not finite"),
         (L1Ball(1.0), [np.array([0.0, np.inf])], 3, "not finite"),
         (L1Ball(1.0), [np.zeros(2)], 0, "num_rounds = 0"),
-    ],
-    ids=["birkhoff", "nuclear", "product", "nan", "inf", "rounds"],
-)
-def test_bad_model_stops_before_any_message(
-    make: Any, domain: Domain, start: list[Array], rounds: int, says: str
-) -> None:
-    grid = Recorder(client_app(lambda context: None), 3)
-    with pytest.raises(ValueError, match=says) as caught:
-        make(domain).start(
-            grid=grid, initial_arrays=ArrayRecord(start), num_rounds=rounds
-        )
-    assert "\n" not in str(caught.value)
-    assert not grid.sent
-
-
-# ----------------------------------------------- cut in two, Flower's calls, lost d_i
-
-
-def check_mean(strategy: Any) -> None:
-    points = [strategy._client_iterate(name) for name in strategy.clients]
-    assert distance(strategy.broadcast.model, np.mean(points, axis=0)) < 1e-9
-
-
-def test_stochastic_with_everything() -> None:
-    """What the server cannot give back (d_i) is lost, x_i is not."""
-    method = METHODS["fedfw stochastic"]
-    ran = method.play(method.grid(10, **EVERYTHING), 60, last_fault=59)
-    check_mean(ran.strategy)
-    assert ran.strategy.history[-1].used == 10
-    states = node_states(ran.strategy, ran.grid)
-    assert len(states) == 10
-    for name, state in states.items():
-        assert "y" not in state
-        assert distance(state["x"], ran.strategy._client_iterate(name)) < 1e-9
+    ]
+    for domain, start, rounds, says in bad:
+        grid = Recorder(client_app(lambda context: None), 3)
+        with pytest.raises(ValueError, match=says) as caught:
+            make(domain).start(
+                grid=grid, initial_arrays=ArrayRecord(start), num_rounds=rounds
+            )
+        assert "\n" not in str(caught.value)
+        assert not grid.sent
 
 
 @pytest.mark.parametrize("method", [FedFW, NaiveFrankWolfe])
@@ -403,16 +266,266 @@ def test_more_rounds_do_not_change_the_step_that_was_planned(
     def start(rounds: int, **options: Any) -> float:
         options |= {"variant": "plain"} if method is FedFW else {}
         client = FedFWClient if method is FedFW else NaiveFrankWolfeClient
-        strategy = method(L1Ball(RADIUS), schedule="nonconvex", **options)
-        grid = grid_of(client, OBJECTIVES, L1Ball(RADIUS))
-        play(strategy, grid, np.zeros(P), rounds)
+        strategy = method(BALL, schedule="nonconvex", **options)
+        play(strategy, grid_of(client, LOSSES, BALL), np.zeros(P), rounds)
         assert len(strategy.history) == rounds
         half = strategy.half if method is FedFW else strategy
         return float(half._schedule.step(rounds))
 
-    path = tmp_path / "checkpoint.npz"
+    path = tmp_path / "checkpoint"
     assert start(8, checkpoint=path) == 9.0 ** (-2 / 3)
     for rounds in (12, 20):
         caplog.clear()
         assert start(rounds, resume=path, checkpoint=path) == 9.0 ** (-2 / 3)
         assert "with T = 8," in caplog.text
+
+
+# ----------------------------------------------------------- λ_0 that nobody has chosen
+
+START = np.full(P, RADIUS / P / 2)
+NORMS = [float(np.linalg.norm(loss.gradient(START))) / N for loss in LOSSES]
+#: What stands before G/D, by schedule; for FedFW+ it is 0.12.
+MULTIPLES = {"convex": 0.7, "nonconvex": 1.4, "stochastic": 0.35, "constant": 7.0}
+
+
+def automatic(clients: Sequence[int], multiple: float = 0.7) -> float:
+    """Half of the clients say less, half of them more; the ball is 2 · RADIUS wide."""
+    return multiple * float(np.median([NORMS[i] for i in clients])) / (2 * RADIUS)
+
+
+def told(grid: Recorder) -> dict[tuple[int, int], int]:
+    """How many bytes of scalars each client sent, by round and client, if any."""
+    found: Any = {at: sent[0].content[STATUS] for at, sent in grid.answers.items()}
+    sizes = {at: len(status.get("numbers", b"")) for at, status in found.items()}
+    return {at: size for at, size in sizes.items() if size}
+
+
+def asked(grid: Recorder, t: int, i: int) -> dict[str, Any]:
+    return dict(grid.requests[t, i][0].content[CONFIG])
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+@pytest.mark.parametrize("variant", ["plain", "augmented"])
+def test_lambda_is_a_multiple_of_the_median_gradient(
+    variant: Any, schedule: Any
+) -> None:
+    played, grid = recorded(FedFW(BALL, variant=variant, schedule=schedule), 6)
+    multiple = 0.12 if variant == "augmented" else MULTIPLES[schedule]
+    penalty = played.strategy.half.penalty
+    assert penalty == pytest.approx(automatic(range(N), multiple), rel=1e-12)
+    # from round 2 on the run is that of whoever sets this number
+    given = FedFW(BALL, variant=variant, schedule=schedule, penalty=penalty)
+    assert np.array_equal(played.model, recorded(given, 6)[0].model)
+    # one number of 8 bytes, once
+    assert told(grid) == {(1, i): 8 for i in range(N)}
+    said = {t for t, i in grid.requests if "gradient-norm" in asked(grid, t, i)}
+    assert said == {1}
+
+
+def test_lambda_is_settled_by_the_first_round_that_is_used() -> None:
+    lost = [(t, i) for t in (1, 2) for i in range(N)] + [(3, 1), (3, 2)]
+    strategy = FedFW(BALL, variant="augmented", local_steps=3)
+    _, grid = recorded(strategy, 6, missed=lost)
+    assert strategy.half.penalty == pytest.approx(automatic([0, 3, 4], 0.12))
+    # who comes later is not asked any more
+    assert told(grid).keys() == {(3, 0), (3, 3), (3, 4)}
+    # a step or two more would need λ
+    assert isinstance(asked(grid, 3, 0)["step-size"], float)
+    assert len(asked(grid, 4, 1)["step-size"]) == 3
+
+
+@pytest.mark.parametrize("number", [1e90, None])
+def test_one_client_of_several_cannot_choose_lambda(number: float | None) -> None:
+    """Nor is one used that does not say its norm, before it is settled."""
+
+    class Odd(FedFWClient):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            answer = super().fit(parameters, config)
+            if self.client_id == "4" and self.numbers is not None:
+                self.numbers = None if number is None else np.array([number])
+            return answer
+
+    played, _ = recorded(FedFW(BALL, variant="plain"), 6, client=Odd)
+    others = list(range(4 if number is None else 5))
+    assert played.strategy.half.penalty == pytest.approx(automatic(others))
+    assert played.used == [others, *[list(range(N))] * 5]
+    if number is None:
+        ((client, reason),) = played.strategy.history[0].rejected
+        assert client == "4"
+        assert "no norm of the client's gradient" in reason
+
+
+# -------------------------------------------------------------- messages and their size
+
+
+def arrays_of(message: Any, record: str) -> list[Any]:
+    return record_arrays(message.content[record])
+
+
+def check_mean(played: Played[Any]) -> None:
+    strategy = played.strategy
+    points = [strategy._client_iterate(name) for name in strategy.clients]
+    assert np.abs(played.model - np.mean(points, axis=0)).max() < 1e-12
+
+
+@pytest.mark.parametrize("size", [20_000, 40])
+def test_several_steps_travel_as_their_atoms_where_that_is_less(size: int) -> None:
+    """Up k atoms, down k steps of n atoms; of 40 entries x̄ whole is less.
+
+    With the constant schedule the start's entries stay, so that x̄ has many.
+    """
+    rng, k = np.random.default_rng(6), 3
+    how: Any = {"penalty": 0.1, "variant": "plain", "schedule": "constant"}
+    losses = [Distance(rng.standard_normal(size)) for _ in range(N)]
+    start = rng.uniform(-1 / size, 1 / size, size)
+    strategy = FedFW(L1Ball(2.0), local_steps=k, **how)
+    played, grid = recorded(strategy, 5, losses=losses, start=start)
+    for (t, i), messages in grid.answers.items():
+        assert set(messages[0].content) == {STATUS, ARRAYS}
+        atoms = unpack_atoms(arrays_of(messages[0], ARRAYS), (size,))
+        assert [type(atom) for atom in atoms] == [SparseAtom] * k
+        config = asked(grid, t, i)
+        assert config["step-size"] == [0.01] * k
+        if t > 1 and size == 40:
+            assert config["model-encoding"] in ("dense", "sparse")
+        elif t > 1:
+            assert config["model-encoding"] == "steps"
+            steps = unpack_steps(arrays_of(grid.requests[t, i][0], MODEL), (size,))
+            assert [len(step.atoms) for step in steps] == [N] * k
+    check_mean(played)
+
+
+def test_bytes_after_a_missed_round_and_a_wipe() -> None:
+    """x̄ whole, but only its non-zeros; and x_i for the node that lost everything.
+
+    An upload is one atom, a download n of them: not the 1.6 MB of x.
+    """
+    rng, size, n = np.random.default_rng(0), 200_000, 10
+    losses = [Distance(np.zeros(size)) for _ in range(n)]
+    for loss in losses:
+        where = rng.choice(size, 50, replace=False)
+        loss.centre[0][where] = rng.standard_normal(50)
+    # with counts of their own the steps of ten would no longer be one
+    strategy = FedFW(L1Ball(5.0), penalty=0.1, variant="plain", step_count="round")
+    lost: Any = {"missed": [(3, 4)], "wiped": [(5, 7)]}
+    played, grid = recorded(strategy, 6, losses=losses, start=np.zeros(size), **lost)
+    assert [record.used for record in strategy.history] == [10, 10, 9, 10, 10, 10]
+    for (t, i), messages in grid.requests.items():
+        said: Any = [message.content[CONFIG] for message in messages]
+        encodings = [config["model-encoding"] for config in said]
+        if (t, i) == (5, 7):
+            # asked again, with all that it needs
+            assert encodings == ["steps", "sparse"]
+            assert RESTORE in messages[1].content
+        else:  # the step of round 3 was that of nine
+            assert encodings == ["sparse" if t in (1, 4) else "steps"]
+        assert all(encode_message(message)[1] < 10_000 for message in messages)
+    assert all(encode_message(m[-1])[1] < 2_000 for m in grid.answers.values())
+    # what the history says of each round is what went over the wire
+    second = strategy.history[1]
+    downs = [encode_message(grid.requests[2, i][0])[1] for i in range(n)]
+    ups = [encode_message(grid.answers[2, i][0])[1] for i in range(n)]
+    assert (second.bytes_down, second.bytes_up) == (sum(downs), sum(ups))
+    check_mean(played)
+
+
+def test_atoms_of_several_kinds_in_one_step() -> None:
+    """§4.3: the ℓ1 ball for some, an ℓ2 and an ℓ∞ ball around it for others."""
+    rng, ball = np.random.default_rng(4), L1Ball(1.0)
+    domains = [ball, L2Ball(1.0), ball, LInfBall(1.0), ball]
+    more: Any = {"losses": [Distance(rng.standard_normal(400)) for _ in range(5)]}
+    more |= {"start": np.zeros(400), "domains": domains}
+    strategy = FedFW(ball, penalty=0.5, variant="plain", client_domains=domains[1:4:2])
+    played, grid = recorded(strategy, 3, **more)
+    kinds = [SparseAtom, DenseAtom, SparseAtom, SignAtom, SparseAtom]
+    for (_, i), messages in grid.answers.items():
+        (atom,) = unpack_atoms(arrays_of(messages[0], ARRAYS), (400,))
+        assert isinstance(atom, kinds[i])
+    # with a dense atom among them the n atoms are larger than x̄, so that x̄ travels
+    assert asked(grid, 3, 0)["model-encoding"] == "dense"
+    check_mean(played)
+
+    domains[1] = ball  # without it they pay: one step of two kinds
+    strategy = FedFW(ball, variant="plain", client_domains={"3": domains[3]})
+    _, grid = recorded(strategy, 3, **more)
+    (step,) = unpack_steps(arrays_of(grid.requests[3, 0][0], MODEL), (400,))
+    kinds[1] = SparseAtom
+    assert [type(atom) for atom in step.atoms] == kinds
+
+
+# -------------------------------------------------------------------- sets of one's own
+
+SETS = [BALL, BALL, BALL, L2Ball(RADIUS), BALL]
+
+
+@pytest.mark.parametrize(
+    ("domains", "declared", "says"),
+    [
+        (SETS, {}, "client 3 works on L2Ball(radius=3.0), and the strategy on L1Ball("),
+        ([L1Ball(3.1), *[BALL] * 4], {}, "client 0 works on L1Ball(radius=3.1)"),
+        (SETS, {"2": L2Ball(3.0)}, "client 3 works on L2Ball(radius=3.0)"),
+        (SETS, [L2Ball(3.5)], "client 3 works on L2Ball(radius=3.0)"),
+        (SETS, {"5": L2Ball(3.0)}, "client_domains has client '5'; the clients are 0,"),
+        (SETS, {"3": L2Ball(1.0)}, "L2Ball(radius=1.0), which does not enclose L1Ball"),
+    ],
+)
+@pytest.mark.parametrize("method", [FedFW, NaiveFrankWolfe])
+def test_another_set_ends_the_run_before_round_1(
+    method: Any, domains: Sequence[Domain], declared: Any, says: str
+) -> None:
+    client = FedFWClient if method is FedFW else NaiveFrankWolfeClient
+    own = list(zip(LOSSES, domains, strict=True))
+    grid = Recorder(app_of(lambda context, both: client(context, *both), own), N)
+    strategy = method(BALL, client_domains=declared)
+    with pytest.raises(SettingsError, match=re.escape(says)) as refused:
+        play(strategy, grid, START, 5)
+    assert "\n" not in str(refused.value)
+    assert {m.metadata.message_type for m in grid.sent} == {"query.hello"}
+
+
+@pytest.mark.parametrize(
+    "declared", [{"3": L2Ball(RADIUS)}, [LInfBall(RADIUS), L2Ball(RADIUS)]]
+)
+def test_a_larger_set_that_is_declared(
+    declared: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = FedFW(BALL, variant="plain", penalty=0.1, client_domains=declared)
+    played, _ = recorded(strategy, 5, domains=SETS)
+    assert [record.used for record in strategy.history] == [N] * 5
+    # an atom of the ℓ2 ball alone is outside, and the model says so each round
+    outside = [float(np.abs(model).sum() > RADIUS) for model in played.models]
+    assert 1.0 in outside
+    assert outside == [m["outside-domain"] for m in played.watch.metrics]
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert sum("lies outside L1Ball" in r.getMessage() for r in warnings) == 1
+
+
+def test_who_announces_nothing_is_taken_and_its_atoms_are_looked_at() -> None:
+    class Foreign(FedFWClient):
+        def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+            return {}
+
+    for declared in ({}, {"3": L2Ball(RADIUS)}):
+        strategy = FedFW(BALL, variant="plain", client_domains=declared)
+        recorded(strategy, 5, domains=SETS, client=Foreign)
+        for record in strategy.history:
+            assert record.used == (N if declared else N - 1)
+            why = [("3", "an atom lies outside L1Ball(radius=3.0)")]
+            assert record.rejected == ([] if declared else why)
+
+
+def test_sets_are_told_apart() -> None:
+    sets: list[Domain] = [
+        *(L1Ball(1.0), L2Ball(1.0), Box(-1.0, 1.0), Box(1.0, 2.0)),
+        Box(np.zeros(3), np.array([1.0, 2.0, 3.0])),
+        Box(np.zeros(3), np.array([1.0, 2.0, 4.0])),
+        Product([L1Ball(1.0), L2Ball(1.0)], [(3,), (2, 2)]),
+        Product([L1Ball(1.0), L2Ball(1.0)], [(3,), (4,)]),
+    ]
+    near, far = (describe(L1Ball(1.0 + off)) for off in (1e-12, 1e-6))
+    assert alike(describe(sets[0]), near)
+    assert not alike(describe(sets[0]), far)
+    for i, one in enumerate(sets):
+        for j, other in enumerate(sets):
+            assert alike(describe(one), describe(other)) == (i == j)
+    assert "\n" not in describe(Box(np.zeros(900), np.ones(900)))

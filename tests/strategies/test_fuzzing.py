@@ -5,16 +5,18 @@ The long form, 10 000 of them, is ``python -m tests.strategies.fuzz_runs``.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
 
 from clients.hyfdca.preparation import _points
 from fedtrellis.dual.alignment import Agreement, align
@@ -28,28 +30,17 @@ from tests.strategies.fuzz_runs import (
     Tally,
     fuzz_client,
     fuzz_server,
-    measured,
     mutate_bytes,
     record,
-    time_limit,
 )
 from tests.strategies.soak_cases import CASES
 
 # one of each kind of message and of state; the long form has all cases
 NAMES = (
-    "fedfw augmented",
-    "fedfw corrective",
-    "naive-frank-wolfe",
-    "fedgia gram",
-    "fedfw corrective float32",
-    "fedgia gram float32",
-    "zeroth-order-rfl",
-    "hyfdca bundle",
-    "hyfdca practical",
-    "hyfdca bundle apart",
-    "hyfem",
+    *("fedfw augmented", "fedfw corrective", "naive-frank-wolfe", "fedgia gram"),
+    *("fedfw corrective float32", "zeroth-order-rfl", "hyfdca bundle"),
+    *("hyfdca practical", "hyfdca bundle apart", "hyfem"),
 )
-_RECORDED: dict[str, list[Exchange]] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -60,40 +51,27 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
+@cache
 def recorded(name: str) -> list[Exchange]:
-    if name not in _RECORDED:
-        _RECORDED[name] = record(CASES[name])
-    return _RECORDED[name]
+    return record(CASES[name])
 
 
-def others(name: str) -> list[RecordDict]:
-    other = NAMES[NAMES.index(name) - 1]
-    return [exchange.request.content for exchange in recorded(other)[::20]]
-
-
+@pytest.mark.parametrize("fuzz", [fuzz_client, fuzz_server])
 @pytest.mark.parametrize("name", NAMES)
-def test_clients(name: str) -> None:
-    tally = Tally(name)
-    rng = np.random.default_rng(7)
-    fuzz_client(CASES[name], recorded(name), others(name), 40, rng, tally)
-    assert tally.problems == []
-    assert tally.refused > 10
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_server(name: str) -> None:
-    tally = Tally(name)
-    rng = np.random.default_rng(8)
-    fuzz_server(CASES[name], others(name), 40, rng, tally, rounds=6)
+def test_mutated_messages(name: str, fuzz: Any) -> None:
+    tally, rng = Tally(name), np.random.default_rng(7)
+    before = NAMES[NAMES.index(name) - 1]
+    others = [exchange.request.content for exchange in recorded(before)[::20]]
+    if fuzz is fuzz_client:
+        fuzz_client(CASES[name], recorded(name), others, 40, rng, tally)
+    else:
+        fuzz_server(CASES[name], others, 30, rng, tally, rounds=5)
     assert tally.problems == []
     assert tally.refused > 10
 
 
 def test_the_harness_sees_what_it_looks_for() -> None:
     """A client that changes its state, allocates, or says nothing would be found."""
-    from flwr.app import ArrayRecord, Context, Message
-    from flwr.clientapp import ClientApp
-
     app = ClientApp()
 
     @app.train()
@@ -101,51 +79,14 @@ def test_the_harness_sees_what_it_looks_for() -> None:
         context.state["spoilt"] = ArrayRecord([np.zeros(10**6)])
         raise ValueError
 
-    from dataclasses import replace
-
     tally = Tally("bad")
     case = replace(CASES["naive-frank-wolfe"], app=app)
-    exchanges = [
-        exchange
-        for exchange in recorded("naive-frank-wolfe")
-        if exchange.request.metadata.message_type == "train"
-    ]
-    fuzz_client(case, exchanges, [], 5, np.random.default_rng(0), tally)
+    requests = recorded("naive-frank-wolfe")
+    train_ones = [e for e in requests if e.request.metadata.message_type == "train"]
+    fuzz_client(case, train_ones, [], 5, np.random.default_rng(0), tally)
     found = " ".join(tally.problems)
-    assert "changed the state" in found
-    assert "bytes were allocated" in found
-    assert "without a reason" in found
-
-
-def formats(folder: Path) -> Iterator[tuple[str, bytes, Callable[[bytes], Any]]]:
-    """What HyFDCA's nodes read beside messages: a name, bytes, and who reads them."""
-    secret, context = bytes(range(32)), ("holders' key", "a", "b")
-    alignment = align(
-        {"a": _hashes(6), "b": _hashes(6), "c": _hashes(4)},
-        {"a": ["x", "y"], "b": ["z"], "c": ["x", "z"]},
-    )
-    members = [Introduction(name, "00" * 32, b"\x11" * 16) for name in "abc"]
-    settings = {"session": "s", "answers": 10, "regularization": 0.01}
-    agreement = Agreement.of(settings, members, alignment)
-    yield "agreement", agreement.to_bytes(), Agreement.from_bytes
-    sealed = seal(secret, secret, context)
-    yield "sealed key", sealed, lambda data: open_sealed(secret, data, context)
-    scalar = scalar_from(secret)
-    points = blind([f"id {i}" for i in range(5)], scalar, "domain").tobytes()
-    yield "points", points, lambda data: evaluate(_points(data), scalar)
-    file = NodeFile(private_folder(folder) / "a.block", durable=False)
-    file.write({"names": ["a", "b"]}, b"answer" * 20)
-
-    def opened(data: bytes) -> Any:
-        file.path.write_bytes(data)
-        return file.read()
-
-    yield "a node's file", file.path.read_bytes(), opened
-
-
-def _hashes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    data = b"".join(hashlib.sha256(bytes([i])).digest()[:16] for i in range(count))
-    return np.frombuffer(data, dtype=np.uint8).reshape(-1, 16)
+    for what in ("changed the state", "bytes were allocated", "without a reason"):
+        assert what in found
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -153,18 +94,47 @@ def _hashes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def test_mutated_agreements_keys_points_and_ledgers(
     name: str, count: int, tmp_path: Path
 ) -> None:
-    """Who reads them refuses them with a reason, or they are what they were.
+    """What HyFDCA's nodes read beside messages: refused with a reason, or what it was.
 
     Points that lie on the curve, and another agreement, are whole: nobody signed them.
     """
-    (case,) = (case for case in formats(tmp_path / "ledgers") if case[0] == name)
-    _, whole, read = case
+    secret, context = bytes(range(32)), ("holders' key", "a", "b")
     rng, tally = np.random.default_rng([3, *name.encode()]), Tally(name)
+    if name == "agreement":
+        hashes = rng.integers(256, size=(6, 16), dtype=np.uint8)
+        alignment = align(
+            {"a": hashes, "b": hashes, "c": hashes[:4]},
+            {"a": ["x", "y"], "b": ["z"], "c": ["x", "z"]},
+        )
+        members = [Introduction(who, "00" * 32, b"\x11" * 16) for who in "abc"]
+        settings = {"session": "s", "answers": 10, "regularization": 0.01}
+        whole = Agreement.of(settings, members, alignment).to_bytes()
+    elif name == "sealed key":
+        whole = seal(secret, secret, context)
+    elif name == "points":
+        ids = [f"id {i}" for i in range(5)]
+        whole = blind(ids, scalar_from(secret), "domain").tobytes()
+    file = NodeFile(private_folder(tmp_path / "ledgers") / "a.block", durable=False)
+    if name == "a node's file":
+        file.write({"names": ["a", "b"]}, b"answer" * 20)
+        whole = file.path.read_bytes()
+
+    def read(data: bytes) -> None:
+        if name == "agreement":
+            Agreement.from_bytes(data)
+        elif name == "sealed key":
+            open_sealed(secret, data, context)
+        elif name == "points":
+            evaluate(_points(data), scalar_from(secret))
+        else:
+            file.path.write_bytes(data)
+            file.read()
+
     read(whole)
     for _ in range(count):
         data = mutate_bytes(rng, whole)
         try:
-            with time_limit(), measured(tally, len(data)):
+            with tally.bounded(len(data)):
                 read(data)
         except (ValueError, EncryptionError) as error:
             tally.refuse(f"{type(error).__name__}: {error}")
