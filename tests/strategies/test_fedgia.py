@@ -373,7 +373,7 @@ def test_bounds(losses: list[Any], lower: float, upper: float) -> None:
     strategy, x = run(losses, 100, tolerance=1e-16, **box)
     assert strategy.history[-1].round < 100
     bounds: Any = [(lower, upper)] * x.size
-    options = {"ftol": 0.0, "gtol": 1e-11, "maxiter": 10**4, "maxfun": 10**5}
+    options: Any = {"ftol": 0.0, "gtol": 1e-11, "maxiter": 10**4, "maxfun": 10**5}
     fun, zero = partial(mean, losses), np.zeros(x.size)
     found = minimize(fun, zero, jac=True, bounds=bounds, options=options)
     assert lower <= x.min() <= x.max() <= upper
