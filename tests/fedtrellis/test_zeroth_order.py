@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from fedtrellis.manifolds import (
     Euclidean,
@@ -27,101 +27,63 @@ from fedtrellis.zeroth_order import (
     projection_estimate,
     tangent_estimate,
 )
+from tests.harness import Array
 
-Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
-Estimator = Callable[..., Estimate]
 
-
-def symmetric(order: int) -> Array:
-    matrix = np.random.default_rng([1, order]).standard_normal((order, order))
-    return matrix + matrix.T
-
-
-H = symmetric(5)
-TARGET = np.random.default_rng(2).standard_normal((5, 4))
+_drawn = np.random.default_rng([1, 5]).standard_normal((5, 5))
+H, TARGET = _drawn + _drawn.T, np.random.default_rng(2).standard_normal((5, 4))
 
 
 def trace(points: Array) -> Array:
     """½ Tr(xᵀ H x) of each point."""
-    product: Array = 0.5 * np.einsum("mij,ik,mkj->m", points, H, points)
-    return product
+    x = points.reshape(len(points), 5, -1)
+    return np.asarray(0.5 * np.einsum("mij,ik,mkj->m", x, H, x))
 
 
-def trace_of_vector(points: Array) -> Array:
-    return trace(points[:, :, None])
-
-
-def distance(points: Array) -> Array:
+def away(points: Array) -> Array:
     """½‖x − TARGET‖² of each point."""
-    result: Array = 0.5 * np.square(points - TARGET).sum(axis=(1, 2))
-    return result
+    return np.asarray(0.5 * np.square(points - TARGET).sum(axis=(1, 2)))
 
 
 def on_sphere(x: Array) -> Array:
-    # Hx − x (xᵀHx)/ρ²
-    return H @ x - x * (x @ H @ x) / (x @ x)
+    """Hx − x (xᵀHx)/ρ², in each column."""
+    return np.asarray(H @ x - x * np.sum(x * (H @ x), axis=0) / np.sum(x * x, axis=0))
 
 
 def on_stiefel(x: Array) -> Array:
-    # (I − xxᵀ) Hx + x skew(xᵀHx), and xᵀHx is symmetric
-    return (np.eye(len(x)) - x @ x.T) @ H @ x
-
-
-def on_oblique(x: Array) -> Array:
-    return np.stack([on_sphere(column) for column in x.T], axis=1)
+    """(I − xxᵀ) Hx + x skew(xᵀHx), and xᵀHx is symmetric."""
+    return np.asarray((np.eye(len(x)) - x @ x.T) @ H @ x)
 
 
 def on_fixed_rank(x: Array) -> Array:
-    # G − (I − UUᵀ) G (I − VVᵀ)
+    """G − (I − UUᵀ) G (I − VVᵀ)."""
     u, _, vt = np.linalg.svd(x)
     left, right = u[:, :2] @ u[:, :2].T, vt[:2].T @ vt[:2]
     g = x - TARGET
-    result: Array = g - (np.eye(5) - left) @ g @ (np.eye(4) - right)
-    return result
+    return np.asarray(g - (np.eye(5) - left) @ g @ (np.eye(4) - right))
 
 
 CASES: dict[str, tuple[Manifold, Function, Callable[[Array], Array]]] = {
-    "sphere": (Sphere((5,), 2.0), trace_of_vector, on_sphere),
+    "sphere": (Sphere((5,), 2.0), trace, on_sphere),
     "stiefel": (Stiefel((5, 2)), trace, on_stiefel),
-    "oblique": (Oblique((5, 3)), trace, on_oblique),
-    "fixed-rank": (FixedRank((5, 4), 2), distance, on_fixed_rank),
+    "oblique": (Oblique((5, 3)), trace, on_sphere),
+    "fixed-rank": (FixedRank((5, 4), 2), away, on_fixed_rank),
 }
-
-
-def polar(*args: Any, **options: Any) -> Estimate:
-    return tangent_estimate(*args, **options, retraction="polar")
-
-
-def exponential(*args: Any, **options: Any) -> Estimate:
-    return tangent_estimate(*args, **options, retraction="exponential")
-
-
-ESTIMATORS: dict[str, Estimator] = {
+ESTIMATORS: dict[str, Callable[..., Estimate]] = {
     "projection": projection_estimate,
-    "polar": polar,
-    "exponential": exponential,
+    "polar": partial(tangent_estimate, retraction="polar"),
+    "exponential": partial(tangent_estimate, retraction="exponential"),
 }
-# fixed rank has no exponential map
-PAIRS = [
-    (case, name)
-    for case in CASES
-    for name in ESTIMATORS
-    if (case, name) != ("fixed-rank", "exponential")
-]
 
 
 def a_point(manifold: Manifold) -> Array:
     return manifold.random_point(np.random.default_rng(3))
 
 
-# -- directions
-
-
 def test_directions_are_uniform_on_the_sphere() -> None:
     u = directions(np.random.default_rng(0), 200_000, (2, 3))
     assert u.shape == (200_000, 2, 3)
-    assert u.dtype == np.float64
     flat = u.reshape(len(u), 6)
     np.testing.assert_allclose(np.linalg.norm(flat, axis=1), 1.0, rtol=1e-14)
     # mean 0, second moment I/6, fourth moment of an entry 3/(6·8)
@@ -130,81 +92,56 @@ def test_directions_are_uniform_on_the_sphere() -> None:
     np.testing.assert_allclose((flat**4).mean(axis=0), 3 / 48, atol=2e-3)
 
 
-# -- the mean
-
-
-@pytest.mark.parametrize(("case", "name"), PAIRS)
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("case", CASES)
 def test_the_mean_over_many_draws_is_the_riemannian_gradient(
     case: str, name: str
 ) -> None:
     manifold, function, gradient = CASES[case]
-    x = a_point(manifold)
-    groups = np.array(
-        [
-            ESTIMATORS[name](
-                function,
-                manifold,
-                x,
-                np.random.default_rng([5, group]),
-                samples=1000,
-                smoothing=1e-4,
-            ).gradient
-            for group in range(40)
-        ]
-    )
-    error = groups.mean(axis=0) - gradient(x)
+    if (case, name) == ("fixed-rank", "exponential"):
+        return  # it has no exponential map
+    x, how = a_point(manifold), {"samples": 1000, "smoothing": 1e-4}
+    rngs = [np.random.default_rng([5, group]) for group in range(40)]
+    estimates = [ESTIMATORS[name](function, manifold, x, rng, **how) for rng in rngs]
+    groups = np.array([estimate.gradient for estimate in estimates])
     deviation = groups.std(axis=0, ddof=1) / sqrt(len(groups))
-    # the bias is below 1e-6 (next test); 4.5 standard errors, in each of ≤ 20 entries
-    assert np.all(np.abs(error) <= 4.5 * deviation + 1e-6)
+    # the bias is below 1e-6; 4.5 standard errors, in each of ≤ 20 entries
+    error = np.abs(groups.mean(axis=0) - gradient(x))
+    assert np.all(error <= 4.5 * deviation + 1e-6)
     # the bounds say something: the gradient is far above them
     assert np.linalg.norm(gradient(x)) > 20 * np.linalg.norm(deviation)
 
 
-# -- the variance
-
-
-# -- exact cases
-
-
-# -- scalars and their replay
+# -- scalars, their replay, and blocks
 
 
 def spiky(points: Array) -> Array:
-    values: Array = np.square(points).sum(axis=(1, 2)) + points[:, 0, 0]
+    values = np.square(points).sum(axis=(1, 2)) + points[:, 0, 0]
     values[points[:, 0, 0] > 0.05] = np.nan
     values[points[:, 1, 1] > 0.08] = np.inf
-    return values
+    return np.asarray(values)
 
 
-@pytest.mark.parametrize("block", [1, 12, 30, 12 * 50, 2**20])
+@pytest.mark.parametrize("block", [1, 30, 12 * 50])
 @pytest.mark.parametrize("function", [spiky, lambda p: np.sin(p).sum(axis=(1, 2))])
 def test_combine_rebuilds_the_gradient_whatever_the_blocks(
     monkeypatch: pytest.MonkeyPatch, block: int, function: Function
 ) -> None:
-    def run() -> tuple[Estimate, Array, float]:
-        rng = np.random.default_rng(15)
-        estimate = projection_estimate(
-            function,
-            Euclidean((3, 4)),
-            np.zeros((3, 4)),
-            rng,
-            samples=50,
-            smoothing=0.3,
+    def run() -> tuple[Estimate, float]:
+        rng, flat = np.random.default_rng(15), Euclidean((3, 4))
+        how: Any = {"samples": 50, "smoothing": 0.3}
+        return projection_estimate(function, flat, np.zeros((3, 4)), rng, **how), (
+            rng.random()
         )
-        rebuilt = combine(estimate.scalars, np.random.default_rng(15), (3, 4))
-        return estimate, rebuilt, rng.random()
 
-    whole, _, after_whole = run()
+    whole, after_whole = run()
     monkeypatch.setattr("fedtrellis.zeroth_order._BLOCK_ENTRIES", block)
-    estimate, rebuilt, after = run()
+    estimate, after = run()
     assert (whole.dropped > 0) == (function is spiky)
+    rebuilt = combine(estimate.scalars, np.random.default_rng(15), (3, 4))
     np.testing.assert_array_equal(estimate.gradient, rebuilt)
-    np.testing.assert_allclose(
-        estimate.gradient,
-        whole.gradient,
-        rtol=0,
-        atol=1e-14 * float(np.linalg.norm(whole.gradient)),
-    )
+    near = 1e-14 * float(np.linalg.norm(whole.gradient))
+    assert np.abs(estimate.gradient - whole.gradient).max() <= near
     np.testing.assert_array_equal(estimate.scalars, whole.scalars)
     # what else is drawn from the generator does not depend on the blocks either
     assert after == after_whole
@@ -216,22 +153,16 @@ def test_tangent_estimates_do_not_depend_on_the_blocks(
     monkeypatch: pytest.MonkeyPatch, block: int, name: str
 ) -> None:
     manifold, function, _ = CASES["stiefel"]
-    x = a_point(manifold)
+    x, rng = a_point(manifold), np.random.default_rng(16)
+    u = manifold.random_tangent(x, deepcopy(rng), 11)
     monkeypatch.setattr("fedtrellis.zeroth_order._BLOCK_ENTRIES", block)
-    estimate = ESTIMATORS[name](
-        function, manifold, x, np.random.default_rng(16), samples=11, smoothing=0.1
-    )
-    u = manifold.random_tangent(x, np.random.default_rng(16), 11)
+    estimate = ESTIMATORS[name](function, manifold, x, rng, samples=11, smoothing=0.1)
     # G = (1/m) Σ_j s_j u_j
-    np.testing.assert_allclose(
-        estimate.gradient, np.tensordot(estimate.scalars, u, 1) / 11, atol=1e-13
-    )
+    expected = np.tensordot(estimate.scalars, u, 1) / 11
+    np.testing.assert_allclose(estimate.gradient, expected, atol=1e-13)
     move = manifold.retract if name == "polar" else manifold.exponential
     s = (function(move(x, 0.1 * u)) - function(x[None])) / 0.1
     np.testing.assert_allclose(estimate.scalars, s, atol=1e-12)
-
-
-# -- values that are not finite
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -240,18 +171,17 @@ def test_a_sample_without_a_finite_value_is_dropped_and_counted(
     name: str, bad: float
 ) -> None:
     manifold, function, _ = CASES["oblique"]
-    x = a_point(manifold)
 
     def broken(points: Array) -> Array:
         values = function(points)
         values[[2, 5]] = bad
         return values
 
-    options: dict[str, Any] = {"samples": 8, "smoothing": 1e-3}
-    rng = np.random.default_rng(17)
-    start = deepcopy(rng)
-    whole = ESTIMATORS[name](function, manifold, x, deepcopy(start), **options)
-    estimate = ESTIMATORS[name](broken, manifold, x, rng, **options)
+    x, start = a_point(manifold), np.random.default_rng(17)
+    whole, estimate = (
+        ESTIMATORS[name](f, manifold, x, deepcopy(start), samples=8, smoothing=1e-3)
+        for f in (function, broken)
+    )
     assert (whole.dropped, estimate.dropped, estimate.evaluations) == (0, 2, 9)
     # the mean over the six that are left
     left = np.delete(np.arange(8), [1, 4])
@@ -265,20 +195,16 @@ def test_a_sample_without_a_finite_value_is_dropped_and_counted(
     np.testing.assert_allclose(estimate.scalars[left], whole.scalars[left] * 8 / 6)
 
 
-# -- wrong arguments
-
-
 # -- objectives
 
 
 class Spy(LeastSquares):
-    """Counts the calls and remembers the state of the generator before each."""
+    """Remembers the calls, and the state of the generator before each."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(18)
         super().__init__(rng.standard_normal((30, 4)), rng.standard_normal(30))
-        self.calls: list[tuple[int, int | None]] = []
-        self.states: list[Any] = []
+        self.calls: list[tuple[int, int | None, Any]] = []
 
     def values(
         self,
@@ -287,32 +213,27 @@ class Spy(LeastSquares):
         *,
         batch_size: int | None = None,
     ) -> Array:
-        self.calls.append((len(points), batch_size))
-        self.states.append(deepcopy(rng))
+        self.calls.append((len(points), batch_size, deepcopy(rng)))
         return super().values(points, rng, batch_size=batch_size)
-
-
-VECTOR = Layout(((4,),))
 
 
 def test_one_batch_is_shared_by_all_points_of_a_call() -> None:
     spy, rng = Spy(), np.random.default_rng(19)
-    values = evaluator(spy, VECTOR, batch_size=5, rng=rng)
+    values = evaluator(spy, Layout(((4,),)), batch_size=5, rng=rng)
     manifold, x = Sphere((4,)), np.array([0.5, 0.5, -0.5, 0.5])
     options: dict[str, Any] = {"samples": 12, "smoothing": 1e-3}
     first, second = (
         projection_estimate(values, manifold, x, np.random.default_rng(20), **options)
         for _ in range(2)
     )
-    assert spy.calls == [(13, 5), (13, 5)]
+    assert [call[:2] for call in spy.calls] == [(13, 5), (13, 5)]
     assert first.evaluations == 13
     # another batch in the second call: the same directions, another estimate
     assert np.abs(first.gradient - second.gradient).max() > 0.1
     # every value of the first call is that of the loss on the one batch drawn
-    chosen = spy.states[0].choice(30, size=5, replace=False, shuffle=False)
-    problem = LeastSquares(
-        spy._design.matrix[chosen], spy._labels[chosen], weight=30 / 5
-    )
+    chosen = spy.calls[0][2].choice(30, size=5, replace=False, shuffle=False)
+    rows = spy._design.matrix[chosen], spy._labels[chosen]
+    problem = LeastSquares(*rows, weight=30 / 5)
     u = directions(np.random.default_rng(20), 12, (4,))
     points = (x + 1e-3 * u) / np.linalg.norm(x + 1e-3 * u, axis=1, keepdims=True)
     s = [(problem.value(y) - problem.value(x)) / 1e-3 for y in points]
@@ -320,7 +241,7 @@ def test_one_batch_is_shared_by_all_points_of_a_call() -> None:
 
 
 class OnlyValue:
-    def value(self, x: Array | list[Array]) -> float:
+    def value(self, x: Any) -> float:
         if isinstance(x, list):
             assert [layer.shape for layer in x] == [(2, 3), (2,)]
             return float(np.sum(x[0]) * np.sum(x[1]))
@@ -328,12 +249,9 @@ class OnlyValue:
         return float(np.square(x).sum())
 
 
-class OnlyValueObjective(Objective):
+class OnlyValueObjective(OnlyValue, Objective):
     shape = (8,)
     num_examples = 1
-
-    def value(self, x: Any) -> float:
-        return OnlyValue().value(x)
 
     def gradient(self, x: Array) -> Array:
         raise AssertionError("a zeroth-order method must not ask for it")
@@ -342,16 +260,12 @@ class OnlyValueObjective(Objective):
 @pytest.mark.parametrize("objective", [OnlyValue(), OnlyValueObjective()])
 def test_an_objective_with_only_a_value(objective: Any) -> None:
     points = np.random.default_rng(22).standard_normal((4, 8))
-    values = evaluator(objective, Layout(((2, 3), (2,))))
-    expected = points[:, :6].sum(axis=1) * points[:, 6:].sum(axis=1)
-    np.testing.assert_allclose(values(points), expected)
-    matrices = points[:, :6].reshape(4, 2, 3)
+    matrices, rest = points[:, :6].reshape(4, 2, 3), points[:, 6:]
+    found = evaluator(objective, Layout(((2, 3), (2,))))(points)
+    expected = matrices.sum(axis=(1, 2)) * rest.sum(axis=1)
+    np.testing.assert_allclose(found, expected)
     single = evaluator(objective, Layout(((2, 3),)))
     np.testing.assert_allclose(single(matrices), np.square(matrices).sum(axis=(1, 2)))
+    batches: Any = {"batch_size": 5, "rng": np.random.default_rng(0)}
     with pytest.raises(ValueError, match=r"only has value\(x\)"):
-        evaluator(
-            objective, Layout(((8,),)), batch_size=5, rng=np.random.default_rng(0)
-        )
-
-
-# -- memory
+        evaluator(objective, Layout(((8,),)), **batches)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +15,9 @@ import clients
 from clients import FedAvgGDClient
 from fedtrellis import LocalGrid, MethodClient, client_app
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
-from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.local_work import run_together
-from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedAvgGD
-from tests.harness import Played, Stop, grid_of, play
+from tests.harness import Played, Stop, distance, grid_of, node_states, play
 from tests.strategies.methods import (
     EVERY,
     EVERYTHING,
@@ -41,7 +39,7 @@ class Own(LeastSquares):
     stack: Any = None
 
 
-@lru_cache(maxsize=8)
+@cache
 def losses(kind: str) -> list[Any]:
     rng = np.random.default_rng(5)
     made: list[Any] = []
@@ -63,9 +61,10 @@ def uneven(method: Method) -> Method:
     """A method on shares of unlike sizes, where its losses are squares."""
     own = method.losses[: len(SIZES)]
     if method.losses is METHODS["fedavg-gd"].losses:
+        shares = zip(A, B, SIZES, strict=False)
         own = [
             LeastSquares(a[:size], b[:size], scale="half-mean", l2=0.01)
-            for a, b, size in zip(A, B, SIZES, strict=False)
+            for a, b, size in shares
         ]
     return dataclasses.replace(method, losses=own)
 
@@ -77,8 +76,7 @@ def kind_of(method: Method) -> Any:
 
 def works_together(kind: Any) -> bool:
     """Whether clients of a class take their steps side by side."""
-    alone = kind.fit is not MethodClient.fit or kind.steps is MethodClient.steps
-    return not alone
+    return kind.fit is MethodClient.fit and kind.steps is not MethodClient.steps
 
 
 #: Every method whose client's work is its ``steps``, and other losses.
@@ -87,13 +85,8 @@ CASES = {
     for name, method in EVERY.items()
     if works_together(kind_of(method))
 }
-for _kind, _part in (
-    ("squares", 1.0),
-    ("own", 0.4),
-    ("logistic", 1.0),
-    ("classes", 0.4),
-):
-    _on = on(losses(_kind), np.zeros((5, 3) if _kind == "classes" else 4), 8)
+for _kind, _part in (("squares", 1.0), ("own", 0.4), ("logistic", 1.0), ("mlr", 0.4)):
+    _on = on(losses(_kind), np.zeros((5, 3) if _kind == "mlr" else 4), 8)
     CASES[_kind] = _on("FedAvgGD", batch_fraction=_part)
 
 
@@ -105,54 +98,50 @@ def run(case: Method, grid: LocalGrid, **settings: Any) -> Played[Any]:
     return case.play(grid, 8, **{"seed": 1, "participation": 0.7, **settings})
 
 
+def average(client: Any, strategy: Any = FedAvgGD, rounds: int = 2, **grid: Any) -> Any:
+    made = grid_of(client, losses("squares"), **grid)
+    return play(strategy(step_size=0.01), made, np.zeros(4), rounds)
+
+
 def test_every_client_that_computes_together_is_here() -> None:
-    offer = {
-        kind
-        for name in clients.__all__
-        if works_together(kind := getattr(clients, name))
-    }
-    assert offer == {kind_of(case) for case in CASES.values()}
+    offer = {getattr(clients, name) for name in clients.__all__}
+    assert set(filter(works_together, offer)) == set(map(kind_of, CASES.values()))
 
 
-def assert_same(one: Played[Any], many: Played[Any], tolerance: float = 1e-12) -> None:
-    """Check that two runs are the same, models and metrics to rounding."""
+def check_same(one: Played[Any], many: Played[Any], near: float = 1e-12) -> None:
+    """Models, metrics and what the nodes keep, to rounding."""
     assert one.used == many.used
-    for before, after in zip(one.models, many.models, strict=True):
-        np.testing.assert_allclose(after, before, rtol=0.0, atol=tolerance)
+    assert distance(one.models, many.models) <= near
     for a, b in zip(one.strategy.history, many.strategy.history, strict=True):
-        assert (a.sampled, a.used, a.round_trips) == (b.sampled, b.used, b.round_trips)
-        assert a.rejected == b.rejected
-        assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
-        assert a.train.keys() == b.train.keys()
-        for name, value in a.train.items():
-            assert b.train[name] == pytest.approx(value, rel=1e-6, abs=tolerance)
+        same = ("sampled", "used", "round_trips", "rejected", "bytes_up", "bytes_down")
+        assert all(getattr(a, name) == getattr(b, name) for name in same)
+        assert b.train == pytest.approx(a.train, rel=1e-6, abs=near)
+    assert one.grid.fault_counts == many.grid.fault_counts
+    assert one.grid._handled == many.grid._handled
+    for before, after in zip(
+        *(g.grid._contexts.values() for g in (one, many)), strict=True
+    ):
+        assert before.state.keys() == after.state.keys()
+    first, second = (node_states(ran.strategy, ran.grid) for ran in (one, many))
+    assert first.keys() == second.keys()
+    for name, state in first.items():
+        assert state.keys() == second[name].keys()
+        assert all(distance(state[key], second[name][key]) <= near for key in state)
 
 
-def spy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients have taken their steps side by side each time."""
-    counts: list[int] = []
-    run = run_together
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The types of the messages that clients are sent."""
+    found: list[str] = []
+    push = LocalGrid.push_messages
 
-    def counted(clients: Any, *given: Any) -> Any:
-        counts.append(len(clients))
-        return run(clients, *given)
+    def noted(self: LocalGrid, messages: Any) -> Any:
+        wave = list(messages)
+        found.extend(message.metadata.message_type for message in wave)
+        return push(self, wave)
 
-    monkeypatch.setattr("fedtrellis.wire.client.run_together", counted)
-    return counts
-
-
-def assert_same_states(one: LocalGrid, many: LocalGrid, tolerance: float) -> None:
-    """Check that the nodes keep the same, in records that whoever looks finds."""
-    for a, b in zip(one._contexts.values(), many._contexts.values(), strict=True):
-        assert a.state.keys() == b.state.keys()
-        first, second = (ClientMemory.load(c.state, None) for c in (a, b))
-        for kept, found in zip(first[2:], second[2:], strict=True):
-            assert kept.round == found.round
-            assert kept.arrays.keys() == found.arrays.keys()
-            for name, array in kept.arrays.items():
-                np.testing.assert_allclose(
-                    decode(found.arrays[name]), decode(array), rtol=0.0, atol=tolerance
-                )
+    monkeypatch.setattr(LocalGrid, "push_messages", noted)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -160,47 +149,47 @@ def assert_same_states(one: LocalGrid, many: LocalGrid, tolerance: float) -> Non
 )
 @pytest.mark.parametrize("name", CASES)
 def test_a_cohort_is_its_clients_one_by_one(
-    name: str, dtype: str, faults: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    dtype: str,
+    faults: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[str],
 ) -> None:
     """The same answers, models, metrics and states, and no message is made of them."""
-    case, counts = of_dtype(CASES[name], dtype), spy(monkeypatch)
-    tolerance = 1e-12 if dtype == "float64" else 1e-5
-    one = run(case, grid := grid_for(case, **faults))
+    counts: list[int] = []
+
+    def counted(clients: Any, *given: Any) -> Any:
+        counts.append(len(clients))
+        return run_together(clients, *given)
+
+    monkeypatch.setattr("fedtrellis.wire.client.run_together", counted)
+    case = of_dtype(CASES[name], dtype)
+    one = run(case, grid_for(case, **faults))
     assert not counts
-    sent = messages(monkeypatch)
-    many = run(case, batched := grid_for(case, batched=True, **faults))
+    sent.clear()
+    many = run(case, grid_for(case, batched=True, **faults))
     assert max(counts) > 1  # clients did go together
     assert faults or set(sent) == {"query.hello"}
     assert many.models[-1].dtype == dtype
-    assert_same(one, many, tolerance)
-    assert grid.fault_counts == batched.fault_counts
-    assert grid._handled == batched._handled
-    assert_same_states(grid, batched, tolerance)
+    check_same(one, many, 1e-12 if dtype == "float64" else 1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_goes_on_from_one_kind_to_the_other(name: str, tmp_path: Path) -> None:
     case, path, first = CASES[name], tmp_path / "checkpoint", len(name) % 2 == 0
     whole = run(case, grid_for(case))
-    halves: dict[str, Any] = {"checkpoint": path, "callbacks": [Stop(4)]}
-    run(case, grid_for(case, batched=first), checkpoint_every=1, **halves)
+    run(case, grid_for(case, batched=first), checkpoint=path, callbacks=[Stop(4)])
     rest = run(case, grid_for(case, batched=not first), resume=path)
-    np.testing.assert_allclose(rest.models[-1], whole.models[-1], rtol=0.0, atol=1e-12)
+    assert distance(rest.models[-1], whole.models[-1]) <= 1e-12
     assert rest.used == whole.used[4:]
 
 
-class Overriding(FedAvgGDClient):
-    """Another ``fit``, which ``steps`` knows nothing of."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        return [np.full(4, 7.0)], 0, {}
-
-
 def test_a_subclass_with_a_fit_of_its_own_is_not_taken_together() -> None:
-    grid = grid_of(Overriding, losses("squares"), batched=True)
-    assert (
-        play(FedAvgGD(step_size=0.01), grid, np.zeros(4), rounds=1).model == 7.0
-    ).all()
+    class Overriding(FedAvgGDClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return [np.full(4, 7.0)], 0, {}
+
+    assert (average(Overriding, rounds=1, batched=True).model == 7.0).all()
 
 
 class Teller(FedAvgGDClient):
@@ -224,55 +213,29 @@ class Listening(FedAvgGD):
         return self.take_point(dataclasses.replace(answer, arrays=answer.arrays[:1]))
 
 
-def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The types of the messages that clients are sent from now on."""
-    sent: list[str] = []
-    push = LocalGrid.push_messages
-
-    def noted(self: LocalGrid, messages: Any) -> list[str]:
-        wave = list(messages)
-        sent.extend(message.metadata.message_type for message in wave)
-        return push(self, wave)
-
-    monkeypatch.setattr(LocalGrid, "push_messages", noted)
-    return sent
-
-
 def test_answers_of_which_no_message_is_made_are_what_messages_bring(
-    monkeypatch: pytest.MonkeyPatch,
+    sent: list[str],
 ) -> None:
-    def run(**options: Any) -> Played[Any]:
-        return play(
-            Listening(step_size=0.01),
-            grid_of(Teller, losses("squares"), **options),
-            np.zeros(4),
-            3,
-        )
-
-    one = run()
-    sent = messages(monkeypatch)
-    many = run(batched=True)
+    one = average(Teller, Listening)
+    sent.clear()
+    many = average(Teller, Listening, batched=True)
     assert set(sent) == {"query.hello"}
-    assert_same(one, many, 1e-12)
+    check_same(one, many)
     assert one.strategy.heard == many.strategy.heard
-    encoded = [run(batched=b, encode=True).strategy for b in (False, True)]
+    encoded = [average(Teller, Listening, batched=b, encode=True) for b in (0, 1)]
     assert set(sent) == {"query.hello", "train"}
-    bytes_up = [[r.bytes_up for r in one.history] for one in encoded]
-    assert bytes_up[0] == bytes_up[1]
+    sizes = [[r.bytes_up for r in ran.strategy.history] for ran in encoded]
+    assert sizes[0] == sizes[1]
 
 
-class Writing(FedAvgGDClient):
-    """Counts its rounds among the records of its node."""
+class Fickle(FedAvgGDClient):
+    """Counts its rounds; client 2 raises after writing to its node's state."""
 
     def __init__(self, context: Context, objective: Any) -> None:
         super().__init__(context, objective)
         own: Any = context.state.get("own", {"rounds": 0})
         context.state["own"] = ConfigRecord({"rounds": own["rounds"] + 1})
         self.context = context
-
-
-class Fickle(Writing):
-    """Client 2 raises, alone and in company, after writing to its node's state."""
 
     def steps(self, x: Any, config: Any) -> Any:
         point = yield from super().steps(x, config)
@@ -283,20 +246,16 @@ class Fickle(Writing):
 
 
 def test_who_is_at_fault_fails_alone_and_leaves_nothing_behind() -> None:
-    grids = [grid_of(Fickle, losses("squares"), batched=b) for b in (False, True)]
-    runs = [
-        play(FedAvgGD(step_size=0.01), grid, np.zeros(4), rounds=4) for grid in grids
-    ]
-    assert_same(runs[0], runs[1])
-    for grid in grids:
-        # the introduction makes a client as well
-        counts = [c.state["own"]["rounds"] for c in grid._contexts.values()]
-        assert counts == [3 if k == 2 else 5 for k in range(len(SIZES))]
+    runs = [average(Fickle, rounds=4, batched=b) for b in (False, True)]
+    check_same(*runs)
     why = [("2", "error 2: ArithmeticError: client 2 cannot")]
     assert [r.rejected for r in runs[1].strategy.history] == [why, []] * 2
-    for a, b in zip(*(grid._contexts.values() for grid in grids), strict=True):
-        assert "left" not in b.state
-        assert a.state.keys() == b.state.keys()
+    for ran in runs:
+        states: list[Any] = [c.state for c in ran.grid._contexts.values()]
+        # the introduction makes a client as well
+        counts = [state["own"]["rounds"] for state in states]
+        assert counts == [3 if k == 2 else 5 for k in range(len(SIZES))]
+        assert all("left" not in state for state in states)
 
 
 class Watching(LocalGrid):
@@ -313,8 +272,10 @@ class Watching(LocalGrid):
 class Around:
     """A grid around another one."""
 
+    seen = 0
+
     def __init__(self, grid: LocalGrid) -> None:
-        self.grid, self.seen = grid, 0
+        self.grid = grid
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.grid, name)
@@ -335,21 +296,20 @@ def test_whoever_overrides_the_grid_or_has_mods_sees_every_message() -> None:
     def client(context: Context) -> Any:
         return FedAvgGDClient(context, losses("squares")[0])
 
+    def go(grid: Any) -> Any:
+        play(FedAvgGD(step_size=0.01), grid, np.zeros(4), 2)
+        return grid
+
     app = client_app(client)
-    modified = LocalGrid(client_app(client, mods=[mod]), 3, batched=True)
-    play(FedAvgGD(step_size=0.01), modified, np.zeros(4), rounds=2)
+    go(LocalGrid(client_app(client, mods=[mod]), 3, batched=True))
     assert through.count("train") == 6
-    grid = Watching(app, 3, batched=True)
-    play(FedAvgGD(step_size=0.01), grid, np.zeros(4), rounds=2)
-    assert grid.seen == 6
-    outer = Around(LocalGrid(app, 3, batched=True))
-    play(FedAvgGD(step_size=0.01), cast(LocalGrid, outer), np.zeros(4), rounds=2)
-    assert outer.seen == 6
-    other, seen = LocalGrid(app, 3, batched=True), []
+    assert go(Watching(app, 3, batched=True)).seen == 6
+    assert go(Around(LocalGrid(app, 3, batched=True))).seen == 6
+    other, waves = LocalGrid(app, 3, batched=True), []
     push = other.push_messages
-    other.push_messages = lambda wave: seen.append(1) or push(wave)  # type: ignore
-    play(FedAvgGD(step_size=0.01), other, np.zeros(4), rounds=2)
-    assert len(seen) == 3
+    other.push_messages = lambda wave: waves.append(1) or push(wave)  # type: ignore
+    go(other)
+    assert len(waves) == 3
 
 
 class Unshared(LocalGrid):
@@ -361,14 +321,9 @@ class Unshared(LocalGrid):
     [("fedavg-gd", False), ("fedfw corrective", True), ("fedgia", False)],
 )
 def test_contents_in_common_change_nothing(name: str, encode: bool) -> None:
-    case = CASES[name]
-    grids = [grid_for(case, encode=encode, **EVERYTHING)]
-    given = grids[0].client_app
-    grids.append(Unshared(given, len(SIZES), seed=3, encode=encode, **EVERYTHING))
-    runs = [run(case, grid) for grid in grids]
-    assert [grid.untouched for grid in grids] == [True, False]
-    assert_same(runs[0], runs[1], 0.0)
-    assert grids[0].bytes_down == grids[1].bytes_down
-    assert grids[0].bytes_up == grids[1].bytes_up
-    assert grids[0].fault_counts == grids[1].fault_counts
-    assert_same_states(grids[0], grids[1], 0.0)
+    case, options = CASES[name], {"encode": encode, **EVERYTHING}
+    shared = grid_for(case, **options)
+    apart = Unshared(shared.client_app, len(SIZES), seed=3, **options)
+    assert (shared.untouched, apart.untouched) == (True, False)
+    check_same(run(case, shared), run(case, apart), 0.0)
+    assert (shared.bytes_down, shared.bytes_up) == (apart.bytes_down, apart.bytes_up)
