@@ -18,23 +18,8 @@ from .hyfdca import HyFDCAClient
 from .riemannian import FirstOrderRFLClient, ZerothOrderRFLClient
 from .zeroth_order_sgd import ZerothOrderSGDClient
 
-__all__ = [
-    "CompressedSGDClient",
-    "FedAvgGDClient",
-    "FedDRClient",
-    "FedFWClient",
-    "FedGiAClient",
-    "FedLMOClient",
-    "FedOptClient",
-    "FedProxClient",
-    "FirstOrderRFLClient",
-    "HyFDCAClient",
-    "HyFEMClient",
-    "HybridFedAvgClient",
-    "LocalSGDClient",
-    "NaiveFrankWolfeClient",
-    "ProjectedFedAvgClient",
-    "ScaffoldClient",
-    "ZerothOrderRFLClient",
-    "ZerothOrderSGDClient",
-]
+__all__ = ["CompressedSGDClient", "FedAvgGDClient", "FedDRClient", "FedFWClient"]
+__all__ += ["FedGiAClient", "FedLMOClient", "FedOptClient", "FedProxClient"]
+__all__ += ["FirstOrderRFLClient", "HyFDCAClient", "HyFEMClient", "HybridFedAvgClient"]
+__all__ += ["LocalSGDClient", "NaiveFrankWolfeClient", "ProjectedFedAvgClient"]
+__all__ += ["ScaffoldClient", "ZerothOrderRFLClient", "ZerothOrderSGDClient"]

@@ -202,9 +202,8 @@ class CompressedSGDClient(StatefulDescent):
         # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
         x_i = yield from scheduled_steps(self, x, config)
         change, kind = x_i - x, config["compressor"]
-        rng = generator(
-            config["seed"], "levels", self.client_id, config["server-round"]
-        )
+        seed, number = config["seed"], config["server-round"]
+        rng = generator(seed, "levels", self.client_id, number)
         fraction, levels = config["kept-fraction"], config["levels"]
         by = compressor(kind, fraction, levels=levels, rng=rng)
         if kind != "top-k":
@@ -306,9 +305,8 @@ class FedLMOClient(StatefulDescent):
             config["newton-schulz-steps"],
         )
         gamma, radius = config["step-size"], config["radius"]
-        corrected, averaged = (
-            config["variant"] == v for v in ("corrected", "averaged")
-        )
+        kinds = "corrected", "averaged"
+        corrected, averaged = (config["variant"] == kind for kind in kinds)
         correction: FloatArray | float = 0.0
         if corrected:
             # c − c_i

@@ -230,9 +230,7 @@ class NaiveFrankWolfeClient(MethodClient):
         self.objective = objective
         self.domain = domain
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """What is sent before round 1: the set that the client works on."""
-        return {"domain": describe(self.domain)}
+    get_properties = FedFWClient.get_properties
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """The atom s_i = argmin over s in D of ⟨∇f_i(x̄), s⟩, with x̄ in ``x``."""

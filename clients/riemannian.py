@@ -17,11 +17,7 @@ from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 from fedtrellis.wire.local_work import Gradient, Steps
-from fedtrellis.zeroth_order import (
-    Estimate,
-    evaluator,
-    projection_estimate,
-)
+from fedtrellis.zeroth_order import Estimate, evaluator, projection_estimate
 
 
 class FirstOrderRFLClient(StatefulClient):

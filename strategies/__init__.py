@@ -18,23 +18,7 @@ from .hyfdca import HyFDCA
 from .riemannian import FirstOrderRFL, ZerothOrderRFL
 from .zeroth_order_sgd import ZerothOrderSGD
 
-__all__ = [
-    "CompressedSGD",
-    "FedAvgGD",
-    "FedDR",
-    "FedFW",
-    "FedGiA",
-    "FedLMO",
-    "FedOpt",
-    "FedProx",
-    "FirstOrderRFL",
-    "HyFDCA",
-    "HyFEM",
-    "HybridFedAvg",
-    "LocalSGD",
-    "NaiveFrankWolfe",
-    "ProjectedFedAvg",
-    "Scaffold",
-    "ZerothOrderRFL",
-    "ZerothOrderSGD",
-]
+__all__ = ["CompressedSGD", "FedAvgGD", "FedDR", "FedFW", "FedGiA", "FedLMO", "FedOpt"]
+__all__ += ["FedProx", "FirstOrderRFL", "HyFDCA", "HyFEM", "HybridFedAvg", "LocalSGD"]
+__all__ += ["NaiveFrankWolfe", "ProjectedFedAvg", "Scaffold", "ZerothOrderRFL"]
+__all__ += ["ZerothOrderSGD"]

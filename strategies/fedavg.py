@@ -17,7 +17,7 @@ from fedtrellis.server.aggregation import Aggregation, Private
 from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
 from fedtrellis.server.loop import Needs
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError, entries_of, given, setting
+from fedtrellis.settings import SettingsError, entries_of, given, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
@@ -73,11 +73,9 @@ class LocalModels(RoundStrategy):
         self.lipschitz = nan
         clip = getattr(self.aggregator, "clip", None)
         if self._automatic and clip is not None:
-            raise SettingsError(
-                f"{self._automatic[0]} = 'auto' does not apply beside a clip of what "
-                "clients send, who would send a constant of their data unclipped; "
-                "allowed: numbers above 0"
-            )
+            why = "does not apply beside a clip of what clients send, who would send "
+            why += "a constant of their data unclipped"
+            raise refused(self._automatic[0], "auto", why, ["numbers above 0"])
 
     @property
     def _automatic(self) -> list[str]:

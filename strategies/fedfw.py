@@ -94,10 +94,8 @@ class FrankWolfeStrategy(RoundStrategy):
         named: Mapping[str, Domain] = given if isinstance(given, Mapping) else {}
         anybody: Sequence[Domain] = () if isinstance(given, Mapping) else given
         for name in sorted(named.keys() - set(self.clients)):
-            raise SettingsError(
-                f"client_domains has client {name!r}; the clients are "
-                f"{', '.join(self.clients[:20])}"
-            )
+            known = ", ".join(self.clients[:20])
+            raise SettingsError(f"client_domains has {name!r}; the clients are {known}")
         for domain in (*named.values(), *anybody):
             domain.check_shape(shape)
             rng = generator(0, "directions")
@@ -106,10 +104,8 @@ class FrankWolfeStrategy(RoundStrategy):
                 # D ⊆ D_i just if  min over s in D_i of ⟨g, s⟩ ≤ min over D  for all g
                 lowest, needed = domain.lmo(g).dot(g), self.domain.lmo(g).dot(g)
                 if lowest > needed + 1e-9 * abs(needed):
-                    raise SettingsError(
-                        f"client_domains has {domain!r}, which does not enclose "
-                        f"{self.domain!r}"
-                    )
+                    what = f"{domain!r}, which does not enclose {self.domain!r}"
+                    raise SettingsError(f"client_domains has {what}")
         # D_i, the client's own set, or D
         self._domains = {
             name: self._domain_from(name, named.get(name), anybody)
@@ -154,12 +150,8 @@ class FrankWolfeStrategy(RoundStrategy):
         tolerance = rounding(self.broadcast.layout.point_dtype)
         outside = not self.domain.contains(self._result_point(), tolerance)
         if outside and not self._was_outside:
-            log(
-                WARNING,
-                "the model lies outside %r: some clients' sets are larger, "
-                "and they agree in the long run only",
-                self.domain,
-            )
+            why = "some clients' sets are larger, and they agree in the long run only"
+            log(WARNING, "the model lies outside %r: %s", self.domain, why)
             self._was_outside = True
         return {"outside-domain": float(outside)}
 
@@ -421,8 +413,8 @@ class FedFW(FrankWolfeStrategy):
         elif self.schedule not in ("convex", "nonconvex"):
             raise refused("schedule", self.schedule, unfit, ["convex", "nonconvex"])
         elif self.penalty == 0.0:
-            why = f"{unfit}, which divides by it"
-            raise refused("penalty", 0.0, why, ["numbers above 0", "'auto'"])
+            why = f"must be above 0, or 'auto': {self.variant!r} divides by it"
+            raise refused("penalty", 0.0, why)
 
     def _check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""
@@ -799,9 +791,7 @@ class _CorrectiveSteps:
         numbers, first = answer.numbers.tolist(), self.penalty is None
         expected = first + 2 * strategy.certificate
         if len(numbers) != expected:
-            raise ValueError(
-                f"the answer has {len(numbers)} scalars instead of {expected}"
-            )
+            raise ValueError(f"{len(numbers)} scalars came instead of {expected}")
         if first and numbers[0] < 0.0:
             raise ValueError(f"the curvature is {numbers[0]:g}, below 0")
         certificate = None

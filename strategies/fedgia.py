@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from math import inf, isfinite, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fedtrellis.local_steps import MOST_CURVED, hidden_bounds, largest_bound
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError, entries_of, setting
+from fedtrellis.settings import SettingsError, entries_of, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
 
@@ -27,6 +27,18 @@ _SOLVED = 1e-6
 _HELD = 5
 # Of rounds that miss somebody: the residual has grown if it is this times its lowest.
 _GROWN = 100.0
+
+
+class _Bounds(NamedTuple):
+    """What a client knows of f_i, or a block's mean: r_i, μ, a diagonal above H_i.
+
+    ``one``: its own solve knows multiples of the identity only.
+    """
+
+    lipschitz: float
+    modulus: float
+    one: bool
+    diagonal: FloatArray
 
 
 class FedGiA(RoundStrategy):
@@ -165,9 +177,7 @@ class FedGiA(RoundStrategy):
         lower = -inf if self.lower is None else self.lower
         upper = inf if self.upper is None else self.upper
         if not lower < upper:
-            raise SettingsError(
-                f"lower = {self.lower} must be less than upper = {self.upper}"
-            )
+            raise refused("lower", lower, f"must be less than upper = {upper}")
         self._h = Separable(self.l1, self.l2, lower, upper)
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
@@ -180,7 +190,6 @@ class FedGiA(RoundStrategy):
         m = self.num_clients
         # for the next x where σ = θS/m is adapted; None: σ is one number for the run
         self._search: QuasiNewton | None = None
-        asked = self._client_properties
         hidden = self.aggregator.seen_by == "client"
         if self.sigma is not None:
             self.settled_sigma = self.sigma
@@ -188,22 +197,10 @@ class FedGiA(RoundStrategy):
             self._scale, self._modulus = np.ones(point.size), 0.0
             self.settled_sigma = inf
             self._search = None if self.sigma_scale else self._fresh_search()
-        elif self.sigma_scale is not None:
-            bounds = {name: self._lipschitz_of(name) for name in self.clients}
-            r = largest_bound(self, bounds)
-            self.settled_sigma = self.sigma_scale * r / m
-            log(INFO, "sigma σ = %.6g, from r = %.6g", self.settled_sigma, r)
         else:
-            # S, of shape (p,)
-            self._scale = self._mean_majoriser(point.size)
-            self._search = self._fresh_search()
-            self.settled_sigma = self._search.growth / m
-            # what the clients know of f's modulus of strong convexity; 0 if nothing
-            known = [asked(name).get("strong-convexity") for name in self.clients]
-            moduli = [
-                mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0 for mu in known
-            ]
-            self._modulus = self._h.l2 + float(np.mean(moduli))
+            each = {n: self._bounds_of(n, point.size) for n in self.clients}
+            self._settle(each)
+        asked = self._client_properties
         self._eligible = [name for name in self.clients if not asked(name).get("slow")]
         if hidden:
             self._eligible = []  # C is empty: an ADMM step would show its client's H_i
@@ -234,63 +231,56 @@ class FedGiA(RoundStrategy):
             found = hidden_bounds(self, *asked, entries={})
         except SettingsError as error:
             raise SettingsError(f"{error}; or set sigma") from None
-        layout = self.broadcast.layout
-        _, modulus, one = np.mean([answer.numbers for answer in found], axis=0)
-        if self.sigma_scale is not None:
-            bounds = {answer.client: float(answer.numbers[0]) for answer in found}
-            r = largest_bound(self, bounds)
-            self.settled_sigma = self.sigma_scale * r / self.num_clients
-            return
-        diagonals = [layout.from_wire(a.arrays[0]).reshape(-1) for a in found]
-        self._scale = self._positive(np.mean(diagonals, axis=0), one > 0.0)
-        self._search = self._fresh_search()
-        self.settled_sigma = self._search.growth / self.num_clients
-        self._modulus = self._h.l2 + float(modulus)
+        layout, each = self.broadcast.layout, {}
+        for answer in found:
+            r, modulus, one = answer.numbers.tolist()
+            diagonal = layout.from_wire(answer.arrays[0]).reshape(-1)
+            each[answer.client] = _Bounds(r, modulus, one > 0.0, diagonal)
+        self._settle(each)
 
-    def _lipschitz_of(self, name: str) -> float:
-        """A client's r_i."""
+    def _bounds_of(self, name: str, size: int) -> _Bounds:
+        """What a client sent; one of somebody else's may know r_i only."""
         properties = self._client_properties(name)
-        bound = properties.get("lipschitz")
-        if not isinstance(bound, float) or not 0.0 < bound < inf:
-            why = properties.get("lipschitz-problem", f"it sent {bound!r}")
-            raise SettingsError(
-                f"client {name} gives no Lipschitz constant of its gradient: "
-                f"{why}; or set sigma"
-            )
-        return bound
+        r, mu = (properties.get(key) for key in ("lipschitz", "strong-convexity"))
+        if not isinstance(r, float) or not 0.0 < r < inf:
+            why = properties.get("lipschitz-problem", f"it sent {r!r}")
+            what = "gives no Lipschitz constant of its gradient"
+            raise SettingsError(f"client {name} {what}: {why}; or set sigma")
+        sent = properties.get("majoriser", np.float64(r).tobytes())
+        fits = isinstance(sent, bytes) and len(sent) in (8, 8 * size)
+        diagonal = np.frombuffer(sent, dtype="<f8") if fits else np.zeros(1)
+        good = diagonal.min() >= 0.0 and 0.0 < diagonal.max() < inf
+        if self.sigma_scale is None and not good:
+            what = f"gives no diagonal of {size} numbers above its Hessian"
+            raise SettingsError(f"client {name} {what}; set sigma or sigma_scale")
+        modulus = mu if isinstance(mu, float) and 0.0 <= mu < inf else 0.0
+        one, whole = "one-sigma" in properties, np.broadcast_to(diagonal, (size,))
+        return _Bounds(r, modulus, one, whole)
 
-    def _mean_majoriser(self, size: int) -> FloatArray:
-        """S, the mean of the diagonals that the clients know to be above their H_i."""
-        diagonals, one = [], False
-        for name in self.clients:
-            bound = self._lipschitz_of(name)
-            properties = self._client_properties(name)
-            # a client of somebody else's may know r_i only
-            sent = properties.get("majoriser", np.float64(bound).tobytes())
-            fits = isinstance(sent, bytes) and len(sent) in (8, 8 * size)
-            diagonal = np.frombuffer(sent, dtype="<f8") if fits else np.zeros(1)
-            if not (diagonal.min() >= 0.0 and 0.0 < diagonal.max() < inf):
-                raise SettingsError(
-                    f"client {name} gives no diagonal of {size} numbers above its "
-                    "Hessian; set sigma or sigma_scale"
-                )
-            diagonals.append(np.broadcast_to(diagonal, (size,)))
-            one = one or bool(properties.get("one-sigma"))
+    def _settle(self, bounds: Mapping[str, _Bounds]) -> None:
+        """Settle σ by what clients, or blocks of them, say of their f_i."""
+        m, each = self.num_clients, list(bounds.values())
+        if self.sigma_scale is not None:
+            r = largest_bound(self, {name: b.lipschitz for name, b in bounds.items()})
+            self.settled_sigma = self.sigma_scale * r / m
+            log(INFO, "sigma σ = %.6g, from r = %.6g", self.settled_sigma, r)
+            return
+        # S, of shape (p,)
+        diagonals = [b.diagonal for b in each]
         scale: FloatArray = np.mean(diagonals, axis=0)
         if self.aggregator.robust:
             # one client alone cannot have any σ
             most = MOST_CURVED * np.median(diagonals, axis=0)
             scale = np.where(most > 0.0, np.minimum(scale, most), scale)
-        return self._positive(scale, one)
-
-    @staticmethod
-    def _positive(scale: FloatArray, one: bool) -> FloatArray:
         # a column of zeros everywhere has no curvature, and no gradient to step along
         scale[scale == 0.0] = scale.max()
-        if one:  # a client's own solve knows multiples of the identity only
+        if any(b.one for b in each):
             scale[:] = scale.max()
         log(INFO, "sigma mσ from %.6g to %.6g, adapted", scale.min(), scale.max())
-        return scale
+        self._scale = scale
+        self._search = self._fresh_search()
+        self.settled_sigma = self._search.growth / m
+        self._modulus = self._h.l2 + float(np.mean([b.modulus for b in each]))
 
     def _fresh_search(self) -> QuasiNewton:
         # what h has of a square is as good as a part of f
@@ -500,10 +490,6 @@ class FedGiA(RoundStrategy):
             )
             return ended + mend
         return ""
-
-    def client_point(self, client: str) -> FloatArray:
-        """The client's z_i that the average counts, a new array."""
-        return np.array(self._z[self._index[client]])
 
     def _replaces_state(self, client: str) -> bool:
         """Whether a client has no S yet, as it was asked for a part of it first."""

@@ -232,13 +232,8 @@ class FedLMO(RoundStrategy):
 
     def step_size_at(self, server_round: int) -> float:
         """γ_t."""
-        return scheduled(
-            self.step_schedule,
-            self.step_size,
-            server_round,
-            self.planned_rounds,
-            self.warm_up,
-        )
+        planned = self.planned_rounds, self.warm_up
+        return scheduled(self.step_schedule, self.step_size, server_round, *planned)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the local steps need, γ_t and with control variates c."""

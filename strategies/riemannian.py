@@ -13,7 +13,7 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Answer, scalars_of
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import SettingsError, entries_of, given, setting
+from fedtrellis.settings import entries_of, given, refused, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import combine
 
@@ -106,10 +106,8 @@ class FirstOrderRFL(RoundStrategy):
         super().__post_init__()
         # several local steps without c_i come to rest where f has no critical point
         if self.tolerance and not self.correction and self.local_steps > 1:
-            raise SettingsError(
-                f"tolerance = {self.tolerance:g} does not apply to correction = False "
-                f"and local_steps = {self.local_steps}; allowed: 0"
-            )
+            beside = f"correction = False and local_steps = {self.local_steps}"
+            raise refused("tolerance", self.tolerance, f"does not fit {beside}", ["0"])
 
     @property
     def settled_server_step_size(self) -> float:
@@ -190,10 +188,6 @@ class FirstOrderRFL(RoundStrategy):
     def _result_point(self) -> FloatArray:
         """P_M(x): the model that is evaluated, and the run's result."""
         return self._z
-
-    def client_correction(self, client: str) -> FloatArray:
-        """c_i as the server replays it, a new array."""
-        return self._corrections[client].copy()
 
     def converged(self) -> bool:
         """Whether the projected step is at most the tolerance."""

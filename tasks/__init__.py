@@ -15,32 +15,12 @@ from .hybrid import ClientData, HybridLinear, HybridLogistic, HybridSVM, HybridT
 from .linear import Lasso, LinearRegression, LogisticRegression
 from .matrices import KernelPCA, MatrixCompletionTask, QuadraticAssignmentTask
 
-__all__ = [
-    "NODES",
-    "TASKS",
-    "Attack",
-    "Characters",
-    "Classification",
-    "ClientData",
-    "DataFileError",
-    "DataSettings",
-    "Depending",
-    "Digits",
-    "HybridLinear",
-    "HybridLogistic",
-    "HybridSVM",
-    "HybridTask",
-    "KernelPCA",
-    "Lasso",
-    "LinearRegression",
-    "LogisticRegression",
-    "LowRankNetwork",
-    "MatrixCompletionTask",
-    "QuadraticAssignmentTask",
-    "Task",
-    "make_task",
-    "node_path",
-]
+__all__ = ["NODES", "TASKS", "Attack", "Characters", "Classification", "ClientData"]
+__all__ += ["DataFileError", "DataSettings", "Depending", "Digits", "HybridLinear"]
+__all__ += ["HybridLogistic", "HybridSVM", "HybridTask", "KernelPCA", "Lasso"]
+__all__ += ["LinearRegression", "LogisticRegression", "LowRankNetwork"]
+__all__ += ["MatrixCompletionTask", "QuadraticAssignmentTask", "Task", "make_task"]
+__all__ += ["node_path"]
 
 #: Every task by its name in run configurations; the first is the default.
 TASKS: dict[str, type[Task]] = {

@@ -11,10 +11,5 @@ from .linear_models import (
     FederatedSVC,
 )
 
-__all__ = [
-    "FederatedElasticNet",
-    "FederatedLasso",
-    "FederatedLogisticRegression",
-    "FederatedRidge",
-    "FederatedSVC",
-]
+__all__ = ["FederatedElasticNet", "FederatedLasso", "FederatedLogisticRegression"]
+__all__ += ["FederatedRidge", "FederatedSVC"]

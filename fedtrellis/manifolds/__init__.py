@@ -15,19 +15,8 @@ from fedtrellis.manifolds.base import (
 )
 from fedtrellis.manifolds.matrices import FixedRank, Grassmann, Stiefel
 
-__all__ = [
-    "MANIFOLDS",
-    "Euclidean",
-    "FixedRank",
-    "Grassmann",
-    "Manifold",
-    "Oblique",
-    "Product",
-    "Sphere",
-    "Stiefel",
-    "make_manifold",
-    "polar_factor",
-]
+__all__ = ["MANIFOLDS", "Euclidean", "FixedRank", "Grassmann", "Manifold", "Oblique"]
+__all__ += ["Product", "Sphere", "Stiefel", "make_manifold", "polar_factor"]
 
 #: Every manifold by its name in run configurations.
 MANIFOLDS: dict[str, type[Manifold]] = {

@@ -35,12 +35,9 @@ class LowRankPerceptron(FiniteSum):
     constant there. A point is a list of these arrays or the flat vector of all their
     entries, each in C order; a gradient has the form of the point given.
 
-    ``features`` has the a_k in its rows, (d, p); the d ``labels`` are whole numbers in
-    [0, classes), c = ``classes`` at least 2; h = ``hidden`` is the width of the hidden
-    layer, R = ``rank`` at most min(p, h), None for no bound; φ, the ``activation``, is
-    "tanh" or "relu", with which f is not smooth; ``weight`` is a positive factor on the
-    whole function. A ValueError: shapes disagree, an entry is not finite, or a label or
-    parameter is not allowed.
+    ``features`` has the a_k in its rows, (d, p); ``labels`` are whole numbers; h is
+    ``hidden``, R ``rank``, None for no bound; φ, the ``activation``, is "tanh" or
+    "relu", with which f is not smooth. A ValueError: what is given does not fit.
 
     §5.3 of arXiv 2507.22855, which keeps W as one matrix.
     """
@@ -202,10 +199,8 @@ class LowRankPerceptron(FiniteSum):
 class PerceptronClassifier:
     """A multilayer perceptron with ReLU, from its weights.
 
-    ``weights`` are of shapes (inputs, h_1), (h_1, h_2), …, (h_k, classes), and
-    ``biases`` of (h_1,), …, (classes,), as scikit-learn's ``MLPClassifier`` has them in
-    ``coefs_`` and ``intercepts_``. A ValueError: they do not fit together, or an entry
-    is not finite.
+    As scikit-learn's ``MLPClassifier`` has them in ``coefs_`` and ``intercepts_``. A
+    ValueError: they do not fit together, or an entry is not finite.
     """
 
     def __init__(
@@ -256,15 +251,12 @@ _LEAST = 1e-30
 class OnnxClassifier:
     """Scores of images by ONNX Runtime, on the CPU: a black box.
 
-    The model in the file at ``path`` has one input of floating-point numbers, of shape
-    (batch, ...), and an output of shape (batch, classes); of several, the first such.
-    ``shape`` is that of one image, as the attack has it. The model may want axes of
-    length 1 beside these, or all numbers in one axis; it gets them in the same order.
-    Its output, the ``scores``, is ``"logits"``, or ``"probabilities"``, whose
-    logarithms count.
+    The model has one input of floating-point numbers, (batch, ...), and an output of
+    shape (batch, classes); of several, the first such. It may want axes of length 1
+    beside an image's ``shape``, or all numbers in one axis, in the same order. The
+    ``scores`` are ``"logits"``, or ``"probabilities"``, whose logarithms count.
 
-    A SettingsError: ONNX Runtime is not installed. A ValueError, in one line: the file
-    is no ONNX model, or one that does not fit.
+    SettingsError: ONNX Runtime is not installed. ValueError: the file does not fit.
     """
 
     def __init__(
@@ -351,19 +343,12 @@ class UniversalPerturbation(FiniteSum):
     """The mean margin of a class over images with one δ added to all of them.
 
     f(δ) = weight · ((1/d) Σ_k max(z_t(a_k + δ) − max_{c≠t} z_c(a_k + δ), −κ)
-    + balance · ‖δ‖²), z the classifier's scores and t the label of the images: with
-    κ = 0 the first term is 0 where all images are taken for something else. Values need
-    the classifier's ``logits(images)`` alone, scores of shape (n, classes) for images
-    of shape (n, ...); logarithms of probabilities do as well, as only differences
-    within a row count. The gradient needs its ``pullback`` too, and f has kinks.
-
-    On a sphere ‖δ‖ = ε the distortion ‖δ‖² is a constant.
-
-    The ``images`` are of shape (d, ...), d at least 1, and all of one ``label`` t. κ is
-    the ``confidence``: a margin of −κ is enough. With ``clip`` the classifier sees
-    a_k + δ cut to [0, 1], the range of pixels. ``weight`` is a positive factor on the
-    whole function. A ValueError: there are no images, an entry is not finite, or a
-    parameter is not allowed.
+    + balance · ‖δ‖²), z the classifier's scores, t the one ``label`` of the ``images``,
+    which are of shape (d, ...), and κ the ``confidence``. Values need the classifier's
+    ``logits(images)`` alone, of shape (n, classes); logarithms of probabilities do as
+    well, as only differences within a row count. The gradient needs its ``pullback``
+    too, and f has kinks. With ``clip`` the classifier sees a_k + δ cut to [0, 1], the
+    range of pixels. A ValueError: what is given does not fit.
 
     §5.2 of arXiv 2507.22855, with the loss of P.-Y. Chen et al., "ZOO", 2017, on which
     the paper is silent: log p_t − max log p_c, the difference of the scores.

@@ -360,17 +360,13 @@ class LeastSquares(LinearModel):
         l2: float = 0.0,
     ) -> None:
         design = DesignMatrix(base.check_examples("A", A))
+        b = base.check_array("b", b, 1, design.shape[0])
         if scale not in ("sum", "half-mean"):
             raise ValueError(f"scale is {scale!r}; allowed: 'sum', 'half-mean'")
         # the loss is half the square
-        super().__init__(
-            design,
-            losses.Squared(),
-            base.check_array("b", b, 1, design.shape[0]),
-            factor=2.0 if scale == "sum" else None,
-            weight=weight,
-            l2=l2,
-        )
+        factor = 2.0 if scale == "sum" else None
+        more: Any = {"factor": factor, "weight": weight, "l2": l2}
+        super().__init__(design, losses.Squared(), b, **more)
 
 
 class Logistic(LinearModel):
@@ -428,11 +424,8 @@ class NonconvexLogistic(Logistic):
     """Binary logistic regression, labels in {0, 1}, not convex where l2 > 0.
 
     f(x) = weight · ((1/d) Σ_k [ln(1 + exp(a_kᵀx)) − b_k a_kᵀx]
-    + (l2/2) Σ_j x_j²/(1 + x_j²)), with Θ = weight · ((1/4d) AᵀA + l2 I), that of
+    + (l2/2) Σ_j x_j²/(1 + x_j²)), with the Θ, parameters and errors of
     :class:`Logistic`.
-
-    Parameters and errors are those of :class:`Logistic`; l2 is μ, the factor of the
-    regulariser.
 
     The third loss of the public MATLAB code of FedGiA's authors (arXiv 2205.01438),
     where μ is divided by the number d_i of the client's examples. The second derivative

@@ -162,10 +162,9 @@ class DualLoss(ScoreLoss):
         − (γ²/2λ)(s c (u − α))², with u = :meth:`dual_point`. The last term has 1 for
         ‖x_i‖²: on longer rows the step may be too long. Nothing moves where u = α.
 
-        α lies in the conjugate's domain; c, the ``weight`` (the paper's c_k), and γ
-        (its γ_t) are above 0 and at most 1, and λ, the ``regularization``, above 0,
-        else it is a ValueError: beyond 1, α may leave the domain. The algorithm prints
-        u in ∂l(z) where its proof has −u; with the former a run never leaves 0.
+        α lies in the conjugate's domain; c, the ``weight`` (c_k), and γ (γ_t) are in
+        (0, 1], and λ, the ``regularization``, is above 0, else it is a ValueError. The
+        algorithm prints u in ∂l(z) where its proof has −u.
         """
         for name, number in (("weight", weight), ("gamma", gamma)):
             if not 0.0 < number <= 1.0:

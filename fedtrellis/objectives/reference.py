@@ -103,19 +103,11 @@ def unconstrained_minimum(
         x = flat.reshape(start.shape)
         return objective.value(x), np.asarray(objective.gradient(x)).reshape(-1)
 
-    found = minimize(
-        value_and_gradient,
-        np.asarray(start, dtype=np.float64).reshape(-1),
-        jac=True,
-        method="L-BFGS-B",
-        options={
-            "gtol": tolerance,
-            "ftol": 0.0,
-            "maxcor": 50,
-            "maxiter": max_iterations,
-            "maxfun": 2 * max_iterations,
-        },
-    )
+    options = {"gtol": tolerance, "ftol": 0.0, "maxcor": 50}
+    options |= {"maxiter": max_iterations, "maxfun": 2 * max_iterations}
+    flat = np.asarray(start, dtype=np.float64).reshape(-1)
+    how: Any = {"jac": True, "method": "L-BFGS-B", "options": options}
+    found = minimize(value_and_gradient, flat, **how)
     point = np.asarray(found.x, dtype=np.float64).reshape(start.shape)
     norm = float(np.linalg.norm(np.asarray(objective.gradient(point)).reshape(-1)))
     return Stationary(point, float(objective.value(point)), norm)

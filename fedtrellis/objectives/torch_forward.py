@@ -106,19 +106,6 @@ class TorchForward(ModuleLoss):
     Errors are those of that class, and a ValueError where the model has a recurrent
     layer of PyTorch's own or a script module, which do not ask for their weights by
     name. ``vectorize`` has no effect: points are evaluated one after the other.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import torch
-    >>> from fedtrellis.objectives.torch_forward import TorchForward
-    >>> data = (torch.ones(4, 2), torch.zeros(4, 1))
-    >>> objective = TorchForward(torch.nn.Linear(2, 1), torch.nn.MSELoss(), data)
-    >>> x = np.array([1.0, 2.0, 0.0])
-    >>> def shift(first, block):
-    ...     block += 1.0
-    >>> objective.values_shifted(x, [None, shift]).tolist()
-    [9.0, 36.0]
     """
 
     _holder = _BareModule

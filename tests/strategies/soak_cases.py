@@ -112,7 +112,7 @@ def _feddr(strategy: Any, states: Any, notes: Notes) -> Errors:
 
 def _fedgia(strategy: Any, states: Any, notes: Notes) -> Errors:
     """With the paper's σ, in both branches (H_i/m)(x − x_i) = ḡ_i(x) + π_i."""
-    z = {name: strategy.client_point(name) for name in strategy.clients}
+    z = {name: strategy._z[strategy._index[name]].copy() for name in strategy.clients}
     worst = 0.0
     for name, state in states.items():
         loss, a = METHODS["fedgia"].losses[int(name)], A[int(name)]

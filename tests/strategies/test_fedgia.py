@@ -61,7 +61,7 @@ class States(Callback):
                 memory = memory_of(strategy, context)
                 if "pi" in memory.provisional.arrays:
                     pi[index] = decode(memory.provisional.arrays["pi"])
-            z = np.array([strategy.client_point(c) for c in strategy.clients])
+            z = strategy._z.copy()
             self.rounds.append((x, z, pi))
         if record.round and record.round == self.wiped:
             contexts(self.grid)[2].state = RecordDict()

@@ -167,7 +167,7 @@ class Run:
                     c[i] = (z0 - x) / (eta_g * eta * tau) - mean
             assert np.abs(x - x_ours).max() < 1e-9 * max(1.0, np.abs(x).max())
         for i in range(N):
-            assert np.abs(s.client_correction(str(i)) - c[i]).max() < 1e-6
+            assert np.abs(s._corrections[str(i)] - c[i]).max() < 1e-6
         z = project(self.manifold, x)
         assert np.abs(z - self.model).max() < 1e-9 * max(1.0, np.abs(z).max())
         if isinstance(s, ZerothOrderRFL):
@@ -256,7 +256,7 @@ def test_in_float32_the_mean_of_the_corrections_stays_zero(order: int) -> None:
     upload: dict[str, Any] = {} if order else {"upload": "dense"}
     run = Run(Stiefel((P, R)), 120, order=order, dtype="float32", **upload)
     assert run.strategy.broadcast.model.dtype == np.float32
-    corrections = [run.strategy.client_correction(str(i)) for i in range(N)]
+    corrections = [run.strategy._corrections[str(i)] for i in range(N)]
     bound = float(np.finfo(np.float32).eps) / run.strategy.total_step
     assert np.abs(np.mean(corrections, axis=0)).max() <= bound
 

@@ -67,7 +67,7 @@ class CuriousFirst(FirstOrderRFL):
         scale = self.step_size * self.local_steps
         # ẑ_i = z − η τ (mean of G + c_i)
         means = {
-            name: (self._z - point) / scale - self.client_correction(name)
+            name: (self._z - point) / scale - self._corrections[name]
             for name, point in answers.items()
         }
         self.seen.append((self._z, means))
