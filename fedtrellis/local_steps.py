@@ -252,29 +252,12 @@ def take_steps(
 ) -> Generator[Request, Any, FloatArray]:
     """x_k ← x_{k−1} − γ_k (∇f_i(x_{k−1}) + μ (x_{k−1} − x_0) + c) from x_0 = x.
 
-    A part of a client's ``steps``: ``x_i = yield from take_steps(...)``. Without a
-    correction it first asks for the end of all steps, for a ``Descent``.
-
-    Parameters
-    ----------
-    x : ndarray
-        Not changed.
-    sizes : sequence of float
-        γ_1, γ_2, …
-    batches : MiniBatches, optional
-        One is drawn for each step; None: all examples.
-    config : mapping, optional
-        What the server sent. With it every point on the way is checked by
-        :func:`check_steps`, or the last alone where it is all that there is.
-    pull : float
-        μ, how strongly the steps are pulled back to x.
-    correction : ndarray, optional
-        c, of the shape of x.
-
-    Raises
-    ------
-    FloatingPointError
-        The steps have diverged, or a gradient is NaN.
+    A part of a client's ``steps``: ``x_i = yield from take_steps(...)``, for the γ_k in
+    ``sizes``, with a mini-batch of ``batches`` a step; ``pull`` is μ, ``correction`` c.
+    Without a correction it first asks for the end of all steps, for a ``Descent``. With
+    the server's ``config`` every point on the way is checked by :func:`check_steps`, or
+    the last alone where it is all that there is. FloatingPointError: the steps have
+    diverged, or a gradient is NaN.
     """
     bound = inf if config is None else _bound(config)
     if correction is None:

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.app.command_line import flatten
+from fedtrellis.files import naming
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
 from fedtrellis.server.records import (
     AXES,
     default_results_dir,
-    naming,
     plot_convergence,
     read_history,
 )

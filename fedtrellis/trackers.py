@@ -15,7 +15,6 @@ warning, and no more is tracked with it.
 from __future__ import annotations
 
 import math
-import os
 import time
 from abc import abstractmethod
 from collections import defaultdict
@@ -25,6 +24,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from fedtrellis.files import replacing
 from fedtrellis.server.callbacks import ENDINGS, STATUSES, Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, check_choice, need
@@ -323,10 +323,9 @@ class OpenMetrics(Tracker):
         self._status = status
         registry = CollectorRegistry()
         registry.register(self)
-        path, latest = Path(self.path), exposition.generate_latest
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(latest(registry))  # type: ignore[no-untyped-call]
-        os.replace(part, path)
+        latest: Any = exposition.generate_latest
+        with replacing(Path(self.path)) as file:
+            file.write(latest(registry))
 
     def collect(self) -> Iterator[Any]:
         """What prometheus_client asks for."""

@@ -135,13 +135,8 @@ Values = Callable[[FloatArray], FloatArray]
 class Evaluator:
     """Function values, for all points in one call or for one part after the other.
 
-    It is one of :data:`Values`; what makes it is :func:`evaluator`.
-
-    Attributes
-    ----------
-    rows : int
-        Examples that a value is made of: an objective may have as many numbers for
-        each point.
+    It is one of :data:`Values`, made by :func:`evaluator`. An objective may have as
+    many numbers for each point as ``rows``, the examples that a value is made of.
     """
 
     of_points: Callable[[FloatArray, np.random.Generator | None], FloatArray]

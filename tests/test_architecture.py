@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the bottom up: a wing, or loose module, imports what stands before it and itself;
 # those of one line do not know one another.
 ORDER = (
-    ("settings", "random", "signals"),
+    ("settings", "random", "signals", "files"),
     ("layer_steps", "schedules", "tables"),
     ("domains",),
     ("manifolds",),

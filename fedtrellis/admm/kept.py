@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 import threading
 import weakref
 import zipfile
@@ -24,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from fedtrellis.files import replacing
 from fedtrellis.objectives.base import is_sparse
 
 __all__ = ["FactorFile", "KeptFor", "fingerprint"]
@@ -158,22 +157,11 @@ class FactorFile:
             return {name: file[name] for name in file.files if wanted(name)}
 
     def _write(self, arrays: Mapping[str, Any]) -> None:
-        temporary = None
+        save: Any = np.savez
         try:
-            # mkstemp makes a file that only its owner can read or write (mode 0600)
-            handle, temporary = tempfile.mkstemp(
-                dir=self._path.parent, prefix=self._path.name, suffix=".tmp"
-            )
-            with os.fdopen(handle, "wb") as file:
-                save: Any = np.savez
+            with replacing(self._path, private=True) as file:
                 save(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
         except OSError as error:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
             why = error.strerror or str(error)
             raise ValueError(
                 f"factor-file = {self._name!r} cannot be written: {why}"

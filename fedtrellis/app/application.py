@@ -166,18 +166,15 @@ class App:
         kept: list[bool] = []
 
         def ask(asked: str) -> list[dict[str, Any]]:
-            record = ConfigRecord({"asked": asked})
-            requests = [
-                Message(RecordDict({"config": record}), node, "query.table")
-                for node in grid.get_node_ids()
-            ]
+            content = RecordDict({"config": ConfigRecord({"asked": asked})})
+            nodes = grid.get_node_ids()
+            requests = [Message(content, node, "query.table") for node in nodes]
             replies = exchange(grid, requests, float(config["timeout"]), Traffic())
-            records = [
-                cast(ConfigRecord, reply.content["config"])
+            found = [
+                json.loads(str(cast(ConfigRecord, reply.content["config"])["table"]))
                 for reply in replies.values()
                 if isinstance(reply, Message)
             ]
-            found = [json.loads(str(record["table"])) for record in records]
             kept.extend(one is None for one in found)
             return [one for one in found if one is not None]
 
@@ -298,18 +295,11 @@ class App:
             description="Run a federated method in this process, as Flower would.",
         )
         add_run_options(parser)
-        parser.add_argument(
-            "--list",
-            nargs="?",
-            const="",
-            metavar="NAME",
-            help="what can be set, all or of one method or task, and stop",
-        )
-        parser.add_argument(
-            "--write-config",
-            action="store_true",
-            help="write every key with its default into ./pyproject.toml, and stop",
-        )
+        add = parser.add_argument
+        text = "what can be set, all or of one method or task, and stop"
+        add("--list", nargs="?", const="", metavar="NAME", help=text)
+        text = "write every key with its default into ./pyproject.toml, and stop"
+        add("--write-config", action="store_true", help=text)
 
         def act(options: argparse.Namespace) -> None:
             if options.list is not None:
@@ -341,11 +331,11 @@ class App:
         options.format = config["log-format"]
         nodes, words = options.nodes, options.node_config
         entries = read_config(words, "--node-config")
-        node_configs = [dict(entries) for _ in range(nodes)]
-        for number, own in enumerate(node_configs):
-            for key, value in own.items():
-                if isinstance(value, str):
-                    own[key] = value.replace("{partition}", str(number))
+        texts = {k: text for k, text in entries.items() if isinstance(text, str)}
+        node_configs = []
+        for number in map(str, range(nodes)):
+            own = {k: text.replace("{partition}", number) for k, text in texts.items()}
+            node_configs.append(entries | own)
         grid = LocalGrid(
             self.client_app,
             nodes,

@@ -75,28 +75,16 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What a run on a grid in this process takes."""
     add = parser.add_argument
     add("--nodes", type=int, default=DEFAULT_NODES, help="simulated nodes [10]")
-    add(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes that the nodes are spread over, where clients take long [1]",
-    )
+    text = "processes that the nodes are spread over, where clients take long [1]"
+    add("--workers", type=int, default=1, metavar="N", help=text)
     add_run_config(parser, "settings")
-    add(
-        "--node-config",
-        action="append",
-        default=[],
-        metavar="'key=value ...'",
-        help="entries of every node's config, as flower-supernode takes them; "
-        "{partition} in a text becomes the node's number from 0",
-    )
+    text = "entries of every node's config, as flower-supernode takes them; "
+    text += "{partition} in a text becomes the node's number from 0"
+    several: Any = {"action": "append", "default": [], "metavar": "'key=value ...'"}
+    add("--node-config", help=text, **several)
     add("--out", metavar="DIR", help="where the run's record goes")
-    add(
-        "--format",
-        choices=LOG_FORMATS,
-        help="text, or JSON objects, one a line: the setting log-format",
-    )
+    text = "text, or JSON objects, one a line: the setting log-format"
+    add("--format", choices=LOG_FORMATS, help=text)
     add("--debug", action="store_true", help="show tracebacks")
 
 

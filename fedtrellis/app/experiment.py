@@ -76,9 +76,8 @@ class Experiment:
         for declared in self.entry.classes[1:]:
             self._client_settings |= parse_values(declared, config, prefix)
         rule: str = self.options["aggregation"]
-        registry.refuse_foreign(
-            config, method=run.method, task=run.task, aggregation=rule
-        )
+        used = {"method": run.method, "task": run.task, "aggregation": rule}
+        registry.refuse_foreign(config, **used)
         chosen = next(kind for kind in AGGREGATIONS if kind.name == rule)
         self.options["aggregation"] = parse(chosen, config, f"{rule}.")
         if run.outer_fraction and not run.outer_domain:
@@ -170,10 +169,8 @@ class Experiment:
         radius = radius or allowed[name]
         if chosen.has_radius() and radius == 0.0:
             free = "" if method._bounded else f", or domain = {WholeSpace.name!r}"
-            raise SettingsError(
-                f"radius = {run.radius}: task {task.name!r} has none of its own for "
-                f"domain {name!r}; set one above 0{free}"
-            )
+            why = f"task {task.name!r} has none of its own for domain {name!r}"
+            raise SettingsError(f"radius = {run.radius}: {why}; set one above 0{free}")
         shapes = self.layout.shapes
         try:
             domain: Domain = chosen.from_config(self.config, radius)
@@ -199,10 +196,8 @@ class Experiment:
         wanted = arguments_of(cls)
         for name in self.task.required_options:
             if name in of_task and name not in (wanted | self._client_arguments):
-                key = self.task.option_key(name)
-                raise SettingsError(
-                    f"method {self.run.method!r} does not know {key}, which is set"
-                )
+                key, method = self.task.option_key(name), self.run.method
+                raise SettingsError(f"method {method!r} does not know {key}, a set key")
         parts = {"domain": self.domain, "manifold": self.manifold, **of_task}
         if self.run.outer_domain:
             parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
@@ -353,10 +348,9 @@ class Experiment:
         wanted = self._client_arguments
         missing = [n for n, needed in wanted.items() if needed and n not in there]
         if missing:
-            raise SettingsError(
-                f"the client of method {self.run.method!r} needs {', '.join(missing)}, "
-                f"which task {self.task.name!r} does not have"
-            )
+            needs = f"the client of method {self.run.method!r} needs"
+            lacks = f"which task {self.task.name!r} does not have"
+            raise SettingsError(f"{needs} {', '.join(missing)}, {lacks}")
         return self.entry.client(**{n: x for n, x in there.items() if n in wanted})
 
 
@@ -435,7 +429,7 @@ class CheckNodes(Callback):
         """Compare the properties that the nodes gave of their data."""
         n, least, examples = strategy.num_clients, self.min_nodes, self.examples
         known = {name: strategy._client_properties(name) for name in strategy.clients}
-        refused = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
+        left_out = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
         if examples is None:
             strategy.conversation.registry.refuse = lambda properties: (
                 "the data is dealt among the clients of the start"
@@ -443,24 +437,21 @@ class CheckNodes(Callback):
             parts = {name: p.get("num-partitions") for name, p in known.items()}
             if set(parts.values()) != {n}:
                 why = f"num-partitions must be {n} on every node; it is {parts}"
-                raise SettingsError(f"{why}; {refused}")
+                raise SettingsError(f"{why}; {left_out}")
             return
         if n < least:
             why = f"min-nodes = {least}, and {n} nodes can be used"
-            raise SettingsError(f"{why}: {refused}")
+            raise SettingsError(f"{why}: {left_out}")
         # files in LIBSVM's or MNIST's formats have no names to compare
         named = {n: p["data-columns"] for n, p in known.items() if "data-columns" in p}
         first = next(iter(named), "")
         for name, digest in named.items():
             if digest != named[first]:
-                raise SettingsError(
-                    f"the files of clients {first} and {name} have other feature "
-                    "columns, or in another order; data.feature-names can order them"
-                )
+                why = "have other feature columns, or in another order"
+                hint = "data.feature-names can order them"
+                raise SettingsError(f"clients {first} and {name} {why}; {hint}")
         total = sum(int(p.get("num-examples", 0)) for p in known.values())
         # a node's weight depends on both
         if examples and (n, total) != (least, examples):
-            raise SettingsError(
-                f"data.examples = {examples} with min-nodes = {least}, and {n} nodes "
-                f"have {total} examples"
-            )
+            why = f"does not fit min-nodes = {least}: {n} nodes have {total}"
+            raise refused("data.examples", examples, why)

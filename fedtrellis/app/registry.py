@@ -201,10 +201,8 @@ class AppRegistry:
             for thing in getattr(plugin, f"{kind}s"):
                 name = (thing[0] if kind == "method" else thing).name
                 if name in named:
-                    raise SettingsError(
-                        f"plug-in {source!r} brings a {kind} named {name!r}, and there "
-                        "is one already"
-                    )
+                    what = f"brings a {kind} named {name!r}, and there is one already"
+                    raise SettingsError(f"plug-in {source!r} {what}")
                 named[name] = thing
         return named
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from fedtrellis.encryption.fixed_point import EncryptionError
 from fedtrellis.encryption.symmetric import KEY_BYTES
+from fedtrellis.files import replacing
 
 T = TypeVar("T")
 
@@ -242,21 +243,12 @@ class NodeFile:
         size = len(text).to_bytes(_LENGTH_BYTES, "big")
         body = b"".join((_MAGIC, size, text, blob))
         digest = hashlib.sha256(body).digest()
-        temporary = self.path.with_suffix(".tmp")
         with _said(self.path, "written"), locked(self.path.parent) as folder:
             if self._on_disk() != self._seen:
                 why = "was changed by another process; a client must run once at a time"
                 raise EncryptionError(f"{str(self.path)!r} {why}")
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            with replacing(self.path, private=True, durable=self.durable) as file:
                 file.write(body + digest)
-                file.flush()
-                if self.durable:
-                    os.fsync(file.fileno())
-            if not self.durable:
-                # replacing one, file systems such as ext4 wait for the disk
-                self.path.unlink(missing_ok=True)
-            os.replace(temporary, self.path)
             if self.durable:
                 os.fsync(folder)  # the new name too
         self._seen = digest

@@ -11,12 +11,7 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms.base import cut
 from fedtrellis.domains.base import FloatArray, Shape
-from fedtrellis.domains.numerics import (
-    positive,
-    positive_integer,
-    unit_columns,
-    unit_vectors,
-)
+from fedtrellis.domains.numerics import positive, positive_integer, unit_vectors
 
 __all__ = [
     "Euclidean",
@@ -231,8 +226,42 @@ def _norms(x: FloatArray) -> FloatArray:
     return unit_vectors(x.reshape(len(x), -1))[1]
 
 
+class _Spheres(Manifold):
+    """Vectors of length ρ: all of an array, or each column of a matrix."""
+
+    radius: float = 1.0
+
+    @abstractmethod
+    def _vectors(self, x: FloatArray) -> FloatArray:
+        """Return the k vectors of each array of a batch, (m, k, entries)."""
+
+    @abstractmethod
+    def _arrays(self, vectors: FloatArray) -> FloatArray:
+        """Inverse of :meth:`_vectors`."""
+
+    def _project(self, x: FloatArray) -> FloatArray:
+        # P_M(x) = ρ x/‖x‖ of every vector
+        return self._arrays(self.radius * unit_vectors(self._vectors(x))[0])
+
+    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        x, v = self._vectors(x), self._vectors(v)
+        normal = x / self.radius
+        along = np.einsum("mkp,mkp->mk", *np.broadcast_arrays(normal, v))
+        # v − <x/ρ, v> x/ρ
+        return self._arrays(v - along[:, :, None] * normal)
+
+    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        direction, length = unit_vectors(self._vectors(v))
+        angle = (length / self.radius)[:, :, None]
+        # Exp_x(v) = cos(‖v‖/ρ) x + ρ sin(‖v‖/ρ) v/‖v‖
+        y = np.cos(angle) * self._vectors(x)
+        y = y + self.radius * np.sin(angle) * direction
+        # rounding, and v's share along x, would add up over many steps
+        return self._project(self._arrays(y))
+
+
 @dataclass(frozen=True)
-class Sphere(Manifold):
+class Sphere(_Spheres):
     """The sphere ‖x‖ = radius of arrays of any shape; ‖·‖ over all entries.
 
     The point closest to zero is taken to be the one on the first axis.
@@ -263,32 +292,15 @@ class Sphere(Manifold):
         super().__post_init__()
         object.__setattr__(self, "radius", positive(self.name, "radius", self.radius))
 
-    def _project(self, x: FloatArray) -> FloatArray:
-        # P_M(x) = ρ x/‖x‖
-        unit, _ = unit_vectors(x.reshape(len(x), -1))
-        return (self.radius * unit).reshape(x.shape)
+    def _vectors(self, x: FloatArray) -> FloatArray:
+        return x.reshape(len(x), 1, -1)
 
-    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        x, v = x.reshape(len(x), -1), v.reshape(len(v), -1)
-        normal = x / self.radius
-        along: FloatArray = np.einsum("mi,mi->m", *np.broadcast_arrays(normal, v))[
-            :, None
-        ]
-        # v − <x/ρ, v> x/ρ
-        return (v - along * normal).reshape(-1, *self.shape)
-
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        direction, length = unit_vectors(v.reshape(len(v), -1))
-        angle = (length / self.radius)[:, None]
-        # Exp_x(v) = cos(‖v‖/ρ) x + ρ sin(‖v‖/ρ) v/‖v‖
-        y = np.cos(angle) * x.reshape(len(x), -1)
-        y = y + self.radius * np.sin(angle) * direction
-        # rounding, and v's share along x, would add up over many steps
-        return self._project(y.reshape(-1, *self.shape))
+    def _arrays(self, vectors: FloatArray) -> FloatArray:
+        return vectors.reshape(-1, *self.shape)
 
 
 @dataclass(frozen=True)
-class Oblique(Manifold):
+class Oblique(_Spheres):
     """The p × r matrices with columns of norm 1, a product of r spheres.
 
     The point closest to a zero column is taken to be the first unit vector.
@@ -309,23 +321,11 @@ class Oblique(Manifold):
     _matrices: ClassVar[bool] = True
     shape: Shape
 
-    def _project(self, x: FloatArray) -> FloatArray:
-        # P_M(x)_j = x_j/‖x_j‖, for every column j
-        return unit_columns(x)[0]
+    def _vectors(self, x: FloatArray) -> FloatArray:
+        return x.swapaxes(1, 2)
 
-    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        along: FloatArray = np.einsum("mpr,mpr->mr", *np.broadcast_arrays(x, v))[
-            :, None, :
-        ]
-        # v_j − <x_j, v_j> x_j
-        return v - along * x
-
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        direction, length = unit_columns(v)
-        # Exp_x(v)_j = cos(‖v_j‖) x_j + sin(‖v_j‖) v_j/‖v_j‖
-        y = np.cos(length) * x + np.sin(length) * direction
-        # rounding, and v's share along x, would add up over many steps
-        return self._project(y)
+    def _arrays(self, vectors: FloatArray) -> FloatArray:
+        return np.ascontiguousarray(vectors.swapaxes(1, 2))
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,14 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from logging import WARNING
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from fedtrellis.files import naming, replacing
 from fedtrellis.server.callbacks import (
     CRITERIA,
     ENDINGS,
@@ -56,33 +57,6 @@ _GAPS = [*CRITERIA][1:]
 _FIELDS = {field.name for field in fields(RoundRecord)}
 # what an axis has room for
 _LARGEST = 1e100
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError that has none, such as that of a full disk."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which replaces ``path``, on the disk by then, or nothing."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with naming(path):
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    finally:
-        # on a full disk others need the room
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:

@@ -21,12 +21,8 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     add = tune.add_argument
     text = "an app's directory [this one, if it has an app; else fedtrellis's own]"
     add("app", nargs="?", metavar="APP_DIR", help=text)
-    add(
-        "--search",
-        required=True,
-        metavar="FILE.toml",
-        help="keys, values and bounds",
-    )
+    what = "keys, values and bounds"
+    add("--search", required=True, metavar="FILE.toml", help=what)
     add("--trials", type=int, help=f"how many [what the file says, or {_TRIALS}]")
     add("--nodes", type=int, default=10, help="simulated nodes [10]")
     add_run_config(tune, "settings of all trials")
@@ -35,12 +31,9 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     add("--pruner", default="none", help=text)
     add("--seed", type=int, default=0, help="of the search [0]")
     add("--jobs", type=int, default=1, help="trials at once [1]")
-    add(
-        "--out",
-        metavar="DIR",
-        help="where everything goes; an unfinished search there goes on "
-        "[a new one under ~/.fedtrellis/tune]",
-    )
+    text = "where everything goes; an unfinished search there goes on "
+    text += "[a new one under ~/.fedtrellis/tune]"
+    add("--out", metavar="DIR", help=text)
 
 
 @signals_interrupt()

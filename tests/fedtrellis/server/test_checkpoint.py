@@ -172,7 +172,7 @@ def test_a_crash_between_history_and_checkpoint_is_survived(
         source.rename(target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedtrellis.server.records.os.replace", crash)
+        patch.setattr("fedtrellis.files.os.replace", crash)
         with pytest.raises(PowerCutError):
             run(steps(checkpoint=path, checkpoint_every=2))
 

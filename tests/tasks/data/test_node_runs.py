@@ -177,7 +177,9 @@ def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="clients 0 and 1 have other feature"):
         run(tmp_path, config | {"data.features": 30}, configs)
     named = config | {"data.feature-names": NAMES}
-    with pytest.raises(SettingsError, match=r"data\.examples = 400 with min-nodes"):
+    with pytest.raises(
+        SettingsError, match=r"data\.examples = 400 does not fit min-nodes"
+    ):
         run(tmp_path, named | {"data.examples": 400}, configs)
     with pytest.raises(SettingsError, match="min-nodes = 2, and 3 nodes"):
         run(tmp_path, named | {"data.examples": 455, "min-nodes": 2}, configs)

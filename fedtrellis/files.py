@@ -1,0 +1,49 @@
+"""Files that are whole at every moment: each is replaced in one step, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError that has none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def replacing(
+    path: Path, *, private: bool = False, durable: bool = True
+) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces ``path``, on the disk by then, or nothing.
+
+    A ``private`` one only its owner can read. One that is not ``durable`` is whole too,
+    and the loss of power may take it.
+    """
+    # several processes may write one file, each in its turn
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        with naming(path):
+            handle = os.open(temporary, flags, 0o600 if private else 0o666)
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            if not durable:
+                # replacing one, file systems such as ext4 wait for the disk
+                path.unlink(missing_ok=True)
+            os.replace(temporary, path)
+    finally:
+        # on a full disk others need the room
+        with suppress(OSError):
+            temporary.unlink()
