@@ -31,6 +31,7 @@ from fedtrellis import (
     RoundStrategy,
     client_app,
 )
+from fedtrellis.files import replacing
 from fedtrellis.server.callbacks import (
     Call,
     format_bytes,
@@ -45,7 +46,6 @@ from fedtrellis.server.records import (
     append_lines,
     default_results_dir,
     plot_convergence,
-    replacing,
     to_toml,
 )
 from fedtrellis.wire.arrays import Layout, encode
