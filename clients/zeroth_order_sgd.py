@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms.packing import signed
+from fedtrellis.domains.atoms.packing import PooledSigns, StreamedSigns, signed
 from fedtrellis.local_steps import sizes_of
 from fedtrellis.objectives import Loss
 from fedtrellis.privacy import LocalNoise
@@ -21,8 +21,6 @@ from fedtrellis.wire.client import StatefulClient, evaluate_objective
 from fedtrellis.wire.summing import ATTEMPT
 from fedtrellis.zeroth_order import (
     START,
-    PooledSigns,
-    StreamedSigns,
     evaluator,
     from_pool,
     mark_of,

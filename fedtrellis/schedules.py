@@ -13,11 +13,6 @@ from typing import Literal
 
 Schedule = Literal["convex", "nonconvex", "stochastic", "constant"]
 
-# What stands before G/D in an automatic λ_0. A λ_t that does not grow wants more, and
-# FedFW+ less whatever the schedule is: what it adds up is what counts there.
-_MULTIPLES = {"convex": 0.7, "nonconvex": 1.4, "stochastic": 0.35, "constant": 7.0}
-_AUGMENTED = 0.12
-
 
 @dataclass(frozen=True)
 class FrankWolfeSchedule:
@@ -75,17 +70,3 @@ class FrankWolfeSchedule:
             return 1.0 if t == 1 else self.averaging
         # ρ_t = 4 / (t + 7)^(2/3), at most 1
         return float(min(1.0, 4.0 / (t + 7.0) ** (2.0 / 3.0)))
-
-
-def automatic_penalty(
-    gradient_norm: float, diameter: float, schedule: str, augmented: bool
-) -> float:
-    """Return λ_0 where nobody has chosen one, a multiple of G/D.
-
-    G is the size of the clients' ‖(1/n) ∇f_i(x¹)‖ and D > 0 the set's diameter: G/D
-    has the unit that λ_0 (x_i − x̄) needs beside (1/n) ∇f_i. The multiples are ours,
-    found on some problems and tried on others: ``python -m reproduce fedfw penalty``.
-    ``augmented`` is for FedFW+, which adds λ_0 (x_i − x̄) up.
-    """
-    multiple = _AUGMENTED if augmented else _MULTIPLES[schedule]
-    return multiple * gradient_norm / diameter

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtrellis.domains.atoms.packing import draw_signs, sign_rng, signed
+from fedtrellis.domains.atoms.packing import PooledSigns, signed
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.base import PointForms
@@ -482,29 +482,6 @@ def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatA
 
 #: The property by which a client announces the model that its objective begins at.
 START = "start"
-
-
-class StreamedSigns:
-    """The directions of a run's round of p entries: the same for all clients."""
-
-    def __init__(self, seed: int, stream: int, size: int) -> None:
-        self._rng, self._size = sign_rng(seed, stream), size
-
-    def draw(self) -> NDArray[Any]:
-        """Return the next direction's bits, uint8 of shape (⌈p/8⌉,)."""
-        return draw_signs(self._rng, self._size)
-
-
-class PooledSigns:
-    """Some of the K directions of a run's pool, each of p entries, in turn."""
-
-    def __init__(self, seed: int, indices: Sequence[int], size: int) -> None:
-        self._seed, self._left, self._size = seed, list(indices), size
-
-    def draw(self) -> NDArray[Any]:
-        """Return the next direction's bits, uint8 of shape (⌈p/8⌉,)."""
-        rng = generator(self._seed, "pool of signs", int(self._left.pop(0)))
-        return draw_signs(rng, self._size)
 
 
 def pool_choice(

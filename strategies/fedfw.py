@@ -13,12 +13,12 @@ from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Correction, Form, Iterate
-from fedtrellis.corrective.penalty import Balance
+from fedtrellis.corrective.penalty import Balance, automatic_penalty
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
 from fedtrellis.random import generator
-from fedtrellis.schedules import FrankWolfeSchedule, Schedule, automatic_penalty
+from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import (

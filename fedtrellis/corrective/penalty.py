@@ -1,4 +1,4 @@
-"""ρ of the corrective variant: fixed, or found by the server from what it replays."""
+"""ρ of the corrective variant, found from what is replayed; λ_0 of the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import numpy as np
 
 from fedtrellis.domains.base import FloatArray
 
-__all__ = ["Balance"]
+__all__ = ["Balance", "automatic_penalty"]
+
+# What stands before G/D in an automatic λ_0. A λ_t that does not grow wants more, and
+# FedFW+ less whatever the schedule is: what it adds up is what counts there.
+_MULTIPLES = {"convex": 0.7, "nonconvex": 1.4, "stochastic": 0.35, "constant": 7.0}
+_AUGMENTED = 0.12
 
 # A window ends when every client has answered so often, on average.
 _ANSWERS = 2
@@ -143,3 +148,17 @@ class Balance:
         self._changes, self._answers = int(changes), int(answers)
         if self.fixed is None:
             self.penalty = None if math.isnan(penalty) else penalty
+
+
+def automatic_penalty(
+    gradient_norm: float, diameter: float, schedule: str, augmented: bool
+) -> float:
+    """Return λ_0 where nobody has chosen one, a multiple of G/D.
+
+    G is the size of the clients' ‖(1/n) ∇f_i(x¹)‖ and D > 0 the set's diameter: G/D
+    has the unit that λ_0 (x_i − x̄) needs beside (1/n) ∇f_i. The multiples are ours,
+    found on some problems and tried on others: ``python -m reproduce fedfw penalty``.
+    ``augmented`` is for FedFW+, which adds λ_0 (x_i − x̄) up.
+    """
+    multiple = _AUGMENTED if augmented else _MULTIPLES[schedule]
+    return multiple * gradient_norm / diameter

@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Self
 
@@ -109,32 +109,25 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
 
     def _read(self, partitions: Any, y: ArrayLike | None, weights: Any) -> Partitions:
         for name in ("feature_names_in_", "n_features_in_"):
-            if hasattr(self, name):
-                delattr(self, name)
+            self.__dict__.pop(name, None)
         if y is None:
             found = read_partitions(partitions, self.label, weights=weights)
             self.n_features_in_ = len(found.names)
             if found.named:
                 self.feature_names_in_ = np.array(found.names, dtype=object)
             return found
-        X, target = validate_data(
-            self,
-            partitions,
-            y,
-            accept_sparse="csr",
-            dtype=np.float64,
-            y_numeric=self._numeric,
-        )
+        kinds: Any = {"dtype": np.float64, "y_numeric": self._numeric}
+        X, target = validate_data(self, partitions, y, accept_sparse="csr", **kinds)
         X = check_examples("X", X)
         names = tuple(f"x{j}" for j in range(X.shape[1]))
         names = tuple(getattr(self, "feature_names_in_", names))
-        ids = tuple(f"0.{i}" for i in range(X.shape[0]))
+        rows = np.arange(X.shape[0])
         if weights is not None:
             weights = _check_sample_weight(
                 weights, X, dtype=np.float64, ensure_non_negative=True
             )
-        part = Part(X, names, ids, target, weights)
-        return Partitions((part,), names, False, False)
+        part, ids = Part(X, names, rows, target, weights), tuple(map(str, rows))
+        return Partitions((part,), names, ids, False, False)
 
     def _rows(self, X: Any) -> Any:
         """Return rows to predict for, (n, p): those of one table, or of frames."""
@@ -219,23 +212,21 @@ def _number(context: Context) -> int:
 class SplitLasso:
     """A node's share of an elastic net, as a smooth function of w's two signs.
 
-    f(u, v) = (factor/2)‖(X − 1μᵀ)w − y‖² + Σ_j (l1/s_j)(u_j + v_j) + (l2/2)‖w‖² with
+    f(u, v) = ½ Σ_k c_k ((x_k − μ)ᵀw − y_k)² + Σ_j (l1/s_j)(u_j + v_j) + (l2/2)‖w‖² with
     w_j = (u_j − v_j)/s_j, a point being u and v one after the other. X is not centred
     itself, and may be sparse.
 
     ``features`` is X, an ndarray or CSR array of shape (n, p), ``targets`` y,
-    ``centre`` μ and ``scale`` s > 0; ``weights`` multiply each row's square.
+    ``weights`` c, ``centre`` μ and ``scale`` s > 0.
     """
 
     features: Any
     targets: Array
+    weights: Array
     centre: Array
     scale: Array
-    _: KW_ONLY
-    factor: float
     l1: float
     l2: float
-    weights: Array | None = None
     quadratic: ClassVar[bool] = True
 
     @property
@@ -251,24 +242,20 @@ class SplitLasso:
         # (X − 1μᵀ)w
         return np.asarray(self.features @ w - self.centre @ w)
 
-    def _times(self, r: Array) -> Array:
-        return r if self.weights is None else self.weights * r
-
     def value(self, x: Array) -> float:
         """Return f at a point of shape (2p,)."""
         w = self._coef(x)
         r = self._scores(w) - self.targets
         u, v = np.split(x, 2)
-        smooth = self.factor * float(r @ self._times(r)) + self.l2 * float(w @ w)
-        smooth *= 0.5
-        return smooth + float(self.l1 / self.scale @ (u + v))
+        smooth = float(r @ (self.weights * r)) + self.l2 * float(w @ w)
+        return 0.5 * smooth + float(self.l1 / self.scale @ (u + v))
 
     def gradient(self, x: Array) -> Array:
         """Return ∇f, of shape (2p,)."""
         w = self._coef(x)
-        r = self._times(self._scores(w) - self.targets)
-        # with respect to w: factor (X − 1μᵀ)ᵀr + l2 w
-        g = self.factor * (self.features.T @ r - self.centre * r.sum()) + self.l2 * w
+        r = self.weights * (self._scores(w) - self.targets)
+        # with respect to w: (X − 1μᵀ)ᵀ(c r) + l2 w
+        g = self.features.T @ r - self.centre * r.sum() + self.l2 * w
         g = g / self.scale
         l1 = self.l1 / self.scale
         return np.concatenate([l1 + g, l1 - g])
@@ -277,19 +264,16 @@ class SplitLasso:
         """Return dᵀ∇²f d, the same at every x."""
         w = self._coef(direction)
         change = self._scores(w)
-        bent = self.factor * float(change @ self._times(change))
-        return bent + self.l2 * float(w @ w)
+        return float(change @ (self.weights * change)) + self.l2 * float(w @ w)
 
 
 def _means(
-    partitions: Partitions, targets: Sequence[Array]
+    nodes: Sequence[tuple[Any, Array, Array]],
 ) -> tuple[float, float, float, Array, Array]:
-    """Return Σ s, and the means of y, y², x and x² over all rows, s their weights."""
+    """Return Σ s, and the means of y, y², x and x² over all rows (X, y, s)."""
     sums = []
-    for part, y in zip(partitions.parts, targets, strict=True):
-        s = np.ones(len(y)) if part.weights is None else part.weights
-        squares = part.features * part.features
-        columns = [np.asarray(m.T @ s) for m in (part.features, squares)]
+    for X, y, s in nodes:
+        columns = [np.asarray(m.T @ s) for m in (X, X * X)]
         sums.append(np.concatenate([[s.sum(), s @ y, s @ (y * y)], *columns]))
     total = np.sum(sums, axis=0)
     _, y_mean, y_square, *rest = total / total[0]
@@ -316,7 +300,11 @@ def sparse_regression(
     and not the minimum.
     """
     strategies, clients = _methods()
-    rows, offset, y_square, centre, square = _means(partitions, targets)
+    nodes = [
+        (part.features, y, np.ones(len(y)) if part.weights is None else part.weights)
+        for part, y in zip(partitions.parts, targets, strict=True)
+    ]
+    rows, offset, y_square, centre, square = _means(nodes)
     if not model.fit_intercept:
         centre, offset = np.zeros_like(centre), 0.0
     spread = square - centre * centre
@@ -332,17 +320,8 @@ def sparse_regression(
     domain = NonNegativeL1Ball(at_zero * float(scale.max()) / l1)
     count = len(partitions.parts)
     objectives = [
-        SplitLasso(
-            part.features,
-            y - offset,
-            centre,
-            scale,
-            factor=count / rows,
-            l1=l1,
-            l2=l2,
-            weights=part.weights,
-        )
-        for part, y in zip(partitions.parts, targets, strict=True)
+        SplitLasso(X, y - offset, count / rows * s, centre, scale, l1, l2)
+        for X, y, s in nodes
     ]
     strategy = strategies.FedFW(domain, tolerance=model.tol, certificate=True)
 
@@ -425,7 +404,7 @@ def dual_ascent(
             context,
             features=features,
             feature_names=names,
-            sample_ids=partitions.parts[number].ids,
+            sample_ids=[partitions.ids[i] for i in partitions.parts[number].rows],
             labels=targets[number],
             rules=rules,
             weights=None if own is None else scale * own,

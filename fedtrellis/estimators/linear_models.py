@@ -67,8 +67,7 @@ class _Classifier(_Scored, ClassifierMixin, FederatedModel):  # type: ignore[mis
     def _learn(self, partitions: Partitions) -> None:
         C = check_number("C", self.C, positive=True)
         # a class of weight 0 is none
-        pairs = zip(partitions.rows, partitions.weights(), strict=True)
-        targets = partitions.kept({name for name, s in pairs if s > 0.0}).targets()
+        targets = partitions.kept(partitions.weights() > 0.0).targets()
         targets = np.array(targets.tolist())
         check_classification_targets(targets)
         self.classes_ = np.unique(targets)
@@ -86,11 +85,11 @@ class _Classifier(_Scored, ClassifierMixin, FederatedModel):  # type: ignore[mis
     def _fitted(self, partitions: Partitions, C: float) -> tuple[float, Found]:
         """Return C S and what a run finds, S the sum of all weights."""
         count = len(self.classes_)
-        numbers = [_numbered(part.target, self.classes_) for part in partitions.parts]
+        numbers = [_numbered(part.targets, self.classes_) for part in partitions.parts]
         rule = self._class_rule()
         weights = partitions.weights()
         if isinstance(rule, Mapping):  # balanced, a class counts 1 on average
-            each = _numbered(partitions.sample_targets(), self.classes_)
+            each = _numbered(partitions.joined("targets"), self.classes_)
             weights = weights * [rule.get(number, 1.0) for number in each.tolist()]
         S = C * float(weights.sum())
         return S, dual_ascent(
@@ -293,10 +292,9 @@ class FederatedSVC(_Classifier):
             )
         C, count = float(self.C), len(self.classes_)
         scores = np.zeros((len(y), count if count > 2 else 1))
-        names = list(partitions.rows)
         folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
         for seen, rest in folds.split(X, y):
-            part = partitions.kept({names[i] for i in seen})
+            part = partitions.kept(np.isin(np.arange(len(y)), seen))
             check_positive(part.weights())
             _, found = self._fitted(part, C)
             self._check_arrived(found)
@@ -399,9 +397,9 @@ class FederatedElasticNet(_Regressor):
             self._learn_split(partitions, alpha, ratio)
             return
         targets = [
-            _numbers(part.target)
+            _numbers(part.targets)
             for part in partitions.parts
-            if part.target is not None
+            if part.targets is not None
         ]
         found = sparse_regression(
             self, partitions, targets, l1=alpha * ratio, l2=alpha * (1.0 - ratio)
@@ -521,7 +519,7 @@ def _scaled_targets(
     centre = float(y.mean()) if intercept else 0.0
     s = float(np.sqrt(np.square(y - centre).mean())) or 1.0
     targets = [
-        None if part.target is None else (_numbers(part.target) - centre) / s
+        None if part.targets is None else (_numbers(part.targets) - centre) / s
         for part in partitions.parts
     ]
     return targets, centre, s

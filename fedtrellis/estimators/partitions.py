@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _HEAVIEST = 2.0**17
 
 
 class Part(NamedTuple):
-    """What one node holds.
+    """What one node holds, of the samples with the numbers ``rows``.
 
     ``features`` is a float64 ndarray or CSR array of shape (n, p). A target is missing
     where it is None or NaN, a weight where it is NaN; None: all are.
@@ -26,8 +26,8 @@ class Part(NamedTuple):
 
     features: Any
     names: tuple[str, ...]
-    ids: tuple[str, ...]
-    target: NDArray[Any] | None
+    rows: NDArray[np.intp]
+    targets: NDArray[Any] | None
     weights: Array | None = None
 
 
@@ -35,29 +35,23 @@ class Part(NamedTuple):
 class Partitions:
     """All nodes' parts, checked against each other; ``names`` are the model's features.
 
-    ``named``: whether these are columns of data frames; ``split``: whether nodes hold
-    different features, else each has whole rows.
+    ``ids`` are the samples', ``named``: whether names are those of data frames;
+    ``split``: whether nodes hold different features, else each has whole rows.
     """
 
     parts: tuple[Part, ...]
     names: tuple[str, ...]
+    ids: tuple[str, ...]
     named: bool
     split: bool
 
     @cached_property
-    def rows(self) -> dict[str, int]:
-        """Each sample's number, in the order of first appearance."""
-        ids = dict.fromkeys(name for part in self.parts for name in part.ids)
-        return {name: i for i, name in enumerate(ids)}
-
-    @cached_property
     def first(self) -> list[NDArray[np.bool_]]:
         """Of each part, which samples no part before it holds."""
-        seen: set[str] = set()
-        masks = []
+        seen, masks = np.zeros(len(self.ids), np.bool_), []
         for part in self.parts:
-            masks.append(np.array([name not in seen for name in part.ids], dtype=bool))
-            seen.update(part.ids)
+            masks.append(~seen[part.rows])
+            seen[part.rows] = True
         return masks
 
     @property
@@ -65,14 +59,27 @@ class Partitions:
         """Whether rows have weights."""
         return any(part.weights is not None for part in self.parts)
 
-    def weights(self) -> Array:
-        """Return every sample's weight, (N,), in the order of ``rows``; 1 without."""
-        s = np.full(len(self.rows), np.nan if self.weighted else 1.0)
+    def joined(self, what: str) -> NDArray[Any]:
+        """Return every sample's ``targets`` or ``weights``, (N,) objects, or None.
+
+        ValueError: a sample has two.
+        """
+        found = np.full(len(self.ids), None, dtype=object)
         for part in self.parts:
-            if part.weights is not None:
-                rows = np.array([self.rows[name] for name in part.ids])
-                s[rows] = np.where(np.isnan(s[rows]), part.weights, s[rows])
-        return s
+            if (values := getattr(part, what)) is not None:
+                there = known(values)
+                rows, own = part.rows[there], values[there].astype(object)
+                for i, old, new in zip(rows, found[rows], own, strict=True):
+                    if old is not None and old != new:
+                        raise ValueError(f"sample {self.ids[i]!r} has two {what}")
+                found[rows] = own
+        return found
+
+    def weights(self) -> Array:
+        """Return every sample's weight, (N,); NaN where it has none, 1 without any."""
+        if not self.weighted:
+            return np.ones(len(self.ids))
+        return self.joined("weights").astype(np.float64)
 
     def weight_scale(self) -> float:
         """Return a power of 2 that brings weights where they can be encrypted."""
@@ -85,50 +92,39 @@ class Partitions:
             )
         return float(scale)
 
-    def kept(self, ids: Collection[str]) -> Partitions:
+    def kept(self, chosen: NDArray[np.bool_]) -> Partitions:
         """Return the same of some samples; a node that has none of them is left out."""
-        parts = []
+        numbers, parts = np.cumsum(chosen) - 1, []
         for part in self.parts:
-            rows = np.array([i for i, name in enumerate(part.ids) if name in ids], int)
-            if not len(rows):
-                continue
-            own = part.target, part.weights
-            target, weights = (None if one is None else one[rows] for one in own)
-            names = tuple(part.ids[i] for i in rows)
-            parts.append(Part(part.features[rows], part.names, names, target, weights))
-        return Partitions(tuple(parts), self.names, self.named, self.split)
+            mine = chosen[part.rows]
+            if mine.any():
+                own = part.targets, part.weights
+                kept = (None if one is None else one[mine] for one in own)
+                rows = numbers[part.rows[mine]]
+                parts.append(Part(part.features[mine], part.names, rows, *kept))
+        ids = tuple(self.ids[i] for i in np.flatnonzero(chosen))
+        return Partitions(tuple(parts), self.names, ids, self.named, self.split)
 
     def table(self, names: Sequence[str]) -> tuple[Array, NDArray[Any]]:
-        """Return whole rows of these columns, and their targets, in ``rows``' order."""
+        """Return whole rows of these columns, and their targets."""
         absent = [name for name in names if name not in self.names]
         if absent:
             raise ValueError(f"no partition has the column {absent[0]!r}")
         column = {name: j for j, name in enumerate(names)}
-        table = np.zeros((len(self.rows), len(names)))
+        table = np.zeros((len(self.ids), len(names)))
         for part in self.parts:
-            rows = np.array([self.rows[name] for name in part.ids])
             held = [j for j, name in enumerate(part.names) if name in column]
             values = part.features[:, held]
             if not isinstance(values, np.ndarray):
                 values = values.toarray()
             columns = np.array([column[part.names[j]] for j in held])
-            table[rows[:, None], columns] = values
-        return table, self.sample_targets()
-
-    def sample_targets(self) -> NDArray[Any]:
-        """Return every sample's target, (N,) objects; None where nobody has one."""
-        targets = np.full(len(self.rows), None, dtype=object)
-        for part in self.parts:
-            if part.target is not None:
-                rows = np.array([self.rows[name] for name in part.ids])
-                there = known(part.target)
-                targets[rows[there]] = part.target[there]
-        return targets
+            table[part.rows[:, None], columns] = values
+        return table, self.joined("targets")
 
     def targets(self) -> NDArray[Any]:
         """Return all targets that there are, of shape (K,) with K at least N."""
-        found = [p.target[known(p.target)] for p in self.parts if p.target is not None]
-        return np.concatenate(found)
+        each = [part.targets for part in self.parts if part.targets is not None]
+        return np.concatenate([targets[known(targets)] for targets in each])
 
 
 def known(target: NDArray[Any]) -> NDArray[np.bool_]:
@@ -157,28 +153,23 @@ def read_partitions(
 
     ValueError, in one line, where it does not make one table.
     """
-    if (
-        isinstance(partitions, np.ndarray)
-        or is_frame(partitions)
-        or not len(partitions)
-    ):
+    one = isinstance(partitions, np.ndarray) or is_frame(partitions)
+    if one or not len(partitions):
         raise ValueError(
             "fit takes a list of partitions, (X, y) pairs or data frames, or one X "
             "with its y: y is missing (requires y to be passed, but the target y is "
             "None)"
         )
-    parts = [_part(number, item, label) for number, item in enumerate(partitions)]
-    if weights is not None:
-        parts = _with_weights(parts, weights)
     named = [is_frame(_table(item)) for item in partitions]
     if any(named) and not all(named):
-        raise ValueError(
-            f"partition {named.index(False)} is no data frame, others are; give all of "
-            "them as frames, or none"
-        )
+        what = f"partition {named.index(False)} is no data frame, others are"
+        raise ValueError(f"{what}; give all of them as frames, or none")
+    given = _weights_of(partitions, weights)
+    read = [_read(k, item, label, given[k]) for k, item in enumerate(partitions)]
+    parts, indices = [part for part, _ in read], [index for _, index in read]
     split = named[0] and any(set(p.names) != set(parts[0].names) for p in parts[1:])
     if split:
-        return _by_columns(parts, targets)
+        return _by_columns(parts, indices, targets)
     return _by_rows(parts, named[0], targets)
 
 
@@ -186,15 +177,11 @@ def _table(item: Any) -> Any:
     return item[0] if isinstance(item, tuple) else item
 
 
-def _part(number: int, item: Any, label: str) -> Part:
-    if isinstance(item, tuple):
-        if len(item) != 2:
-            raise ValueError(
-                f"partition {number} is a tuple of {len(item)}; it must be (X, y)"
-            )
-        table, target = item
-    else:
-        table, target = item, None
+def _read(
+    number: int, item: Any, label: str, weights: Any
+) -> tuple[Part, tuple[str, ...]]:
+    """Return a partition, and what its rows are called."""
+    table, target = item if isinstance(item, tuple) else (item, None)
     if is_frame(table):
         if target is None and label in table.columns:
             target = table[label]
@@ -204,37 +191,32 @@ def _part(number: int, item: Any, label: str) -> Part:
         features = check_examples(f"partition {number}", table.to_numpy())
     else:
         features = check_examples(f"partition {number}", table)
-        count, width = features.shape
-        names = tuple(f"x{j}" for j in range(width))
-        ids = tuple(f"{number}.{i}" for i in range(count))
+        names = tuple(f"x{j}" for j in range(features.shape[1]))
+        ids = ("",) * features.shape[0]
     if len(set(names)) < len(names):
         raise ValueError(f"partition {number} has a column twice")
+    count = len(ids)
     if target is not None:
         target = np.asarray(target)
-        if target.shape != (len(ids),):
-            raise ValueError(
-                f"partition {number} has {len(ids)} rows and a y of shape "
-                f"{target.shape}; it must be ({len(ids)},)"
-            )
-    return Part(features, names, ids, target)
+        if target.shape != (count,):
+            what = f"{count} rows and a y of shape {target.shape}"
+            raise ValueError(f"partition {number} has {what}; it must be ({count},)")
+    if weights is not None:
+        weights = np.asarray(weights, dtype=np.float64)
+        check_weights(f"the weights of partition {number}", weights, count, 0.0)
+    return Part(features, names, np.arange(count), target, weights), ids
 
 
-def _with_weights(parts: list[Part], weights: Sequence[Any]) -> list[Part]:
+def _weights_of(partitions: Sequence[Any], weights: Any) -> Sequence[Any]:
+    if weights is None:
+        return [None] * len(partitions)
     if isinstance(weights, np.ndarray) or is_frame(weights):
-        raise ValueError(
-            "sample_weight must be a list with an array, or None, for each partition"
-        )
-    if len(weights) != len(parts):
-        raise ValueError(
-            f"sample_weight has {len(weights)} entries for {len(parts)} partitions"
-        )
-    found = []
-    for number, (part, own) in enumerate(zip(parts, weights, strict=True)):
-        s = None if own is None else np.asarray(own, dtype=np.float64)
-        if s is not None:
-            check_weights(f"the weights of partition {number}", s, len(part.ids), 0.0)
-        found.append(part._replace(weights=s))
-    return found
+        what = "must be a list with an array, or None, for each partition"
+        raise ValueError(f"sample_weight {what}")
+    if len(weights) != len(partitions):
+        found = f"{len(weights)} entries for {len(partitions)} partitions"
+        raise ValueError(f"sample_weight has {found}")
+    return list(weights)
 
 
 def check_positive(weights: Array) -> None:
@@ -247,69 +229,55 @@ def check_positive(weights: Array) -> None:
 
 
 def _by_rows(parts: list[Part], named: bool, targets: bool) -> Partitions:
-    names = parts[0].names
+    names, ids = parts[0].names, list[str]()
     for number, part in enumerate(parts):
         if len(part.names) != len(names):
-            raise ValueError(
-                f"partition {number} has {len(part.names)} columns, partition 0 has "
-                f"{len(names)}; where nodes hold different columns, give data frames"
-            )
-        if targets and (part.target is None or not known(part.target).all()):
-            raise ValueError(
-                f"partition {number} has rows without a target: with whole rows every "
-                "one needs its own"
-            )
+            found = f"{len(part.names)} columns, partition 0 has {len(names)}"
+            hint = "where nodes hold different columns, give data frames"
+            raise ValueError(f"partition {number} has {found}; {hint}")
+        if targets and (part.targets is None or not known(part.targets).all()):
+            why = "with whole rows every one needs its own"
+            raise ValueError(f"partition {number} has rows without a target: {why}")
         # frames may have the columns in any order; what rows are called says nothing
         if set(part.names) != set(names):
             raise ValueError(f"partition {number} has other columns than partition 0")
         features = part.features
         if part.names != names:
             features = features[:, [part.names.index(name) for name in names]]
-        ids = tuple(f"{number}.{i}" for i in range(len(part.ids)))
-        parts[number] = Part(features, names, ids, part.target, part.weights)
-    return Partitions(tuple(parts), names, named, False)
+        own = {"features": features, "names": names, "rows": len(ids) + part.rows}
+        parts[number] = part._replace(**own)
+        ids += [f"{number}.{i}" for i in range(len(part.rows))]
+    return Partitions(tuple(parts), names, tuple(ids), named, False)
 
 
-def _by_columns(parts: list[Part], need_targets: bool) -> Partitions:
+def _by_columns(
+    parts: list[Part], indices: list[tuple[str, ...]], need_targets: bool
+) -> Partitions:
     names = tuple(dict.fromkeys(name for part in parts for name in part.names))
-    ids = tuple(dict.fromkeys(name for part in parts for name in part.ids))
+    ids = tuple(dict.fromkeys(name for index in indices for name in index))
     row = {name: i for i, name in enumerate(ids)}
     column = {name: j for j, name in enumerate(names)}
     holders = np.zeros((len(ids), len(names)), dtype=np.uint8)
-    for number, part in enumerate(parts):
-        if len(set(part.ids)) < len(part.ids):
+    for number, (part, index) in enumerate(zip(parts, indices, strict=True)):
+        if len(set(index)) < len(index):
             raise ValueError(f"partition {number} has a sample's index twice")
-        rows = [row[name] for name in part.ids]
-        holders[np.ix_(rows, [column[name] for name in part.names])] += 1
-    _agreed(parts, "weight")
-    targets = _agreed(parts, "target")
-    for count, what in ((0, "nowhere"), (2, "in two partitions")):
-        wrong = np.argwhere(holders == 0 if count == 0 else holders >= count)
-        if len(wrong):
-            i, j = wrong[0]
+        rows = np.array([row[name] for name in index], np.intp)
+        parts[number] = part._replace(rows=rows)
+        columns = np.array([column[name] for name in part.names], np.intp)
+        holders[rows[:, None], columns] += 1
+    found = Partitions(tuple(parts), names, ids, True, True)
+    found.weights()
+    targets = found.joined("targets")
+    for wrong, what in ((holders == 0, "nowhere"), (holders > 1, "in two partitions")):
+        if wrong.any():
+            i, j = np.argwhere(wrong)[0]
             raise ValueError(
                 f"column {names[j]!r} of sample {ids[i]!r} is {what}: every value has "
                 "one holder; keep the samples that all have, for example by "
                 "frame.loc[first.index.intersection(second.index)]"
             )
-    missing = [name for name in ids if name not in targets]
+    missing = [name for name, y in zip(ids, targets, strict=True) if y is None]
     if need_targets and missing:
-        raise ValueError(
-            f"{len(missing)} samples have a target nowhere, {missing[0]!r} among them"
-        )
-    return Partitions(tuple(parts), names, True, True)
-
-
-def _agreed(parts: list[Part], what: str) -> dict[str, Any]:
-    """Return each sample's target or weight; ValueError if it has two."""
-    found: dict[str, Any] = {}
-    for part in parts:
-        values = part.target if what == "target" else part.weights
-        if values is None:
-            continue
-        there = known(values)
-        ids = np.array(part.ids, dtype=object)[there]
-        for name, value in zip(ids, values[there], strict=True):
-            if found.setdefault(name, value) != value:
-                raise ValueError(f"sample {name!r} has two {what}s")
+        what = f"{len(missing)} samples have a target nowhere"
+        raise ValueError(f"{what}, {missing[0]!r} among them")
     return found

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sim
+from fedtrellis.corrective.penalty import automatic_penalty
 from fedtrellis.domains import Domain, GroupL1Ball, Simplex, TotalVariationBall
 from fedtrellis.objectives import LeastSquares, Logistic
 from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.reference import certified_minimum
-from fedtrellis.schedules import FrankWolfeSchedule, automatic_penalty
+from fedtrellis.schedules import FrankWolfeSchedule
 from reproduce.common import Item, Options, app_config, workers
 from reproduce.drawing import measured, new_figure, save, style_of
 

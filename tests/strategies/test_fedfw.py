@@ -465,7 +465,7 @@ SETS = [BALL, BALL, BALL, L2Ball(RADIUS), BALL]
         ([L1Ball(3.1), *[BALL] * 4], {}, "client 0 works on L1Ball(radius=3.1)"),
         (SETS, {"2": L2Ball(3.0)}, "client 3 works on L2Ball(radius=3.0)"),
         (SETS, [L2Ball(3.5)], "client 3 works on L2Ball(radius=3.0)"),
-        (SETS, {"5": L2Ball(3.0)}, "client_domains has client '5'; the clients are 0,"),
+        (SETS, {"5": L2Ball(3.0)}, "client_domains has '5'; the clients are 0,"),
         (SETS, {"3": L2Ball(1.0)}, "L2Ball(radius=1.0), which does not enclose L1Ball"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from clients import ZerothOrderSGDClient
 from fedtrellis import Callback, RoundRecord
 from fedtrellis.domains.atoms import RandomSigns, unpack_atoms
-from fedtrellis.domains.atoms.packing import sign_bits, signed
+from fedtrellis.domains.atoms.packing import StreamedSigns, signed
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.broadcast import Step, pack_steps, unpack_steps
@@ -23,7 +23,8 @@ START = np.full(P, 0.1)
 
 
 def directions(seed: int, stream: int, count: int, size: int = P) -> Array:
-    bits = [np.unpackbits(b, count=size) for b in sign_bits(seed, stream, size, count)]
+    u = StreamedSigns(seed, stream, size)
+    bits = [np.unpackbits(u.draw(), count=size) for _ in range(count)]
     return 2.0 * np.array(bits, dtype=float) - 1.0
 
 
@@ -232,7 +233,8 @@ def test_a_round_is_scalars_both_ways() -> None:
     # a central replay: all of the losses are Σ_k x_k, so the scalars are Σ_k u_k
     x = np.zeros(size)
     for t in range(1, away + 1):
-        for bits in sign_bits(0, t, size, m):
+        u = StreamedSigns(0, t, size)
+        for bits in (u.draw() for _ in range(m)):
             ones = int(np.unpackbits(bits, count=size).sum())
             signed(bits, -gamma / m * (2.0 * ones - size), x)
     assert np.abs(run.model - x).max() < 1e-5 * np.abs(x).max()

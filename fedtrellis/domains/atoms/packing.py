@@ -119,13 +119,8 @@ _SIGNS = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 
 _DRAWN = 2**14
 
 
-def sign_rng(seed: int, stream: int) -> np.random.Generator:
-    """Return the generator that the directions of a stream are drawn from."""
-    return generator(seed, "random signs", stream)
-
-
 def draw_signs(rng: np.random.Generator, size: int) -> NDArray[Any]:
-    """Draw the bits of the next direction of {−1, 1}^size, as :func:`sign_bits`."""
+    """Draw the bits of a direction u of {−1, 1}^size, eight to a byte; 1 is +1."""
     bits = np.empty(-(-size // 8), dtype=np.uint8)
     # what one call would draw, without the words of all of it beside
     for start in range(0, bits.size, _DRAWN):
@@ -134,14 +129,30 @@ def draw_signs(rng: np.random.Generator, size: int) -> NDArray[Any]:
     return bits
 
 
-def sign_bits(seed: int, stream: int, size: int, count: int) -> Iterator[NDArray[Any]]:
-    """Yield the bits of u_1, …, u_count of {−1, 1}^size, eight to a byte; 1 is +1.
+class StreamedSigns:
+    """The directions u_1, u_2, … of p entries of a stream, such as a run's round.
 
     They derive from seed and stream alone, the same on every machine.
     """
-    rng = sign_rng(seed, stream)
-    for _ in range(count):
-        yield draw_signs(rng, size)
+
+    def __init__(self, seed: int, stream: int, size: int) -> None:
+        self._rng, self._size = generator(seed, "random signs", stream), size
+
+    def draw(self) -> NDArray[Any]:
+        """Return the next direction's bits, uint8 of shape (⌈p/8⌉,)."""
+        return draw_signs(self._rng, self._size)
+
+
+class PooledSigns:
+    """Some of the K directions of a run's pool, each of p entries, in turn."""
+
+    def __init__(self, seed: int, indices: Sequence[int], size: int) -> None:
+        self._seed, self._left, self._size = seed, list(indices), size
+
+    def draw(self) -> NDArray[Any]:
+        """As :meth:`StreamedSigns.draw`."""
+        rng = generator(self._seed, "pool of signs", int(self._left.pop(0)))
+        return draw_signs(rng, self._size)
 
 
 def signed(
@@ -202,9 +213,9 @@ class RandomSigns(Atom):
         """
         self._check_target(array)
         size, scalars = math.prod(self.shape), self.scalars.tolist()
-        drawn = sign_bits(self.seed, self.stream, size, len(scalars))
-        for s, bits in zip(scalars, drawn, strict=True):
-            signed(bits, weight * s, array)
+        u = StreamedSigns(self.seed, self.stream, size)
+        for s in scalars:
+            signed(u.draw(), weight * s, array)
 
     @property
     def _modulus(self) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from clients import ZerothOrderSGDClient
-from fedtrellis.domains.atoms.packing import draw_signs, sign_rng, signed
+from fedtrellis.domains.atoms.packing import StreamedSigns, signed
 from tests.harness import grid_of, play
 
 torch = pytest.importorskip("torch")
@@ -80,7 +80,7 @@ def test_it_is_the_function_of_torch_objective(name: str, dtype: Any) -> None:
     assert forward.shapes == full.shapes
     layers = [layer.astype(dtype) for layer in full.initial_point()]
     x = np.concatenate([layer.reshape(-1) for layer in layers])
-    bits = draw_signs(sign_rng(0, 1), x.size)
+    bits = StreamedSigns(0, 1, x.size).draw()
     moved = x.copy()
     signed(bits, 0.01, moved)
     for layer in layers:

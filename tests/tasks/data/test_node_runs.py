@@ -181,7 +181,7 @@ def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
         SettingsError, match=r"data\.examples = 400 does not fit min-nodes"
     ):
         run(tmp_path, named | {"data.examples": 400}, configs)
-    with pytest.raises(SettingsError, match="min-nodes = 2, and 3 nodes"):
+    with pytest.raises(SettingsError, match="min-nodes = 2: 3 nodes"):
         run(tmp_path, named | {"data.examples": 455, "min-nodes": 2}, configs)
     # one bad file: the run says whose, and does not go on without it
     (tmp_path / "1.csv").write_text("nothing\n")
