@@ -621,36 +621,37 @@ class LogisticRegression(PartitionedTask):
                 raise self.refused("test_fraction", why) from error
         shares = self.deal(labels[train])
         order, starts = train[np.concatenate(shares)], starts_of(shares)
+        # copies, so that they can be scaled in place
+        features, tests, made = table.features[order], table.features[test], None
         if table.columns:
-            features = table.features[order]
             made = self._preparation_of(table, features, labels[order], starts)
-            parts = made.scaled(features), made.scaled(table.features[test])
+            features, tests = made.scaled(features), made.scaled(tests)
         else:
-            made = None
-            # copies, so that they can be scaled in place
-            parts = scaled(table.features[order], table.features[test], self._scaling())
-        return Dealt(parts[0], labels[order], starts, parts[1], labels[test], made)
+            features, tests = scaled(features, tests, self._scaling())
+        return Dealt(features, labels[order], starts, tests, labels[test], made)
 
     def _scaling(self) -> str:
         """Return the scaling that ``auto`` stands for, or the one that was chosen."""
-        own, auto, why = is_dense(self.path), "standard", ""
+        raw = self.on_nodes and not self.nodes.agreed
+        sparse = self.on_file and not is_dense(self.path)
+        sparse = sparse or self.dataset in ("qsar", "libsvm")
         unfit: tuple[str, ...] = ()
-        if self.on_nodes:
-            auto = "standard" if self.nodes.agreed else "none"
-            unfit = () if self.nodes.agreed else ("standard", "unit-columns")
+        why = ""
+        if raw:
+            unfit = ("standard", "unit-columns")
             why = "it is measured on the examples of all nodes"
-        elif self.dataset in ("qsar", "libsvm") or (self.on_file and not own):
-            auto, unfit = "unit-rows", ("standard",)
-            why = "sparse data would not stay so"
-        elif self.dataset == "santander":
-            auto = "unit-rows"
+        elif sparse:
+            unfit, why = ("standard",), "sparse data would not stay so"
         if self.scaling in unfit:
             every = ("auto", "none", "unit-columns", "unit-rows")
             allowed = ", ".join(name for name in every if name not in unfit)
             data = f"logistic-regression.dataset = {self.dataset!r}"
             why = f"does not fit {data}: {why}; allowed: {allowed}"
             raise self.refused("scaling", why)
-        return auto if self.scaling == "auto" else self.scaling
+        if self.scaling != "auto":
+            return self.scaling
+        rows = sparse or self.dataset == "santander"
+        return "none" if raw else "unit-rows" if rows else "standard"
 
     def _table_scaling(self) -> str:
         return "standard" if self.scaling == "auto" else self.scaling
