@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import (
@@ -28,7 +29,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from numpy.typing import NDArray
 
 import sim
-from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
+from fedtrellis import Callback, LocalGrid, RoundRecord, SettingsError, client_app
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedFW
@@ -52,6 +53,7 @@ __all__ = [
     "only_for",
     "play",
     "readable",
+    "refused",
     "run_app",
 ]
 
@@ -363,6 +365,14 @@ def run_app(
     config = sim.app.default_config() | dict(settings) | {"results-dir": str(results)}
     made = grid(sim.client_app, num_nodes, run_config=config, **options)
     return sim.app.run(made, config)
+
+
+def refused(match: str, make: Callable[[], Any], kind: Any = SettingsError) -> str:
+    """What the error says: it matches, and is one line."""
+    with pytest.raises(kind, match=match) as error:
+        make()
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def readable(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
 from scipy import sparse
@@ -16,10 +18,12 @@ from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import make_loss
 from strategies import HyFDCA
-from tests.harness import contexts, node_states
+from strategies.hyfdca.mixtures import MixtureSteps
+from tests.harness import contexts, node_states, number_of
 
 Array = NDArray[np.float64]
 Part = tuple[NDArray[np.int64], NDArray[np.int64]]
+KINDS = ("hybrid", "horizontal", "vertical")
 # what nodes want of holders, samples and entries by default
 LEAST = NodeRules().least
 
@@ -36,8 +40,11 @@ class Split:
 
     Entries of a column that is not zero in fewer than ``least`` of a client's samples
     are left out of X itself, whatever the data: sums would give them away, so clients
-    refuse them, and P* is that of what is run.
+    refuse them, and P* is that of what is run. ``change`` is given each client with its
+    number, and may alter it.
     """
+
+    change: Callable[[int, Any], Any] | None = None
 
     def __init__(
         self,
@@ -46,23 +53,14 @@ class Split:
         parts: Sequence[Part],
         loss: str = "hinge",
         regularization: float = 1e-3,
-        labelled: Callable[[int], Array] | None = None,
-        smoothing: float = 1.0,
         least: int = LEAST,
-        weights: Array | None = None,
     ) -> None:
-        self.weights = weights
         self.X, self.y, self.parts = _without_rare(X, parts, least), y, list(parts)
         self.loss, self.regularization = loss, regularization
-        self.smoothing = smoothing
+        self.weights: Array | None = None
         self.n, self.p = X.shape
         self.names = [f"feature-{i:04d}" for i in range(self.p)]
         self.ids = [f"patient-{i:06d}" for i in range(self.n)]
-        self.labelled = labelled
-        self.problem = RegularizedLoss(
-            self.X, y, make_loss(loss, smoothing), regularization, weights=weights
-        )
-        self._optimum: float | None = None
 
     @property
     def num_clients(self) -> int:
@@ -78,33 +76,30 @@ class Split:
         _, sizes = np.unique(held, axis=1, return_counts=True)
         return bool(min(owned.sum(axis=0).min(), sizes.min()) < LEAST)
 
-    @property
+    @cached_property
+    def problem(self) -> RegularizedLoss:
+        loss, λ = make_loss(self.loss), self.regularization
+        return RegularizedLoss(self.X, self.y, loss, λ, weights=self.weights)
+
+    @cached_property
     def optimum(self) -> float:
         """P*, by a central solver to 1e-9."""
-        if self._optimum is None:
-            self._optimum = central_optimum(self.problem).value
-        return self._optimum
+        return central_optimum(self.problem).value
 
     def relative(self, w: Array) -> float:
         return (self.problem.value(w) - self.optimum) / self.optimum
 
     def client(self, context: Context, **options: Any) -> HyFDCAClient:
-        k = int(context.node_config["partition-id"])
+        k = number_of(context)
         rows, columns = self.parts[k]
-        X = self.X[rows][:, columns]
-        labels: Array | None = self.y[rows]
-        if self.labelled is not None:
-            labels = self.labelled(k)
         if self.weights is not None:
             options = {"weights": self.weights[rows], **options}
-        return HyFDCAClient(
-            context,
-            X,
-            [self.names[i] for i in columns],
-            [self.ids[i] for i in rows],
-            labels,
-            **options,
-        )
+        names, ids = [self.names[i] for i in columns], [self.ids[i] for i in rows]
+        X = self.X[rows][:, columns]
+        client = HyFDCAClient(context, X, names, ids, self.y[rows], **options)
+        if self.change is not None:
+            self.change(k, client)
+        return client
 
     def app(self, **options: Any) -> Any:
         return client_app(lambda context: self.client(context, **options))
@@ -129,6 +124,34 @@ class Watch(Callback):
         return bool(self.function(strategy, record)) if record.round else False
 
 
+class Forgets(LocalGrid):
+    """A grid whose nodes' states are no part of a checkpoint, as with a SuperLink."""
+
+    def client_states(self) -> dict[str, bytes]:
+        return {}
+
+    def load_client_states(self, states: Mapping[str, bytes]) -> None:
+        pass
+
+
+class Sums(list[Array]):
+    """Σ v_k of each iteration as the server gets it, its w, and clients' own words."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.weights: list[Array] = []
+        self.words: list[NDArray[np.uint64]] = []
+        honest = MixtureSteps._complete_sum
+
+        def listening(steps: MixtureSteps, words: Any) -> Any:
+            found = honest(steps, words)
+            self.append(found[0])
+            self.weights.append(steps.w.copy())
+            self.words.extend(words.values())
+            return found
+
+        monkeypatch.setattr(MixtureSteps, "_complete_sum", listening)
+
+
 class View:
     """What the clients and the server of a run have."""
 
@@ -151,25 +174,24 @@ class View:
 
     def alphas(self) -> dict[str, Array]:
         """By client, α of all samples as it knows it; NaN where it knows none."""
-        strategy = self.strategy
         found = {}
-        for name in strategy.clients:
-            alpha = np.full(self.split.n, np.nan)
+        for name in self.strategy.clients:
+            found[name] = alpha = np.full(self.split.n, np.nan)
             state = self.client_state(name)
             own = self.split.parts[int(name)][0]
-            for g, rows in strategy.alignment.rows[name].items():
-                if strategy.safe:
-                    known = self._alpha_of(state, g, len(rows))
-                elif "alpha" in state:
-                    known = _cut_out(state, g)
-                else:
-                    known = None
+            for g, rows in self.strategy.alignment.rows[name].items():
+                known = self._alpha_of(state, g, len(rows))
                 if known is not None:
                     alpha[own[rows]] = known
-            found[name] = alpha
         return found
 
     def _alpha_of(self, state: dict[str, Array], g: int, size: int) -> Array | None:
+        if not self.strategy.safe:  # of all its groups, one after the other
+            if "alpha" not in state:
+                return None
+            i = state["groups"].astype(int).tolist().index(g)
+            stop = int(state["sizes"][: i + 1].sum())
+            return state["alpha"][stop - size : stop]
         steps = self.steps
         unit = steps.units[steps.unit_of[g]]
         if unit.step == 0:
@@ -189,21 +211,12 @@ class View:
         mixed_point: Array = mixture.weights @ points[rows]
         return mixed_point
 
-    def alpha(self, tolerance: float = 1e-9) -> Array:
-        """α, on which all who know it agree; NaN where nobody does."""
-        known = np.stack(list(self.alphas().values()))
-        some = ~np.isnan(known).all(axis=0)
-        alpha = np.full(self.split.n, np.nan)
-        lowest = np.nanmin(known[:, some], axis=0)
-        highest = np.nanmax(known[:, some], axis=0)
-        assert (highest - lowest).max(initial=0.0) < tolerance
-        alpha[some] = lowest
-        return alpha
-
     def check(self, tolerance: float = 1e-9) -> Array:
         """w = (1/λN) Σ α_i x_i, and all holders of a sample agree; returns α."""
-        alpha = self.alpha(tolerance)
-        assert not np.isnan(alpha).any()
+        known = np.stack(list(self.alphas().values()))
+        assert not np.isnan(known).all(axis=0).any()
+        alpha: Array = np.nanmin(known, axis=0)
+        assert (np.nanmax(known, axis=0) - alpha).max() < tolerance
         w = self.split.problem.primal_of(alpha)
         assert np.abs(w - self.steps.w).max() < tolerance
         return alpha
@@ -253,19 +266,15 @@ class Run(View):
         rounds: int,
         *,
         grid: LocalGrid | None = None,
-        faults: dict[str, float] | None = None,
+        faults: dict[str, Any] | None = None,
         each: Callable[[Run, int], Any] | None = None,
         client: dict[str, Any] | None = None,
         strategy: type[HyFDCA] = HyFDCA,
-        grid_seed: int = 0,
         **options: Any,
     ) -> None:
         self.split = split
         self.grid = grid or LocalGrid(
-            split.app(**(client or {})),
-            split.num_clients,
-            seed=grid_seed,
-            **(faults or {}),  # type: ignore[arg-type]
+            split.app(**(client or {})), split.num_clients, **(faults or {})
         )
         self.duals: list[float] = []
         settings: dict[str, Any] = {
@@ -273,7 +282,6 @@ class Run(View):
             "tolerance": 0.0,
             "feature_names": split.names,
             "max_failed_rounds": 10**6,
-            "smoothing": split.smoothing,
             "exposed": "accept"
             if split.exposed or not options.get("secure_sum", True)
             else "refuse",
@@ -305,22 +313,19 @@ class Run(View):
         return [one for r in self.strategy.history for one in r.rejected]
 
 
-def _cut_out(state: dict[str, Array], g: int) -> Array:
-    groups = state["groups"].astype(int).tolist()
-    stops = np.cumsum(state["sizes"].astype(int))
-    i = groups.index(g)
-    return state["alpha"][stops[i] - int(state["sizes"][i]) : stops[i]]
-
-
 def small(
     loss: str = "hinge",
-    parts: Sequence[Part] | Literal["hybrid", "horizontal", "vertical"] = "hybrid",
+    parts: Sequence[Part] | str = "hybrid",
     n: int = 96,
     p: int = 12,
     regularization: float = 1e-2,
     seed: int = 0,
 ) -> Split:
-    """A noisy two-class problem (or a regression), 3 × 2 groups by default."""
+    """A noisy two-class problem (or a regression), 3 × 2 groups by default.
+
+    "irregular" is a chain: each client but the last two shares samples with two others.
+    In "with one alone" a client has samples that nobody shares.
+    """
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, p)) / np.sqrt(p)
     z = X @ rng.standard_normal(p) + 0.3 * rng.standard_normal(n)
@@ -328,13 +333,12 @@ def small(
     if loss == "poisson":
         y = np.maximum(np.round(3.0 * z), 0.0)
     cut = {"hybrid": (3, 2), "horizontal": (6, 1), "vertical": (1, 3)}
-    if isinstance(parts, str):
+    if parts == "irregular":
+        rows = [np.arange(64), np.arange(32), np.arange(32, 96), np.arange(64, 96)]
+        first, second = np.arange(6), np.arange(6, 12)
+        parts = list(zip(rows, [first, second, second, first], strict=True))
+    elif parts == "with one alone":
+        parts = [*grid_parts(90, p, 3, 2), (np.arange(90, 96), np.arange(p))]
+    elif isinstance(parts, str):
         parts = grid_parts(n, p, *cut[parts])
     return Split(X, y, parts, loss, regularization)
-
-
-def irregular() -> Split:
-    """A chain: each client but the last two shares samples with two others."""
-    rows = [np.arange(64), np.arange(32), np.arange(32, 96), np.arange(64, 96)]
-    first, second = np.arange(6), np.arange(6, 12)
-    return small(parts=list(zip(rows, [first, second, second, first], strict=True)))

@@ -14,6 +14,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
+from numpy.testing import assert_allclose
 from sklearn.linear_model import (
     ElasticNet,
     LogisticRegression,
@@ -22,13 +23,13 @@ from sklearn.linear_model import (
 )
 from sklearn.preprocessing import StandardScaler
 
-from clients import HyFDCAClient
 from fedtrellis import LocalGrid
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.dual.weights import outweighed
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
+from tests.harness import refused
 from tests.strategies.hyfdca_runs import LAST_DIGITS, Array, Run, Split, grid_parts
 
 N, P, LAMBDA = 120, 9, 1e-2
@@ -58,9 +59,7 @@ def classes_split(
     y = np.argmax(scores + 0.5 * rng.standard_normal((n, count)), axis=1)
     y[:count] = np.arange(count)
     y[count : count + 20] = 1.0  # not all equally large
-    split = Split(X, np.ones(n), grid_parts(n, p, *cut), loss, LAMBDA)
-    split.y = y.astype(np.float64)
-    return split
+    return Split(X, y.astype(np.float64), grid_parts(n, p, *cut), loss, LAMBDA)
 
 
 def against_the_rest(split: Split, c: int) -> Array:
@@ -98,6 +97,16 @@ def encrypted(split: Split, rounds: int = 300, **options: Any) -> Array:
     return run.model
 
 
+def forgetting(names: str) -> Callable[[Run, int], None]:
+    """Some clients lose their states after iteration 6."""
+
+    def each(run: Run, t: int) -> None:
+        for name in names if t == 6 else "":
+            run.wipe(name)
+
+    return each
+
+
 def logistic(scale: float, **options: Any) -> LogisticRegression:
     options = {"fit_intercept": False, **options}
     return LogisticRegression(
@@ -133,38 +142,38 @@ def test_models_are_scikit_learns(
     expected = np.ravel(models[loss].fit(split.X, split.y, sample_weight=s).coef_)
     near = 1e-6 * (size if loss == "squared" else 1.0)
     found = encrypted(with_weights(split, s) if weighted else split)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=near)
+    assert_allclose(found, expected, rtol=0, atol=near)
     if loss == "poisson":  # in the clear no dual point e^z of a far w may travel either
         clear = Run(split, 100, tolerance=1e-12, secure_sum=False)
-        np.testing.assert_allclose(clear.model, expected, rtol=0, atol=1e-5)
+        assert_allclose(clear.model, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("count", "cut", "rule"),
+    ("count", "cut", "rule", "lost"),
     [
-        (3, HYBRID, "balanced"),
-        (3, (1, 3), {0: 1.0, 1: 5.0, 2: 0.5}),
-        (10, (3, 1), None),
-        (1, HYBRID, {-1: 0.25, 1: 3.0}),
+        (3, (2, 3), "balanced", "012"),  # all holders of some samples
+        (3, (1, 3), {0: 1.0, 1: 5.0, 2: 0.5}, ""),
+        (10, (3, 1), None, ""),
+        (1, HYBRID, {-1: 0.25, 1: 3.0}, ""),
     ],
 )
 def test_each_class_against_the_rest_is_scikit_learns(
-    count: int, cut: tuple[int, int], rule: Any
+    count: int, cut: tuple[int, int], rule: Any, lost: str
 ) -> None:
     """Balanced each by itself; else each sample has its own class's weight."""
     split = classes_split(max(count, 3), "logistic", cut=cut)
     if count == 1:
         split.y = against_the_rest(split, 0)
     weights = {} if rule is None else {"class_weight": rule}
-    found = encrypted(split, classes=count, **weights).reshape(P, count)
+    found = encrypted(split, classes=count, each=forgetting(lost), **weights)
     own, s = (rule, np.ones(N)) if rule == "balanced" else (None, np.ones(N))
     if isinstance(rule, dict):
         s = np.array([rule[int(y)] for y in split.y])
-    for c in range(count):
+    for c, w in enumerate(found.reshape(P, count).T):
         model = logistic(LAMBDA * s.sum(), class_weight=own)
         y = split.y if count == 1 else against_the_rest(split, c)
         expected = model.fit(split.X, y, sample_weight=s).coef_[0]
-        np.testing.assert_allclose(found[:, c], expected, rtol=0, atol=1e-6)
+        assert_allclose(w, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["logistic", "net", "classes"])
@@ -192,9 +201,9 @@ def test_a_pipeline_with_an_intercept(case: str) -> None:
     for y, w in zip(targets, found.T, strict=True):
         model.fit(Z, y, sample_weight=s)
         own, coef = w[:-1] * scaler.scale_, np.ravel(model.coef_)
-        np.testing.assert_allclose(own, coef, rtol=0, atol=1e-6)
+        assert_allclose(own, coef, rtol=0, atol=1e-6)
         constant = w[-1] + scaler.mean_ @ w[:-1]
-        np.testing.assert_allclose(constant, np.ravel(model.intercept_)[0], atol=1e-6)
+        assert_allclose(constant, np.ravel(model.intercept_)[0], atol=1e-6)
         if case == "net":  # what is 0 is 0, not about 0
             assert (coef == 0.0).any()
             np.testing.assert_array_equal(own == 0.0, coef == 0.0)
@@ -208,33 +217,23 @@ def test_whole_weights_are_repeated_rows() -> None:
     X, y = (np.repeat(one, s.astype(int), axis=0) for one in (split.X, split.y))
     rows = np.column_stack([StandardScaler().fit_transform(X[:, :-1]), X[:, -1]])
     model = logistic(LAMBDA * len(y), class_weight="balanced").fit(rows, y)
-
-    def wipe(run: Run, t: int) -> None:
-        if t == 6:
-            run.wipe("1")
-
     options: dict[str, Any] = {"standardize": True, "class_weight": "balanced"}
-    found = encrypted(with_weights(split, s), each=wipe, **options)
-    np.testing.assert_allclose(X @ found, rows @ model.coef_[0], rtol=0, atol=1e-5)
+    found = encrypted(with_weights(split, s), each=forgetting("1"), **options)
+    assert_allclose(X @ found, rows @ model.coef_[0], rtol=0, atol=1e-5)
 
 
 def test_labels_and_weights_may_be_on_different_holders() -> None:
     split, s = two_classes("logistic", (1, 3)), fractions()
     expected = logistic(LAMBDA * s.sum()).fit(split.X, split.y, sample_weight=s)
 
-    class Apart(Split):
-        def client(self, context: Any, **options: Any) -> HyFDCAClient:
-            client = super().client(context, **options)
-            k = context.node_config["partition-id"]
-            if k != 0:
-                client.labels = None
-            # half on one, half on another
-            own = np.where(np.arange(N) % 2 == k - 1, s, np.nan)
-            client.weights = own if k else None
-            return client
+    def change(k: int, client: Any) -> None:
+        if k != 0:
+            client.labels = None
+        # half on one, half on another
+        client.weights = np.where(np.arange(N) % 2 == k - 1, s, np.nan) if k else None
 
-    split.__class__ = Apart
-    np.testing.assert_allclose(encrypted(split), expected.coef_[0], rtol=0, atol=1e-6)
+    split.change = change
+    assert_allclose(encrypted(split), expected.coef_[0], rtol=0, atol=1e-6)
 
 
 # ------------------------------------------------------------- optima and certificates
@@ -250,15 +249,14 @@ def test_weighted_hinges_are_cvxpys(loss: str) -> None:
     value = s @ sizes / s.sum() + LAMBDA / 2 * cp.sum_squares(w)
     exact = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13}
     least = cp.Problem(cp.Minimize(value)).solve(solver="CLARABEL", **exact)
-    own = make_loss(loss)
-    problem = RegularizedLoss(split.X, split.y, own, LAMBDA, weights=s)
+    problem = with_weights(split, s).problem
     best = central_optimum(problem, 1e-11)
     assert best.value == pytest.approx(least, abs=1e-10)
-    np.testing.assert_allclose(best.w, w.value, rtol=0, atol=1e-6)
+    assert_allclose(best.w, w.value, rtol=0, atol=1e-6)
     options: dict[str, Any] = {"encryption": "stream", "exposed": "accept"}
-    run = Run(with_weights(split, s), 150, memory=60, tolerance=1e-12, **options)
-    assert problem.value(run.model) - least <= 1e-8
-    np.testing.assert_allclose(run.model, best.w, rtol=0, atol=1e-4)
+    run = Run(split, 150, memory=60, tolerance=5e-8, **options)
+    assert problem.value(run.model) - least <= 1e-7  # as the page says
+    assert_allclose(run.model, best.w, rtol=0, atol=1e-4)
 
 
 def test_the_certificate_is_true() -> None:
@@ -273,7 +271,7 @@ def test_the_certificate_is_true() -> None:
     weights: list[Array] = []
     run = Run(
         split,
-        50,
+        40,
         l1_ratio=ρ,
         free_feature=split.names[-1],
         each=lambda run, _: weights.append(run.steps.w.copy()),
@@ -299,7 +297,7 @@ def test_the_certificate_of_classes_is_the_sum_of_theirs() -> None:
     values = [one.value(run.model[:, c]) for c, one in enumerate(problems)]
     optima = [central_optimum(one).value for one in problems]
     strategy = run.strategy
-    np.testing.assert_allclose(strategy._primals, values, rtol=1e-12)
+    assert_allclose(strategy._primals, values, rtol=1e-12)
     assert (strategy._duals <= np.array(optima) + 1e-9).all()
     gap = run.metric("duality-gap")[-1]
     assert gap == pytest.approx(sum(values) - strategy._duals.sum())
@@ -307,10 +305,10 @@ def test_the_certificate_of_classes_is_the_sum_of_theirs() -> None:
 
 def test_classes_in_the_clear_group_by_group() -> None:
     split = classes_split(3, "logistic", cut=(2, 2))
-    hidden = Run(split, 150, classes=3, tolerance=1e-12).model
+    hidden = Run(split, 150, classes=3, tolerance=1e-11).model
     clear: Any = {"classes": 3, "secure_sum": False}
-    own = Run(split, 150, tolerance=1e-12, **clear)
-    np.testing.assert_allclose(own.model, hidden, rtol=0, atol=1e-5)
+    own = Run(split, 150, tolerance=1e-11, **clear)
+    assert_allclose(own.model, hidden, rtol=0, atol=1e-5)
     split = classes_split(3, "logistic", cut=(4, 1))
     local = Run(split, 60, tolerance=1e-9, local_passes=1, **clear)
     assert local.strategy.converged()
@@ -319,28 +317,13 @@ def test_classes_in_the_clear_group_by_group() -> None:
 # ----------------------------------------------------------- what else a run has to do
 
 
-def test_all_holders_of_classes_that_lost_their_states_are_given_them_again() -> None:
-    split = classes_split(3, "logistic", cut=(2, 3))
-
-    def wipe(run: Run, server_round: int) -> None:
-        if server_round == 12:
-            for name in "012":
-                run.wipe(name)
-
-    options: dict[str, Any] = {"tolerance": 1e-10, "encryption": "stream"}
-    run, whole = (Run(split, 120, classes=3, each=e, **options) for e in (wipe, None))
-    assert run.strategy.converged()
-    np.testing.assert_allclose(run.model, whole.model, rtol=0, atol=1e-4)
-
-
 def test_a_run_that_goes_on_has_its_weights_and_scales(tmp_path: Path) -> None:
     split = with_weights(two_classes("logistic"), fractions())
     own: dict[str, Any] = {"class_weight": "balanced", "standardize": True}
     keys: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
     first = Run(split, 5, **own, **keys)
     then = Run(split, 9, grid=first.grid, **own, **keys)
-    whole = Run(split, 9, **own)
-    np.testing.assert_allclose(then.model, whole.model, rtol=0, atol=1e-9)
+    assert_allclose(then.model, Run(split, 9, **own).model, rtol=0, atol=1e-9)
 
 
 def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
@@ -348,11 +331,11 @@ def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
     found = Run(split, 60, classes=3, tolerance=1e-6)
 
     def again(rounds: int, **options: Any) -> tuple[HyFDCA, Array]:
-        settings = {"classes": 3, "tolerance": 1e-6, "encryption": "stream"} | options
-        names = split.names
-        strategy = HyFDCA("logistic", LAMBDA, feature_names=names, **settings)  # type: ignore[arg-type]
+        settings: Any = {"classes": 3, "tolerance": 1e-6, "encryption": "stream"}
+        settings |= {"feature_names": split.names, **options}
+        strategy = HyFDCA("logistic", LAMBDA, **settings)
         grid = LocalGrid(split.app(), split.num_clients, seed=0)
-        start = ArrayRecord([found.model[:, : settings["classes"]].squeeze()])
+        start = ArrayRecord([found.model[:, : strategy.classes].squeeze()])
         result = strategy.start(grid, start, num_rounds=rounds)
         return strategy, result.arrays.to_numpy_ndarrays()[0]
 
@@ -360,10 +343,10 @@ def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
     # P of the given weights is known after one iteration, and they are the best
     value = float(found.strategy._primals.sum())
     assert strategy.history[-1].train["primal"] == pytest.approx(value, rel=1e-9)
-    np.testing.assert_allclose(model, found.model, rtol=1e-9)
+    assert_allclose(model, found.model, rtol=1e-9)
     strategy, model = again(60)
     assert strategy.converged()
-    np.testing.assert_allclose(model, found.model, rtol=0, atol=0.02)
+    assert_allclose(model, found.model, rtol=0, atol=0.02)
     with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
         again(2, step="practical", secure_sum=False, classes=1)
 
@@ -371,81 +354,38 @@ def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
 # ---------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"classes": 2}, "classes = 2 is one problem"),
-        ({"classes": 3, "step": "practical", "secure_sum": False}, "'practical'; allo"),
-        ({"classes": 3, "loss": "squared"}, "which is none of two classes"),
-        ({"class_weight": "balance"}, "class_weight = 'balance' is no rule"),
-        ({"class_weight": {0: 2.0}}, "names class 0, which there is not; allowed: -1"),
-        ({"class_weight": {1: -2.0}}, "must be a finite number from 0 on"),
-        ({"class_weight": {1: "2"}}, "must be a finite number from 0 on"),
-        ({"class_weight": {1: 0.0, -1: 0}}, "0 of every class"),
-        ({"class_weight": {3: 2.0}, "classes": 3}, "allowed: 0, 1, 2"),
-        ({"class_weight": "balanced", "loss": "squared"}, "none of two classes"),
-        (
-            {"class_weight": "balanced", "step": "line-search"},
-            "does not go with step = 'line-search'; allowed: 'bundle'",
-        ),
-        (
-            {"class_weight": {1: 2}, "local_passes": 1, "secure_sum": False},
-            "does not go with local_passes = 1; allowed: 0",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit(options: Any, match: str) -> None:
-    with pytest.raises(SettingsError, match=match):
-        HyFDCA(**options)
-
-
-def _labelled(split: Split, loss: str) -> Split:
-    split.loss = loss
-    return split
-
-
-def _spoilt(change: Callable[[Array], Any]) -> Split:
+def spoilt(change: Callable[[Array], Any]) -> Split:
     return with_weights(two_classes("logistic"), np.asarray(change(fractions())))
+
+
+def some(value: float) -> Split:
+    return spoilt(lambda s: np.where(s > 2.9, value, s))
+
+
+def contradicting() -> Split:
+    split = spoilt(lambda s: s)
+    split.change = lambda k, c: setattr(c, "weights", c.weights + float(k == 1))
+    return split
 
 
 #: Data, options, and what is said of them.
 UNFIT: list[tuple[Callable[[], Split], dict[str, Any], str]] = [
     (lambda: numbers("squared", scale=1e4, λ=1e-6), {}, "scale the features or the la"),
-    (lambda: _labelled(numbers("squared"), "poisson"), {}, "must be finite and at lea"),
     (lambda: numbers("squared"), {"free_feature": "age"}, "'age' is not the name of"),
-    (
-        lambda: classes_split(4, "logistic"),
-        {"classes": 3},
-        "the numbers of 3 classes, 0 to 2",
-    ),
+    (lambda: classes_split(4, "hinge"), {"classes": 3}, "numbers of 3 classes, 0 to 2"),
     (
         lambda: classes_split(3, "logistic"),
         {"classes": 4, "class_weight": "balanced"},
         "no sample of any weight is of class 3",
     ),
-    (
-        lambda: _spoilt(lambda s: s),
-        {"step": "line-search"},
-        "weights, which does not go with step",
-    ),
-    (
-        lambda: _spoilt(lambda s: np.where(s > 2.9, -1.0, s)),
-        {},
-        "weights must be finite numbers from 0",
-    ),
-    (
-        lambda: _spoilt(lambda s: np.where(s > 2.9, np.inf, s)),
-        {},
-        "weights must be finite",
-    ),
-    (lambda: _spoilt(lambda s: 1e-6 * s), {}, "weights must be 0 or at least 0.0001"),
-    (
-        lambda: _spoilt(lambda s: np.where(s > 2.9, np.nan, s)),
-        {},
-        "samples have weights on none of",
-    ),
-    (lambda: _spoilt(lambda s: 0.0 * s), {}, "the weights of all samples are 0"),
-    (lambda: _spoilt(lambda s: 1e9 * s), {}, "largest|too large|exceeds|range"),
+    (lambda: spoilt(lambda s: s), {"step": "line-search"}, "does not go with step"),
+    (lambda: some(-1.0), {}, "weights must be finite numbers from 0"),
+    (lambda: some(np.inf), {}, "weights must be finite"),
+    (lambda: some(np.nan), {}, "samples have weights on none of"),
+    (contradicting, {}, "samples have other weights on another"),
+    (lambda: spoilt(lambda s: 1e-6 * s), {}, "weights must be 0 or at least 0.0001"),
+    (lambda: spoilt(lambda s: 0.0 * s), {}, "the weights of all samples are 0"),
+    (lambda: spoilt(lambda s: 1e9 * s), {}, "largest|too large|exceeds|range"),
     (
         lambda: two_classes("logistic"),
         {"client": {"weights": np.ones(3)}},
@@ -458,42 +398,27 @@ UNFIT: list[tuple[Callable[[], Split], dict[str, Any], str]] = [
 def test_data_that_does_not_fit(
     make: Callable[[], Split], options: dict[str, Any], match: str
 ) -> None:
-    with pytest.raises((SettingsError, RuntimeError), match=match) as told:
-        Run(make(), 3, encryption="stream", exposed="accept", **options)
-    assert "\n" not in str(told.value)
-
-
-def test_weights_that_contradict_those_of_another_holder() -> None:
-    split = with_weights(two_classes("logistic"), fractions())
-
-    class Contradicts(Split):
-        def client(self, context: Any, **options: Any) -> HyFDCAClient:
-            client = super().client(context, **options)
-            if context.node_config["partition-id"] == 1:
-                client.weights = np.asarray(client.weights) + 1.0
-            return client
-
-    split.__class__ = Contradicts
-    with pytest.raises(SettingsError, match="samples have other weights on another"):
-        Run(split, 2)
+    settings: Any = {"encryption": "stream", "exposed": "accept", **options}
+    refused(match, lambda: Run(make(), 3, **settings), (SettingsError, RuntimeError))
 
 
 def test_a_few_samples_that_outweigh_the_rest_are_refused() -> None:
-    split, s, left = two_classes("logistic"), np.ones(N), np.zeros(N)
-    s[:2] = 1e4
-    with pytest.raises(SettingsError, match="outweigh the rest .* 1 group of samples"):
-        Run(with_weights(split, s), 2, encryption="stream")
-    # as good as left out: what is left is two samples
-    left[:6] = 1.0
-    with pytest.raises(SettingsError, match="outweigh the rest"):
-        Run(with_weights(split, left), 2, encryption="stream")
-    Run(with_weights(split, left), 2, encryption="stream", exposed="accept")
+    """Also where the others are as good as left out."""
+    heavy, left = np.ones(N), np.zeros(N)
+    heavy[:2], left[:6] = 1e4, 1.0
+    for s in (heavy, left):
+        split = with_weights(two_classes("logistic"), s)
+        refused("outweigh the rest .* of samples", lambda split=split: Run(split, 2))
+    Run(split, 2, exposed="accept")
 
 
 def test_what_outweighs() -> None:
-    assert not outweighed(np.ones(3), 3)
-    assert outweighed(np.ones(2), 3)
-    assert outweighed(np.array([1.0, 1.0, 1e-3]), 3)
-    assert not outweighed(np.array([1.0, 1.0, 0.03]), 3)
-    assert outweighed(np.array([1.0, 1.0, 0.0, 0.0]), 3)
-    assert not outweighed(np.zeros(5), 3)  # they add nothing at all
+    for weights, answer in (
+        ([1.0, 1.0, 1.0], False),
+        ([1.0, 1.0], True),
+        ([1.0, 1.0, 1e-3], True),
+        ([1.0, 1.0, 0.03], False),
+        ([1.0, 1.0, 0.0, 0.0], True),
+        ([0.0] * 5, False),  # they add nothing at all
+    ):
+        assert outweighed(np.array(weights), 3) == answer
