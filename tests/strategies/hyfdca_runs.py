@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from clients import HyFDCAClient
 from clients.hyfdca.run import NodeRules, entry_counts
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
+from fedtrellis.encryption import node_secrets
+from fedtrellis.encryption.cipher import write_key_pair
+from fedtrellis.encryption.identity import write_identity, write_roster
 from fedtrellis.objectives.losses import make_loss
 from strategies import HyFDCA
 from strategies.hyfdca.mixtures import MixtureSteps
@@ -311,6 +315,39 @@ class Run(View):
     @property
     def rejected(self) -> list[tuple[str, str]]:
         return [one for r in self.strategy.history for one in r.rejected]
+
+
+class Nodes:
+    """Nodes with files: one key for all, or an identity each and a roster each."""
+
+    def __init__(self, folder: Path, split: Split, kind: str = "roster") -> None:
+        self.split, self.kind, self.folder = split, kind, folder
+        folder.mkdir()
+        self.key, self.names = folder / "key", [str(k) for k in range(len(split.parts))]
+        write_key_pair(self.key, folder / "context")
+        publics = {
+            name: write_identity(self.of(name, "identity"), name).public
+            for name in self.names
+        }
+        for name in self.names:  # each node pins it by itself
+            write_roster(self.of(name, "roster"), publics)
+
+    def of(self, name: str, what: str) -> Path:
+        return self.folder / f"{name}.{what}"
+
+    def client(self, context: Context) -> HyFDCAClient:
+        name = str(number_of(context))
+        own: dict[str, Any] = {"ledger": self.of(name, "ledgers"), "key": self.key}
+        if self.kind == "roster":
+            del own["key"]
+            own |= {what: self.of(name, what) for what in ("identity", "roster")}
+        rules = NodeRules(exposed="accept" if self.split.exposed else "refuse")
+        return self.split.client(context, rules=rules, **own)
+
+    def run(self, rounds: int, **options: Any) -> Run:
+        node_secrets._cached.cache_clear()
+        grid = Forgets(client_app(self.client), len(self.names))
+        return Run(self.split, rounds, grid=grid, **options)
 
 
 def small(

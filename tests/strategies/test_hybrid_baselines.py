@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +18,16 @@ from clients import HybridFedAvgClient, HyFEMClient
 from fedtrellis import Answer
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Conversation
-from fedtrellis.settings import SettingsError
 from strategies import HybridFedAvg, HyFEM
-from tests.harness import Array, distance, grid_of, node_states, number_of, play
+from tests.harness import (
+    Array,
+    distance,
+    grid_of,
+    node_states,
+    number_of,
+    play,
+    refused,
+)
 from tests.strategies.methods import EVERYTHING
 
 SEED, LAMBDA, ROUNDS, H, A, B, SMOOTHING, MU = 3, 0.05, 8, 7, 0.6, 1.5, 0.5, 0.8
@@ -56,13 +62,9 @@ def hybrid() -> list[Data]:
     """Six clients: features overlap, two are unsorted, 7 and 8 have one holder each."""
     rng = np.random.default_rng(0)
     held = [[0, 1, 2], [2, 1, 3], [3, 4, 5, 6], [0, 6], [5, 7], [8, 0]]
-    data = [
-        block(rng, n, columns)
-        for n, columns in zip([9, 4, 12, 1, 6, 7], held, strict=True)
-    ]
-    labels = data[2].labels
-    assert labels is not None
-    labels[[0, 3, 7]] = np.nan
+    data = [block(rng, n, c) for n, c in zip([9, 4, 12, 1, 6, 7], held, strict=True)]
+    assert data[2].labels is not None
+    data[2].labels[[0, 3, 7]] = np.nan
     return data
 
 
@@ -140,12 +142,6 @@ def slope(loss: str, z: float, y: float) -> float:
     return y - z
 
 
-def dense(features: Any) -> Array:
-    return np.asarray(
-        features if isinstance(features, np.ndarray) else features.todense()
-    )
-
-
 def loop(
     strategy: HybridFedAvg,
     data: Sequence[Data],
@@ -154,12 +150,10 @@ def loop(
 ) -> tuple[list[Array], dict[int, Array]]:
     """The global model after every round, and the last local ones, by the text."""
     lam, mu = strategy.regularization, getattr(strategy, "matching", None)
-    labelled = {
-        k: [i for i, y in enumerate(own.labels) if not math.isnan(y)]
-        for k, own in enumerate(data)
-        if own.labels is not None
-    }
-    labelled = {k: rows for k, rows in labelled.items() if rows}
+    labelled = {}
+    for k, own in enumerate(data):
+        if own.labels is not None and not np.isnan(own.labels).all():
+            labelled[k] = np.flatnonzero(~np.isnan(own.labels))
     w, models = start.copy(), []
     local = {k: start[data[k].columns] for k in labelled}
     for t, S in enumerate(sets, start=1):
@@ -171,10 +165,8 @@ def loop(
             rng = generator(strategy.seed, "mini-batch", str(k), t)
             w_bar = w[own.columns]
             w_k = w_bar if mu is None else local[k]
-            X = dense(own.features)
-            for i in [
-                rows[j] for j in rng.integers(len(rows), size=strategy.local_steps)
-            ]:
+            X = csr_array(own.features).toarray()
+            for i in rows[rng.integers(len(rows), size=strategy.local_steps)]:
                 u = slope(strategy.loss, float(X[i] @ w_k), float(own.labels[i]))
                 w_k = w_k - gamma * (lam * w_k - u * X[i])
                 if mu is not None:
@@ -182,15 +174,11 @@ def loop(
             new[k] = w_k
         local.update(new)
         w = w.copy()
+        counted = local if mu is not None else new
         for j in range(len(w)):
-            counted = local if mu is not None else new
-            values = [
-                w_k[data[k].columns.index(j)]
-                for k, w_k in counted.items()
-                if j in data[k].columns
-            ]
-            if values and S:
-                w[j] = np.mean(values)
+            held = [k for k in counted if j in data[k].columns and S]
+            if held:
+                w[j] = np.mean([counted[k][data[k].columns.index(j)] for k in held])
         models.append(w)
     return models, local
 
@@ -227,17 +215,13 @@ def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
     start = np.linspace(-1.0, 1.0, 4)
     run = Run(method, data, 6, start=start, aggregation=rule, participation=0.4)
     if method is HyFEM:
-        local = {k: run.strategy.local_model(str(k)) for k in range(len(held))}
+        local = [run.strategy.local_model(str(k)) for k in range(len(held))]
         for j in range(4):
-            own = sorted(
-                local[k][columns.index(j)]
-                for k, columns in enumerate(held)
-                if j in columns
-            )
+            w = [w_k[c.index(j)] for w_k, c in zip(local, held, strict=True) if j in c]
             # ⌈0.2 · 3⌉ = ⌈0.2 · 5⌉ = 1, and of 5 the median leaves 1
-            cut = 1 if rule == "trimmed-mean" else (len(own) - 1) // 2
-            middle = own[cut : len(own) - cut]
-            assert run.model[j] == pytest.approx(np.mean(middle), abs=1e-12)
+            cut = 1 if rule == "trimmed-mean" else (len(w) - 1) // 2
+            middle = np.mean(sorted(w)[cut : len(w) - cut])
+            assert run.model[j] == pytest.approx(middle, abs=1e-12)
         return
     # fewer than three answers for a feature: it keeps its weight
     before, kept = start, 0
@@ -247,14 +231,6 @@ def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
         kept += int((answers < 3).sum())
         before = model
     assert 0 < kept < 24
-
-
-@BOTH
-def test_a_robust_rule_needs_three_holders_of_each_feature(method: Any) -> None:
-    message = "needs at least 3 clients with labels for each feature; 8 of 9"
-    refused(message, lambda: Run(method, hybrid(), aggregation="median"))
-    with pytest.raises(SettingsError, match="'clipping' does not apply to hy"):
-        Run(method, hybrid(), aggregation="clipping")
 
 
 @BOTH
@@ -351,24 +327,18 @@ def test_under_all_faults_it_is_the_loop_over_the_answers_used(method: Any) -> N
 
 
 @BOTH
-def test_clients_without_labels_are_left_out(
-    method: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_without_labels_are_left_out(method: Any, logged: list[str]) -> None:
     data = hybrid()
     data[0].labels = None
     data[4].labels = np.full(6, np.nan)  # the only one with feature 7
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    try:
-        run = Run(method, data)
-    finally:
-        logger.removeHandler(caplog.handler)
+    run = Run(method, data)
     assert run.watch.used == [[1, 2, 3, 5]] * ROUNDS
     assert {k for k, _ in run.seen} == {1, 2, 3, 5}
     assert run.model[7] == START[7]
     assert (run.model != START).sum() == P - 1
     run.check(data)
-    assert "1 of 9 features are held by clients without labels only" in caplog.text
+    why = "1 of 9 features are held by clients without labels only"
+    assert any(why in line for line in logged)
 
 
 @BOTH
@@ -400,12 +370,6 @@ def test_clients_get_the_weights_of_their_features_and_send_no_ids(
 # ---------------------------------------------------------------------------- bad data
 
 
-def refused(message: str, make: Callable[[], Any]) -> None:
-    with pytest.raises(SettingsError, match=re.escape(message)) as caught:
-        make()
-    assert "\n" not in str(caught.value)
-
-
 ONE_NAN, INFINITE = np.array([[1.0, np.nan]]), csr_array(np.array([[1.0, np.inf]]))
 #: What a client has instead, the run's options, and what is said.
 BAD_DATA: list[tuple[dict[int, dict[str, Any]], dict[str, Any], str]] = [
@@ -421,11 +385,7 @@ BAD_DATA: list[tuple[dict[int, dict[str, Any]], dict[str, Any], str]] = [
     ({3: {"features": INFINITE}}, {}, "client 3: the features are not finite"),
     ({}, {"feature_names": ["a"]}, "the model has 9 weights, but feature_names"),
     ({}, {"start": np.zeros((3, 3))}, "learns one vector of weights"),
-    (
-        {},
-        {"start": np.zeros(8), "feature_names": None},
-        "the model has 8 weights, but the clients hold 9 features",
-    ),
+    ({}, {"start": np.zeros(8), "feature_names": None}, "but the clients hold 9 fe"),
 ]
 
 
@@ -434,7 +394,15 @@ def test_bad_data(
     changes: dict[int, dict[str, Any]], options: dict[str, Any], message: str
 ) -> None:
     data = [replace(own, **changes.get(k, {})) for k, own in enumerate(hybrid())]
-    refused(message, lambda: Run(HyFEM, data, **options))
+    refused(re.escape(message), lambda: Run(HyFEM, data, **options))
+
+
+@BOTH
+def test_a_robust_rule_needs_three_holders_of_each_feature(method: Any) -> None:
+    message = "needs at least 3 clients with labels for each feature; 8 of 9"
+    refused(message, lambda: Run(method, hybrid(), aggregation="median"))
+    message = "'clipping' does not apply to hy"
+    refused(message, lambda: Run(method, hybrid(), aggregation="clipping"))
 
 
 @BOTH

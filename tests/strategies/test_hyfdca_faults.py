@@ -32,7 +32,7 @@ FAULTS = {**dict.fromkeys(EVERYTHING, 0.1), "crash": 0.05} | dict.fromkeys(
 APART: dict[str, Any] = {"secure_sum": False}
 
 
-def _calm_from(t: int) -> Callable[[Run, int], None]:
+def calm_from(t: int) -> Callable[[Run, int], None]:
     """Nothing goes wrong any more from a round on."""
 
     def each(run: Run, round_: int) -> None:
@@ -138,7 +138,7 @@ def test_a_fifth_of_the_replies_lost(secure: bool) -> None:
         faults={"reply_loss": 0.2, "seed": 2},
         secure_sum=secure,
         retries=0,
-        each=_calm_from(60),
+        each=calm_from(60),
     )
     assert run.grid.fault_counts["reply_loss"] > 30
     _converged(run)
@@ -196,7 +196,7 @@ def test_everything_at_once(kind: str, secure: bool) -> None:
         small(parts=kind),
         130,
         faults=FAULTS,
-        each=_calm_from(80),
+        each=calm_from(80),
         participation=0.9,
         secure_sum=secure,
     )

@@ -128,7 +128,7 @@ def test_two_holders_of_a_sample_subtract_a_mean_once() -> None:
 
 @pytest.mark.parametrize("loss", ["smoothed-hinge", "logistic"])
 def test_new_raw_samples_are_scored_and_calibrated(loss: str) -> None:
-    """In raw units; probabilities where the loss has some, calibrated where labelled."""
+    """In raw units; with probabilities where the loss has some, or there are labels."""
     X, y = raw(320)
     new, names = X[200:], [f"new-{i}" for i in range(120)]
     split = Split(X[:200], y[:200], grid_parts(200, X.shape[1], 1, 3), loss, 0.1)

@@ -19,73 +19,63 @@ import pytest
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from clients import HyFDCAClient
 from clients.hyfdca import proposals
 from clients.hyfdca.client import _measured
 from clients.hyfdca.run import ClientRun, NodeRules
-from fedtrellis import LocalGrid, client_app
 from fedtrellis.encryption import EncryptionError, block_sum, symmetric
 from fedtrellis.encryption.block_sum import BlockMember, _mask
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import Coding
-from fedtrellis.encryption.identity import Identity, Roster
+from fedtrellis.encryption.identity import load_identity
 from fedtrellis.objectives.losses import make_loss
-from fedtrellis.settings import SettingsError
 from reproduce.hyfdca.attacks.differences import rows_in_differences
 from strategies.hyfdca.mixtures import MixtureSteps
-from tests.harness import calm
-from tests.strategies.hyfdca_runs import Array, Part, Run, Split, grid_parts, small
-from tests.strategies.test_hyfdca_faults import FAULTS
+from tests.harness import refused
+from tests.strategies.hyfdca_runs import (
+    Array,
+    Nodes,
+    Part,
+    Run,
+    Split,
+    Sums,
+    grid_parts,
+    small,
+)
+from tests.strategies.test_hyfdca_faults import FAULTS, calm_from
 
 CLASSES, N, P = 4, 90, 12
 
 
-def rare_classes() -> Split:
-    """Two of four classes have one sample each."""
+def what_the_server_sees(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, **options: Any
+) -> tuple[Array, Array, Array]:
+    """X, of whose four classes two have one sample each; V and w, both (T, C, P)."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((N, P))
     y = (X[:, 0] > 0.0).astype(np.float64)
     y[[30, 60]] = 2.0, 3.0
-    split = Split(X, np.ones(N), grid_parts(N, P, 3, 3), "logistic", 1e-2)
-    split.y = y
-    return split
+    split = Split(X, y, grid_parts(N, P, 3, 3), "logistic", 1e-2)
+    sums = Sums(monkeypatch)
+    Run(split, rounds, encryption="stream", classes=CLASSES, **options)
+    return split.X, np.stack(sums), np.stack(sums.weights)
 
 
-def what_the_server_sees(
-    monkeypatch: pytest.MonkeyPatch, rounds: int, **options: Any
-) -> tuple[Run, Array, Array]:
-    """V and w of each iteration, both of shape (T, C, P)."""
-    sums, weights = [], []
-    honest = MixtureSteps._complete_sum
-
-    def listening(self: MixtureSteps, words: Any) -> Any:
-        found = honest(self, words)
-        sums.append(found[0])
-        weights.append(self.w.copy())
-        return found
-
-    monkeypatch.setattr(MixtureSteps, "_complete_sum", listening)
-    run = Run(rare_classes(), rounds, encryption="stream", classes=CLASSES, **options)
-    return run, np.stack(sums), np.stack(weights)
-
-
-def left_of_the_pairs(run: Run, sums: Array) -> float:
+def left_of_the_pairs(X: Array, sums: Array) -> float:
     """How far two classes' difference is from the rare classes' rows, at the least.
 
     The difference of the sums of classes 2 and 3, without its part in the span of the
     one row that each of them has, over its norm.
     """
-    rows = run.split.X[[30, 60]]
+    rows = X[[30, 60]]
     difference = sums[0, 2] - sums[0, 3]
     part = rows.T @ np.linalg.lstsq(rows.T, difference, rcond=None)[0]
     return float(np.linalg.norm(difference - part) / np.linalg.norm(difference))
 
 
 def test_no_combination_of_classes_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, sums, weights = what_the_server_sees(monkeypatch, 30)
+    X, sums, weights = what_the_server_sees(monkeypatch, 30)
     assert sums.shape == (30, CLASSES, P)
-    assert left_of_the_pairs(run, sums) > 0.3
-    X = run.split.X
+    assert left_of_the_pairs(X, sums) > 0.3
     flat = sums.reshape(-1, P)
     pairs = [a - b for t in sums for a, b in combinations(t, 2)]
     steps = (sums - weights).reshape(-1, P)
@@ -104,17 +94,16 @@ def test_weighted_classes_give_no_row_exactly(monkeypatch: pytest.MonkeyPatch) -
     weight is that sample's. Exactly they are none.
     """
     options = {"class_weight": "balanced"}
-    with pytest.raises(SettingsError, match="class 2, which 1 of all samples have"):
-        what_the_server_sees(monkeypatch, 1, **options)
-    run, sums, weights = what_the_server_sees(
-        monkeypatch, 30, exposed="accept", **options
-    )
-    row = run.split.X[30]
+    why = "class 2, which 1 of all samples have"
+    refused(why, lambda: what_the_server_sees(monkeypatch, 1, **options))
+    options["exposed"] = "accept"
+    X, sums, weights = what_the_server_sees(monkeypatch, 30, **options)
+    row = X[30]
     closeness = abs(row @ sums[0, 2]) / np.linalg.norm(row) / np.linalg.norm(sums[0, 2])
     assert closeness > 0.9  # as the page on security says
     steps = (sums - weights).reshape(-1, P)
     every = np.vstack([sums.reshape(-1, P), weights.reshape(-1, P), steps])
-    assert not len(rows_in_differences(every, run.split.X, 2, 1e-9))
+    assert not len(rows_in_differences(every, X, 2, 1e-9))
 
 
 def test_one_mixing_for_all_classes_would_give_rare_classes_away(
@@ -128,8 +117,8 @@ def test_one_mixing_for_all_classes_would_give_rare_classes_away(
         return np.broadcast_to(r[:1], r.shape)
 
     monkeypatch.setattr(proposals, "_mixing", shared)
-    run, sums, _ = what_the_server_sees(monkeypatch, 1)
-    assert left_of_the_pairs(run, sums) < 1e-6
+    X, sums, _ = what_the_server_sees(monkeypatch, 1)
+    assert left_of_the_pairs(X, sums) < 1e-6
 
 
 # ------------------------------------------------------------------ a client's keys
@@ -154,34 +143,11 @@ def shared_and_local() -> Split:
     return Split(held, whole.y, parts, regularization=whole.regularization)
 
 
-class Nodes:
-    """Identities of all clients, and a roster of them."""
-
-    def __init__(self, split: Split, folder: Path) -> None:
-        self.split, self.folder = split, folder
-        names = [str(k) for k in range(split.num_clients)]
-        self.identities = {name: Identity.generate(name) for name in names}
-        self.roster = Roster({n: i.public for n, i in self.identities.items()})
-
-    def client(self, context: Context) -> HyFDCAClient:
-        name = str(context.node_config["partition-id"])
-        return self.split.client(
-            context,
-            identity=self.identities[name],
-            roster=self.roster,
-            ledger=self.folder / name,
-        )
-
-    def run(self, rounds: int, **options: Any) -> Run:
-        grid = LocalGrid(client_app(self.client), self.split.num_clients)
-        return Run(self.split, rounds, grid=grid, **options)
-
-
 def test_server_and_a_client_open_nothing_of_other_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Client 2 hands its keys to the server; groups 0 to 2 are of others."""
-    nodes, checked = Nodes(shared_and_local(), tmp_path), list[int]()
+    nodes, checked = Nodes(tmp_path / "nodes", shared_and_local()), list[int]()
     search = MixtureSteps._search
 
     def looking(self: MixtureSteps) -> Any:
@@ -237,30 +203,24 @@ def _check_masks(steps: MixtureSteps, nodes: Nodes, traitor: ClientRun) -> None:
     assert np.median(np.abs(Coding().values(words))) > 1e5
     # and it has no pair's secret but its own
     for other in ("3", "4"):
-        theirs = nodes.identities["0"].pair_secret(nodes.roster.members[other])
+        public = load_identity(nodes.of(other, "identity")).public
+        theirs = load_identity(nodes.of("0", "identity")).pair_secret(public)
         assert traitor.pair(other) != theirs != traitor.pair("0")
     assert agreement.holdings.sum(axis=0).min() == 3
 
 
 def test_masks_hide_every_single_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """The words are what they hide plus numbers that look uniform, in every place."""
-    answers: list[NDArray[np.uint64]] = []
-    honest = MixtureSteps._complete_sum
-
-    def noted(self: MixtureSteps, words: dict[str, NDArray[np.uint64]]) -> Any:
-        answers.extend(words.values())
-        return honest(self, words)
-
-    monkeypatch.setattr(MixtureSteps, "_complete_sum", noted)
+    sums = Sums(monkeypatch)
     Run(shared_and_local(), 4, encryption="stream")
-    high = np.concatenate(answers) >> np.uint64(44)  # v_k is below 2^44 in size
+    high = np.concatenate(sums.words) >> np.uint64(44)  # v_k is below 2^44 in size
     assert 0.3 < np.mean(high >= 2**19) < 0.7
     assert len(np.unique(high)) > 0.95 * len(high)
 
 
 def test_a_roster_run_without_encryption_needs_the_nodes_word(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="its node's log says which"):
-        Nodes(small(n=48), tmp_path).run(3, encryption="none")
+    nodes = Nodes(tmp_path / "nodes", shared_and_local())
+    refused("its node's log says which", lambda: nodes.run(3))
 
 
 def test_scores_of_small_groups_are_not_measured() -> None:
@@ -290,8 +250,7 @@ class Noted:
 
     # digests of what was encrypted under each key of a keystream
     sealed: dict[bytes, set[bytes]] = field(default_factory=dict)
-    # which client hid what in which attempt, and what left
-    hidden: dict[tuple[str, bytes], set[bytes]] = field(default_factory=dict)
+    # what left which client in which attempt
     left: dict[tuple[str, bytes], set[bytes]] = field(default_factory=dict)
     # keys of keystreams that a pair's masks were read from, and who read them
     pairs: dict[bytes, set[tuple[str, bytes]]] = field(default_factory=dict)
@@ -332,7 +291,6 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
 
     def hiding(self: Any, attempt: bytes, words: Any, where: Any) -> Any:
         who = self._node.client, attempt
-        found.hidden.setdefault(who, set()).add(_digest(words))
         asked.append(who)
         hidden = term(self, attempt, words, where)
         asked.pop()
@@ -360,22 +318,17 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
 def test_nothing_that_hides_is_used_for_two_numbers(kind: Any, noted: Noted) -> None:
     """Each key of a keystream hides one plaintext; each pair's masks one term each."""
 
-    def each(run: Run, t: int) -> None:
-        if t == 30:
-            calm(run.grid)
-
     run = Run(
         small(parts=kind),
         40,
-        faults=FAULTS,
-        each=each,
+        faults=FAULTS | {"seed": 3},
+        each=calm_from(31),
         encryption="stream",
         backup_every=3,
-        grid_seed=3,
     )
     run.check()
     assert run.strategy.history[-1].train["moved-groups"] > 0.0
-    for use in ("sealed", "hidden", "left"):
+    for use in ("sealed", "left"):
         uses = getattr(noted, use)
         assert len(uses) > 50
         assert {len(values) for values in uses.values()} == {1}, use
