@@ -7,6 +7,7 @@ raw columns; and what of that is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -408,7 +409,7 @@ def test_a_few_samples_that_outweigh_the_rest_are_refused() -> None:
     heavy[:2], left[:6] = 1e4, 1.0
     for s in (heavy, left):
         split = with_weights(two_classes("logistic"), s)
-        refused("outweigh the rest .* of samples", lambda split=split: Run(split, 2))
+        refused("outweigh the rest .* of samples", partial(Run, split, 2))
     Run(split, 2, exposed="accept")
 
 

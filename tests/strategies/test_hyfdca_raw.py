@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,7 @@ def test_columns_of_which_two_sums_say_too_much_are_refused() -> None:
         X[parts[0][0][:4], -1] = entries
         split = Split(X, y, parts, "logistic", 0.1)
         if why:
-            refused(why, lambda split=split: _run(split, 1, exposed="refuse"))
+            refused(why, partial(_run, split, 1, exposed="refuse"))
         else:
             _run(split, 1, exposed="refuse")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,7 @@ ROOT = Path(sim.__file__).parent
 def test_a_slip_in_a_rules_name_is_not_passed_over() -> None:
     """And other keys of a node config are no slips."""
     for key, meant in (("leest", "least"), ("noises", "noise"), ("expose", "exposed")):
-        refused(
-            f"{key} = 5 .* did you mean '{meant}'", lambda k=key: NodeRules.of({k: 5})
-        )
+        refused(f"{key} = 5 .* did you mean '{meant}'", partial(NodeRules.of, {key: 5}))
     names = "client-id data test-data scores-file key-file identity-file roster-file"
     others: dict[str, Any] = dict.fromkeys(f"{names} ledger partition-id".split(), "x")
     assert NodeRules.of({**others, "least": 4}) == NodeRules(least=4)
@@ -69,7 +68,7 @@ def test_the_task_leaves_out_what_nodes_would_refuse(tmp_path: Path) -> None:
         # two holders are too few; the rules are the run's settings in a simulation
         (APP, 4, "'pixel-0-1' has 2 holders.*hyfdca.exposed.*hyfdca.least"),
     ):
-        refused(why, lambda s=settings, n=nodes: run_app(s, n, tmp_path / "b"))
+        refused(why, partial(run_app, settings, nodes, tmp_path / "b"))
 
 
 # --------------------------------------------------- before a label leaves the client

@@ -26,7 +26,7 @@ class Spoils(LocalGrid):
 
     liar, at = 0, 1
     change: Callable[[RecordDict], None]
-    kept: dict[str, Any] | None = None
+    kept: Any = None
     struck = False
 
     def _strikes(self, message: Message) -> set[str]:

@@ -147,18 +147,13 @@ def test_a_lost_damaged_or_expired_file_loses_the_key_and_the_block_begins_anew(
     block = Block(tmp_path)
     block.terms(1, np.eye(4))
 
-    def remove() -> None:
-        block.file("b").unlink()
+    def flipped(path: Path) -> None:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
-    def damage() -> None:
-        data = block.file("b").read_bytes()
-        block.file("b").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-    def expire() -> None:
-        os.utime(block.file("b"), (0.0, 0.0))
-
-    for number, lose in enumerate((remove, damage, expire), 2):
-        lose()
+    losses: list[Any] = [Path.unlink, flipped, lambda path: os.utime(path, (0.0, 0.0))]
+    for number, lose in enumerate(losses, 2):
+        lose(block.file("b"))
         with pytest.raises(LostKeyError, match="keys of its block"):
             block.member("b").term(attempt(number), CODING.words(np.ones(4), 4))
         block.begin(b"%d" % number)
@@ -279,9 +274,7 @@ def test_deployed_nodes_need_keys_and_those_of_a_simulation_do_not(
     remove_run_key("simulated")
 
 
-def _race(folder: str, number: int, results: Any, barrier: Any) -> None:
-    config = {"ledger": folder}
-    member = BlockMember(NodeSecrets("a", config, key=_key_of(folder)), "run")
+def _race(member: BlockMember, number: int, results: Any, barrier: Any) -> None:
     real = member._file.write
 
     def wait(*parts: Any) -> None:  # both have read; now both write
@@ -296,25 +289,18 @@ def _race(folder: str, number: int, results: Any, barrier: Any) -> None:
         results.put(str(error))
 
 
-def _key_of(folder: str) -> Cipher:
-    return backend_class("stream").from_bytes((Path(folder) / "../key").read_bytes())
-
-
 def test_of_two_processes_one_answers(tmp_path: Path) -> None:
-    block = Block(tmp_path)
-    (tmp_path / "key").write_bytes(KEY.secret_bytes())
-    context = multiprocessing.get_context("fork")
+    block, context = Block(tmp_path), multiprocessing.get_context("fork")
     results, barrier = context.Queue(), context.Barrier(2)
-    args = [(str(tmp_path / "a"), k, results, barrier) for k in range(2)]
+    args = [(block.member("a"), k, results, barrier) for k in range(2)]
     processes = [context.Process(target=_race, args=each) for each in args]
     for process in processes:
         process.start()
     found = [results.get(timeout=30) for _ in processes]
     for process in processes:
         process.join()
-    texts = [one for one in found if isinstance(one, str)]
-    assert len(texts) == 1
-    assert "another process" in texts[0]
+    (text,) = [one for one in found if isinstance(one, str)]
+    assert "another process" in text
     kept = block.member("a").answered(attempt(1))
     assert kept is not None
     assert kept.tolist() in found

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtrellis.encryption import (
@@ -53,7 +53,7 @@ def key_of(backend: str, which: int = 0) -> Cipher:
 
 
 @every
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 9000])
+@pytest.mark.parametrize("size", [0, 1, 4096, 9000])
 def test_a_sum_is_that_of_the_rounded_numbers(backend: str, size: int) -> None:
     key = key_of(backend)
     server = load_evaluation(key.evaluation_bytes())
@@ -128,8 +128,6 @@ def test_the_stream_is_its_definition() -> None:
     from cryptography.hazmat.primitives.ciphers.algorithms import AES
     from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-    from fedtrellis.encryption.symmetric import encode_items, expand
-
     key = key_of("stream")
     (blob,) = key.encrypt([1.5, -2.0], LABEL, "a", 7)
     header, payload = split_blob(blob)
@@ -158,6 +156,11 @@ def test_a_context_adds_and_does_nothing_else(backend: str) -> None:
     ):
         with pytest.raises(EncryptionError):
             action()
+    secret = key._file.secret
+    assert secret is not None
+    assert secret.hex() not in repr(key) + repr(key._file)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(key)
 
 
 @every
@@ -169,16 +172,6 @@ def test_keys_are_read_back_and_damage_is_found(backend: str) -> None:
         for spoilt in (data[:-1], data + b"\0", data[:20] + b"x" + data[21:], b""):
             with pytest.raises(EncryptionError):
                 backend_class(backend).from_bytes(spoilt)
-
-
-@every
-def test_a_cipher_shows_and_pickles_no_secret(backend: str) -> None:
-    key = key_of(backend)
-    secret = key._file.secret
-    assert secret is not None
-    assert secret.hex() not in repr(key) + repr(key._file)
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(key)
 
 
 # -- SEAL's bytes ---------------------------------------------------------------------
@@ -271,6 +264,7 @@ SECRET = bytes(range(32))
 PURPOSE = ("group key", "run 1", "a", "b", 3)
 
 
+@settings(max_examples=50, deadline=None)
 @given(_items, _items)
 def test_two_labels_never_have_the_same_bytes(a: list[Any], b: list[Any]) -> None:
     assert (encode_items(*a) == encode_items(*b)) == (a == b)
@@ -287,25 +281,19 @@ def test_keys_are_derived_as_rfc_5869_has_it() -> None:
     assert expand(SECRET, "use", b"\0x", -7, size=64) == first + second
 
 
-def test_every_altered_byte_of_a_sealed_message_is_refused() -> None:
-    for data in (b"", b"a key of thirty-two bytes, about"):
-        sealed = seal(SECRET, data, PURPOSE)
-        assert len(sealed) == len(data) + SEALED_BYTES
-        assert open_sealed(SECRET, sealed, PURPOSE) == data
-        wrong = [sealed[:position] for position in range(len(sealed))]
-        wrong.append(sealed + b"\0")
-        for position in range(len(sealed)):
-            spoilt = bytearray(sealed)
-            spoilt[position] ^= 1
-            wrong.append(bytes(spoilt))
-        for other in wrong:
-            with pytest.raises(EncryptionError, match="^sealed message was refused$"):
-                open_sealed(SECRET, other, PURPOSE)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_a_sealed_message_is_opened_whole_and_where_it_belongs() -> None:
+    data = b"a key of thirty-two bytes, about"
+    sealed = seal(SECRET, data, PURPOSE)
+    assert len(sealed) == len(data) + SEALED_BYTES
+    assert open_sealed(SECRET, sealed, PURPOSE) == data
+    assert open_sealed(SECRET, seal(SECRET, b"", PURPOSE), PURPOSE) == b""
+    wrong: list[tuple[bytes, bytes, Any]] = [(bytes(32), sealed, PURPOSE)]
+    for position in range(len(sealed)):
+        spoilt = bytearray(sealed)
+        spoilt[position] ^= 1
+        wrong.append((SECRET, bytes(spoilt), PURPOSE))
+        wrong.append((SECRET, sealed[:position], PURPOSE))
+    others: list[Any] = [
         ("group key", "run 1", "b", "a", 3),  # sent back to its sender
         ("group key", "run 2", "a", "b", 3),
         ("points", "run 1", "a", "b", 3),
@@ -313,10 +301,8 @@ def test_every_altered_byte_of_a_sealed_message_is_refused() -> None:
         ("group key", "run 1", "a", "b"),
         ("group key", "run 1", "ab", "", 3),
         ("group key", "run 1", b"a", "b", 3),
-    ],
-)
-def test_a_message_fits_only_where_it_belongs(other: tuple[str | int, ...]) -> None:
-    with pytest.raises(EncryptionError, match="^sealed message was refused$"):
-        open_sealed(SECRET, seal(SECRET, b"hello", PURPOSE), other)
-    with pytest.raises(EncryptionError, match="^sealed message was refused$"):
-        open_sealed(bytes(32), seal(SECRET, b"hello", PURPOSE), PURPOSE)
+    ]
+    wrong += [(SECRET, sealed, other) for other in others]
+    for secret, message, purpose in [*wrong, (SECRET, sealed + b"\0", PURPOSE)]:
+        with pytest.raises(EncryptionError, match="^sealed message was refused$"):
+            open_sealed(secret, message, purpose)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import optuna
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import ArrayLike
 from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
@@ -28,7 +26,6 @@ from optuna.trial import TrialState
 from fedtrellis.command_line import main
 from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import RoundRecord
-from fedtrellis.settings import SettingsError
 from fedtrellis.tune.grey_relational import (
     grey_relational_grades,
     pareto_front,
@@ -36,6 +33,7 @@ from fedtrellis.tune.grey_relational import (
 )
 from fedtrellis.tune.metrics import METRICS, divergence, measure
 from fedtrellis.tune.study import Search, perform, ranked_trials, read_space
+from tests.harness import refused
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,42 +41,32 @@ ROOT = Path(__file__).resolve().parents[3]
 # -------------------------------------------------------------------------- metrics
 
 
-def history(losses: list[float], **more: Any) -> list[RoundRecord]:
-    """Round 0 and so on, a tenth of a second each, but for the first: nine."""
-    return [
-        RoundRecord(
-            round=i,
-            seconds=0.0 if i == 0 else 9.0 if i == 1 else 0.1,
-            evaluation={"loss": loss},
-            **more,
-        )
-        for i, loss in enumerate(losses)
-    ]
-
-
 def test_the_metrics_of_a_run_worked_out_by_hand() -> None:
     """Losses 10, 6, 3, 2, 2, 1, 1.5; accuracy 0.5, 0.9, 0.7 in rounds 1, 3, 6.
 
     Last five: (3 + 2 + 2 + 1 + 1.5)/5 = 1.9. Differences −4, −3, −1, 0, −1, 0.5: mean
     −17/12, mean of squares 27.25/6. The lowest is 1, so 90 % of the way is at 1.9, and
-    round 5 is the first below. Round trips 2, 3, 3, 3, 3 after round 1: 2.8.
+    round 5 is the first below. Round trips 2, 3, 3, 3, 3 after round 1: 2.8. Each round
+    takes a tenth of a second, but for the first.
     """
-    records = history([10, 6, 3, 2, 2, 1, 1.5])
+    records = [
+        RoundRecord(round=i, seconds=[0.0, 9.0, *[0.1] * 5][i], evaluation={"loss": z})
+        for i, z in enumerate([10, 6, 3, 2, 2, 1, 1.5])
+    ]
     for number, accuracy in ((1, 0.5), (3, 0.9), (6, 0.7)):
         records[number].client_evaluation["accuracy"] = accuracy
     for record in records:
         record.round_trips = 2 if record.round <= 2 else 3
-    assert measure(records) == pytest.approx(
-        {
-            "seconds-0": 0.1,
-            "seconds-0.2575": 0.1 + 0.2575 * 2.8,
-            "seconds-0.8": 0.1 + 0.8 * 2.8,
-            "loss": 1.9,
-            "accuracy": 0.9,
-            "volatility": math.sqrt(27.25 / 6 - (17 / 12) ** 2),
-            "rounds-to-90": 5.0,
-        }
-    )
+    expected = {
+        "seconds-0": 0.1,
+        "seconds-0.2575": 0.1 + 0.2575 * 2.8,
+        "seconds-0.8": 0.1 + 0.8 * 2.8,
+        "loss": 1.9,
+        "accuracy": 0.9,
+        "volatility": math.sqrt(27.25 / 6 - (17 / 12) ** 2),
+        "rounds-to-90": 5.0,
+    }
+    assert measure(records) == pytest.approx(expected)
     assert divergence(records) == ""
 
 
@@ -153,9 +141,7 @@ def test_a_search_file_gives_distributions_of_the_types_of_the_defaults(
 def test_a_bad_search_file_is_one_clear_error(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=message) as caught:
-        space(tmp_path, text)
-    assert "\n" not in str(caught.value)
+    refused(message, lambda: space(tmp_path, text))
 
 
 def made(out: Path, searched: dict[str, Any], trials: int, **more: Any) -> Search:
@@ -166,14 +152,15 @@ def made(out: Path, searched: dict[str, Any], trials: int, **more: Any) -> Searc
 # -------------------------------------------------------------------------- ranking
 
 
-def ended(number: int, status: str = "completed", **metrics: float) -> Any:
-    values = dict.fromkeys(METRICS, 1.0) | {
-        key.replace("_", "-"): value for key, value in metrics.items()
-    }
+def ended(
+    number: int, loss: float, volatility: float, status: str = "completed"
+) -> Any:
+    values = dict.fromkeys(METRICS, 1.0) | {"loss": loss, "volatility": volatility}
+    space: Any = {"size": FloatDistribution(0.0, 1.0)}
     trial = optuna.trial.create_trial(
         value=0.0,
         params={"size": 0.1},
-        distributions={"size": FloatDistribution(0.0, 1.0)},
+        distributions=space,
         user_attrs={**values, "reason": "so", "status": status},
     )
     trial.number = number
@@ -186,13 +173,10 @@ def test_the_front_comes_first_by_grade_then_the_others_by_loss() -> None:
     Scaled they are (0, 1), (1/2, 0.9) and (1, 0) as in the test of the grades, so the
     other five metrics have coefficient 1 and trial 4 the largest sum.
     """
+    rows = [(4.0, 6.0), (3.0, 1.0), (1.0, 1.0), (3.5, 6.0), (2.0, 1.5), (1.0, 6.0)]
     trials = [
-        ended(0, loss=4.0, volatility=6.0),
-        ended(1, loss=3.0, volatility=1.0),
-        ended(2, "failed"),
-        ended(3, loss=3.5, volatility=6.0),
-        ended(4, loss=2.0, volatility=1.5),
-        ended(5, loss=1.0, volatility=6.0),
+        ended(i, *row, "failed" if i == 2 else "completed")
+        for i, row in enumerate(rows)
     ]
     table, metrics = ranked_trials(trials)
     assert table["trial"].tolist() == [4, 5, 1, 3, 0, 2]
@@ -320,15 +304,21 @@ def test_the_same_seed_gives_the_same_trials(
         assert search("jobs", 7, jobs=2) == whole
 
 
+def _wait_for_the_end_of(group: int) -> None:
+    for _ in range(100):
+        os.killpg(group, 0)
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     ("number", "jobs"),
     [
         (signal.SIGTERM, 2),
-        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, 1, marks=pytest.mark.slow),
+        *(
+            pytest.param(number, jobs, marks=pytest.mark.slow)
+            for number in (signal.SIGINT, signal.SIGKILL)
+            for jobs in (1, 2)
+        ),
     ],
 )
 def test_an_interrupted_search_goes_on_where_it_was(
@@ -362,14 +352,8 @@ def test_an_interrupted_search_goes_on_where_it_was(
         assert "are kept" in stderr
     assert "Traceback" not in stderr
     # its workers have gone too: nobody is left in its process group
-    for _ in range(100):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("a worker is still there")
+    with pytest.raises(ProcessLookupError):
+        _wait_for_the_end_of(process.pid)
     assert not (out / "best.toml").exists()
 
     done = {t.number: t for t in study_in(out).trials if t.state.is_finished()}
@@ -389,21 +373,8 @@ def test_an_interrupted_search_goes_on_where_it_was(
 
 # -------------------------------------------------------------------------- command
 
-SEARCH = """
-[fedgia.selected-fraction]
-low = 0.1
-high = 1.0
-
-[fedgia.local-steps]
-values = [1, 5]
-"""
-
-
-@pytest.fixture
-def search(tmp_path: Path) -> Path:
-    path = tmp_path / "search.toml"
-    path.write_text(SEARCH, encoding="utf-8")
-    return path
+SEARCH = "fedgia.selected-fraction = {low = 0.1, high = 1.0}\n"
+SEARCH += "fedgia.local-steps.values = [1, 5]"
 
 
 @pytest.mark.slow
@@ -417,12 +388,10 @@ def test_a_pruner_ends_trials_whose_rounds_are_worse_than_the_median(
     common = ["tune", str(ROOT), "--search", str(search), "--nodes", "3"]
     common += ["--out", str(out), "--pruner", "median", "-c", config]
     # a seed whose last trial is the one of 1e-6
-    space = {"fedavg-gd.step-size": CategoricalDistribution([0, 1, 2, 3, 4, 5])}
-    seed = next(
-        seed
-        for seed in range(100)
-        if made(out, space, 6, seed=seed).drawn()[-1] == {"fedavg-gd.step-size": 5}
-    )
+    key = "fedavg-gd.step-size"
+    space = {key: CategoricalDistribution([0, 1, 2, 3, 4, 5])}
+    drawn = (made(out, space, 6, seed=seed).drawn()[-1] for seed in range(100))
+    seed = next(seed for seed, last in enumerate(drawn) if last == {key: 5})
     assert main([*common, "--seed", str(seed)]) == 0
     *others, last = study_in(out).trials
     assert {trial.state for trial in others} == {TrialState.COMPLETE}
@@ -461,8 +430,6 @@ def test_diverged_and_failed_trials_are_reported(
     shown = capsys.readouterr().out
     assert "diverged: " in shown
     assert "fedavg-gd.batch-fraction = 3.0 must be" in shown
-    logs = [path.read_text() for path in out.glob("runs/*/log.txt")]
-    assert sum("SettingsError" in log for log in logs) == 2
     assert math.isnan(table_in(out)["grade"].tolist()[-1])
 
 
@@ -485,13 +452,14 @@ def test_diverged_and_failed_trials_are_reported(
 )
 def test_what_is_wrong_is_one_line(
     tmp_path: Path,
-    search: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     message: str,
 ) -> None:
-    common = ["tune", str(ROOT), "--search", str(search), "--trials", "2"]
-    assert main([*common, "--out", str(tmp_path / "out"), *arguments]) == 1
+    (tmp_path / "search.toml").write_text(SEARCH, encoding="utf-8")
+    common = ["tune", ROOT, "--search", tmp_path / "search.toml", "--trials", 2]
+    words = [*common, "--out", tmp_path / "out", *arguments]
+    assert main([str(word) for word in words]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("fedtrellis tune: error: ")
     assert re.search(message, error)
@@ -509,53 +477,33 @@ def test_the_documentations_own_app_is_tuned(tmp_path: Path) -> None:
         # as it is written from inside the repository
         own = re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", text)
         (app / name).write_text(own, encoding="utf-8")
-    assert {path.name for path in app.iterdir()} == {
-        "pyproject.toml",
-        "my_app.py",
-        "search.toml",
-    }
     search = str(app / "search.toml")
-    options = ["--search", search, "--out", str(out), "-c", "rounds=30"]
+    options = ["--search", search, "--out", str(out), "-c", "rounds=10"]
     assert main(["tune", str(app), *options, "--pruner", "median"]) == 0
     assert len(study_in(out).trials) == 8
     # its strategy reports its rounds
-    assert study_in(out).trials[0].last_step == 30
+    assert study_in(out).trials[0].last_step == 10
     best = tomllib.loads((out / "best.toml").read_text(encoding="utf-8"))
     assert set(best) == {"penalty", "rounds"}
     assert (out / "pareto.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def recommended(metrics: ArrayLike, senses: Sequence[str]) -> int:
-    columns = [f"metric {i}" for i in range(len(senses))]
-    table = pd.DataFrame(np.asarray(metrics), columns=columns)
-    return int(ranked(table, dict(zip(columns, senses, strict=True))).index[0])
-
-
 def test_grades_of_three_points_worked_out_by_hand() -> None:
-    """A cost to minimise and a yield to maximise.
+    """A cost to minimise and a yield to maximise; what is not finite is left out.
 
     Cost 10, 20, 30 scales to F = 1, 1/2, 0 and yield 1, 4, 5 to F = 0, 3/4, 1. The
     ideal is (1, 1), so Δ = (0, 1), (1/2, 1/4), (1, 0), Δmin = 0 and Δmax = 1. The
     coefficients 1/(Δ + 1) are (1, 1/2), (2/3, 4/5), (1/2, 1), and their means
     3/4, 11/15, 3/4.
     """
-    metrics, senses = np.array([[10, 1], [20, 4], [30, 5]]), ["min", "max"]
-    assert_allclose(
-        grey_relational_grades(metrics, senses), [3 / 4, 11 / 15, 3 / 4], rtol=1e-15
-    )
-    assert recommended(metrics, senses) == 0  # the first of equal grades
-
-
-def test_points_that_are_not_finite_are_left_out_of_everything() -> None:
-    metrics = np.array(
-        [[10, 1], [np.nan, 100], [20, 4], [30, 5], [-np.inf, 9], [0, np.inf]]
-    )
-    senses = ["min", "max"]
-    grades = grey_relational_grades(metrics, senses)
-    assert_allclose(grades[[0, 2, 3]], [3 / 4, 11 / 15, 3 / 4])
+    points = [[10, 1], [np.nan, 100], [20, 4], [30, 5], [-np.inf, 9], [0, np.inf]]
+    metrics, senses = np.array(points), {"cost": "min", "yield": "max"}
+    grades = grey_relational_grades(metrics, list(senses.values()))
+    assert_allclose(grades[[0, 2, 3]], [3 / 4, 11 / 15, 3 / 4], rtol=1e-15)
     assert np.isnan(grades[[1, 4, 5]]).all()
-    assert_array_equal(pareto_front(metrics, senses), [1, 0, 1, 1, 0, 0])
-    assert recommended(metrics, senses) == 0
+    assert_array_equal(pareto_front(metrics, ["min", "max"]), [1, 0, 1, 1, 0, 0])
+    # the first of equal grades
+    assert ranked(pd.DataFrame(metrics, columns=[*senses]), senses).index[0] == 0
 
 
 def test_a_front_by_hand() -> None:
@@ -563,8 +511,5 @@ def test_a_front_by_hand() -> None:
     metrics = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
     assert_array_equal(pareto_front(metrics, ["min", "min"]), [1, 1, 1, 0, 0, 0])
     assert_array_equal(pareto_front(metrics, ["max", "max"]), [0, 0, 0, 0, 1, 0])
-
-
-def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"senses = \['min'\] must be "):
         pareto_front([[1.0, 2.0]], ["min"])
