@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from logging import WARNING
 from math import ceil, inf, isfinite, log2, sqrt
@@ -106,20 +106,18 @@ def answer_lipschitz(
 def hidden_bounds(
     strategy: Any,
     conversation: Any,
-    ask: Callable[..., dict[str, Any]],
     phase: str,
     timeout: float,
     entries: Mapping[str, Any],
 ) -> list[Any]:
     """Ask all clients for bounds under a secure sum: answers with their blocks' means.
 
-    ``ask`` is :func:`~fedtrellis.server.conversation.ask_everyone`. SettingsError: a
-    sum was lost.
+    SettingsError: a sum was lost.
     """
     rule, names = strategy.aggregator, conversation.names
     entries = {**entries, **rule.entries(names), "sum-points": 0}
     of = dict.fromkeys(names, entries).__getitem__
-    asked = ask(conversation, phase, of, None, timeout, names)
+    asked = conversation.ask_everyone(phase, of, None, timeout, names)
     answers: list[Any] = rule.opened(conversation, list(asked.values()), 0)[0]
     if len(answers) < len(names):
         raise SettingsError("a sum of the clients' bounds was lost")
@@ -146,7 +144,6 @@ def largest_bound(strategy: Any, bounds: Mapping[str, float]) -> float:
 def largest_lipschitz(
     strategy: Any,
     conversation: Any,
-    ask: Callable[..., dict[str, Any]],
     timeout: float,
     entries: dict[str, Any],
 ) -> float:
@@ -156,7 +153,7 @@ def largest_lipschitz(
     SettingsError: r is 0, or no client knows one.
     """
     phase, bounds = "train.lipschitz", dict[str, float]()
-    asked = conversation, ask, phase, timeout, entries
+    asked = conversation, phase, timeout, entries
     if strategy.aggregator.seen_by == "client":
         for a in hidden_bounds(strategy, *asked):
             bounds[a.client] = float(a.arrays[0].flat[0])
@@ -172,7 +169,7 @@ def largest_lipschitz(
 
         names, rule = conversation.names, strategy.aggregator
         of = dict.fromkeys(names, entries | rule.entries(names)).__getitem__
-        ask(conversation, phase, of, take, timeout, names)
+        conversation.ask_everyone(phase, of, take, timeout, names)
     r = largest_bound(strategy, bounds)
     if r == 0.0:
         raise SettingsError("the clients' gradients do not change with the model")

@@ -14,7 +14,7 @@ from fedtrellis.compressors import ChangeCompression, compressor
 from fedtrellis.domains import Domain
 from fedtrellis.local_steps import StepSchedule, largest_lipschitz, step_sizes
 from fedtrellis.server.aggregation import Aggregation, Private
-from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.loop import Needs
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, refused, setting
@@ -90,8 +90,7 @@ class LocalModels(RoundStrategy):
             return
         entries = entries_of(self, self._batch)
         try:
-            asked = conversation, ask_everyone, timeout, entries
-            r = largest_lipschitz(self, *asked)
+            r = largest_lipschitz(self, conversation, timeout, entries)
         except SettingsError as error:
             raise SettingsError(f"{error}; or set {self._automatic[0]}") from None
         self.lipschitz = r

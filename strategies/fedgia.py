@@ -15,7 +15,7 @@ from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.local_steps import MOST_CURVED, hidden_bounds, largest_bound
 from fedtrellis.random import generator
-from fedtrellis.server.conversation import Answer, Conversation, ask_everyone
+from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
@@ -226,8 +226,8 @@ class FedGiA(RoundStrategy):
         """With secure sums, ask for sums of the clients' bounds."""
         if self.settled_sigma < inf:
             return
-        asked = conversation, ask_everyone, "train.bounds", timeout
         try:
+            asked = conversation, "train.bounds", timeout
             found = hidden_bounds(self, *asked, entries={})
         except SettingsError as error:
             raise SettingsError(f"{error}; or set sigma") from None

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, Group, align
-from fedtrellis.server.conversation import Answer, ask_again, ask_everyone
+from fedtrellis.server.conversation import Answer
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
 from fedtrellis.wire.arrays import (
@@ -139,10 +139,10 @@ class HybridStrategy(LoopStrategy):
         clients: Sequence[str],
         attempts: int | None = None,
     ) -> set[str]:
-        """As :func:`~.ask_again`, by default once more than ``retries``."""
+        """As the conversation's, by default once more than ``retries``."""
         waves = 1 + self.retries if attempts is None else attempts
         asked = kind, _by_name(entries), take, self._loop.timeout, clients, waves
-        return set(ask_again(self.conversation, self.at_round, *asked))
+        return set(self.conversation.ask_again(self.at_round, *asked))
 
     def ask_everyone(
         self,
@@ -151,10 +151,10 @@ class HybridStrategy(LoopStrategy):
         take: Callable[[Answer], None],
         clients: Sequence[str] | None = None,
     ) -> None:
-        """As :func:`~fedtrellis.server.conversation.ask_everyone`, all by default."""
+        """As the conversation's, all by default."""
         of = _by_name(entries), take, self._loop.timeout
         asked = self.clients if clients is None else clients
-        ask_everyone(self.conversation, kind, *of, asked)
+        self.conversation.ask_everyone(kind, *of, asked)
 
     # ------------------------------------------------------------------- alignment
 

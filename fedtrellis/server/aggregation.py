@@ -8,7 +8,7 @@ differ: then it is not their mean either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar, Literal
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.privacy import Budget, SecretNoise, clipped
-from fedtrellis.server.conversation import Answer, Conversation
+from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.settings import Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.protocol import check_moderate
@@ -135,14 +135,10 @@ class Aggregation(Declared, ABC):
         return {}
 
     def ask(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        entries: Mapping[str, Mapping[str, Any]],
-        timeout: float,
+        self, conversation: Conversation, t: int, entries: Entries, timeout: float
     ) -> Sequence[Answer]:
         """The answers of a round's clients, each of whom is sent its entries."""
-        return conversation.ask(server_round, "train", entries, timeout)
+        return conversation.ask(t, "train", entries, timeout)
 
     def opened(
         self, conversation: Conversation, answers: Sequence[Answer], points: int

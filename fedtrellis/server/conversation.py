@@ -38,10 +38,8 @@ from fedtrellis.wire.protocol import (
     moderate_norm,
 )
 
-__all__ = [
-    *("SETUP_ATTEMPTS", "Answer", "Conversation", "ask_again", "ask_everyone"),
-    *("mean_metrics", "scalars_of"),
-]
+#: What clients are sent, by their names.
+Entries = Mapping[str, Mapping[str, Any]]
 
 #: The clients have to agree before round 1, whatever is lost on the way.
 SETUP_ATTEMPTS = 30
@@ -162,7 +160,7 @@ class Conversation:
         self.traffic.reject(who, reason)
 
     def _requests(
-        self, server_round: int, kind: str, entries: Mapping[str, Mapping[str, Any]]
+        self, server_round: int, kind: str, entries: Entries
     ) -> dict[str, tuple[int, NodeRequest]]:
         """What to ask the nodes of clients; one object where nobody can change it."""
         strategy, grid = self.strategy, self.grid
@@ -214,11 +212,7 @@ class Conversation:
         return asked
 
     def ask(
-        self,
-        server_round: int,
-        kind: str,
-        entries: Mapping[str, Mapping[str, Any]],
-        timeout: float,
+        self, server_round: int, kind: str, entries: Entries, timeout: float
     ) -> list[Answer]:
         """Send one wave to the named clients, and again to those out of step.
 
@@ -261,12 +255,67 @@ class Conversation:
             self.reject(name, "its state could not be restored")
         return [answers[name] for name in order if name in answers]
 
-    def _replies(
+    def ask_again(
         self,
         server_round: int,
         kind: str,
-        entries: Mapping[str, Mapping[str, Any]],
+        entries: Callable[[str], Mapping[str, Any]],
+        take: Callable[[Answer], None] | None,
         timeout: float,
+        clients: Sequence[str],
+        attempts: int,
+        code: str = SettingsError.code,
+    ) -> dict[str, Answer]:
+        """As :meth:`ask`, and again those whose answer was lost, in so many waves.
+
+        ``entries`` makes what a client is sent, by its name and anew for each wave;
+        ``take`` may raise ValueError with the reason to drop an answer. Returns those
+        that were taken; SettingsError where a client refused with ``code``, or with any
+        if that is empty.
+        """
+        taken: dict[str, Answer] = {}
+        for _ in range(attempts):
+            wave = {name: entries(name) for name in clients if name not in taken}
+            if not wave:
+                break
+            before = len(self.traffic.rejected)
+            answers = self.ask(server_round, kind, wave, timeout)
+            for name, why in self.traffic.rejected[before:]:
+                for_good = code in ("", why.refusal) or why.refusal == ReleaseError.code
+                if why.refusal and for_good:
+                    who = f"client {name}"
+                    raise SettingsError(why if why.startswith(who) else f"{who}: {why}")
+            for answer in answers:
+                try:
+                    if take is not None:
+                        take(answer)
+                    taken[answer.client] = answer
+                except ValueError as error:
+                    self.reject(answer.client, str(error))
+        return taken
+
+    def ask_everyone(
+        self,
+        kind: str,
+        entries: Callable[[str], Mapping[str, Any]],
+        take: Callable[[Answer], None] | None,
+        timeout: float,
+        clients: Sequence[str],
+    ) -> dict[str, Answer]:
+        """As :meth:`ask_again`, before round 1, until each client has answered.
+
+        SettingsError where one refused, TimeoutError where one never answered, or never
+        well.
+        """
+        asked = kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
+        taken = self.ask_again(0, *asked)
+        if missing := sorted(set(clients) - taken.keys(), key=identity_order):
+            names = ", ".join(missing)
+            raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
+        return taken
+
+    def _replies(
+        self, server_round: int, kind: str, entries: Entries, timeout: float
     ) -> Mapping[str, Message | NodeReply | Reason]:
         """What clients reply to one wave, or why not, in the order of the entries."""
         grid, nodes = self.grid, [self.client(name).node_id for name in entries]
@@ -339,68 +388,6 @@ class Conversation:
             return Answer(name, arrays, metrics, numbers, version, round_, norm)
         except Exception as error:  # the content is the client's: anything goes
             return Reason(str(error) or type(error).__name__)
-
-
-def ask_again(
-    conversation: Conversation,
-    server_round: int,
-    kind: str,
-    entries: Callable[[str], Mapping[str, Any]],
-    take: Callable[[Answer], None] | None,
-    timeout: float,
-    clients: Sequence[str],
-    attempts: int,
-    code: str = SettingsError.code,
-) -> dict[str, Answer]:
-    """One wave, and again for those whose answer was lost, ``attempts`` at most.
-
-    ``entries`` makes what a client is sent, by its name and anew for each attempt;
-    ``take`` may raise ValueError with the reason to drop an answer. Returns those that
-    were taken; SettingsError where a client refused with ``code``, or with any if that
-    is empty.
-    """
-    taken: dict[str, Answer] = {}
-    for _ in range(attempts):
-        missing = [name for name in clients if name not in taken]
-        if not missing:
-            break
-        before = len(conversation.traffic.rejected)
-        wave = {name: entries(name) for name in missing}
-        answers = conversation.ask(server_round, kind, wave, timeout)
-        for name, why in conversation.traffic.rejected[before:]:
-            for_good = code in ("", why.refusal) or why.refusal == ReleaseError.code
-            if why.refusal and for_good:
-                who = f"client {name}"
-                raise SettingsError(why if why.startswith(who) else f"{who}: {why}")
-        for answer in answers:
-            try:
-                if take is not None:
-                    take(answer)
-                taken[answer.client] = answer
-            except ValueError as error:
-                conversation.reject(answer.client, str(error))
-    return taken
-
-
-def ask_everyone(
-    conversation: Conversation,
-    kind: str,
-    entries: Callable[[str], Mapping[str, Any]],
-    take: Callable[[Answer], None] | None,
-    timeout: float,
-    clients: Sequence[str],
-) -> dict[str, Answer]:
-    """Ask before round 1, as :func:`ask_again` does, until each client has answered.
-
-    SettingsError where one refused, TimeoutError where one never answered, or never
-    well.
-    """
-    asked = kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
-    taken = ask_again(conversation, 0, *asked)
-    if missing := sorted(set(clients) - taken.keys(), key=identity_order):
-        names = ", ".join(missing)
-        raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
-    return taken
 
 
 def mean_metrics(

@@ -667,10 +667,12 @@ class Loop:
     def __post_init__(self) -> None:
         strategy, self.options = self.strategy, self.strategy.options
         self.conversation = strategy.conversation = Conversation(self.grid, strategy)
-        self.result, callbacks = Result(), self.options.callbacks
-        tells = any(isinstance(one, Progress | JsonLines) for one in callbacks)
-        logs = getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells
-        self.callbacks = [*callbacks, *([Progress(bar=False)] if logs else [])]
+        # what evaluate_fn returned, by round
+        self.evaluations: dict[int, MetricRecord] = {}
+        self.callbacks = list(self.options.callbacks)
+        tells = any(isinstance(one, Progress | JsonLines) for one in self.callbacks)
+        if getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells:
+            self.callbacks.append(Progress(bar=False))
 
     def go(self, initial: ArrayRecord) -> Result:
         """From the first message to the last; parameters are those of ``start``."""
@@ -698,8 +700,7 @@ class Loop:
         strategy.setup(point, layout)
         before = self.whole = 0
         if resumed is not None:
-            for record in resumed.load(strategy, self.grid):
-                self._note(record)
+            strategy.history += resumed.load(strategy, self.grid)
             before = self.whole = strategy.history[-1].round
             log(INFO, "Resumed: going on with round %d", before + 1)
         del arrays, point, resumed  # one model is enough for the rounds
@@ -710,10 +711,10 @@ class Loop:
         with deferred(), self._ending_in_order():
             strategy.ending = self._rounds(before)
             strategy.caution = _check_ended(strategy)
-            self.result.arrays = self.model_record()
+            result = self._result()
             for callback in self.callbacks:
-                callback.on_end(strategy, self.result)
-        return self.result
+                callback.on_end(strategy, result)
+        return result
 
     def _resumed(self) -> Checkpoint | None:
         """The checkpoint to go on from; its clients keep their nodes' keys."""
@@ -809,8 +810,6 @@ class Loop:
         if every and server_round % every == 0:
             with deferred():  # the round is not finished yet, but the state is the next
                 evaluated = strategy._evaluate_clients(server_round)
-        if evaluated is not None:
-            self.result.evaluate_metrics_clientapp[server_round] = evaluated
         conversation.traffic = Traffic()
         return RoundRecord(
             round=server_round,
@@ -829,27 +828,32 @@ class Loop:
         assert self.evaluate_fn is not None
         metrics = self.evaluate_fn(server_round, self.model_record())
         if metrics is not None:
-            self.result.evaluate_metrics_serverapp[server_round] = metrics
+            self.evaluations[server_round] = metrics
         return plain_metrics(metrics or {})
-
-    def _note(self, record: RoundRecord) -> None:
-        """Give a round to the history, and its metrics to Flower's result."""
-        self.strategy.history.append(record)
-        for metrics, by_round in (
-            (record.train, self.result.train_metrics_clientapp),
-            (record.client_evaluation, self.result.evaluate_metrics_clientapp),
-            (record.evaluation, self.result.evaluate_metrics_serverapp),
-        ):
-            if metrics and record.round not in by_round:
-                by_round[record.round] = MetricRecord({**metrics})
 
     def _finished(self, record: RoundRecord) -> bool:
         """Note a round, and give it to the callbacks; whether one stops the run."""
-        self._note(record)
-        stops = False
-        for callback in self.callbacks:  # each gets it, also after a stop
-            stops |= bool(callback.on_round(self.strategy, record))
-        return stops
+        self.strategy.history.append(record)
+        stops = [
+            callback.on_round(self.strategy, record) for callback in self.callbacks
+        ]
+        return any(stops)
+
+    def _result(self) -> Result:
+        """Flower's: the model, and the metrics by round."""
+        result = Result()
+        result.arrays = self.model_record()
+        for record in self.strategy.history:
+            for metrics, by_round in (
+                (record.train, result.train_metrics_clientapp),
+                (record.client_evaluation, result.evaluate_metrics_clientapp),
+                (record.evaluation, result.evaluate_metrics_serverapp),
+            ):
+                if metrics:
+                    by_round[record.round] = MetricRecord({**metrics})
+        # with what is no single number
+        result.evaluate_metrics_serverapp.update(self.evaluations)
+        return result
 
     def model_record(self) -> ArrayRecord:
         """The model under the names, and in the dtypes, of the arrays it began with."""

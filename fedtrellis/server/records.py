@@ -13,7 +13,6 @@ import shlex
 import signal
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
@@ -307,8 +306,6 @@ def plot_convergence(
 # other machines keep theirs, or are given back what the server can replay.
 
 _FORMAT = 1
-# A TypeError: say a single array, which is no archive.
-_UNREADABLE = (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile)
 
 
 def _history_path(path: Path) -> Path:
@@ -372,6 +369,19 @@ def write_checkpoint(
         np.savez(file, **arrays)
 
 
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Make any error a SettingsError of one line."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:  # whatever is made of what does not fit
+        why = " ".join(str(error).split()) or type(error).__name__
+        why = f"it has no entry {error}" if isinstance(error, KeyError) else why
+        raise SettingsError(f"{what}: {why}") from error
+
+
 class Checkpoint:
     """A checkpoint that was read; SettingsError if the file is none."""
 
@@ -379,7 +389,7 @@ class Checkpoint:
         self._path, self._name = path, f"resume = {str(path)!r}"
         if not path.is_file():
             raise SettingsError(f"{self._name}: there is no such checkpoint")
-        try:
+        with _refused(f"{self._name} is no checkpoint"):
             with np.load(path, allow_pickle=False) as file:
                 self._arrays = {name: file[name] for name in file.files}
             meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
@@ -388,37 +398,25 @@ class Checkpoint:
                 if (found := self._arrays[name].shape) != tuple(shape):
                     raise ValueError(f"its entry {name!r} has shape {found}")
             self.planned_rounds = int(meta["planned-rounds"])
+            self._last_round = int(meta["round"])
             self.keys = {
                 name: Key(str(client["digest"]), bool(client["lasting"]))
                 for name, client in meta["clients"].items()
             }
-        except _UNREADABLE as error:
-            why = f"is no checkpoint: {_in_a_line(error)}"
-            raise SettingsError(f"{self._name} {why}") from None
 
     def load(self, strategy: Any, grid: Any) -> list[RoundRecord]:
         """Put a strategy that has been set up where it was; the rounds so far."""
-        try:
+        with _refused(f"{self._name} does not fit this {type(strategy).__name__}"):
             self._check_same_run(strategy)
             self._put_back(strategy, grid)
-        except SettingsError:
-            raise
-        except Exception as error:  # whatever a method makes of arrays that do not fit
-            why = f"does not fit this {type(strategy).__name__}: {_in_a_line(error)}"
-            raise SettingsError(f"{self._name} {why}") from error
-        try:
-            return self._history()
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            why = f"its history cannot be read: {error}"
-            raise SettingsError(f"{self._name}: {why}") from None
-
-    def _history(self) -> list[RoundRecord]:
-        """The rounds up to its own; later ones were never part of a checkpoint."""
-        path, last_round = _history_path(self._path), self._meta["round"]
-        records = read_history(path.read_text(encoding="utf-8"))
-        if last_round not in [record.round for record in records]:
-            raise ValueError(f"{path.name} ends before round {last_round}")
-        return [record for record in records if record.round <= last_round]
+        # later rounds were never part of a checkpoint
+        path, last_round = _history_path(self._path), self._last_round
+        with _refused(f"{self._name}: its history cannot be read"):
+            records = read_history(path.read_text(encoding="utf-8"))
+            records = [record for record in records if record.round <= last_round]
+            if not records or records[-1].round != last_round:
+                raise ValueError(f"{path.name} ends before round {last_round}")
+            return records
 
     def _check_same_run(self, strategy: Any) -> None:
         """Raise SettingsError where it is of another run."""
@@ -444,22 +442,18 @@ class Checkpoint:
 
     def _of(self, kind: str) -> dict[str, NDArray[Any]]:
         """The arrays of ``"state/"`` or of ``"client/"``, by their names in it."""
-        return {
-            name.removeprefix(kind): array
-            for name, array in self._arrays.items()
-            if name.startswith(kind)
-        }
+        found = self._arrays.items()
+        return {n.removeprefix(kind): a for n, a in found if n.startswith(kind)}
 
     def _put_back(self, strategy: Any, grid: Any) -> None:
         """Model, state and clients; any exception means that they do not fit."""
-        state = self._of("state/")
-        strategy.conversation.session = self._meta["session"]
-        model, version = self._arrays["model"], self._meta["version"]
-        strategy.broadcast = ModelBroadcast(self._layout, model, version)
+        meta, conversation = self._meta, strategy.conversation
+        conversation.session = meta["session"]
+        model, state = self._arrays["model"], self._of("state/")
+        strategy.broadcast = ModelBroadcast(self._layout, model, meta["version"])
         strategy.load_state(state)
         if foreign := sorted(set(state) - set(strategy.state())):
             raise ValueError(f"it has an entry {'state/' + foreign[0]!r} too many")
-        meta, conversation = self._meta, strategy.conversation
         for name, saved in meta["clients"].items():
             # its version of the model is left open: whoever has one gets it whole
             client = conversation.client(name)
@@ -477,13 +471,6 @@ class Checkpoint:
             conversation.client(name).ready = meta["clients"][name]["ready"]
         if all(name in states for name in strategy.clients):
             conversation.epoch = meta["epoch"]
-
-
-def _in_a_line(error: Exception) -> str:
-    """An error in one line; a KeyError is an entry that was looked up in vain."""
-    if isinstance(error, KeyError):
-        return f"it has no entry {error}"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 # --------------------------------------------------------------------- how it goes on

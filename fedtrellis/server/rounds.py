@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord
 
 from fedtrellis.server.aggregation import Sealed
-from fedtrellis.server.conversation import Answer, Conversation
+from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
@@ -123,9 +123,7 @@ class RoundStrategy(LoopStrategy):
             answers = self.aggregator.ask(conversation, server_round, entries, timeout)
         return self._use(server_round, answers)
 
-    def _entries(
-        self, server_round: int, config: ConfigRecord
-    ) -> dict[str, Mapping[str, Any]]:
+    def _entries(self, server_round: int, config: ConfigRecord) -> Entries:
         """Draw a round's clients; its requests, one object where they are the same."""
         asked = self.sampled = self.sample(server_round)
         if not asked:

@@ -43,13 +43,7 @@ from fedtrellis.encryption.block_sum import (
 from fedtrellis.encryption.fixed_point import Coding, Words
 from fedtrellis.privacy import Accountant
 from fedtrellis.server.aggregation import Cohorts, Mean
-from fedtrellis.server.conversation import (
-    Answer,
-    Conversation,
-    ask_again,
-    ask_everyone,
-    refusal_of,
-)
+from fedtrellis.server.conversation import Answer, Conversation, Entries, refusal_of
 from fedtrellis.settings import SettingsError, need, setting
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import (
@@ -63,8 +57,6 @@ from fedtrellis.wire.flower_internals import is_simulation, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import identity_order
 from fedtrellis.wire.summing import ATTEMPT, RECORD
-
-__all__ = ["SecureSum", "SecureSums"]
 
 #: How often a client that is silent is asked in one round.
 ATTEMPTS = 3
@@ -214,8 +206,8 @@ class SecureSum(Mean):
         def wave(step: str, of: Mapping[str, Any], take: Any) -> dict[str, Answer]:
             asked = f"train.sum_{step}", of.__getitem__, take, timeout, list(of)
             if everyone:
-                return ask_everyone(conversation, *asked)
-            return ask_again(conversation, 0, *asked, ATTEMPTS)
+                return conversation.ask_everyone(*asked)
+            return conversation.ask_again(0, *asked, ATTEMPTS)
 
         known = dict(members or {})
         if members is None:
@@ -263,11 +255,7 @@ class SecureSum(Mean):
         }
 
     def ask(
-        self,
-        conversation: Conversation,
-        server_round: int,
-        entries: Mapping[str, Mapping[str, Any]],
-        timeout: float,
+        self, conversation: Conversation, t: int, entries: Entries, timeout: float
     ) -> list[Answer]:
         """Ask whole blocks, and those who are silent again; keys anew where lost."""
         for block in [block for block in self.blocks if block[0] in self.anew]:
@@ -276,7 +264,7 @@ class SecureSum(Mean):
         clients = [n for n in entries if self._block_of[n][0] not in self.anew]
         before = len(conversation.traffic.rejected)
         wave = "train", entries.__getitem__, None, timeout, clients, ATTEMPTS
-        answers = ask_again(conversation, server_round, *wave)
+        answers = conversation.ask_again(t, *wave)
         for name, why in conversation.traffic.rejected[before:]:
             if why.refusal == LostKeyError.code:
                 self.anew.add(self._block_of[name][0])
@@ -586,7 +574,7 @@ class SecureSums(Strategy):
 
         entry = beginning()
         asked = "train.sum_keys", lambda _: entry, take, self._timeout, list(nodes)
-        taken = ask_again(apps, 0, *asked, ATTEMPTS, code="")
+        taken = apps.ask_again(0, *asked, ATTEMPTS, code="")
         clients = {a.metrics["client-id"]: nodes[i] for i, a in taken.items()}
         if len(taken) < len(nodes):
             raise SettingsError(
@@ -642,11 +630,7 @@ class _Apps(Conversation):
         self.content: dict[str, Any] = {}
 
     def ask(
-        self,
-        server_round: int,
-        kind: str,
-        entries: Mapping[str, Mapping[str, Any]],
-        timeout: float,
+        self, server_round: int, kind: str, entries: Entries, timeout: float
     ) -> list[Answer]:
         """One wave of train messages; those who do not answer are rejected."""
         step = kind.removeprefix("train.sum_") if "." in kind else "term"

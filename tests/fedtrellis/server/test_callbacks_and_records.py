@@ -158,39 +158,13 @@ def test_a_run_leaves_all_its_files(tmp_path: Path) -> None:
         check_model(ArrayRecord({name: encode(model[name]) for name in MODEL}), 0.5**4)
 
 
-def test_a_failed_run_says_so_and_why(tmp_path: Path) -> None:
+def test_a_run_that_never_started_can_be_marked_as_failed(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, CONFIG)
-
-    def fail(round_record: RoundRecord) -> None:
-        if round_record.round == 2:
-            raise ValueError('disk "full"\nafter a while')
-
-    with pytest.raises(ValueError, match="full"):
-        run(callbacks=[record, Call(fail)])
+    assert summary_of(tmp_path)["status"] == "running"
+    record.on_failure(None, TimeoutError("no\nnodes"))
     summary = summary_of(tmp_path)
-    assert (summary["status"], summary["rounds"]) == ("failed", 2)
-    assert summary["error"] == 'ValueError: disk "full"\nafter a while'
-    assert [line["round"] for line in history_of(tmp_path)] == [0, 1, 2]
-    assert not (tmp_path / "model.npz").exists()
-    # and so can one that never started
-    record = RunRecord(tmp_path / "other", CONFIG)
-    assert summary_of(record.directory)["status"] == "running"
-    record.on_failure(None, TimeoutError("no nodes"))
-    summary = summary_of(record.directory)
     assert (summary["status"], summary["rounds"]) == ("failed", 0)
-    assert summary["error"] == "TimeoutError: no nodes"
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_resumed_runs_history_begins_with_the_rounds_before(tmp_path: Path) -> None:
-    first = RunRecord(tmp_path / "a", CONFIG)
-    stop = EarlyStop("gap", 0.4)  # 3 · 2^(−3) = 0.375
-    run(callbacks=[first, stop], checkpoint=first.checkpoint)
-    second = RunRecord(tmp_path / "b", CONFIG)
-    run(rounds=6, callbacks=[second], resume=first.checkpoint)
-    lines = history_of(tmp_path / "b")
-    assert [line["round"] for line in lines] == list(range(7))
-    assert lines[:4] == history_of(tmp_path / "a")
+    assert summary["error"] == "TimeoutError: no\nnodes"
 
 
 def test_where_records_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

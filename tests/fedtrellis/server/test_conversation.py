@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedtrellis import LocalGrid, LoopStrategy, StatefulClient, client_app
 from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.server.callbacks import Call
-from fedtrellis.server.conversation import Conversation, ask_everyone
+from fedtrellis.server.conversation import Conversation
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.exchange import Reason, Traffic
@@ -163,7 +163,7 @@ def test_whoever_is_to_agree_and_refuses_ends_the_run() -> None:
         def prepare(self, conversation: Conversation, timeout: float) -> None:
             entries = {name: self.instruction(0, name) for name in self.clients}
             asked = entries.__getitem__, None, timeout, self.clients
-            ask_everyone(conversation, "train.agree", *asked)
+            conversation.ask_everyone("train.agree", *asked)
 
     client = type("Client", (Saying,), {"error": ERRORS["encryption"]})
     with pytest.raises(SettingsError) as caught:
