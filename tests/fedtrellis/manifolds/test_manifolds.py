@@ -3,6 +3,7 @@
 import importlib
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,7 @@ EXAMPLES: list[tuple[Manifold, int, Any]] = [
 ]
 CASES = [manifold for manifold, _, _ in EXAMPLES]
 DIMENSIONS = {id(manifold): dimension for manifold, dimension, _ in EXAMPLES}
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=25, deadline=None)
 
 
 def label(manifold: Manifold) -> str:
@@ -244,20 +245,18 @@ def test_the_exponential_stays_on_the_manifold(
 def test_random_tangents_are_standard_normal_there(manifold: Manifold) -> None:
     rng = np.random.default_rng(8)
     x = manifold.random_point(rng)
-    count = 20_000
+    count, size = 5_000, math.prod(manifold.shape)
     v = manifold.random_tangent(x, rng, count)
     np.testing.assert_allclose(manifold.project_tangent(x, v), v, atol=1e-12)
     flat = v.reshape(count, -1)
     # the covariance of a standard normal vector in a subspace is its projection
-    size = flat.shape[1]
     basis = np.eye(size).reshape(size, *manifold.shape)
     projection = manifold.project_tangent(x, basis).reshape(size, size)
     covariance = flat.T @ flat / count
     assert np.abs(covariance - projection).max() <= 6.0 * math.sqrt(2.0 / count)
     assert np.abs(flat.mean(axis=0)).max() <= 6.0 / math.sqrt(count)
-    again = manifold.random_tangent(x, np.random.default_rng(8), 1)
-    other = manifold.random_tangent(x, np.random.default_rng(8), 1)
-    np.testing.assert_array_equal(again, other)
+    one, same = (manifold.random_tangent(x, np.random.default_rng(8), 1) for _ in "ab")
+    np.testing.assert_array_equal(one, same)
 
 
 @every
@@ -302,11 +301,7 @@ def test_shapes_and_batches(manifold: Manifold) -> None:
 def test_contains(manifold: Manifold) -> None:
     rng = np.random.default_rng(3)
     x = manifold.random_point(rng)
-    assert manifold.contains(x, 1e-13)
     assert manifold.contains(np.stack([x, manifold.project(-x)]), 1e-13)
-    assert np.linalg.norm(x - manifold.project(x)) <= 1e-14 * max(
-        1.0, float(np.linalg.norm(x))
-    )
     v = rng.standard_normal(manifold.shape)
     normal = v - manifold.project_tangent(x, v)
     for distance in (1e-6, 1e-3, 1.0):
@@ -319,27 +314,21 @@ def test_contains(manifold: Manifold) -> None:
         broken = x.copy()
         broken.flat[-1] = bad
         assert manifold.contains(broken) is False
-
-
-@every
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite(manifold: Manifold, bad: float) -> None:
-    x = manifold.random_point(np.random.default_rng(4))
-    broken = x.copy()
-    broken.flat[0] = bad
-    calls: list[Callable[[], Any]] = [
-        lambda: manifold.project(broken),
-        lambda: manifold.project(np.stack([x, broken])),
-        lambda: manifold.project_tangent(broken, x),
-        lambda: manifold.project_tangent(x, broken),
-        lambda: manifold.retract(x, broken),
-        lambda: manifold.exponential(x, broken),
-        lambda: manifold.random_tangent(broken, np.random.default_rng(0), 1),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match=f"{manifold.name}: the .* finite") as e:
-            call()
-        assert "\n" not in str(e.value)
+        calls: list[tuple[Callable[..., Any], Any]] = [
+            (manifold.project, (broken,)),
+            (manifold.project, (np.stack([x, broken]),)),
+            (manifold.project_tangent, (broken, x)),
+            (manifold.project_tangent, (x, broken)),
+            (manifold.retract, (x, broken)),
+            (manifold.exponential, (x, broken)),
+            (manifold.random_tangent, (broken, rng, 1)),
+        ]
+        for call, arguments in calls:
+            with pytest.raises(
+                ValueError, match=f"{manifold.name}: the .* finite"
+            ) as e:
+                call(*arguments)
+            assert "\n" not in str(e.value)
 
 
 @every
@@ -356,12 +345,10 @@ def test_shapes_that_do_not_fit(manifold: Manifold) -> None:
             *((function, (x, array)) for function in pairs),
         ]
         for call, arguments in calls:
-            with pytest.raises(ValueError, match="expected") as caught:
+            says = f"^{manifold.name}.*{re.escape(str(shape))}"
+            with pytest.raises(ValueError, match=says) as caught:
                 call(*arguments)
-            message = str(caught.value)
-            assert "\n" not in message
-            assert message.startswith(manifold.name)
-            assert str(shape) in message
+            assert "\n" not in str(caught.value)
         with pytest.raises(ValueError, match="has no points of shape"):
             manifold.check_shape(shape)
     two, three = np.stack([x] * 2), np.stack([x] * 3)
@@ -403,27 +390,25 @@ def test_lengths_whose_squares_are_no_floats(size: float) -> None:
     np.testing.assert_allclose(columns.T, units, rtol=accuracy)
 
 
-def test_fixed_rank_has_no_exponential() -> None:
-    manifold = FixedRank((4, 3), 2)
-    x = manifold.random_point(np.random.default_rng(6))
-    with pytest.raises(NotImplementedError, match="fixed-rank has no closed form"):
-        manifold.exponential(x, np.zeros((4, 3)))
-
-
 def test_fixed_rank_factors() -> None:
     rng = np.random.default_rng(8)
     manifold = FixedRank((6, 5), 2)
     x = np.stack([manifold.random_point(rng) for _ in range(3)])
-    u, s, vt = manifold.factors(x)
-    assert (u.shape, s.shape, vt.shape) == ((3, 6, 2), (3, 2), (3, 2, 5))
-    np.testing.assert_allclose((u * s[:, None]) @ vt, x, atol=1e-14)
-    one = manifold.factors(x[0])
-    assert [a.shape for a in one] == [(6, 2), (2,), (2, 5)]
-    np.testing.assert_allclose((one[0] * one[1]) @ one[2], x[0], atol=1e-14)
-    np.testing.assert_allclose(one[0].T @ one[0], np.eye(2), atol=1e-14)
-    assert one[1][0] >= one[1][1] > 0.0
+    for points in (x, x[0]):
+        u, s, vt = manifold.factors(points)
+        batch = points.shape[:-2]
+        assert [a.shape for a in (u, s, vt)] == [
+            (*batch, 6, 2),
+            (*batch, 2),
+            (*batch, 2, 5),
+        ]
+        np.testing.assert_allclose((u * s[..., None, :]) @ vt, points, atol=1e-14)
+    np.testing.assert_allclose(u.T @ u, np.eye(2), atol=1e-14)
+    assert s[0] >= s[1] > 0.0
     with pytest.raises(ValueError, match="finite"):
         manifold.factors(np.full((6, 5), np.nan))
+    with pytest.raises(NotImplementedError, match="fixed-rank has no closed form"):
+        manifold.exponential(x[0], np.zeros((6, 5)))
 
 
 def test_a_product_is_its_parts_as_a_layout_joins_them() -> None:

@@ -148,31 +148,6 @@ CASES: dict[str, Callable[[], Objective]] = {
     "perturbation": lambda: perturbation(weight=1.4, confidence=2.0),
     "perturbation, clipped": lambda: perturbation(clip=True, confidence=2.0),
 }
-#: Some of every class, made of some of their examples.
-OF_ROWS: dict[str, Callable[[Any], Objective]] = {
-    "least squares": lambda rows: LeastSquares(
-        features()[rows], TARGETS[rows], scale="half-mean", l2=0.7
-    ),
-    "logistic": lambda rows: Logistic(features()[rows], BITS[rows], l2=0.3),
-    "logistic, sparse": lambda rows: Logistic(csr(features()[rows]), BITS[rows]),
-    "logistic, nonconvex": lambda rows: NonconvexLogistic(
-        features()[rows], BITS[rows], l2=0.4
-    ),
-    "multinomial": lambda rows: MultinomialLogistic(features()[rows], LABELS[rows], 3),
-    "matrix completion": lambda rows: MatrixCompletion(
-        np.array(ENTRIES[0])[rows],
-        np.array(ENTRIES[1])[rows],
-        np.array(ENTRIES[2])[rows],
-        (3, 4),
-    ),
-    "principal components": lambda rows: PrincipalComponents(
-        features()[rows], 2, weight=1.5
-    ),
-    "perceptron": lambda rows: perceptron(rows, rank=2, l2=0.1, weight=1.7),
-    "perceptron, full": lambda rows: perceptron(rows, rank=None),
-    "perturbation": lambda rows: perturbation(rows, weight=1.4, confidence=2.0),
-    "torch": lambda rows: torch_objective(rows, l2=0.3, batch_size_limit=2),
-}
 every_objective = pytest.mark.parametrize("name", CASES)
 bounded_objectives = pytest.mark.parametrize("name", BOUNDED)
 curved_objectives = pytest.mark.parametrize("name", CURVED)

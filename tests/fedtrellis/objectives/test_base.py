@@ -1,5 +1,6 @@
 """Means and stacks of objectives, and the largest eigenvalue."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ PARTS = [Logistic(A, b, l2=0.1) for A, b in zip(MATRICES, LABELS, strict=True)]
 X = np.array([0.3, -1.0, 2.0, 0.0])
 
 
-def test_value_and_gradient_are_means_of_clients_not_of_examples() -> None:
+def test_the_mean_is_of_clients_and_metrics_are_of_all_examples() -> None:
     f = MeanObjective(PARTS)
     losses = []
     for A, b in zip(MATRICES, LABELS, strict=True):
@@ -33,35 +34,20 @@ def test_value_and_gradient_are_means_of_clients_not_of_examples() -> None:
     assert f.value(X) == pytest.approx(np.mean(losses), rel=1e-13)
     expected = np.mean([p.gradient(X) for p in PARTS], axis=0)
     np.testing.assert_allclose(f.gradient(X), expected, rtol=1e-13)
-    assert f.shape == (4,)
-    assert f.num_examples == 16
-
-
-def test_metrics_are_those_of_all_examples() -> None:
-    f = MeanObjective(PARTS)
+    assert (f.shape, f.num_examples) == ((4,), 16)
     whole = Logistic(np.vstack(MATRICES), np.concatenate(LABELS))
     assert f.metrics(X)["accuracy"] == pytest.approx(whole.metrics(X)["accuracy"])
     mixed = MeanObjective([PARTS[0], LeastSquares(MATRICES[1], np.zeros(5))])
     assert mixed.metrics(X) == {}
 
 
-Model = Any
-KINDS = ("squares", "logistic", "multinomial")
-
-
-def models(kind: str, sizes: list[int], scale: float = 1.0) -> list[Model]:
-    """One of each size, on seeded data, with an intercept where the class has one."""
-    rng = np.random.default_rng(5)
-    made: list[Model] = []
-    for size in sizes:
-        A = scale * rng.standard_normal((size, 6))
-        if kind == "squares":
-            made.append(LeastSquares(A, rng.standard_normal(size), l2=0.1 * size))
-        elif kind == "logistic":
-            made.append(Logistic(A, rng.integers(2, size=size)))
-        else:
-            made.append(MultinomialLogistic(A, rng.integers(4, size=size), 4))
-    return made
+KINDS: dict[str, Callable[[Any, Any], Any]] = {
+    "squares": lambda A, rng: LeastSquares(A, rng.normal(size=len(A)), l2=0.1 * len(A)),
+    "logistic": lambda A, rng: Logistic(A, rng.integers(2, size=len(A))),
+    "multinomial": lambda A, rng: MultinomialLogistic(
+        A, rng.integers(4, size=len(A)), 4
+    ),
+}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -69,19 +55,16 @@ def models(kind: str, sizes: list[int], scale: float = 1.0) -> list[Model]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_each(kind: str, sizes: list[int], dtype: str) -> None:
     rng = np.random.default_rng(6)
-    each = [model.of_dtype(dtype) for model in models(kind, sizes)]
+    models = [KINDS[kind](rng.standard_normal((size, 6)), rng) for size in sizes]
+    each = [model.of_dtype(dtype) for model in models]
     points = rng.standard_normal((3, *each[0].shape)).astype(dtype)
     stacked = StackedLinear(each)
-    expected = [model.gradient(x) for model, x in zip(each, points, strict=True)]
     tolerance = 1e-13 if dtype == "float64" else 2e-6
-    np.testing.assert_allclose(
-        stacked.gradients(points), expected, rtol=tolerance, atol=tolerance
-    )
-    batches = [rng.permutation(size)[: size - k] for k, size in enumerate(sizes)]
-    expected = [
-        model._gradient(x, rows)
-        for model, x, rows in zip(each, points, batches, strict=True)
-    ]
-    np.testing.assert_allclose(
-        stacked.gradients(points, batches), expected, rtol=tolerance, atol=tolerance
-    )
+    rows = [rng.permutation(size)[: size - k] for k, size in enumerate(sizes)]
+    for batches in (None, rows):
+        expected = [
+            model._gradient(x, some)
+            for model, x, some in zip(each, points, batches or [None] * 3, strict=True)
+        ]
+        found = stacked.gradients(points, *([] if batches is None else [batches]))
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)

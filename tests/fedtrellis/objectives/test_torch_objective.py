@@ -1,6 +1,6 @@
-"""TorchObjective against the NumPy objectives, autograd, loops and differences."""
+"""TorchObjective against NumPy objectives, autograd, loops and torch's own SGD."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,13 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from fedtrellis.objectives import MultinomialLogistic  # noqa: E402
 from fedtrellis.objectives.torch_objective import TorchObjective  # noqa: E402
@@ -18,27 +25,23 @@ Array = NDArray[np.float64]
 RNG = np.random.default_rng(5)
 INPUTS = RNG.standard_normal((23, 6))
 LABELS = RNG.integers(0, 4, 23)
+DATA = (INPUTS, LABELS)
 cross_entropy: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
 
 
-def network(dtype: Any = torch.float64) -> nn.Module:
-    """Return a small network with every kind of layer that needs care."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 4)
-    ).to(dtype)
-    norm = model[1]
-    assert isinstance(norm, nn.BatchNorm1d)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    norm.running_mean.copy_(torch.linspace(-1, 1, 5))
-    norm.running_var.copy_(torch.linspace(0.5, 2, 5))
-    return model
+def seeded(*layers: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(*(layer() for layer in layers))
 
 
-def objective(**options: Any) -> TorchObjective:
-    model = options.pop("model", None) or network()
-    return TorchObjective(model, cross_entropy, (INPUTS, LABELS), **options)
+def perceptron(dtype: Any = torch.float32) -> nn.Module:
+    return seeded(lambda: nn.Linear(6, 5), nn.Tanh, lambda: nn.Linear(5, 4)).to(dtype)
+
+
+def objective(model: nn.Module | None = None, **options: Any) -> TorchObjective:
+    data, loss = options.pop("data", DATA), options.pop("loss", cross_entropy)
+    return TorchObjective(model or perceptron(), loss, data, device="cpu", **options)
 
 
 def random_point(target: TorchObjective, seed: int = 0) -> list[Array]:
@@ -46,22 +49,14 @@ def random_point(target: TorchObjective, seed: int = 0) -> list[Array]:
     return [rng.standard_normal(shape) for shape in target.shapes]
 
 
-def linear_pair(l2: float, weight: float) -> tuple[TorchObjective, MultinomialLogistic]:
-    model = nn.Linear(6, 4).double()
-    return (
-        TorchObjective(model, cross_entropy, (INPUTS, LABELS), l2=l2, weight=weight),
-        MultinomialLogistic(INPUTS, LABELS, 4, l2=l2, weight=weight),
-    )
-
-
 @pytest.mark.parametrize(("l2", "weight"), [(0.0, 1.0), (0.3, 2.5)])
 def test_a_linear_module_is_multinomial_logistic(l2: float, weight: float) -> None:
-    ours, expected = linear_pair(l2, weight)
+    ours = objective(nn.Linear(6, 4).double(), l2=l2, weight=weight)
+    expected = MultinomialLogistic(*DATA, 4, l2=l2, weight=weight)
     W = np.random.default_rng(1).standard_normal((7, 4))
     layers = [W[:-1].T, W[-1]]  # a Linear's weight is (classes, features)
-    gradient = ours.gradient(layers)
     assert ours.value(layers) == pytest.approx(expected.value(W), rel=1e-13)
-    reference = expected.gradient(W)
+    gradient, reference = ours.gradient(layers), expected.gradient(W)
     np.testing.assert_allclose(gradient[0], reference[:-1].T, rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(gradient[1], reference[-1], rtol=1e-11, atol=1e-14)
     assert ours.metrics(layers) == expected.metrics(W)
@@ -70,18 +65,18 @@ def test_a_linear_module_is_multinomial_logistic(l2: float, weight: float) -> No
     np.testing.assert_allclose(mine[0], theirs[:-1].T, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.parametrize("limit", [1, 5, 22, 23, 1000])
+@pytest.mark.parametrize("limit", [1, 5, 22])
 def test_chunks_do_not_change_the_result(limit: int) -> None:
-    whole, chunked = objective(), objective(batch_size_limit=limit)
+    whole = objective(perceptron(torch.float64))
+    chunked = objective(perceptron(torch.float64), batch_size_limit=limit)
     x = random_point(whole)
-    assert chunked.value(x) == pytest.approx(whole.value(x), rel=1e-13)
     for ours, expected in zip(chunked.gradient(x), whole.gradient(x), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-10, atol=1e-14)
     assert chunked.metrics(x) == whole.metrics(x)
     stacked = [np.stack([part, -part]) for part in x]
-    np.testing.assert_allclose(
-        chunked.values(stacked), whole.values(stacked), rtol=1e-13
-    )
+    values = [whole.value(x), whole.value([-part for part in x])]
+    for target in (whole, chunked):
+        np.testing.assert_allclose(target.values(stacked), values, rtol=1e-13)
 
 
 class Affine(nn.Module):
@@ -98,10 +93,8 @@ class Affine(nn.Module):
 @pytest.mark.parametrize("slopes", [False, True])
 def test_parameters_may_have_no_axes(slopes: bool) -> None:
     targets = INPUTS @ np.arange(6.0)
-    data = (INPUTS, targets)
-    f = TorchObjective(
-        Affine(slopes), nn.functional.mse_loss, data, weight=2.0, l2=0.1, device="cpu"
-    )
+    mse, data = nn.functional.mse_loss, (INPUTS, targets)
+    f = objective(Affine(slopes), loss=mse, data=data, weight=2.0, l2=0.1)
     x = random_point(f)
     flat = f.parameters_to_vector(x)
     # the same by hand: 2 (mean (D x − targets)² + 0.05 ‖x‖²)
@@ -118,17 +111,23 @@ def test_parameters_may_have_no_axes(slopes: bool) -> None:
     np.testing.assert_allclose(f.parameters_to_vector(parts), slope, rtol=1e-11)
     values = [f.value(x), f.value(-flat)]
     np.testing.assert_allclose(f.values(np.stack([flat, -flat])), values, rtol=1e-12)
-    stacked = [np.stack([part, -part]) for part in x]
-    np.testing.assert_allclose(f.values(stacked), values, rtol=1e-12)
     if not slopes:
         assert f.gradient(x[0]).shape == ()
 
 
 def test_the_module_and_torchs_random_state_are_left_alone() -> None:
-    model = network().train()
+    norm = nn.BatchNorm1d(5)
+    norm.running_mean = torch.linspace(-1, 1, 5)
+    layers = (
+        lambda: nn.Linear(6, 5),
+        lambda: norm,
+        nn.Dropout,
+        lambda: nn.Linear(5, 4),
+    )
+    model = seeded(*layers).double().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    target = objective(model=model)
+    target = objective(model)
     x = random_point(target)
     x[0].flags.writeable = False  # as arrays from a Message are
     first = target.value(x)
@@ -142,36 +141,313 @@ def test_the_module_and_torchs_random_state_are_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_linear_layers_gradients_and_steps_are_autograds(
+    dtype: Any, bias: bool
+) -> None:
+    tolerance: Any = {"rtol": 1e-12, "atol": 1e-13}
+    if dtype == torch.float32:
+        tolerance = {"rtol": 2e-5, "atol": 2e-6}
+    net, loss = nn.Linear(6, 4, bias=bias, dtype=dtype), nn.CrossEntropyLoss()
+    ours = objective(net, loss=loss, weight=0.7, l2=0.2)
+    theirs = objective(net, loss=lambda z, y: loss(z, y), weight=0.7, l2=0.2)
+    assert ours.closed is not None
+    assert theirs.closed is None
+    x = 30.0 * np.random.default_rng(3).standard_normal(ours.shape[0])
+    x = x.astype(np.float32 if dtype == torch.float32 else np.float64)
+    np.testing.assert_allclose(ours.gradient(x), theirs.gradient(x), **tolerance)
+    for batch in (0, 4):
+        ends = [
+            f.local_steps(x, [0.5, 0.2, 0.1], np.random.default_rng(1), batch, pull=0.3)
+            for f in (ours, theirs)
+        ]
+        np.testing.assert_allclose(ends[0], ends[1], **tolerance)
+
+
+# -- steps, dtypes, cohorts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("limit", [4096, 10])
+def test_local_steps_are_those_of_torchs_sgd(dtype: Any, limit: int) -> None:
+    target = objective(perceptron(dtype), weight=2.0, l2=0.1, batch_size_limit=limit)
+    start = target.parameters_to_vector(target.initial_point())
+    before = start.copy()
+    ends = target.local_steps(start, [0.5, 0.4, 0.3], pull=0.7)
+    model, inputs = perceptron(dtype), torch.tensor(INPUTS, dtype=dtype)
+    anchors = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for size in (0.5, 0.4, 0.3):
+        optimizer.param_groups[0]["lr"] = size
+        optimizer.zero_grad()
+        loss = 2.0 * cross_entropy(model(inputs), torch.tensor(LABELS))
+        for p, anchor in zip(model.parameters(), anchors, strict=True):
+            # weight (l2/2)‖x‖² + (pull/2)‖x − start‖²
+            loss = loss + 0.1 * p.square().sum() + 0.35 * (p - anchor).square().sum()
+        torch.autograd.backward(loss)
+        optimizer.step()
+    expected = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+    assert start.dtype == ends.dtype == expected.dtype
+    assert np.abs(ends - start).max() > 0.01
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+    np.testing.assert_allclose(ends, expected, atol=tolerance)
+    np.testing.assert_array_equal(start, before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float64])
+def test_a_model_can_compute_in_another_dtype(dtype: Any) -> None:
+    target, exact = objective(dtype=dtype), objective(dtype="float64")
+    x = exact.parameters_to_vector(exact.initial_point())
+    error = np.abs(target.gradient(x) - exact.gradient(x)).max()
+    assert error == 0.0 if dtype is torch.float64 else 0.0 < error < 0.01
+    wide = np.float64 if dtype is torch.float64 else np.float32
+    assert target.initial_point()[0].dtype == wide
+    # steps add up in the dtype of the point, not of the model: 100 small ones count
+    moved = target.local_steps(x.astype(np.float32), [1e-5] * 100)
+    assert moved.dtype == np.float32
+    change = np.abs(moved - x).max()
+    assert change == pytest.approx(1e-3 * np.abs(exact.gradient(x)).max(), rel=0.05)
+
+
+def image_net() -> nn.Module:
+    return seeded(
+        lambda: nn.Conv2d(1, 3, 3),
+        nn.ReLU,
+        lambda: nn.MaxPool2d(2),
+        nn.Flatten,
+        lambda: nn.Linear(12, 4),
+    )
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "perceptron": (perceptron, (6,)),
+    "double": (lambda: perceptron(torch.float64), (6,)),
+    "linear": (lambda: nn.Linear(6, 4).double(), (6,)),
+    "convolutions": (image_net, (1, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_cohort_is_its_objectives_one_by_one(net: str) -> None:
+    make, shape = NETS[net]
+    rng = np.random.default_rng(3)
+    objectives: list[Any] = []
+    for i, count in enumerate((4, 7) * 8):
+        data = rng.standard_normal((count, *shape)), rng.integers(0, 4, count)
+        objectives.append(objective(make(), data=data, weight=1.0 + i, l2=0.01 * i))
+    stacked = TorchObjective.stack(objectives)
+    assert stacked is not None
+    x = objectives[0].parameters_to_vector(objectives[0].initial_point())
+    points = (x + 0.1 * rng.standard_normal((16, len(x)))).astype(x.dtype)
+    tolerance: dict[str, Any] = {"rtol": 0.0, "atol": 1e-13}
+    if x.itemsize == 4:
+        tolerance = {"rtol": 1e-5, "atol": 1e-5}
+    pairs = list(zip(objectives, points, strict=True))
+    ours, before, sizes = stacked.gradients(points), points.copy(), [0.03, 0.02]
+    assert ours.dtype == x.dtype
+    np.testing.assert_allclose(ours, [f.gradient(p) for f, p in pairs], **tolerance)
+    steps = [f.local_steps(p, sizes, pull=0.3) for f, p in pairs]
+    found = stacked.local_steps(points, sizes, pull=0.3)
+    np.testing.assert_allclose(found, steps, **tolerance)
+    np.testing.assert_array_equal(points, before)
+    # mini-batches: three rows of each, by autograd
+    rows = [rng.choice(f.num_examples, 3, replace=False) for f in objectives]
+    slopes = stacked.gradients(points, rows)
+    for (f, point), some, slope in zip(pairs, rows, slopes, strict=True):
+        named = f.flat.named(torch.tensor(point).requires_grad_())
+        layers = [layer.detach().requires_grad_() for layer in named.values()]
+        loss = f.mean_loss(
+            dict(zip(named, layers, strict=True)), f.examples.batch(some)
+        )
+        parts = torch.autograd.grad(loss, layers)
+        wanted = torch.cat([part.reshape(-1) for part in parts]).numpy()
+        wanted = f.weight * (wanted + f.l2 * point)
+        np.testing.assert_allclose(slope, wanted, **tolerance)
+
+
+def test_what_differs_in_more_than_data_is_no_cohort() -> None:
+    def stacks(*others: TorchObjective) -> bool:
+        same = [objective() for _ in range(8)]
+        return TorchObjective.stack([*same, *others]) is not None
+
+    class Own(nn.Linear):
+        def __init__(self, rule: Any) -> None:
+            super().__init__(6, 4)
+            self.rule = rule
+
+    frozen, other = perceptron(), perceptron()
+    frozen[0].requires_grad_(False)  # type: ignore[index]
+    nn.init.zeros_(other[0].weight)  # type: ignore[index]
+    assert stacks(objective(other))  # other weights at first
+    relu = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    for different in (
+        objective(relu),
+        objective(frozen),
+        objective(perceptron(torch.float64)),
+        objective(vectorize=False),
+        objective(batch_size_limit=22),
+        objective(data=(INPUTS[:5], LABELS[:5])),  # too few of 5
+        objective(loss=nn.MSELoss(), data=(INPUTS, INPUTS[:, :4])),
+    ):
+        assert not stacks(different)
+    wide = nn.Linear(6, 5000)  # as quick one by one
+    # and settings that cannot be compared
+    for make in (lambda: wide, lambda: Own(lambda: 1)):
+        assert TorchObjective.stack([objective(make()) for _ in range(8)]) is None
+
+
+# -- data
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = seeded(lambda: nn.Linear(6, 4))
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        outputs: Tensor = self.layer(x)
+        return outputs if scale is None else outputs * scale[:, None]
+
+
+FLOATS, CLASSES = torch.tensor(INPUTS, dtype=torch.float32), torch.tensor(LABELS)
+PAIRS = TensorDataset(FLOATS, CLASSES)
+
+
+class Named(Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return len(INPUTS)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": FLOATS[i], "scale": torch.tensor(2.0), "labels": CLASSES[i]}
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(FLOATS, CLASSES, strict=True))
+
+
+def of_data(data: Any, **options: Any) -> TorchObjective:
+    return objective(Scaled(), data=data, **options)
+
+
+def pack(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    inputs, labels = zip(*examples, strict=True)
+    return torch.stack(inputs), torch.stack(labels)
+
+
+WHOLE: dict[str, Callable[[], TorchObjective]] = {
+    "data set": lambda: of_data(PAIRS),
+    "subset": lambda: of_data(Subset(PAIRS, range(23))),
+    "own collate": lambda: of_data(PAIRS, collate_fn=pack),
+    "loader": lambda: of_data(DataLoader(PAIRS, batch_size=7)),
+    "shuffled": lambda: of_data(DataLoader(PAIRS, 7, shuffle=True)),
+    "workers' collate": lambda: of_data(DataLoader(PAIRS, 7, collate_fn=pack)),
+    "stream": lambda: of_data(DataLoader(Stream(), batch_size=7)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_source_is_the_mean_over_its_examples(name: str) -> None:
+    state = torch.random.get_rng_state()
+    ours, expected = WHOLE[name](), of_data((FLOATS, CLASSES))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    x = expected.initial_point()
+    assert ours.num_examples == 23
+    assert ours.value(x) == pytest.approx(expected.value(x), rel=1e-6)
+    assert ours.metrics(x) == expected.metrics(x)
+    for part, wanted in zip(ours.gradient(x), expected.gradient(x), strict=True):
+        np.testing.assert_allclose(part, wanted, rtol=1e-4, atol=1e-7)
+    # mini-batches of the same rows, whatever order the loader would have
+    batch = ours.stochastic_gradient(x, np.random.default_rng(1), 5)
+    same = expected.stochastic_gradient(x, np.random.default_rng(1), 5)
+    np.testing.assert_allclose(batch[0], same[0], rtol=1e-4, atol=1e-7)
+
+
+MAPPINGS = {
+    "tensors": {"x": FLOATS, "scale": torch.full((23,), 2.0), "labels": CLASSES},
+    "data set": Named(),
+    "loader": DataLoader(Named(), batch_size=5),
+}
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_mappings_are_keyword_arguments(name: str) -> None:
+    ours = of_data(MAPPINGS[name])
+    assert ours.num_examples == 23
+    x = ours.initial_point()
+    weight, bias = (torch.tensor(part) for part in x)
+    scores = 2.0 * (FLOATS @ weight.T + bias)
+    value = float(cross_entropy(scores, CLASSES))
+    assert ours.value(x) == pytest.approx(value, rel=1e-6)
+    stacked = [np.stack([part, part]) for part in x]
+    np.testing.assert_allclose(ours.values(stacked), [value, value], rtol=1e-6)
+    right = float((scores.argmax(dim=1) == CLASSES).float().mean())
+    assert ours.metrics(x) == {"accuracy": pytest.approx(right)}
+    assert ours.curvature(x, x) >= 0.0
+
+
+# -- what is refused
+
+
+def with_norm(**options: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, **options))
+
+
+def mixed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4).double())
+
+
 def sum_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
-def frozen() -> nn.Module:
-    return nn.Linear(6, 4).requires_grad_(False)
+def square(batch: Any) -> Any:
+    return torch.ones(len(batch), len(batch)), CLASSES[: len(batch)]
 
 
-def make(model: nn.Module | None = None, **options: Any) -> TorchObjective:
-    data = options.pop("data", (INPUTS, LABELS))
-    loss = options.pop("loss", cross_entropy)
-    return TorchObjective(model or network(), loss, data, **options)
+def first_only(batch: Any) -> Any:
+    return batch[0][0][None], batch[0][1][None]
 
 
+X = np.zeros(59)
 REFUSED: list[tuple[str, Callable[[], object]]] = [
-    ("model has no parameter", lambda: make(frozen())),
-    ("'inputs': 22, 'labels': 23", lambda: make(data=(INPUTS[1:], LABELS))),
-    ("must have at least 1 of each", lambda: make(data=(INPUTS[:0], LABELS[:0]))),
-    ("inputs has NaN", lambda: make(data=(INPUTS * np.nan, LABELS))),
-    ("labels is a scalar", lambda: make(data=(INPUTS, np.float64(1.0)))),
-    ("the batch is <class 'tuple'>", lambda: make(data=(INPUTS,))),
-    ("batch_size_limit is 0", lambda: make(batch_size_limit=0)),
-    ("weight is -1", lambda: make(weight=-1)),
-    ("l2 is -1", lambda: make(l2=-1)),
-    (r"loss returned shape \(23,\)", lambda: make(loss=sum_loss).value(np.zeros(69))),
-    (r"x has shape \(3,\); it must be \(69,\)", lambda: make().value(np.zeros(3))),
-    ("x has shapes", lambda: make().gradient([np.zeros(3)])),
-    ("x has shapes", lambda: make().values([])),
-    ("x has shape", lambda: make().values(np.zeros(69))),
-    ("batch_size is 0", lambda: make().stochastic_gradient(np.zeros(69), RNG, 0)),
+    ("no parameter", lambda: objective(nn.Linear(6, 4).requires_grad_(False))),
+    ("'inputs': 22, 'labels': 23", lambda: objective(data=(INPUTS[1:], LABELS))),
+    ("at least 1 of each", lambda: objective(data=(INPUTS[:0], LABELS[:0]))),
+    ("inputs has NaN", lambda: objective(data=(INPUTS * np.nan, LABELS))),
+    ("labels is a scalar", lambda: objective(data=(INPUTS, np.float64(1.0)))),
+    ("the batch is <class 'tuple'>", lambda: objective(data=(INPUTS,))),
+    ("batch_size_limit is 0", lambda: objective(batch_size_limit=0)),
+    ("weight is -1", lambda: objective(weight=-1)),
+    ("l2 is -1", lambda: objective(l2=-1)),
+    (r"loss returned shape \(23,\)", lambda: objective(loss=sum_loss).value(X)),
+    (r"x has shape \(3,\); it must be \(59,\)", lambda: objective().value(X[:3])),
+    ("x has shapes", lambda: objective().gradient([X[:3]])),
+    ("x has shapes", lambda: objective().values([])),
+    ("x has shape", lambda: objective().values(X)),
+    ("batch_size is 0", lambda: objective().stochastic_gradient(X, RNG, 0)),
+    (
+        "'1' normalises by the statistics of a batch",
+        lambda: objective(with_norm(track_running_stats=False)),
+    ),
+    ("'1' has the running statistics that it", lambda: objective(with_norm())),
+    ("has a lazy layer", lambda: objective(nn.LazyLinear(4))),
+    ("of torch.float32, torch.float64; they must", lambda: objective(mixed())),
+    ("dtype is 'int8'; it must be one of", lambda: objective(dtype="int8")),
+    ("device is 'tpu'", lambda: TorchObjective(mixed(), sum_loss, DATA, device="tpu")),
+    ("data is a int", lambda: of_data(7)),
+    ("collate_fn is for a Dataset", lambda: of_data((1, 2), collate_fn=len)),
+    ("loaders need none", lambda: of_data(DataLoader(PAIRS), collate_fn=pack)),
+    (r"keys\(\['x', 'scale', 'labels'\]\)", lambda: of_data(Named(), target_key="y")),
+    ("data has 0 examples", lambda: of_data(Subset(PAIRS, []))),
+    ("'tuple'>", lambda: of_data(TensorDataset(FLOATS, FLOATS, CLASSES))),
+    ("inputs is a list", lambda: of_data((["a"] * 23, LABELS))),
+    ("have 23 of each", lambda: of_data(PAIRS, collate_fn=first_only).value(X[:28])),
+    (
+        "give the Dataset with its collate_fn",
+        lambda: of_data(DataLoader(Stream(), 7, collate_fn=square)),
+    ),
 ]
 
 
@@ -180,54 +456,3 @@ def test_what_does_not_fit_is_refused(message: str, run: Callable[[], object]) -
     with pytest.raises(ValueError, match=message) as caught:
         run()
     assert "\n" not in str(caught.value)
-
-
-LINEAR_RNG = np.random.default_rng(3)
-
-
-def objective_linear(
-    size: int, dtype: Any, *, bias: bool = True, **options: Any
-) -> Any:
-    torch.manual_seed(size)
-    net = nn.Linear(5, 4, bias=bias, dtype=dtype)
-    data = LINEAR_RNG.standard_normal((size, 5)), LINEAR_RNG.integers(4, size=size)
-    loss = nn.CrossEntropyLoss()
-    ours = TorchObjective(net, loss, data, **options)
-    theirs = TorchObjective(net, lambda z, y: loss(z, y), data, **options)
-    assert ours.closed is not None
-    assert theirs.closed is None
-    return ours, theirs
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_gradients_and_steps_are_those_of_autograd(dtype: Any, bias: bool) -> None:
-    tolerance: Any = {"rtol": 1e-12, "atol": 1e-13}
-    if dtype == torch.float32:
-        tolerance = {"rtol": 2e-5, "atol": 2e-6}
-    ours, theirs = objective_linear(9, dtype, bias=bias, weight=0.7, l2=0.2)
-    x = 30.0 * LINEAR_RNG.standard_normal(ours.shape[0])
-    x = x.astype(np.float32 if dtype == torch.float32 else np.float64)
-    np.testing.assert_allclose(ours.gradient(x), theirs.gradient(x), **tolerance)
-    sizes = [0.5, 0.2, 0.1]
-    for batch in (0, 4):
-        ends = [
-            f.local_steps(x, sizes, np.random.default_rng(1), batch, pull=0.3)
-            for f in (ours, theirs)
-        ]
-        np.testing.assert_allclose(ends[0], ends[1], **tolerance)
-
-
-def test_gradients_of_many_are_those_of_each() -> None:
-    pairs = [objective_linear(size, torch.float64) for size in (7,) * 8 + (9,) * 8]
-    stacked = TorchObjective.stack([ours for ours, _ in pairs])
-    assert stacked is not None
-    points = LINEAR_RNG.standard_normal((16, 24))
-    expected = [f.gradient(x) for (_, f), x in zip(pairs, points, strict=True)]
-    np.testing.assert_allclose(stacked.gradients(points), expected, atol=1e-14)
-    rows = [np.arange(1, 5)] * 9 + [np.arange(3)] * 7
-    expected = [
-        f._gradient_like(x, some)
-        for (_, f), x, some in zip(pairs, points, rows, strict=True)
-    ]
-    np.testing.assert_allclose(stacked.gradients(points, rows), expected, atol=1e-14)
