@@ -166,9 +166,9 @@ def table(file: Path, show: bool) -> None:
 
 def main() -> None:
     """Run a command."""
+    file = Path(__file__).with_name("baseline.json")
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("command", choices=("draw", "map", "run", "table"))
-    file = Path(__file__).with_name("baseline.json")
     parser.add_argument("--file", type=Path, default=file)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import importlib
 import json
 import mmap
@@ -129,73 +128,17 @@ def probed(places: list[Place]) -> dict[str, CodeType]:
 
 
 class Recorder:
-    """Notes which probes each test passes.
+    """Notes which probes each test passes, with what the file's earlier ones passed.
 
-    What a shared fixture or a cache in the tests has passed counts for all that use it.
-
-    Attributes
-    ----------
-    tests : dict
-        By the id of a test that passed: its seconds, and the numbers of the probes.
+    They may have left what this one uses: a shared fixture, or a cache. For
+    the same reason the seconds are those of the slowest so far.
     """
 
     def __init__(self, hits: mmap.mmap) -> None:
         self.hits = hits
         self.tests: dict[str, tuple[float, list[int]]] = {}
         self.unpassed: list[str] = []
-        self._fixtures: dict[Any, tuple[float, set[int]]] = {}
-        functools.cache = self._watched(functools.cache)
-        functools.lru_cache = self._watched(functools.lru_cache)
-
-    def take(self) -> set[int]:
-        """The probes passed since the last time."""
-        found = {number for number, hit in enumerate(self.hits[:]) if hit}
-        self.hits[:] = bytes(len(self.hits))
-        return found
-
-    def add(self, probes: set[int]) -> None:
-        """Set probes again."""
-        for probe in probes:
-            self.hits[probe] = 1
-
-    def _watched(self, plain: Any) -> Any:
-        """A decorator whose functions pass their probes again in the tests."""
-
-        def cache(function: Any) -> Any:
-            kept: dict[Any, tuple[Any, set[int]]] = {}
-
-            def cached(*rest: Any, **options: Any) -> Any:
-                key = (rest, tuple(options.items()))
-                if key not in kept:
-                    before = self.take()
-                    kept[key] = function(*rest, **options), self.take()
-                    self.add(before)
-                self.add(kept[key][1])
-                return kept[key][0]
-
-            cached.cache_clear = kept.clear  # type: ignore[attr-defined]
-            return cached
-
-        def decorator(*rest: Any, **options: Any) -> Any:
-            if sys._getframe(1).f_globals["__name__"].split(".")[0] != "tests":
-                return plain(*rest, **options)
-            return cache(*rest) if rest else cache
-
-        return decorator
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any) -> Any:
-        """Note what a fixture passes."""
-        before, start = self.take(), _seconds()
-        try:
-            return (yield)
-        finally:
-            found = self.take()
-            if fixturedef.scope != "function":
-                seconds, known = self._fixtures.get(fixturedef, (0.0, set()))
-                spent = max(seconds, _seconds() - start)
-                self._fixtures[fixturedef] = spent, known | found
-            self.add(before | found)
+        self._slowest = 0.0
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note what fails or is skipped."""
@@ -204,17 +147,13 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
-        """Note what a test passes, with its shared fixtures."""
-        self.take()
+        """Note what a test passes."""
         start = _seconds()
         result = yield
-        seconds, found = _seconds() - start, self.take()
-        for definitions in item._fixtureinfo.name2fixturedefs.values():
-            for definition in definitions:
-                spent, more = self._fixtures.get(definition, (0.0, set()))
-                seconds, found = max(seconds, spent), found | more
+        self._slowest = max(self._slowest, round(_seconds() - start, 3))
         if item.nodeid not in self.unpassed:
-            self.tests[item.nodeid] = round(seconds, 3), sorted(found)
+            found = [number for number, hit in enumerate(self.hits[:]) if hit]
+            self.tests[item.nodeid] = self._slowest, found
         return result
 
 

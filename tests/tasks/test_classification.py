@@ -33,9 +33,6 @@ def write_cifar(folder: Path, name: str, count: int) -> None:
     (folder / f"{name}.bin").write_bytes(records.tobytes())
 
 
-# -- synthetic data
-
-
 def test_synthetic_data_is_that_of_pfedme() -> None:
     data = synthetic(30, 0, 0, iid=False)
     owners = data.owners
@@ -94,9 +91,6 @@ def test_limits_of_syntheticdata_of(limit: int) -> None:
     assert len(data.test_targets) == 10
 
 
-# -- files
-
-
 @pytest.fixture
 def mnist(tmp_path: Path) -> Path:
     write_idx(tmp_path, "train-", 60)
@@ -137,12 +131,6 @@ def test_cifar10(tmp_path: Path) -> None:
     assert whole.shapes() == [(3073, 10)]
 
 
-# -- what is refused
-
-
-# -- networks
-
-
 def test_shapes_of_networks() -> None:
     pytest.importorskip("torch")
     assert classification(model="dnn").shapes() == [(20, 60), (20,), (10, 20), (10,)]
@@ -156,6 +144,3 @@ def test_shapes_of_networks() -> None:
     assert colour[4] == (128, 1600)
     many = classification(model="cnn", dataset="emnist", split="byclass").shapes()
     assert many[-1] == (62,)
-
-
-# -- the real files, where they are

@@ -8,45 +8,21 @@ from sklearn.datasets import load_digits, load_iris
 from sklearn.decomposition import PCA
 
 import sim
-from fedtrellis.domains import L1Ball
 from fedtrellis.manifolds import Euclidean, FixedRank, Product, Stiefel
 from fedtrellis.wire.arrays import Layout
 from tasks import Digits, KernelPCA, Lasso, LinearRegression, LowRankNetwork
 from tasks.data.task import data_of
 
-MODES = [
-    (partition, weighting)
-    for partition in ("shuffled", "by-distribution")
-    for weighting in ("clients", "examples")
-]
-every_mode = pytest.mark.parametrize(("partition", "weighting"), MODES)
 
-
-def make(n: int = 8, seed: int = 0, **settings: Any) -> LinearRegression:
-    return LinearRegression(num_clients=n, seed=seed, **settings)
-
-
-def shares(task: LinearRegression) -> list[tuple[np.ndarray, np.ndarray]]:
-    data = data_of(task)
-    return [
-        (data.features[start:stop], data.targets[start:stop])
-        for start, stop in zip(data.starts[:-1], data.starts[1:], strict=True)
-    ]
-
-
-def moments(sample: np.ndarray) -> tuple[float, float]:
-    """Return the variance and the kurtosis E[z⁴]/E[z²]².
-
-    Normal: 1 and 3; t with 5 degrees of freedom: 5/3 and 9; U[−5, 5]: 25/3 and 1.8.
-    """
-    return float(sample.var()), float(np.mean(sample**4) / sample.var() ** 2)
+def make(n: int = 8, **settings: Any) -> LinearRegression:
+    return LinearRegression(num_clients=n, seed=0, **settings)
 
 
 def test_every_client_has_one_of_the_three_distributions() -> None:
-    task = make(60, partition="by-distribution")
+    data = data_of(make(60, partition="by-distribution"))
     groups: list[list[np.ndarray]] = [[], [], []]
-    for i, (A, b) in enumerate(shares(task)):
-        groups[i % 3].append(np.column_stack([A, b]))
+    for i in range(60):
+        groups[i % 3].append(np.column_stack(data.share(i)))
     normal, student, uniform = (np.vstack(group) for group in groups)
     for sample in (normal, student, uniform):
         assert abs(sample.mean()) < 0.02
@@ -57,37 +33,40 @@ def test_every_client_has_one_of_the_three_distributions() -> None:
     assert moments(student)[1] > 5.0
     assert np.abs(student).max() > 8.0
     assert moments(uniform) == pytest.approx((25 / 3, 1.8), rel=0.02)
-    assert np.abs(uniform).max() < 5.0
-    assert np.abs(uniform).max() > 4.99
+    assert 4.99 < np.abs(uniform).max() < 5.0
+
+
+def moments(sample: np.ndarray) -> tuple[float, float]:
+    """Return the variance and the kurtosis E[z⁴]/E[z²]².
+
+    Normal: 1 and 3; t with 5 degrees of freedom: 5/3 and 9; U[−5, 5]: 25/3 and 1.8.
+    """
+    return float(sample.var()), float(np.mean(sample**4) / sample.var() ** 2)
 
 
 def test_sizes_are_uniform_between_their_bounds() -> None:
     sizes = np.diff(data_of(make(2000, features=1)).starts)
-    assert sizes.min() == 50
-    assert sizes.max() == 150
+    assert (sizes.min(), sizes.max()) == (50, 150)
     assert sizes.mean() == pytest.approx(100, abs=2)
     assert sizes.std() == pytest.approx(np.sqrt((101**2 - 1) / 12), rel=0.05)
-    fixed = make(5, rows_min=7, rows_max=7)
-    assert np.diff(data_of(fixed).starts).tolist() == [7] * 5
-    assert fixed.num_examples() == 35
     # the same for both partitions
     other = make(2000, features=1, partition="by-distribution")
     np.testing.assert_array_equal(np.diff(data_of(other).starts), sizes)
 
 
-@every_mode
+@pytest.mark.parametrize("partition", ["shuffled", "by-distribution"])
+@pytest.mark.parametrize("weighting", ["clients", "examples"])
 def test_the_solution_is_that_of_the_normal_equations(
     partition: str, weighting: str
 ) -> None:
     task = make(9, partition=partition, weighting=weighting)
     gram, right = np.zeros((100, 100)), np.zeros(100)
-    for A, b in shares(task):
+    for A, b in map(data_of(task).share, range(9)):
         weight = 1 / len(b) if weighting == "clients" else 1.0
         gram += weight * A.T @ A
         right += weight * A.T @ b
     expected = np.linalg.solve(gram, right)
     np.testing.assert_allclose(task.solution(), expected, rtol=1e-8, atol=1e-12)
-    assert np.abs(task.gradient(task.solution())).max() < 1e-12
     assert task.metrics(task.solution()) == {"solution-error": 0.0}
     moved = task.metrics(task.solution() + 0.1)["solution-error"]
     assert moved == pytest.approx(1.0, rel=1e-12)
@@ -113,29 +92,8 @@ def test_the_split_does_not_depend_on_the_number_of_clients() -> None:
     assert not np.array_equal(few.test_targets, other.test_targets)
 
 
-def test_the_optimum_is_that_of_cvxpy() -> None:
-    cvxpy = pytest.importorskip("cvxpy")
-    task, domain = Digits(num_clients=3, seed=0), L1Ball(5.0)
-    x = z = np.zeros((65, 10))
-    step = 1.0 / task.objective().lipschitz()
-    for t in range(1, 121):  # accelerated projected gradient
-        before, x = x, domain.project(z - step * task.gradient(z))
-        z = x + (t - 1) / (t + 2) * (x - before)
-    data = data_of(task)
-    features = np.hstack([data.features, np.ones((len(data.targets), 1))])
-    W = cvxpy.Variable((65, 10))
-    scores = features @ W
-    chosen = cvxpy.sum(cvxpy.multiply(np.eye(10)[data.targets], scores))
-    loss = cvxpy.sum(cvxpy.log_sum_exp(scores, axis=1)) - chosen
-    problem = cvxpy.Problem(
-        cvxpy.Minimize(loss / len(features)), [cvxpy.sum(cvxpy.abs(W)) <= 5.0]
-    )
-    problem.solve(solver="SCS", eps_abs=1e-3, eps_rel=1e-3)
-    assert task.value(x) == pytest.approx(problem.value, abs=2e-3)
-
-
-def task(n: int = 5, seed: int = 0, **settings: Any) -> LowRankNetwork:
-    return LowRankNetwork(num_clients=n, seed=seed, **settings)
+def network(**settings: Any) -> LowRankNetwork:
+    return LowRankNetwork(num_clients=5, seed=0, **settings)
 
 
 KINDS: list[dict[str, Any]] = [{}, {"factored": False}, {"full_rank": True}]
@@ -144,23 +102,24 @@ KINDS: list[dict[str, Any]] = [{}, {"factored": False}, {"full_rank": True}]
 def test_the_arrays_of_each_kind() -> None:
     free = [(32,), (32, 10), (10,)]
     spaces = [Euclidean(shape) for shape in free]
-    assert task().shapes() == [(64, 8), (8,), (32, 8), *free]
-    assert task().manifold() == Product(
-        [Stiefel((64, 8)), Euclidean((8,)), Stiefel((32, 8)), *spaces]
-    )
-    assert task(factored=False).shapes() == [(64, 32), *free]
-    assert task(factored=False).manifold() == Product([FixedRank((64, 32), 8), *spaces])
-    task(rank=33, full_rank=True).check()
-    # nothing to factor
-    for factored in (True, False):
-        full = task(full_rank=True, factored=factored)
-        assert full.shapes() == [(64, 32), *free]
-        assert full.manifold() == Product([Euclidean((64, 32)), *spaces])
+    factors = [Stiefel((64, 8)), Euclidean((8,)), Stiefel((32, 8))]
+    whole = [(64, 32), *free]
+    network(rank=33, full_rank=True).check()
+    for settings, shapes, parts in (
+        ({}, [(64, 8), (8,), (32, 8), *free], factors),
+        ({"factored": False}, whole, [FixedRank((64, 32), 8)]),
+        # nothing to factor
+        ({"full_rank": True}, whole, [Euclidean((64, 32))]),
+        ({"full_rank": True, "factored": False}, whole, [Euclidean((64, 32))]),
+    ):
+        made = network(**settings)
+        assert made.shapes() == shapes
+        assert made.manifold() == Product([*parts, *spaces])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["factored", "matrix", "full"])
 def test_projected_gradient_learns_on_the_manifold(kind: dict[str, Any]) -> None:
-    made = task(**kind)
+    made = network(**kind)
     manifold, objective = made.manifold(), made.objective()
     x = Layout(tuple(made.shapes())).point(made.initial_point())
     before = made.metrics(x)["accuracy"]
@@ -172,57 +131,41 @@ def test_projected_gradient_learns_on_the_manifold(kind: dict[str, Any]) -> None
     assert manifold.contains(x, 1e-10)
 
 
-@pytest.mark.parametrize("task", ["characters", "classification"])
-def test_a_large_network_keeps_no_parameters_where_values_are_all(task: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "settings", "kind"),
+    [
+        # of 113 000 parameters, and of 18 000
+        ("characters", {"width": 96, "blocks": 1, "train-passages": 40}, "Forward"),
+        ("classification", {"dataset": "digits", "model": "dnn"}, "Objective"),
+    ],
+)
+def test_a_large_network_keeps_no_parameters_where_values_are_all(
+    task: str, settings: dict[str, Any], kind: str
+) -> None:
     pytest.importorskip("torch")
-    from fedtrellis.objectives.torch_forward import TorchForward
-    from fedtrellis.objectives.torch_objective import TorchObjective
-    from tasks.networks import FORWARD_FROM
-
-    settings: dict[str, dict[str, Any]] = {
-        # of 113 000 parameters
-        "characters": {"width": 96, "blocks": 1, "train-passages": 40},
-        # of 18 000
-        "classification": {"dataset": "digits", "model": "dnn"},
-    }
-    config = {"task": task} | {f"{task}.{k}": v for k, v in settings[task].items()}
-    runs = {
-        method: sim.app.experiment({**config, "method": method}, 4)
-        for method in ("zeroth-order-sgd", "local-sgd")
-    }
-    found = {
-        method: run.task.client_parts(1)["objective"] for method, run in runs.items()
-    }
-    size = sum(int(np.prod(s)) for s in runs["local-sgd"].task.shapes())
-    kind = TorchForward if size >= FORWARD_FROM else TorchObjective
-    assert isinstance(found["zeroth-order-sgd"], kind)
-    assert isinstance(found["local-sgd"], TorchObjective)
-    assert (task == "characters") == (kind is TorchForward)
-    start = runs["local-sgd"].task.initial_point()
-    values = [objective.value(start) for objective in found.values()]
+    config = {"task": task} | {f"{task}.{k}": v for k, v in settings.items()}
+    values = []
+    for method, wanted in (("zeroth-order-sgd", kind), ("local-sgd", "Objective")):
+        made = sim.app.experiment({**config, "method": method}, 4).task
+        start = made.initial_point()
+        found: Any = made.client_parts(1)["objective"]
+        assert f"Torch{wanted}" in {cls.__name__ for cls in type(found).__mro__}
+        values.append(found.value(start))
+        assert all(map(np.allclose, found.initial_point(), start))
+        # the server measures a gradient all the same
+        assert np.isfinite(made.objective().gradient(start)[0]).all()
     assert values[0] == pytest.approx(values[1], rel=1e-5)
-    for own in (objective.initial_point() for objective in found.values()):
-        assert all(map(np.allclose, own, start))
-    # the server measures a gradient all the same
-    assert np.isfinite(
-        runs["zeroth-order-sgd"].task.objective().gradient(start)[0]
-    ).all()
-
-
-def task_components(n: int = 5, seed: int = 0, **settings: Any) -> KernelPCA:
-    return KernelPCA(num_clients=n, seed=seed, **settings)
 
 
 def test_f_is_that_of_the_centred_covariance() -> None:
     images = load_digits(return_X_y=True)[0]
-    made = task_components(scale=False)
     x = np.random.default_rng(0).standard_normal((64, 4))
     covariance = np.cov(images.T, bias=True)
     expected = -0.5 * np.trace(x.T @ covariance @ x)
-    assert made.value(x) == pytest.approx(expected, rel=1e-12)
     # scaled: the same, by one factor
-    factor = np.linalg.eigvalsh(covariance)[-1]
-    assert task_components().value(x) == pytest.approx(expected / factor, rel=1e-12)
+    for scale, factor in ((False, 1.0), (True, np.linalg.eigvalsh(covariance)[-1])):
+        made = KernelPCA(num_clients=5, seed=0, scale=scale)
+        assert made.value(x) == pytest.approx(expected / factor, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +180,7 @@ def test_f_is_that_of_the_centred_covariance() -> None:
 def test_the_optimum_is_that_of_scikit_learn(
     settings: dict[str, Any], images: np.ndarray
 ) -> None:
-    made = task_components(**settings)
+    made = KernelPCA(num_clients=5, seed=0, **settings)
     components = made.components
     pca = PCA().fit(images)
     ratios = pca.explained_variance_ / pca.explained_variance_[0]
@@ -252,6 +195,3 @@ def test_the_optimum_is_that_of_scikit_learn(
     start = made.metrics(made.initial_point())
     assert start["optimality-gap"] > 0.1
     assert start["subspace-error"] > 0.5
-
-
-# -- files

@@ -1,72 +1,23 @@
 """What there is, by name: ours and plug-ins', their keys and pyproject's block."""
 
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import clients
 import sim
+import strategies
 from clients import FedProxClient
 from fedtrellis.app import App, Plugin, pairs
 from fedtrellis.app.command_line import flatten
 from fedtrellis.app.registry import config_block, write_config_block
-from fedtrellis.domains import L2Ball
-from fedtrellis.settings import setting
 from strategies import FedProx
-from tasks import Lasso
+from tasks import TASKS
 
 ROOT = Path(sim.__file__).parent
-
-
-class Harder(FedProx):
-    name = "harder"
-    about = "one setting more"
-
-    hardness: float = setting(0.5, "how hard it is", minimum=0.0, below=1.0)
-
-
-class HarderClient(FedProxClient):
-    """Its client."""
-
-
-@dataclass(frozen=True)
-class Shorter(Lasso):
-    name = "shorter"
-    summary = "a short lasso"
-
-    cut: int = setting(4, "how short", minimum=1)
-
-
-class Blob(L2Ball):
-    name = "blob"
-
-
-class Entry:
-    def __init__(self, name: str, load: Callable[[], Any]) -> None:
-        self.name, self.load, self.value = name, load, f"{name}:plugin"
-
-
-WHOLE = Plugin([(Harder, HarderClient)], [Shorter], [Blob])
-
-
-def app_with(monkeypatch: pytest.MonkeyPatch, **plugins: Callable[[], Any]) -> App:
-    import clients
-    import strategies
-    from tasks import TASKS
-
-    # what is installed here, which the checkout's app looks for only once
-    sim.app.default_config()
-    entries = [Entry(name, load) for name, load in plugins.items()]
-
-    def entry_points(*, group: str) -> list[Entry]:
-        assert group == "fedtrellis.plugins"
-        return entries
-
-    monkeypatch.setattr("fedtrellis.app.registry.entry_points", entry_points)
-    return App(methods=pairs(strategies, clients), tasks=TASKS.values())
 
 
 def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
@@ -75,9 +26,25 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
     def broken() -> Any:
         raise ImportError("no such thing")
 
-    app = app_with(
-        monkeypatch, bad=broken, good=lambda: WHOLE, odd=lambda: "not a plug-in"
+    class Harder(FedProx):
+        name, about = "harder", "the same"
+
+    class HarderClient(FedProxClient):
+        """Its client."""
+
+    whole = Plugin([(Harder, HarderClient)], [], [])
+    loads = {"bad": broken, "good": lambda: whole, "odd": lambda: "not a plug-in"}
+    entries = [
+        SimpleNamespace(name=name, load=load, value=f"{name}:plugin")
+        for name, load in loads.items()
+    ]
+    # what is installed here, which the checkout's app looks for only once
+    sim.app.default_config()
+    monkeypatch.setattr(
+        "fedtrellis.app.registry.entry_points",
+        lambda *, group: {"fedtrellis.plugins": entries}[group],
     )
+    app = App(methods=pairs(strategies, clients), tasks=TASKS.values())
     assert "harder" in app.registry.methods
     assert [record.getMessage() for record in caplog.records] == [
         "plug-in 'bad' cannot be loaded: ImportError: no such thing",
@@ -87,26 +54,13 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
     assert app.command_line(["-c", 'method="worse"']) == 1
 
 
-# ------------------------------------------------------------------------- pyproject
-
-
-def test_pyprojects_block_is_the_registrys() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    start = text.index("[tool.flwr.app.config]\n") + len("[tool.flwr.app.config]\n")
-    assert text[start:].startswith(config_block(sim.app.registry) + "[")
-    assert flatten(tomllib.loads(config_block(sim.app.registry))) == (
-        sim.app.default_config()
-    )
-
-
 def test_writing_the_block_leaves_the_rest_and_changes_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    start = whole.index("[tool.flwr.app.config]\n") + len("[tool.flwr.app.config]\n")
+    assert whole[start:].startswith(config_block(sim.app.registry) + "[")
     copy = tmp_path / "pyproject.toml"
-    copy.write_text(whole, encoding="utf-8")
-    assert not write_config_block(sim.app.registry, copy)
-    assert copy.read_text(encoding="utf-8") == whole
     old = whole.replace('method = "fedfw"\n', 'method = "gone"\nolder = 1\n')
     assert old != whole
     copy.write_text(old, encoding="utf-8")

@@ -61,10 +61,11 @@ def test_gradients_are_those_of_each(kind: str, sizes: list[int], dtype: str) ->
     stacked = StackedLinear(each)
     tolerance = 1e-13 if dtype == "float64" else 2e-6
     rows = [rng.permutation(size)[: size - k] for k, size in enumerate(sizes)]
+    none: list[Any] = [None] * 3
     for batches in (None, rows):
         expected = [
             model._gradient(x, some)
-            for model, x, some in zip(each, points, batches or [None] * 3, strict=True)
+            for model, x, some in zip(each, points, batches or none, strict=True)
         ]
-        found = stacked.gradients(points, *([] if batches is None else [batches]))
+        found = stacked.gradients(points, batches)
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
