@@ -1,5 +1,6 @@
 """The attack on a model in an ONNX file, which is made here."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fedtrellis.settings import SettingsError
 from tasks import Attack
 from tasks.attack import _ARRAYS, _digits_classifier, _images
 from tests.harness import run_app
+from tests.tasks.data.node_files import refused
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -54,8 +56,10 @@ def write(
     return path
 
 
-def arrays_of_digits() -> dict[str, Any]:
-    return dict(zip(_ARRAYS, _images("digits"), strict=False))
+NO_MODEL: list[tuple[str, bytes, str]] = [
+    ("m.onnx", b"nothing of the kind", "is no ONNX model that can be run"),
+    ("weights.npz", b"", r"must name an ONNX model, FILE.onnx"),
+]
 
 
 @pytest.mark.parametrize("shape", [("n", 8, 8), ("n", 1, 8, 8), ("n", 64), (7, 8, 8)])
@@ -74,8 +78,10 @@ def test_scores_are_those_of_the_same_network(
 @pytest.mark.parametrize("dataset", ["digits", "file"])
 def test_a_run_attacks_the_file(tmp_path: Path, dataset: str) -> None:
     path = write(tmp_path / "victim.onnx", _digits_classifier())
+    found = _images("digits")
     images = tmp_path / "images.npz"
-    np.savez(images, **arrays_of_digits())
+    arrays: Any = dict(zip(_ARRAYS, found, strict=False))
+    np.savez(images, **arrays)
     config: dict[str, Any] = {
         "method": "zeroth-order-rfl",
         "task": "attack",
@@ -91,10 +97,9 @@ def test_a_run_attacks_the_file(tmp_path: Path, dataset: str) -> None:
     }
     record = run_app(config, 5, tmp_path)
     with np.load(record / "model.npz") as file:
-        [delta] = [file[name] for name in file]
+        delta = file["0"]
     assert np.linalg.norm(delta) == pytest.approx(1.0)
     # counted by the network that the file was made of, on images held out
-    found = _images("digits")
     threes = found.test_features[found.test_labels == 3]
     right = threes[_digits_classifier().logits(threes).argmax(axis=1) == 3]
     fooled = _digits_classifier().logits(right + delta).argmax(axis=1) != 3
@@ -115,17 +120,13 @@ def test_what_does_not_fit_is_refused_in_a_line(
 ) -> None:
     axes = [n for n in model.get("shape", (8, 8)) if isinstance(n, int)]
     own = PerceptronClassifier([np.ones((int(np.prod(axes)), 10))], [np.arange(10.0)])
-    path = write(tmp_path / "m.onnx", own, **model)
-    with pytest.raises(SettingsError) as caught:
-        Attack(num_clients=2, seed=0, classifier_path=str(path), **settings).check()
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    path = str(write(tmp_path / "m.onnx", own, **model))
+    made = Attack(num_clients=2, seed=0, classifier_path=path, **settings)
+    refused(SettingsError, re.escape(message), made)
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(b"nothing of the kind")
-    with pytest.raises(SettingsError, match="is no ONNX model that can be run"):
-        Attack(num_clients=2, seed=0, classifier_path=str(path)).check()
-    with pytest.raises(SettingsError, match=r"must name an ONNX model, FILE\.onnx"):
-        Attack(num_clients=2, seed=0, classifier_path="weights.npz").check()
+    for name, content, match in NO_MODEL:
+        (path := tmp_path / name).write_bytes(content)
+        made = Attack(num_clients=2, seed=0, classifier_path=str(path))
+        refused(SettingsError, match, made)

@@ -13,37 +13,25 @@ from tasks import QuadraticAssignmentTask
 from tests.tasks.data.node_files import refused
 
 
-def chr12a_permutation() -> np.ndarray:
+def test_the_stored_permutation_costs_9552() -> None:
+    task = QuadraticAssignmentTask(num_clients=72, seed=0)
     text = resources.files(tasks.data).joinpath("chr12a.json").read_text()
-    return np.array(json.loads(text)["permutation"]) - 1
-
-
-def matrix(permutation: np.ndarray) -> np.ndarray:
-    return np.array(np.eye(len(permutation))[permutation])
+    permutation = np.array(json.loads(text)["permutation"]) - 1
+    x = np.eye(len(permutation))[permutation]
+    assert task.value(x) == task.cost(permutation) == 9552.0
+    metrics = {"assignment-cost": 9552.0, "assignment-excess": 0.0}
+    assert task.metrics([x]) == metrics
+    # rounding forgives what is not quite a permutation
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, x.shape)
+    assert task.metrics(x + noise) == metrics
+    # the barycentre
+    np.testing.assert_array_equal(task.initial_point()[0], np.full((12, 12), 1 / 12))
 
 
 def write_instance(path: Path, A: np.ndarray, B: np.ndarray) -> str:
     lines = [" ".join(f"{v:g}" for v in row) for M in (A, B) for row in M]
     path.write_text(f"{len(A)}\n\n" + "\n".join(lines) + "\n")
     return str(path)
-
-
-def test_the_stored_permutation_costs_9552() -> None:
-    task = QuadraticAssignmentTask(num_clients=72, seed=0)
-    permutation = chr12a_permutation()
-    x = matrix(permutation)
-    assert task.value(x) == 9552.0
-    assert task.cost(permutation) == 9552.0
-    metrics = {"assignment-cost": 9552.0, "assignment-excess": 0.0}
-    assert task.metrics([x]) == metrics
-    # rounding forgives what is not quite a permutation
-    noise = np.random.default_rng(0).uniform(-0.3, 0.3, x.shape)
-    assert task.metrics(x + noise) == metrics
-
-
-def test_the_start_is_the_barycentre() -> None:
-    (x,) = QuadraticAssignmentTask(num_clients=2, seed=0).initial_point()
-    np.testing.assert_array_equal(x, np.full((12, 12), 1 / 12))
 
 
 def test_the_entries_of_A_are_dealt_where_it_has_more(  # noqa: N802
