@@ -56,7 +56,13 @@ class Accepted(NamedTuple):
 
 #: What was changed on purpose since the table was recorded; the bounds are what was
 #: measured, rounded up.
-ACCEPTED: list[Accepted] = []
+ACCEPTED: list[Accepted] = [
+    Accepted(
+        "hyfdca/*/encrypted-practical",
+        {"metrics.*": 20.0},
+        "it diverges, and ends at whatever the ciphertexts' random numbers lead to",
+    ),
+]
 
 
 def compare(

@@ -110,7 +110,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_cifar_s_clients(cifar: dict[str, Any]) -> None:
-    made = task(**cifar)
+    made: Any = task(**cifar)
     made.check()
     objectives: list[Any] = [made.client_objective(i) for i in range(3)]
     assert made.num_examples() == sum(f.num_examples for f in objectives)
@@ -124,7 +124,7 @@ def test_cifar_s_clients(cifar: dict[str, Any]) -> None:
     # the other classes have images of their own
     other: Any = task(target_label=0, **cifar)
     assert other.client_objective(0).label == 0
-    first = [one.objective()._images[:, 0, 0, 0] for one in (other, made)]  # type: ignore[attr-defined]
+    first = [one.objective()._images[:, 0, 0, 0] for one in (other, made)]
     assert not np.isin(*first).all()
 
 

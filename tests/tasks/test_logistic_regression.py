@@ -66,8 +66,8 @@ def test_the_minimum_is_scikit_learns(l2: float, intercept: bool) -> None:
 def test_the_losses_are_the_formulas(regularizer: str, weighting: str) -> None:
     pytest.importorskip("flwr_datasets")
     n, l2 = 6, 0.05
-    made = {"regularizer": regularizer, "weighting": weighting}
-    task = make(n, l2=l2, partition="dirichlet", **made)
+    settings: Any = {"regularizer": regularizer, "weighting": weighting}
+    task = make(n, l2=l2, partition="dirichlet", **settings)
     data = data_of(task)
     x = np.random.default_rng(0).standard_normal(30)
     penalty = np.sum(x**2 if regularizer == "l2" else x**2 / (1 + x**2)) * l2 / 2

@@ -49,97 +49,72 @@ def experiment(task: str, path: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(
-    ("task", "settings"),
-    [
-        ("linear-regression", {"linear-regression.weighting": "examples"}),
-        ("linear-regression", {}),
-        ("lasso", {}),
-    ],
-)
+@pytest.mark.parametrize("task", ["linear-regression", "lasso"])
 def test_regressions(
-    tmp_path: Path,
-    table: tuple[Array, Array],
-    form: str,
-    task: str,
-    settings: dict[str, Any],
+    tmp_path: Path, table: tuple[Array, Array], form: str, task: str
 ) -> None:
     X, y = table
-    made = experiment(
-        task, write(tmp_path, form, X, y), method="fedgia", **RAW, **settings
-    ).task
+    path = write(tmp_path, form, X, y)
+    made = experiment(task, path, method="fedgia", **RAW).task
     assert made.num_examples() == 60
     assert made.shapes() == [(4,)]
     best = LinearRegression(fit_intercept=False).fit(X, y)
     # 20 rows each, so that it is the same whatever counts the same
     assert made.gradient(best.coef_) == pytest.approx(np.zeros(4), abs=1e-10)
     residual = ((X @ best.coef_ - y) ** 2).sum()
-    scale = 1.0 if task == "lasso" else 1.0 / 120
-    assert made.value(best.coef_) == pytest.approx(scale * residual)
+    expected = pytest.approx((1.0 if task == "lasso" else 1.0 / 120) * residual)
+    assert made.value(best.coef_) == expected
     parts = [made.client_objective(i).value(best.coef_) for i in range(3)]
-    assert np.mean(parts) == pytest.approx(scale * residual)
+    assert np.mean(parts) == expected
     with pytest.raises(SettingsError, match="radius"):
-        experiment(task, str(made.path), method="fedfw", **RAW, **settings)
+        experiment(task, path, method="fedfw", **RAW)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_two_labels(tmp_path: Path, table: tuple[Array, Array], form: str) -> None:
     X, y = table
-    truth = y > 0
-    texts = form != "svm"
+    truth, texts = y > 0, form != "svm"
     labels = np.where(truth, "b", "a") if texts else np.where(truth, 7.0, 3.0)
     path = write(tmp_path, form, X, labels, "kind")
     column = {"data.label-column": "kind"} if form == "csv" else {}
-    with_task = {"logistic-regression.scaling": "none"}
-    off = {"logistic-regression.test-fraction": 0.0, **RAW}
-    made = experiment("logistic-regression", path, **with_task, **off, **column).task
     w = np.array([1.0, -2.0, 0.0, 0.5])
     z = np.where(truth, 1, -1) * (X @ w)
     expected = np.logaddexp(0, -z).mean() + 0.0005 * w @ w
-    assert made.value(w) == pytest.approx(expected)
-    for task in ("hybrid-linear", "hybrid-logistic"):
-        plain = {
-            f"{task}.{key}": value
-            for key, value in {
-                "bias": 0.0,
-                "test-fraction": 0.0,
-                "least-entries": 0,
-            }.items()
-        }
-        hybrid = experiment(task, path, method="hyfdca", **plain, **RAW, **column).task
-        assert hybrid.value(w) == pytest.approx(expected)
-        names = ("c0", "c1", "c2", "c3") if texts else None
-        assert hybrid.feature_names() == (
-            names or tuple(f"feature-{j}" for j in range(1, 5))
-        )
+    plain = {"bias": 0.0, "least-entries": 0}
+    own: dict[str, Any] = {"logistic-regression": {"scaling": "none"}}
+    own |= {"hybrid-linear": plain, "hybrid-logistic": plain}
+    for task, settings in own.items():
+        config = {f"{task}.{key}": value for key, value in settings.items()}
+        config |= {f"{task}.test-fraction": 0.0, **RAW, **column}
+        if task != "logistic-regression":
+            config["method"] = "hyfdca"
+        made = experiment(task, path, **config).task
+        assert made.value(w) == pytest.approx(expected)
+    names = [f"c{j}" if texts else f"feature-{j + 1}" for j in range(4)]
+    assert list(made.feature_names()) == names
 
 
 def test_what_is_refused(tmp_path: Path, table: tuple[Array, Array]) -> None:
     X, y = table
-    path = write(tmp_path, "csv", X, np.arange(60) % 3)
-    with pytest.raises(DataFileError, match="the labels are 0, 1, 2; there must be"):
-        experiment("logistic-regression", path)
-    with pytest.raises(SettingsError, match="a file with 3 labels, which has no rule"):
-        experiment("hybrid-svm", path, method="hyfdca")
-    one = experiment(
-        "hybrid-svm", path, method="hyfdca", **{"hybrid-svm.positive-class": 2}
-    ).task
+    path, small = write(tmp_path, "csv", X, np.arange(60) % 3), {"radius": 1.0}
+    svm = write(tmp_path, "svm", X, np.sign(y))
+    hyfdca, scaled = {"method": "hyfdca"}, {"logistic-regression.scaling": "standard"}
+    for task, file, settings, match in (
+        ("logistic-regression", path, {}, "the labels are 0, 1, 2; there must be"),
+        ("hybrid-svm", path, hyfdca, "a file with 3 labels, which has no rule"),
+        ("lasso", "", {}, r"lasso\.path is empty; it must name"),
+        ("lasso", path, small | {"lasso.rows": 7}, r"lasso\.rows = 7 has no meaning"),
+        ("lasso", path, small | {"data.features": 4}, r"= 4 is for data"),
+        ("logistic-regression", svm, scaled, "'standard' does not fit"),
+        ("lasso", "/nowhere.csv", small, r"lasso\.path = '/nowhere\.csv'"),
+    ):
+        kinds = DataFileError, SettingsError, FileNotFoundError
+        with pytest.raises(kinds, match=match):
+            experiment(task, file, **settings)
+    positive = hyfdca | {"hybrid-svm.positive-class": 2}
+    one = experiment("hybrid-svm", path, **positive).task
     signs = np.concatenate([one.client_data(i).labels for i in range(3)])
     assert set(signs) == {-1.0, 1.0}
-    with pytest.raises(SettingsError, match=r"lasso\.path is empty; it must name"):
-        experiment("lasso", "")
-    with pytest.raises(SettingsError, match=r"lasso\.rows = 7 has no meaning"):
-        experiment("lasso", path, radius=1.0, **{"lasso.rows": 7})
-    with pytest.raises(SettingsError, match=r"data\.features = 4 is for data"):
-        experiment("lasso", path, radius=1.0, **{"data.features": 4})
-    with pytest.raises(SettingsError, match="'standard' does not fit"):
-        experiment(
-            "logistic-regression",
-            write(tmp_path, "svm", X, np.sign(y)),
-            **{"logistic-regression.scaling": "standard"},
-        )
-    with pytest.raises(FileNotFoundError, match=r"lasso\.path = '/nowhere\.csv'"):
-        experiment("lasso", "/nowhere.csv", radius=1.0)
 
 
 def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedtrellis
 import sim
+from fedtrellis.app.command_line import read_config
 from fedtrellis.command_line import main
 from fedtrellis.settings import SettingsError
 from fedtrellis.tables import Column, expand
@@ -58,15 +59,23 @@ def frame() -> pd.DataFrame:
     return found
 
 
+def label_of(task: str) -> str:
+    return "price" if task in ("lasso", "linear-regression") else "kind"
+
+
+def table_for(frame: pd.DataFrame, task: str) -> pd.DataFrame:
+    """Without the column that is another task's label."""
+    return frame.drop(columns={"price": "kind", "kind": "price"}[label_of(task)])
+
+
 def experiment(path: Path, task: str, method: str, **settings: Any) -> Any:
-    label = "kind" if task == "logistic-regression" else "price"
     config = {
         "method": method,
         "task": task,
         "rounds": 300,
         f"{task}.dataset": "file",
         f"{task}.path": str(path),
-        "data.label-column": label,
+        "data.label-column": label_of(task),
         **settings,
     }
     return sim.app.experiment(config, 4)
@@ -97,8 +106,7 @@ def test_raw_and_standardised_columns_end_in_scikit_learns_model(
     settings: dict[str, Any],
 ) -> None:
     columns = ["dose", "small"]
-    own = frame[[*columns, "kind" if task == "logistic-regression" else "price"]]
-    own = own.dropna()
+    own = frame[[*columns, label_of(task)]].dropna()
     hand = own.copy()
     hand[columns] = (own[columns] - own[columns].mean()) / own[columns].std(ddof=0)
     found = []
@@ -164,29 +172,31 @@ def test_a_bad_row_is_refused_or_counted(
     assert "2 of 40 rows are left out" in caplog.text
 
 
-def run(path: Path, task: str, out: Path, *settings: str) -> Path:
-    """Run the command on a table; the record that it left."""
-    label = "kind" if task == "logistic-regression" else "price"
+def run(
+    folder: Path, frame: pd.DataFrame, task: str, *settings: str, **csv: Any
+) -> Any:
+    """Run the command on a table; the record that it left, read back."""
+    path, out = folder / "table.csv", folder / "runs"
+    table_for(frame, task).to_csv(path, index=False, **csv)
     words = f'task="{task}" {task}.dataset="file" {task}.path="{path}"'
-    words += f' data.label-column="{label}" picture=false '
+    words += f' data.label-column="{label_of(task)}" picture=false '
     arguments = ["run", "--nodes", "4", "--out", str(out), "-c"]
     assert main([*arguments, words + " ".join(settings)]) == 0
-    return max(out.iterdir(), key=lambda record: record.stat().st_mtime_ns)
+    last = max(out.iterdir(), key=lambda record: record.stat().st_mtime_ns)
+    return fedtrellis.load_run(last)
 
 
 def test_what_is_worse_than_a_constant_is_warned_of(
     tmp_path: Path, frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "table.csv"
-    frame.drop(columns="price").to_csv(path, index=False)
     poor = 'method="fedavg-gd" rounds=3 logistic-regression.intercept=false'
-    record = run(path, "logistic-regression", tmp_path / "runs", poor)
-    lines = json.loads((record / "summary.json").read_text())["warnings"]
+    made = run(tmp_path, frame, "logistic-regression", poor)
+    lines = made.summary["warnings"]
     assert [line.split(",")[0] for line in lines] == ["the loss", "the accuracy"]
     assert "is below the most frequent class's" in lines[1]
     assert lines[1] in capsys.readouterr().out
-    record = run(path, "logistic-regression", tmp_path / "runs", 'method="fedgia"')
-    assert "warnings" not in json.loads((record / "summary.json").read_text())
+    made = run(tmp_path, frame, "logistic-regression", 'method="fedgia"')
+    assert "warnings" not in made.summary
 
 
 NUMBERS, TEXTS = ["dose", "small", "since"], ["colour", "centre"]
@@ -210,93 +220,80 @@ def pipeline(model: Any) -> Any:
     return make_pipeline(ColumnTransformer(parts), StandardScaler(), filled, model)
 
 
+FEDFW = 'method="fedfw" fedfw.tolerance=0.0'
+
+
+SPLIT = (
+    'method="hyfdca" hyfdca.tolerance=1e-12 rounds=300 hybrid-linear.test-fraction=0 '
+    "hybrid-linear.regularization=0.02 hybrid-linear.least-entries=0 "
+    'hybrid-linear.free-feature="bias" hybrid-linear.partition="horizontal"'
+)
+
+
+LOGISTIC_RUN = (
+    f"{FEDFW} radius=40 rounds=100 logistic-regression.l2=0.02 "
+    "logistic-regression.test-fraction=0"
+)
+
+
+MODELS = [
+    ("logistic-regression", LOGISTIC_RUN),
+    ("hybrid-linear", SPLIT),
+    ("lasso", f"{FEDFW} radius=20 rounds=200"),
+]
+
+
+@pytest.mark.parametrize(("task", "settings"), MODELS, ids=[m[0] for m in MODELS])
 def test_a_record_predicts_as_scikit_learn_does(
-    tmp_path: Path, frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    frame: pd.DataFrame,
+    capsys: pytest.CaptureFixture[str],
+    task: str,
+    settings: str,
 ) -> None:
-    path, new = tmp_path / "table.csv", tmp_path / "new.csv"
-    frame.drop(columns="price").to_csv(path, index=False, sep="\t")
-    known = features_of(frame)
-    rows = frame.iloc[::7].drop(columns=["price", "kind"])
+    made = run(tmp_path, frame, task, settings, sep="\t")
+    model, new = made.model, tmp_path / "new.csv"
+    rows, known = frame.iloc[::7].drop(columns=["price", "kind"]), features_of(frame)
     rows.to_csv(new, index=False)
-    method = 'method="fedfw" fedfw.tolerance=0.0 radius=40 rounds=100 '
-    method += "logistic-regression.l2=0.02 "
-    method += "logistic-regression.test-fraction=0"
-    record = run(path, "logistic-regression", tmp_path / "runs", method)
-    model = fedtrellis.load_run(record).model
-    assert model is not None
-    best = LogisticRegression(C=1.0 / (0.02 * len(frame)), tol=1e-13, max_iter=10**4)
-    theirs = pipeline(best).fit(known, frame["kind"])
+    best: Any = LinearRegression()
+    if task != "lasso":
+        C = 1.0 / (0.02 * len(frame))
+        best = LogisticRegression(C=C, tol=1e-13, max_iter=10**4)
+    theirs = pipeline(best).fit(known, frame[label_of(task)])
+    expected = theirs.predict(known.iloc[::7])
+    if task == "lasso":  # in the target's units
+        assert model.predict(new) == pytest.approx(expected, abs=1e-5)
+        with pytest.raises(SettingsError, match="gives no class a probability"):
+            model.predict_proba(new)
+        return
     shares = theirs.predict_proba(known.iloc[::7])
-    assert model.predict_proba(rows) == pytest.approx(shares, abs=1e-6)
-    assert model.predict(new).tolist() == theirs.predict(known.iloc[::7]).tolist()
+    assert model.predict_proba(rows) == pytest.approx(shares, abs=1e-5)
+    assert model.predict(new).tolist() == expected.tolist()
     capsys.readouterr()
-    assert main(["predict", str(record), str(new)]) == 0
+    assert main(["predict", str(made.directory), str(new)]) == 0
     printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
-    assert printed["probability of yes"].to_numpy() == pytest.approx(
-        shares[:, 1], abs=1e-6
-    )
+    found = printed["probability of yes"].to_numpy()
+    assert found == pytest.approx(shares[:, 1], abs=1e-5)
     with pytest.raises(SettingsError, match="the table has no column 'small'"):
         model.predict(rows.drop(columns="small"))
     # no row of the table is in the record
-    text = (record / "model.json").read_text()
+    text = (made.directory / "model.json").read_text()
     assert not any(f"{value}" in text for value in frame["small"])
-
-
-def test_a_regression_predicts_in_the_target_s_units(
-    tmp_path: Path, frame: pd.DataFrame
-) -> None:
-    path = tmp_path / "table.csv"
-    frame.drop(columns="kind").to_csv(path, index=False)
-    record = run(
-        path,
-        "lasso",
-        tmp_path / "runs",
-        'method="fedfw" fedfw.tolerance=0.0 radius=20 rounds=200',
-    )
-    model = fedtrellis.load_run(record).model
-    assert model is not None
-    theirs = pipeline(LinearRegression()).fit(features_of(frame), frame["price"])
-    expected = theirs.predict(features_of(frame))
-    assert model.predict(path) == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(SettingsError, match="gives no class a probability"):
-        model.predict_proba(path)
-
-
-def test_split_data_is_prepared_and_predicts(
-    tmp_path: Path, frame: pd.DataFrame
-) -> None:
-    path = tmp_path / "table.csv"
-    frame.drop(columns="price").to_csv(path, index=False)
-    own = "hybrid-linear.test-fraction=0 hybrid-linear.regularization=0.05 rounds=300"
-    own += ' method="hyfdca" hybrid-linear.least-entries=0 data.label-column="kind"'
-    own += ' hybrid-linear.free-feature="bias" hyfdca.tolerance=1e-12'
-    own += ' hybrid-linear.partition="horizontal"'
-    record = run(path, "hybrid-linear", tmp_path / "runs", own)
-    model = fedtrellis.load_run(record).model
-    assert model is not None
-    best = LogisticRegression(C=1.0 / (0.05 * len(frame)), tol=1e-13, max_iter=10**4)
-    theirs = pipeline(best).fit(features_of(frame), frame["kind"])
-    shares = theirs.predict_proba(features_of(frame))
-    assert model.predict_proba(path) == pytest.approx(shares, abs=1e-5)
 
 
 @pytest.mark.parametrize("task", ["logistic-regression", "lasso"])
 def test_an_export_needs_nothing_of_ours(
     tmp_path: Path, frame: pd.DataFrame, task: str
 ) -> None:
-    path, label = tmp_path / "table.csv", "price" if task == "lasso" else "kind"
-    kept = frame[["dose", "small", "since", "colour", "centre", label]].copy()
+    kept = frame.copy()
     kept.loc[::23, "since"] = pd.NaT
-    kept.to_csv(path, index=False)
-    settings = 'method="fedfw" fedfw.tolerance=0.0 radius=20 rounds=20'
-    record = run(path, task, tmp_path / "runs", settings)
-    model = fedtrellis.load_run(record).model
-    assert model is not None
-    rows = kept.drop(columns=label)
+    made = run(tmp_path, kept, task, f"{FEDFW} radius=20 rounds=20")
+    model, record = made.model, str(made.directory)
+    rows = kept.drop(columns=["price", "kind"])
     rows["since"] = rows["since"].dt.strftime("%Y-%m-%d")
     rows.loc[5, "colour"] = "violet"
     out = str(tmp_path / "model")
-    assert main(["export", str(record), "--to", "sklearn", "--out", out]) == 0
+    assert main(["export", record, "--to", "sklearn", "--out", out]) == 0
     script = "import sys, joblib, pandas as pd; sys.modules['fedtrellis'] = None\n"
     script += f"m = joblib.load({out!r}); x = pd.read_pickle({out + '.rows'!r})\n"
     script += f"pd.Series(m.predict(x)).to_pickle({out + '.found'!r})"
@@ -309,83 +306,66 @@ def test_an_export_needs_nothing_of_ours(
         assert found.tolist() == expected.tolist()
         shares = joblib.load(out).predict_proba(rows)
         assert shares == pytest.approx(model.predict_proba(rows), abs=1e-9)
-    assert main(["export", str(record), "--to", "npz", "--out", out + ".npz"]) == 0
+    assert main(["export", record, "--to", "npz", "--out", out + ".npz"]) == 0
+    preparation = model.preparation
+    features = expand(preparation.columns, rows)
+    filled = np.where(np.isnan(features), preparation.means, features)
     with np.load(out + ".npz") as arrays:
-        w, b = arrays["coef"], arrays["intercept"]
-        assert arrays["features"].tolist() == list(model.preparation.names())
-    made = model.preparation
-    features = expand(made.columns, rows)
-    filled = np.where(np.isnan(features), made.means, features)
-    assert filled @ w + b == pytest.approx(model.scores(rows), abs=1e-8)
+        assert arrays["features"].tolist() == list(preparation.names())
+        scores = filled @ arrays["coef"] + arrays["intercept"]
+    assert scores == pytest.approx(model.scores(rows), abs=1e-8)
+
+
+NODES = 3
+
+
+def write_nodes(folder: Path, frame: pd.DataFrame, task: str) -> list[dict[str, Any]]:
+    """Unequal parts, each in its own columns' order; the nodes' configs."""
+    configs = []
+    for number, rows in enumerate(np.split(np.arange(len(frame)), [100, 180])):
+        part = table_for(frame, task).iloc[rows]
+        shown = part[sorted(part, reverse=number == 1)]
+        path = folder / f"{number}.csv"
+        shown.to_csv(path, index=False, sep=",;\t"[number])
+        configs.append({"client-id": str(number), "data": str(path)})
+    return configs
 
 
 def run_on_nodes(
-    frame: pd.DataFrame, task: str, out: Path, *settings: str, node: str = ""
-) -> Path:
-    """Run on three nodes of unequal parts, each in its own columns' order."""
-    label = "kind" if task == "logistic-regression" else "price"
-    other = {"kind": "price", "price": "kind"}[label]
-    out.mkdir()
-    for number, rows in enumerate(np.split(np.arange(len(frame)), [100, 180])):
-        part = frame.drop(columns=other).iloc[rows]
-        shown = part[sorted(part, reverse=number == 1)]
-        shown.to_csv(out / f"{number}.csv", index=False, sep=",;\t"[number])
-    words = f'task="{task}" {task}.dataset="nodes" data.label-column="{label}" '
-    words += f"picture=false min-nodes=3 data.examples={len(frame)} "
-    words += 'data.labels="no,yes" ' if label == "kind" else ""
-    files = f'data="{out}/{{partition}}.csv" {node}'
-    arguments = ["--nodes", "3", "--node-config", files, "--out", str(out / "runs")]
-    assert main(["run", *arguments, "-c", words + " ".join(settings)]) == 0
-    (record,) = (out / "runs").iterdir()
-    return record
+    folder: Path, frame: pd.DataFrame, config: dict[str, Any], **faults: Any
+) -> Any:
+    task = config["task"]
+    nodes = write_nodes(folder, frame, task)
+    config = config | {f"{task}.dataset": "nodes", "data.label-column": label_of(task)}
+    config |= {"min-nodes": NODES, "picture": False, "data.examples": len(frame)}
+    record = run_app(config, NODES, folder / "nodes", node_configs=nodes, **faults)
+    return fedtrellis.load_run(record)
 
 
-@pytest.mark.parametrize(
-    ("task", "method"),
-    [
-        (
-            "logistic-regression",
-            'method="fedfw" fedfw.tolerance=0.0 radius=40 rounds=100 '
-            "logistic-regression.l2=0.02",
-        ),
-        ("lasso", 'method="fedfw" fedfw.tolerance=0.0 radius=20 rounds=150'),
-    ],
-)
+@pytest.mark.parametrize("task", ["logistic-regression", "lasso"])
 def test_nodes_agree_on_what_one_table_has(
-    tmp_path: Path, frame: pd.DataFrame, task: str, method: str
+    tmp_path: Path, frame: pd.DataFrame, task: str
 ) -> None:
-    method += " data.least=3"
+    settings = dict(MODELS)[task] + " data.least=3"
     frame = frame[sorted(frame)]
-    record = run_on_nodes(frame, task, tmp_path / "nodes", method)
-    model = fedtrellis.load_run(record).model
-    assert model is not None
-    path = tmp_path / "table.csv"
-    frame.drop(columns="price" if task != "lasso" else "kind").to_csv(path, index=False)
-    if task != "lasso":
-        method += " logistic-regression.test-fraction=0"
-    own = fedtrellis.load_run(run(path, task, tmp_path / "runs", method)).model
-    assert own is not None
+    config = {"task": task, **read_config([settings])}
+    config.pop("logistic-regression.test-fraction", None)
+    config |= {"data.labels": "no,yes"} if task != "lasso" else {}
+    made = run_on_nodes(tmp_path, frame, config)
+    model, own = made.model, run(tmp_path, frame, task, settings).model
     assert own.preparation.names() == model.preparation.names()
     assert own.preparation.means == pytest.approx(model.preparation.means)
     assert own.preparation.deviations == pytest.approx(model.preparation.deviations)
     assert model.scores(frame) == pytest.approx(own.scores(frame), abs=1e-5)
-    assert "warnings" not in json.loads((record / "summary.json").read_text())
+    assert "warnings" not in made.summary
 
 
 @pytest.mark.parametrize("method", ["fedavg-gd", "fedgia"])
 def test_a_node_that_lost_its_memory_is_told_again(
     tmp_path: Path, frame: pd.DataFrame, method: str
 ) -> None:
-    nodes = []
-    for number, rows in enumerate(np.array_split(np.arange(len(frame)), 3)):
-        path = tmp_path / f"{number}.csv"
-        frame.drop(columns="kind").iloc[rows].to_csv(path, index=False)
-        nodes.append({"client-id": str(number), "data": str(path)})
     config = {"method": method, "task": "linear-regression", "rounds": 6}
-    config |= {"linear-regression.dataset": "nodes", "data.label-column": "price"}
-    config |= {"min-nodes": 3, "picture": False}
-    record = run_app(config, 3, tmp_path, node_configs=nodes, wipe=0.5)
-    summary = fedtrellis.load_run(record).summary
+    summary = run_on_nodes(tmp_path, frame, config, wipe=0.5).summary
     assert summary["used"] == 18
     assert not summary["rejected"]
 

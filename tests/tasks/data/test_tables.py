@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tasks import DataFileError
-from tasks.data.table import Table
 from tasks.linear import LogisticRegression, load_table
 from tests.tasks.data.node_files import real
 
@@ -25,7 +24,7 @@ load_qsar, load_santander, load_libsvm = (
 SECRET = "48151623"
 
 
-def refused(load: Callable[[Path], Table], path: Path, match: str) -> None:
+def refused(load: Callable[[Path], Any], path: Path, match: str) -> None:
     with pytest.raises(DataFileError, match=match) as caught:
         load(path)
     message = str(caught.value)
@@ -34,11 +33,16 @@ def refused(load: Callable[[Path], Table], path: Path, match: str) -> None:
     assert SECRET not in message
 
 
-def two_labels(path: Path) -> Table:
-    own: Any = {"dataset": "libsvm", "path": str(path)}
-    table = LogisticRegression(num_clients=1, seed=0, **own)._table()
-    assert isinstance(table, Table)
-    return table
+def put(folder: Path, name: str, text: str, zipped: bool = False) -> Path:
+    """Write a file, or an archive of it and another one."""
+    path = folder / "table"
+    if not zipped:
+        path.write_bytes(text.encode())
+        return path
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"folder/{name}", text)
+        archive.writestr("readme.txt", "not this one")
+    return path
 
 
 # -- QSAR
@@ -55,21 +59,13 @@ def qsar_rows(count: int = 6) -> tuple[np.ndarray, list[str]]:
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-@pytest.mark.parametrize("end", [True, False])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_qsar(tmp_path: Path, newline: str, end: bool, zipped: bool) -> None:
+def test_qsar(tmp_path: Path, newline: str, zipped: bool) -> None:
     bits, lines = qsar_rows()
     bits[2] = 0  # a row without any
     lines[2] = "0;" * 1024 + "negative"
-    text = newline.join(lines) + (newline if end else "")
-    path = tmp_path / "table"
-    if zipped:
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("folder/qsar.csv", text)
-            archive.writestr("readme.txt", "not this one")
-    else:
-        path.write_bytes(text.encode())
-    table = load_qsar(path)
+    text = newline.join(lines) + (newline if zipped else "")
+    table = load_qsar(put(tmp_path, "qsar.csv", text, zipped))
     assert table.features.format == "csr"
     assert table.features.dtype == np.float64
     np.testing.assert_array_equal(table.features.toarray(), bits)
@@ -82,7 +78,6 @@ def test_qsar(tmp_path: Path, newline: str, end: bool, zipped: bool) -> None:
     [
         ("1;" * 1023 + "negative", r"row 3, column 'bit-1024': must be"),
         ("1;" * 1025 + "negative", "cannot be read as a csv table"),
-        ("1;" * 1024 + "NEGATIVE", r"row 3, column 'label': is not among the labels"),
         ("1;" * 1024 + SECRET, r"row 3, column 'label': is not among the labels"),
         ("1," * 1024 + "negative", r"row 3, column 'bit-1': must be a finite number"),
     ],
@@ -90,9 +85,7 @@ def test_qsar(tmp_path: Path, newline: str, end: bool, zipped: bool) -> None:
 def test_malformed_qsar(tmp_path: Path, line: str, match: str) -> None:
     lines = qsar_rows()[1]
     lines[2] = line
-    path = tmp_path / "qsar.csv"
-    path.write_text("\n".join(lines) + "\n")
-    refused(load_qsar, path, match)
+    refused(load_qsar, put(tmp_path, "qsar.csv", "\n".join(lines) + "\n"), match)
 
 
 # -- Santander
@@ -124,39 +117,24 @@ def test_santander(tmp_path: Path, newline: str, zipped: bool) -> None:
     assert table.targets.tolist() == [0, 1, 0, 1, 0]
 
 
-def replaced(column: int, value: str) -> Callable[[str], str]:
-    def change(line: str) -> str:
-        fields = line.split(",")
-        fields[column] = value
-        return ",".join(fields)
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("column", "value", "match"),
     [
-        (lambda line: line + ",1.0", "cannot be read as a csv table"),
-        (lambda line: line.rpartition(",")[0], r"row 3, column 'var_199': is empty"),
-        (lambda line: "train_2", r"row 3, column 'var_0': is empty"),
-        (replaced(2, "nan"), r"row 3, column 'var_0': is empty"),
-        (replaced(9, "inf"), r"row 3, column 'var_7': .* finite"),
-        (replaced(201, "1e999"), r"row 3, column 'var_199': .* finite"),
-        (replaced(100, SECRET + "x"), r"row 3, column 'var_98': "),
-        (replaced(100, ""), r"row 3, column 'var_98': "),
-        (replaced(100, "1_0"), r"row 3, column 'var_98': "),
-        (replaced(1, "2"), r"row 3, column 'target': is not among the labels"),
-        (replaced(1, "yes"), r"row 3, column 'target': is not among the labels"),
+        (201, "1.0,1.0", "cannot be read as a csv table"),
+        (9, "inf", r"row 3, column 'var_7': .* finite"),
+        (100, SECRET + "x", r"row 3, column 'var_98': "),
+        (100, "1_0", r"row 3, column 'var_98': "),
+        (1, "2", r"row 3, column 'target': is not among the labels"),
     ],
 )
 def test_malformed_santander(
-    tmp_path: Path, change: Callable[[str], str], match: str
+    tmp_path: Path, column: int, value: str, match: str
 ) -> None:
     lines = santander_lines()
-    lines[3] = change(lines[3])
-    path = tmp_path / "train.csv"
-    path.write_text("\n".join(lines) + "\n")
-    refused(load_santander, path, match)
+    fields = lines[3].split(",")
+    fields[column] = value
+    lines[3] = ",".join(fields)
+    refused(load_santander, put(tmp_path, "train.csv", "\n".join(lines) + "\n"), match)
 
 
 # -- LIBSVM
@@ -191,4 +169,8 @@ def test_real_qsar() -> None:
 
 
 def test_real_libsvm_of_many_classes() -> None:
+    def two_labels(path: Path) -> Any:
+        own: Any = {"dataset": "libsvm", "path": str(path)}
+        return LogisticRegression(num_clients=1, seed=0, **own)._table()
+
     refused(two_labels, real("libsvm/news20_multiclass.bz2"), "and 10 more")

@@ -1,6 +1,8 @@
 """A column of the files says what each sample counts."""
 
+import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,18 @@ def cut(folder: Path, samples: int, features: int) -> list[dict[str, Any]]:
     """Labels are on the first holder of a sample, weights on the last."""
     X, y, s = table()
     configs = []
-    for g in range(samples):
-        for f in range(features):
-            path = folder / f"{samples}-{features}-{g}-{f}.csv"
-            rows = range(g, len(X), samples)
-            columns = np.array_split(np.arange(5), features)[f].tolist()
-            first, last = f == 0, f == features - 1
-            head = ["id", *(f"x{j}" for j in columns)]
-            head += ["label"] * first + ["count"] * last
-            body = [
-                [f"p{i}", *X[i, columns], *[y[i]] * first, *[s[i]] * last] for i in rows
-            ]
-            write_csv(path, head, body)
-            configs.append({"client-id": f"{g}-{f}", "data": str(path)})
+    for g, f in itertools.product(range(samples), range(features)):
+        columns = np.array_split(np.arange(5), features)[f].tolist()
+        first, last = f == 0, f == features - 1
+        head = ["id", *(f"x{j}" for j in columns)]
+        head += ["label"] * first + ["count"] * last
+        body = [
+            [f"p{i}", *X[i, columns], *[y[i]] * first, *[s[i]] * last]
+            for i in range(g, len(X), samples)
+        ]
+        name = f"{samples}-{features}-{g}-{f}"
+        write_csv(path := folder / f"{name}.csv", head, body)
+        configs.append({"client-id": name, "data": str(path)})
     return configs
 
 
@@ -122,44 +123,34 @@ def test_what_is_refused(tmp_path: Path, change: Mapping[str, Any], match: str) 
     assert "\n" not in str(told.value)
 
 
-SPLIT = Schema(0, target="class", labels=("0", "1"), split=True, weight_column="count")
 WHOLE = Schema(0, target="class", labels=("0", "1"), weight_column="count")
 
 
-@pytest.mark.parametrize(
-    ("field", "fault"),
-    [
+def test_faults_name_row_and_column_and_no_value(tmp_path: Path) -> None:
+    path, archive = tmp_path / "own.csv", tmp_path / "own.npz"
+    for field, fault in (
         ("-1", "must be 0 or a finite number from 0.0001 on"),
         ("nan", "is empty"),
         ("1e-9", "must be 0 or a finite number"),
         ("many", "must be 0 or a finite number"),
         ("", "is empty"),
-    ],
-)
-def test_faults_name_row_and_column_and_no_value(
-    tmp_path: Path, field: str, fault: str
-) -> None:
-    path = tmp_path / "own.csv"
-    write_csv(path, ["a", "label", "count"], [[1.0, 0, 2.0], [2.0, 1, field]])
-    with pytest.raises(DataFileError, match=f"row 2, column 'count': {fault}"):
-        read_csv(path, WHOLE)
-    if field in ("-1", "nan"):
-        weights = np.array([2.0, float(field)])
-        archive = tmp_path / "own.npz"
-        np.savez(archive, features=np.ones((2, 1)), labels=[0, 1], weights=weights)
-        with pytest.raises(DataFileError, match="row 2, column 'weights'"):
-            read_npz(archive, WHOLE)
-
-
-def test_a_split_files_weights_may_be_elsewhere(tmp_path: Path) -> None:
-    path = tmp_path / "own.csv"
-    write_csv(path, ["id", "a", "count"], [["i", 1.0, 2.5], ["j", 2.0, ""]])
-    weights = read_csv(path, SPLIT).weights
-    assert weights is not None
-    assert weights[0] == 2.5
-    assert np.isnan(weights[1])
-    write_csv(path, ["id", "a"], [["i", 1.0], ["j", 2.0]])
-    assert read_csv(path, SPLIT).weights is None
+    ):
+        write_csv(path, ["a", "label", "count"], [[1.0, 0, 2.0], [2.0, 1, field]])
+        with pytest.raises(DataFileError, match=f"row 2, column 'count': {fault}"):
+            read_csv(path, WHOLE)
+        if field in ("-1", "nan"):
+            weights = np.array([2.0, float(field)])
+            np.savez(archive, features=np.ones((2, 1)), labels=[0, 1], weights=weights)
+            with pytest.raises(DataFileError, match="row 2, column 'weights'"):
+                read_npz(archive, WHOLE)
     write_csv(path, ["a", "label"], [[1.0, 0], [2.0, 1]])
     with pytest.raises(DataFileError, match="the first line has no column 'count'"):
         read_csv(path, WHOLE)
+
+
+def test_a_split_files_weights_may_be_elsewhere(tmp_path: Path) -> None:
+    path, split = tmp_path / "own.csv", replace(WHOLE, split=True)
+    write_csv(path, ["id", "a", "count"], [["i", 1.0, 2.5], ["j", 2.0, ""]])
+    np.testing.assert_array_equal(read_csv(path, split).weights, [2.5, np.nan])
+    write_csv(path, ["id", "a"], [["i", 1.0], ["j", 2.0]])
+    assert read_csv(path, split).weights is None
