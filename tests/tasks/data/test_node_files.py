@@ -52,7 +52,7 @@ GOOD: list[tuple[bytes, Schema, list[list[float]], list[float] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("content", "schema", "rows", "targets"), GOOD)
+@pytest.mark.parametrize(("content", "schema", "rows", "targets"), GOOD, ids=range(6))
 def test_csv(
     tmp_path: Path, content: bytes, schema: Schema, rows: Any, targets: Any
 ) -> None:
