@@ -11,6 +11,7 @@ grid::
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -47,7 +48,9 @@ __all__ = [
     "distance",
     "encode_message",
     "grid_of",
+    "history_of",
     "memory_of",
+    "model_of",
     "node_states",
     "number_of",
     "only_for",
@@ -390,3 +393,17 @@ def readable(
                 if total % 2**64 == size:
                     found.add(chosen)
     return found
+
+
+def history_of(record: Path) -> list[dict[str, Any]]:
+    """The rounds that a run's record has so far, whole lines only."""
+    path = record / "history.jsonl"
+    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def model_of(record: Path) -> Array:
+    """The first, and mostly the only, array of a record's model."""
+    with np.load(record / "model.npz") as arrays:
+        model: Array = arrays["0"]
+    return model

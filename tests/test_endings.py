@@ -3,11 +3,13 @@
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from fedtrellis import Callback, EarlyStop, RoundStrategy
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
-from tests.harness import run_app
+from tests.harness import history_of, model_of, run_app
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -33,22 +35,17 @@ def run(parent: Path, loss: float = 0.2, **settings: Any) -> Path:
     return run_app(config | settings, 4, parent, reply_loss=loss)
 
 
-def history(record: Path) -> list[dict[str, Any]]:
-    path = record / "history.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def check_summary(record: Path, status: str) -> None:
+def check_summary(record: Path, status: str) -> list[dict[str, Any]]:
     """Its summary tells of the rounds that its history has, and of no others."""
     summary = json.loads((record / "summary.json").read_text())
-    lines = history(record)
+    lines = history_of(record)
     assert summary["status"] == status
     assert summary["rounds"] == (lines[-1]["round"] if lines else 0)
     reasons = Counter(why for line in lines for _, why in line["rejected"])
     assert summary["rejected_by_reason"] == dict(reasons)
     for name in ("sampled", "used", "bytes_up", "bytes_down"):
         assert summary[name] == sum(line[name] for line in lines)
+    return lines
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_round", "on_end"])
@@ -71,18 +68,9 @@ def test_a_summary_is_of_the_history_however_a_run_ends(
             run(tmp_path / str(number), resume=resume)
         (record,) = (tmp_path / str(number)).iterdir()
         status = "failed" if isinstance(error, ValueError) else "interrupted"
-        check_summary(record, "round limit" if moment == "on_end" else status)
-        assert len(history(record)) == {"on_start": 2 * number, "on_round": 3}.get(
-            moment, 4
-        )
-
-
-# ---------------------------------------------------------------------------- signals
-
-
-def model(record: Path) -> Any:
-    with np.load(record / "model.npz") as file:
-        return file["0"]
+        lines = check_summary(record, "round limit" if moment == "on_end" else status)
+        expected = {"on_start": 2 * number, "on_round": 3, "on_end": 4}
+        assert len(lines) == expected[moment]
 
 
 def checkpoint_round(record: Path) -> int:
@@ -124,80 +112,87 @@ def test_a_signal_leaves_the_last_finished_round(
         with pytest.raises(Interrupted):
             run(tmp_path / "cut", loss=0.0, **settings)
     (cut,) = (tmp_path / "cut").iterdir()
-    check_summary(cut, "interrupted")
-    assert len(history(cut)) == last + 1
+    assert len(check_summary(cut, "interrupted")) == last + 1
     assert checkpoint_round(cut) == last
     assert f"record: {cut}; to go on: flwr run " in capsys.readouterr().err
     rest = run(tmp_path / "rest", loss=0.0, resume=str(cut), **settings)
-    assert np.array_equal(model(rest), model(whole))
+    assert np.array_equal(model_of(rest), model_of(whole))
 
 
+# what is mixed at random for secure sums is another in each run
 HYFDCA = (
     'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
     'hyfdca.encryption="none" hyfdca.tolerance=0.0 '
-    # what is mixed at random for secure sums is another in each run
     'hyfdca.secure-sum=false hyfdca.exposed="accept"'
 )
 
 
-@pytest.mark.parametrize(
-    ("number", "config"),
-    [
-        (signal.SIGINT, 'task="lasso" fedfw.variant="stochastic" participation=0.7'),
-        (signal.SIGTERM, HYFDCA),
-        (signal.SIGHUP, 'method="fedgia" task="linear-regression"'),
-    ],
-)
-def test_a_process_that_is_told_to_end_says_how_to_go_on(
-    tmp_path: Path, number: signal.Signals, config: str
-) -> None:
-    """And the command that it prints goes on to the same end."""
-    config += " rounds=300 checkpoint-every=1000 evaluate-every=50"
-    arguments = ["--nodes", "3", "-c", config]
-    assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
-    (whole,) = (tmp_path / "whole").iterdir()
-    process = subprocess.Popen(
-        [sys.executable, "sim.py", *arguments, "--out", str(tmp_path / "cut")],
+FEDFW = 'task="lasso" fedfw.variant="stochastic" participation=0.7'
+
+
+def heard(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)
+
+
+def sim_py(*arguments: str, before: Callable[[], None]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "sim.py", *arguments],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell's background, or nohup, may ignore them, and children would too
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        preexec_fn=before,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "config"), [(signal.SIGTERM, HYFDCA), (signal.SIGKILL, FEDFW)]
+)
+def test_a_process_that_is_ended_goes_on_where_it_was(
+    tmp_path: Path, number: signal.Signals, config: str
+) -> None:
+    """By the command that it prints if it is told to end."""
+    killed = number == signal.SIGKILL
+    every = 10 if killed else 1000
+    config += f" rounds={200 if killed else 60} checkpoint-every={every}"
+    arguments = ["--nodes", "3", "-c", config]
+    assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
+    (whole,) = (tmp_path / "whole").iterdir()
+    # a shell's background, or nohup, may ignore signals, and children would too
+    process = sim_py(
+        *(*arguments, "--out", str(tmp_path / "cut")),
+        before=lambda: None if killed else heard(number),
     )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if any(len(history(r)) > 3 for r in (tmp_path / "cut").glob("*/")):
+        found = list((tmp_path / "cut").glob("*/"))
+        if found and len(history_of(found[0])) > (every + 2 if killed else 3):
             break
         time.sleep(0.01)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
     (cut,) = (tmp_path / "cut").iterdir()
-    check_summary(cut, "interrupted")
-    last = history(cut)[-1]["round"]
-    assert 2 <= last == checkpoint_round(cut) < history(whole)[-1]["round"]
-    (line,) = [line for line in said.splitlines() if line.startswith("interrupted")]
-    assert str(cut) in line
-    assert "Traceback" not in said
-    subprocess.run(
-        line.partition("to go on: ")[2],
-        shell=True,
-        cwd=ROOT,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    if killed:
+        assert json.loads((cut / "summary.json").read_text())["status"] == "running"
+        lines = history_of(cut)
+        assert [line["round"] for line in lines] == list(range(len(lines)))
+        command = [sys.executable, "sim.py", "--nodes", "3", "-c", f'resume="{cut}"']
+        command = shlex.join([*command, "--out", str(tmp_path / "cut")])
+    else:
+        assert process.returncode == 128 + number
+        last = check_summary(cut, "interrupted")[-1]["round"]
+        assert 2 <= last == checkpoint_round(cut) < history_of(whole)[-1]["round"]
+        (line,) = [one for one in said.splitlines() if one.startswith("interrupted")]
+        assert str(cut) in line
+        assert "Traceback" not in said
+        command = line.partition("to go on: ")[2]
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {**os.environ, "PATH": path}
+    subprocess.run(command, shell=True, cwd=ROOT, env=environment, check=True)
     (rest,) = set((tmp_path / "cut").iterdir()) - {cut}
-    solved = "fedgia" in config
-    check_summary(rest, "converged" if solved else "round limit")
-    assert [line["round"] for line in history(rest)] == [
-        line["round"] for line in history(whole)
-    ]
-    np.testing.assert_allclose(model(rest), model(whole), rtol=0, atol=1e-9)
-
-
-# -------------------------------------------------------------------------- full disk
+    rounds = [line["round"] for line in check_summary(rest, "round limit")]
+    assert rounds == [line["round"] for line in history_of(whole)]
+    np.testing.assert_allclose(model_of(rest), model_of(whole), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("full", ["history.jsonl", "checkpoint.npz"])
@@ -205,26 +200,23 @@ def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
     tmp_path: Path, full: str
 ) -> None:
     """Files that may not grow beyond a size are what every user can have."""
-    # the history grows by some 300 bytes a round; the checkpoint has 70 kB
-    limit = 75_000 if full == "history.jsonl" else 20_000
-    config = 'task="lasso" fedfw.variant="plain" rounds=300 checkpoint-every=5'
+    # the history grows by some 300 bytes a round; the checkpoint has 2 or 70 kB
+    config = 'task="lasso" fedfw.variant="plain" rounds=100 checkpoint-every=5'
+    if full == "history.jsonl":
+        config += " lasso.rows=20 lasso.columns=20 lasso.nonzeros=3"
     arguments = ["--nodes", "4", "-c", config]
-    done = subprocess.run(
-        [sys.executable, "sim.py", *arguments, "--out", str(tmp_path / "cut")],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(
-            resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)
+    process = sim_py(
+        *(*arguments, "--out", str(tmp_path / "cut")),
+        before=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY)
         ),
     )
-    assert done.returncode == 1
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
     (cut,) = (tmp_path / "cut").iterdir()
-    last = done.stderr.splitlines()[-1]
+    last = said.splitlines()[-1]
     assert last == f"sim.py: error: [Errno 27] File too large: '{cut / full}'"
-    check_summary(cut, "failed")
-    rounds = [line["round"] for line in history(cut)]
+    rounds = [line["round"] for line in check_summary(cut, "failed")]
     assert rounds == list(range(len(rounds)))
     assert not list(cut.glob("*.tmp"))
     if full == "checkpoint.npz":
@@ -235,4 +227,4 @@ def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
     assert sim.app.command_line(resume) == 0
     assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
     (rest,), (whole,) = (tmp_path / "rest").iterdir(), (tmp_path / "whole").iterdir()
-    assert np.array_equal(model(rest), model(whole))
+    assert np.array_equal(model_of(rest), model_of(whole))

@@ -15,13 +15,13 @@ from typing import Any, cast
 import numpy as np
 from flower_process import ROOT, Flower, free_port
 from flwr.app import ConfigRecord, Message
-from numpy.typing import NDArray
 
 import sim
 from fedtrellis import LocalGrid
 from fedtrellis.app.command_line import read_config
 from fedtrellis.server.records import to_toml
 from fedtrellis.wire.protocol import client_identity
+from tests.harness import history_of, model_of
 
 #: SuperNodes of a deployment, and nodes of a simulation.
 NODES = 2
@@ -78,11 +78,7 @@ class Record:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        path = self.directory / "history.jsonl"
-        if not path.is_file():
-            return []
-        whole = path.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines()]
+        return history_of(self.directory)
 
     @property
     def rounds(self) -> int:
@@ -90,9 +86,8 @@ class Record:
         return int(history[-1]["round"]) if history else 0
 
     @property
-    def model(self) -> NDArray[np.float64]:
-        model: NDArray[np.float64] = np.load(self.directory / "model.npz")["0"]
-        return model
+    def model(self) -> Any:
+        return model_of(self.directory)
 
     def dropped(self) -> dict[tuple[str, int], str]:
         """Why the answers that were not used were not, by client and round."""
@@ -227,18 +222,6 @@ class Deployment:
             path.unlink()
 
     # ------------------------------------------------------------------------- faults
-
-    def plan(self, *faults: str, argument: str = "") -> None:
-        """Lay faults out, each ``PARTITION-ROUND-TYPE-KIND``."""
-        for fault in faults:
-            (self.faults / fault).write_text(argument)
-
-    def struck(self) -> set[str]:
-        """Faults that have struck since the last call."""
-        found = list(self.faults.glob("struck-*"))
-        for path in found:
-            path.unlink()
-        return {path.name.removeprefix("struck-") for path in found}
 
     def restart_node(self, k: int) -> None:
         """Start a SuperNode in place of one, once that is dead."""

@@ -9,31 +9,25 @@ from flower_process import ROOT
 
 import sim
 from fedtrellis.encryption.cipher import write_key_pair
+from tests.harness import model_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 
 
-def run_both(
-    deployment: Deployment, config: str, parent: Path, only_deployed: str = ""
-) -> str:
+def run_both(deployment: Deployment, config: str, parent: Path) -> str:
     """Run deployed and in this process; the models have to agree."""
     where = f'min-nodes={NODES} results-dir="{parent / "deployed"}"'
     output = deployment.flower(
-        "run",
-        str(ROOT),
-        "trial",
-        "--stream",
-        "--run-config",
-        f"{config} {only_deployed} {where}",
+        *("run", str(ROOT), "trial", "--stream"),
+        *("--run-config", f"{config} {where}"),
     )
     (deployed,) = (parent / "deployed").iterdir()
     arguments = ["--nodes", str(NODES), "-c", config, "--out", str(parent / "local")]
     assert sim.app.command_line(arguments) == 0
     (local,) = (parent / "local").iterdir()
-    model = np.load(deployed / "model.npz")["0"]
+    model = model_of(deployed)
     assert np.abs(model).sum() > 0.3, output[-3000:]
-    expected = np.load(local / "model.npz")["0"]
-    np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(model, model_of(local), rtol=0, atol=1e-12)
     return output
 
 

@@ -1,8 +1,6 @@
 """Secure sums on four SuperNodes, with TLS, registered keys and a roster."""
 
 import json
-import re
-import shutil
 import signal
 import subprocess
 import time
@@ -19,6 +17,7 @@ from deploy.cases import METHODS, NODES, Files
 from deploy.deployment import Deployment, TrialError
 from fedtrellis import LocalGrid
 from fedtrellis.app.command_line import read_config
+from tests.harness import Array, history_of, model_of
 
 pytestmark = [
     *(pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)),
@@ -52,25 +51,14 @@ class Sealed(Deployment):
 
     def history(self, name: str) -> list[dict[str, Any]]:
         record = self.record(name)
-        path = record / "history.jsonl" if record else None
-        if path is None or not path.is_file():
-            return []
-        whole = path.read_text().rpartition("\n")[0]
-        rounds = [json.loads(line) for line in whole.splitlines()]
-        return [one for one in rounds if one["round"]]
+        return [one for one in history_of(record) if one["round"]] if record else []
 
-    def ended(self, name: str, run: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def ended(self, name: str, run: subprocess.Popen[bytes]) -> tuple[Any, Array]:
+        """The summary, and the model."""
         run.wait(timeout=900)
         record = self.record(name)
         assert record is not None, self.log(f"run-{name}")[-3000:]
-        summary: dict[str, Any] = json.loads((record / "summary.json").read_text())
-        return summary
-
-    def model(self, name: str) -> Any:
-        record = self.record(name)
-        assert record is not None
-        with np.load(record / "model.npz") as arrays:
-            return arrays["0"]
+        return json.loads((record / "summary.json").read_text()), model_of(record)
 
     def kill(self, node: str) -> None:
         process = self.nodes.pop(node)
@@ -101,8 +89,7 @@ def in_this_process(deployment: Deployment, config: str, **more: Any) -> Any:
     grid = LocalGrid(sim.client_app, len(NODES), run_config=here, node_configs=nodes)
     sim.app.run(grid, here)
     (record,) = folder.glob("*")
-    with np.load(record / "model.npz") as arrays:
-        return arrays["0"]
+    return model_of(record)
 
 
 def test_a_node_is_killed_and_comes_back_and_another_loses_its_file(
@@ -125,42 +112,24 @@ def test_a_node_is_killed_and_comes_back_and_another_loses_its_file(
     for path in (sealed.folder / "secrets").rglob("*.block"):
         if path.parent.name.startswith("node-3"):
             path.unlink()
-    assert sealed.ended("killed", run)["status"] == "round limit"
+    summary, model = sealed.ended("killed", run)
+    assert summary["status"] == "round limit"
     used = [one["used"] for one in sealed.history("killed")]
     assert set(used) == {0, len(NODES)}
     rounds = used.count(len(NODES))
     plain = in_this_process(sealed, f"{steps} {PLAIN} rounds={rounds}")
     assert np.abs(plain).max() > 1e-3
-    np.testing.assert_allclose(sealed.model("killed"), plain, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(model, plain, rtol=0, atol=1e-9)
 
 
 def test_fedgia(sealed: Sealed) -> None:
     config = f'method="fedgia" {SUMS} rounds=4 fedgia.tolerance=0.0 fedgia.sigma=1.0'
-    assert sealed.ended("fedgia", sealed.start_run("fedgia", config))["rounds"] == 4
+    summary, model = sealed.ended("fedgia", sealed.start_run("fedgia", config))
+    assert summary["rounds"] == 4
     # every client takes the gradient branch
     in_the_clear = config.replace('aggregation="secure-sum"', "")
     plain = in_this_process(sealed, in_the_clear, slow=True)
-    np.testing.assert_allclose(sealed.model("fedgia"), plain, rtol=0, atol=1e-9)
-
-
-def test_flower_s_own_fedavg(sealed: Sealed, tmp_path: Path) -> None:
-    app = shutil.copytree(ROOT / "examples" / "swap-fedavg", tmp_path / "app")
-    command = ["git", "apply", "-p1", "to-secure-sums.diff"]
-    subprocess.run(command, cwd=app, check=True)
-    done = subprocess.run(
-        ["flwr", "run", ".", "trial", "--stream"],
-        cwd=app,
-        env=sealed.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        check=True,
-    )
-    found = re.search(r"([\d.]+) from the truth", done.stdout)
-    assert found, done.stdout[-3000:]
-    assert float(found[1]) < 0.5
-    assert done.stdout.count("secure sums: 1 of 1 blocks") == 10
+    np.testing.assert_allclose(model, plain, rtol=0, atol=1e-9)
 
 
 def test_without_its_identity_a_node_refuses_before_round_1(sealed: Sealed) -> None:

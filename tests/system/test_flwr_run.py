@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 import sim
 from fedtrellis.app.command_line import read_config
+from tests.harness import history_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 
@@ -93,9 +94,8 @@ def test_ray_gives_the_run_that_this_process_gives(
     found = np.load(record_in(tmp_path) / "model.npz")
     for name, array in zip(found, result.arrays.to_numpy_ndarrays(), strict=True):
         np.testing.assert_array_equal(found[name], array)
-    lines = (record_in(tmp_path) / "history.jsonl").read_text().splitlines()
     # the same messages, so the same bytes, but for the digits of node ids and times
-    rounds = [line for line in map(json.loads, lines) if line["round"]]
+    rounds = [line for line in history_of(record_in(tmp_path)) if line["round"]]
     for line, record in zip(rounds, strategy.history, strict=True):
         for way in ("bytes_up", "bytes_down"):
             assert line[way] == pytest.approx(getattr(record, way), rel=0.03)
@@ -105,13 +105,8 @@ def test_a_bad_setting_fails_the_run_before_the_first_round(
     flower: Flower, tmp_path: Path
 ) -> None:
     output = flower(
-        "run",
-        ".",
-        "--stream",
-        "--federation-config",
-        "num-supernodes=2",
-        "--run-config",
-        f'task="diggits" results-dir="{tmp_path}"',
+        *("run", ".", "--stream", "--federation-config", "num-supernodes=2"),
+        *("--run-config", f'task="diggits" results-dir="{tmp_path}"'),
     )
     assert "task = 'diggits' is not known (did you mean 'digits'?)" in output
     assert not re.search(r"round \d", output)

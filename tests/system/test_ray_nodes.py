@@ -1,6 +1,5 @@
 """Hundreds of nodes on Ray: all take part, and no run hangs."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -47,17 +46,3 @@ def test_all_nodes_of_a_simulation_take_part_from_round_1(simulation: Flower) ->
     assert f"The run goes with {NODES} nodes: the whole federation" in (
         done.stdout + done.stderr
     )
-
-
-def run(flower: Flower, nodes: int, config: str, parent: Path) -> dict[str, object]:
-    """The summary of a run with ``flwr run``."""
-    output = flower(
-        *("run", str(ROOT), "--stream", "--federation-config"),
-        f"num-supernodes={nodes} client-resources-num-cpus=1",
-        *("--run-config", f'{config} picture=false results-dir="{parent}"'),
-        timeout=600,
-    )
-    assert flower.status() == "finished:completed", output[-3000:]
-    (record,) = parent.iterdir()
-    summary: dict[str, object] = json.loads((record / "summary.json").read_text())
-    return summary

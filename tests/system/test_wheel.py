@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 
@@ -52,17 +51,6 @@ print("ok")
 """
 
 
-def test_only_fedtrellis_lands_in_site_packages(wheel: Path) -> None:
-    names = ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
-        "fedtrellis"
-    }
-    assert "fedtrellis/strategies/hyfdca/strategy.py" in names
-    assert "fedtrellis/clients/fedfw.py" in names
-    assert "fedtrellis/tasks/data/chr12a.json" in names
-    assert "fedtrellis/py.typed" in names
-
-
 def test_the_public_surface_works_from_the_wheel_alone(
     wheel: Path, tmp_path: Path
 ) -> None:
@@ -76,16 +64,15 @@ def test_the_public_surface_works_from_the_wheel_alone(
         timeout=250,
     )
     # what lands there: the package, its metadata, and commands of that name
-    (metadata,) = target.glob("*.dist-info")
+    (metadata,) = target.glob("fedtrellis-*.dist-info")
     landed = {path.name for path in target.iterdir()} - {"bin", metadata.name}
     assert landed == {"fedtrellis"}
-    assert metadata.name.startswith("fedtrellis-")
+    for name in ("strategies/hyfdca/strategy.py", "tasks/data/chr12a.json", "py.typed"):
+        assert (target / "fedtrellis" / name).is_file()
     commands = {path.name for path in (target / "bin").glob("*")}
     assert all(re.fullmatch("fedtrellis(-[a-z]+)?", name) for name in commands)
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, "-c", PROGRAM],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(target)},
         capture_output=True,
