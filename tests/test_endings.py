@@ -176,8 +176,8 @@ def test_a_process_that_is_ended_goes_on_where_it_was(
         assert json.loads((cut / "summary.json").read_text())["status"] == "running"
         lines = history_of(cut)
         assert [line["round"] for line in lines] == list(range(len(lines)))
-        command = [sys.executable, "sim.py", "--nodes", "3", "-c", f'resume="{cut}"']
-        command = shlex.join([*command, "--out", str(tmp_path / "cut")])
+        words = [sys.executable, "sim.py", "--nodes", "3", "-c", f'resume="{cut}"']
+        command = shlex.join([*words, "--out", str(tmp_path / "cut")])
     else:
         assert process.returncode == 128 + number
         last = check_summary(cut, "interrupted")[-1]["round"]

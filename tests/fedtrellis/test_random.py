@@ -18,18 +18,6 @@ def first(seed: int, purpose: str, *keys: str | int) -> list[int]:
     return [int(draw) for draw in draws]
 
 
-def test_equal_arguments_give_equal_streams() -> None:
-    a = generator(3, "mini-batch", "client", 5).standard_normal(1000)
-    b = generator(3, "mini-batch", "client", 5).standard_normal(1000)
-    assert a.tobytes() == b.tobytes()
-
-
-def test_streams_do_not_depend_on_what_was_drawn_before() -> None:
-    before = first(0, "a")
-    generator(0, "b").random(100)
-    assert first(0, "a") == before
-
-
 def test_thousands_of_keys_give_as_many_streams() -> None:
     starts = {first(0, "p", i, str(j))[0] for i in range(50) for j in range(50)}
     assert len(starts) == 2500

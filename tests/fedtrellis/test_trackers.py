@@ -38,7 +38,10 @@ def mean_loss(_: int, arrays: ArrayRecord) -> MetricRecord:
     return MetricRecord({"loss": sum(f.value(x) for f in LOSSES) / len(LOSSES)})
 
 
-def play(callback: Callback, resume: Path | None = None, **options: Any) -> FedAvgGD:
+def play(
+    callback: Callback, resume: Path | None = None, **options: Any
+) -> tuple[FedAvgGD, dict[int, float]]:
+    """The strategy after its run, and the losses by round."""
     options = {"step_size": 0.01, **options}
     strategy = FedAvgGD(callbacks=[callback], resume=resume, **options)
     grid = grid_of(FedAvgGDClient, LOSSES)
@@ -46,24 +49,20 @@ def play(callback: Callback, resume: Path | None = None, **options: Any) -> FedA
     strategy.start(
         grid, ArrayRecord([np.zeros(4)]), num_rounds=rounds, evaluate_fn=mean_loss
     )
-    return strategy
-
-
-def losses(strategy: FedAvgGD) -> dict[int, float]:
-    return {r.round: r.metrics["loss"] for r in strategy.history}
+    return strategy, {r.round: r.metrics["loss"] for r in strategy.history}
 
 
 def test_tensorboard_reads_its_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    strategy = play(TensorBoard(tmp_path))
+    strategy, losses = play(TensorBoard(tmp_path))
     events = EventAccumulator(str(tmp_path)).Reload()
 
     def scalars(name: str) -> dict[int, float]:
         return {e.step: e.tensor_proto.float_val[0] for e in events.Tensors(name)}
 
-    assert scalars("loss") == pytest.approx(losses(strategy), rel=1e-6)
+    assert scalars("loss") == pytest.approx(losses, rel=1e-6)
     sent = {r.round: r.bytes_up for r in strategy.history if r.round}
     assert scalars("round/bytes-up") == pytest.approx(sent)
 
@@ -74,14 +73,14 @@ def test_mlflow_reads_its_database(tmp_path: Path) -> None:
 
     address = f"sqlite:///{tmp_path}/runs.db"
     callback = MLflow("first", tracking_uri=address)
-    strategy = play(callback, step_size=0.02)
+    _, losses = play(callback, step_size=0.02)
     client = MlflowClient(address)
     run = client.get_run(callback.run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["strategy"] == "FedAvgGD"
     assert float(run.data.params["step-size"]) == 0.02
     history = client.get_metric_history(callback.run_id, "loss")
-    assert {m.step: m.value for m in history} == losses(strategy)
+    assert {m.step: m.value for m in history} == losses
 
 
 def log_records(data: bytes, first: int) -> Iterator[bytes]:
@@ -108,7 +107,7 @@ def test_weights_and_biases_reads_its_file(
     monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     # its messages are the library's; it has no reader of files for Python any more
     messages: Any = import_module("wandb.proto.wandb_internal_pb2")
-    strategy = play(WeightsAndBiases(directory=tmp_path, mode="offline"))
+    _, losses = play(WeightsAndBiases(directory=tmp_path, mode="offline"))
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     # its service writes the file, and goes on for a moment after the end
     deadline = time.monotonic() + 60
@@ -124,41 +123,36 @@ def test_weights_and_biases_reads_its_file(
         config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
     assert config["strategy"] == "FedAvgGD"
     found = {int(row["_step"]): float(row["loss"]) for row in rows}
-    assert found == losses(strategy)
+    assert found == losses
 
 
 def samples(path: Path) -> dict[tuple[str, str], float]:
     """A file's samples by name and by the label that is not the strategy."""
-    from prometheus_client.openmetrics.parser import text_string_to_metric_families
-
+    parser: Any = import_module("prometheus_client.openmetrics.parser")
     found = {}
-    families: Any = text_string_to_metric_families
-    for family in families(path.read_text()):
+    for family in parser.text_string_to_metric_families(path.read_text()):
         for sample in family.samples:
+            name = sample.name.removeprefix("fedtrellis_")
             labels = dict(sample.labels)
             assert labels.pop("strategy") == "FedAvgGD"
-            found[sample.name.removeprefix("fedtrellis_"), *labels.values()] = (
-                sample.value
-            )
-    return {(*key, "")[:2]: value for key, value in found.items()}
+            found[name, "".join(labels.values())] = sample.value
+    return found
 
 
 def test_prometheus_reads_its_file_and_a_resumed_run_counts_on(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     path, checkpoint = tmp_path / "run.prom", tmp_path / "checkpoint.npz"
-    strategy = play(OpenMetrics(path), checkpoint=checkpoint)
+    strategy, losses = play(OpenMetrics(path), checkpoint=checkpoint)
     found = samples(path)
     assert found["round", ""] == found["rounds_planned", ""] == ROUNDS
-    assert found["bytes_total", "up"] == sum(r.bytes_up for r in strategy.history)
     assert found["answers_total", "used"] == ROUNDS * len(LOSSES)
-    assert found["metric", "loss"] == losses(strategy)[ROUNDS]
+    assert found["metric", "loss"] == losses[ROUNDS]
     assert found["run_status", "round limit"] == 1
     assert found["run_status", "running"] == 0
-
-    longer = play(OpenMetrics(path), resume=checkpoint)
-    found = samples(path)
-    assert found["round", ""] == 2 * ROUNDS
-    assert found["bytes_total", "up"] == sum(r.bytes_up for r in longer.history)
+    longer, _ = play(OpenMetrics(path), resume=checkpoint)
+    for run, rounds, now in ((strategy, ROUNDS, found), (longer, 6, samples(path))):
+        assert now["round", ""] == rounds
+        assert now["bytes_total", "up"] == sum(r.bytes_up for r in run.history)
 
 
 class Noted(Tracker):
@@ -183,11 +177,9 @@ class Noted(Tracker):
         self.told.append(status)
 
 
-def test_a_tool_that_fails_costs_a_warning_and_not_the_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_tool_that_fails_costs_a_warning_and_not_the_run() -> None:
     callback = Noted(fails_at=2)
-    strategy = play(callback)
+    strategy, _ = play(callback)
     assert len(strategy.history) == ROUNDS + 1
     assert callback.told == [0.01, 0, 1]
 

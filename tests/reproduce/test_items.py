@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 import sim
 from fedtrellis.app.command_line import flatten
@@ -39,6 +40,8 @@ def test_a_quick_run_of_all_items(
     said, _ = capfd.readouterr()
     # only a full run changes the pages
     assert [page.read_bytes() for page in pages] == before
+    # all pictures are drawn once
+    monkeypatch.setattr(Figure, "savefig", lambda *rest, **options: None)
     found: dict[str, Any] = {}
     for item, definition in PAPERS[paper].ITEMS.items():
         saved = tmp_path / "results" / f"{item}.json"
@@ -82,15 +85,16 @@ def check_attacks(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_pages_show_what_is_stored(paper: str) -> None:
+def test_pages_show_what_is_stored(paper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(paper)
+    # pictures have files of their own, which another machine draws otherwise
+    monkeypatch.setattr(Figure, "savefig", lambda *rest, **options: None)
     for item, definition in PAPERS[paper].ITEMS.items():
         page = page_with(folder, item).read_text(encoding="utf-8")
         (part,) = re.findall(rf"<!-- {item} -->\n(.*?)<!-- end {item} -->", page, re.S)
         saved = folder / "results" / f"{item}.json"
         if not saved.is_file():
             assert part.startswith(("Not measured in full yet: ", "Skipped: "))
-        # pictures have files of their own, which another machine draws otherwise
         elif "figure" not in item:
             short, files = shown(item, definition.render(load_results(saved), folder))
             assert part.strip() == short

@@ -30,7 +30,7 @@ def strike(
     config = cast(ConfigRecord, message.content.get("config", ConfigRecord()))
     partition = context.node_config["partition-id"]
     kind = message.metadata.message_type
-    fault = FOLDER / f"{partition}-{config.get('server-round', 0)}-{kind}"
+    fault = FOLDER / f"{partition}-{cast(int, config.get('server-round', 0))}-{kind}"
     reply = call_next(message, context)
     if fault.exists():
         fault.rename(FOLDER / f"struck-{fault.name}")
