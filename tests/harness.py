@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -55,6 +56,7 @@ __all__ = [
     "number_of",
     "only_for",
     "play",
+    "programs",
     "readable",
     "refused",
     "run_app",
@@ -407,3 +409,10 @@ def model_of(record: Path) -> Array:
     with np.load(record / "model.npz") as arrays:
         model: Array = arrays["0"]
     return model
+
+
+def programs(page: Path) -> list[str]:
+    """A page's Python, as it is written from inside the repository."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    ours = r"from fedtrellis\.(strategies|clients|tasks) "
+    return [re.sub(ours, r"from \1 ", block) for block in blocks]

@@ -68,9 +68,9 @@ assert done == set(methods)
 """
 
 
-def test_the_app_loads_only_what_the_run_needs() -> None:
+def run(script: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -78,26 +78,21 @@ def test_the_app_loads_only_what_the_run_needs() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
-# what `import NAME` loads, in modules
-COUNT = "import {}, sys; print(len(sys.modules))"
+def test_the_app_loads_only_what_the_run_needs() -> None:
+    run(SCRIPT)
 
 
 def test_the_package_loads_little_beside_flower() -> None:
     def count(names: str) -> int:
-        command = [sys.executable, "-c", COUNT.format(names)]
-        shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-        return int(shown.stdout)
+        return int(run(f"import {names}, sys; print(len(sys.modules))"))
 
-    assert count("fedtrellis") < 0.3 * count("flwr")
+    flower = count("flwr")
+    assert count("fedtrellis") < 0.3 * flower
     # a node's half brings nothing of the server's
-    script = (
-        "import sys; from fedtrellis import client_app; import fedtrellis.clients;"
-        "print(*(m for m in sys.modules if m.startswith('fedtrellis.server')))"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True
-    )
-    assert shown.stdout.split() == []
-    assert count("fedtrellis.clients") < 1.3 * count("flwr")
+    node = "import sys; from fedtrellis import client_app; import fedtrellis.clients;"
+    server = "(m for m in sys.modules if m.startswith('fedtrellis.server'))"
+    assert run(f"{node} print(*{server})").split() == []
+    assert count("fedtrellis.clients") < 1.3 * flower

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sim
 from fedtrellis.domains import L1Ball, LInfBall
 from fedtrellis.domains.product import enclosing_ball
+from tests.harness import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -22,16 +22,16 @@ PAGES = [
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def program(page: str) -> str:
-    """A page's only Python, as it is written from inside the repository."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    return re.sub(r"from fedtrellis\.(strategies|clients) ", r"from \1 ", block)
+def names_of(page: str) -> dict[str, Any]:
+    """What a page's only program defines."""
+    (block,) = programs(ROOT / page)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return names
 
 
 def test_the_program_finds_the_projection_of_the_mean() -> None:
-    names: dict[str, Any] = {}
-    exec(program("README.md"), names)
+    names = names_of("README.md")
     centres = [names["MyLoss"](index).centre for index in range(10)]
     # min over D of (1/n) Σ ½‖x − c_i‖² is the projection of the mean of the c_i
     expected = L1Ball(2.0).project(np.mean(centres, axis=0))
@@ -40,8 +40,7 @@ def test_the_program_finds_the_projection_of_the_mean() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_domain_is_an_l1_ball_in_scaled_coordinates(seed: int) -> None:
-    names: dict[str, Any] = {}
-    exec(program("docs/domains.md"), names)
+    names = names_of("docs/domains.md")
     rng = np.random.default_rng(seed)
     weights = rng.uniform(0.5, 2.0, size=6)
     domain = names["WeightedL1Ball"](weights, 1.5)
@@ -63,22 +62,18 @@ def test_the_domain_is_an_l1_ball_in_scaled_coordinates(seed: int) -> None:
 
 def test_the_module_is_an_objective() -> None:
     pytest.importorskip("torch")
-    names: dict[str, Any] = {}
-    exec(program("docs/pytorch.md"), names)
+    names = names_of("docs/pytorch.md")
     objective, start = names["objective"], names["start"]
     assert objective.num_examples == 200
     ends = objective.local_steps(np.concatenate([x.ravel() for x in start]), [0.1] * 5)
     assert objective.value(ends) < objective.value(start)
 
 
-def test_ci_runs_the_readmes_test_command() -> None:
+def test_the_readme_is_read_in_five_minutes_and_ci_runs_its_command() -> None:
+    assert len(README.split()) <= 900
     assert "scripts/readme-command.sh test" in (ROOT / ".ci/run").read_text()
     for name in ("run", "test"):
         assert README.count(f"<!-- command: {name} -->\n```bash\n") == 1
-
-
-def test_it_is_read_in_five_minutes() -> None:
-    assert len(README.split()) <= 900
 
 
 def headings(page: Path) -> set[str]:
@@ -99,46 +94,26 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in headings(target), f"{link}#{anchor}"
 
 
-SECURITY_ROOT = Path(sim.__file__).parent
-PAGE = SECURITY_ROOT / "docs" / "security.md"
 #: A link to a test's file, and the names of tests that follow it.
 LINKED = re.compile(r"\]\(\.\./(tests/[\w/]+\.py)\)((?::? (?:and )?`test_\w+`,?)*)")
 
 
-def functions_of(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-
-
-def missing(text: str) -> list[str]:
-    found = []
-    for file, names in LINKED.findall(text):
-        if not (SECURITY_ROOT / file).is_file():
-            found.append(file)
-            continue
-        known = functions_of(SECURITY_ROOT / file)
-        found += [
-            f"{file}::{name}"
-            for name in re.findall(r"test_\w+", names)
-            if name not in known
-        ]
-    return found
-
-
 def test_every_test_that_the_page_names_is_there() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert missing(text) == []
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    linked: set[str] = set()
+    for file, names in LINKED.findall(text):
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        known = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+        told = set(re.findall(r"test_\w+", names))
+        assert told <= known, file
+        linked |= told
     # none is named where no link says in which file it is
-    named = set(re.findall(r"`(test_\w+)`(?!\]\()", text))
-    linked = {n for _, names in LINKED.findall(text) for n in names.split("`")}
-    assert named <= linked
+    assert set(re.findall(r"`(test_\w+)`(?!\]\()", text)) <= linked
     assert len(LINKED.findall(text)) > 10
 
 
 def test_pages_that_speak_of_privacy_link_it() -> None:
     for name in ("hyfdca", "fedfw", "fedgia", "riemannian", "deploy", "data"):
-        text = (SECURITY_ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         assert "(security.md" in text, name
-    assert "docs/security.md" in (SECURITY_ROOT / "README.md").read_text(
-        encoding="utf-8"
-    )
+    assert "docs/security.md" in README

@@ -13,11 +13,11 @@ from scipy.optimize import minimize
 import clients
 import strategies
 from clients import FedFWClient, FirstOrderRFLClient
-from fedtrellis import LocalGrid, client_app
 from fedtrellis.app import App, pairs
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from strategies import FedAvgGD, FedFW, FirstOrderRFL
+from tests.harness import grid_of, programs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "plug-in.md"
@@ -45,25 +45,24 @@ def test_an_authors_surface_is_small_and_on_the_page(kind: type[Any]) -> None:
     assert len(page.split()) <= 1500
 
 
-def programs() -> list[str]:
-    """The page's Python, as it is written from inside the repository."""
-    page = PAGE.read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    return [
-        re.sub(r"from fedtrellis\.(strategies|clients|tasks) ", r"from \1 ", block)
-        for block in blocks
-    ]
+def names_of(number: int, **stands_for: str) -> dict[str, Any]:
+    """What a program of the page defines."""
+    text = programs(PAGE)[number]
+    for name, value in stands_for.items():
+        text = text.replace(f"/absolute/{name}", value)
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(text, names)
+    return names
 
 
 def test_the_set_is_one_that_fedfw_can_use() -> None:
-    names: dict[str, Any] = {}
-    exec(programs()[0], names)
+    names = names_of(0)
     axes = np.array([0.5, 1.0, 3.0])
     domain, rng = names["Ellipsoid"](axes), np.random.default_rng(0)
     objective = LeastSquares(rng.normal(size=(20, 3)), rng.normal(size=20) * 9)
-    app = client_app(lambda context: FedFWClient(context, objective, domain))
+    grid = grid_of(FedFWClient, [objective] * 2, domain)
     start = ArrayRecord([np.zeros(3)])
-    result = FedFW(domain).start(LocalGrid(app, 2), start, num_rounds=200)
+    result = FedFW(domain).start(grid, start, num_rounds=200)
     (x,) = result.arrays.to_numpy_ndarrays()
     # an independent solver
     find: Any = minimize
@@ -84,8 +83,7 @@ def test_the_set_is_one_that_fedfw_can_use() -> None:
 
 
 def test_the_manifold_is_one_that_a_method_can_use() -> None:
-    names: dict[str, Any] = {}
-    exec(programs()[1], names)
+    names = names_of(1)
     manifold = names["UnitSum"](4)
     rng = np.random.default_rng(0)
     points = manifold.project(rng.normal(size=(5, 4)))
@@ -96,15 +94,11 @@ def test_the_manifold_is_one_that_a_method_can_use() -> None:
 
     features, targets = rng.normal(size=(2, 30, 4)), rng.normal(size=(2, 30))
     objectives = [LeastSquares(features[i], targets[i]) for i in range(2)]
-    app = client_app(
-        lambda context: FirstOrderRFLClient(
-            context, objectives[int(context.node_config["partition-id"])], manifold
-        )
-    )
+    grid = grid_of(FirstOrderRFLClient, objectives, manifold)
     step = 0.1 / max(objective.lipschitz() for objective in objectives)
     strategy = FirstOrderRFL(manifold, step_size=step)
     start = ArrayRecord([np.full(4, 0.25)])
-    result = strategy.start(LocalGrid(app, 2), start, num_rounds=300)
+    result = strategy.start(grid, start, num_rounds=300)
     (x,) = result.arrays.to_numpy_ndarrays()
     assert x.sum() == pytest.approx(1.0)
     gradient = np.mean([f.gradient(x) for f in objectives], axis=0)
@@ -115,12 +109,9 @@ def test_the_manifold_is_one_that_a_method_can_use() -> None:
 def test_the_callback_watches_and_the_checkpoint_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names: dict[str, Any] = {}
-    exec(programs()[2].replace("/absolute/path", str(tmp_path)), names)
+    names = names_of(2, path=str(tmp_path))
     objective = LeastSquares(np.eye(3), np.ones(3))
-    app = client_app(
-        lambda context: FedFWClient(context, objective, names["L1Ball"](30.0))
-    )
+    grid = grid_of(FedFWClient, [objective] * 2, names["L1Ball"](30.0))
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         (x,) = arrays.to_numpy_ndarrays()
@@ -128,7 +119,7 @@ def test_the_callback_watches_and_the_checkpoint_is_written(
 
     strategy = names["strategy"]
     start = ArrayRecord([np.zeros(3)])
-    strategy.start(LocalGrid(app, 2), start, num_rounds=500, evaluate_fn=evaluate)
+    strategy.start(grid, start, num_rounds=500, evaluate_fn=evaluate)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(strategy.history)
     assert strategy.history[-1].round < 500  # EarlyStop
@@ -137,8 +128,7 @@ def test_the_callback_watches_and_the_checkpoint_is_written(
 
 
 def test_the_plug_in_has_a_task_that_run_configs_know() -> None:
-    names: dict[str, Any] = {"__name__": __name__}
-    exec(programs()[3], names)
+    names = names_of(3)
     app = App(pairs(strategies, clients), names["plugin"].tasks)
     with pytest.raises(SettingsError, match=r"trend\.points = 1 must be at least 2"):
         app.experiment({"task": "trend", "trend.points": 1}, 3)
