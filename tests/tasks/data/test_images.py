@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,62 +21,48 @@ def some(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
+IMAGES = idx(some(5, 3, 4))
+
+
+BAD_IDX = [
+    (b"", "magic number"),
+    (idx(some(5)), "magic number"),  # labels where images are expected
+    (b"\0\0\x0d\3" + IMAGES[4:], "magic number"),  # floats
+    (IMAGES[:9], "magic number .* and 3 dimensions"),
+    (IMAGES[:-1], "ask for 60 bytes of data, the file has 59"),
+    (IMAGES + b"\0", "the file has 61"),
+    (b"\0\0\x08\3" + struct.pack(">3I", 0, 28, 28), "dimensions"),
+    (b"\0\0\x08\3" + struct.pack(">3I", *[2**32 - 1] * 3), "dimensions"),
+]
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_idx(tmp_path: Path, compressed: bool) -> None:
-    images, data = some(5, 3, 4), idx(some(5, 3, 4))
     path = tmp_path / ("x-idx3-ubyte.gz" if compressed else "x-idx3-ubyte")
-    path.write_bytes(gzip.compress(data) if compressed else data)
-    np.testing.assert_array_equal(read_idx(path, 3), images)
+    pack: Callable[[bytes], bytes] = gzip.compress if compressed else bytes
+    path.write_bytes(pack(IMAGES))
+    np.testing.assert_array_equal(read_idx(path, 3), some(5, 3, 4))
+    for data, message in BAD_IDX:
+        path.write_bytes(pack(data))
+        one_line(message, read_idx, path, 3)
+    if compressed:  # no gzip, and one that ends early
+        for data in (IMAGES, gzip.compress(idx(some(500, 3, 4)))[:-900]):
+            path.write_bytes(data)
+            one_line("cannot be decompressed", read_idx, path, 3)
 
 
 def test_emnist_is_put_upright(tmp_path: Path) -> None:
     upright, labels = some(5, 4, 4), np.arange(5)
-    (tmp_path / "images").write_bytes(idx(upright.transpose(0, 2, 1)))
-    (tmp_path / "labels").write_bytes(idx(labels))
     pair = tmp_path / "images", tmp_path / "labels"
+    pair[0].write_bytes(idx(upright.transpose(0, 2, 1)))
+    pair[1].write_bytes(idx(labels))
     images = read_idx_pair(*pair, transposed=True)
-    assert images[0].shape == (5, 1, 4, 4)
-    np.testing.assert_array_equal(images[0][:, 0], upright)
+    np.testing.assert_array_equal(images[0], upright[:, None])
     np.testing.assert_array_equal(images[1], labels)
     as_stored = read_idx_pair(*pair)[0][:, 0]
     np.testing.assert_array_equal(as_stored, upright.transpose(0, 2, 1))
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "magic number"),
-        (idx(some(5)), "magic number"),  # labels where images are expected
-        (b"\0\0\x0d\3" + idx(some(5, 3, 4))[4:], "magic number"),  # floats
-        (idx(some(5, 3, 4))[:9], "magic number .* and 3 dimensions"),
-        (idx(some(5, 3, 4))[:-1], "ask for 60 bytes of data, the file has 59"),
-        (idx(some(5, 3, 4)) + b"\0", "the file has 61"),
-        (b"\0\0\x08\3" + struct.pack(">3I", 0, 28, 28), "dimensions"),
-        (b"\0\0\x08\3" + struct.pack(">3I", *[2**32 - 1] * 3), "dimensions"),
-    ],
-    ids=["empty", "labels", "floats", "header", "short", "long", "none", "huge"],
-)
-@pytest.mark.parametrize("compressed", [False, True])
-def test_malformed_idx(
-    tmp_path: Path, data: bytes, message: str, compressed: bool
-) -> None:
-    path = tmp_path / ("bad.gz" if compressed else "bad")
-    path.write_bytes(gzip.compress(data) if compressed else data)
-    one_line(message, read_idx, path, 3)
-
-
-def test_idx_that_is_not_gzip_or_ends_early(tmp_path: Path) -> None:
-    path = tmp_path / "bad.gz"
-    for data in (idx(some(5, 3, 4)), gzip.compress(idx(some(500, 3, 4)))[:-900]):
-        path.write_bytes(data)
-        one_line("cannot be decompressed", read_idx, path, 3)
-
-
-def test_labels_for_other_images(tmp_path: Path) -> None:
-    images, labels = tmp_path / "images", tmp_path / "labels"
-    images.write_bytes(idx(some(5, 3, 4)))
-    labels.write_bytes(idx(some(6)))
-    one_line("/labels: .*6 labels for the 5 images", read_idx_pair, images, labels)
+    pair[1].write_bytes(idx(some(6)))
+    one_line("/labels: .*6 labels for the 5 images", read_idx_pair, *pair)
 
 
 PIXELS, LABELS = some(6, 3072), np.array([0, 9, 3, 3, 1, 7])
@@ -87,22 +74,24 @@ def check_batch(path: Path) -> None:
     np.testing.assert_array_equal(images[1], LABELS)
 
 
-@pytest.mark.parametrize("end", [".bin", ".bin.xz", ".bin.gz"])
-def test_cifar_binary(tmp_path: Path, end: str) -> None:
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    ".bin": bytes,
+    ".bin.xz": lzma.compress,
+    ".bin.gz": gzip.compress,
+}
+
+
+def test_cifar_binary_and_pickle(tmp_path: Path) -> None:
     data = np.hstack([LABELS[:, None].astype(np.uint8), PIXELS]).tobytes()
-    if end != ".bin":
-        data = lzma.compress(data) if end == ".bin.xz" else gzip.compress(data)
-    path = tmp_path / f"data_batch_1{end}"
-    path.write_bytes(data)
-    check_batch(path)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_cifar_pickle(tmp_path: Path, protocol: int) -> None:
+    for end, pack in PACKED.items():
+        path = tmp_path / f"data_batch_1{end}"
+        path.write_bytes(pack(data))
+        check_batch(path)
     path = tmp_path / "data_batch_1"
     batch = {b"data": PIXELS, b"labels": LABELS.tolist(), b"filenames": [b"a.png"] * 6}
-    path.write_bytes(pickle.dumps(batch, protocol=protocol))
-    check_batch(path)
+    for protocol in (2, 3, 4):
+        path.write_bytes(pickle.dumps(batch, protocol=protocol))
+        check_batch(path)
 
 
 def test_cifar_pickle_of_python_2(tmp_path: Path) -> None:
@@ -142,48 +131,36 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     one_line(r"it asks for numpy\.load", restricted_load, path)
 
 
-ARRAYS = "must hold 'data'"
+SHORT = lzma.compress(some(3073).tobytes())[:-99]
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ({b"data": PIXELS}, ARRAYS),
-        ([1, 2], ARRAYS),
-        ({b"data": PIXELS, b"labels": [1, 2]}, ARRAYS),
-        ({b"data": PIXELS[:, :-1], b"labels": [1] * 6}, ARRAYS),
-        ({b"data": PIXELS.astype(float), b"labels": [1] * 6}, ARRAYS),
-        ({b"data": PIXELS, b"labels": [1.5] * 6}, ARRAYS),
-        ({b"data": PIXELS, b"labels": [10] * 6}, "with labels from 0 to 9"),
-        ({b"data": PIXELS[:0], b"labels": np.zeros(0, int)}, "must hold images"),
-    ],
-)
-def test_malformed_cifar_pickles(tmp_path: Path, batch: Any, message: str) -> None:
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps(batch, protocol=4))
-    one_line(message, read_cifar, path)
+BAD_CIFAR: list[tuple[str, Any, str]] = [
+    *(
+        ("b", batch, "must hold 'data'")
+        for batch in (
+            [1, 2],
+            {b"data": PIXELS},
+            {b"data": PIXELS, b"labels": [1, 2]},
+            {b"data": PIXELS[:, :-1], b"labels": [1] * 6},
+            {b"data": PIXELS.astype(float), b"labels": [1] * 6},
+            {b"data": PIXELS, b"labels": [1.5] * 6},
+        )
+    ),
+    ("b", {b"data": PIXELS, b"labels": [10] * 6}, "with labels from 0 to 9"),
+    ("b", {b"data": PIXELS[:0], b"labels": np.zeros(0, int)}, "must hold images"),
+    ("b", b"no pickle", "not a pickle"),
+    ("b", b"", "not a pickle"),
+    ("b.bin", b"\0" * 3072, "records of 3073"),
+    ("b.bin", b"\0" * (3073 * 10_000 + 1), "records of 3073"),
+    ("b.bin", b"\x0a" + b"\0" * 3072, "with labels from 0 to 9"),
+    ("b.bin", b"", "must hold images"),
+    ("b.bin.xz", b"\0" * 3073, "cannot be decompressed"),
+    ("b.bin.xz", SHORT, "cannot be decompressed"),
+]
 
 
-@pytest.mark.parametrize(
-    ("data", "name", "message"),
-    [
-        (b"\0" * 3072, "b.bin", "records of 3073"),
-        (b"\0" * (3073 * 10_000 + 1), "b.bin", "records of 3073"),
-        (b"\x0a" + b"\0" * 3072, "b.bin", "with labels from 0 to 9"),
-        (b"", "b.bin", "must hold images"),
-        (b"\0" * 3073, "b.bin.xz", "cannot be decompressed"),
-        (
-            lzma.compress(some(3073).tobytes())[:-99],
-            "b.bin.xz",
-            "cannot be decompressed",
-        ),
-        (b"no pickle", "b", "not a pickle"),
-        (b"", "b", "not a pickle"),
-    ],
-    ids=["short", "large", "label", "none", "no xz", "cut", "text", "empty"],
-)
-def test_malformed_cifar_files(
-    tmp_path: Path, data: bytes, name: str, message: str
-) -> None:
-    (tmp_path / name).write_bytes(data)
-    one_line(message, read_cifar, tmp_path / name)
+def test_malformed_cifar(tmp_path: Path) -> None:
+    for name, content, message in BAD_CIFAR:
+        data = content if isinstance(content, bytes) else pickle.dumps(content, 4)
+        (tmp_path / name).write_bytes(data)
+        one_line(message, read_cifar, tmp_path / name)

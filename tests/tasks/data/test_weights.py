@@ -16,7 +16,7 @@ from fedtrellis.settings import SettingsError
 from tasks.base import DataFileError
 from tasks.data.readers import read_csv, read_npz
 from tasks.data.table import Schema
-from tests.harness import run_app
+from tests.harness import model_of, run_app
 from tests.tasks.data.node_files import write_csv
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -35,13 +35,15 @@ def table(n: int = 90) -> tuple[Array, list[str], Array]:
     return X, ["yes" if z > 0 else "no" for z in score], s
 
 
-def cut(folder: Path, samples: int, features: int) -> list[dict[str, Any]]:
+def cut(
+    folder: Path, samples: int, features: int, weighted: bool = True, p: int = 5
+) -> list[dict[str, Any]]:
     """Labels are on the first holder of a sample, weights on the last."""
     X, y, s = table()
     configs = []
     for g, f in itertools.product(range(samples), range(features)):
-        columns = np.array_split(np.arange(5), features)[f].tolist()
-        first, last = f == 0, f == features - 1
+        columns = np.array_split(np.arange(p), features)[f].tolist()
+        first, last = f == 0, weighted and f == features - 1
         head = ["id", *(f"x{j}" for j in columns)]
         head += ["label"] * first + ["count"] * last
         body = [
@@ -54,45 +56,61 @@ def cut(folder: Path, samples: int, features: int) -> list[dict[str, Any]]:
     return configs
 
 
-def settings(nodes: int, **more: Any) -> dict[str, Any]:
+def settings(nodes: int, weighted: bool = True, **more: Any) -> dict[str, Any]:
+    own = {"hybrid-linear.class-weight": RULE, "data.weight-column": "count"}
     return {
         "task": "hybrid-linear",
         "method": "hyfdca",
-        "rounds": 60,
+        "rounds": 100,
         "hybrid-linear.dataset": "nodes",
         "hybrid-linear.bias": 0.0,
         "hybrid-linear.regularization": 0.05,
-        "hybrid-linear.class-weight": RULE,
         "hyfdca.exposed": "accept",
         "hyfdca.tolerance": 1e-13,
         "data.feature-names": ",".join(f"x{j}" for j in range(5)),
         "data.labels": "no,yes",
-        "data.weight-column": "count",
         "min-nodes": nodes,
+        **(own if weighted else {}),
         **more,
     }
 
 
-def test_nodes_files_have_weights(tmp_path: Path) -> None:
-    """By columns and by both, of raw columns: scikit-learn's weighted model."""
+@pytest.mark.parametrize(
+    ("weighted", "constant"), [(False, True), (True, True), (False, False)]
+)
+def test_raw_columns_are_one_model_however_they_are_split(
+    tmp_path: Path, weighted: bool, constant: bool
+) -> None:
+    """Encrypted, and of scales from 0.1 to 40: scikit-learn's model.
+
+    With a constant column by means and deviations; without one nothing is shifted.
+    """
     X, y, s = table()
+    p = 4 + constant
+    X, s = X[:, :p], s if weighted else np.ones(len(s))
     signs = np.where(np.array(y) == "yes", 1.0, -1.0)
-    scaler = StandardScaler().fit(X[:, :-1], sample_weight=s)
-    Z = np.column_stack([scaler.transform(X[:, :-1]), X[:, -1]])
-    every = s * np.where(signs > 0.0, 3.0, 1.0)
+    scales = np.ones(p)
+    if constant:
+        scaler = StandardScaler().fit(X[:, :4], sample_weight=s)
+        scales[:4] = scaler.scale_
+        Z = np.column_stack([scaler.transform(X[:, :4]), X[:, 4]])
+    else:
+        scales = np.sqrt(np.square(X).mean(axis=0))
+        Z = X / scales
+    every = s * np.where(signs > 0.0, 3.0, 1.0) if weighted else s
     central = LogisticRegression(
         C=1.0 / (0.05 * every.sum()),
         fit_intercept=False,
         tol=1e-12,
         solver="newton-cholesky",
     ).fit(Z, signs, sample_weight=every)
-    for samples, features in ((1, 2), (2, 2)):
-        nodes = cut(tmp_path, samples, features)
-        record = run_app(settings(len(nodes)), len(nodes), tmp_path, node_configs=nodes)
-        with np.load(record / "model.npz") as arrays:
-            (found,) = (arrays[name] for name in arrays.files)
-        own = found[:-1] * scaler.scale_
-        assert np.abs(own - central.coef_[0][:-1]).max() < 1e-6
+    for samples, features in ((3, 1), (1, 2), (2, 2)):
+        nodes = cut(tmp_path, samples, features, weighted, p)
+        names = ",".join(f"x{j}" for j in range(p))
+        config = settings(len(nodes), weighted, **{"data.feature-names": names})
+        record = run_app(config, len(nodes), tmp_path, node_configs=nodes)
+        found = model_of(record)
+        assert np.abs((found * scales - central.coef_[0])[:4]).max() < 1e-6
         assert np.abs(X @ found - Z @ central.coef_[0]).max() < 1e-5
 
 
