@@ -67,6 +67,7 @@ def test_tensorboard_reads_its_files(tmp_path: Path) -> None:
     assert scalars("round/bytes-up") == pytest.approx(sent)
 
 
+@pytest.mark.slow  # its library takes ten seconds to load
 def test_mlflow_reads_its_database(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient

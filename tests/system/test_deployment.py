@@ -1,14 +1,14 @@
 """The scripts of ``deploy/``: files, a whole trial, and who is kept out of it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,34 +18,28 @@ from flower_process import ROOT, processes_of
 import sim
 from deploy.cases import FAMILIES, METHODS, NODES, SECRET_DRAWS
 from fedtrellis.server.records import Checkpoint
+from tests.harness import model_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 DEPLOY = ROOT / "deploy"
 
 
-def script(
-    name: str, *arguments: object, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def script(name: str, *arguments: object, **environment: str) -> str:
     return subprocess.run(
         [str(DEPLOY / name), *map(str, arguments)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         text=True,
         timeout=120,
-        check=False,
-    )
-
-
-# ------------------------------------------------------------------------------- files
+        check=True,
+    ).stdout
 
 
 def test_certificate_is_for_the_names_and_signed_by_the_authority(
     tmp_path: Path,
 ) -> None:
-    done = script("certificates.sh", tmp_path, "link.example.org", "10.0.0.7", "::1")
-    assert done.returncode == 0, done.stdout
+    script("certificates.sh", tmp_path, "link.example.org", "10.0.0.7", "::1")
     authority, certificate = tmp_path / "ca.crt", tmp_path / "server.crt"
     for name in ("verify_hostname link.example.org", "verify_ip 10.0.0.7"):
         for other, good in ((name, True), (f"{name}9", False)):
@@ -65,13 +59,8 @@ def arguments_of(command: list[str], folder: Path) -> list[str]:
         program = folder / name
         program.write_text('#!/bin/sh\nprintf "%s\\0" "$0" "$@"\n')
         program.chmod(0o755)
-    done = script(
-        Path(command[0]).name,
-        *command[1:],
-        PATH=f"{folder}{os.pathsep}{os.environ['PATH']}",
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout.split("\0")[:-1]
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return script(Path(command[0]).name, *command[1:], PATH=path).split("\0")[:-1]
 
 
 def test_compose_file_starts_what_the_scripts_start(tmp_path: Path) -> None:
@@ -84,9 +73,7 @@ def test_compose_file_starts_what_the_scripts_start(tmp_path: Path) -> None:
     assert set(services) == {"superlink", *NODES}
     for name, service in services.items():
         command = [
-            part.replace("/certificates", str(tmp_path)).replace(
-                "/state", str(tmp_path)
-            )
+            re.sub("/certificates|/state", str(tmp_path), part)
             for part in service["command"]
         ]
         assert command[0] in (DEPLOY / "Dockerfile").read_text()
@@ -117,11 +104,7 @@ def test_compose_file_starts_what_the_scripts_start(tmp_path: Path) -> None:
         assert f"keys/{name}:" in service["volumes"][1]
 
 
-# ----------------------------------------------------------------------- the processes
-
-
-@dataclass
-class Trial:
+class Trial(NamedTuple):
     """What the one command has run, the folder that it filled, and what it printed."""
 
     methods: Sequence[str]
@@ -130,6 +113,7 @@ class Trial:
     output: str
 
 
+# one method every day; the other families are deployed by test_deployed
 @pytest.fixture(
     scope="module",
     params=[(["fedfw"], 1), pytest.param((FAMILIES, 2), marks=pytest.mark.slow)],
@@ -138,12 +122,11 @@ class Trial:
 def trial(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Trial:
-    """One method every day; the other families are deployed by test_deployed."""
     methods, rounds = request.param
     folder = tmp_path_factory.mktemp("deployment") / "trial"
-    options = ["--methods", *methods, "--rounds", str(rounds)]
+    options = ["--methods", *methods, "--rounds", str(rounds), "--keep", str(folder)]
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.trial", *options, "--keep", str(folder)],
+        [sys.executable, "-m", "deploy.trial", *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -161,14 +144,10 @@ def test_one_command_runs_the_methods_on_the_nodes_files(trial: Trial) -> None:
         assert f"{method}: {trial.rounds} rounds, at most" in trial.output
         (deployed,) = (folder / "records" / "deployed" / method).iterdir()
         (local,) = (folder / "records" / "local" / method).iterdir()
-        with (
-            np.load(deployed / "model.npz") as model,
-            np.load(local / "model.npz") as expected,
-        ):
-            assert np.abs(model["0"]).sum() > 0.1
-            if method in SECRET_DRAWS:
-                continue
-            np.testing.assert_allclose(model["0"], expected["0"], rtol=0, atol=1e-9)
+        model = model_of(deployed)
+        assert np.abs(model).sum() > 0.1
+        if method not in SECRET_DRAWS:
+            np.testing.assert_allclose(model, model_of(local), rtol=0, atol=1e-9)
         # each node's name is bound to the key that was registered under one
         keys = Checkpoint(deployed / "checkpoint.npz").keys
         assert sorted(keys) == sorted(NODES)
@@ -196,6 +175,7 @@ def test_nobody_else_gets_in(trial: Trial) -> None:
         assert "SuperNode ID:" not in logs[name]
 
 
+@pytest.mark.slow
 def test_an_interrupted_trial_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "deploy.trial", "--methods", "fedfw"],
