@@ -84,18 +84,7 @@ def number_of(context: Context) -> int:
 
 
 def app_of(client: Callable[..., Any], losses: Sequence[Any], *more: Any) -> ClientApp:
-    """The ClientApp that makes each node's client.
-
-    Parameters
-    ----------
-    client : callable
-        A client's class, or what makes one, given Flower's context, the node's loss and
-        ``more``.
-    losses : sequence
-        One for each node.
-    *more
-        What all clients are given, such as a domain.
-    """
+    """The ClientApp of clients that are given their context, own loss and ``more``."""
     return client_app(
         lambda context: client(context, losses[number_of(context)], *more)
     )
@@ -188,20 +177,7 @@ class Stop(Callback):
 class Watch(Callback):
     """Notes down every round: whose answers were used, the model, the metrics.
 
-    Parameters
-    ----------
-    grid : LocalGrid
-        Its faults end after the round ``last_fault``.
-    last_fault : int, optional
-
-    Attributes
-    ----------
-    used : list of list of int
-        The numbers of the clients whose answers were used, by round.
-    models : list of ndarray
-        After each round, shape (p,).
-    metrics : list of dict
-        What the strategy reported.
+    The grid's faults end after the round ``last_fault``.
     """
 
     def __init__(self, grid: LocalGrid, last_fault: int | None = None) -> None:
@@ -223,14 +199,8 @@ class Watch(Callback):
 class Recorder(LocalGrid):
     """A grid that keeps every message, and can lose or wipe what a test names.
 
-    Attributes
-    ----------
-    sent : list of Message
-        All that nodes were given.
-    requests, answers : dict
-        Those of training, by round and number of the node.
-    missed, wiped : set
-        Rounds and nodes whose requests get lost, or that forget before the next one.
+    Training's requests and answers are kept by round and number of the node; so are
+    named those requests that get lost, and the nodes that forget before the next one.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -269,16 +239,7 @@ class Recorder(LocalGrid):
 
 @dataclass
 class Played(Generic[S]):
-    """A run, and what it was made of.
-
-    Attributes
-    ----------
-    strategy : RoundStrategy
-    grid : LocalGrid
-    arrays : list of ndarray
-        The model in the end.
-    watch : Watch
-    """
+    """A run, and what it was made of; the arrays are the model in the end."""
 
     strategy: S
     grid: LocalGrid
@@ -321,20 +282,7 @@ def play(
     last_fault: int | None = None,
     **options: Any,
 ) -> Played[S]:
-    """Run a strategy, and watch it.
-
-    Parameters
-    ----------
-    strategy : RoundStrategy
-    grid : LocalGrid
-    start : ndarray or sequence of ndarray
-        The model in the beginning.
-    rounds : int
-    last_fault : int, optional
-        After this round the grid's faults end.
-    **options
-        More of ``strategy.start``, such as ``evaluate_fn``.
-    """
+    """Run a strategy, and watch it; more options are those of ``strategy.start``."""
     method: Any = strategy
     watch = Watch(grid, last_fault)
     method.callbacks.insert(0, watch)
@@ -355,17 +303,7 @@ def run_app(
 ) -> Path:
     """Run the app in this process, and return the record's folder.
 
-    Parameters
-    ----------
-    settings : mapping
-        Run config besides the defaults.
-    num_nodes : int
-    results : Path
-        Where the record goes.
-    grid : type
-        A kind of LocalGrid.
-    **options
-        More of that.
+    The settings are those besides the defaults; options are the grid's.
     """
     config = sim.app.default_config() | dict(settings) | {"results-dir": str(results)}
     made = grid(sim.client_app, num_nodes, run_config=config, **options)

@@ -45,43 +45,26 @@ def record_anew(only: str) -> int:
 
 def compare_all(only: str, tolerance: float) -> int:
     """Run every case with the code around; 1 if anything differs that should not."""
-    from tests.recorded.comparison import compare, reason_to_accept
+    from tests.recorded.comparison import differences
     from tests.recorded.run_case import machine, read_table, run_case
 
     table = read_table()
     print("recorded:", ", ".join(f"{k} {v}" for k, v in table["about"].items()))
     print("here:    ", ", ".join(f"{k} {v}" for k, v in machine().items()))
-    # by method: cases, the same, accepted, different
+    # by method: the same, accepted, different
     counts: dict[str, Counter[str]] = {}
-    largest: dict[str, float] = {}
     lines: list[str] = []
     for case in table["cases"]:
-        name = case["name"]
-        if only not in name:
-            continue
-        method = "refused" if "error" in case["result"] else name.split("/")[0]
-        found = compare(
-            case["result"],
-            run_case(case),
-            tolerance=tolerance,
-            ciphertexts=case.get("ciphertexts", False),
-        )
-        reasons = {part: reason_to_accept(name, part, d) for part, d in found.items()}
-        kind = "same"
-        if found:
-            kind = "accepted" if all(reasons.values()) else "different"
-        counts.setdefault(method, Counter())[kind] += 1
-        if "model" in found:
-            largest[method] = max(largest.get(method, 0.0), found["model"].size)
-        for part, difference in found.items():
-            why = f" (accepted: {reasons[part]})" if reasons[part] else ""
-            lines.append(f"{name}: {part}{why}: {difference}")
-    print(f"{'':18}{'cases':>7}{'same':>7}{'accepted':>10}{'different':>11}  model")
+        if only in (name := case["name"]):
+            method = "refused" if "error" in case["result"] else name.split("/")[0]
+            found = differences(case, run_case(case), tolerance)
+            kind = "accepted" if all(reason for _, reason in found) else "different"
+            counts.setdefault(method, Counter())[kind if found else "same"] += 1
+            lines += [f"{text} ({reason or 'DIFFERENT'})" for text, reason in found]
+    print(f"{'':18}{'same':>7}{'accepted':>10}{'different':>11}")
     for method, count in counts.items():
-        print(
-            f"{method:18}{count.total():7}{count['same']:7}{count['accepted']:10}"
-            f"{count['different']:11}  {largest.get(method, 0.0):.1e}"
-        )
+        numbers = f"{count['same']:7}{count['accepted']:10}{count['different']:11}"
+        print(f"{method:18}{numbers}")
     print(*lines, sep="\n")
     return int(any(count["different"] for count in counts.values()))
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
-__all__ = ["ACCEPTED", "TIES", "Accepted", "Difference", "compare", "reason_to_accept"]
+__all__ = ["ACCEPTED", "TIES", "Accepted", "Difference", "differences"]
 
 #: By how much bytes may differ where ciphertexts are among them (SEAL compresses them,
 #: and their random numbers are not ours to fix), or where another BLAS leaves other
@@ -70,12 +70,25 @@ ACCEPTED: list[Accepted] = [
 ]
 
 
+def differences(
+    case: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0
+) -> list[tuple[str, str | None]]:
+    """What of a case's result is not as it was, and why it may be; None if it may not."""
+    found = compare(case["result"], now, tolerance, case.get("ciphertexts", False))
+    return [
+        (
+            f"{case['name']}: {part}: {difference}",
+            _reason(case["name"], part, difference),
+        )
+        for part, difference in found.items()
+    ]
+
+
 def compare(
     was: Mapping[str, Any],
     now: Mapping[str, Any],
-    *,
-    tolerance: float = 0.0,
-    ciphertexts: bool = False,
+    tolerance: float,
+    ciphertexts: bool,
 ) -> dict[str, Difference]:
     """By part what differs between two results, by more than a tolerance."""
     loose = ciphertexts or tolerance > 0.0
@@ -112,17 +125,12 @@ def _close(old: Sequence[int], new: Sequence[int]) -> bool:
     )
 
 
-def reason_to_accept(
-    name: str,
-    part: str,
-    difference: Difference,
-    accepted: Sequence[Accepted] = tuple(ACCEPTED),
-) -> str | None:
+def _reason(name: str, part: str, difference: Difference) -> str | None:
     """Why a part of a case's result may differ as it does; None if it may not."""
     return next(
         (
             entry.reason
-            for entry in accepted
+            for entry in ACCEPTED
             if fnmatch(name, entry.cases)
             for pattern, bound in entry.bounds.items()
             if fnmatch(part, pattern) and _within(difference, bound)

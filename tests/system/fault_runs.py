@@ -114,13 +114,7 @@ class Record:
 class Deployment:
     """A SuperLink and SuperNodes, which can be killed and started again one by one.
 
-    Parameters
-    ----------
-    flower : Flower
-        The home and the ports.
-    num_nodes : int
-    folder : Path
-        Where everything goes, the processes' logs among it.
+    Everything goes to one folder, the processes' logs among it.
     """
 
     def __init__(self, flower: Flower, num_nodes: int, folder: Path) -> None:

@@ -38,16 +38,7 @@ def processes_of(home: Path) -> list[int]:
 class Flower:
     """The ``flwr`` command with a home of its own.
 
-    Parameters
-    ----------
-    home : Path
-        FLWR_HOME.
-    programs : Path, optional
-        Folder of the environment's programs; by default that of this process.
-    cwd : Path, optional
-        Where commands run; by default the checkout.
-    **environment : str
-        More variables.
+    By default programs and folder are those of this process and of the checkout.
     """
 
     def __init__(
