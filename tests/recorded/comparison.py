@@ -73,7 +73,7 @@ ACCEPTED: list[Accepted] = [
 def differences(
     case: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0
 ) -> list[tuple[str, str | None]]:
-    """What of a case's result is not as it was, and why it may be; None if it may not."""
+    """What is not as it was, and why it may be otherwise; None if it may not."""
     found = compare(case["result"], now, tolerance, case.get("ciphertexts", False))
     return [
         (
