@@ -75,7 +75,7 @@ class Wide(Stepping):
 class Rescued(Stepping):
     def steps(self, x: Any, config: Any) -> Any:
         try:
-            yield Gradient(np.ones(4))
+            yield Gradient(np.ones(2))  # as many entries too few as Wide's too many
         except ValueError:
             return (yield from super().steps(x, config))
 
@@ -182,7 +182,8 @@ def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
     ends = []
     for kind in (LeastSquares, Taking):
         made: list[Stepping] = [Descending(loss) for loss in losses(3, kind)]
-        ends.append(compare(made, [{}] * 3)[0][0][0])
+        other = Stepping(losses(1, kind)[0])  # which asks for something else
+        ends.append(compare([*made, other], [{"local-steps": 2}] * 4)[0][0][0])
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-12)
     assert made[0].objective.asked == 2  # side by side, and alone
     first = next(take_steps(np.ones(3), [0.1]))
