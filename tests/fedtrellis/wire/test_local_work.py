@@ -183,7 +183,7 @@ def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
     for kind in (LeastSquares, Taking):
         made: list[Stepping] = [Descending(loss) for loss in losses(3, kind)]
         other = Stepping(losses(1, kind)[0])  # which asks for something else
-        ends.append(compare([*made, other], [{"local-steps": 2}] * 4)[0][0][0])
+        ends.append(compare([other, *made], [{"local-steps": 2}] * 4)[1][0][0])
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-12)
     assert made[0].objective.asked == 2  # side by side, and alone
     first = next(take_steps(np.ones(3), [0.1]))
