@@ -126,10 +126,16 @@ class Layout:
         """
         if point.dtype == self.wire_dtype == self.point_dtype:
             return point
-        wire = self.wire_dtype
         with np.errstate(over="ignore"):
             made = np.asarray(point, dtype=self.point_dtype)
-            return made if made.dtype == wire else _narrowed(made, wire)
+            if self.dtype != "bfloat16":
+                return made.astype(self.wire_dtype, copy=False)
+        bits = np.ascontiguousarray(made).view(np.uint32)
+        # to the nearest, of two to the even one: what is cut off is below, at, or above
+        # one half. NaN, whose bits may all be cut off, stays one
+        upper = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        upper[np.isnan(made)] = 0x7FC0
+        return upper.astype(self.wire_dtype)
 
     def from_wire(self, array: NDArray[Any]) -> FloatArray:
         """Inverse of :meth:`to_wire`, maybe read-only; ValueError: another dtype."""
@@ -230,7 +236,7 @@ def _layout_of(numbers: tuple[int, ...], dtype: str) -> Layout:
     while start < len(numbers):
         stop = start + 1 + numbers[start]
         shape = numbers[start + 1 : stop]
-        if numbers[start] < 0 or stop > len(numbers) or min(shape, default=0) < 0:
+        if stop <= start or stop > len(numbers) or min(shape, default=0) < 0:
             raise ValueError(f"{list(numbers)} is not a list of shapes")
         shapes.append(shape)
         start = stop
@@ -248,18 +254,6 @@ class Layers(list[FloatArray]):
     layout: Layout
     #: The point that they are views of, of shape ``layout.point_shape``.
     whole: FloatArray
-
-
-def _narrowed(point: FloatArray, wire: np.dtype[Any]) -> NDArray[Any]:
-    """Round a float32 array to half of its bits: to float16, or uint16 of bfloat16."""
-    if wire.kind == "f":
-        return point.astype(wire)
-    bits = np.ascontiguousarray(point).view(np.uint32)
-    # to the nearest, of two to the even one: what is cut off is below, at, or above
-    # one half. NaN, whose bits may all be cut off, stays one
-    upper = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    upper[np.isnan(point)] = 0x7FC0
-    return upper.astype(wire)
 
 
 # ---------------------------------------------------------------- arrays that travel
@@ -319,8 +313,7 @@ def owned(array: NDArray[Any]) -> NDArray[Any]:
         if flags.owndata and flags.c_contiguous and not flags.writeable:
             return array
     made = np.array(array, order="C")
-    if made.dtype.kind not in _ALLOWED_KINDS:
-        encode(made)  # which says so
+    _header(made.dtype, made.shape)  # ValueError: of its dtype none travel
     made.setflags(write=False)
     return made
 

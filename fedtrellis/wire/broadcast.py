@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from math import isfinite
 from typing import Any
@@ -33,18 +33,15 @@ from fedtrellis.domains.atoms import (
 )
 from fedtrellis.wire.arrays import (
     ENVELOPE,
-    JOINED,
     FloatArray,
     Layout,
     array_record,
     bits_of,
     check_entries,
-    decode,
     encode,
     from_sparse_or_dense,
     record_arrays,
     sparse_or_dense,
-    split_arrays,
 )
 
 #: Parameters that a message may declare without bringing them, see :func:`receive`.
@@ -259,18 +256,8 @@ class ReceivedModel:
         return encode(self.point)
 
 
-def _received_steps(record: ArrayRecord, layout: Layout) -> Sequence[Step]:
-    # the clients of one process are all sent the same few
-    if len(record) == 1 and JOINED in record:
-        return _joined_steps(record[JOINED].stype, record[JOINED].data, layout)
+def _received_steps(record: ArrayRecord, layout: Layout) -> list[Step]:
     return unpack_steps(record_arrays(record), layout.point_shape, layout.point_dtype)
-
-
-@lru_cache(maxsize=2)  # a round's, which all clients get; atoms may unpack to megabytes
-def _joined_steps(stype: str, data: bytes, layout: Layout) -> tuple[Step, ...]:
-    arrays = split_arrays(decode(Array("", (), stype, data)))
-    # steps and their atoms are never changed, so they can be shared
-    return tuple(unpack_steps(arrays, layout.point_shape, layout.point_dtype))
 
 
 def _declared(

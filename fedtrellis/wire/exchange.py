@@ -118,21 +118,17 @@ def exchange(
     behind. Such a client gets a second message later on, which pushes the answer to the
     first one out: when 15 s have gone by without any answer, or half of the timeout.
     """
-    settled, measured = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
-    if getattr(measured, "__self__", None) is not grid:
-        measured = None  # that of a grid within it, which may see other messages
-
-    def size_of(message: Message) -> int:
-        size: int | None = measured(message) if measured else None
-        return message_bytes(message) if size is None else size
-
-    if not measured:  # a grid may change what it sends
-        traffic.down += sum(map(message_bytes, requests))
+    settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
+    # that of a grid within it may see other messages
+    measured = getattr(size_of, "__self__", None) is grid
+    if size_of is None or not measured:  # a grid may change what it sends
+        size_of = message_bytes
+        traffic.down += sum(map(size_of, requests))
     # in this process there is nobody in between who could keep an answer back
     behind = [] if settled else _still_behind(grid, clients)
     unsent = Reason("the request could not be sent", "error")
-    result: dict[int, Message | Reason]
-    result = {request.metadata.dst_node_id: unsent for request in requests}
+    to = [request.metadata.dst_node_id for request in requests]
+    result: dict[int, Message | Reason] = dict.fromkeys(to, unsent)
     message_ids = grid.push_messages(list(requests))
     sent = zip(message_ids, requests, strict=False)
     waiting = {message_id: request for message_id, request in sent if message_id}
@@ -175,9 +171,8 @@ def exchange(
     for request in waiting.values():
         result[request.metadata.dst_node_id] = NO_ANSWER
     for client in clients:
-        why = result[client.node_id]
-        if isinstance(why, Reason):
-            client.behind |= why.code in ("no-answer", "crashed")
+        code = getattr(result[client.node_id], "code", "")
+        client.behind |= code in ("no-answer", "crashed")
     return result
 
 
@@ -197,11 +192,9 @@ def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
     message pushes the answer to the first one out.
     """
     nudged = {client.nudge: client for client in clients if client.nudge}
-    if nudged:
-        for reply in grid.pull_messages(list(nudged)):
-            client = nudged.get(reply.metadata.reply_to_message_id)
-            if client is not None:
-                client.behind, client.nudge = False, ""
+    for reply in grid.pull_messages(list(nudged)) if nudged else ():
+        if client := nudged.get(reply.metadata.reply_to_message_id):
+            client.behind, client.nudge = False, ""
     return [client for client in clients if client.behind]
 
 
@@ -350,23 +343,19 @@ class Registry:
                 strangers[node.node_id].key = Key.of(node)
         requests = [_hello(node_id, self.agreed) for node_id in new]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
-        reasons = []
+        first = ""
         for node_id, reply in replies.items():
             why = reply if isinstance(reply, str) else _spoilt(reply.content)
             if isinstance(reply, Message) and not why:
-                why = self._take_in(
-                    strangers[node_id], reply.content, connected, started
-                )
+                stranger = strangers[node_id]
+                why = self._take_in(stranger, reply.content, connected, started)
             if why:
-                reasons.append(why)
+                first = first or f": {why}"
                 traffic.reject(f"on node {node_id}", why)
         if not self.clients:
-            first = f": {reasons[0]}" if reasons else ""
             # so Flower says of ClientApp(client_fn=...), and of an app of functions
-            if (
-                f"Invalid message type: {HELLO}" in first
-                or "No query function" in first
-            ):
+            theirs = f"Invalid message type: {HELLO}", "No query function"
+            if any(text in first for text in theirs):
                 first += (
                     " (the nodes' ClientApp was not made by fedtrellis; make it with "
                     "app = fedtrellis.client_app(client_fn))"
@@ -385,9 +374,7 @@ class Registry:
         first = self.keys.get(name, key) if known is None else known.key
         if key.digest == first.digest:
             stranger.key = first
-        elif self.client_keys != "free" and (
-            self.client_keys == "bound" or first.lasting
-        ):
+        elif self.client_keys == "bound" or (not self.client_keys and first.lasting):
             # for good: a node's key does not change
             self._left_out.add(node_id)
             return f"client-id = {name!r} is bound to the key of another node"

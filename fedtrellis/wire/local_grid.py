@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, cast
 
@@ -50,6 +50,7 @@ from fedtrellis.wire.flower_internals import (
     envelope_bytes,
     items_to_bytes,
     join_run,
+    message_bytes,
     name_message,
     records_from_bytes,
     records_to_bytes,
@@ -107,24 +108,25 @@ class Nodes:
         """
         contexts, received = self.contexts, dict[Any, ReceivedModel]()
         replies: list[Any] = [InterruptedError("the wave was given up")] * len(asked)
-        handlers: list[Callable[[], Any]] = []
-        if asked and isinstance(asked[0][1], Message):
-            handlers = [partial(_handle, self.app, m, contexts[n]) for n, m in asked]
-        elif asked:
+        servings: list[Serving] = []
+        if asked and not isinstance(asked[0][1], Message):
             app = cast(MethodApp, self.app)
             functions = app.functions
             servings = [
                 Serving(app, functions[request.kind], request, contexts[n], received)
                 for n, request in asked
             ]
-            if not self.batched:
-                handlers = [partial(serve, serving) for serving in servings]
-            elif not self.stopped():
-                replies = [None] * len(asked)
-                serve_together(servings, replies)
-        for place, handle in enumerate(handlers):
-            if not self.stopped():
-                replies[place] = handle()
+        if servings and self.batched and not self.stopped():
+            replies = [None] * len(asked)
+            serve_together(servings, replies)
+        else:
+            for place, (node_id, request) in enumerate(asked):
+                if self.stopped():
+                    break
+                if servings:
+                    replies[place] = serve(servings[place])
+                else:
+                    replies[place] = _handle(self.app, request, contexts[node_id])
         return [
             f"{type(reply).__name__}: {reply}"
             if isinstance(reply, Exception)
@@ -234,8 +236,7 @@ class LocalGrid(Grid):
                 limits = "must be at least 0 and at most 1"
                 raise SettingsError(f"{name} = {chance!r} {limits}")
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
-        self.encode = encode
-        self.batched, self.workers = batched, workers
+        self.encode, self.batched, self.workers = encode, batched, workers
         self.fault_counts = dict.fromkeys(FAULTS, 0)
         self.bytes_up = self.bytes_down = 0
         self._seed = seed
@@ -334,9 +335,10 @@ class LocalGrid(Grid):
         self._replies = waiting
         return taken
 
-    def bytes_of(self, message: Message) -> int | None:
-        """What a message of the last wave, or a reply to one, took as bytes, if any."""
-        return self._sizes.get(message.metadata.message_id)
+    def bytes_of(self, message: Message) -> int:
+        """What a message of the last wave, or a reply to one, takes as bytes."""
+        size = self._sizes.get(message.metadata.message_id)
+        return message_bytes(message) if size is None else size
 
     def settled(self, message_ids: Iterable[str]) -> bool:
         """Whether nothing more will come for these messages."""
@@ -388,24 +390,18 @@ class LocalGrid(Grid):
         bytes that messages would have taken, which are not made.
         """
         replies = self._handlers().ask(list(asked.values()))
-        digits, down, up = len(str(server_round)), 0, 0
+        digits = len(str(server_round))
         statuses: dict[int, int] = {}  # bytes of those that replies have in common
         found: dict[str, NodeReply | Reason] = {}
-        for (name, (node_id, request)), reply in zip(
-            asked.items(), replies, strict=True
-        ):
+        for name, reply in zip(asked, replies, strict=True):
+            node_id, request = asked[name]
             failed = reply if isinstance(reply, str) else None
-            bits = node_id.bit_length()
-            sent, back = _envelopes(request.kind, digits, bits, failed)
-            down += sent + request.nbytes
-            up += back
+            down, up = _envelopes(request.kind, digits, node_id.bit_length(), failed)
             if failed is None:
                 up += _reply_bytes(reply, statuses)
-                found[name] = reply
-            else:
-                found[name] = failure(_RAISED, failed)
-        traffic.down += down
-        traffic.up += up
+            found[name] = reply if failed is None else failure(_RAISED, failed)
+            traffic.down += down + request.nbytes
+            traffic.up += up
         return found
 
     # -------------------------------------------------------------------- the nodes
@@ -552,10 +548,7 @@ class LocalGrid(Grid):
 
 @lru_cache(maxsize=1024)
 def _envelopes(kind: str, digits: int, bits: int, error: str | None) -> tuple[int, int]:
-    """Bytes of the objects of a request and its reply without their records.
-
-    To a node of so long an id, in a round of so many digits.
-    """
+    """Bytes of a request and its reply without their records."""
     request = Message(RecordDict(), 2**bits - 1, kind, group_id="0" * digits)
     name_message(request, "0" * 36)
     content = RecordDict() if error is None else Error(_RAISED, error)

@@ -366,9 +366,8 @@ class ClientMemory(NamedTuple):
             vars(model)["encoded"] = array
         kept = []
         for kind in _KEPT:
-            start = f"{kind}/"
-            names = [name for name in stored if name.startswith(start)]
-            arrays = {name.removeprefix(start): stored[name] for name in names}
+            names = [n for n in stored if n.startswith(f"{kind}/")]
+            arrays = {n.removeprefix(f"{kind}/"): stored[n] for n in names}
             epoch = meta.get(f"{kind}-epoch", "")
             kept.append(Kept(meta[f"{kind}-round"], epoch, arrays))
         return cls(meta["session"], model, *kept)
@@ -377,14 +376,13 @@ class ClientMemory(NamedTuple):
         """Write the memory into ``state``, instead of what stood there."""
         both = dict(zip(_KEPT, (self.committed, self.provisional), strict=True))
         meta: dict[str, Any] = {"session": self.session}
-        meta |= {f"{kind}-round": kept.round for kind, kept in both.items()}
-        meta |= {f"{kind}-epoch": kept.epoch for kind, kept in both.items()}
         stored: dict[str, Array] = {}
         if self.model is not None:
             meta |= self.model.layout.entries()
             meta["model-version"] = self.model.version
             stored[_MODEL] = self.model.encoded
         for kind, kept in both.items():
+            meta |= {f"{kind}-round": kept.round, f"{kind}-epoch": kept.epoch}
             for name, value in kept.arrays.items():
                 array = value if type(value) is Array else encode(value)
                 stored[f"{kind}/{name}"] = array
@@ -401,31 +399,29 @@ class ClientMemory(NamedTuple):
         RestoreNeededError: the state cannot be had with what the request holds.
         ValueError: the request is malformed.
         """
-        session, _, committed, provisional = self
         used = config.get("used-round")
         if used is None:  # the method's clients have no state
-            return ClientMemory(session, model, committed, provisional)
+            return self._replace(model=model)
         at = used, config.get("used-epoch", "")
+        # the server used the round that was in doubt, or the one before it
+        doubted = used != NO_ROUND and self.provisional[:2] == at
+        committed = self.provisional if doubted else self.committed
         # whatever this client has, the server's word may count more
-        ours = not config.get("restore-over", False)
-        if ours and used != NO_ROUND and provisional[:2] == at:
-            # the server used the round that was in doubt
-            committed = provisional
-        elif ours and committed[:2] == at:
+        if committed[:2] == at and not config.get("restore-over", False):
             pass
         elif config.get("restore", False):
             given = content[RESTORE] if RESTORE in content else ArrayRecord()
             arrays = unpack_restore(cast(ArrayRecord, given), config, model)
             if not config.get("restore-alone", False):
                 # what only this client knows, and the server cannot give back, stays
-                arrays = {**committed.arrays, **arrays}
+                arrays = {**self.committed.arrays, **arrays}
             committed = Kept(*at, arrays)
         else:
             raise RestoreNeededError(
                 f"the server used round {used}; this client is at round "
-                f"{committed.round} or {provisional.round}"
+                f"{self.committed.round} or {self.provisional.round}"
             )
-        return ClientMemory(session, model, committed)
+        return ClientMemory(self.session, model, committed)
 
 
 class NodeContext(Context):
