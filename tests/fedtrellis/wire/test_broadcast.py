@@ -1,6 +1,7 @@
-"""The model on its way to the clients: the same bits there, in the smallest form."""
+"""The model on its way to the clients, the same bits there; iterates replayed."""
 
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from fedtrellis.domains.atoms import (
     Atom,
     DenseAtom,
     PermutationAtom,
+    ProductAtom,
     RankOneAtom,
     SignAtom,
     SparseAtom,
 )
+from fedtrellis.wire import replay
 from fedtrellis.wire.arrays import Layout, array_record
 from fedtrellis.wire.broadcast import (
     ModelBroadcast,
@@ -26,8 +29,10 @@ from fedtrellis.wire.broadcast import (
     Step,
     receive,
 )
+from fedtrellis.wire.replay import ReplayedIterate
 
 Point = NDArray[np.float64]
+Shape = tuple[int, ...]
 Config = dict[str, Any]
 
 #: What may come on top of the dense model's own bytes: a few .npy headers and the
@@ -35,20 +40,25 @@ Config = dict[str, Any]
 ENVELOPE = 1024
 
 
-def random_atom(rng: np.random.Generator, shape: tuple[int, ...]) -> Atom:
+def sparse(rng: np.random.Generator, shape: Shape) -> Atom:
     size = int(np.prod(shape))
-    kind = int(rng.integers(0, 5 if len(shape) == 2 else 4))
-    if kind in (0, 1):
-        count = int(rng.integers(0, min(size, 3) + 1))
-        indices = np.sort(rng.choice(size, count, replace=False))
-        return SparseAtom(indices, rng.standard_normal(count), shape)
-    if kind == 2:
-        return DenseAtom(rng.standard_normal(shape))
-    if kind == 3:
-        return SignAtom(rng.random(shape) < 0.5, -0.5, 0.25)
-    if shape[0] == shape[1] and rng.random() < 0.5:
-        return PermutationAtom(rng.permutation(shape[0]))
-    return RankOneAtom(rng.standard_normal(shape[0]), rng.standard_normal(shape[1]))
+    indices = np.sort(rng.choice(size, int(rng.integers(0, min(size, 3) + 1)), False))
+    return SparseAtom(indices, rng.standard_normal(indices.size), shape)
+
+
+def random_atom(rng: np.random.Generator, shape: Shape) -> Atom:
+    """Of any kind that there is of this shape, sparse ones more often."""
+    kinds: list[Callable[[], Atom]] = [lambda: sparse(rng, shape)] * 2
+    kinds.append(lambda: DenseAtom(rng.standard_normal(shape)))
+    kinds.append(lambda: SignAtom(rng.random(shape) < 0.5, -0.5, 0.25))
+    if len(shape) == 2:
+        kinds.append(lambda: RankOneAtom(*map(rng.standard_normal, shape)))
+    if len(shape) == 2 and shape[0] == shape[1]:
+        kinds.append(lambda: PermutationAtom(rng.permutation(shape[0]), 2.0))
+    if len(shape) == 1 and shape[0] > 4:
+        parts = sparse(rng, (shape[0] - 4,)), DenseAtom(rng.random((2, 2)))
+        kinds.append(lambda: ProductAtom(parts))
+    return kinds[rng.integers(len(kinds))]()
 
 
 def single(index: int, size: int, value: float = 1.0) -> SparseAtom:
@@ -80,7 +90,6 @@ class Simulation:
         start[self.rng.random(shape) < 0.1] = -0.0
         self.server = broadcast_of(start)
         self.clients: list[ReceivedModel | None] = [None] * clients
-        self.encodings: set[str] = set()
 
     def change(self, kind: str) -> None:
         shape = self.server.model.shape
@@ -115,7 +124,6 @@ class Simulation:
         received = receive(record, config, stored)
         assert_in_step(self.server, received)
         self.clients[client] = received
-        self.encodings.add(config["model-encoding"])
 
     def version(self, client: int) -> int | None:
         stored = self.clients[client]
@@ -360,3 +368,102 @@ def test_a_malformed_change_is_refused(
     with pytest.raises(ValueError, match=reason):
         receive(array_record(arrays, join=True), {"model-version": 3, **said}, stored)
     assert (stored.point == 1.0).all()
+
+
+# -------------------------------------------------------- iterates that are replayed
+
+#: One size on either side of the threshold between dense and sparse storage.
+SMALL, LARGE = (20, 20), (130, 130)
+assert 20 * 20 < replay._DENSE_SIZE < 130 * 130
+
+
+class Replay:
+    """An iterate beside x ← decay · x + weight · s in plain NumPy."""
+
+    def __init__(self, base: Point) -> None:
+        self.base, self.kept, self.x = base, base.copy(), base.copy()
+        self.iterate = ReplayedIterate(base)
+        self.largest = float(np.abs(base).max(initial=1.0))
+
+    def step(self, decay: float, weight: float, atom: Atom) -> None:
+        self.iterate.step(decay, weight, atom)
+        added = weight * atom.dense()
+        self.x = (decay * self.x if decay else np.zeros_like(self.x)) + added
+        self.largest = max(self.largest, float(np.abs(added).max(initial=0.0)))
+
+    def check(self) -> None:
+        # relative to the largest number that ever took part
+        bound = 1e-12 * max(float(np.abs(self.x).max()), 1e-3 * self.largest)
+        assert np.abs(self.iterate.dense() - self.x).max() <= bound
+        array = np.full(self.x.shape, 7.0)
+        self.iterate.add_to(array, -0.5)
+        np.testing.assert_allclose(array, 7.0 - 0.5 * self.x, rtol=1e-12, atol=1e-12)
+        assert np.array_equal(self.base, self.kept)
+
+    def save(self) -> None:
+        state = {name: a.copy() for name, a in self.iterate.state().items()}
+        self.iterate = ReplayedIterate.from_state(self.base, state)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.sampled_from([SMALL, LARGE, (400,), (16_900,)]),
+    kinds=st.sampled_from([sparse, random_atom]),
+    zero=st.booleans(),
+    seed=st.integers(0, 2**32),
+    script=st.lists(
+        st.sampled_from(["check", "save", 0.0, 1.0, 0.5, 0.9, 1e-60, 1e-120, -0.3]),
+        max_size=30,
+    ),
+)
+def test_any_sequence_of_steps_is_replayed(
+    shape: Shape, kinds: Any, zero: bool, seed: int, script: list[Any]
+) -> None:
+    rng = np.random.default_rng(seed)
+    replay = Replay(rng.standard_normal(shape) * (not zero))
+    for item in [*script, 0.9, "check"]:
+        if item == "check":
+            replay.check()
+        elif item == "save":
+            replay.save()
+        else:
+            replay.step(item, float(rng.random()), kinds(rng, shape))
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("decay", [0.999, 0.5, 1e-99, 1e-101, -0.5])
+def test_long_runs_keep_their_digits(shape: Shape, decay: float) -> None:
+    """With a vanishing scale, and more steps than may wait."""
+    rng, pending = np.random.default_rng(3), 256
+    made = Replay(rng.standard_normal(shape))
+    for t in range(3 * pending):  # 0.5^768 is 6·10^(−232)
+        made.step(decay, 0.3, sparse(rng, shape))
+        assert len(made.iterate._pending) < pending == replay._MAX_PENDING
+        if t < 5:
+            made.check()
+    made.check()
+    if decay == 0.5:
+        iterate = ReplayedIterate(np.ones(shape))
+        empty = SparseAtom(np.array([], dtype=np.intp), np.array([]), shape)
+        for _ in range(1000):
+            iterate.step(0.5, 1.0, empty)
+        assert np.array_equal(iterate.dense(), np.full(shape, 0.5**1000))
+
+
+def test_a_sparse_iterate_that_fills_up_becomes_dense() -> None:
+    rng = np.random.default_rng(2)
+    made = Replay(rng.standard_normal(LARGE))
+    other = ReplayedIterate(made.base)
+    for _ in range(200):
+        indices = np.sort(rng.choice(130 * 130, 60, replace=False))
+        made.step(0.99, 0.5, SparseAtom(indices, rng.standard_normal(60), LARGE))
+    made.check()
+    assert made.iterate._array is not None
+    assert np.array_equal(other.dense(), made.base)  # they share nothing else
+
+
+def test_decay_zero_forgets_what_is_not_finite() -> None:
+    for shape in (SMALL, LARGE):
+        iterate = ReplayedIterate(np.full(shape, np.nan))
+        iterate.step(0.0, 2.0, SparseAtom(np.array([1]), np.ones(1), shape))
+        assert iterate.dense().sum() == 2.0
