@@ -73,10 +73,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Sequence[NDArray[Any]]) -> Layout:
-        """Layout of a list of arrays.
-
-        Its dtype is the widest of theirs; float64 where one is of integers, say.
-        """
+        """Layout of arrays: of the widest dtype; float64 where one is of integers."""
         if isinstance(arrays, Layers):
             return arrays.layout
         names = {array.dtype.name for array in arrays}
@@ -222,10 +219,7 @@ class Layout:
         return _layout_of(tuple(numbers), dtype)
 
     def entries(self) -> dict[str, Any]:
-        """What a request says of it: ``model-shapes``, and ``model-dtype``.
-
-        The dtype goes without saying where it is float64.
-        """
+        """What a request says of it; that it is float64 goes without saying."""
         dtype = {"model-dtype": self.dtype} if self.dtype != "float64" else {}
         return {"model-shapes": self.to_list(), **dtype}
 
@@ -246,10 +240,7 @@ def _layout_of(numbers: tuple[int, ...], dtype: str) -> Layout:
 
 
 class Layers(list[FloatArray]):
-    """A model's layers, as a client's ``fit`` gets them, which know their layout.
-
-    An array of float32 does not say whether the model is one of bfloat16.
-    """
+    """A model's layers, which know that the model is one of bfloat16, for example."""
 
     layout: Layout
     #: The point that they are views of, of shape ``layout.point_shape``.
@@ -428,10 +419,7 @@ def bits_of(flat: NDArray[Any]) -> NDArray[Any]:
 
 
 def sparse_or_dense(point: NDArray[Any]) -> list[NDArray[Any]]:
-    """The smaller of [indices, values] of the non-zeros and [the array itself].
-
-    Of any dtype that travels: see :meth:`Layout.to_wire`.
-    """
+    """The smaller of [indices, values] of the non-zeros and [the array itself]."""
     flat = point.reshape(-1)
     bits = bits_of(flat)  # −0.0 is no zero here: it arrives as what it was
     index_dtype = np.min_scalar_type(max(flat.size - 1, 0))

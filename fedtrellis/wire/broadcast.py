@@ -24,13 +24,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import (
-    FLOAT64,
-    Atom,
-    SparseAtom,
-    pack_atoms,
-    unpack_atoms,
-)
+from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
 from fedtrellis.wire.arrays import (
     ENVELOPE,
     FloatArray,
@@ -106,16 +100,14 @@ def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
     return [table, *pack_atoms(atoms)] if atoms else [table]
 
 
-def unpack_steps(
-    arrays: Sequence[NDArray[Any]],
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any] = FLOAT64,
-) -> list[Step]:
-    """Inverse of :func:`pack_steps`, with values of a dtype; ValueError: malformed."""
+def unpack_steps(arrays: Sequence[NDArray[Any]], layout: Layout) -> list[Step]:
+    """Inverse of :func:`pack_steps`; ValueError: they are malformed."""
     if not arrays:
         return []
-    table, *others = arrays
-    atoms = unpack_atoms(others, shape, dtype, drawn=True) if others else []
+    (table, *others), atoms = arrays, list[Atom]()
+    if others:
+        shape, dtype = layout.point_shape, layout.point_dtype
+        atoms = unpack_atoms(others, shape, dtype, drawn=True)
     if table.ndim != 2 or table[:, 2].sum() != len(atoms):
         raise ValueError(f"{len(atoms)} atoms for a table of steps {table.tolist()}")
     rest = iter(atoms)
@@ -194,10 +186,9 @@ class ModelBroadcast:
         """
         if base is not None and not 0 <= self.version - base <= len(self._changes):
             base = None
-        found = self._encoded.get(base)
-        if found is None:
-            found = self._encoded[base] = self._encode(base)
-        return found
+        if base not in self._encoded:
+            self._encoded[base] = self._encode(base)
+        return self._encoded[base]
 
     def _encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
         config: Config = {"model-version": self.version}
@@ -215,21 +206,22 @@ class ModelBroadcast:
         ):
             config |= {"model-encoding": "steps", "model-base": self.version - known}
             return array_record(pack_steps(since), join=True), config | shapes
-        arrays = sparse_or_dense(self._on_wire)
+        arrays, _ = self._whole()
         config["model-encoding"] = "dense" if len(arrays) == 1 else "sparse"
         return array_record(arrays, join=True), config | self.layout.entries()
 
-    @property
-    def _on_wire(self) -> NDArray[Any]:
-        return self.layout.to_wire(self.model)
+    def _whole(self) -> tuple[list[NDArray[Any]], int]:
+        """All of the model as it travels, and its bytes."""
+        arrays = sparse_or_dense(self.layout.to_wire(self.model))
+        return arrays, sum(array.nbytes for array in arrays)
 
     def _entries_since(self, since: list[NDArray[np.intp]]) -> list[NDArray[Any]]:
         """Indices and values of what has changed; none: the model whole is smaller."""
         changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
         indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
-        values = self._on_wire.reshape(-1)[changed]
-        whole = sum(array.nbytes for array in sparse_or_dense(self._on_wire))
-        return [indices, values] if indices.nbytes + values.nbytes < whole else []
+        values = self.layout.to_wire(self.model.reshape(-1)[changed])
+        nbytes = indices.nbytes + values.nbytes
+        return [indices, values] if nbytes < self._whole()[1] else []
 
     def _worth_sending(self, steps: Sequence[Step]) -> bool:
         """Whether the steps are smaller than the model whole."""
@@ -237,8 +229,7 @@ class ModelBroadcast:
         atoms = sum(len(step.atoms) for step in steps)
         if (len(steps) > 1 or atoms > _FEW_ATOMS) and size < self.model.nbytes:
             # several steps, or many clients, may well touch the same few entries
-            whole = sparse_or_dense(self._on_wire)
-            return size < sum(array.nbytes for array in whole) + ENVELOPE
+            return size < self._whole()[1] + ENVELOPE
         return not steps or size < self.model.nbytes
 
 
@@ -254,10 +245,6 @@ class ReceivedModel:
     def encoded(self) -> Array:
         """The model as a client's state keeps it."""
         return encode(self.point)
-
-
-def _received_steps(record: ArrayRecord, layout: Layout) -> list[Step]:
-    return unpack_steps(record_arrays(record), layout.point_shape, layout.point_dtype)
 
 
 def _declared(
@@ -322,12 +309,12 @@ def receive(
         elif stored.version == version:
             return stored
         else:
-            steps = _received_steps(record, layout)
+            steps = unpack_steps(record_arrays(record), layout)
             if len(steps) != version - base:
                 raise ValueError(f"{len(steps)} steps from version {base} to {version}")
             point = _moved(stored.point, layout, steps[stored.version - base :])
     elif encoding == "steps" and layout is not None:
-        steps = _received_steps(record, layout)
+        steps = unpack_steps(record_arrays(record), layout)
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
         point = _moved(None, layout, steps)

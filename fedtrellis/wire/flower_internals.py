@@ -98,8 +98,7 @@ def filled(record: T, items: Mapping[str, Any]) -> T:
     ):
         data.update(items)
     else:
-        for name, item in items.items():
-            record[name] = item
+        record.update(items)
     return record
 
 
@@ -119,12 +118,11 @@ def items_to_bytes(kind: type, items: Mapping[str, Any]) -> bytes:
             if one is None:
                 one, value = _MANY[type(value[0])], {"vals": value}
             made.append({"key": key, "value": {one: value}})
-        body: bytes = _PROTOS[kind](items=made).SerializeToString()
+        return bytes(_PROTOS[kind](items=made).SerializeToString())
     except (KeyError, IndexError, TypeError, ValueError):
         # an empty list, an integer above 2⁶³ − 1, or a type that Flower looks closer at
         content: bytes = kind(dict(items)).deflate()
-        body = content[content.index(0) + 1 :]
-    return body
+        return content[content.index(0) + 1 :]
 
 
 def items_from_bytes(kind: type, body: bytes) -> dict[str, Any]:
@@ -139,8 +137,7 @@ def items_from_bytes(kind: type, body: bytes) -> dict[str, Any]:
 
 def records_to_bytes(records: RecordDict) -> bytes:
     """Records as the bytes of one object, for a checkpoint."""
-    data: bytes = recorddict_to_proto(records).SerializeToString()
-    return data
+    return bytes(recorddict_to_proto(records).SerializeToString())
 
 
 def records_from_bytes(data: bytes) -> RecordDict:
@@ -165,9 +162,7 @@ def _naming(kind: str, parts: Mapping[str, Hashable]) -> int:
     return _object(kind, len(set(parts.values())), max(body, 2))
 
 
-@lru_cache(maxsize=1024)
-def _quoted(text: str) -> str:
-    return json.dumps(text)
+_quoted = lru_cache(maxsize=1024)(json.dumps)
 
 
 @lru_cache(maxsize=1024)
