@@ -24,7 +24,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
+from fedtrellis.domains.atoms import (
+    FLOAT64,
+    Atom,
+    SparseAtom,
+    pack_atoms,
+    unpack_atoms,
+)
 from fedtrellis.wire.arrays import (
     ENVELOPE,
     FloatArray,
@@ -100,14 +106,16 @@ def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
     return [table, *pack_atoms(atoms)] if atoms else [table]
 
 
-def unpack_steps(arrays: Sequence[NDArray[Any]], layout: Layout) -> list[Step]:
-    """Inverse of :func:`pack_steps`; ValueError: they are malformed."""
+def unpack_steps(
+    arrays: Sequence[NDArray[Any]],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any] = FLOAT64,
+) -> list[Step]:
+    """Inverse of :func:`pack_steps`, with values of a dtype; ValueError: malformed."""
     if not arrays:
         return []
-    (table, *others), atoms = arrays, list[Atom]()
-    if others:
-        shape, dtype = layout.point_shape, layout.point_dtype
-        atoms = unpack_atoms(others, shape, dtype, drawn=True)
+    table, *others = arrays
+    atoms = unpack_atoms(others, shape, dtype, drawn=True) if others else []
     if table.ndim != 2 or table[:, 2].sum() != len(atoms):
         raise ValueError(f"{len(atoms)} atoms for a table of steps {table.tolist()}")
     rest = iter(atoms)
@@ -247,6 +255,10 @@ class ReceivedModel:
         return encode(self.point)
 
 
+def _received_steps(record: ArrayRecord, layout: Layout) -> list[Step]:
+    return unpack_steps(record_arrays(record), layout.point_shape, layout.point_dtype)
+
+
 def _declared(
     config: Mapping[str, Any], stored: ReceivedModel | None, max_parameters: int
 ) -> Layout | None:
@@ -309,12 +321,12 @@ def receive(
         elif stored.version == version:
             return stored
         else:
-            steps = unpack_steps(record_arrays(record), layout)
+            steps = _received_steps(record, layout)
             if len(steps) != version - base:
                 raise ValueError(f"{len(steps)} steps from version {base} to {version}")
             point = _moved(stored.point, layout, steps[stored.version - base :])
     elif encoding == "steps" and layout is not None:
-        steps = unpack_steps(record_arrays(record), layout)
+        steps = _received_steps(record, layout)
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
         point = _moved(None, layout, steps)

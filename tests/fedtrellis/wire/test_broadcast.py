@@ -405,7 +405,7 @@ class Replay:
         self.iterate = ReplayedIterate.from_state(self.base, state)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     shape=st.sampled_from([SMALL, LARGE, (400,), (16_900,)]),
     kinds=st.sampled_from([sparse, random_atom]),
