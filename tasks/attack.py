@@ -16,7 +16,7 @@ from fedtrellis.objectives.demonstrations import (
     UniversalPerturbation,
 )
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, need, setting
+from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, data_path, once, stratified, toy
 from .data.datasets import DATASETS, Examples, load_images
@@ -27,7 +27,7 @@ from .data.task import Dealt, Nonconvex, starts_of
 _VICTIM_SEED = 0
 _HIDDEN = 64
 _DIGITS = (8, 8)
-# What makes a file of weights of the network for CIFAR-10.
+# What makes a network for CIFAR-10.
 _COMMAND = "python -m scripts.train_cifar_cnn --data FOLDER --out FILE"
 # What suits a data set: a class, and an ε at which it is within reach.
 _DATASETS = {"digits": (3, 1.0), "cifar10": (4, 2.0), "file": (0, 1.0)}
@@ -55,12 +55,12 @@ class Attack(Nonconvex):
     perturbations of this length make 5 % of label 3's held-out images misclassified,
     15 rounds of 10 clients 98 %.
 
-    With ``cifar10`` the classifier is a convolutional network in PyTorch, from a file
-    of weights that ``scripts/train_cifar_cnn.py`` makes
-    (:class:`~.networks.ConvolutionalClassifier`). The images of the class in the
-    training batches that it gets right are dealt; those of the test batch are for the
-    metric. The default ε = 2 is a thirteenth of the length of the deer. Scores are in
-    single precision: a smoothing μ of 1e-3 keeps rounding out of differences of values.
+    With ``cifar10`` or ``file`` the classifier is an ONNX model, such as the
+    convolutional network that ``scripts/train_cifar_cnn.py`` makes. The images of the
+    class in the training batches that it gets right are dealt; those of the test batch
+    are for the metric. The default ε = 2 is a thirteenth of the length of the deer.
+    Scores are in single precision: a smoothing μ of 1e-3 keeps rounding out of
+    differences of values. There are no gradients: ``evaluate-gap`` has to be false.
 
     Notes
     -----
@@ -84,8 +84,7 @@ class Attack(Nonconvex):
     )
     classifier_path: str = setting(
         "",
-        "the classifier's file: an ONNX model (.onnx), or of CIFAR-10 weights by "
-        "scripts.train_cifar_cnn; empty: of digits",
+        "the classifier's file, an ONNX model; empty: of digits",
     )
     classifier: str = setting("mlp", "the classifier of digits", choices=("mlp",))
     scores: str = setting("logits", "what an ONNX model's output is", choices=SCORES)
@@ -104,18 +103,14 @@ class Attack(Nonconvex):
     clip: bool = setting(False, "cut perturbed pixels to [0, 1]")
 
     def check(self) -> None:  # noqa: D102
-        path, network = self.classifier_path, self.dataset == "cifar10"
-        onnx = path.endswith(".onnx")
-        if network and not onnx:
-            what = "attack.dataset = 'cifar10' without an ONNX model"
-            need("torch", f"{what} as attack.classifier-path", "torch")
+        path = self.classifier_path
         _images(self.dataset, self.path, self.partial)
-        if self.scores != "logits" and not onnx:
-            why = f"does not apply to attack.classifier-path = {path!r}"
-            raise self.refused("scores", f"{why}, which is no .onnx")
-        if not (onnx or network) and (path or self.dataset == "file"):
-            why = "must name an ONNX model, FILE.onnx, for attack.dataset ="
-            raise self.refused("classifier_path", f"{why} {self.dataset!r}")
+        if self.scores != "logits" and not path:
+            raise self.refused("scores", "is for an ONNX model; allowed: logits")
+        if (path or self.dataset != "digits") and not path.endswith(".onnx"):
+            hint = f" ({_COMMAND} makes one)" if self.dataset == "cifar10" else ""
+            why = f"must name an ONNX model, FILE.onnx{hint}"
+            raise self.refused("classifier_path", why)
         if not all(len(self.images(held_out=part)) for part in (False, True)):
             where = f"attack.target-label = {self.label()} must be a class of which"
             raise SettingsError(f"{where} the classifier gets images right")
@@ -158,8 +153,7 @@ class Attack(Nonconvex):
 
     def classifier_under_attack(self) -> Any:
         """Return the classifier, made once per process."""
-        shape = self.shapes()[0]
-        return _classifier(self.dataset, self.classifier_path, self.scores, shape)
+        return _classifier(self.classifier_path, self.scores, self.shapes()[0])
 
     @once(8)
     def images(self, *, held_out: bool) -> Array:
@@ -215,26 +209,17 @@ def _images(dataset: str, value: str = "", partial: bool = False) -> Examples:
 
 
 @once(4)
-def _classifier(dataset: str, value: str, scores: str, shape: tuple[int, ...]) -> Any:
-    key = "attack.classifier-path"
-    if value.endswith(".onnx"):
-        path = data_path(key, value)
-        try:
-            return OnnxClassifier(path, shape, scores)
-        except SettingsError:
-            raise
-        except ValueError as error:
-            raise SettingsError(f"{key} = {value!r}: {error}") from None
-    if dataset == "digits":
+def _classifier(value: str, scores: str, shape: tuple[int, ...]) -> Any:
+    if not value:
         return _digits_classifier()
+    key = "attack.classifier-path"
+    path = data_path(key, value)
     try:
-        path = data_path(key, value)
-    except (SettingsError, FileNotFoundError) as error:
-        raise type(error)(f"{error}; {_COMMAND} makes one") from None
-    # seconds that nodes without networks need not spend
-    from .networks import ConvolutionalClassifier, load_weights
-
-    return ConvolutionalClassifier(load_weights(path))
+        return OnnxClassifier(path, shape, scores)
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"{key} = {value!r}: {error}") from None
 
 
 @once(1)

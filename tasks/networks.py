@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod, sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,6 @@ from torch.nn import functional
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.torch_forward import TorchForward
 from fedtrellis.objectives.torch_objective import TorchObjective
-
-from .base import Array
-from .data.table import fault, load_arrays
 
 #: Parameters from which a loss that is only evaluated keeps none: below that
 #: evaluating many points at once is quicker, and memory is no matter.
@@ -181,89 +177,3 @@ def train(model: nn.Module, text: NDArray[np.int64], steps: int, seed: int) -> N
         loss = functional.cross_entropy(model(batch[:, :-1]), batch[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-
-
-# -- a network for CIFAR-10 that is attacked
-
-Weights = Mapping[str, NDArray[np.float32]]
-
-_CLASSES = 10
-# Images that pass through the network together.
-_SLICE = 128
-
-#: The arrays of a file of weights, in the order of the layers.
-SHAPES: dict[str, tuple[int, ...]] = {
-    "conv1.weight": (32, 3, 5, 5),
-    "conv1.bias": (32,),
-    "conv2.weight": (64, 32, 3, 3),
-    "conv2.bias": (64,),
-    "conv3.weight": (64, 64, 3, 3),
-    "conv3.bias": (64,),
-    "dense.weight": (_CLASSES, 64 * 4 * 4),
-    "dense.bias": (_CLASSES,),
-}
-
-
-def make_classifier(*, normalised: bool = False) -> nn.Sequential:
-    """Make the network, from PyTorch's global random state.
-
-    Three convolutions of stride 2, 5 × 5, 3 × 3 and 3 × 3, each with ReLU, and a dense
-    layer; ``normalised``, as it is trained, with batch normalisation behind each
-    convolution. An attack asks for millions of outputs: with strides instead of maxima
-    they cost a third. It maps (d, 3, 32, 32), pixels in [0, 1], to scores (d, 10).
-    """
-    layers: list[nn.Module] = []
-    for before, after, size in ((3, 32, 5), (32, 64, 3), (64, 64, 3)):
-        plain = not normalised
-        layers.append(nn.Conv2d(before, after, size, 2, size // 2, bias=plain))
-        layers += [nn.ReLU()] if plain else [nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, _CLASSES))
-
-
-def load_weights(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Read the weights of the network from an ``.npz`` file of plain arrays."""
-    weights = load_arrays(path, SHAPES, needed=True)
-    for name, shape in SHAPES.items():
-        array = weights[name]
-        if array.shape != shape or array.dtype != np.float32:
-            found = f"has shape {array.shape} and dtype {array.dtype}"
-            fault(path, f"array {name!r} {found}; they must be {shape} and float32")
-        if not np.isfinite(array).all():
-            fault(path, f"array {name!r} is not finite")
-    return weights
-
-
-class ConvolutionalClassifier:
-    """The network with ``weights`` of :data:`SHAPES`; it computes in ``dtype``."""
-
-    def __init__(self, weights: Weights, dtype: torch.dtype = torch.float32) -> None:
-        with seeded(0):
-            self._network = make_classifier().to(dtype)
-        # channels innermost make convolutions 3 times as fast
-        self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        parts = zip(self._network.parameters(), SHAPES, strict=True)
-        with torch.no_grad():
-            for parameter, name in parts:
-                parameter.copy_(torch.tensor(weights[name])).requires_grad_(False)
-        self._dtype = dtype
-
-    def _parts(self, images: Array) -> Sequence[Tensor]:
-        # a copy, as images may be read-only
-        parts = torch.split(torch.tensor(images, dtype=self._dtype), _SLICE)
-        return [part.contiguous(memory_format=torch.channels_last) for part in parts]
-
-    def logits(self, images: Array) -> Array:
-        """Return scores of shape (n, 10) for images of shape (n, 3, 32, 32)."""
-        with torch.inference_mode():
-            scores = [self._network(part) for part in self._parts(images)]
-        return torch.cat(scores).double().numpy()
-
-    def pullback(self, images: Array, cotangents: Array) -> Array:
-        """Return ∇ Σ_kc cotangents_kc · logits_kc by the images, of their shape."""
-        slopes: list[Tensor] = []
-        outer = torch.split(torch.tensor(cotangents, dtype=self._dtype), _SLICE)
-        for x, part in zip(self._parts(images), outer, strict=True):
-            with torch.enable_grad():
-                x.requires_grad_()
-                slopes += torch.autograd.grad(self._network(x), x, part)
-        return torch.cat(slopes).double().numpy()

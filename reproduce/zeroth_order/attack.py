@@ -26,7 +26,7 @@ __all__ = [
 
 HERE = Path(__file__).parent
 #: Made by ``python -m scripts.train_cifar_cnn --epochs 16`` of two training batches.
-WEIGHTS = HERE / "cifar-cnn.npz"
+WEIGHTS = HERE / "cifar-cnn.onnx"
 CLIENTS = 10
 # Of the held-out images, the first so many are shown.
 SHOWN = 6

@@ -266,10 +266,13 @@ def read_matrix(path: Path) -> Array:
     schema = Schema(0, label_column="")
     if _format(path) != ".csv":
         return dense(read_table(path, schema).features)
-    frame = read_frame(path)
-    if is_number(str(frame.columns[0])):
-        frame = read_frame(path, names=[str(j + 1) for j in range(frame.shape[1])])
-    return _cells(path, frame)
+    names, line = list[str](), ""
+    with suppress(*UNPACKING_ERRORS), open_packed(path) as file:
+        line = file.readline(2**16).decode("latin-1")
+    fields = re.split(r"[,;\t|]", line)
+    if is_number(fields[0].strip()):
+        names = [str(j + 1) for j in range(len(fields))]
+    return _cells(path, read_frame(path, names=names))
 
 
 # -- NumPy's archives

@@ -62,7 +62,6 @@ ACCEPTED: list[Accepted] = [
         {"metrics.*": 20.0},
         "it diverges, and ends at whatever the ciphertexts' random numbers lead to",
     ),
-    Accepted("*/kernel-pca/file", {"*": inf}, "two columns of one name are refused"),
     *(
         Accepted(f"*/logistic-regression/{case}", {"error": "1.csv"}, "pandas' words")
         for case in ("no-number", "short-row", "empty")
