@@ -363,12 +363,8 @@ class FederatedElasticNet(_Regressor):
     intercept_ : float
     n_iter_ : int
         Rounds.
-    objective_, gap_ : float
-        The value reached, and the certificate: no model is lower by more than gap_.
-    history_ : list of dict
-        What each round took and came to.
-    n_features_in_, feature_names_in_
-        As scikit-learn's.
+    objective_, gap_, history_, n_features_in_, feature_names_in_
+        As of :class:`FederatedLogisticRegression`.
 
     Examples
     --------
