@@ -56,11 +56,9 @@ class SettingsError(CodedError):
     --------
     >>> from fedtrellis import SettingsError
     >>> from fedtrellis.strategies import FedGiA
-    >>> try:
-    ...     FedGiA(selected_fraction=2.0)
-    ... except SettingsError as error:
-    ...     print(error)
-    selected_fraction = 2.0 must be greater than 0 and at most 1
+    >>> FedGiA(selected_fraction=2.0)
+    Traceback (most recent call last):
+    fedtrellis.settings.SettingsError: selected_fraction = 2.0 must be greater than ...
     """
 
     code = "settings"

@@ -370,12 +370,10 @@ class FederatedElasticNet(_Regressor):
     --------
     >>> import numpy as np
     >>> from fedtrellis.estimators import FederatedElasticNet
-    >>> X = np.random.default_rng(0).normal(size=(60, 3))
-    >>> y = 2 * X[:, 0]
-    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
-    >>> model = FederatedElasticNet(alpha=0.1).fit(nodes)
-    >>> round(float(model.score(X, y)), 1)
-    1.0
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> model = FederatedElasticNet(alpha=1e-6).fit([(X[:2], [1, 3]), (X[2:], [5, 7])])
+    >>> model.predict([[4.0]]).round(2)
+    array([9.])
     """
 
     alpha: float = 1.0
@@ -437,12 +435,10 @@ class FederatedLasso(FederatedElasticNet):
     --------
     >>> import numpy as np
     >>> from fedtrellis.estimators import FederatedLasso
-    >>> X = np.random.default_rng(0).normal(size=(60, 3))
-    >>> y = 2 * X[:, 0]
-    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
-    >>> model = FederatedLasso(alpha=0.1).fit(nodes)
-    >>> round(float(model.score(X, y)), 1)
-    1.0
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> model = FederatedLasso(alpha=1e-6).fit([(X[:2], [1, 3]), (X[2:], [5, 7])])
+    >>> model.predict([[4.0]]).round(2)
+    array([9.])
     """
 
     l1_ratio: ClassVar[float] = 1.0  # type: ignore[misc]
@@ -474,12 +470,10 @@ class FederatedRidge(_Regressor):
     --------
     >>> import numpy as np
     >>> from fedtrellis.estimators import FederatedRidge
-    >>> X = np.random.default_rng(0).normal(size=(60, 3))
-    >>> y = 2 * X[:, 0]
-    >>> nodes = [(X[:30], y[:30]), (X[30:], y[30:])]
-    >>> model = FederatedRidge(alpha=0.1).fit(nodes)
-    >>> round(float(model.score(X, y)), 1)
-    1.0
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> model = FederatedRidge(alpha=0.1).fit([(X[:2], [1, 3]), (X[2:], [5, 7])])
+    >>> model.predict([[4.0]]).round(1)
+    array([8.9])
     """
 
     alpha: float = 1.0
