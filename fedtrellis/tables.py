@@ -645,40 +645,34 @@ class TableModel(dict[str, NDArray[Any]]):
         ]
 
         (w, b), made = self.linear(), self.preparation
+        if self.loss not in ("squared", *SHARES):
+            why = f"the loss is {self.loss}"
+            raise SettingsError(f"scikit-learn has no such model: {why}")
+        ends = np.cumsum([len(column.features()) for column in made.columns])[:-1]
+        parts = zip(
+            np.split(w, ends), np.split(np.array(made.means), ends), strict=True
+        )
         steps: list[tuple[str, Any, list[str]]] = []
         weights: list[Array] = []
         example: dict[str, list[Any]] = {}
-        start = 0
-        for column in made.columns:
-            name, width = column.name, len(column.features())
-            part, mean = w[start : start + width], made.means[start]
-            start += width
+        for column, (part, means) in zip(made.columns, parts, strict=True):
+            name, makers = column.name, list[Any]()
             if column.kind == "category":
                 if column.other:
                     # what is none of the categories has none of their features
                     b, part = b + part[-1], part[:-1] - part[-1]
                 known: Any = [list(column.categories)]
                 more: Any = {"handle_unknown": "ignore", "sparse_output": False}
-                steps.append((name, OneHotEncoder(categories=known, **more), [name]))
+                makers.append(OneHotEncoder(categories=known, **more))
                 example[name] = [column.categories[0]]
             else:
-                filled = SimpleImputer(strategy="constant", fill_value=mean)
-                gone = [MissingIndicator(features="all")] * column.missing
                 dated = days if column.kind == "date" else []
-                steps += [
-                    (
-                        f"{name}: {type(last).__name__}",
-                        make_pipeline(*dated, last),
-                        [name],
-                    )
-                    for last in (filled, *gone)
-                ]
-                example[name] = ["2020-01-01"] if dated else [mean]
+                filled = SimpleImputer(strategy="constant", fill_value=float(means[0]))
+                gone = [MissingIndicator(features="all")] * column.missing
+                makers += [make_pipeline(*dated, last) for last in (filled, *gone)]
+                example[name] = ["2020-01-01"] if dated else [float(means[0])]
+            steps += [(f"{name} {k}", each, [name]) for k, each in enumerate(makers)]
             weights.append(part)
-        if self.loss not in ("squared", *SHARES):
-            raise SettingsError(
-                f"scikit-learn has no such model: the loss is {self.loss}"
-            )
         regression = self.loss == "squared"
         model = LinearRegression() if regression else LogisticRegression()
         w = np.concatenate(weights)

@@ -83,17 +83,11 @@ def combine(
 
     Examples
     --------
-    Whoever has the scalars and the seed has the gradient:
-
     >>> import numpy as np
-    >>> from fedtrellis.manifolds import Euclidean
-    >>> from fedtrellis.zeroth_order import combine, projection_estimate
-    >>> estimate = projection_estimate(
-    ...     lambda points: points.sum(axis=1), Euclidean((3,)), np.zeros(3),
-    ...     np.random.default_rng(7), samples=5, smoothing=1e-3,
-    ... )
-    >>> rebuilt = combine(estimate.scalars, np.random.default_rng(7), (3,))
-    >>> bool(np.allclose(rebuilt, estimate.gradient))
+    >>> from fedtrellis.zeroth_order import combine, directions
+    >>> [u] = directions(np.random.default_rng(7), 1, (3,))
+    >>> gradient = combine([2.0], np.random.default_rng(7), (3,))
+    >>> bool(np.allclose(gradient, 3 * 2.0 * u))
     True
     """
     s = np.asarray(scalars, dtype=np.float64)
@@ -206,11 +200,9 @@ def evaluator(
     >>> import numpy as np
     >>> from fedtrellis.wire.arrays import Layout
     >>> from fedtrellis.zeroth_order import evaluator
-    >>> class Square:
-    ...     def value(self, x):
-    ...         return float(x @ x)
-    >>> values = evaluator(Square(), Layout(((2,),)))
-    >>> values(np.array([[0.0, 0.0], [1.0, 2.0]]))
+    >>> from types import SimpleNamespace
+    >>> square = SimpleNamespace(value=lambda x: float(x @ x))
+    >>> evaluator(square, Layout(((2,),)))(np.array([[0.0, 0.0], [1.0, 2.0]]))
     array([0., 5.])
     """
     if batch_size < 0:
