@@ -170,7 +170,7 @@ def determined(matrix: Array) -> tuple[int, int]:
     return whole, max(alone)
 
 
-def solver_error(server: Server, seed: int = 1) -> float:
+def solver_error(server: Server, steps: int = 6) -> float:
     """How far Gauss and Newton's method ends from the unknowns; it starts near them.
 
     Of what the sums do not determine it keeps its start.
@@ -178,8 +178,8 @@ def solver_error(server: Server, seed: int = 1) -> float:
     truth = secret()
     server.sums(truth)
     target = server.sums(truth)
-    x = truth + 0.03 * np.random.default_rng(seed).standard_normal(truth.size)
-    for _ in range(6):
+    x = truth + 0.03 * np.random.default_rng(1).standard_normal(truth.size)
+    for _ in range(steps):
         jacobian, residual = derivative(server.sums, x), server.sums(x) - target
         x = x - np.linalg.lstsq(jacobian, residual, rcond=1e-7)[0]
     return float(np.abs(x - truth).max())

@@ -10,7 +10,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,29 +33,31 @@ BOUND = 0.25
 # ----------------------------------------------------------------------------- the lies
 
 
+Arrays = list[NDArray[Any]]
+
+
 @dataclass
 class Said:
-    """An answer: its arrays, the vector beside them, and who says it when."""
+    """An answer: its arrays, the numbers beside them, and who says it when."""
 
-    arrays: list[NDArray[Any]]
+    arrays: Arrays
     numbers: Array
-    status: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any]
 
     @classmethod
     def by(cls, content: RecordDict) -> Said:
         status: dict[str, Any] = dict(content.config_records["status"])
-        numbers = np.frombuffer(status.pop("numbers", b""), dtype="<f8")
+        numbers = np.frombuffer(status.get("numbers", b""), dtype="<f8")
         return cls(record_arrays(content.array_records["arrays"]), numbers, status)
 
     def content(self, like: RecordDict) -> RecordDict:
-        records: dict[str, Any] = dict(like)
-        status = self.status
+        records, status = dict(like), dict(self.status)
+        status.pop("numbers", None)
         if "numbers" in like.config_records["status"]:
-            status = {**status, "numbers": self.numbers.astype("<f8").tobytes()}
-        records["status"] = ConfigRecord(status)
+            status["numbers"] = self.numbers.astype("<f8").tobytes()
         join = "joined" in like.array_records["arrays"]
         records["arrays"] = array_record(self.arrays, join=join)
-        return RecordDict(records)
+        return RecordDict({**records, "status": ConfigRecord(status)})
 
     def each(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Said:
         with np.errstate(over="ignore"):
@@ -78,32 +80,31 @@ class Scene:
         return self.model if array.shape == self.model.shape else np.zeros(array.shape)
 
     def together(self, combine: Callable[[Array], Array]) -> Said:
-        arrays = []
-        for k, own in enumerate(self.own.arrays):
-            alike = [
-                said.arrays[k]
-                for said in self.others
-                if len(said.arrays) > k and said.arrays[k].shape == own.shape
-            ]
-            real = own.dtype.kind == "f" and alike
-            arrays.append(combine(np.array(alike)) if real else own)
-        numbers = self.own.numbers
-        if numbers.size:
-            numbers = combine(np.array([said.numbers for said in self.others]))
-        return replace(self.own, arrays=arrays, numbers=numbers)
+        def of(own: NDArray[Any], theirs: Arrays) -> NDArray[Any]:
+            alike = [array for array in theirs if array.shape == own.shape]
+            real = own.dtype.kind == "f" and own.size and alike
+            return combine(np.array(alike)) if real else own
+
+        pairs = (
+            (own, [said.arrays[k] for said in self.others if len(said.arrays) > k])
+            for k, own in enumerate(self.own.arrays)
+        )
+        numbers = of(self.own.numbers, [said.numbers for said in self.others])
+        return replace(self.own, arrays=[of(*p) for p in pairs], numbers=numbers)
 
 
 Lie = Callable[[Scene], Said]
 
 
-def _another_shape(scene: Scene) -> Said:
-    arrays = [array.reshape(-1)[:-1] for array in scene.own.arrays]
-    return replace(scene.own, arrays=arrays, numbers=scene.own.numbers[:-1])
+def _other_arrays(
+    change: Callable[[NDArray[Any]], NDArray[Any]], numbers: int | None
+) -> Lie:
+    def lie(scene: Scene) -> Said:
+        own = scene.own
+        arrays = [change(array) for array in own.arrays]
+        return replace(own, arrays=arrays, numbers=own.numbers[:numbers])
 
-
-def _another_dtype(scene: Scene) -> Said:
-    arrays = [a.astype("f4" if a.dtype == "f8" else "i8") for a in scene.own.arrays]
-    return replace(scene.own, arrays=arrays, numbers=scene.own.numbers[:0])
+    return lie
 
 
 def _random(scene: Scene) -> Said:
@@ -153,8 +154,10 @@ def _a_little(scene: Scene) -> Said:
 REFUSED: dict[str, Lie] = {
     "not a number": lambda scene: scene.own.each(lambda a: a * np.nan),
     "infinite": lambda scene: scene.own.each(lambda a: a * 0.0 - np.inf),
-    "another shape": _another_shape,
-    "another dtype": _another_dtype,
+    "another shape": _other_arrays(lambda a: a.reshape(-1)[:-1], -1),
+    "another dtype": _other_arrays(
+        lambda a: a.astype("f4" if a.dtype == "f8" else "i8"), 0
+    ),
     "under another's name": lambda scene: replace(
         scene.own, status=scene.others[0].status
     ),
@@ -281,19 +284,18 @@ def main() -> int:
     """Print the table; 1 if a robust rule let the liar have more than BOUND."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(METHODS)}")
-    arguments = parser.parse_args()
+    names = parser.parse_args().names or METHODS
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    print(f"| method | {' | '.join(RULES)} |\n|{' --- |' * (1 + len(RULES))}")
+    print(f"method,{','.join(RULES)}")
     failed = False
-    for name in arguments.names or METHODS:
+    for name in names:
         cells = []
         for rule in METHODS[name].rules:
             every = [(distance(name, run(name, k, rule).model), k) for k in KINDS]
             far, kind = max(every)
             cells.append(f"{far:.2f} ({kind})" if far < 100 else f"{far:.0e} ({kind})")
             failed |= rule != "mean" and far > BOUND
-        cells += [""] * (len(RULES) - len(cells))
-        print(f"| `{name}` | {' | '.join(cells)} |", flush=True)
+        print(",".join([name, *cells, *[""] * (len(RULES) - len(cells))]), flush=True)
     return int(failed)
 
 

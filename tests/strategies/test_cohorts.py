@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import ConfigRecord, Context
 
-import clients
 from clients import FedAvgGDClient
-from fedtrellis import LocalGrid, MethodClient, client_app
+from fedtrellis import LocalGrid, client_app
 from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
 from fedtrellis.wire.local_work import run_together
 from strategies import FedAvgGD
-from tests.harness import Played, Stop, distance, grid_of, node_states, play
-from tests.strategies.methods import (
-    EVERY,
-    EVERYTHING,
-    METHODS,
-    A,
-    B,
-    Method,
-    of_dtype,
-    on,
-)
+from tests.harness import Played, distance, grid_of, node_states, play
+from tests.strategies.methods import EVERY, EVERYTHING, of_dtype, on
 
 #: Uneven shares; the largest is more than twice the smallest.
 SIZES = (5, 9, 7, 12, 6, 8, 9)
@@ -57,55 +46,22 @@ def losses(kind: str) -> list[Any]:
     return made
 
 
-def uneven(method: Method) -> Method:
-    """A method on shares of unlike sizes, where its losses are squares."""
-    own = method.losses[: len(SIZES)]
-    if method.losses is METHODS["fedavg-gd"].losses:
-        shares = zip(A, B, SIZES, strict=False)
-        own = [
-            LeastSquares(a[:size], b[:size], scale="half-mean", l2=0.01)
-            for a, b, size in shares
-        ]
-    return dataclasses.replace(method, losses=own)
-
-
-def kind_of(method: Method) -> Any:
-    context = Context(0, 0, {"partition-id": 0}, RecordDict(), {})
-    return type(method.client(context, method.losses[0]))
-
-
-def works_together(kind: Any) -> bool:
-    """Whether clients of a class take their steps side by side."""
-    return kind.fit is MethodClient.fit and kind.steps is not MethodClient.steps
-
-
-#: Every method whose client's work is its ``steps``, and other losses.
+#: That cohorts of all methods are their clients one by one is a contract of all
+#: methods, with shares of one size; here these differ.
 CASES = {
-    name: uneven(method)
-    for name, method in EVERY.items()
-    if works_together(kind_of(method))
+    kind: on(losses(kind), np.zeros((5, 3) if kind == "mlr" else 4), 8)(
+        method, batch_fraction=part, step_size=0.05
+    )
+    for kind, method, part in (
+        *(("squares", "FedAvgGD", 1.0), ("own", "FedAvgGD", 0.4)),
+        *(("logistic", "FedProx", 1.0), ("mlr", "Scaffold", 1.0)),
+    )
 }
-for _kind, _part in (("squares", 1.0), ("own", 0.4), ("logistic", 1.0), ("mlr", 0.4)):
-    _on = on(losses(_kind), np.zeros((5, 3) if _kind == "mlr" else 4), 8)
-    CASES[_kind] = _on("FedAvgGD", batch_fraction=_part)
-
-
-def grid_for(case: Method, **options: Any) -> LocalGrid:
-    return case.grid(len(SIZES), **{"seed": 3, **options})
-
-
-def run(case: Method, grid: LocalGrid, **settings: Any) -> Played[Any]:
-    return case.play(grid, 8, **{"seed": 1, "participation": 0.7, **settings})
 
 
 def average(client: Any, strategy: Any = FedAvgGD, rounds: int = 2, **grid: Any) -> Any:
     made = grid_of(client, losses("squares"), **grid)
     return play(strategy(step_size=0.01), made, np.zeros(4), rounds)
-
-
-def test_every_client_that_computes_together_is_here() -> None:
-    offer = {getattr(clients, name) for name in clients.__all__}
-    assert set(filter(works_together, offer)) == set(map(kind_of, CASES.values()))
 
 
 def check_same(one: Played[Any], many: Played[Any], near: float = 1e-12) -> None:
@@ -162,26 +118,20 @@ def test_a_cohort_is_its_clients_one_by_one(
         counts.append(len(clients))
         return run_together(clients, *given)
 
+    def run(**options: Any) -> Played[Any]:
+        case = of_dtype(CASES[name], dtype)
+        grid = case.grid(len(SIZES), seed=3, **faults, **options)
+        return case.play(grid, 8, seed=1, participation=0.7)
+
     monkeypatch.setattr("fedtrellis.wire.client.run_together", counted)
-    case = of_dtype(CASES[name], dtype)
-    one = run(case, grid_for(case, **faults))
+    one = run()
     assert not counts
     sent.clear()
-    many = run(case, grid_for(case, batched=True, **faults))
+    many = run(batched=True)
     assert max(counts) > 1  # clients did go together
     assert faults or set(sent) == {"query.hello"}
     assert many.models[-1].dtype == dtype
     check_same(one, many, 1e-12 if dtype == "float64" else 1e-5)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_run_goes_on_from_one_kind_to_the_other(name: str, tmp_path: Path) -> None:
-    case, path, first = CASES[name], tmp_path / "checkpoint", len(name) % 2 == 0
-    whole = run(case, grid_for(case))
-    run(case, grid_for(case, batched=first), checkpoint=path, callbacks=[Stop(4)])
-    rest = run(case, grid_for(case, batched=not first), resume=path)
-    assert distance(rest.models[-1], whole.models[-1]) <= 1e-12
-    assert rest.used == whole.used[4:]
 
 
 def test_a_subclass_with_a_fit_of_its_own_is_not_taken_together() -> None:
@@ -321,9 +271,9 @@ class Unshared(LocalGrid):
     [("fedavg-gd", False), ("fedfw corrective", True), ("fedgia", False)],
 )
 def test_contents_in_common_change_nothing(name: str, encode: bool) -> None:
-    case, options = CASES[name], {"encode": encode, **EVERYTHING}
-    shared = grid_for(case, **options)
-    apart = Unshared(shared.client_app, len(SIZES), seed=3, **options)
+    method, options = EVERY[name], {"seed": 3, "encode": encode, **EVERYTHING}
+    shared = method.grid(7, **options)
+    apart = Unshared(shared.client_app, 7, **options)
     assert (shared.untouched, apart.untouched) == (True, False)
-    check_same(run(case, shared), run(case, apart), 0.0)
+    check_same(method.play(shared, 8), method.play(apart, 8), 0.0)
     assert (shared.bytes_down, shared.bytes_up) == (apart.bytes_down, apart.bytes_up)

@@ -115,17 +115,20 @@ def test_nodes_that_never_keep_anything(name: str) -> None:
 def test_a_resumed_run_is_the_same_to_the_last_bit(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
-    """Under all faults; and so is one whose messages pass as bytes."""
+    """Under all faults; and so is one whose messages pass as bytes, or in cohorts."""
     if dtype not in EVERY[name].make().dtypes:
         pytest.skip("not a model of that")
     method, path = of_dtype(EVERY[name], dtype), tmp_path / "checkpoint"
 
-    def run(encode: bool = False, **options: Any) -> Played[Any]:
-        grid = method.grid(seed=2, encode=encode, **EVERYTHING)
+    def run(encode: bool = False, batched: bool = False, **options: Any) -> Played[Any]:
+        grid = method.grid(seed=2, encode=encode, batched=batched, **EVERYTHING)
         return method.play(grid, 16, participation=0.8, **options)
 
     whole = run()
     check_same(whole, run(encode=True), 0.0)
+    # a wave's clients at once are its clients one by one
+    if dtype == "float64" or name not in SUMMED:
+        check_same(whole, run(batched=True), 1e-12 if dtype == "float64" else 1e-5)
     if dtype == "float64" and not name.startswith("feddr"):  # it has another x_i
         states = node_states(whole.strategy, whole.grid)
         assert bool(states) == whole.strategy.stateful

@@ -10,10 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import strategies
-from clients import (
-    FedAvgGDClient,
-    FedFWClient,
-)
+from clients import FedAvgGDClient, FedFWClient
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -26,32 +23,23 @@ from fedtrellis.domains import (
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
-from strategies import (
-    FedAvgGD,
-    FedFW,
-    HyFDCA,
-)
-from tests.harness import Distance, Recorder, grid_of, play
+from strategies import FedAvgGD, FedFW, HyFDCA
+from tests.harness import Distance, Recorder, app_of, grid_of, play
 from tests.strategies import methods
 from tests.strategies.methods import Method
 
-P, N = 12, 5
-
-
+N = 5
 #: Also what is kept of an answer, which changes where two entries are about as large.
 HERE = (
     *("fedavg-gd", "local-sgd", "fedprox", "fedopt", "compressed-sgd top-k"),
     *("scaffold", "projected-fedavg", "feddr", "fedgia"),
     *("fedlmo corrected", "fedlmo server", "fedlmo ef21"),
 )
-#: Rounds until a run's error is that of its arithmetic.
-ENOUGH = 60
 #: Those that have a test of their own here, and the one whose clients send numbers: its
 #: differences of two values have half of float32's digits.
 ELSEWHERE = {
     *("fedfw", "first-order-rfl", "zeroth-order-rfl"),
-    "naive-frank-wolfe",
-    "zeroth-order-sgd",
+    *("naive-frank-wolfe", "zeroth-order-sgd"),
 }
 EVERY = pytest.mark.parametrize("name", HERE)
 
@@ -71,7 +59,7 @@ def value(method: Method, x: NDArray[Any]) -> float:
 def test_float32_ends_where_float64_does(name: str) -> None:
     method = methods.EVERY[name]
     kinds = (method, methods.of_dtype(method, "float32"))
-    double, single = (kind.play(kind.grid(N), ENOUGH).model for kind in kinds)
+    double, single = (kind.play(kind.grid(N), 60).model for kind in kinds)
     assert single.dtype == np.float32
     # it is not the same arithmetic, and not the start either
     assert 0.0 < np.linalg.norm(single - double) / np.linalg.norm(double) <= 1e-5
@@ -119,12 +107,9 @@ def test_a_method_that_needs_float64_says_so() -> None:
 
 
 SETS: list[tuple[Domain, tuple[int, ...]]] = [
-    (L1Ball(1.5), (P,)),
-    (L2Ball(1.0), (P,)),
-    (Box(-0.2, 0.4), (P,)),
-    (NuclearNormBall(2.0), (14, 9)),
-    (BirkhoffPolytope(), (9, 9)),
-    (Product([L1Ball(1.0), L2Ball(1.0)], [(5,), (7,)]), (P,)),
+    *((L1Ball(1.5), (12,)), (L2Ball(1.0), (12,)), (Box(-0.2, 0.4), (12,))),
+    *((NuclearNormBall(2.0), (14, 9)), (BirkhoffPolytope(), (9, 9))),
+    (Product([L1Ball(1.0), L2Ball(1.0)], [(5,), (7,)]), (12,)),
 ]
 
 
@@ -136,12 +121,11 @@ def test_frank_wolfe_in_float32(
     rng = np.random.default_rng(0)
     losses = [Distance(rng.standard_normal(shape) / 3) for _ in range(N)]
     faults = {"reply_loss": 0.1, "wipe": 0.05, "state_loss": 0.05, "seed": 5}
-    ends = []
+    app, ends = app_of(FedFWClient, losses, domain), []
     for dtype in (np.float64, np.float32):
-        app = grid_of(FedFWClient, losses, domain).client_app
         grid = Recorder(app, N, encode=True, **faults)
         strategy = FedFW(domain, participation=0.8, variant=variant)
-        played = play(strategy, grid, domain.centre(shape).astype(dtype), 40)
+        played = play(strategy, grid, domain.centre(shape).astype(dtype), 30)
         ends.append(sum(loss.value(played.model.astype(float)) for loss in losses))
     assert ends[1] == pytest.approx(ends[0], rel=1e-5)
     assert played.model.dtype == np.float32
@@ -150,8 +134,7 @@ def test_frank_wolfe_in_float32(
     assert {d for r, d in seen(grid) if r == MODEL} <= {"float32", "uint8", "uint16"}
     # x̄ is the mean of the x_i but for a few roundings
     points = [strategy._client_iterate(name) for name in strategy.clients]
-    x_bar = np.mean(points, axis=0)
-    assert np.abs(strategy._result_point() - x_bar).max() <= 2e-6
+    assert np.abs(strategy._result_point() - np.mean(points, axis=0)).max() <= 2e-6
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -27,7 +27,6 @@ from fedtrellis.domains import (
     Simplex,
 )
 from fedtrellis.domains.atoms import DenseAtom, SignAtom, SparseAtom, unpack_atoms
-from fedtrellis.domains.base import alike, describe
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.schedules import Schedule
@@ -368,33 +367,6 @@ def check_mean(played: Played[Any]) -> None:
     assert np.abs(played.model - np.mean(points, axis=0)).max() < 1e-12
 
 
-@pytest.mark.parametrize("size", [20_000, 40])
-def test_several_steps_travel_as_their_atoms_where_that_is_less(size: int) -> None:
-    """Up k atoms, down k steps of n atoms; of 40 entries x̄ whole is less.
-
-    With the constant schedule the start's entries stay, so that x̄ has many.
-    """
-    rng, k = np.random.default_rng(6), 3
-    how: Any = {"penalty": 0.1, "variant": "plain", "schedule": "constant"}
-    losses = [Distance(rng.standard_normal(size)) for _ in range(N)]
-    start = rng.uniform(-1 / size, 1 / size, size)
-    strategy = FedFW(L1Ball(2.0), local_steps=k, **how)
-    played, grid = recorded(strategy, 5, losses=losses, start=start)
-    for (t, i), messages in grid.answers.items():
-        assert set(messages[0].content) == {STATUS, ARRAYS}
-        atoms = unpack_atoms(arrays_of(messages[0], ARRAYS), (size,))
-        assert [type(atom) for atom in atoms] == [SparseAtom] * k
-        config = asked(grid, t, i)
-        assert config["step-size"] == [0.01] * k
-        if t > 1 and size == 40:
-            assert config["model-encoding"] in ("dense", "sparse")
-        elif t > 1:
-            assert config["model-encoding"] == "steps"
-            steps = unpack_steps(arrays_of(grid.requests[t, i][0], MODEL), (size,))
-            assert [len(step.atoms) for step in steps] == [N] * k
-    check_mean(played)
-
-
 def test_bytes_after_a_missed_round_and_a_wipe() -> None:
     """x̄ whole, but only its non-zeros; and x_i for the node that lost everything.
 
@@ -512,20 +484,3 @@ def test_who_announces_nothing_is_taken_and_its_atoms_are_looked_at() -> None:
             assert record.used == (N if declared else N - 1)
             why = [("3", "an atom lies outside L1Ball(radius=3.0)")]
             assert record.rejected == ([] if declared else why)
-
-
-def test_sets_are_told_apart() -> None:
-    sets: list[Domain] = [
-        *(L1Ball(1.0), L2Ball(1.0), Box(-1.0, 1.0), Box(1.0, 2.0)),
-        Box(np.zeros(3), np.array([1.0, 2.0, 3.0])),
-        Box(np.zeros(3), np.array([1.0, 2.0, 4.0])),
-        Product([L1Ball(1.0), L2Ball(1.0)], [(3,), (2, 2)]),
-        Product([L1Ball(1.0), L2Ball(1.0)], [(3,), (4,)]),
-    ]
-    near, far = (describe(L1Ball(1.0 + off)) for off in (1e-12, 1e-6))
-    assert alike(describe(sets[0]), near)
-    assert not alike(describe(sets[0]), far)
-    for i, one in enumerate(sets):
-        for j, other in enumerate(sets):
-            assert alike(describe(one), describe(other)) == (i == j)
-    assert "\n" not in describe(Box(np.zeros(900), np.ones(900)))

@@ -25,7 +25,7 @@ _RNG = np.random.default_rng(7)
 _TRUTH = _RNG.standard_normal(P) * (_RNG.random(P) < 0.5)  # ‖·‖₁ = 2.9
 
 
-def _least_squares() -> LeastSquares:
+def _squares() -> LeastSquares:
     a = _RNG.standard_normal((30, P))
     own = _TRUTH + 0.5 * _RNG.standard_normal(P)
     return LeastSquares(a, a @ own + 0.3 * _RNG.standard_normal(30))
@@ -37,8 +37,7 @@ def _logistic() -> Logistic:
     return Logistic(a, (scores + 0.5 * _RNG.standard_normal(60) > 0.0).astype(int))
 
 
-SQUARES = [_least_squares() for _ in range(N)]
-LOGISTIC = [_logistic() for _ in range(N)]
+SQUARES, LOGISTIC = [_squares() for _ in range(N)], [_logistic() for _ in range(N)]
 # balls whose border the solution is on, and ones in whose interior it is
 TIGHT, WIDE = 1.0, 6.0
 
@@ -78,9 +77,13 @@ class Curious(FedFW):
 
 
 def spy(
-    domain: Domain, rounds: int, losses: Sequence[Any] = SQUARES, **settings: Any
+    domain: Domain,
+    rounds: int,
+    losses: Sequence[Any] = SQUARES,
+    kind: type[Curious] = Curious,
+    **settings: Any,
 ) -> Curious:
-    strategy = Curious(domain, **settings)
+    strategy = kind(domain, **settings)
     play(strategy, grid_of(FedFWClient, losses, domain), np.zeros(P), rounds)
     return strategy
 
@@ -111,12 +114,6 @@ def _quadratic_model(x: Array) -> Array:
     return matrix
 
 
-def _symmetric(upper: Array) -> Array:
-    full = np.zeros((P, P))
-    full[_I, _J] = full[_J, _I] = upper
-    return full
-
-
 def unscale(rounds: Sequence[Round]) -> tuple[Array, Array, Array]:
     """The attack on directions: H, b and ∇f_i at the last x.
 
@@ -124,17 +121,17 @@ def unscale(rounds: Sequence[Round]) -> tuple[Array, Array, Array]:
     H x_t + b − c_t u_t = −v_t. The rounds have p equations each and one unknown of
     their own; what they share is a quadratic model of f_i.
     """
-    matrix = np.zeros((len(rounds) * P, _UNKNOWN + P + len(rounds)))
+    lengths = np.zeros((len(rounds), P, len(rounds)))
     for t, one in enumerate(rounds):
-        rows = slice(t * P, (t + 1) * P)
-        matrix[rows, : _UNKNOWN + P] = _quadratic_model(one.x)
-        matrix[rows, _UNKNOWN + P + t] = one.atom / np.linalg.norm(one.atom)
+        lengths[t, :, t] = one.atom / np.linalg.norm(one.atom)
+    shared = np.concatenate([_quadratic_model(one.x) for one in rounds])
+    matrix = np.hstack([shared, lengths.reshape(-1, len(rounds))])
     right = -np.concatenate([one.v for one in rounds])
     scale = np.linalg.norm(matrix, axis=0) + 1e-300
     solved = np.linalg.lstsq(matrix / scale, right, rcond=1e-13)[0] / scale
-    model = solved[: _UNKNOWN + P]
-    gradient = _quadratic_model(rounds[-1].x) @ model
-    return _symmetric(model[:_UNKNOWN]), model[_UNKNOWN:], gradient
+    model, full = solved[: _UNKNOWN + P], np.zeros((P, P))
+    full[_I, _J] = full[_J, _I] = model[:_UNKNOWN]
+    return full, model[_UNKNOWN:], _quadratic_model(rounds[-1].x) @ model
 
 
 @pytest.mark.parametrize("radius", [TIGHT, WIDE])
@@ -168,12 +165,8 @@ def test_an_automatic_penalty_sends_the_length_too() -> None:
         assert error(found, loss.gradient(np.zeros(P))) < 1e-12
 
 
-class Malicious(FedFW):
+class Malicious(Curious):
     """After ten rounds stops every client with η = 0, and asks with two λ."""
-
-    def setup(self, point: Array, layout: Any) -> None:
-        super().setup(point, layout)
-        self.directions: dict[str, list[tuple[Array, Array]]] = {}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         entries = super().instruction(server_round, client)
@@ -185,24 +178,21 @@ class Malicious(FedFW):
         if server_round <= 10:
             return super().aggregate(server_round, answers)
         for name, answer in answers.items():
-            atom = answer[0][0].dense()
-            away = self._client_iterate(name) - self.broadcast.model
-            v = N * 10 * (server_round - 10) * away
-            seen = self.directions.setdefault(name, [])
-            seen.append((-atom / np.linalg.norm(atom), v))
+            x = self._client_iterate(name)
+            v = N * 10 * (server_round - 10) * (x - self.broadcast.model)
+            self.rounds[name].append(Round(x, answer[0][0].dense(), v))
         return {}
 
 
 def test_a_server_that_cheats_needs_two_requests() -> None:
     """c_1 u_1 − v_1 = ∇f_i(x_i) = c_2 u_2 − v_2: p equations with two unknowns."""
-    domain = L2Ball(TIGHT)
-    strategy = Malicious(domain, variant="plain", penalty=1.0)
-    play(strategy, grid_of(FedFWClient, LOGISTIC, domain), np.zeros(P), 12)
-    for name, loss in zip(strategy.clients, LOGISTIC, strict=True):
-        (u1, v1), (u2, v2) = strategy.directions[name]
-        c = np.linalg.lstsq(np.stack([u1, -u2], axis=1), v1 - v2, rcond=None)[0]
-        truth = loss.gradient(strategy._client_iterate(name))
-        assert error(c[0] * u1 - v1, truth) < 1e-9
+    how: Any = {"variant": "plain", "penalty": 1.0, "kind": Malicious}
+    run = spy(L2Ball(TIGHT), 12, LOGISTIC, **how)
+    for name, loss in zip(run.clients, LOGISTIC, strict=True):
+        one, two = run.rounds[name][-2:]
+        u1, u2 = (-r.atom / np.linalg.norm(r.atom) for r in (one, two))
+        c = np.linalg.lstsq(np.stack([u1, -u2], axis=1), one.v - two.v)[0]
+        assert error(c[0] * u1 - one.v, loss.gradient(one.x)) < 1e-9
 
 
 # ------------------------------------------------------ the papers' variants, ℓ1 ball
@@ -238,23 +228,19 @@ def rank(rounds: Sequence[Round]) -> Array:
 @pytest.mark.parametrize("variant", ["plain", "augmented"])
 def test_l1_coordinates_give_the_gradient_in_the_interior(variant: str) -> None:
     """One coordinate and one sign a round: to a few percent after 300 rounds."""
-    run = spy(L1Ball(WIDE), 300, variant=variant)
-    for name, loss in zip(run.clients[:1], SQUARES, strict=False):
-        rounds = run.rounds[name]
-        assert error(rank(rounds), loss.gradient(rounds[-1].x)) < 0.05
+    rounds = spy(L1Ball(WIDE), 300, variant=variant).rounds["0"]
+    assert error(rank(rounds), SQUARES[0].gradient(rounds[-1].x)) < 0.05
 
 
 def test_l1_coordinates_say_little_where_the_ball_is_tight() -> None:
     """Few vertices come up, and this attack fails; what it knows for sure is small."""
-    run = spy(L1Ball(TIGHT), 300, variant="plain")
-    for name, loss in zip(run.clients[:1], SQUARES, strict=False):
-        rounds = run.rounds[name]
-        last = rounds[-1]
-        assert len({tuple(one.atom) for one in rounds[100:]}) <= 6  # of 16
-        assert error(rank(rounds), loss.gradient(last.x)) > 0.3
-        # one entry is the largest, and its sign is known
-        g = loss.gradient(last.x) + last.v
-        assert -last.atom @ g == pytest.approx(TIGHT * np.abs(g).max())
+    rounds = spy(L1Ball(TIGHT), 300, variant="plain").rounds["0"]
+    last, gradient = rounds[-1], SQUARES[0].gradient(rounds[-1].x)
+    assert len({tuple(one.atom) for one in rounds[100:]}) <= 6  # of 16
+    assert error(rank(rounds), gradient) > 0.3
+    # one entry is the largest, and its sign is known
+    g = gradient + last.v
+    assert -last.atom @ g == pytest.approx(TIGHT * np.abs(g).max())
 
 
 # ------------------------------------------------------------------------- corrective
@@ -307,27 +293,22 @@ def test_corrective_duals_on_an_l1_ball(correction: str, tolerance: float) -> No
         assert np.abs(rest[~support]).max() <= theta + near
 
 
-def test_the_first_corrective_round_sends_the_client_s_own_solution() -> None:
-    """Without a penalty yet x_i goes to where f_i alone is smallest."""
+def test_what_the_first_corrective_round_sends() -> None:
+    """Without a penalty yet x_i goes to where f_i alone is smallest.
+
+    And a pairwise step's length and the curvature: the largest entry of ∇f_i(x¹).
+    """
     run = spy(L2Ball(WIDE), 1)
     for name, loss in zip(run.clients, SQUARES, strict=True):
-        own = np.asarray(
-            np.linalg.solve(hessian(loss), -loss.gradient(np.zeros(P))), dtype=float
-        )
+        own = np.asarray(np.linalg.solve(hessian(loss), -loss.gradient(np.zeros(P))))
         assert np.linalg.norm(own) < WIDE
         assert error(run._client_iterate(name), own) < 0.01
-
-
-def test_scalars_of_the_first_corrective_round() -> None:
-    """A pairwise step's length and the curvature: the largest entry of ∇f_i(x¹)."""
     run = spy(L1Ball(WIDE), 1, correction="pairwise", local_steps=1)
     for name, loss in zip(run.clients, SQUARES, strict=True):
-        x = run._client_iterate(name)
-        (j,) = np.flatnonzero(x)
-        _, _, curvature = run.answers[0][name]
+        x, gradient = run._client_iterate(name), loss.gradient(np.zeros(P))
+        (j,), (_, _, curvature) = np.flatnonzero(x), run.answers[0][name]
         # H_jj, and γ = −slope / curvature
         assert N * curvature == pytest.approx(hessian(loss)[j, j])
-        gradient = loss.gradient(np.zeros(P))
         assert j == np.abs(gradient).argmax()
         assert -N * curvature * x[j] == pytest.approx(gradient[j])
 

