@@ -251,17 +251,6 @@ def test_sparse_features_give_the_same(method: Any) -> None:
     assert twice.nnz == 3
 
 
-def test_features_come_in_the_order_of_the_clients_by_default() -> None:
-    data = hybrid()
-    shifted = [data[5], *data[:5]]
-    run = Run(HyFEM, shifted, 1, feature_names=None)
-    first = [8, 0, 1, 2, 3, 4, 5, 6, 7]
-    assert run.strategy.alignment.feature_names == [f"feature {j}" for j in first]
-    run.check(
-        [replace(d, columns=[first.index(j) for j in d.columns]) for d in shifted]
-    )
-
-
 def test_they_settle_at_the_minimum_of_their_own_objective() -> None:
     """Clients with one sample, so that SGD is gradient descent."""
     rng = np.random.default_rng(8)

@@ -54,6 +54,7 @@ def test_every_split_and_loss_against_the_central_optimum(kind: str, loss: str) 
 APART: dict[str, Any] = {"secure_sum": False}
 LINE: dict[str, Any] = {"step": "line-search"}
 CHOSEN: dict[str, Any] = {"slots": "chosen"}
+PAPERS = ("practical", "theoretical")
 LOGISTIC: dict[str, Any] = {"loss": "logistic"}
 #: Splits, settings, and what share of P* D comes to in 40 iterations.
 SAFE: list[tuple[str, dict[str, Any], float]] = [
@@ -291,15 +292,17 @@ class Paper:
         self.before = here
 
 
-@pytest.mark.parametrize(("participation", "loss"), [(1.0, "logistic"), (0.6, "hinge")])
-@pytest.mark.parametrize("step", ["practical", "theoretical"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_papers_steps_are_its_algorithms(
-    kind: str, step: str, loss: str, participation: float
-) -> None:
-    split = small(loss, kind, n=36)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *product(KINDS, [{"step": step} for step in PAPERS]),
+        *product(KINDS, [{"step": step, "participation": 0.6} for step in PAPERS]),
+    ],
+)
+def test_the_papers_steps_are_its_algorithms(kind: str, options: Any) -> None:
+    split = small("hinge" if "participation" in options else "logistic", kind, n=36)
     split.X = split.X / np.linalg.norm(split.X, axis=1, keepdims=True)
-    plain = Paper(split, step)
+    plain = Paper(split, options["step"])
 
     def look(run: Run, t: int) -> None:
         plain.iterate({int(name) for name in run.strategy.sample(t)})
@@ -307,70 +310,23 @@ def test_the_papers_steps_are_its_algorithms(
         assert far < 1e-9 * (1 + np.abs(plain.w).max())
         run.check_reported()
 
-    options: Any = {"step": step, "secure_sum": False, "participation": participation}
-    Run(split, 12, each=look, **options)
+    Run(split, 12, each=look, **APART, **options)
     assert np.abs(plain.w).max() > 1e-4
 
 
 def test_cyclic_groups() -> None:
     """Client i in iterations t with t ≡ i modulo C, γ_t = 1/t, stale values else."""
     split = small(parts="vertical", n=36)
-    asked: list[list[int]] = []
 
     def look(run: Run, t: int) -> None:
-        asked.append([int(name) for name in run.strategy.used])
+        assert list(run.strategy.used) == [str(t % 3)]
         run.check_reported()
 
-    options: Any = {"step": "theoretical", "secure_sum": False, "cyclic_groups": 3}
-    run = Run(split, 12, each=look, **options)
-    assert asked == [[t % 3] for t in range(1, 13)]
-    value = split.problem.value(run.steps.w)
-    assert value < split.problem.value(np.zeros(split.p))
+    run = Run(split, 12, step="theoretical", cyclic_groups=3, each=look, **APART)
+    assert split.problem.value(run.steps.w) < split.problem.value(np.zeros(split.p))
 
 
 # ----------------------------------------------------------------------- the settings
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "waves"),
-    [
-        ("hybrid", {}, 2),
-        ("horizontal", {}, 1),
-        ("hybrid", {"step": "line-search"}, 2),
-        ("hybrid", {**APART, "parts": 3}, 2),
-        ("horizontal", {**APART, "local_passes": 1}, 1),
-        ("hybrid", {**APART, "step": "practical"}, 3),
-        ("horizontal", {**APART, "step": "practical"}, 2),
-    ],
-)
-def test_round_trips_of_an_iteration(
-    kind: str, options: dict[str, Any], waves: int
-) -> None:
-    run = Run(small(parts=kind), 4, **options)
-    trips = [record.round_trips for record in run.strategy.history]
-    assert trips[0] == 4 + waves  # align, agree, labels, ready
-    assert set(trips[1:]) == {waves}  # backups travel along
-    assert not run.rejected
-
-
-@pytest.mark.usefixtures("known_mixing")
-@pytest.mark.parametrize(
-    ("kind", "options", "encryption"),
-    [
-        ("hybrid", APART, "tenseal-bfv"),
-        ("hybrid", {"step": "practical", **APART}, "stream"),
-    ],
-)
-def test_an_encrypted_run_is_the_unencrypted_one(
-    kind: str, options: dict[str, Any], encryption: str
-) -> None:
-    if encryption == "tenseal-bfv":
-        pytest.importorskip("tenseal")
-    split = small(parts=kind, n=48)
-    one, other = (Run(split, 8, encryption=e, **options) for e in (encryption, "none"))
-    assert np.abs(one.steps.w - other.steps.w).max() < 1e-9
-    assert np.abs(one.model - other.model).max() < 1e-9
-    assert np.abs(one.metric("dual") - other.metric("dual")).max() < 1e-9
 
 
 BALANCED = {"class_weight": "balanced"}

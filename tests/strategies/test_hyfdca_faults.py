@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
 
 from clients.hyfdca.run import NodeRules
 from fedtrellis import LocalGrid
 from fedtrellis.encryption.cipher import PlainCipher
 from fedtrellis.signals import Interrupted, signals_interrupt
-from fedtrellis.wire.arrays import array_record, record_arrays
 from strategies import HyFDCA
 from strategies.hyfdca.mixtures import MixtureSteps
 from tests.harness import Stop, calm, refused
-from tests.strategies.hyfdca_runs import KINDS, Forgets, Run, small
+from tests.strategies.hyfdca_runs import KINDS, Run, small
 from tests.strategies.methods import EVERYTHING
 
 # pseudonyms differ between two runs, the order of sums does not
@@ -144,44 +142,6 @@ def test_a_fifth_of_the_replies_lost(secure: bool) -> None:
     _converged(run)
     dual = [r.train.get("dual-bound", -1.0) for r in run.strategy.history]
     assert (np.diff([value for value in dual if value > -1.0]) >= -1e-12).all()
-
-
-class CutsOff(LocalGrid):
-    """Every ciphertext of an answer is cut short."""
-
-    lost = 0
-
-    def _strikes(self, message: Message) -> set[str]:
-        if message.metadata.message_type != "train.inner_product":
-            return set()
-        found = super()._strikes(message)
-        self.lost += len(found)
-        return found
-
-    def _spoil(self, reply: Message, message: Message) -> Message:
-        cut = [a[:-9] for a in record_arrays(reply.content.array_records["arrays"])]
-        reply.content["arrays"] = array_record(cut)
-        return reply
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_lost_or_damaged_replies_leave_the_same_model(damaged: bool) -> None:
-    """With second tries an iteration is whole, and it is the same iteration.
-
-    That a ciphertext is damaged is seen when it is added to the others: not too late.
-    """
-    split, same = small(), _keyed()
-    calm = Run(split, 15, **same)
-    app, n = split.app(**same["client"]), split.num_clients
-    grid = LocalGrid(app, n, reply_loss=0.2)
-    if damaged:
-        grid = CutsOff(app, n, garbage=0.2)
-    rough = Run(split, 15, grid=grid, retries=30, **same)
-    assert grid.fault_counts["garbage" if damaged else "reply_loss"] > 10
-    if damaged:
-        assert len(rough.rejected) == grid.lost  # type: ignore[attr-defined]
-    assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < ROUNDING
-    assert np.abs(calm.metric("dual") - rough.metric("dual")).max() < ROUNDING
 
 
 # ---------------------------------------------------------------------- lost states
@@ -362,21 +322,6 @@ def test_a_resumed_run_is_the_same_run(options: dict[str, Any], tmp_path: Path) 
         whole = Run(split, 20, **same)
         assert np.abs(whole.model - straight.model).max() < 10 * ROUNDING
         assert np.abs(whole.metric("dual") - straight.metric("dual")).max() < ROUNDING
-
-
-def test_resumed_with_clients_that_have_nothing(tmp_path: Path) -> None:
-    split, path, same = small(), tmp_path / "checkpoint", _keyed()
-
-    def go(**options: Any) -> Run:
-        grid = Forgets(split.app(**same["client"]), split.num_clients)
-        more = {"backup_every": 4, "context": same["context"]}
-        return Run(split, 90, grid=grid, **more, **options)
-
-    first = go(checkpoint=path, callbacks=[Stop(23)])
-    before = first.steps.bundle.dual_values().sum()
-    rest = go(resume=path)
-    _converged(rest, 1e-5)
-    assert rest.strategy.history[24].train.get("dual-bound", before) > 0.5 * before
 
 
 def test_resumed_with_another_context_is_refused(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from scipy import sparse
 from sklearn.preprocessing import StandardScaler
 
 from clients.hyfdca import NewSamples, Predictions
-from clients.hyfdca.run import column_sums, squared_norms
+from clients.hyfdca.run import column_sums
 from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
-from fedtrellis.dual.weights import ColumnScales, Shifted, in_parts, of_parts
+from fedtrellis.dual.weights import ColumnScales, in_parts, of_parts
 from fedtrellis.encryption.fixed_point import RangeError
 from fedtrellis.objectives.losses import make_loss
 from strategies import HyFDCA
@@ -101,18 +101,6 @@ def test_sparse_rows_are_dense_rows(options: dict[str, Any]) -> None:
     # passes go through the samples in an order of the run's
     near = 1e-2 if "local_passes" in options else 1e-9
     assert _away(models[1], models[0]) < near
-
-
-def test_rows_that_are_shifted_without_being_made() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.random((9, 4)) * (rng.random((9, 4)) < 0.6)
-    shifts, kinds = rng.standard_normal((2, 4)), rng.integers(0, 2, 9)
-    shifted, full = Shifted(sparse.csr_array(X), shifts, kinds), X - shifts[kinds]
-    a, w, rows = rng.standard_normal((9, 3)), rng.standard_normal((4, 2)), [1, 4, 5]
-    assert np.allclose(shifted @ w, full @ w)
-    assert np.allclose(shifted.T @ a, full.T @ a)
-    assert np.allclose(shifted[rows] @ w[:, 0], full[rows] @ w[:, 0])
-    assert np.allclose(squared_norms(shifted), np.square(full).sum(axis=1))
 
 
 def test_two_holders_of_a_sample_subtract_a_mean_once() -> None:

@@ -244,7 +244,10 @@ def test_a_run_with_node_files_goes_on_after_all_processes_ended(
     nodes = Nodes(tmp_path / "nodes", small(), kind)
     path = tmp_path / "checkpoint"
     same: dict[str, Any] = {"encryption": "stream"}
-    nodes.run(9, checkpoint=path, checkpoint_every=1, callbacks=[Stop(6)], **same)
-    rest = nodes.run(30, resume=path, backup_every=3, **same)
+    same: dict[str, Any] = {"encryption": "stream", "backup_every": 3}
+    first = nodes.run(9, checkpoint=path, callbacks=[Stop(6)], **same)
+    before = first.steps.bundle.dual_values().sum()
+    rest = nodes.run(30, resume=path, **same)
+    assert rest.strategy.history[7].train.get("dual-bound", before) > 0.5 * before
     rest.check()
     assert abs(rest.split.relative(rest.steps.w)) < 0.05
