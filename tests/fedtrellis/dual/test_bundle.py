@@ -107,17 +107,16 @@ class World:
             assert bundle.alpha_id(unit) == client.alpha_id
             rows = np.flatnonzero(bundle.unit == unit)
             assert set(bundle.ids[rows].tolist()) == set(client.points)
-            for row in rows:
-                a = client.points[int(bundle.ids[row])]
-                assert np.abs(bundle._points[row][0] - self.v(client, a)).max() < 1e-11
-                exact = self.b(client, a)
-                if self.loss.name == "hinge":
-                    assert bundle.b[0, row] == pytest.approx(exact, abs=1e-12)
-                else:  # of a mixture a lower bound is known
-                    assert bundle.b[0, row] <= exact + 1e-12
-            v, b = bundle.contribution(unit)
-            assert np.abs(v - self.v(client, client.alpha)).max() < 1e-11
-            assert b <= self.b(client, client.alpha) + 1e-12
+            own = [client.points[int(i)] for i in bundle.ids[rows]]
+            V, b = bundle.contribution(unit)
+            assert np.abs(V - self.v(client, client.alpha)).max() < 1e-11
+            known = zip([*bundle.b[0, rows], *b], [*own, client.alpha], strict=True)
+            for value, a in known:
+                assert value <= self.b(client, a) + 1e-12
+                # of a mixture a lower bound is known
+                assert self.loss.name != "hinge" or value > self.b(client, a) - 1e-12
+            V = np.array([self.v(client, a) for a in own])
+            assert np.abs(_rows(bundle)[rows] - V).max() < 1e-11
         w = sum(self.v(c, c.alpha) for c in self.clients)
         assert np.abs(bundle.w - w).max() < 1e-11
         assert bundle.dual_values().sum() <= self.dual() + 1e-12
