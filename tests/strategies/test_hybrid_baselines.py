@@ -183,9 +183,6 @@ def loop(
     return models, local
 
 
-# --------------------------------------------------------------------- the algorithm
-
-
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("loss", LOSSES)
 @BOTH
@@ -312,9 +309,6 @@ def test_under_all_faults_it_is_the_loop_over_the_answers_used(method: Any) -> N
     assert waves == ({1, 2} if method is HyFEM else {1})
 
 
-# ---------------------------------------------------------------- what is sent to whom
-
-
 @BOTH
 def test_clients_without_labels_are_left_out(method: Any, logged: list[str]) -> None:
     data = hybrid()
@@ -354,9 +348,6 @@ def test_clients_get_the_weights_of_their_features_and_send_no_ids(
     for (names, labelled), own in zip(sent, data, strict=True):
         assert names.tobytes().decode().split("\n") == own.names
         assert labelled.tolist() == [1]
-
-
-# ---------------------------------------------------------------------------- bad data
 
 
 ONE_NAN, INFINITE = np.array([[1.0, np.nan]]), csr_array(np.array([[1.0, np.inf]]))

@@ -23,8 +23,6 @@ from tests.strategies.hyfdca_runs import (
     small,
 )
 
-# ------------------------------------------------------- it gets to the central optimum
-
 
 @pytest.mark.parametrize(
     ("kind", "loss"),
@@ -48,8 +46,6 @@ def test_every_split_and_loss_against_the_central_optimum(kind: str, loss: str) 
     gap = (best - np.maximum.accumulate(run.metric("dual"))) / best
     assert gap[-1] <= 1e-6 < gap[-2]
 
-
-# -------------------------------------------------------------------- D never falls
 
 APART: dict[str, Any] = {"secure_sum": False}
 LINE: dict[str, Any] = {"step": "line-search"}
@@ -102,9 +98,6 @@ def test_the_dual_never_falls(kind: str, options: dict[str, Any], share: float) 
         assert np.array_equal(run.model, run.steps.w)
 
 
-# -------------------------------------------------------------------- certificates
-
-
 @pytest.mark.parametrize(
     ("step", "secure"),
     [
@@ -138,9 +131,6 @@ def test_primal_and_dual_are_those_of_one_computer(
     assert (primal >= split.optimum * (1 - 1e-9)).all()
     assert (dual <= split.optimum * (1 + 1e-9)).all()
     assert np.array_equal(run.model, models[int(np.argmin(primal))])
-
-
-# ------------------------------------------------------------ against plain NumPy loops
 
 
 def _coefficients(ids: Sequence[str], version: int) -> Array:
@@ -324,9 +314,6 @@ def test_cyclic_groups() -> None:
 
     run = Run(split, 12, step="theoretical", cyclic_groups=3, each=look, **APART)
     assert split.problem.value(run.steps.w) < split.problem.value(np.zeros(split.p))
-
-
-# ----------------------------------------------------------------------- the settings
 
 
 BALANCED = {"class_weight": "balanced"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from clients.hyfdca.run import NodeRules
 from fedtrellis import LocalGrid
 from fedtrellis.encryption.cipher import PlainCipher
-from fedtrellis.signals import Interrupted, signals_interrupt
 from strategies import HyFDCA
 from strategies.hyfdca.mixtures import MixtureSteps
 from tests.harness import Stop, calm, refused
@@ -53,9 +50,6 @@ class Away(HyFDCA):
     def sample(self, server_round: int) -> list[str]:
         everybody = super().sample(server_round)
         return [k for k in everybody if k != "1" or not 10 < server_round <= 30]
-
-
-# ------------------------------------------------------------------------ clients away
 
 
 @pytest.mark.parametrize(("loss", "secure"), [("hinge", False), ("logistic", True)])
@@ -124,9 +118,6 @@ def test_a_client_gone_for_20_iterations(kind: Any, secure: bool) -> None:
         assert set(stuck) == {{"hybrid": 2, "horizontal": 1}[kind]}
 
 
-# ------------------------------------------------------------------------ lost replies
-
-
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_fifth_of_the_replies_lost(secure: bool) -> None:
     """In every phase, and without a second try within the iteration: D never falls."""
@@ -142,9 +133,6 @@ def test_a_fifth_of_the_replies_lost(secure: bool) -> None:
     _converged(run)
     dual = [r.train.get("dual-bound", -1.0) for r in run.strategy.history]
     assert (np.diff([value for value in dual if value > -1.0]) >= -1e-12).all()
-
-
-# ---------------------------------------------------------------------- lost states
 
 
 @pytest.mark.parametrize(
@@ -285,9 +273,6 @@ def test_a_wiped_client_is_a_newcomer_to_the_papers_steps(kind: str) -> None:
     assert np.abs(calm.strategy.steps.w - rough.strategy.steps.w).max() < 1e-9
 
 
-# -------------------------------------------------------------------------- checkpoints
-
-
 def _keyed() -> dict[str, Any]:
     key = PlainCipher.generate()
     client = {"key": key, "rules": NodeRules(exposed="accept")}
@@ -328,35 +313,3 @@ def test_resumed_with_another_context_is_refused(tmp_path: Path) -> None:
     split, path = small(), tmp_path / "checkpoint"
     Run(split, 5, checkpoint=path, **_keyed())
     refused("fingerprint", lambda: Run(split, 9, resume=path, **_keyed()))
-
-
-def test_an_iteration_that_is_interrupted_is_not_saved(tmp_path: Path) -> None:
-    """Its later waves would wait for clients elsewhere."""
-
-    class Cut(LocalGrid):
-        waves = 0
-        client_states = None  # type: ignore[assignment]
-        settled = None  # type: ignore[assignment]
-
-        def push_messages(self, messages: Any) -> list[str]:
-            messages = list(messages)
-            self.waves += messages[0].metadata.group_id == "5"
-            if self.waves == 2:
-                signal.raise_signal(signal.SIGTERM)
-            return super().push_messages(messages)
-
-    split, same = small(), _keyed()
-    options = {**same, "step": "line-search", "checkpoint_every": 1000}
-    stop, cut = tmp_path / "stop", tmp_path / "cut"
-    Run(split, 9, checkpoint=stop, callbacks=[Stop(4)], **options)
-    grid = Cut(split.app(**same["client"]), split.num_clients)
-    with pytest.raises(Interrupted), signals_interrupt():
-        Run(split, 9, grid=grid, checkpoint=cut, **options)
-    with np.load(cut) as left, np.load(stop) as right:
-        assert json.loads(left["meta"].tobytes())["round"] == 4
-        names = [name for name in right.files if not name.startswith("client/")]
-        for name in names:
-            if right[name].dtype == np.float64:
-                np.testing.assert_allclose(left[name], right[name], atol=1e-12, rtol=0)
-    assert len(names) > 10
-    Run(split, 9, resume=cut, **options)

@@ -115,9 +115,6 @@ def logistic(scale: float, **options: Any) -> LogisticRegression:
     )
 
 
-# ---------------------------------------------------------------- against scikit-learn
-
-
 @pytest.mark.parametrize(
     ("loss", "cut", "weighted"),
     [
@@ -237,9 +234,6 @@ def test_labels_and_weights_may_be_on_different_holders() -> None:
     assert_allclose(encrypted(split), expected.coef_[0], rtol=0, atol=1e-6)
 
 
-# ------------------------------------------------------------- optima and certificates
-
-
 @pytest.mark.parametrize("loss", ["hinge", "smoothed-hinge"])
 def test_weighted_hinges_are_cvxpys(loss: str) -> None:
     split, s = two_classes(loss, n=60, p=6), fractions(60)
@@ -315,9 +309,6 @@ def test_classes_in_the_clear_group_by_group() -> None:
     assert local.strategy.converged()
 
 
-# ----------------------------------------------------------- what else a run has to do
-
-
 def test_a_run_that_goes_on_has_its_weights_and_scales(tmp_path: Path) -> None:
     split = with_weights(two_classes("logistic"), fractions())
     own: dict[str, Any] = {"class_weight": "balanced", "standardize": True}
@@ -350,9 +341,6 @@ def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
     assert_allclose(model, found.model, rtol=0, atol=0.02)
     with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
         again(2, step="practical", secure_sum=False, classes=1)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def spoilt(change: Callable[[Array], Any]) -> Split:

@@ -90,9 +90,6 @@ def _is_in(values: Any, every: Array, relative: float = 1e-12) -> int:
     return int((np.searchsorted(every, values + size, "right") > below).sum())
 
 
-# --------------------------------------------------------------- what the server gets
-
-
 OPEN = {"secure_sum": False, "exposed": "accept"}
 
 
@@ -260,9 +257,6 @@ def test_a_runs_own_key_is_removed(
     assert not list(tmp_path.rglob("*.key"))
 
 
-# ------------------------------------------------------------- what clients are sent
-
-
 @pytest.mark.parametrize("options", [{"least": 2}, {"step": "practical", **OPEN}])
 def test_a_client_is_sent_its_own_features_weights_and_its_own_groups(
     options: dict[str, Any],
@@ -294,9 +288,6 @@ def test_a_client_is_sent_its_own_features_weights_and_its_own_groups(
         assert "feature-names" not in config
         assert kind != "propose" or config["propose"]
     assert there
-
-
-# ------------------------------------------------------------------- what does not fit
 
 
 def _refused(split: Split, reason: str, grid: Any = None, **options: Any) -> Recorded:

@@ -148,9 +148,6 @@ def test_new_raw_samples_are_scored_and_calibrated(loss: str) -> None:
     assert np.allclose(told[0].calibrated, sigmoid.probabilities(told[0].scores))
 
 
-# -------------------------------------------------------------------- sums of columns
-
-
 class Looks(HyFDCA):
     """Keeps what clients answer to the question for their columns' sums."""
 

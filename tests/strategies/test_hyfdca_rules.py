@@ -71,9 +71,6 @@ def test_the_task_leaves_out_what_nodes_would_refuse(tmp_path: Path) -> None:
         refused(why, partial(run_app, settings, nodes, tmp_path / "b"))
 
 
-# --------------------------------------------------- before a label leaves the client
-
-
 def _rare() -> Split:
     """One client has a feature in two of its samples only."""
     split = small(n=36)
@@ -117,9 +114,6 @@ def test_rare_entries_are_left_out_where_that_is_the_rule() -> None:
     other = Run(without, 8)
     assert np.abs(one.model - other.model).max() < 1e-9
     other.check()
-
-
-# ------------------------------------------------------------ what a node must not lose
 
 
 @pytest.fixture(autouse=True)
@@ -173,9 +167,6 @@ def test_what_is_lost_in_a_simulation_ends_the_run_with_one_line(
     options: dict[str, Any] = {"each": each, "encryption": "stream"}
     why = refused(message, lambda: Run(small(), 20, **options))
     assert why.startswith("client ")
-
-
-# ---------------------------------------------------------------------- with node files
 
 
 def _other_key(nodes: Nodes) -> None:

@@ -121,9 +121,6 @@ def test_one_mixing_for_all_classes_would_give_rare_classes_away(
     assert left_of_the_pairs(X, sums) < 1e-6
 
 
-# ------------------------------------------------------------------ a client's keys
-
-
 def shared_and_local() -> Split:
     """Six clients, three holders a feature; each has samples of its own beside others.
 
@@ -239,9 +236,6 @@ def test_scores_of_small_groups_are_not_measured() -> None:
     few = np.full((1, 6), np.nan)
     few[:, 4:] = 1.0
     assert _measured(run, few, np.ones(6)) == (0.0, 0, {})
-
-
-# ---------------------------------------------------------------------- one use each
 
 
 @dataclass

@@ -51,9 +51,6 @@ def certified(problem: RegularizedLoss) -> None:
     assert away <= np.sqrt(2 * found.gap / λ) + 1e-6
 
 
-# -- the objective
-
-
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("kind", [np.asarray, csr_array])
 def test_the_formulas(name: str, kind: Callable[[Any], Any]) -> None:
@@ -93,9 +90,6 @@ def test_what_is_refused() -> None:
     refused(re.escape("must be (5,)"), lambda: problem.value(np.zeros(6)), ValueError)
     why = re.escape("must be (60,)")
     refused(why, lambda: problem.dual_value(np.zeros(5)), ValueError)
-
-
-# -- the optimum
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -174,9 +174,6 @@ def test_keys_are_read_back_and_damage_is_found(backend: str) -> None:
                 backend_class(backend).from_bytes(spoilt)
 
 
-# -- SEAL's bytes ---------------------------------------------------------------------
-
-
 def _sealed(body: bytes, mode: int) -> bytes:
     size = 16 + len(body)
     return b"\x5e\xa1\x10\x04\x03" + struct.pack("<BHQ", mode, 0, size) + body

@@ -51,9 +51,6 @@ def _refused(match: str, make: Callable[..., Any], *given: Any) -> None:
     refused(match, partial(make, *given), EncryptionError)
 
 
-# -- secrets of pairs -----------------------------------------------------------------
-
-
 def test_a_pair_has_one_secret_and_every_pair_another() -> None:
     nodes = [Identity.generate(name) for name in NAMES]
     secrets = {one.pair_secret(other.public) for one, other in combinations(nodes, 2)}
@@ -79,9 +76,6 @@ def test_what_is_no_public_key_or_no_name_is_refused(tmp_path: Path) -> None:
         _refused("client id", write_identity, tmp_path / "k", name)
         _refused("client id", Roster, {**_members("a"), name: bytes(32)})
     assert not list(tmp_path.iterdir())
-
-
-# -- files ----------------------------------------------------------------------------
 
 
 def test_an_identity_is_kept_in_a_private_file(tmp_path: Path) -> None:
@@ -147,9 +141,6 @@ def test_what_is_no_roster_is_refused_in_one_line(tmp_path: Path) -> None:
         _refused(match or "roster", load_roster, path)
     path.write_bytes(b"\xff\xfe")
     _refused("is not TOML", load_roster, path)
-
-
-# -- the command ----------------------------------------------------------------------
 
 
 Captured = pytest.CaptureFixture[str]

@@ -101,9 +101,6 @@ def test_clients_meet_in_the_ids_that_both_have(
     assert all(maps[0][row] == maps[1][row] for row in met)
 
 
-# -- who cheats -----------------------------------------------------------------------
-
-
 def test_points_that_are_none_are_refused() -> None:
     good = blind(["a", "b"], A, "d")
     x = next(x for x in range(1, 100) if _root(x) is None)

@@ -101,9 +101,6 @@ def test_what_is_no_key_or_no_context_is_refused(tmp_path: Path) -> None:
     assert load_key(key).secret_bytes()
 
 
-# -- one key for the clients of a simulation ------------------------------------------
-
-
 def test_a_run_has_one_key_until_it_is_removed(temporary: Path) -> None:
     first = shared_run_key("run_1-a", "none")
     assert _mode(temporary) == 0o700

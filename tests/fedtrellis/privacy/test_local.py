@@ -1,5 +1,7 @@
 """Noise by the clients: scalars, and what their oracles are asked."""
 
+import re
+from functools import partial
 from math import log, sqrt
 from typing import Any
 
@@ -10,9 +12,8 @@ from clients import FedFWClient, ZerothOrderSGDClient
 from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import Accountant, LocalNoise, SecretNoise, noise_multiplier_for
-from fedtrellis.settings import SettingsError
 from strategies import FedFW, ProjectedFedAvg, ZerothOrderSGD
-from tests.harness import Array, grid_of, play
+from tests.harness import Array, grid_of, play, refused
 
 pytest.importorskip("dp_accounting")
 LOCAL: dict[str, Any] = {"privacy": "local", "privacy_noise_multiplier": 3.0}
@@ -125,8 +126,8 @@ def projected(domain: Domain, **more: Any) -> ProjectedFedAvg:
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (fedfw, {"variant": "corrective"}, "variant = 'corrective'; allowed: plain, aug"),
-    (fedfw, {"variant": "stochastic"}, "variant = 'stochastic'; allowed: plain, aug"),
+    (fedfw, {"variant": "corrective"}, "variant = 'corrective' does not apply beside"),
+    (fedfw, {"variant": "stochastic"}, "variant = 'stochastic' does not apply beside"),
     (fedfw, {"penalty": None}, "penalty = 'auto' does not apply beside privacy"),
     (fedfw, {"aggregation": "median"}, "with variant = 'plain'; allowed: mean"),
     (zeroth, {"aggregation": "median"}, "beside privacy = 'local'; allowed: mean"),
@@ -142,7 +143,5 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 def test_what_would_send_more_is_refused(
     make: Any, more: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SettingsError) as caught:
-        make(L1Ball(1.0), **{**LOCAL, **more})
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    make_it = partial(make, L1Ball(1.0), **{**LOCAL, **more})
+    refused(re.escape(message), make_it)

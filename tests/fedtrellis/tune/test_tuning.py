@@ -38,9 +38,6 @@ from tests.harness import refused
 ROOT = Path(__file__).resolve().parents[3]
 
 
-# -------------------------------------------------------------------------- metrics
-
-
 def test_the_metrics_of_a_run_worked_out_by_hand() -> None:
     """Losses 10, 6, 3, 2, 2, 1, 1.5; accuracy 0.5, 0.9, 0.7 in rounds 1, 3, 6.
 
@@ -69,8 +66,6 @@ def test_the_metrics_of_a_run_worked_out_by_hand() -> None:
     assert measure(records) == pytest.approx(expected)
     assert divergence(records) == ""
 
-
-# ---------------------------------------------------------------------------- space
 
 CONFIG = {"steps": 5, "size": 0.1, "name": "a", "flag": True, "deep.size": 1.0}
 
@@ -149,9 +144,6 @@ def made(out: Path, searched: dict[str, Any], trials: int, **more: Any) -> Searc
     return Search(more.pop("app", None), config, searched, 2, out, trials, **more)
 
 
-# -------------------------------------------------------------------------- ranking
-
-
 def ended(
     number: int, loss: float, volatility: float, status: str = "completed"
 ) -> Any:
@@ -186,8 +178,6 @@ def test_the_front_comes_first_by_grade_then_the_others_by_loss() -> None:
     assert table["grade"].isna().tolist() == [False] * 3 + [True] * 3
     assert metrics == list(METRICS)
 
-
-# ---------------------------------------------------------------------------- an app
 
 APP = """
 import json, os, time
@@ -371,8 +361,6 @@ def test_an_interrupted_search_goes_on_where_it_was(
     assert [t.value for t in after] == [t.value for t in study_in(whole).trials]
 
 
-# -------------------------------------------------------------------------- command
-
 SEARCH = "fedgia.selected-fraction = {low = 0.1, high = 1.0}\n"
 SEARCH += "fedgia.local-steps.values = [1, 5]"
 
@@ -463,9 +451,6 @@ def test_what_is_wrong_is_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("fedtrellis tune: error: ")
     assert re.search(message, error)
-
-
-# ------------------------------------------------------------- the documentation's app
 
 
 def test_the_documentations_own_app_is_tuned(tmp_path: Path) -> None:

@@ -88,9 +88,6 @@ def check_partition(task: HybridTask) -> None:
         assert task.metrics(w) == {"accuracy": accuracy}
 
 
-# -- the data
-
-
 def test_the_quadrants_of_digits() -> None:
     task = svm()
     names = [task.client_data(client).feature_names for client in range(4)]
@@ -121,9 +118,6 @@ def test_losses() -> None:
     assert task.optimum().value <= task.value(np.zeros(65)) == pytest.approx(np.log(2))
     why = "hyfdca, hyfem or hybrid-fedavg"
     refused(why, lambda: task.client_objective(0))
-
-
-# -- partitions
 
 
 def of(partition: str, **more: Any) -> dict[str, Any]:
@@ -201,9 +195,6 @@ def test_group_counts() -> None:
         assert group_counts(task) == expected
 
 
-# -- what too few samples of a client have
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**20),
@@ -243,8 +234,6 @@ def test_what_is_left_out_of_any_matrix(
     np.testing.assert_array_equal(dense(found), expected)
     assert found is features or not np.array_equal(expected, values)
 
-
-# -- a partition of the user's
 
 HALVES = """
 [[clients]]
@@ -326,8 +315,6 @@ def test_partition_files_that_will_not_do(
     assert "part.toml" in found
 
 
-# -- what is refused
-
 NUMBERS: dict[str, Any] = {"loss": "squared", "dataset": "diabetes"}
 
 
@@ -364,9 +351,6 @@ def test_settings_that_will_not_do(
     refused(match, lambda: HybridLinear(n, 0, **settings).check())
 
 
-# -- files made here
-
-
 def test_libsvm_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [f"{1 + i % 5} {1 + i % 3}:1.5 {4 + rng.integers(3)}:-2" for i in range(60)]
@@ -389,9 +373,6 @@ def test_libsvm_files(tmp_path: Path) -> None:
     single.write_text("1 1:1\n1 2:1\n")
     why = "all rows of 'a9a' have one label"
     refused(why, svm(1, dataset="a9a", path=str(single)).check)
-
-
-# -- regressions
 
 
 @pytest.mark.parametrize("loss", ["squared", "poisson"])
@@ -421,9 +402,6 @@ def test_diabetes(loss: str) -> None:
     assert explained == pytest.approx(model.score(total, targets), abs=1e-6)
 
 
-# -- several classes
-
-
 def slopes_are_right(task: HybridTask, w: np.ndarray) -> None:
     objective = task.objective()
     direction, h = np.random.default_rng(1).standard_normal(w.shape), 1e-6
@@ -446,9 +424,6 @@ def test_every_class_of_digits() -> None:
     assert found.w.shape == (65, 10)
     assert found.gap <= 1e-8 * found.value
     assert task.metrics(found.w)["accuracy"] > 0.85
-
-
-# -- penalties
 
 
 def test_an_elastic_net_with_an_intercept_is_the_task_s_objective() -> None:
