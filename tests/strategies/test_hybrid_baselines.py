@@ -232,8 +232,7 @@ def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
 
 @BOTH
 def test_sparse_features_give_the_same(method: Any) -> None:
-    data = hybrid()
-    rng = np.random.default_rng(4)
+    data, rng = hybrid(), np.random.default_rng(4)
     for own in data:
         own.features[rng.random(own.features.shape) < 0.5] = 0.0
         own.features[0] = 0.0
@@ -243,8 +242,8 @@ def test_sparse_features_give_the_same(method: Any) -> None:
     # entries that are there twice count as their sum
     twice = csr_array(([1.0, 2.0, 5.0], [1, 1, 0], [0, 2, 3]), shape=(2, 2))
     doubled = Data(twice, [0, 1], np.array([1.0, -1.0]))
-    run = Run(method, [doubled], start=np.zeros(2))
-    run.check([doubled], start=np.zeros(2))
+    start = np.zeros(2)
+    Run(method, [doubled], start=start).check([doubled], start=start)
     assert twice.nnz == 3
 
 
@@ -271,24 +270,21 @@ def test_they_settle_at_the_minimum_of_their_own_objective() -> None:
     data, mu = one_sample_each([[0, 1, 2], [2, 1], [2, 3]]), 1.0
     run = Run(HyFEM, data, 100, matching=mu, local_steps=10, **steady)
     # unknowns: the three w_k, one after the other, and w
-    offsets = np.cumsum([0, 3, 2, 2])
-    M, c = np.zeros((11, 11)), np.zeros(11)
-    for k, own in enumerate(data):
+    M, c, at = np.zeros((11, 11)), np.zeros(11), 0
+    places = []
+    for own in data:
         assert own.labels is not None
-        x = own.features[0]
-        at = np.arange(offsets[k], offsets[k + 1])
-        M[np.ix_(at, at)] += np.outer(x, x) + 0.3 * np.eye(len(x))
-        c[at] += own.labels[0] * x
-        for i, j in zip(at, own.columns, strict=True):
-            M[i, i] += mu
-            M[7 + j, 7 + j] += mu
-            M[i, 7 + j] -= mu
-            M[7 + j, i] -= mu
+        x, k = own.features[0], slice(at, at + len(own.columns))
+        M[k, k] += np.outer(x, x) + 0.3 * np.eye(len(x))
+        c[k] += own.labels[0] * x
+        for i, j in enumerate(own.columns, start=at):
+            M[np.ix_([i, 7 + j], [i, 7 + j])] += mu * np.array([[1, -1], [-1, 1]])
+        places.append(k)
+        at = k.stop
     best = np.linalg.solve(M, c)
     assert np.abs(run.model - best[7:]).max() < 1e-8
-    for k in range(3):
-        w_k = best[offsets[k] : offsets[k + 1]]
-        assert np.abs(run.strategy.local_model(str(k)) - w_k).max() < 1e-8
+    for name, k in enumerate(places):
+        assert np.abs(run.strategy.local_model(str(name)) - best[k]).max() < 1e-8
 
 
 @BOTH

@@ -66,6 +66,8 @@ def test_a_certificate_comes_while_clients_are_away(
     assert run.strategy.converged()
     reached = split.problem.value(run.model)
     assert split.relative(run.model) <= 1e-5
+    certified = [r.train["primal"] for r in run.strategy.history if "primal" in r.train]
+    assert reached == pytest.approx(min(certified), rel=1e-9)
     losses: list[float] = []
 
     def stop(run: Run, _: int) -> bool:

@@ -180,16 +180,10 @@ def test_entries_are_dealt_once_and_evenly(
     np.testing.assert_array_equal(total, matrix.toarray())
 
 
-def blocks(rows: list[np.ndarray], p: int, groups: int) -> list[Share]:
-    columns = np.array_split(np.arange(p), groups)
-    return [Share(part, block) for part in rows for block in columns]
-
-
 def test_group_counts() -> None:
     for n, samples, features, expected in (
-        *((16, 0, 0, (4, 4)), (10, 0, 0, (5, 2)), (12, 0, 0, (4, 3))),
-        *((7, 0, 0, (7, 1)), (1, 0, 0, (1, 1)), (12, 2, 0, (2, 6))),
-        *((12, 0, 4, (3, 4)), (12, 6, 2, (6, 2))),
+        *((16, 0, 0, (4, 4)), (10, 0, 0, (5, 2)), (7, 0, 0, (7, 1)), (1, 0, 0, (1, 1))),
+        *((12, 2, 0, (2, 6)), (12, 0, 4, (3, 4)), (12, 6, 2, (6, 2))),
     ):
         task = svm(n, sample_groups=samples, feature_groups=features)
         assert group_counts(task) == expected
@@ -210,26 +204,27 @@ def test_what_is_left_out_of_any_matrix(
     rng = np.random.default_rng(seed)
     values = rng.integers(-1, 2, (d, p)).astype(float)
     matrix, train = csr_array(values), int(rng.integers(0, d + 1))
+    coordinates = matrix.tocoo().coords
     rows = sample_groups(d, 2, rng)
-    shares = deal_entries(matrix, rows, 2, rng) if entries else blocks(rows, p, 2)
+    blocks = [Share(r, c) for r in rows for c in np.array_split(np.arange(p), 2)]
+    shares = deal_entries(matrix, rows, 2, rng) if entries else blocks
     features = matrix if sparse else values
     found, kept = without_rare_entries(features, shares, train, least, matrix)
     expected = values.copy()
     for share, after in zip(shares, kept, strict=True):
-        own = np.zeros((d, p))
+        own = np.zeros((d, p), dtype=bool)
         if share.entries is None:
-            own[np.ix_(share.rows, share.columns)] = 1.0
+            own[np.ix_(share.rows, share.columns)] = True
         else:
-            coordinates = matrix.tocoo().coords
-            own[coordinates[0][share.entries], coordinates[1][share.entries]] = 1.0
-        held = own * (values != 0)
+            own[tuple(one[share.entries] for one in coordinates)] = True
+        held = own & (values != 0)
         few = held[:train].sum(axis=0) < least
-        expected[:train][(held[:train] > 0) & few] = 0.0
+        expected[:train][held[:train] & few] = 0.0
         if after.entries is not None:
             part = selected_entries(matrix, after.rows, after.columns, after.entries)
             theirs = np.zeros((d, p))
             theirs[np.ix_(after.rows, after.columns)] = part.toarray()
-            held[:train, few] = 0.0
+            held[:train, few] = False
             np.testing.assert_array_equal(theirs, values * held)
     np.testing.assert_array_equal(dense(found), expected)
     assert found is features or not np.array_equal(expected, values)
@@ -387,14 +382,11 @@ def test_diabetes(loss: str) -> None:
     targets = load_diabetes().target[rows]
     np.testing.assert_array_equal([found.pop() for found in labels], targets)
     np.testing.assert_allclose(total.std(axis=0), 1.0)
-    λ = task.regularization
-    model = (
-        Ridge(alpha=λ * len(rows), fit_intercept=False)
-        if loss == "squared"
-        else PoissonRegressor(
-            alpha=λ, fit_intercept=False, solver="newton-cholesky", tol=1e-10
-        )
-    ).fit(total, targets)
+    λ, exact = task.regularization, {"solver": "newton-cholesky", "tol": 1e-10}
+    model = Ridge(alpha=λ * len(rows), fit_intercept=False)
+    if loss == "poisson":
+        model = PoissonRegressor(alpha=λ, fit_intercept=False, **exact)
+    model.fit(total, targets)
     found = task.optimum()
     np.testing.assert_allclose(found.w, model.coef_, rtol=1e-3, atol=1e-3)
     assert found.gap <= 1e-9 * found.value
@@ -470,15 +462,15 @@ def test_covtype(tmp_path: Path, form: str) -> None:
         lines = [",".join(map(str, row)) for row in table]
         path.write_bytes(gzip.compress("\n".join(lines).encode()))
     settings: dict[str, Any] = {"bias": 0.0, "test_fraction": 0.0, "least_entries": 0}
+    X = table[:, :54].astype(float)
+    span = X.max(axis=0) - X.min(axis=0)
     for where in (path, tmp_path):
         task = svm(4, dataset="covtype", path=str(where), **settings)
         check_partition(task)
         total, _, labels, _ = put_together(task)
-        low, high = table[:, :54].min(axis=0), table[:, :54].max(axis=0)
-        span = np.where(high > low, high - low, 1)
-        np.testing.assert_allclose(total, (table[:, :54] - low) / span, atol=1e-15)
-        expected = np.where(table[:, -1] == 2, 1.0, -1.0)
-        np.testing.assert_array_equal([found.pop() for found in labels], expected)
+        expected = (X - X.min(axis=0)) / np.where(span > 0, span, 1)
+        np.testing.assert_allclose(total, expected, atol=1e-15)
+        assert labels == [{1.0 if kind == 2 else -1.0} for kind in table[:, -1]]
         assert issparse(task.client_data(0).features)
-        assert task.feature_names()[0] == "elevation"
-        assert task.feature_names()[53] == "soil-type-40"
+        names = task.feature_names()
+        assert (names[0], names[53]) == ("elevation", "soil-type-40")
