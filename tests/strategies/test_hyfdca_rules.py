@@ -234,7 +234,6 @@ def test_a_run_with_node_files_goes_on_after_all_processes_ended(
     """Nodes' states are gone, too; what is on the nodes' disks is enough."""
     nodes = Nodes(tmp_path / "nodes", small(), kind)
     path = tmp_path / "checkpoint"
-    same: dict[str, Any] = {"encryption": "stream"}
     same: dict[str, Any] = {"encryption": "stream", "backup_every": 3}
     first = nodes.run(9, checkpoint=path, callbacks=[Stop(6)], **same)
     before = first.steps.bundle.dual_values().sum()
