@@ -257,10 +257,8 @@ def in_a_line(history: Sequence[RoundRecord]) -> str:
 class Progress(Callback):
     """Loss, bytes and time left: a live bar on a terminal, a line a round elsewhere.
 
-    Where there is no terminal each round is a line of the log, and the totals end the
-    run. A run of many rounds has at most one line a second: deployed, where a round
-    takes seconds, that is still every round, and 10 000 quick ones do not fill a screen
-    each. One of up to ``lines`` rounds has a line for each, however quick. ``console``,
+    Where there is no terminal each round is a line of the log, but of a run of more
+    than ``lines`` rounds at most one a second, and the totals end the run. ``console``,
     a ``rich.console.Console``, is where to draw, by default the standard output;
     without a ``bar`` there is none. A run with neither this callback nor
     :class:`JsonLines` has one for its log.
@@ -282,7 +280,7 @@ class Progress(Callback):
         # a resumed run's rounds so far count
         self._up = sum(record.bytes_up for record in strategy.history)
         self._down = sum(record.bytes_down for record in strategy.history)
-        self._last: dict[str, tuple[float, int]] = {}  # a metric, and of which round
+        self._older: dict[str, str] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
         if not self._wanted:
@@ -307,34 +305,29 @@ class Progress(Callback):
         """Draw or log."""
         self._up += record.bytes_up
         self._down += record.bytes_down
-        self._last |= {name: (v, record.round) for name, v in record.metrics.items()}
+        texts = {name: f"{name} {value:.4g}" for name, value in record.metrics.items()}
         now, number = time.time(), record.round
-        dropped = [f"{len(record.rejected)} dropped"] if record.rejected else []
+        shown = texts if self._bar is None else self._older | texts
+        self._older |= {
+            name: f"{text} (round {number})" for name, text in texts.items()
+        }
+        parts = [shown[name] for name in (*CRITERIA, *QUALITIES) if name in shown]
+        parts.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
         often = self._total <= self.lines or number in (0, 1, self._total)
+        dropped = [f"{len(record.rejected)} dropped"] if record.rejected else []
         if self._bar is not None:
-            shown = self._numbers(number, older=True) + dropped
-            self._bar.update(self._task, completed=number, text="  ".join(shown))
+            text = "  ".join(parts + dropped)
+            self._bar.update(self._task, completed=number, text=text)
         elif often or now - self._logged >= 1.0:
-            self._logged, parts = now, self._numbers(number, older=False)
+            self._logged = now
             if number:
                 parts.insert(0, f"{record.used} of {record.sampled} used")
                 parts.append(f"{record.seconds:.2f} s")
             if (done := number - self._first + 1) > 0:
                 rest = (now - self._began) / done * (self._total - number)
                 parts.append(f"{rest:.0f} s left")
-            text = "  ".join([*parts, *dropped])
+            text = "  ".join(parts + dropped)
             log(INFO, "round %d/%d  %s", number, self._total, text)
-
-    def _numbers(self, server_round: int, older: bool) -> list[str]:
-        """A round's metrics; on request older ones too, and which round they are of."""
-        shown = []
-        for name in (*CRITERIA, *QUALITIES):
-            value, of = self._last.get(name, (math.nan, -1))
-            if of == server_round:
-                shown.append(f"{name} {value:.4g}")
-            elif older and of >= 0:
-                shown.append(f"{name} {value:.4g} (round {of})")
-        return [*shown, f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}"]
 
     def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
         if self._bar is not None:

@@ -1,13 +1,13 @@
 """The round loop: what runs a method, and the base class that has it.
 
-Flower's own loop sends one wave of messages a round and cannot stop, resume or report
-how it goes. This one waits for the nodes, goes through the rounds, evaluates, calls
-callbacks, keeps checkpoints, and gives up when nobody answers any more. What a round
-is, is the method's: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
+It waits for the nodes, goes through the rounds, evaluates, calls callbacks, keeps
+checkpoints, and gives up when nobody answers any more. What a round is, is the
+method's: one wave (:class:`~fedtrellis.RoundStrategy`) or several.
 """
 
 from __future__ import annotations
 
+import filecmp
 import sys
 import time
 from abc import abstractmethod
@@ -245,11 +245,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         # ‖x‖ of an array, which a version of the model is or has
         self._model_size: tuple[Any, int, float] = None, 0, 0.0
         options = self.options
-        chosen = options.aggregation
-        if isinstance(chosen, str):
-            chosen = next(kind for kind in AGGREGATIONS if kind.name == chosen)()
+        chosen, kinds = options.aggregation, {kind.name: kind for kind in AGGREGATIONS}
         #: The run's own aggregation.
-        self.aggregator: Aggregation = copy(chosen)
+        self.aggregator: Aggregation = (
+            kinds[chosen]() if isinstance(chosen, str) else copy(chosen)
+        )
         self._check_aggregation()
         self._parts: list[Aggregation | LocalPrivacy] = [self.aggregator]
         #: The noise that clients add, if they do.
@@ -313,10 +313,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         return False
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The method's own state, for a checkpoint; the model is kept by the loop.
-
-        An entry that is not empty before round 1 keeps its shape.
-        """
+        """The method's own state, for a checkpoint; the model is kept by the loop."""
         arrays: dict[str, NDArray[Any]] = {}
         for name in self._kept:
             value = getattr(self, name)
@@ -344,17 +341,15 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
         But for an aggregation that has them drawn by secret coins, or without some.
         """
-        clients, options = self.clients, self.options
-        drawn = list(clients)
+        options, n = self.options, self.num_clients
+        drawn = list(self.clients)
         if options.participation < 1.0:
             rng = generator(options.seed, "participation", server_round)
             if options.sampling == "fixed":
-                size = self._fixed_count()
-                chosen = np.sort(rng.choice(len(clients), size=size, replace=False))
+                chosen = np.sort(rng.choice(n, size=self._fixed_count(), replace=False))
             else:
-                coins = rng.random(len(clients)) < options.participation
-                chosen = np.flatnonzero(coins)
-            drawn = [clients[index] for index in chosen]
+                chosen = np.flatnonzero(rng.random(n) < options.participation)
+            drawn = [drawn[index] for index in chosen]
         return self.aggregator.cohort(server_round, drawn)
 
     def _check_model(self, layout: Layout) -> None:
@@ -480,16 +475,14 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _weights_in_sums(self) -> dict[str, float]:
         """What each client multiplies its terms with: d_i / max d_i, or 1."""
-        if self.options.client_weights == "equal":
-            return dict.fromkeys(self.clients, 1.0)
-        counts = self._examples_of(self.clients)
-        largest = max(counts)
-        return {
-            n: count / largest for n, count in zip(self.clients, counts, strict=True)
-        }
+        counts = np.ones(self.num_clients)
+        if self.options.client_weights == "examples":
+            counts = self._examples_of(self.clients)
+        weights = (counts / counts.max()).tolist()
+        return dict(zip(self.clients, weights, strict=True))
 
-    def _examples_of(self, clients: Iterable[str]) -> list[float]:
-        return [float(self._client_properties(n)[EXAMPLES]) for n in clients]
+    def _examples_of(self, clients: Iterable[str]) -> FloatArray:
+        return np.array([float(self._client_properties(n)[EXAMPLES]) for n in clients])
 
     def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """Why a client that comes after the start cannot take part; empty if it can."""
@@ -537,7 +530,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         """Raise SettingsError for options that do not fit the method or one another."""
         kind, method = type(self.aggregator), f"apply to {self._described_name}"
         values = {"aggregation": self.aggregator.name}
-        admitted = [k.name for k in (*AGGREGATIONS, kind) if self._admits(k)]
+        kinds = (*AGGREGATIONS, kind)
+        admitted = [k.name for k in kinds if self._admits(k)]
         variant = getattr(self, "variant", "")
         beside = f" with variant = {variant!r}" if variant else ""
         stated = f"apply beside {self.aggregator.wanted}"
@@ -565,7 +559,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             ]
         if not self._one_wave:
             # what it does there with answers is not known
-            kinds = (*AGGREGATIONS, kind)
             seen = [k.name for k in kinds if k.seen_by == "method"]
             why = f"{method}, which overrides run_round"
             checks += [("aggregation", seen, why), ("privacy", ["none"], why)]
@@ -695,14 +688,13 @@ class Loop:
         strategy.broadcast = ModelBroadcast(layout, point)
         planned = num_rounds if resumed is None else resumed.planned_rounds
         strategy.planned_rounds = planned
-        if planned != num_rounds:
-            log(INFO, "Schedules go on with T = %d, as first planned", planned)
         strategy.setup(point, layout)
         before = self.whole = 0
         if resumed is not None:
             strategy.history += resumed.load(strategy, self.grid)
             before = self.whole = strategy.history[-1].round
-            log(INFO, "Resumed: going on with round %d", before + 1)
+            text = "Resumed: going on with round %d; schedules with T = %d, as planned"
+            log(INFO, text, before + 1, planned)
         del arrays, point, resumed  # one model is enough for the rounds
         for callback in self.callbacks:
             callback.on_start(strategy, before + 1, num_rounds)
@@ -834,10 +826,10 @@ class Loop:
     def _finished(self, record: RoundRecord) -> bool:
         """Note a round, and give it to the callbacks; whether one stops the run."""
         self.strategy.history.append(record)
-        stops = [
-            callback.on_round(self.strategy, record) for callback in self.callbacks
-        ]
-        return any(stops)
+        stops = False
+        for callback in self.callbacks:  # each gets it, also after a stop
+            stops |= bool(callback.on_round(self.strategy, record))
+        return stops
 
     def _result(self) -> Result:
         """Flower's: the model, and the metrics by round."""
@@ -901,25 +893,20 @@ def check_same_code(grid: Any) -> None:
 
     Ray's workers look for packages first where the SuperLink was started.
     """
-    if type(grid).__name__ != "InMemoryGrid":
-        return
     here = Path.cwd()
-    for app in [Path(entry) for entry in sys.path]:
-        # where Flower unpacks what ``flwr run`` sends, each app in a folder of its own
-        if app.parent.name != "apps" or app == here:
-            continue
-        for file in app.glob("*/**/*.py"):
-            name = file.relative_to(app)
-            package, other = here / name.parts[0], here / name
-            if not (package / "__init__.py").is_file():
-                continue
-            if not other.is_file() or other.read_bytes() != file.read_bytes():
-                raise SettingsError(
-                    f"the nodes would run {package} instead of this app's own "
-                    f"{name.parts[0]!r}, and {name} differs: the SuperLink was started "
-                    f"in {here}. End it (pgrep -af flower-superlink, kill PID) and run "
-                    "again"
-                )
+    # where Flower unpacks what ``flwr run`` sends, each app in a folder of its own
+    apps = [Path(entry) for entry in sys.path if Path(entry).parent.name == "apps"]
+    for app in apps if type(grid).__name__ == "InMemoryGrid" else ():
+        packages = [file.parent.name for file in here.glob("*/__init__.py")]
+        files = [file for name in packages for file in app.glob(f"{name}/**/*.py")]
+        names = [str(file.relative_to(app)) for file in files]
+        _, other, missing = filecmp.cmpfiles(app, here, names, shallow=False)
+        for name in other + missing:
+            raise SettingsError(
+                f"the nodes would run {here / Path(name).parts[0]} instead of this "
+                f"app's own, and {name} differs: the SuperLink was started in {here}. "
+                "End it (pgrep -af flower-superlink, kill PID) and run again"
+            )
 
 
 def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:

@@ -136,7 +136,7 @@ class RoundStrategy(LoopStrategy):
         if self.aggregator.seen_by == "client":
             common["sum-points"] = self._sent_arrays[0]
             if self.options.client_weights == "examples":
-                common["sum-largest"] = max(self._examples_of(self.clients))
+                common["sum-largest"] = float(max(self._examples_of(self.clients)))
         if type(self).audience is RoundStrategy._all_alike:
             common |= self.instruction(server_round, asked[0])
             return dict.fromkeys(asked, common)

@@ -1,21 +1,19 @@
 """The server's half of secure sums: blocks of clients, and what they come to.
 
-What the clients do is in :mod:`fedtrellis.wire.summing`. Clients are dealt once into
-fixed blocks; of a round the server learns the sum of each block whose members all
-answered, and of those that did not, nothing. A block's mean then stands for the answer
-of each of its members, so that a method whose server is linear in answers goes on as it
-is, and keeps the blocks' vectors where it would keep the clients'. A strategy of
-Flower's is given one reply a round, the weighted mean over the blocks that answered.
+What the clients do is in :mod:`fedtrellis.wire.summing`. A block's mean stands for the
+answer of each of its members, so that a method whose server is linear in answers goes
+on as it is, and keeps the blocks' vectors where it would keep the clients'. A strategy
+of Flower's is given one reply a round, the weighted mean over the blocks that answered.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from math import floor, isfinite, log2, sqrt
+from statistics import mode
 from typing import Any, Literal
 
 import numpy as np
@@ -134,13 +132,11 @@ class SecureSum(Mean):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_multiplier:
+        if z := self.noise_multiplier:
             need("dp_accounting", "secure-sum.noise-multiplier", "privacy")
             if self.clip is None:
-                raise SettingsError(
-                    f"secure-sum.noise-multiplier = {self.noise_multiplier:g} needs "
-                    "secure-sum.clip, a length"
-                )
+                why = "needs secure-sum.clip, a length"
+                raise SettingsError(f"secure-sum.noise-multiplier = {z:g} {why}")
 
     @property
     def no_resume(self) -> str:  # type: ignore[override]
@@ -159,31 +155,26 @@ class SecureSum(Mean):
         #: The clients, as they were dealt.
         self.blocks: list[list[str]] = deal(clients, size, least)
         self._block_of = {name: block for block in self.blocks for name in block}
-        most, fewest = (f(map(len, self.blocks)) for f in (max, min))
-        self._deviation, room = 0.0, self.value_range
+        sizes = [len(block) for block in self.blocks]
+        z, self._deviation = self.noise_multiplier, 0.0
+        room, word = self.value_range, 64
         if self.clip is not None:
-            members = fewest - self.colluders
             # σ/√m a client, and the sum is noisy enough without the colluders'
-            deviation = self.noise_multiplier * self.clip / sqrt(members)
-            room = self.clip + _ROOM * deviation
-            self._deviation = deviation
-        self._coding = Coding.of_range(room, most, 64 if self.clip is None else 32)
+            self._deviation = z * self.clip / sqrt(min(sizes) - self.colluders)
+            room, word = self.clip + _ROOM * self._deviation, 32
+        self._coding = Coding.of_range(room, max(sizes), word)
         if self._deviation:
             finest = floor(log2(MOST_DEVIATION / self._deviation))
             bits = min(self._coding.bits, finest)
             self._coding = replace(self._coding, bits=bits)
-            self._accountant = Accountant(
-                self.noise_multiplier, self.delta, mechanism="exponential"
-            )
+            self._accountant = Accountant(z, self.delta, mechanism="exponential")
         self._asked = [0] * len(self.blocks)  # attempts, by block
         #: First members of the blocks that have no keys yet, or not any more.
         self.anew = {block[0] for block in self.blocks}
         #: What all have to be sent alike.
-        self.told = (
-            f"{self._coding} {self.clip} {self.noise_multiplier} {self.colluders}"
-        )
-        sizes = ", ".join(str(len(block)) for block in self.blocks)
-        log(INFO, "secure sums over blocks of %s clients", sizes)
+        self.told = f"{self._coding} {self.clip} {z} {self.colluders}"
+        shown = ", ".join(map(str, sizes))
+        log(INFO, "secure sums over blocks of %s clients", shown)
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Two waves in which the members of each block agree on keys."""
@@ -576,15 +567,14 @@ class SecureSums(Strategy):
         asked = "train.sum_keys", lambda _: entry, take, self._timeout, list(nodes)
         taken = apps.ask_again(0, *asked, ATTEMPTS, code="")
         clients = {a.metrics["client-id"]: nodes[i] for i, a in taken.items()}
-        if len(taken) < len(nodes):
+        if silent := len(nodes) - len(taken):
             raise SettingsError(
-                f"{len(nodes) - len(taken)} of {len(nodes)} clients sent no key: "
-                "does their ClientApp have mods=[secure_sum_mod], from fedtrellis?"
+                f"{silent} of {len(nodes)} clients sent no key: does their ClientApp "
+                "have mods=[secure_sum_mod], from fedtrellis?"
             )
         if len(clients) < len(taken):
-            names = Counter(a.metrics["client-id"] for a in taken.values())
-            (name, _), *_ = names.most_common()
-            raise SettingsError(f"two clients have one name, {name!r}")
+            names = [answer.metrics["client-id"] for answer in taken.values()]
+            raise SettingsError(f"two clients have one name, {mode(names)!r}")
         apps.registry.clients = clients
         apps.registry.names = sorted(clients, key=identity_order)
         self._sum.begin(Cohorts(apps.names, 1.0, None, 1.0, 0))
@@ -601,15 +591,15 @@ class SecureSums(Strategy):
         """The one reply of a round: means, and the sum of weights."""
         weight = total[-1]
         means = total[:-1] / weight
-        arrays, start = {}, 0
-        for name, array in model.items():
-            old = array.numpy()
-            change = means[start : start + old.size].reshape(old.shape)
-            start += old.size
+        layers = {name: array.numpy() for name, array in model.items()}
+        ends = np.cumsum([layer.size for layer in layers.values()])
+        *changes, rest = np.split(means, ends)
+        arrays = {}
+        for (name, old), change in zip(layers.items(), changes, strict=True):
             # a mean of whole numbers is none: float64, as Flower has it
             dtype = old.dtype if old.dtype.kind == "f" else np.float64
-            arrays[name] = Array(np.asarray(old + change, dtype))
-        metrics = dict(zip(self.metrics, map(float, means[start:]), strict=True))
+            arrays[name] = Array(np.asarray(old + change.reshape(old.shape), dtype))
+        metrics = dict(zip(self.metrics, map(float, rest), strict=True))
         metrics[self.strategy.weighted_by_key] = float(weight * self.largest_weight)
         content: dict[str, Any] = {
             self.strategy.arrayrecord_key: ArrayRecord(arrays),
