@@ -267,7 +267,7 @@ def test_a_client_is_sent_its_own_features_weights_and_its_own_groups(
     for name, kind, content in grid.requests:
         if not content:
             continue  # the introduction
-        config = dict(cast(ConfigRecord, content[CONFIG]))
+        config: dict[str, Any] = dict(cast(ConfigRecord, content[CONFIG]))
         own_rows, columns = split.parts[int(name)]
         (rows,) = record_arrays(cast(ArrayRecord, content[MODEL]))
         assert rows.shape[1] in (0, len(columns))
@@ -285,6 +285,8 @@ def test_a_client_is_sent_its_own_features_weights_and_its_own_groups(
         if "rows" in arrays:
             assert set(decode(arrays["groups"]).tolist()) == groups
             assert sorted(decode(arrays["rows"])) == list(range(len(own_rows)))
+        # two holders of each group report its sums
+        assert not {*config.get("report", [])} & {*config.get("second-report", [])}
         assert "feature-names" not in config
         assert kind != "propose" or config["propose"]
     assert there
