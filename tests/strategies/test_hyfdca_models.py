@@ -249,7 +249,7 @@ def test_weighted_hinges_are_cvxpys(loss: str) -> None:
     assert best.value == pytest.approx(least, abs=1e-10)
     assert_allclose(best.w, w.value, rtol=0, atol=1e-6)
     options: dict[str, Any] = {"encryption": "stream", "exposed": "accept"}
-    run = Run(split, 150, memory=60, tolerance=5e-8, **options)
+    run = Run(split, 150, memory=60, tolerance=1e-12, **options)
     assert problem.value(run.model) - least <= 1e-7  # as the page says
     assert_allclose(run.model, best.w, rtol=0, atol=1e-4)
 

@@ -1,13 +1,13 @@
 """Who holds what: groups found by brute force, and the agreement on it."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -106,6 +106,9 @@ def test_columns_and_the_models_order() -> None:
     assert columns == {"0": [0, 1], "1": [2, 1], "2": [3]}
     alignment = _align(samples, features, feature_names=["a", "b", "c", "d"])
     assert alignment.columns["1"].tolist() == [2, 0]
+    for held, own in (([], ["f"]), ([1], [])):
+        make = partial(_align, {"a": held}, {"a": own})
+        refused("client a has no samples or no features", make, ValueError)
 
 
 def test_overlaps_are_found_where_a_sample_and_a_feature_are_shared() -> None:
@@ -117,12 +120,16 @@ def test_overlaps_are_found_where_a_sample_and_a_feature_are_shared() -> None:
     assert alignment.overlaps() == {"0": [g], "1": [g]}
 
 
-def test_the_digest_changes_with_everything_that_is_agreed() -> None:
+def _agreed() -> Agreement:
     samples = {"a": [1, 2, 3], "b": [2, 3], "c": [4]}
     alignment = _align(samples, {"a": ["x", "y"], "b": ["z"], "c": ["y"]})
     new = _align({k: v[:1] for k, v in samples.items()}).groups
     members = [Introduction(name, "f" * 16, name.encode() * 32) for name in samples]
-    one = Agreement.of({"session": "s", "answers": 5}, members, alignment, new)
+    return Agreement.of({"session": "s", "answers": 5}, members, alignment, new)
+
+
+def test_the_digest_changes_with_everything_that_is_agreed() -> None:
+    one = _agreed()
     assert Agreement.from_bytes(one.to_bytes()).digest == one.digest
     g = next(g for g, (holders, _, _) in enumerate(one.groups) if len(holders) > 1)
     holders, size, digest = one.groups[g]
@@ -166,8 +173,28 @@ def test_held_groups_deal_out_a_clients_samples() -> None:
         refused(why, partial(HeldGroup.unpack, bad, 5), ValueError)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{} ", b"[" * 100_000])
-def test_what_is_no_agreement_is_refused(data: bytes) -> None:
-    refused(
-        "the agreement is malformed", lambda: Agreement.from_bytes(data), ValueError
-    )
+def test_what_is_no_agreement_or_contradicts_itself_is_refused() -> None:
+    whole = _agreed().to_bytes()
+    data = [b"", b"[]", b"\xff", whole[:-1], whole + b" ", b"[" * 100_000]
+    for edit in (
+        lambda c: c.pop("settings"),
+        lambda c: c.update(settings=[1]),
+        lambda c: c.update(extra=1),
+        lambda c: c.update(members=[]),
+        lambda c: c["members"].append(c["members"][0]),
+        lambda c: c["members"][0].append("more"),
+        lambda c: c["held"].pop(),
+        lambda c: c["held"].__setitem__(0, "zz"),
+        lambda c: c["held"].__setitem__(0, "c0c0"),
+        *(lambda c, x=x: c["groups"][0].__setitem__(0, x) for x in ([], [0, 0], [3])),
+        lambda c: c["groups"][0].__setitem__(0, [-1]),
+        *(lambda c, x=x: c["groups"][0].__setitem__(1, x) for x in (0, 1.5)),
+        lambda c: c["new-groups"].append([[0], 1]),
+    ):
+        content: Any = json.loads(whole)
+        edit(content)  # type: ignore[no-untyped-call]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        data.append(text.encode())
+    for wrong in data:
+        why = "the agreement is malformed"
+        refused(why, partial(Agreement.from_bytes, wrong), ValueError)

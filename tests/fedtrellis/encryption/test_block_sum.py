@@ -149,6 +149,7 @@ def test_a_lost_damaged_or_expired_file_loses_the_key_and_the_block_begins_anew(
 REFUSED: list[tuple[Any, dict[str, int], str]] = [
     (lambda m: m[:2], {}, "too much of each"),
     (lambda m: [*m, m[0]], {}, "once, with its own key"),
+    (lambda m: [*m, m[1]], {}, "once, with its own key"),
     (lambda m: [m[0]._replace(fresh=bytes(range(32))), *m[1:]], {}, "own key"),
     (lambda m: [m[0], m[1]._replace(key="00" * 32), *m[2:]], {}, "key"),
     (lambda m: [m[0], m[1]._replace(fresh=bytes(32)), *m[2:]], {}, "X25519 key"),
