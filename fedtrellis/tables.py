@@ -479,6 +479,10 @@ class Preparation:
         """Return it as JSON has it."""
         return asdict(self)
 
+    def meaning(self, loss: str, intercept: float) -> dict[str, Any]:
+        """Return what a record holds of a model; its last row times this is one."""
+        return {"loss": loss, "intercept": intercept, "table": self.to_json()}
+
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """Make it of what :meth:`to_json` returned."""
@@ -502,14 +506,6 @@ SHARES = ("logistic", "softmax")
 #: What a model can be written as, and the file's name by default: a pipeline that
 #: joblib loads; arrays ``coef``, ``intercept``, ``features`` and ``classes``.
 EXPORTS = {"sklearn": "model.joblib", "npz": "model-in-units.npz"}
-
-
-def meaning(preparation: Preparation, loss: str, intercept: float) -> dict[str, Any]:
-    """Return what a record holds of a linear model of a table, as JSON has it.
-
-    ``loss`` is one of :data:`Loss`; the model's last row times ``intercept`` is one.
-    """
-    return {"loss": loss, "intercept": intercept, "table": preparation.to_json()}
 
 
 class TableModel(dict[str, NDArray[Any]]):

@@ -392,7 +392,7 @@ def _progress(config: Config, record: RunRecord) -> Callback:
 def installed_app() -> App:
     """Make the app that ``sim.py`` makes in a checkout."""
     # in a wheel they lie in this package, and only there under these names
-    names = (f"fedtrellis.{name}" for name in ("strategies", "clients", "tasks"))
+    names = "fedtrellis.strategies", "fedtrellis.clients", "fedtrellis.tasks"
     strategies, clients, tasks = map(import_module, names)
     return App(methods=pairs(strategies, clients), tasks=tasks.TASKS.values())
 
@@ -434,15 +434,12 @@ def load_app(directory: Path | None) -> FlowerApp:
                 found = type(loaded[-1]).__name__
                 raise TypeError(f"it is a {found}, not a {kind.__name__}")
         except Exception as error:
-            raise SettingsError(
-                f"{path}: {key} = {reference!r} cannot be loaded: {one_line(error)}"
-            ) from None
+            why = f"{key} = {reference!r} cannot be loaded: {one_line(error)}"
+            raise SettingsError(f"{path}: {why}") from None
     config = flatten(app.get("config", {}))
     if "results-dir" not in config:
-        raise SettingsError(
-            f"{path}: [tool.flwr.app.config] has no key 'results-dir', under which the "
-            "ServerApp writes its run's record (fedtrellis.server.records.RunRecord)"
-        )
+        why = "under which the ServerApp writes its run's record, a RunRecord"
+        raise SettingsError(f"{path}: its run config has no 'results-dir', {why}")
     name = str(project.get("project", {}).get("name", directory.name))
     server_app, made = loaded
     return FlowerApp(name, server_app, made, config)

@@ -53,10 +53,9 @@ def read_config(arguments: Sequence[str], option: str = "-c") -> dict[str, Any]:
             except tomllib.TOMLDecodeError:
                 # a shell takes the quotes of -c method="fedgia"
                 bare = value.strip("'\"")
-                raise SettingsError(
-                    f"{option} {argument!r}: a text stands in double quotes, all of it "
-                    f"in single ones: '{key}=\"{bare}\"'"
-                ) from None
+                why = "a text stands in double quotes, all of it in single ones"
+                text = f"{option} {argument!r}: {why}: '{key}=\"{bare}\"'"
+                raise SettingsError(text) from None
     return overrides
 
 

@@ -94,17 +94,6 @@ def read_table(path: Path, schema: Schema) -> Table:
     return read(path, schema)
 
 
-@once_per_file(2)
-def read_own_file(schema: Schema, path: Path) -> Table:
-    """Read a file of the user's, once per process while it stays as it is.
-
-    A name that is none of the dense formats' is that of LIBSVM's text. Columns without
-    names are ``feature-1`` and so on.
-    """
-    table = (read_table if is_dense(path.name) else read_libsvm)(path, schema)
-    return table._replace(names=table.names or _numbered(table.features.shape[1]))
-
-
 @once_per_file(64)
 def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
     """Return a csv or npz file's features and labels, a pandas frame and a series."""
@@ -178,12 +167,18 @@ def read_columns(
 
 
 @once_per_file(2)
-def read_own_table(given: tuple[Schema, int, str], path: Path) -> Table:
-    """Read a csv or npz file of the user's for a preparation, once while it stays.
+def read_own_table(given: tuple[Schema, tuple[int, str] | None], path: Path) -> Table:
+    """Read a file of the user's, once per process while it stays as it is.
 
-    ``given`` are what it must hold, ``data.least`` and ``data.bad-rows``.
+    ``given`` are what it must hold, and ``data.least`` and ``data.bad-rows`` where it
+    is to be prepared. A name that is none of the dense formats' is that of LIBSVM's
+    text. Columns without names are ``feature-1`` and so on.
     """
-    schema, least, bad_rows = given
+    schema, prepared = given
+    if prepared is None:
+        table = (read_table if is_dense(path.name) else read_libsvm)(path, schema)
+        return table._replace(names=table.names or _numbered(table.features.shape[1]))
+    least, bad_rows = prepared
     columns, lines = agree([summary_of(schema, least, bad_rows, path)], least)
     for line in lines:
         log(INFO, "%s: %s", path, line)
@@ -234,9 +229,8 @@ def read_csv(path: Path, schema: Schema, *, header: Sequence[str] = ()) -> Table
     if not own:
         fault(path, f"{_FIRST} names no feature")
     found: Any = {n: frame[called[n]] for n in schema.columns() if called[n] in names}
-    found |= {"names": own, "places": [names.index(name) + 1 for name in own]}
-    cells = _cells(path, frame[own])
-    return make_table(path, schema, cells, where=_FIRST, called=called, **found)
+    found |= {"names": own, "where": _FIRST, "called": called}
+    return make_table(path, schema, _cells(path, frame[own]), **found)
 
 
 def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -279,7 +278,6 @@ def make_table(
     *,
     names: Sequence[str] = (),
     where: str = "",
-    places: Sequence[int] = (),
     labels: Iterable[Any] | None = None,
     weights: Iterable[Any] | None = None,
     ids: Sequence[Any] = (),
@@ -287,12 +285,12 @@ def make_table(
 ) -> Table:
     """Check what a reader found against a schema.
 
-    ``features`` are finite and float64; ``where`` is what holds their ``names``, and
-    ``places`` the numbers of these in it. ``labels`` and ``weights`` are texts or
-    numbers as they stand in the file; ``called`` is how messages name them.
+    ``features`` are finite and float64; ``where`` is what holds their ``names``.
+    ``labels`` and ``weights`` are texts or numbers as they stand in the file;
+    ``called`` is how messages name them.
     """
     if schema.names:
-        for place, feature in zip(places or count(1), names, strict=False):
+        for place, feature in enumerate(names, start=1):
             if feature not in schema.names:
                 fault(path, f"{where}: column {place} is not among data.feature-names")
         missing = [name for name in schema.names if name not in names]

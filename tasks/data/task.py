@@ -36,7 +36,6 @@ from fedtrellis.tables import (
     Preparation,
     agree,
     columns_of,
-    meaning,
     summarise,
 )
 from fedtrellis.wire.flower_internals import log
@@ -56,7 +55,6 @@ from .readers import (
     is_dense,
     node_path,
     read_columns,
-    read_own_file,
     read_own_table,
     read_table,
     summary_of,
@@ -296,17 +294,11 @@ class Task(ABC):
     def _own_table(self, target: Literal["class", "number"]) -> Table:
         """Read the user's file; classes are counted from 0, whatever their labels."""
         nodes, path = self.nodes, data_path(f"{self.name}.path", self.path)
-        schema = Schema(
-            0,
-            target=target,
-            label_column=nodes.label_column,
-            weight_column=nodes.weight_column,
-        )
-        found = read_own_file
-        given: Any = schema
-        if self.prepared:
-            given, found = (schema, nodes.least, nodes.bad_rows), read_own_table
-        return found(given, path)  # type: ignore[no-any-return]
+        own = nodes.label_column, False, nodes.weight_column
+        schema = Schema(0, (), target, (), *own)
+        prepared = (nodes.least, nodes.bad_rows) if self.prepared else None
+        found: Table = read_own_table((schema, prepared), path)
+        return found
 
     def _preparation_of(
         self, table: Table, features: Array, targets: Array, starts: Indices
@@ -395,7 +387,8 @@ class Task(ABC):
         loss: Loss = self.table_loss
         if found is not None and len(found.classes) > 2:
             loss = "softmax"
-        return meaning(found, loss, float(self.has_intercept())) if found else {}
+        constant = float(self.has_intercept())
+        return found.meaning(loss, constant) if found else {}
 
     def has_intercept(self) -> bool:
         """Whether the model's last row is the intercept."""

@@ -32,7 +32,7 @@ from fedtrellis.dual.weights import (
 from fedtrellis.objectives import Objective
 from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 from fedtrellis.settings import SettingsError, setting
-from fedtrellis.tables import Preparation, meaning
+from fedtrellis.tables import Preparation
 
 from ..base import Depending, Point, once
 from ..data.readers import node_path
@@ -275,7 +275,7 @@ class HybridTask(Task):
             self.loss == "logistic" and len(made.classes) == 2
         ):
             loss = self.make_loss().name
-        return meaning(made, loss, self.bias)
+        return made.meaning(loss, self.bias)
 
     def _samples(self) -> Samples:
         return held_of(self)[0]

@@ -12,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 import sim
 from fedtrellis.settings import SettingsError
 from tasks.base import DataFileError
-from tasks.data.readers import read_own_file
+from tasks.data.readers import read_own_table
 from tasks.data.table import Schema
 
 Array = NDArray[np.float64]
@@ -120,11 +120,11 @@ def test_what_is_refused(tmp_path: Path, table: tuple[Array, Array]) -> None:
 def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
     path.write_text("a,label\n1,10\n2,9.0\n3,+9\n4,1e1\n")
-    found = read_own_file(Schema(0, target="class"), path)
+    found = read_own_table((Schema(0, target="class"), None), path)
     assert found.labels == (9.0, 10.0)
     assert found.targets.tolist() == [1.0, 0.0, 0.0, 1.0]
     path.write_text("a,label\n1,yes\n2,no\n3,yes\n44,no\n")
-    found = read_own_file(Schema(0, target="class"), path)
+    found = read_own_table((Schema(0, target="class"), None), path)
     assert found.labels == ("no", "yes")
     assert found.targets.tolist() == [1.0, 0.0, 1.0, 0.0]
     assert found.names == ("a",)

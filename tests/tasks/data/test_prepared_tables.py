@@ -164,10 +164,10 @@ def test_a_bad_row_is_refused_or_counted(
     with pytest.raises(
         DataFileError, match=r"row 8, column 'a': .* data\.bad-rows"
     ) as e:
-        read_own_table((schema, 5, "refuse"), path)
+        read_own_table((schema, (5, "refuse")), path)
     assert "SECRET" not in str(e.value)
     with caplog.at_level("INFO", logger="flwr"):
-        table = read_own_table((schema, 5, "drop"), path)
+        table = read_own_table((schema, (5, "drop")), path)
     assert len(table.features) == len(table.targets) == 38
     assert "2 of 40 rows are left out" in caplog.text
 
