@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
-from logging import WARNING
 from math import ceil, inf, isfinite, log2, sqrt
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ import numpy as np
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND
 from fedtrellis.wire.summing import ATTEMPT
@@ -95,7 +93,7 @@ def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
 def answer_lipschitz(
     client: Any, parameters: list[Any], config: dict[str, Any]
 ) -> tuple[list[Any], int, dict[str, Any]]:
-    """``fit_lipschitz`` of a client: its r_i, for :func:`largest_lipschitz`."""
+    """``fit_lipschitz`` of a client: its r_i, for :func:`largest_bound`."""
     layout = Layout.of(parameters)
     r = lipschitz_at(client.objective, layout, layout.point(parameters), config)
     if ATTEMPT in config:  # a term of a sum is a model
@@ -138,41 +136,6 @@ def largest_bound(strategy: Any, bounds: Mapping[str, float]) -> float:
     r = max(bounds.values(), default=0.0)
     if rule.robust and bounds:
         r = min(r, MOST_CURVED * float(np.median(list(bounds.values()))))
-    return r
-
-
-def largest_lipschitz(
-    strategy: Any,
-    conversation: Any,
-    timeout: float,
-    entries: dict[str, Any],
-) -> float:
-    """Ask all clients for r_i, in one wave before round 1: the :func:`largest_bound`.
-
-    ``entries`` are those of a request that say which mini-batches the steps take.
-    SettingsError: r is 0, or no client knows one.
-    """
-    phase, bounds = "train.lipschitz", dict[str, float]()
-    asked = conversation, phase, timeout, entries
-    if strategy.aggregator.seen_by == "client":
-        for a in hidden_bounds(strategy, *asked):
-            bounds[a.client] = float(a.arrays[0].flat[0])
-    else:
-
-        def take(answer: Any) -> None:
-            r = answer.metrics.get("lipschitz")
-            if isinstance(r, float) and 0.0 <= r < inf:
-                bounds[answer.client] = r
-            else:  # where its steps lead is dropped as well
-                who = answer.client
-                log(WARNING, "client %s: its Lipschitz constant is %r", who, r)
-
-        names, rule = conversation.names, strategy.aggregator
-        of = dict.fromkeys(names, entries | rule.entries(names)).__getitem__
-        conversation.ask_everyone(phase, of, take, timeout, names)
-    r = largest_bound(strategy, bounds)
-    if r == 0.0:
-        raise SettingsError("the clients' gradients do not change with the model")
     return r
 
 

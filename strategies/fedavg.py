@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from logging import INFO
-from math import isfinite, nan
+from logging import INFO, WARNING
+from math import inf, isfinite, nan
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from fedtrellis.compressors import ChangeCompression, compressor
 from fedtrellis.domains import Domain
-from fedtrellis.local_steps import StepSchedule, largest_lipschitz, step_sizes
+from fedtrellis.local_steps import (
+    StepSchedule,
+    hidden_bounds,
+    largest_bound,
+    step_sizes,
+)
 from fedtrellis.server.aggregation import Aggregation, Private
 from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.loop import Needs
@@ -88,14 +93,34 @@ class LocalModels(RoundStrategy):
         """Ask for the r_i, unless no step needs them or a checkpoint has them."""
         if not self._automatic or isfinite(self.lipschitz):
             return
-        entries = entries_of(self, self._batch)
         try:
-            r = largest_lipschitz(self, conversation, timeout, entries)
+            r = largest_bound(self, self._bounds(conversation, timeout))
+            if r == 0.0:
+                raise SettingsError("no client's gradient changes with the model")
         except SettingsError as error:
             raise SettingsError(f"{error}; or set {self._automatic[0]}") from None
         self.lipschitz = r
         for name in self._automatic:
             log(INFO, "%s = %.6g, from r = %.6g", name, self._settled(name), r)
+
+    def _bounds(self, conversation: Conversation, timeout: float) -> dict[str, float]:
+        """The r_i, by one wave before round 1, or their blocks' means."""
+        phase, entries = "train.lipschitz", entries_of(self, self._batch)
+        names, bounds = conversation.names, dict[str, float]()
+        if self.aggregator.seen_by == "client":
+            answers = hidden_bounds(self, conversation, phase, timeout, entries)
+            return {a.client: float(a.arrays[0].flat[0]) for a in answers}
+
+        def take(answer: Any) -> None:
+            r = answer.metrics.get("lipschitz")
+            if isinstance(r, float) and 0.0 <= r < inf:
+                bounds[answer.client] = r
+            else:  # where its steps lead is dropped as well
+                log(WARNING, "client %s: Lipschitz constant %r", answer.client, r)
+
+        of = dict.fromkeys(names, entries | self.aggregator.entries(names)).__getitem__
+        conversation.ask_everyone(phase, of, take, timeout, names)
+        return bounds
 
     def _settled(self, name: str) -> float:
         """The size of a step, set or from r."""

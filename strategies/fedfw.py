@@ -595,10 +595,7 @@ class _PaperSteps:
         if self.penalty is not None:
             return self._strategy._take_atoms(answer, self._local_steps), 0.0
         if answer.numbers.shape != (1,) or not answer.numbers[0] >= 0.0:
-            raise ValueError(
-                "the answer has no norm of the client's gradient, which penalty = "
-                "'auto' needs"
-            )
+            raise ValueError("the answer has no norm of the client's gradient")
         return self._strategy._take_atoms(answer, 1), float(answer.numbers[0])
 
     def aggregate(

@@ -227,8 +227,7 @@ class FedGiA(RoundStrategy):
         if self.settled_sigma < inf:
             return
         try:
-            asked = conversation, "train.bounds", timeout
-            found = hidden_bounds(self, *asked, entries={})
+            found = hidden_bounds(self, conversation, "train.bounds", timeout, {})
         except SettingsError as error:
             raise SettingsError(f"{error}; or set sigma") from None
         layout, each = self.broadcast.layout, {}
@@ -485,10 +484,8 @@ class FedGiA(RoundStrategy):
             return "" if self._h else risen + mend * fixed
         first, last = self._first_residual, self._residual_of_z()
         if fixed and isfinite(first) and not last <= first:
-            ended = (
-                f"its stop-residual ended at {last:.3g} and was {first:.3g} at first"
-            )
-            return ended + mend
+            ended = f"its stop-residual ended at {last:.3g} and was {first:.3g}"
+            return f"{ended} at first{mend}"
         return ""
 
     def _replaces_state(self, client: str) -> bool:
@@ -525,11 +522,9 @@ class FedGiA(RoundStrategy):
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
         sigma, adapted = float(state["sigma"]), "scale" in state
         if (adapted and self._search is None) or self.sigma not in (None, sigma):
-            had = "adapts it: leave sigma and sigma_scale to 'auto'" if adapted else ""
-            raise SettingsError(
-                f"sigma = {self.settled_sigma}, but the run to go on with "
-                + (had or f"had {sigma}")
-            )
+            had = "adapts it: leave sigma and sigma_scale to 'auto'"
+            was = f"sigma = {self.settled_sigma}, but the run to go on with"
+            raise SettingsError(f"{was} {had if adapted else f'had {sigma}'}")
         if not adapted and self._search is not None:
             # the run goes on as it began
             log(INFO, "sigma σ = %.6g, that of the checkpoint", sigma)

@@ -210,10 +210,8 @@ class ZerothOrderSGD(RoundStrategy):
             raise ValueError("the answer is not one array of bits")
         (bits,) = answer.arrays
         if bits.dtype != np.uint8 or bits.shape != (-(-count // 8),):
-            raise ValueError(
-                f"the answer has shape {bits.shape} and dtype {bits.dtype}, expected "
-                f"{(-(-count // 8),)} and uint8"
-            )
+            found = f"shape {bits.shape} and dtype {bits.dtype}"
+            raise ValueError(f"the answer has {found}, not {-(-count // 8)} bytes")
         signs: FloatArray = 2.0 * np.unpackbits(bits, count=count).astype(float) - 1.0
         return signs
 
