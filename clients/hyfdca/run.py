@@ -473,13 +473,14 @@ class NodeRules:
     least: int = setting(
         3,
         "least number of holders of a feature, of samples of a group, and of this "
-        "node's non-zero entries of a feature; 2 more than may collude with the server",
+        "node's non-zero entries of a feature; two more than may collude with the "
+        "server",
         minimum=2,
     )
     exposed: str = setting(
         "refuse",
-        "what to do where a sum over fewer would give single numbers away: refuse the "
-        "run, leave out this node's rare entries, or accept it",
+        "what to do if a sum over fewer would reveal single numbers: refuse the run, "
+        "leave out this node's rare entries, or accept it",
         choices=("refuse", "leave-out", "accept"),
     )
     noise: float = setting(
