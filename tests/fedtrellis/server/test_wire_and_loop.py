@@ -117,27 +117,39 @@ def other_types(content: RecordDict) -> None:
     content["status"], content["arrays"] = ArrayRecord(), ConfigRecord({"0": 1})
 
 
+def other_metrics(content: RecordDict) -> None:
+    content["metrics"] = ConfigRecord()
+
+
 def without_in_sync(content: RecordDict) -> None:
     del cast(ConfigRecord, content["status"])["in-sync"]
 
 
 ONES = np.ones(SIZE)
 SPOILT: list[tuple[Spoil, str]] = [
+    (status("model-version", 0.0), r"model version 0\.0"),  # it is 0 in round 1
     (status("client-id", "0"), "client-id '0', not '1'"),
     (status("session", "x"), "session 'x'"),
     (status("server-round", 99), "server-round 99, not "),
     (status("phase", "propose"), "phase 'propose', not None"),
     (status("model-version", 99), "model version 99"),
+    (status("in-sync", "yes"), "in-sync 'yes'"),
+    (status("numbers", "12345678"), "numbers are not numbers"),
+    (status("numbers", b"1234567"), "numbers are not numbers"),
     (without_in_sync, "in-sync"),
     (without("status"), "no status"),
     (without("status", "arrays", "metrics"), "no status"),
     (without("arrays"), r"shapes \[\]"),
     (arrays(ONES * np.nan, ONES), "not finite"),
+    (arrays((ONES * np.nan).astype("f2"), ONES), "not finite"),
+    (arrays(ONES * 1e101, ONES), "beyond ±1e.100"),
+    (arrays(ONES * -1e101), "beyond ±1e.100"),
     (arrays(ONES, np.array([0.0, np.inf, 0.0])), "not finite"),
     (arrays(np.ones(4), ONES), r"shapes \[\(4,\), \(3,\)\]"),
     (arrays(ONES), r"shapes \[\(3,\)\]"),
     (cut_bytes, "bytes"),
-    (other_types, "."),
+    (other_types, "'status' is a ArrayRecord"),
+    (other_metrics, "'metrics' is a ConfigRecord"),
 ]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedtrellis import LocalGrid, StatefulClient, client_app
-from fedtrellis.wire.arrays import Layout, decode, encode, record_arrays
+from fedtrellis.wire.arrays import Layout, decode, encode
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.client import evaluate_objective
 from fedtrellis.wire.protocol import (
@@ -61,11 +61,10 @@ def request(
     kind: str = "train",
     model: NDArray[Any] | None = None,
     restore: dict[str, NDArray[Any]] | None = None,
-    broadcast: ModelBroadcast | None = None,
     session: str = "s",
 ) -> Message:
     model = np.ones(3) if model is None else model
-    server = broadcast or ModelBroadcast(Layout((model.shape,)), model)
+    server = ModelBroadcast(Layout((model.shape,)), model)
     arrays, config = server.encode(None)
     config = {**config, "session": session, "server-round": server_round}
     content = RecordDict({MODEL: arrays})
@@ -320,19 +319,6 @@ def test_a_plain_numpy_client_works() -> None:
     assert metrics_of(reply) == {"num-examples": 7, "loss": 0.5}
     reply = app(request(1, None, kind="evaluate"), context)
     assert metrics_of(reply) == {"loss": 1.5, "num-examples": 4, "accuracy": 0.25}
-
-
-def test_a_model_of_several_layers_arrives_as_layers() -> None:
-    class Shapes(NumPyClient):
-        def fit(self, parameters: Arrays, config: Config) -> Fit:
-            return parameters[::-1], 1, {}
-
-    layers: Arrays = [np.arange(6.0).reshape(2, 3), np.array([7.0])]
-    layout = Layout.of(layers)
-    message = request(1, None, broadcast=ModelBroadcast(layout, layout.point(layers)))
-    reply = client_app(lambda context: Shapes())(message, new_context())
-    back = record_arrays(cast(ArrayRecord, reply.content[ARRAYS]))
-    assert [a.tolist() for a in back] == [[7.0], layers[0].tolist()]
 
 
 def test_phases_are_known_by_the_classes_that_have_them() -> None:
