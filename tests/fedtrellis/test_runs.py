@@ -1,6 +1,5 @@
 """Records read back, listed and compared: three runs of three methods, made once."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import sim
 from fedtrellis.command_line import main
 from fedtrellis.runs import Run, compare, find_runs, load_run, names
 from fedtrellis.settings import SettingsError
+from tests.harness import history_of, model_of
 
 ROUNDS = 4
 CONFIGS = (
@@ -40,22 +40,19 @@ def runs(folder: Path) -> list[Run]:
 
 def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
     for run in runs:
-        again = fedtrellis.load_run(str(run.directory))
+        again, raw = fedtrellis.load_run(str(run.directory)), history_of(run.directory)
         shown = f"on lasso: round limit, {ROUNDS} rounds, {str(run.directory)!r}>"
         assert repr(again).endswith(shown)
         assert (again.status, again.settings["task"]) == ("round limit", "lasso")
-        lines = (run.directory / "history.jsonl").read_text().splitlines()
-        raw = [json.loads(line) for line in lines]
         columns = again.columns()
         assert columns["round"].tolist() == list(range(ROUNDS + 1))
         assert columns["bytes_up"].tolist() == [line["bytes_up"] for line in raw]
         losses = [line["evaluation"]["loss"] for line in raw]
         assert columns["loss"].tolist() == losses
+        assert {len(column) for column in columns.values()} == {ROUNDS + 1}
         assert again.reference == pytest.approx(again.summary["reference_optimum"])
-        with np.load(run.directory / "model.npz") as arrays:
-            assert again.model is not None
-            assert np.array_equal(again.model["0"], arrays["0"])
-    assert {len(column) for column in columns.values()} == {ROUNDS + 1}
+        assert again.model is not None
+        assert np.array_equal(again.model["0"], model_of(run.directory))
 
 
 def test_curves_are_the_runs_over_what_was_asked_for(
@@ -93,39 +90,24 @@ def test_the_command_prints_a_table_and_draws(
     assert main(["runs", str(folder)]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert [line[:12].strip() for line in listed] == ["status"] + 3 * ["round limit"]
-    assert listed[1].split()[2:] == [
-        str(ROUNDS),
-        *listed[1].split()[3:4],
-        directories[0],
-    ]
+    _, _, rounds, _, where = listed[1].split()
+    assert (rounds, where) == (str(ROUNDS), directories[0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["compare", "/nowhere"], "'/nowhere' is not the record of a run"),
-        (["compare", "RUN", "--metric", "accuracy"], "--metric = 'accuracy'"),
-        (
-            ["compare", "RUN", "--out", "/nowhere/x.png"],
-            "No such file or directory: '/nowhere/x.png'",
-        ),
-        (
-            ["compare", "RUN", "--out", "x.html"],
-            "Format 'html' is not supported",
-        ),
-        (["runs", "/nowhere"], "'/nowhere' is not a directory"),
-    ],
-)
 def test_what_cannot_be_compared_is_said_in_one_line(
-    runs: list[Run],
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    runs: list[Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = str(runs[0].directory)
-    assert main([directory if a == "RUN" else a for a in arguments]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    run = str(runs[0].directory)
+    for arguments, message in (
+        (["compare", "/nowhere"], "'/nowhere' is not the record of a run"),
+        (["compare", run, "--metric", "accuracy"], "--metric = 'accuracy'"),
+        (["compare", run, "--out", "/nowhere/x.png"], "No such file or directory:"),
+        (["compare", run, "--out", "x.html"], "Format 'html' is not supported"),
+        (["runs", "/nowhere"], "'/nowhere' is not a directory"),
+    ):
+        assert main(arguments) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
 
 
 def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(

@@ -383,7 +383,6 @@ BAD_PARAMETERS: list[tuple[Callable[[], Domain], str]] = [
     ),
     (lambda: d.KSupportBall(0, 1.0), "k must be an integer of at least 1, got 0"),
     (lambda: d.KSupportBall(1.5, 1.0), "k must be an integer"),  # type: ignore[arg-type]
-    (lambda: d.KSupportBall(True, 1.0), "k must be an integer"),
     (lambda: d.KSupportBall(2, -1.0), "radius must be"),
     (lambda: d.Box(1, 0), "lower must not exceed upper"),
     (lambda: d.Box([0, 3], [1, 2]), "lower must not exceed upper"),  # type: ignore[arg-type]
@@ -403,14 +402,12 @@ BAD_PARAMETERS: list[tuple[Callable[[], Domain], str]] = [
     (lambda: d.WeightedL1Ball(-1.0, 1.0), "weights must be a number of at least 0"),
     (lambda: d.WeightedL1Ball([1.0, 0.0], 1.0), "positive ones"),  # type: ignore[arg-type]
     (lambda: d.WeightedL1Ball([1.0, np.nan], 1.0), "weights must"),  # type: ignore[arg-type]
-    (lambda: d.WeightedL1Ball(True, 1.0), "weights must"),
     (lambda: d.SortedL1Ball(1.5, 1.0), "from 0 to 1"),
     (lambda: d.SortedL1Ball([1.0, 2.0], 1.0), "do not grow"),  # type: ignore[arg-type]
     (lambda: d.SortedL1Ball([0.0, 0.0], 1.0), "weights must"),  # type: ignore[arg-type]
     (lambda: d.SortedL1Ball([1.0, -1.0], 1.0), "weights must"),  # type: ignore[arg-type]
     (lambda: d.SortedL1Ball([[1.0]], 1.0), "weights must"),  # type: ignore[arg-type]
     (lambda: d.SparseGroupBall(1.0, 2, 1.0), "share must be .* below 1, got 1.0"),
-    (lambda: d.SparseGroupBall(1.0, 2, True), "share must be"),
     (lambda: d.SparseGroupBall(1.0, 0, 0.5), "sparse-group-ball: groups must be"),
     (lambda: d.Permutahedron(0.0), "a positive number or a vector"),
     (lambda: d.Permutahedron([[1.0]]), "vector must be"),  # type: ignore[arg-type]
