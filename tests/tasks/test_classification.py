@@ -76,7 +76,7 @@ def test_validation_takes_training_examples(partition: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [12, 100, 1000])
-def test_limits_of_syntheticdata_of(limit: int) -> None:
+def test_limits_of_synthetic_data(limit: int) -> None:
     task = classification(12, partition="natural", train_limit=limit, test_limit=10)
     data = data_of(task)
     assert limit - 12 <= len(data.targets) <= limit
@@ -117,14 +117,20 @@ def test_cifar10(tmp_path: Path) -> None:
 
 def test_shapes_of_networks() -> None:
     pytest.importorskip("torch")
-    assert classification(model="dnn").shapes() == [(20, 60), (20,), (10, 20), (10,)]
-    dnn = classification(model="dnn", dataset="mnist").shapes()
-    assert dnn == [(100, 784), (100,), (100, 100), (100,), (10, 100), (10,)]
-    cnn = classification(model="cnn", dataset="mnist").shapes()
+
+    def shapes(model: str, dataset: str = "synthetic", **more: Any) -> Any:
+        return classification(model=model, dataset=dataset, **more).shapes()
+
+    assert shapes("dnn") == [(20, 60), (20,), (10, 20), (10,)]
+    hidden = [(100, 784), (100,), (100, 100), (100,), (10, 100), (10,)]
+    assert shapes("dnn", "mnist") == hidden
     convolutions = [(32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,)]
-    assert cnn == [*convolutions, (128, 1024), (128,), (10, 128), (10,)]
-    colour = classification(model="cnn", dataset="cifar10").shapes()
-    assert colour[0] == (32, 3, 5, 5)
-    assert colour[4] == (128, 1600)
-    many = classification(model="cnn", dataset="emnist", split="byclass").shapes()
-    assert many[-1] == (62,)
+    assert shapes("cnn", "mnist") == [
+        *convolutions,
+        (128, 1024),
+        (128,),
+        (10, 128),
+        (10,),
+    ]
+    assert shapes("cnn", "cifar10")[::4] == [(32, 3, 5, 5), (128, 1600)]
+    assert shapes("cnn", "emnist", split="byclass")[-1] == (62,)

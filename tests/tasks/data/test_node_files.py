@@ -332,6 +332,7 @@ def test_a_folder_of_idx_files(tmp_path: Path) -> None:
 def test_a_bad_file_tells_nobody_what_it_holds(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    logged: list[str],
     capfd: pytest.CaptureFixture[str],
     task: str,
     name: str,
@@ -340,21 +341,16 @@ def test_a_bad_file_tells_nobody_what_it_holds(
     """The node's log, the server's, the messages between them and the record."""
     path = tmp_path / name
     path.write_bytes(content)
-    config: dict[str, Any] = {
-        **sim.app.default_config(),
-        "results-dir": str(tmp_path / "runs"),
-        "task": task,
-        f"{task}.dataset": "nodes",
-    }
-    if task == "matrix-completion":
-        config |= {f"{task}.users": 9, f"{task}.items": 9, "radius": 1.0}
-    else:
-        config |= {"data.features": 2, "data.prepare": False}
+    table = {"data.features": 2, "data.prepare": False}
     more: dict[str, dict[str, Any]] = {
-        "hybrid-svm": {"method": "hyfdca", "hybrid-svm.bias": 0.0},
-        "kernel-pca": {"kernel-pca.scale": False, "kernel-pca.components": 1},
+        "logistic-regression": table,
+        "hybrid-svm": {**table, "method": "hyfdca", "hybrid-svm.bias": 0.0},
+        "kernel-pca": {**table, "kernel-pca.scale": False, "kernel-pca.components": 1},
+        "matrix-completion": {f"{task}.users": 9, f"{task}.items": 9, "radius": 1.0},
     }
-    config |= more.get(task, {})
+    config = sim.app.default_config() | more[task]
+    config |= {"results-dir": str(tmp_path / "runs"), "task": task}
+    config[f"{task}.dataset"] = "nodes"
     nodes = [{"client-id": "A", "data": str(path)}]
     said: list[str] = []
 
@@ -365,23 +361,18 @@ def test_a_bad_file_tells_nobody_what_it_holds(
 
     grid = Listening(sim.client_app, 1, run_config=config, node_configs=nodes)
     caplog.set_level(logging.DEBUG)
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        with pytest.raises(RuntimeError, match="none of 1 nodes can be used") as caught:
-            sim.app.run(grid, config)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
+    with pytest.raises(RuntimeError, match="none of 1 nodes can be used") as caught:
+        sim.app.run(grid, config)
     output = capfd.readouterr()
     kept = [
         p.read_text()
         for p in (tmp_path / "runs").rglob("*")
         if p.suffix in (".json", ".jsonl", ".toml")
     ]
-    everything = " ".join(
-        [told(caught.value), caplog.text, output.out, output.err, *said, *kept]
-    )
+    heard = [told(caught.value), caplog.text, *logged, output.out, output.err]
     assert str(path) in said[0]  # the file is named
-    assert str(path) in caplog.text
+    assert str(path) in " ".join(logged)
+    everything = " ".join([*heard, *said, *kept])
     assert not [secret for secret in SECRETS if secret in everything]
 
 
