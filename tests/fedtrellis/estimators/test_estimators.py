@@ -141,9 +141,14 @@ def test_three_classes_are_one_against_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "intercept"), [("rows", True), ("columns", True), ("both", False)]
+    ("how", "intercept", "weighted"),
+    [
+        ("rows", False, False),
+        ("columns", True, True),
+        ("both", True, False),
+        ("both", False, True),
+    ],
 )
-@pytest.mark.parametrize("weighted", [False, True])
 def test_ridge(
     diabetes: pd.DataFrame, how: str, intercept: bool, weighted: bool
 ) -> None:
