@@ -45,7 +45,7 @@ class Attack(Nonconvex):
     images, plus the distortion, so that F = (1/n) Σ f_i. On the sphere the distortion
     is the constant balance · ε²; the balance matters off it only.
 
-    The classifier ``mlp`` is scikit-learn's perceptron with one hidden layer of 64,
+    By default the classifier is scikit-learn's perceptron with one hidden layer of 64,
     trained on one half of its digits (pixels from 0 to 1; the same classifier for all
     seeds; accuracy 0.967 on the other half). All images of the class in the training
     half that it gets right are dealt to the clients, shuffled, in equal shares; those
@@ -83,10 +83,8 @@ class Attack(Nonconvex):
         False, "go on where some training files of CIFAR-10 are missing"
     )
     classifier_path: str = setting(
-        "",
-        "the classifier's file, an ONNX model; empty: of digits",
+        "", "the classifier's file, an ONNX model; empty: the perceptron of digits"
     )
-    classifier: str = setting("mlp", "the classifier of digits", choices=("mlp",))
     scores: str = setting("logits", "what an ONNX model's output is", choices=SCORES)
     target_label: int = setting(
         -1,

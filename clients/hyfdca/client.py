@@ -90,8 +90,6 @@ def evaluate(run: ClientRun) -> tuple[float, int, dict[str, Any]]:
             scores[:, rows] = sums.reshape(C, len(rows))
     y = np.full(n, np.nan) if new.labels is None else np.asarray(new.labels, float)
     found = scores[0] if C == 1 else scores.T.copy()
-    if part.on_scores is not None:
-        part.on_scores(new.sample_ids, found)
     if part.on_predictions is not None:
         part.on_predictions(predictions_of(run.loss, new.sample_ids, found, y))
     return _measured(run, scores, y)
@@ -168,9 +166,6 @@ class HyFDCAClient(SplitPart):
     new_samples : NewSamples, optional
         Samples to score with the model (``client_evaluate_every`` of the strategy), of
         which this client has these features.
-    on_scores : callable, optional
-        Given the new samples' ids and their scores xᵀw, of shape (n,) or (n, C), NaN
-        where another holder did not take part.
     identity : Identity or path, optional
         This client's own, of the name that it has in the run; instead of ``key``.
     roster : Roster or path, optional

@@ -525,7 +525,6 @@ class SplitPart(SplitClient):
         loss: str | None = None,
         key: Cipher | str | Path | None = None,
         new_samples: NewSamples | None = None,
-        on_scores: Callable[[Sequence[str], FloatArray], None] | None = None,
         *,
         identity: Identity | str | Path | None = None,
         roster: Roster | str | Path | None = None,
@@ -536,8 +535,7 @@ class SplitPart(SplitClient):
     ) -> None:
         super().__init__(context, features, feature_names, sample_ids, labels, loss)
         self.weights, self.rules = weights, rules
-        self.new_samples, self.on_scores = new_samples, on_scores
-        self.on_predictions = on_predictions
+        self.new_samples, self.on_predictions = new_samples, on_predictions
         self.node = NodeSecrets(
             self.client_id,
             context.node_config,

@@ -97,18 +97,6 @@ def ranked(table: pd.DataFrame, senses: Mapping[str, str]) -> pd.DataFrame:
     the front: the method is for a front, so that what the scaling makes of its points
     does not depend on how bad the worst trial was. The first row is the recommended
     one; of equals the one that came first.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> from fedtrellis.tune.grey_relational import ranked
-    >>> table = pd.DataFrame({"cost": [10, 20, 30, 35], "yield": [1, 4.6, 5, 3]})
-    >>> ranked(table, {"cost": "min", "yield": "max"}).round(3)
-       cost  yield  grade
-    1    20    4.6  0.788
-    0    10    1.0  0.750
-    2    30    5.0  0.750
-    3    35    3.0    NaN
     """
     metrics, wanted = table[list(senses)].to_numpy(dtype=float), list(senses.values())
     front = pareto_front(metrics, wanted)[:, np.newaxis]

@@ -305,8 +305,6 @@ def foreign(kind: str) -> list[tuple[SettingGroup, str, Any]]:
         if group.kind == kind
         for part in group.classes
         for key, field in keys(part, f"{group.owner}.").items()
-        # the only one that can have no other value
-        if key != "attack.classifier"
     ]
 
 
