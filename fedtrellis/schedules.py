@@ -38,31 +38,26 @@ class FrankWolfeSchedule:
 
     def step(self, t: float) -> float:
         """η_t, t from 1."""
-        p, T = self.participation, self.num_rounds
-        if self.name == "convex":
-            # η_t = 2 / (p (t − 1) + 2)
-            return 2.0 / (p * (t - 1) + 2.0)
-        if self.name == "nonconvex":
-            # η = (p T + 1)^(−2/3)
-            return float((p * T + 1.0) ** (-2.0 / 3.0))
-        if self.name == "stochastic":
-            # η_t = 9 / (t + 8)
-            return 9.0 / (t + 8.0)
-        return self.step_size
+        return self._of(t)[0]
 
     def penalty_weight(self, t: float) -> float:
         """λ_t, t from 1."""
-        p, T, lambda_0 = self.participation, self.num_rounds, self.penalty
+        return self.penalty * self._of(t)[1]
+
+    def _of(self, t: float) -> tuple[float, float]:
+        """η_t and λ_t/λ_0."""
         if self.name == "convex":
-            # λ_t = λ_0 √(p (t − 1) + 2)
-            return lambda_0 * sqrt(p * (t - 1) + 2.0)
+            # η_t = 2/s, λ_t = λ_0 √s with s = p (t − 1) + 2
+            s = self.participation * (t - 1) + 2.0
+            return 2.0 / s, sqrt(s)
         if self.name == "nonconvex":
-            # λ = λ_0 (p T + 1)^(1/3)
-            return float(lambda_0 * (p * T + 1.0) ** (1.0 / 3.0))
+            # η = s^(−2/3), λ = λ_0 s^(1/3) with s = p T + 1
+            s = self.participation * self.num_rounds + 1.0
+            return float(s ** (-2.0 / 3.0)), float(s ** (1.0 / 3.0))
         if self.name == "stochastic":
-            # λ_t = λ_0 √(t + 8)
-            return lambda_0 * sqrt(t + 8.0)
-        return lambda_0
+            # η_t = 9/s, λ_t = λ_0 √s with s = t + 8
+            return 9.0 / (t + 8.0), sqrt(t + 8.0)
+        return self.step_size, 1.0
 
     def averaging_weight(self, t: float) -> float:
         """ρ_t, t from 1; ρ_1 = 1 exactly."""
