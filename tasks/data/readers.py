@@ -107,16 +107,19 @@ def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
         for name in (schema.label_column, *schema.names):
             if name not in frame:
                 fault(path, f"{_FIRST} has no column {name!r}")
+        columns = [*frame]
         entries = frame.pop(schema.label_column)
     elif is_dense(path):
         table = read_npz(path, dataclasses.replace(schema, target="none", features=0))
         names = table.names or _numbered(table.features.shape[1])
         frame = pd.DataFrame(table.features, columns=list(names))
+        columns = [*frame]
         entries = pd.Series(load_arrays(path, ("labels",), needed=True)["labels"])
     else:
         fault(path, "has no columns that could be prepared")
-    for place, name in enumerate(frame, start=1):
+    for name in frame:
         if schema.names and name not in schema.names:
+            place = columns.index(name) + 1
             fault(path, f"{_FIRST}: column {place} is not among data.feature-names")
     if schema.features not in (0, frame.shape[1]):
         kind = f"{frame.shape[1]} feature columns"
@@ -229,7 +232,7 @@ def read_csv(path: Path, schema: Schema, *, header: Sequence[str] = ()) -> Table
     if not own:
         fault(path, f"{_FIRST} names no feature")
     found: Any = {n: frame[called[n]] for n in schema.columns() if called[n] in names}
-    found |= {"names": own, "where": _FIRST, "called": called}
+    found |= {"names": own, "where": _FIRST, "called": called, "columns": names}
     return make_table(path, schema, _cells(path, frame[own]), **found)
 
 

@@ -282,16 +282,19 @@ def make_table(
     weights: Iterable[Any] | None = None,
     ids: Sequence[Any] = (),
     called: Mapping[str, str] = MappingProxyType({}),
+    columns: Sequence[str] = (),
 ) -> Table:
     """Check what a reader found against a schema.
 
-    ``features`` are finite and float64; ``where`` is what holds their ``names``.
+    ``features`` are finite and float64; ``where`` is what holds their ``names``,
+    with those of other ``columns`` where there are some.
     ``labels`` and ``weights`` are texts or numbers as they stand in the file;
     ``called`` is how messages name them.
     """
     if schema.names:
-        for place, feature in enumerate(names, start=1):
+        for feature in names:
             if feature not in schema.names:
+                place = (columns or names).index(feature) + 1
                 fault(path, f"{where}: column {place} is not among data.feature-names")
         missing = [name for name in schema.names if name not in names]
         if missing and not schema.split:
