@@ -21,6 +21,9 @@ _ANSWERS = 2
 # The m-th change is by a factor of at most exp(20 / m^1.25), and never above 10. What
 # changes less and less, Σ |log changes| < ∞, in the end is a fixed ρ, which converges.
 _MOST, _RATE, _DECAY = 10.0, 20.0, 1.25
+# After so many changes ρ only follows a q that is so many times off: what is near the
+# solution moves along flat directions alone, and a ρ for these would stir up the rest.
+_DEAD_AFTER, _DEAD = 10, 3.0
 # Way of the multipliers and of z, relative to z, below which ρ stays.
 _STILL = 1e-7
 # The same where z is float32, whose rounding alone moves it by 6e-8 of each entry.
@@ -37,11 +40,12 @@ class Balance:
 
         q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖),  Y all y_i, Y' and z' where the window began
         ρ ← ρ · clip(q / target, 1/c, c)  at the m-th change,
-        c = min(10, exp(20 / m^1.25))
+        c = min(10, exp(20 / m^1.25));   from m = 11 on nothing changes while
+        q / target is between 1/3 and 3
 
     The idea is residual balancing's (He, Yang and Wang, J. Optimization Theory and
-    Applications 2000), without its dead zone, and with the step that the measurement
-    itself suggests. The rule is ours.
+    Applications 2000), with a dead zone that comes later, and with the step that the
+    measurement itself suggests. The rule is ours.
 
     Parameters
     ----------
@@ -116,6 +120,8 @@ class Balance:
             self._changes += 1
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
             ratio = ways[0] / (ways[1] * self._target)
+            if self._changes > _DEAD_AFTER and 1.0 / _DEAD < ratio < _DEAD:
+                ratio = 1.0
             if not self._convex and self._changes > _SETTLED:
                 ratio = max(ratio, 1.0)
             # ρ ← ρ · clip(q / target, 1/c, c)
