@@ -122,11 +122,8 @@ def test_a_signal_leaves_the_last_finished_round(
 # what is mixed at random for secure sums is another in each run
 HYFDCA = (
     'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" '
-    'hyfdca.encryption="none" hyfdca.tolerance=0.0 '
-    'hyfdca.secure-sum=false hyfdca.exposed="accept"'
+    'hyfdca.tolerance=0.0 hyfdca.secure-sum=false hyfdca.exposed="accept"'
 )
-
-
 FEDFW = 'task="lasso" fedfw.variant="stochastic" participation=0.7'
 
 
@@ -151,7 +148,7 @@ def sim_py(*arguments: str, before: Callable[[], None]) -> subprocess.Popen[str]
 def test_a_process_that_is_ended_goes_on_where_it_was(
     tmp_path: Path, number: signal.Signals, config: str
 ) -> None:
-    """By the command that it prints if it is told to end."""
+    """By the command that it prints if it is told to end; with its own key."""
     killed = number == signal.SIGKILL
     every = 10 if killed else 1000
     config += f" rounds={200 if killed else 60} checkpoint-every={every}"
@@ -218,6 +215,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
     assert last == f"sim.py: error: [Errno 27] File too large: '{cut / full}'"
     rounds = [line["round"] for line in check_summary(cut, "failed")]
     assert rounds == list(range(len(rounds)))
+    assert (cut / "history.jsonl").read_text().endswith("}\n")
     assert not list(cut.glob("*.tmp"))
     if full == "checkpoint.npz":
         assert rounds[-1] == 5

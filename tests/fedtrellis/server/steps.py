@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedtrellis import (
-    Callback,
     LocalGrid,
     RoundRecord,
     RoundStrategy,
@@ -123,27 +122,6 @@ def failing(rounds: Mapping[int, Iterable[int]]) -> Any:
         return cast(Message, call_next(message, context))
 
     return mod
-
-
-class Watch(Callback):
-    """What a run tells its callbacks; ``models`` are those after each round."""
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-        self.models: list[bytes] = []
-
-    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
-        self.heard.append(("start", first_round, num_rounds))
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        self.heard.append(record.round)
-        self.models.append(strategy.broadcast.model.tobytes())
-
-    def on_end(self, strategy: Any, result: Result) -> None:
-        self.heard.append("end")
-
-    def on_failure(self, strategy: Any, error: BaseException) -> None:
-        self.heard.append(error)
 
 
 def at(actions: Mapping[int, Callable[[], Any]]) -> Call:

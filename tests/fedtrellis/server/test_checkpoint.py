@@ -18,7 +18,6 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedtrellis import (
-    Callback,
     LocalGrid,
     LoopStrategy,
     RoundRecord,
@@ -109,32 +108,20 @@ def check_goes_on(whole: Any, path: Path, **options: Any) -> Steps:
     return again
 
 
-@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["well", "faulty"])
-def test_an_interrupted_run_goes_on_to_the_same_end(
-    tmp_path: Path, faults: Config
-) -> None:
-    """Again and again; callbacks are told where it begins."""
-    heard: list[tuple[int, int, int]] = []
-
-    class Listen(Callback):
-        def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
-            heard.append((first_round, num_rounds, len(strategy.history)))
-
+def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    """Again and again, whatever is lost."""
     strategy = steps()
-    whole = story(strategy, run(strategy, grid_of(**faults)))
+    whole = story(strategy, run(strategy, grid_of(**FAULTS)))
     path = tmp_path / "new-directory" / "checkpoint.npz"
-    interrupted(path, 5, 2, grid_of(**faults))
-    for at in (8, 9, 13):
-        callbacks = [Listen(), dies_at(at)]
-        more: Config = {"resume": path, "callbacks": callbacks}
-        interrupted(path, at, 2, grid_of(**faults), **more)
-    assert heard == [(5, ROUNDS, 5), (7, ROUNDS, 7), (9, ROUNDS, 9)]
-    again = check_goes_on(whole, path, checkpoint=path, grid=grid_of(**faults))
+    for at in (5, 8, 9, 13):
+        resume = path if path.exists() else None
+        interrupted(path, at, 2, grid_of(**FAULTS), resume=resume)
+    again = check_goes_on(whole, path, checkpoint=path, grid=grid_of(**FAULTS))
     for one, other in zip(strategy.history, again.history, strict=True):
         if one.round not in (5, 7, 9, 13):  # which have the introductions
             assert (one.bytes_up, one.bytes_down) == (other.bytes_up, other.bytes_down)
     # the last round is always saved: this one has nothing left to do
-    check_goes_on(whole, path, grid=grid_of(**faults))
+    check_goes_on(whole, path, grid=grid_of(**FAULTS))
 
 
 def test_clients_elsewhere_are_given_back_what_the_server_can_replay(
@@ -202,7 +189,7 @@ def test_a_crash_between_history_and_checkpoint_is_survived(
     assert rounds() == list(range(ROUNDS + 1))
 
 
-@pytest.mark.parametrize("at", ["checkpoint", 1, 4, 8])
+@pytest.mark.parametrize("at", ["checkpoint", 4])
 def test_a_crash_while_a_file_is_written_leaves_the_one_before(
     tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch, at: str | int
 ) -> None:
@@ -241,19 +228,11 @@ def error_of(strategy: Steps, *more: Any) -> str:
     return str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("saved") / "saved.npz"
-    interrupted(path)
-    return path
-
-
 @pytest.fixture
-def saved(kept: Path, tmp_path: Path) -> Path:
+def saved(tmp_path: Path) -> Path:
     """A checkpoint that a test may spoil, and its history."""
-    for path in kept.parent.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path / kept.name
+    interrupted(tmp_path / "saved.npz")
+    return tmp_path / "saved.npz"
 
 
 def npz(**arrays: Any) -> bytes:
@@ -273,39 +252,18 @@ def rewrite(path: Path, change: Callable[[Config, Config], Any]) -> None:
 
 
 def test_another_run_s_checkpoint_is_refused(saved: Path) -> None:
-    class Bound(Steps):
-        _state_settings = ("half",)
-        half = 0.5
-
-    Bound.__name__ = "Steps"
-    options: Config = {"participation": 0.6, "seed": 2}
-    run(Bound(resume=saved, **options))  # it did not say yet
-    path = saved.with_name("bound.npz")
-    run(Bound(checkpoint=path, **options))
-    Bound.half = 0.25
     layers = np.split(np.zeros(SIZE), [1])
     for strategy, more, why in (
         (OtherSteps(resume=saved, seed=2), (), "strategy is Steps, this run's is Othe"),
         (steps(resume=saved, seed=3), (), "seed is 2, this run's is 3"),
         (steps(resume=saved), (grid_of(5),), "number of clients is 4, this run's is 5"),
         (steps(resume=saved), (None, *layers), "model shapes is ((3,),), this"),
-        (Bound(resume=path, **options), (), "its half is 0.5, this run's is 0.25"),
     ):
         assert why in error_of(strategy, *more)
     rewrite(saved, lambda meta, arrays: arrays.update({"state/more": np.zeros(2)}))
     assert "it has an entry 'state/more' too many" in error_of(steps(resume=saved))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("format", "round", "session", "epoch", "seed", "version", "layout", "dtype"),
-        *("planned-rounds", "clients"),
-    ],
-)
-def test_what_a_checkpoint_has_to_say_of_itself(saved: Path, name: str) -> None:
-    rewrite(saved, lambda meta, arrays: meta.pop(name))
-    assert f"{name!r}" in error_of(steps(resume=saved))
+    rewrite(saved, lambda meta, arrays: meta.pop("session"))
+    assert "it has no entry 'session'" in error_of(steps(resume=saved))
 
 
 def test_a_stateful_method_says_what_a_checkpoint_holds(saved: Path) -> None:
@@ -325,13 +283,13 @@ def test_a_stateful_method_says_what_a_checkpoint_holds(saved: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        *(b"", b"some text\n" * 100, npz(model=np.zeros(3))),
+        b"some text\n" * 100,
+        npz(model=np.zeros(3)),
         npz(meta=np.frombuffer(b"{not json", dtype=np.uint8)),
         npz(meta=np.zeros(3), model=np.zeros(3)),
-        npz(meta=np.frombuffer(b"{}", dtype=np.uint8)),
         npz(meta=np.frombuffer(b"[1, 2]", dtype=np.uint8)),
-        # parts of one, or one of whose bits is another
-        *(0.02, 0.5, 0.99, "bit", "array"),
+        # a part of one, or one of whose bits is another
+        *(0.99, "bit"),
     ],
 )
 def test_other_files_are_no_checkpoints(saved: Path, data: Any) -> None:
@@ -340,10 +298,6 @@ def test_other_files_are_no_checkpoints(saved: Path, data: Any) -> None:
         with zipfile.ZipFile(saved) as archive:
             at = archive.getinfo("model.npy").header_offset + 180
         data = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
-    if data == "array":
-        stream = io.BytesIO()
-        np.save(stream, np.arange(3.0))
-        data = stream.getvalue()
     if isinstance(data, float):
         data = good[: int(data * len(good))]
     saved.write_bytes(data)
@@ -354,7 +308,6 @@ def test_a_file_that_is_missing_or_too_short_is_named(saved: Path) -> None:
     path = saved.with_name("nothing.npz")
     message = f"resume = {str(path)!r}: there is no such checkpoint"
     assert error_of(steps(resume=path)) == message
-    assert "there is no such checkpoint" in error_of(steps(resume=saved.parent))
     history = saved.with_name(saved.name + ".history.jsonl")
     lines = history.read_text().splitlines(keepends=True)
     for text in (lines[:4], [*lines[:4], lines[4][:10]], None):
