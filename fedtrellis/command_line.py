@@ -16,7 +16,7 @@ from fedtrellis.runs import (
     add_predict_options,
     add_runs_options,
     compare_runs,
-    export,
+    export_model,
     list_runs,
     predict,
 )
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = "what a run's model says of a table's rows"
     add_predict_options(add("predict", predict, what))
     what = "a run's model for use without fedtrellis"
-    add_export_options(add("export", export, what))
+    add_export_options(add("export", export_model, what))
     return perform(lambda options: options.act(options), parser, arguments)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.app.command_line import flatten
+from fedtrellis.exports import EXPORTS, export
 from fedtrellis.files import naming
 from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
 from fedtrellis.server.records import (
@@ -25,7 +26,7 @@ from fedtrellis.server.records import (
     read_history,
 )
 from fedtrellis.settings import SettingsError, check_choice, need
-from fedtrellis.tables import EXPORTS, SHARES, TableModel
+from fedtrellis.tables import SHARES, TableModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -241,19 +242,19 @@ def list_runs(options: argparse.Namespace) -> None:
         print(f"{run.status:12}{rounds:<8}{shown:12}{run.directory}")
 
 
-def finished_model(directory: str | Path) -> TableModel:
-    """The model in a run's record; SettingsError if there is none yet."""
-    model = load_run(directory).model
-    if model is None:
+def _finished(directory: str | Path) -> tuple[Run, TableModel]:
+    """A run and its model; SettingsError if there is none yet."""
+    run = load_run(directory)
+    if run.model is None:
         raise SettingsError(f"{str(directory)!r} has no model: the run has not ended")
-    return model
+    return run, run.model
 
 
 def predict(options: argparse.Namespace) -> None:
     """Predict each row of a table, with the classes' probabilities, as csv."""
     import pandas as pd
 
-    model = finished_model(options.directory)
+    _, model = _finished(options.directory)
     found = pd.DataFrame({"predicted": model.predict(options.table)})
     if model.loss in SHARES:
         shares = model.predict_proba(options.table).T
@@ -262,10 +263,11 @@ def predict(options: argparse.Namespace) -> None:
     found.to_csv(options.out or sys.stdout, index=False)
 
 
-def export(options: argparse.Namespace) -> None:
+def export_model(options: argparse.Namespace) -> None:
     """Write a run's model in the units of its table, for use without fedtrellis."""
     path = options.out or EXPORTS[options.to]
-    finished_model(options.directory).export(options.to, path)
+    run, model = _finished(options.directory)
+    export(model, run.settings, options.to, path)
     print(f"Written: {path}")
 
 

@@ -503,9 +503,6 @@ def expand(columns: Iterable[Column], frame: pd.DataFrame) -> Array:
 
 #: Losses whose models give classes probabilities.
 SHARES = ("logistic", "softmax")
-#: What a model can be written as, and the file's name by default: a pipeline that
-#: joblib loads; arrays ``coef``, ``intercept``, ``features`` and ``classes``.
-EXPORTS = {"sklearn": "model.joblib", "npz": "model-in-units.npz"}
 
 
 class TableModel(dict[str, NDArray[Any]]):
@@ -529,6 +526,11 @@ class TableModel(dict[str, NDArray[Any]]):
     ) -> None:
         super().__init__(arrays)
         self._about = about
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what a row is."""
+        return self._about is not None
 
     def _known(self) -> Mapping[str, Any]:
         if self._about is None:
@@ -598,85 +600,3 @@ class TableModel(dict[str, NDArray[Any]]):
             right = scipy.special.expit(scores)
             return np.column_stack([scipy.special.expit(-scores), right])
         return np.asarray(scipy.special.softmax(scores, axis=1))
-
-    def export(self, to: str, path: str | Path) -> None:
-        """Write it for use without this package: see :data:`EXPORTS`.
-
-        SettingsError: it cannot be had so, and why.
-        """
-        if to == "sklearn":
-            need("joblib", "an export to scikit-learn", "sklearn")
-            import joblib
-
-            joblib.dump(self.pipeline(), path)
-            return
-        w, b = self.linear()
-        names = np.array(self.preparation.names())
-        with Path(path).open("wb") as file:
-            np.savez(file, coef=w, intercept=b, features=names, classes=self.classes)
-
-    def pipeline(self) -> Any:
-        """Return a pipeline of scikit-learn that predicts the same of data frames.
-
-        It takes dates as ISO 8601 has them. SettingsError: scikit-learn has no such
-        model.
-        """
-        need("sklearn", "an export to scikit-learn", "sklearn")
-        import pandas as pd
-        from sklearn.compose import ColumnTransformer
-        from sklearn.impute import MissingIndicator, SimpleImputer
-        from sklearn.linear_model import LinearRegression, LogisticRegression
-        from sklearn.pipeline import Pipeline, make_pipeline
-        from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
-
-        frame, epoch = pd.DataFrame, pd.Timestamp(0, tz="UTC")
-        iso: Any = {"func": pd.to_datetime, "format": "ISO8601", "utc": True}
-        days = [
-            FunctionTransformer(act, kw_args=given)
-            for act, given in (
-                (frame.apply, iso),
-                (frame.sub, {"other": epoch}),
-                (frame.div, {"other": pd.Timedelta(days=1)}),
-            )
-        ]
-
-        (w, b), made = self.linear(), self.preparation
-        if self.loss not in ("squared", *SHARES):
-            why = f"the loss is {self.loss}"
-            raise SettingsError(f"scikit-learn has no such model: {why}")
-        ends = np.cumsum([len(column.features()) for column in made.columns])[:-1]
-        parts = zip(
-            np.split(w, ends), np.split(np.array(made.means), ends), strict=True
-        )
-        steps: list[tuple[str, Any, list[str]]] = []
-        weights: list[Array] = []
-        example: dict[str, list[Any]] = {}
-        for column, (part, means) in zip(made.columns, parts, strict=True):
-            name, makers = column.name, list[Any]()
-            if column.kind == "category":
-                if column.other:
-                    # what is none of the categories has none of their features
-                    b, part = b + part[-1], part[:-1] - part[-1]
-                known: Any = [list(column.categories)]
-                more: Any = {"handle_unknown": "ignore", "sparse_output": False}
-                makers.append(OneHotEncoder(categories=known, **more))
-                example[name] = [column.categories[0]]
-            else:
-                dated = days if column.kind == "date" else []
-                filled = SimpleImputer(strategy="constant", fill_value=float(means[0]))
-                gone = [MissingIndicator(features="all")] * column.missing
-                makers += [make_pipeline(*dated, last) for last in (filled, *gone)]
-                example[name] = ["2020-01-01"] if dated else [float(means[0])]
-            steps += [(f"{name} {k}", each, [name]) for k, each in enumerate(makers)]
-            weights.append(part)
-        regression = self.loss == "squared"
-        model = LinearRegression() if regression else LogisticRegression()
-        w = np.concatenate(weights)
-        model.coef_ = w if regression else np.atleast_2d(w.T)
-        model.intercept_ = b if regression else np.atleast_1d(b)
-        model.n_features_in_ = len(w)
-        if not regression:
-            model.classes_ = self.classes
-        # nothing is learnt: categories and values to fill in are given
-        columns = ColumnTransformer(steps).fit(pd.DataFrame(example))
-        return Pipeline([("columns", columns), ("model", model)])

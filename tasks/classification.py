@@ -72,6 +72,15 @@ class NetworkTask(PartitionedTask):
     def _make_model(self, *, trained: bool = False) -> Any:
         """Make the torch.nn.Module, with the same weights whenever it is asked."""
 
+    @abstractmethod
+    def _input(self) -> NDArray[Any]:
+        """Return an example, as the network takes it."""
+
+    def network(self) -> tuple[Any, Any] | None:  # noqa: D102
+        import torch
+
+        return self._make_model(), torch.tensor(np.stack([self._input()] * 2))
+
     @once(8)
     def _parameters(self, *, trained: bool) -> list[Array]:
         """Return the weights at the start, made once per process."""
@@ -271,6 +280,12 @@ class Classification(ImageTask, NetworkTask):
 
         seed = derived_seed(self.seed, "initial model")
         return make_model(self.model, self._shape(), self._classes(), seed)
+
+    def _input(self) -> NDArray[Any]:
+        return np.zeros(self._shape(), np.float32)
+
+    def network(self) -> tuple[Any, Any] | None:  # noqa: D102
+        return None if self.model == "mclr" else super().network()
 
     def _shape(self) -> tuple[int, ...]:
         if not (self.on_nodes and self.model in _CNNS):
@@ -520,6 +535,9 @@ class Characters(Nonconvex, NetworkTask):
             seed = derived_seed(self.seed, "letters")
             train(model, text, self.pretrained_steps, seed)
         return model
+
+    def _input(self) -> NDArray[Any]:
+        return np.zeros(self.context, np.int64)
 
     def _load(self) -> Dealt:
         train, test = map(_labels, (self.train_passages, self.test_passages))

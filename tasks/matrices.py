@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -15,6 +16,7 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
+from fedtrellis.domains.numerics import thin_svd
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import MatrixCompletion, QuadraticAssignment
 from fedtrellis.objectives.matrices import PrincipalComponents
@@ -231,6 +233,14 @@ class MatrixCompletionTask(Task):
         users, items = self.shapes()[0]
         return MatrixCompletion(rows, columns, targets, (users, items), weight=weight)
 
+    def parts(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return factors with X = left rightᵀ, and the shortest ones."""
+        (x,) = arrays.values()
+        u, s, v = thin_svd(x.astype(np.float64))
+        # what is below is rounding
+        rank = int(np.sum(s > len(s) * np.finfo(np.float64).eps * s[:1]))
+        return {"left": u[:, :rank] * s[:rank], "right": v[:rank].T}
+
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""
         train = math.sqrt(self.value(self.argument(x)))
@@ -354,6 +364,11 @@ class QuadraticAssignmentTask(Nonconvex):
         """
         X = self.argument(x)
         return np.asarray(scipy.optimize.linear_sum_assignment(X, maximize=True)[1])
+
+    def parts(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the nearest permutation p, and its cost."""
+        p = self.round(*arrays.values())
+        return {"permutation": p, "cost": np.array(self.cost(p))}
 
     def cost(self, permutation: NDArray[np.intp]) -> float:
         """Return Σ_ij A_ij B_{p(i), p(j)}."""

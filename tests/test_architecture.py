@@ -25,6 +25,7 @@ ORDER = (
     ("server",),
     ("trackers", "estimators"),
     ("app",),
+    ("exports",),
     ("runs",),
     ("tune",),
     ("command_line",),

@@ -394,6 +394,14 @@ class Task(ABC):
         """Whether the model's last row is the intercept."""
         return False
 
+    def network(self) -> tuple[Any, Any] | None:
+        """Return the model's torch.nn.Module and two examples for it, if it is one."""
+        return None
+
+    def parts(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what a model's arrays, by their names, are outside of this package."""
+        return {**arrays}
+
     def reference_optimum(self, domain: Domain) -> float | None:
         """Return the minimum of F over a domain where it is known, else None."""
         return None

@@ -12,8 +12,10 @@ from typing import Any
 
 import joblib
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 from sklearn.compose import ColumnTransformer
@@ -314,6 +316,68 @@ def test_an_export_needs_nothing_of_ours(
         assert arrays["features"].tolist() == list(preparation.names())
         scores = filled @ arrays["coef"] + arrays["intercept"]
     assert scores == pytest.approx(model.scores(rows), abs=1e-8)
+    assert main(["export", record, "--to", "onnx", "--out", out + ".onnx"]) == 0
+    days = pd.to_datetime(rows["since"]) - pd.Timestamp(0)
+    given = rows.assign(since=days / pd.Timedelta(days=1))
+    inputs = {
+        name: given[[name]].to_numpy(object if name in TEXTS else np.float64)
+        for name in given
+    }
+    outputs = onnxruntime.InferenceSession(out + ".onnx").run(None, inputs)
+    if task == "lasso":
+        assert outputs[0] == pytest.approx(expected, rel=1e-9)
+    else:
+        assert outputs[0] == pytest.approx(shares, abs=1e-9)
+        assert outputs[1].tolist() == expected.tolist()
+
+
+def test_a_network_leaves_as_a_state_dict_and_a_graph(tmp_path: Path) -> None:
+    words = 'task="characters" characters.train-passages=40 rounds=1 picture=false'
+    words += ' characters.test-passages=8 method="fedavg-gd" fedavg-gd.step-size=0.1'
+    out = str(tmp_path / "model")
+    assert main(["run", "--nodes", "4", "--out", str(tmp_path), "-c", words]) == 0
+    (record,) = (str(path.parent) for path in tmp_path.glob("*/model.npz"))
+    assert main(["export", record, "--to", "torch", "--out", out + ".pt"]) == 0
+    assert main(["export", record, "--to", "onnx", "--out", out + ".onnx"]) == 0
+    made = sim.app.experiment(fedtrellis.load_run(record).settings, 4)
+    module, _ = made.task.network()
+    module.load_state_dict(torch.load(out + ".pt"))
+    data = data_of(made.task)
+    inputs, targets = map(torch.tensor, (data.features, data.targets))
+    scores = module.eval()(inputs)
+    loss = torch.nn.functional.cross_entropy(scores, targets).item()
+    model: Any = fedtrellis.load_run(record).model
+    assert loss == pytest.approx(made.task.value(list(model.values())), rel=1e-6)
+    session = onnxruntime.InferenceSession(out + ".onnx")
+    (found,) = session.run(None, {"inputs": data.features})
+    assert found == pytest.approx(scores.detach().numpy(), abs=1e-5)
+
+
+def test_a_matrix_leaves_as_factors_or_a_permutation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for task in ("matrix-completion", "quadratic-assignment"):
+        words = f'task="{task}" rounds=2 picture=false'
+        folder = tmp_path / task
+        assert main(["run", "--nodes", "4", "--out", str(folder), "-c", words]) == 0
+        (record,) = map(str, folder.iterdir())
+        out = str(tmp_path / f"{task}.npz")
+        assert main(["export", record, "--to", "npz", "--out", out]) == 0
+        model: Any = fedtrellis.load_run(record).model
+        (X,) = model.values()
+        with np.load(out) as parts:
+            if task == "matrix-completion":
+                assert parts["left"] @ parts["right"].T == pytest.approx(X)
+                assert parts["left"].shape[1] == np.linalg.matrix_rank(X)
+            else:
+                assert sorted(parts["permutation"]) == list(range(12))
+                instance = sim.app.experiment({"task": task}, 4).task.instance()
+                p = parts["permutation"]
+                cost = np.sum(instance.A * instance.B[np.ix_(p, p)])
+                assert parts["cost"] == cost
+    for to, why in (("torch", "is for networks"), ("sklearn", "say what a row is")):
+        assert main(["export", record, "--to", to, "--out", out]) == 1
+        assert why in capsys.readouterr().err
 
 
 NODES = 3
