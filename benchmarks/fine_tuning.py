@@ -25,8 +25,7 @@ import sim
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
 
-from .report import Comparison
-from .runs import quiet
+from .report import Comparison, quiet
 
 __all__ = ["CONTENDERS", "FULL", "QUICK", "Size", "compare", "config_of", "draw"]
 

@@ -218,13 +218,13 @@ def _rows(case: Case) -> Iterator[tuple[Row, dict[str, tuple[float, float, float
         yield row, measured
 
 
-def compare(case: Case) -> Comparison:
+def compare(case: Case) -> Iterator[Comparison]:
     """The attacks' advantages at ε = 1, 8 and ∞."""
     made = list(_rows(case))
     (_, private), _, (_, plain) = made
     (_, low, _), (certain, *_) = private["all but one"], plain["all but one"]
     most = largest_advantage(1.0)
-    return Comparison(
+    yield Comparison(
         "membership",
         "Advantage of membership attacks on a client's whole data",
         f"{case.candidates} clients of about {1440 // case.candidates} digits, half of "

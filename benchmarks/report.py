@@ -1,12 +1,16 @@
-"""Measurements, tables and JSON."""
+"""Measurements in turns, tables, CSV and JSON."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -16,7 +20,25 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["Aim", "Cell", "Comparison", "Row", "Spread", "machine", "ratios"]
+__all__ = [
+    "Aim",
+    "Cell",
+    "Comparison",
+    "Row",
+    "Spread",
+    "at_most",
+    "in_turns",
+    "machine",
+    "quiet",
+    "ratios",
+    "write_json",
+]
+
+
+def quiet() -> None:
+    """Silence Flower below warnings; its FedAvg logs a dozen lines a round."""
+    import_module("flwr.common.logger")  # which sets the level of its own accord
+    logging.getLogger("flwr").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)
@@ -28,8 +50,8 @@ class Spread:
     values : tuple of float
         In the order they were measured in.
     unit : str
-        What they are printed as: ``"ms"`` takes seconds, ``"x"`` is a ratio,
-        ``"s"`` seconds, ``"/s"`` a rate, ``"B"`` bytes.
+        What they are printed as: ``"ms"`` takes seconds, ``"x"`` is a ratio, otherwise
+        whole numbers.
     """
 
     values: tuple[float, ...]
@@ -49,11 +71,7 @@ class Spread:
     def _format(self, value: float) -> str:
         if self.unit == "ms":
             return f"{1000 * value:.3g} ms"
-        if self.unit == "x":
-            return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-        if self.unit == "s":
-            return f"{value:.1f} s"
-        return f"{value:,.0f} {self.unit}" if self.unit == "B" else f"{value:,.0f}"
+        return f"{value:.2f}" if self.unit == "x" and value < 100 else f"{value:,.0f}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, times in seconds."""
@@ -72,6 +90,19 @@ def ratios(above: Spread, below: Spread) -> Spread:
     return Spread(tuple(a / b for a, b in pairs), "x")
 
 
+def in_turns(
+    sides: Mapping[str, Callable[[], float]], repetitions: int, warm_up: int = 0
+) -> dict[str, Spread]:
+    """Seconds of each side, all sides by turns; the first turns are left out."""
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(warm_up + repetitions):
+        for name, measure in sides.items():
+            seconds = measure()
+            if turn >= warm_up:
+                values[name].append(seconds)
+    return {name: Spread(tuple(found), "ms") for name, found in values.items()}
+
+
 Cell = str | int | Spread
 Row = dict[str, Cell]
 
@@ -85,6 +116,12 @@ class Aim:
     met: bool
 
 
+def at_most(what: str, ratio: Spread, most: float, of: str = "") -> Aim:
+    """The aim that the median of some ratios is at most so much."""
+    text = f"{what}: at most {most:g} times {of}".rstrip()
+    return Aim(text, str(ratio), ratio.median <= most)
+
+
 @dataclass
 class Comparison:
     """The result of one benchmark.
@@ -92,7 +129,7 @@ class Comparison:
     Attributes
     ----------
     name, title : str
-        What ``--only`` calls it, and its headline.
+        What its files are called, and its headline.
     about : str
         What was measured, and how.
     rows : list of dict
@@ -110,24 +147,14 @@ class Comparison:
     def cells(self) -> list[list[str]]:
         """The table's texts, the names of its columns first."""
         columns = list(dict.fromkeys(column for row in self.rows for column in row))
-        return [columns] + [
-            [str(row[c]) if c in row else "" for c in columns] for row in self.rows
-        ]
+        rows = [[str(row.get(column, "")) for column in columns] for row in self.rows]
+        return [columns, *rows]
 
-    def markdown(self) -> str:
-        """Table and aims as a page of the documentation has them."""
-        aims = [
-            [aim.text, aim.measured, "met" if aim.met else "missed"]
-            for aim in self.aims
-        ]
-        tables = [self.cells(), *([["aim", "measured", ""], *aims],) * bool(aims)]
-        return "\n\n".join(
-            "\n".join(
-                f"| {' | '.join(row)} |"
-                for row in (table[0], ["---"] * len(table[0]), *table[1:])
-            )
-            for table in tables
-        )
+    def csv(self) -> str:
+        """The table."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(self.cells())
+        return text.getvalue()
 
     def show(self, console: Console) -> None:
         """Print the table and the aims."""

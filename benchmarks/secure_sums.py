@@ -6,12 +6,11 @@ older strategies, here through the same grid.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -22,13 +21,12 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg
 
 from clients import FedAvgGDClient
-from fedtrellis import LocalGrid, SecureSum, SecureSums, client_app, secure_sum_mod
+from fedtrellis import SecureSum, SecureSums, client_app, secure_sum_mod
 from fedtrellis.server.callbacks import format_bytes
-from fedtrellis.wire.summing import RECORD
 from strategies import FedAvgGD
 
 from .report import Comparison, Row, Spread
-from .traffic import Distance, flower_fedavg
+from .traffic import CountingGrid, Distance, flower_fedavg, partition
 
 __all__ = ["compare"]
 
@@ -36,24 +34,6 @@ __all__ = ["compare"]
 QUICK = [(1_000, 10)]
 FULL = [(p, n) for p in (1_000, 100_000, 1_000_000) for n in (10, 50)]
 ROUNDS = 3
-
-
-class CountingGrid(LocalGrid):
-    """Notes of every wave what it is for, what has travelled, and the CPU used."""
-
-    def __init__(self, app: ClientApp, num_nodes: int) -> None:
-        super().__init__(app, num_nodes, encode=True)
-        self.waves: list[tuple[bool, int, int, float]] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Note what there was before the wave."""
-        sent = list(messages)
-        for message in sent[:1]:
-            trains = message.metadata.message_type == "train"
-            step = dict(message.content.get(RECORD, {})).get("step", "term")
-            used = self.bytes_up, self.bytes_down, time.process_time()
-            self.waves.append((trains and step == "term", *used))
-        return super().push_messages(sent)
 
 
 class Stepping(NumPyClient):
@@ -95,7 +75,7 @@ def _cases(
     objectives: Sequence[Any],
 ) -> dict[str, tuple[ClientApp, Callable[[CountingGrid, Any], None]]]:
     def of(context: Context) -> Any:
-        return objectives[int(context.node_config["partition-id"])]
+        return objectives[partition(context)]
 
     ours = client_app(lambda context: FedAvgGDClient(context, of(context)))
     one: dict[str, Any] = {"local_steps": 1, "step_size": 0.1}
@@ -120,7 +100,7 @@ def _cases(
     }
 
 
-def compare(sizes: Sequence[tuple[int, int]]) -> Comparison:
+def compare(sizes: Sequence[tuple[int, int]]) -> Iterator[Comparison]:
     """Measure a round once everything is running, of each case."""
     result = Comparison(
         "secure-sums",
@@ -134,18 +114,15 @@ def compare(sizes: Sequence[tuple[int, int]]) -> Comparison:
         for name, (app, run) in _cases(objectives).items():
             grid = CountingGrid(app, n)
             run(grid, np.full(p, p**-0.5))
-            starts = [k for k, wave in enumerate(grid.waves) if wave[0]]
+            starts = [k for k, wave in enumerate(grid.waves) if wave.trains]
             if "SecAgg+" in name:  # of four waves each
                 starts = starts[::4]
             before, (first, last) = starts[0], starts[-2:]
-            up, down, cpu = (
-                (late - early) / n
-                for early, late in zip(
-                    grid.waves[first][1:], grid.waves[last][1:], strict=True
-                )
-            )
-            row: Row = {"parameters": f"{p:,}", "clients": n, "method": name}
-            row |= {"up": format_bytes(up), "down": format_bytes(down)}
-            row |= {"CPU": Spread((cpu,), "ms"), "waves": f"{before} + {last - first}"}
+            early, late = grid.waves[first], grid.waves[last]
+            row: Row = {"parameters": p, "clients": n, "method": name}
+            row["up"] = format_bytes((late.up - early.up) / n)
+            row["down"] = format_bytes((late.down - early.down) / n)
+            row["CPU"] = Spread(((late.cpu - early.cpu) / n,), "ms")
+            row["waves"] = f"{before} + {last - first}"
             result.rows.append(row)
-    return result
+    yield result

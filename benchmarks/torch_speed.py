@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,12 @@ from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD, LocalSGD
 from tasks.data.datasets import load_images
 
-from .engines import bare, comparison, flower
-from .report import Aim, Comparison, Spread, ratios
+from .report import Comparison, Spread, at_most, in_turns, ratios
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
-    from fedtrellis.objectives.torch_objective import TorchObjective
-
-__all__ = ["FULL", "QUICK", "Size", "compare", "gpu"]
+__all__ = ["FULL", "QUICK", "Size", "compare"]
 
 _CLIENTS, _STEPS, _STEP_SIZE, _BATCH = 10, 2, 0.05, 64
 # Seconds of calls that are timed together.
@@ -51,23 +48,20 @@ class Size:
         Blocks of rounds of the network, and rounds in one.
     examples : int
         Images of a client.
-    jobs : int
-        Repetitions of the engines' job.
     """
 
     gradients: int
     blocks: int
     rounds: int
     examples: int
-    jobs: int
 
 
-QUICK = Size(gradients=7, blocks=3, rounds=1, examples=128, jobs=3)
-FULL = Size(gradients=15, blocks=7, rounds=2, examples=600, jobs=9)
+QUICK = Size(gradients=7, blocks=3, rounds=1, examples=128)
+FULL = Size(gradients=15, blocks=7, rounds=2, examples=600)
 
 
-def compare(size: Size) -> Iterable[Comparison]:
-    """Gradients, rounds of a network and the engines' job, each against bare loops."""
+def compare(size: Size) -> Iterator[Comparison]:
+    """Gradients and rounds of a network, each against bare loops."""
     if importlib.util.find_spec("torch") is None:
         yield Comparison("torch", "PyTorch", "Skipped: needs the extra torch.")
         return
@@ -76,13 +70,12 @@ def compare(size: Size) -> Iterable[Comparison]:
     torch.set_num_threads(1)
     yield _gradients(size)
     yield _rounds(size)
-    yield _job(size)
 
 
 # ---------------------------------------------------------------------------- gradients
 
 
-def _models(device: torch.device) -> list[tuple[str, nn.Module, Tensor, Tensor]]:
+def _models() -> list[tuple[str, nn.Module, Tensor, Tensor]]:
     """Name, model, inputs and labels, from few operations to many."""
     import torch
     from torch import nn
@@ -98,12 +91,7 @@ def _models(device: torch.device) -> list[tuple[str, nn.Module, Tensor, Tensor]]
         ("network, p = 80,202, 64 images", _network(), (_BATCH, 1, 28, 28)),
     ]
     return [
-        (
-            name,
-            model.to(device),
-            torch.randn(shape, device=device),
-            torch.randint(0, 10, shape[:1], device=device),
-        )
+        (name, model, torch.randn(shape), torch.randint(0, 10, shape[:1]))
         for name, model, shape in made
     ]
 
@@ -119,41 +107,20 @@ def _network() -> nn.Module:
     )
 
 
-def _bare_gradient(
-    model: nn.Module, inputs: Tensor, labels: Tensor
-) -> Callable[[], object]:
-    from torch.nn import CrossEntropyLoss
+def _block(call: Callable[[], object]) -> Callable[[], float]:
+    """What measures the CPU seconds of a call, as a mean of many."""
+    call()
+    began = time.process_time()
+    call()
+    calls = max(1, round(_BLOCK / max(time.process_time() - began, 1e-6)))
 
-    loss = CrossEntropyLoss()
+    def measure() -> float:
+        began = time.process_time()
+        for _ in range(calls):
+            call()
+        return (time.process_time() - began) / calls
 
-    def gradient() -> None:
-        model.zero_grad()
-        loss(model(inputs), labels).backward()
-
-    return gradient
-
-
-def _interleaved(
-    sides: Sequence[Callable[[], object]],
-    repetitions: int,
-    clock: Callable[[], float],
-) -> list[Spread]:
-    """Seconds of a call of each side, in blocks by turns; the first is warm-up."""
-    values: list[list[float]] = [[] for _ in sides]
-    start = clock()
-    sides[0]()
-    began = clock()
-    sides[0]()
-    calls = max(1, round(_BLOCK / max(clock() - began, 1e-6)))
-    assert began >= start
-    for repetition in range(repetitions + 1):
-        for side, call in enumerate(sides):
-            began = clock()
-            for _ in range(calls):
-                call()
-            if repetition:
-                values[side].append((clock() - began) / calls)
-    return [Spread(tuple(each), "ms") for each in values]
+    return measure
 
 
 def _gradients(size: Size) -> Comparison:
@@ -168,28 +135,30 @@ def _gradients(size: Size) -> Comparison:
         "The same model and examples, float32, on the CPU; layers as NumPy arrays in "
         "and out. CPU time of one thread, blocks by turns; median (min – max).",
     )
-    for name, model, inputs, labels in _models(torch.device("cpu")):
-        loss = CrossEntropyLoss()
+    loss = CrossEntropyLoss()
+    for name, model, inputs, labels in _models():
         ours = TorchObjective(model, loss, (inputs, labels), device="cpu")
         x = ours.initial_point()
-        bare_call = _bare_gradient(model, inputs, labels)
-        bare_call()
-        _agree(
-            ours.parameters_to_vector(ours.gradient(x)),
-            torch.cat([_grad(p).reshape(-1) for p in model.parameters()]),
-        )
 
         def gradient(f: TorchObjective = ours, x: list[Any] = x) -> object:
             return f.gradient(x)
 
-        sides = _interleaved([gradient, bare_call], size.gradients, time.process_time)
-        ratio = ratios(*sides)
-        result.rows.append(
-            {"model": name, "gradient": sides[0], "bare": sides[1], "ratio": ratio}
+        def bare(
+            model: nn.Module = model, inputs: Tensor = inputs, labels: Tensor = labels
+        ) -> None:
+            model.zero_grad()
+            loss(model(inputs), labels).backward()
+
+        bare()
+        _agree(
+            ours.parameters_to_vector(ours.gradient(x)),
+            torch.cat([_grad(p).reshape(-1) for p in model.parameters()]),
         )
-        result.aims.append(
-            Aim(f"{name}: at most 1.15 times", str(ratio), ratio.median <= 1.15)
-        )
+        sides = {"gradient": _block(gradient), "bare": _block(bare)}
+        found = in_turns(sides, size.gradients, warm_up=1)
+        ratio = ratios(*found.values())
+        result.rows.append({"model": name, **found, "ratio": ratio})
+        result.aims.append(at_most(name, ratio, 1.15))
     return result
 
 
@@ -198,10 +167,10 @@ def _grad(parameter: Any) -> Tensor:
     return parameter.grad  # type: ignore[no-any-return]
 
 
-def _agree(ours: NDArray[Any], theirs: Tensor, tolerance: float = 1e-5) -> None:
-    expected = theirs.detach().cpu().numpy()
+def _agree(ours: NDArray[Any], theirs: Tensor) -> None:
+    expected = theirs.detach().numpy()
     error = float(np.abs(ours - expected).max() / max(1.0, np.abs(expected).max()))
-    if not error <= tolerance:
+    if not error <= 1e-5:
         raise AssertionError(f"TorchObjective and bare PyTorch differ by {error:g}")
 
 
@@ -224,8 +193,6 @@ class _PlainLoop:
     def __init__(
         self, loaders: list[Any], model: nn.Module, mini_batches: bool
     ) -> None:
-        import copy
-
         self.loaders, self.mini_batches = loaders, mini_batches
         self.model = copy.deepcopy(model)
         self.mean = [p.detach().clone() for p in self.model.parameters()]
@@ -363,144 +330,10 @@ def _rounds(size: Size) -> Comparison:
         ours = [array.reshape(-1) for array in ended.arrays.to_numpy_ndarrays()]
         theirs = torch.cat([part.reshape(-1) for part in plain.mean])
         _agree(np.concatenate(ours), theirs)
-        sides = (
-            Spread(tuple(turns.ours[1:]), "ms"),
-            Spread(tuple(turns.theirs[1:]), "ms"),
-        )
+        sides = [Spread(tuple(side[1:]), "ms") for side in (turns.ours, turns.theirs)]
         ratio = ratios(*sides)
         result.rows.append(
             {"method": name, "fedtrellis": sides[0], "plain": sides[1], "ratio": ratio}
         )
-        result.aims.append(
-            Aim(f"{name}: at most 1.1 times", str(ratio), ratio.median <= 1.1)
-        )
+        result.aims.append(at_most(name, ratio, 1.1))
     return result
-
-
-def _job(size: Size) -> Comparison:
-    result = Comparison(
-        "torch-job",
-        "The engines' job with TorchObjective against a bare PyTorch loop",
-        "FedAvg, 5 local full-batch steps of 0.5, multinomial logistic regression on "
-        "the digits of 100 clients, 10 a round, 100 rounds; float32; the same model to "
-        "1e-5. CPU time, runs by turns; median (min – max).",
-    )
-    job = comparison.digits(comparison.Size(100, 10, 100, 1, 0))
-    plays = [flower.torch_one_by_one(job), bare.torch_loop(job)]
-    values: list[list[float]] = [[], []]
-    for repetition in range(size.jobs + 1):
-        runs = [play() for play in plays]
-        if not np.abs(runs[0].model - runs[1].model).max() <= 1e-5:
-            raise AssertionError("TorchObjective and the bare loop end apart")
-        if repetition:
-            for side, run in zip(values, runs, strict=True):
-                side.append(run.cpu)
-    sides = [Spread(tuple(side), "ms") for side in values]
-    ratio = ratios(*sides)
-    result.rows.append({"fedtrellis": sides[0], "bare": sides[1], "ratio": ratio})
-    result.aims.append(
-        Aim("the job: at most 1.5 times", str(ratio), ratio.median <= 1.5)
-    )
-    return result
-
-
-# ---------------------------------------------------------------------------------- GPU
-
-
-def gpu(size: Size) -> Comparison:
-    """The same on a GPU where PyTorch finds one."""
-    result = Comparison(
-        "gpu",
-        "PyTorch on a GPU",
-        "float32; seconds on the wall with the device waited for, blocks by turns; "
-        "median (min – max). Local steps: ten of LocalSGD's on NumPy's point, in and "
-        "out. Cohort: the gradients of 16 clients in one call, and one by one.",
-    )
-    if importlib.util.find_spec("torch") is None:
-        result.about = "Skipped: needs the extra torch."
-        return result
-    import torch
-
-    if not torch.cuda.is_available():
-        result.about = "Skipped: PyTorch finds no CUDA GPU on this machine."
-        return result
-    device = torch.device("cuda")
-    result.title += f": {torch.cuda.get_device_name(device)}"
-    for name, model, inputs, labels in _models(device):
-        _on_device(result, device, name, model, inputs, labels, size.gradients)
-    return result
-
-
-def _on_device(
-    result: Comparison,
-    device: torch.device,
-    name: str,
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    repetitions: int,
-) -> None:
-    """A model's row: gradient, local steps and a cohort. Model and data lie there."""
-    import torch
-    from torch.nn import CrossEntropyLoss
-
-    from fedtrellis.objectives.torch_objective import TorchObjective
-
-    def objective(device: torch.device) -> TorchObjective:
-        data = (inputs.to(device), labels.to(device))
-        return TorchObjective(model, CrossEntropyLoss(), data, device=device)
-
-    def clock() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    there, here = objective(device), objective(torch.device("cpu"))
-    x = there.parameters_to_vector(there.initial_point())
-    expected = torch.from_numpy(here.gradient(x))
-    # TF32 in convolutions leaves 10 bits of the products
-    _agree(there.gradient(x), expected, 5e-3)
-    bare_call = _bare_gradient(model, inputs, labels)
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=1e-3)
-    sizes = [1e-3] * 10
-
-    def bare_steps() -> None:
-        for _ in sizes:
-            bare_call()
-            optimizer.step()
-
-    cohort = [objective(device) for _ in range(16)]
-    # on a CPU there is none for larger models
-    stacked = TorchObjective.stack(cohort)
-    points = np.tile(x, (len(cohort), 1))
-    sides: list[Callable[[], object]] = [
-        *(lambda: there.gradient(x), bare_call, lambda: here.gradient(x)),
-        *(lambda: there.local_steps(x, sizes), bare_steps),
-        lambda: [f.gradient(x) for f in cohort],
-    ]
-    if stacked is not None:
-        for each in stacked.gradients(points):
-            _agree(each, expected, 5e-3)
-        sides.append(lambda: stacked.gradients(points))
-    timings = _interleaved(sides, repetitions, clock)
-    gradient, bare_gradient, on_cpu, steps, plain_steps, singly, *batch = timings
-    ratio, of_steps = ratios(gradient, bare_gradient), ratios(steps, plain_steps)
-    result.rows.append(
-        {
-            "model": name,
-            "gradient": gradient,
-            "bare": bare_gradient,
-            "ratio": ratio,
-            "on the CPU": on_cpu,
-            "10 local steps": steps,
-            "bare steps": plain_steps,
-            "ratio of steps": of_steps,
-            "cohort": batch[0] if batch else "not stacked",
-            "one by one": singly,
-        }
-    )
-    result.aims += [
-        Aim(f"{name}: at most 1.15 times", str(ratio), ratio.median <= 1.15),
-        Aim(f"{name}, local steps: at most 1.1", str(of_steps), of_steps.median <= 1.1),
-    ]

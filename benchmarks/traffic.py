@@ -1,15 +1,16 @@
 """Bytes per node and round on encoded Messages.
 
-A model of p parameters, 10 nodes, everybody in every round, f_i(x) = ½‖x − c_i‖². The
-figures are those of the last of a few rounds, when everything is running, and hold for
-every later one.
+Everybody in every round, f_i(x) = ½‖x − c_i‖². The figures are those between two rounds
+once everything is running, and hold for every later one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -22,10 +23,9 @@ from clients import (
     FedFWClient,
     FedGiAClient,
     FirstOrderRFLClient,
-    LocalSGDClient,
     ProjectedFedAvgClient,
 )
-from fedtrellis import client_app
+from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Domain,
@@ -38,41 +38,31 @@ from fedtrellis.domains import (
 from fedtrellis.manifolds import Euclidean
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import format_bytes
-from strategies import (
-    FedAvgGD,
-    FedDR,
-    FedFW,
-    FedGiA,
-    FirstOrderRFL,
-    LocalSGD,
-    ProjectedFedAvg,
-)
+from fedtrellis.wire.summing import RECORD
+from strategies import FedAvgGD, FedDR, FedFW, FedGiA, FirstOrderRFL, ProjectedFedAvg
 
-from .fedavg import make_fedavg
-from .report import Aim, Comparison, Row
-from .runs import TimedGrid
+from .report import Comparison, Row, Spread, at_most, ratios
 
-__all__ = ["compare", "flower_fedavg"]
+__all__ = ["CountingGrid", "Distance", "compare", "flower_fedavg", "partition"]
 
 NODES, ROUNDS, DTYPES = 10, 5, ("float64", "float32")
-# What our messages may take more than Flower's own, and float32 than half of float64.
-_AIM = 1.02
-
 Shape = tuple[int, ...]
-SETS: list[tuple[Domain, Shape]] = [
+SETS: tuple[tuple[Domain, Shape], ...] = (
     (L1Ball(10.0), (1_000_000,)),
     (KSupportBall(10, 10.0), (1_000_000,)),
     (NuclearNormBall(10.0), (1000, 1000)),
     (BirkhoffPolytope(), (300, 300)),
     (LInfBall(1.0), (1_000_000,)),
     (L2Ball(10.0), (1_000_000,)),
-]
+)
+FULL = SETS
+QUICK = tuple((domain, tuple(s // 10 for s in shape)) for domain, shape in SETS)
 _PARAMETERS = 100_000
 # any set would do: the model travels dense, and a ball's projection is quick
-_BALL = L2Ball(10.0)
+_BALL, _FLAT = L2Ball(10.0), Euclidean((_PARAMETERS,))
+#: The methods whose models travel whole: a strategy, and a client of an objective.
 DENSE: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
     "FedAvgGD": (lambda: FedAvgGD(step_size=0.01), FedAvgGDClient),
-    "LocalSGD": (lambda: LocalSGD(step_size=0.005), LocalSGDClient),
     "projected FedAvg": (
         lambda: ProjectedFedAvg(_BALL, local_step_size=0.1),
         ProjectedFedAvgClient,
@@ -82,15 +72,10 @@ DENSE: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
         FedDRClient,
     ),
     # Θ of so many parameters would be a matrix
-    "FedGiA": (
-        lambda: FedGiA(tolerance=0.0),
-        lambda context, objective: FedGiAClient(context, objective, hessian=1.0),
-    ),
+    "FedGiA": (lambda: FedGiA(tolerance=0.0), partial(FedGiAClient, hessian=1.0)),
     "first-order RFL": (
-        lambda: FirstOrderRFL(Euclidean((_PARAMETERS,))),
-        lambda context, objective: FirstOrderRFLClient(
-            context, objective, Euclidean((_PARAMETERS,))
-        ),
+        lambda: FirstOrderRFL(_FLAT),
+        lambda context, objective: FirstOrderRFLClient(context, objective, _FLAT),
     ),
 }
 
@@ -107,9 +92,37 @@ class Distance:
         """X − c_i."""
         return x - self.centre
 
-    def stochastic_gradient(self, x: Any, rng: Any, batch_size: int) -> Any:
-        """The same: there is one example."""
-        return self.gradient(x)
+
+class Wave(NamedTuple):
+    """What there was before a wave: does it train, bytes so far, CPU seconds so far."""
+
+    trains: bool
+    up: int
+    down: int
+    cpu: float
+
+
+class CountingGrid(LocalGrid):
+    """Messages as bytes; notes what there was before each wave."""
+
+    def __init__(self, app: ClientApp, num_nodes: int) -> None:
+        super().__init__(app, num_nodes, encode=True)
+        self.waves: list[Wave] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Note what there was before the wave."""
+        sent = list(messages)
+        for message in sent[:1]:
+            trains = message.metadata.message_type == "train"
+            step = dict(message.content.get(RECORD, {})).get("step", "term")
+            used = self.bytes_up, self.bytes_down, time.process_time()
+            self.waves.append(Wave(trains and step == "term", *used))
+        return super().push_messages(sent)
+
+
+def partition(context: Context) -> int:
+    """Which client it is."""
+    return int(context.node_config["partition-id"])
 
 
 def flower_fedavg(
@@ -120,7 +133,7 @@ def flower_fedavg(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        objective = objectives[int(context.node_config["partition-id"])]
+        objective = objectives[partition(context)]
         arrays = message.content["arrays"]
         assert isinstance(arrays, ArrayRecord)
         (x,) = arrays.to_numpy_ndarrays()
@@ -129,97 +142,84 @@ def flower_fedavg(
         content = RecordDict({"arrays": ArrayRecord([x]), "metrics": metrics})
         return Message(content, reply_to=message)
 
-    return make_fedavg(), app
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of min_train_nodes
+    return FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1), app
 
 
-def _measure(
+def _bytes(
     make: Callable[[], Any], app: ClientApp, start: Any, dtype: str
 ) -> tuple[float, float]:
-    """Bytes (up, down) of a node in a round, once everything is running."""
-    grid = TimedGrid(app, NODES, encode=True)
+    """Bytes (up, down) of a node in a round, from one round's begin to the next's."""
+    grid = CountingGrid(app, NODES)
     arrays = ArrayRecord([start.astype(dtype)])
     make().start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS)
-    # from one round's beginning to the next one's
-    (down, up), (more_down, more_up) = grid.traffic[-2:]
-    return (more_up - up) / NODES, (more_down - down) / NODES
+    before, after = [wave for wave in grid.waves if wave.trains][-2:]
+    return (after.up - before.up) / NODES, (after.down - before.down) / NODES
 
 
 def _app(
     client: Callable[..., Any], objectives: Sequence[Any], *more: Any
 ) -> ClientApp:
     return client_app(
-        lambda context: client(
-            context, objectives[int(context.node_config["partition-id"])], *more
-        )
+        lambda context: client(context, objectives[partition(context)], *more)
     )
 
 
-def _cells(row: Row, name: str, measured: tuple[float, float]) -> None:
-    for direction, count in zip(("up", "down"), measured, strict=True):
-        row[f"{name} {direction}"] = format_bytes(count)
+def _row(name: str, shape: Shape, found: dict[str, tuple[float, float]]) -> Row:
+    row: Row = {"method": name, "model": " × ".join(f"{s:,}" for s in shape)}
+    for dtype, (up, down) in found.items():
+        row |= {f"{dtype} up": format_bytes(up), f"{dtype} down": format_bytes(down)}
+    return row
 
 
-def _dense_rows(result: Comparison) -> None:
-    objectives = [Distance(index, (_PARAMETERS,)) for index in range(NODES)]
-    start = np.full(_PARAMETERS, _PARAMETERS**-0.5)
-    _, flower_app = flower_fedavg(objectives)
-    flowers = {
-        dtype: _measure(make_fedavg, flower_app, start, dtype) for dtype in DTYPES
-    }
-    ours: dict[str, dict[str, tuple[float, float]]] = {}
-    for name, (strategy, client) in DENSE.items():
-        app = _app(client, objectives)
-        ours[name] = {d: _measure(strategy, app, start, d) for d in DTYPES}
-    for name, by_dtype in {"Flower's FedAvg": flowers, **ours}.items():
-        row: Row = {"method": name, "model": f"{_PARAMETERS:,}"}
-        for dtype in DTYPES:
-            _cells(row, dtype, by_dtype[dtype])
-        worst = max(
-            mine / theirs
-            for dtype in DTYPES
-            for mine, theirs in zip(by_dtype[dtype], flowers[dtype], strict=True)
-        )
-        row["times FedAvg's, at most"] = f"{worst:.3f}"
-        result.rows.append(row)
-        if name not in ours:
-            continue
-        result.aims.append(
-            Aim(
-                f"{name}: at most {_AIM} times the bytes of Flower's FedAvg",
-                f"{worst:.3f} times",
-                worst <= _AIM,
-            )
-        )
-
-
-def _set_rows(result: Comparison, cases: Sequence[tuple[Domain, Shape]]) -> None:
-    for domain, shape in cases:
-        objectives = [Distance(index, shape) for index in range(NODES)]
-        wolfe = _app(FedFWClient, objectives, domain)
-        make = partial(FedFW, domain, variant="plain")
-        start = domain.centre(shape)
-        row: Row = {"method": repr(domain), "model": " × ".join(map(str, shape))}
-        for dtype in DTYPES:
-            made = _measure(make, wolfe, start, dtype)
-            _cells(row, dtype, made)
-        result.rows.append(row)
-
-
-def compare(quick: bool) -> list[Comparison]:
-    """Dense methods beside Flower's FedAvg, and FedFW's atoms set by set."""
-    dense = Comparison(
-        "traffic",
+def _dense() -> Comparison:
+    result = Comparison(
+        "traffic-dense",
         "Bytes of a node in a round: methods whose models travel whole",
         f"{NODES} nodes, all of them in every round, messages as bytes, envelope and "
         "all. The same clients' arithmetic for all of a column.",
     )
-    _dense_rows(dense)
-    atoms = Comparison(
+    objectives = [Distance(index, (_PARAMETERS,)) for index in range(NODES)]
+    start = np.full(_PARAMETERS, _PARAMETERS**-0.5)
+    flower, flower_app = flower_fedavg(objectives)
+    sides: dict[str, tuple[Callable[[], Any], ClientApp]] = {
+        "Flower's own FedAvg": (lambda: flower, flower_app)
+    }
+    for name, (strategy, client) in DENSE.items():
+        sides[name] = strategy, _app(client, objectives)
+    theirs = None
+    for name, (make, app) in sides.items():
+        found = {dtype: _bytes(make, app, start, dtype) for dtype in DTYPES}
+        row = _row(name, (_PARAMETERS,), found)
+        mine = Spread(tuple(count for pair in found.values() for count in pair), "B")
+        if theirs is None:
+            theirs = mine
+        else:
+            worst = max(ratios(mine, theirs).values)
+            row["times Flower's FedAvg, at most"] = f"{worst:.3f}"
+            result.aims.append(at_most(name, Spread((worst,), "x"), 1.02, "its bytes"))
+        result.rows.append(row)
+    return result
+
+
+def _sets(cases: Sequence[tuple[Domain, Shape]]) -> Comparison:
+    result = Comparison(
         "traffic-sets",
         "Bytes of a node in a round: FedFW, plain, by its set",
         "As above; after a round in which somebody was missing the model comes as its "
         "non-zero entries, or whole.",
     )
-    cases = [(domain, tuple(s // 10 for s in shape)) for domain, shape in SETS]
-    _set_rows(atoms, cases if quick else SETS)
-    return [dense, atoms]
+    for domain, shape in cases:
+        app = _app(
+            FedFWClient, [Distance(index, shape) for index in range(NODES)], domain
+        )
+        make, start = partial(FedFW, domain, variant="plain"), domain.centre(shape)
+        found = {dtype: _bytes(make, app, start, dtype) for dtype in DTYPES}
+        result.rows.append(_row(repr(domain), shape, found))
+    return result
+
+
+def compare(cases: Sequence[tuple[Domain, Shape]]) -> Iterator[Comparison]:
+    """Dense methods beside Flower's FedAvg, and FedFW's atoms set by set."""
+    yield _dense()
+    yield _sets(cases)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from ..ray import ROOT, environment, stop_processes
-from ..report import Aim, Comparison, Row, Spread, ratios
+from ..processes import ROOT, environment, stop_processes
+from ..report import Comparison, Row, Spread, at_most, ratios
 from .bare import numpy_loop
 from .job import Job
 
@@ -224,19 +224,14 @@ def _judge(result: Comparison, rounds: Mapping[str, Spread]) -> None:
         if engine.name.startswith("fedtrellis") and not engine.ray
         for other in ("FedJAX", "pfl-research (PyTorch)")
     ]
-    for name, other, goal in goals:
-        if name in rounds and other in rounds:
-            ratio = ratios(rounds[name], rounds[other])
-            result.aims.append(
-                Aim(
-                    f"{name}: at most {goal:g} times {other}",
-                    f"{ratio.median:.2f}",
-                    ratio.median <= goal,
-                )
-            )
+    result.aims += [
+        at_most(name, ratios(rounds[name], rounds[other]), goal, other)
+        for name, other, goal in goals
+        if name in rounds and other in rounds
+    ]
 
 
-def compare(size: Size, engines: Sequence[Engine] = ENGINES) -> Comparison:
+def compare(size: Size) -> Iterator[Comparison]:
     """CPU and wall time of a round, a row an engine.
 
     Raises
@@ -257,7 +252,7 @@ def compare(size: Size, engines: Sequence[Engine] = ENGINES) -> Comparison:
         "CPU of all processes. Median (min – max) of the turns' means.",
     )
     here, missing, left_out = [], [], []
-    for engine in engines:
+    for engine in ENGINES:
         if engine.ray and not size.ray_repetitions:
             left_out.append(engine)
         elif not _python(engine).is_file():
@@ -286,4 +281,4 @@ def compare(size: Size, engines: Sequence[Engine] = ENGINES) -> Comparison:
     for engine in left_out:
         result.rows.append({"engine": engine.name, "CPU": "left out with --quick"})
     _judge(result, cpu)
-    return result
+    yield result

@@ -29,8 +29,8 @@ from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD
 
-from ..ray import cpu_seconds
-from ..runs import quiet
+from ..processes import cpu_seconds
+from ..report import quiet
 from .job import CLASSES, LOCAL_STEPS, STEP_SIZE, Job, Run, layers, model_of, timed
 
 __all__ = [

@@ -122,7 +122,7 @@ def _spread(values: list[float]) -> str:
 def main() -> None:
     """Print the table."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    print(Comparison("", "", "", list(rows())).markdown())
+    print(Comparison("", "", "", list(rows())).csv())
 
 
 if __name__ == "__main__":

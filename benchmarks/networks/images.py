@@ -244,7 +244,7 @@ def main() -> None:
             rows.append(runs.row(name, arguments.goal))
         except TimeUpError:
             missing.append(name)
-    print(Comparison("", "", "", rows).markdown())
+    print(Comparison("", "", "", rows).csv())
     print(f"{runs.seconds / 3600.0:.2f} hours of processor time")
     if missing:
         print("not measured: " + "; ".join(missing))

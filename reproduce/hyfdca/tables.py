@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 import sim
-from benchmarks.hyfdca_split import Clock, IterationTimes, SplitGrid, instrumented
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from reproduce.common import Options, Run, SkippedError, app_config
 from reproduce.drawing import measured
 
 from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL, practical
+from .iteration_times import Clock, IterationTimes, SplitGrid, instrumented
 from .problems import (
     AVAILABLE,
     PROBLEMS,

@@ -2,17 +2,16 @@
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import (
-    __main__,
-    fedgia_step,
-    held_out,
-    overhead,
-)
-from benchmarks.__main__ import main
+from benchmarks import held_out, traffic
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.engines import comparison
+from benchmarks.engines.bare import numpy_loop
 from benchmarks.matrix import measure, page
 from benchmarks.matrix.methods import METHODS, methods_of
 from benchmarks.matrix.problems import (
@@ -21,24 +20,24 @@ from benchmarks.matrix.problems import (
 )
 from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES
 from benchmarks.networks.images import Runs
-from benchmarks.report import Spread
+from fedtrellis.domains import L1Ball
 from reproduce.provenance import KEYS
 
 
-def test_bare_loops_are_the_methods() -> None:
-    # compare() raises if the models, or the z_i, differ by more than 1e-9
-    (row,) = overhead.compare([overhead.Case(50, 8, 3, blocks=3, rounds=10)]).rows
-    assert isinstance(row["FedFW / NumPy"], Spread)
-    cases = [fedgia_step.Case(*shape, blocks=2, calls=3) for shape in ((6, 9), (9, 6))]
-    for row in fedgia_step.compare(cases).rows:
-        assert isinstance(row["FedGiA / NumPy"], Spread)
+def test_engines_end_at_one_model() -> None:
+    job = comparison.digits(comparison.Size(6, 3, 4, 1, 0))
+    here = [e for e in comparison.ENGINES if not (e.environment or e.ray)]
+    expected = numpy_loop(job)().model
+    for engine in here:
+        module, _, function = engine.function.partition(":")
+        made = getattr(import_module(f"benchmarks.engines.{module}"), function)(job)()
+        tolerance = 1e-9 if engine.bits == 64 else 1e-4
+        np.testing.assert_allclose(made.model, expected, atol=tolerance, rtol=0)
 
 
-def test_a_held_out_table_ends_at_its_optimum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(held_out, "TABLES", {"spector": "GRADE", "ccard": "AVGEXP"})
-    found = list(held_out.rows(tmp_path))
+def test_a_held_out_table_ends_at_its_optimum() -> None:
+    (result,) = held_out.compare(held_out.QUICK)
+    found = result.rows
     assert len(found) == 4 * 7
     assert all(row["met"] for row in found)
     ended = {(row["method"], row["ended"]) for row in found}
@@ -48,29 +47,31 @@ def test_a_held_out_table_ends_at_its_optimum(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", __main__.COMPARISONS)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_each_runs_in_its_quick_form(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    assert __main__.main(["--quick", "--only", name, "--out", str(out)]) == 0
+    assert main(["--quick", "--only", name, "--out", str(out)]) == 0
     assert all(c["rows"] for c in json.loads(out.read_text())["comparisons"])
 
 
 def test_the_command_prints_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(overhead, "QUICK", [overhead.Case(40, 4, 2, 2, 3)])
+    monkeypatch.setattr(traffic, "QUICK", [(L1Ball(1.0), (40,))])
     out = tmp_path / "out.json"
-    assert __main__.main(["--quick", "--only", "overhead", "--out", str(out)]) == 0
+    given = ["--quick", "--only", "traffic", "--out", str(out), "--csv", str(tmp_path)]
+    assert main(given) == 0
     printed = capsys.readouterr().out
-    assert "FedFW / NumPy" in printed
-    assert "Aim: p = 40, 4 rows: within 1.3 times" in printed
+    assert "Flower's own FedAvg" in printed
+    assert "Aim: FedDR: at most 1.02 times its bytes: 1.00: met" in printed
     data = json.loads(out.read_text())
     assert data["quick"] is True
     assert data["machine"]["cores"] > 0
-    (comparison,) = data["comparisons"]
-    (row,) = comparison["rows"]
-    assert len(row["FedFW"]["values"]) == 2
-    assert comparison["aims"][0]["met"] in (True, False)
+    dense, sets = data["comparisons"]
+    assert dense["aims"][0]["met"] is True
+    assert len(sets["rows"]) == 1
+    table = (tmp_path / "traffic-sets.csv").read_text().splitlines()
+    assert table[1].startswith("L1Ball(radius=1.0),40,")
 
 
 RESULTS = measure.load_all(measure.RESULTS, list(PROBLEMS.values()))
