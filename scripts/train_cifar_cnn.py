@@ -4,7 +4,7 @@ From the repository's root::
 
     python -m scripts.train_cifar_cnn --data FOLDER --out cifar-cnn.onnx
 
-FOLDER holds CIFAR-10's batches, in the Python or the binary version. The file that is
+FOLDER holds the batches of CIFAR-10's binary version. The file that is
 written is what ``attack.classifier-path`` names; one seed makes one network.
 It needs PyTorch, onnx and the extra ``onnx``.
 """

@@ -37,7 +37,7 @@ _ARRAYS = ("images", "labels", "held_out_images", "held_out_labels")
 
 @dataclass(frozen=True)
 class Attack(Nonconvex):
-    """F(δ) = mean of max(z_t − max_{k≠t} z_k, −κ) + balance · ‖δ‖² over ‖δ‖ = ε.
+    """F(δ) = mean of max(z_t − max_{k≠t} z_k, 0) + balance · ‖δ‖² over ‖δ‖ = ε.
 
     The mean is over all clients' images a of one class t, z = z(a + δ) are a fixed
     classifier's scores (differences of scores are those of log-probabilities), and
@@ -96,9 +96,7 @@ class Attack(Nonconvex):
         "ε, the length of the perturbation; 0: 2 for CIFAR-10, else 1",
         minimum=0.0,
     )
-    confidence: float = setting(0.0, "κ, a margin of −κ is enough", minimum=0.0)
     balance: float = setting(1.0, "what ‖δ‖² counts in F", minimum=0.0)
-    clip: bool = setting(False, "cut perturbed pixels to [0, 1]")
 
     def check(self) -> None:  # noqa: D102
         path = self.classifier_path
@@ -173,9 +171,7 @@ class Attack(Nonconvex):
             self.classifier_under_attack(),
             features,
             self.label(),
-            confidence=self.confidence,
             balance=self.balance / weight,
-            clip=self.clip,
             weight=weight,
         )
 

@@ -325,13 +325,12 @@ class Classification(ImageTask, NetworkTask):
 class LowRankNetwork(Nonconvex, ImageTask):
     """F = the mean cross-entropy over all training images of a perceptron.
 
-    One hidden layer, its p × h weight matrix W of rank R; f_i is n·d_i/d times the mean
-    over the client's d_i images plus (l2/2)‖x‖², so that F = (1/n) Σ f_i has it once.
-    The model's arrays are, with ``factored``, U (p × R), s (R), V (h × R) of
-    W = U diag(s) Vᵀ, the hidden bias (h), the output layer (h × 10) and its bias; else
-    W instead of the first three. ``full-rank`` puts no bound on the rank and keeps
-    W whole, for comparison. For one seed all of them start from one draw of W, cut to
-    rank R.
+    One hidden layer with tanh, its p × h weight matrix W of rank R; f_i is n·d_i/d
+    times the mean over the client's d_i images, so that F = (1/n) Σ f_i. The model's
+    arrays are, with ``factored``, U (p × R), s (R), V (h × R) of W = U diag(s) Vᵀ, the
+    hidden bias (h), the output layer (h × 10) and its bias; else W instead of the first
+    three. ``full-rank`` puts no bound on the rank and keeps W whole, for comparison.
+    For one seed all of them start from one draw of W, cut to rank R.
 
     Data sets: ``digits`` comes with scikit-learn, split as by the task ``digits``
     (1 437 images of 8 × 8 for training); ``mnist`` is a folder of the user's. Pixels
@@ -358,10 +357,6 @@ class LowRankNetwork(Nonconvex, ImageTask):
     factored: bool = setting(
         True, "keep and send the hidden matrix as its factors; not with full-rank"
     )
-    activation: str = setting(
-        "tanh", "the hidden layer's activation", choices=("tanh", "relu")
-    )
-    l2: float = setting(0.0, "the factor of ‖x‖²/2 in F", minimum=0.0)
 
     def check_settings(self) -> None:  # noqa: D102
         inputs = math.prod(self._shape())
@@ -387,7 +382,6 @@ class LowRankNetwork(Nonconvex, ImageTask):
         return self._loss(np.zeros((1, math.prod(self._shape()))), [0], 1.0)
 
     def _loss(self, features: Any, targets: Any, weight: float) -> LowRankPerceptron:
-        # The penalty counts once whatever the weight of a client's examples.
         return LowRankPerceptron(
             features,
             targets,
@@ -395,8 +389,6 @@ class LowRankNetwork(Nonconvex, ImageTask):
             self.hidden,
             None if self.full_rank else self.rank,
             factored=self.factored,
-            activation=self.activation,
-            l2=self.l2 / weight,
             weight=weight,
         )
 

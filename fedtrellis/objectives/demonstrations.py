@@ -25,19 +25,17 @@ _LOSS = CrossEntropy()
 class LowRankPerceptron(FiniteSum):
     """The mean cross-entropy of a perceptron with one hidden layer of low rank.
 
-    f(x) = weight · ((1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖x‖²) with scores
-    z_k = φ(a_kᵀW + b) B + e, where W is p × h, b the hidden bias, B the h × c output
+    f(x) = (weight/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] with scores
+    z_k = tanh(a_kᵀW + b) B + e, where W is p × h, b the hidden bias, B the h × c output
     layer and e its bias.
 
     ``factored``: W = U diag(s) Vᵀ, and the model's arrays are U (p × R), s (R),
     V (h × R), b, B, e, so that a model of low rank also travels as one; else they are
-    W, b, B, e. On the manifold l2 acts on W through ‖W‖ = ‖s‖, as ‖U‖ and ‖V‖ are
-    constant there. A point is a list of these arrays or the flat vector of all their
+    W, b, B, e. A point is a list of these arrays or the flat vector of all their
     entries, each in C order; a gradient has the form of the point given.
 
     ``features`` has the a_k in its rows, (d, p); ``labels`` are whole numbers; h is
-    ``hidden``, R ``rank``, None for no bound; φ, the ``activation``, is "tanh" or
-    "relu", with which f is not smooth. A ValueError: what is given does not fit.
+    ``hidden``, R ``rank``, None for no bound. A ValueError: what is given does not fit.
 
     §5.3 of arXiv 2507.22855, which keeps W as one matrix.
     """
@@ -51,8 +49,6 @@ class LowRankPerceptron(FiniteSum):
         rank: int | None = None,
         *,
         factored: bool = True,
-        activation: str = "tanh",
-        l2: float = 0.0,
         weight: float = 1.0,
     ) -> None:
         self._features = base.check_examples("features", np.asarray(features))
@@ -62,11 +58,9 @@ class LowRankPerceptron(FiniteSum):
         self._labels = base.check_integers("labels", labels, self.num_examples, classes)
         if rank is not None:
             rank = base.check_count("rank", rank, 1, min(self.inputs, hidden))
-        if activation not in ("tanh", "relu"):
-            raise ValueError(f"activation is {activation!r}; allowed: 'relu', 'tanh'")
-        self.bound_on_rank, self.activation = rank, activation
+        self.bound_on_rank = rank
         self.factored = bool(factored) and rank is not None
-        self._weigh(weight, l2)
+        self._weigh(weight)
         first: list[tuple[int, ...]] = [(self.inputs, hidden)]
         if self.factored and rank is not None:  # W as its factors
             first = [(self.inputs, rank), (rank,), (hidden, rank)]
@@ -118,7 +112,7 @@ class LowRankPerceptron(FiniteSum):
     def _scores(
         self, points: Array, features: Array
     ) -> tuple[Array | None, Array, Array]:
-        """Return Uᵀaᵀ (m, R, d) if factored, φ(…) (m, h, d) and z (m, c, d)."""
+        """Return Uᵀaᵀ (m, R, d) if factored, tanh(…) (m, h, d) and z (m, c, d)."""
         left, *rest = self._forms.split(points)
         bias, output, output_bias = rest[-3:]
         # the points' columns below each other: one product for all of them
@@ -130,10 +124,7 @@ class LowRankPerceptron(FiniteSum):
             # V diag(s) (Uᵀ aᵀ)
             first = (rest[1] * rest[0][:, None, :]) @ inner
         first += bias[:, :, None]
-        if self.activation == "tanh":
-            np.tanh(first, out=first)
-        else:
-            np.maximum(first, 0.0, out=first)
+        np.tanh(first, out=first)
         scores = output.swapaxes(1, 2) @ first
         scores += output_bias[:, :, None]
         return inner, first, scores
@@ -150,10 +141,8 @@ class LowRankPerceptron(FiniteSum):
     def _values(self, points: Array, rows: IntArray | None) -> Array:
         features, labels = self._chosen(rows)
         scores = self._scores(points, features)[2]
-        # (1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k] + (l2/2)‖x‖²
+        # (1/d) Σ_k [ln Σ_c exp(z_kc) − z_k,y_k]
         losses: Array = _LOSS.value(scores.swapaxes(1, 2), labels[None]).mean(axis=1)
-        if self.l2:
-            losses += 0.5 * self.l2 * np.einsum("mq,mq->m", points, points)
         losses *= self.weight
         return losses
 
@@ -166,8 +155,8 @@ class LowRankPerceptron(FiniteSum):
         _LOSS.slope(z.T, labels, z.T)
         z *= self.weight * self._inverse(rows) / self.num_examples
         slope = layers[-2] @ z
-        # through φ: tanh′ = 1 − tanh², relu′ = 1[· > 0]
-        slope *= (hidden > 0.0) if self.activation == "relu" else 1.0 - hidden**2
+        # tanh′ = 1 − tanh²
+        slope *= 1.0 - hidden**2
         if inner is None:
             # ∂f/∂W = Σ_k a_k slope_kᵀ
             first = [features.T @ slope.T]
@@ -182,10 +171,7 @@ class LowRankPerceptron(FiniteSum):
                 slope @ (s[:, None] * projected).T,
             ]
         parts = [*first, slope.sum(axis=1), hidden @ z.T, z.sum(axis=1)]
-        result = np.concatenate([part.ravel() for part in parts])
-        if self.l2:
-            result += (self.weight * self.l2) * x
-        return result
+        return np.concatenate([part.ravel() for part in parts])
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``{"accuracy": ...}``, the fraction of labels predicted correctly."""
@@ -342,13 +328,12 @@ def _fault(path: str | Path, what: str, error: Exception) -> ValueError:
 class UniversalPerturbation(FiniteSum):
     """The mean margin of a class over images with one δ added to all of them.
 
-    f(δ) = weight · ((1/d) Σ_k max(z_t(a_k + δ) − max_{c≠t} z_c(a_k + δ), −κ)
+    f(δ) = weight · ((1/d) Σ_k max(z_t(a_k + δ) − max_{c≠t} z_c(a_k + δ), 0)
     + balance · ‖δ‖²), z the classifier's scores, t the one ``label`` of the ``images``,
-    which are of shape (d, ...), and κ the ``confidence``. Values need the classifier's
-    ``logits(images)`` alone, of shape (n, classes); logarithms of probabilities do as
-    well, as only differences within a row count. The gradient needs its ``pullback``
-    too, and f has kinks. With ``clip`` the classifier sees a_k + δ cut to [0, 1], the
-    range of pixels. A ValueError: what is given does not fit.
+    which are of shape (d, ...). Values need the classifier's ``logits(images)`` alone,
+    of shape (n, classes); logarithms of probabilities do as well, as only differences
+    within a row count. The gradient needs its ``pullback`` too, and f has kinks. A
+    ValueError: what is given does not fit.
 
     §5.2 of arXiv 2507.22855, with the loss of P.-Y. Chen et al., "ZOO", 2017, on which
     the paper is silent: log p_t − max log p_c, the difference of the scores.
@@ -360,9 +345,7 @@ class UniversalPerturbation(FiniteSum):
         images: ArrayLike,
         label: int,
         *,
-        confidence: float = 0.0,
         balance: float = 1.0,
-        clip: bool = False,
         weight: float = 1.0,
     ) -> None:
         given = np.asarray(images)
@@ -375,17 +358,12 @@ class UniversalPerturbation(FiniteSum):
         self._classifier = classifier
         self._classes = classifier.logits(self._images[:1]).shape[1]
         self.label = base.check_count("label", label, 0, self._classes - 1)
-        self.confidence = base.check_number("confidence", confidence)
         self.balance = base.check_number("balance", balance)
-        self.clip = bool(clip)
         self._weigh(weight)
-
-    def _seen(self, images: Array) -> Array:
-        return np.clip(images, 0.0, 1.0) if self.clip else images
 
     def _margins(self, images: Array) -> tuple[Array, IntArray]:
         """Return z_t − max_{c≠t} z_c of every image, and which c that is."""
-        z = np.array(self._classifier.logits(self._seen(images)), dtype=np.float64)
+        z = np.array(self._classifier.logits(images), dtype=np.float64)
         true = z[:, self.label].copy()
         z[:, self.label] = -np.inf
         rivals = np.asarray(np.argmax(z, axis=1), dtype=np.intp)
@@ -403,8 +381,8 @@ class UniversalPerturbation(FiniteSum):
         # every perturbation on every image: (m d, *shape)
         perturbed = (points[:, None] + images[None]).reshape(-1, *self.shape)
         margins = self._margins(perturbed)[0].reshape(len(points), -1)
-        # (1/d) Σ_k max(margin_k, −κ) + balance ‖δ‖²
-        losses: Array = np.maximum(margins, -self.confidence).mean(axis=1)
+        # (1/d) Σ_k max(margin_k, 0) + balance ‖δ‖²
+        losses: Array = np.maximum(margins, 0.0).mean(axis=1)
         flat = points.reshape(len(points), -1)
         losses += self.balance * np.einsum("mq,mq->m", flat, flat)
         losses *= self.weight
@@ -418,14 +396,12 @@ class UniversalPerturbation(FiniteSum):
         perturbed = self._chosen(rows) + x
         margins, rivals = self._margins(perturbed)
         count = len(margins)
-        # e_t − e_c where the margin is above −κ, else 0
-        active = (margins > -self.confidence) / count
+        # e_t − e_c where the margin is above 0, else 0
+        active = (margins > 0.0) / count
         cotangents = np.zeros((count, self._classes))
         cotangents[np.arange(count), rivals] = -active
         cotangents[:, self.label] = active
-        slopes = classifier.pullback(self._seen(perturbed), cotangents)
-        if self.clip:
-            slopes = slopes * ((perturbed > 0.0) & (perturbed < 1.0))
+        slopes = classifier.pullback(perturbed, cotangents)
         # weight ((1/d) Σ_k ∇margin_k + 2 balance δ)
         result: Array = self.weight * (slopes.sum(axis=0) + 2.0 * self.balance * x)
         return result

@@ -247,10 +247,10 @@ def _batch(options: Options) -> Any:
     if importlib.util.find_spec("torch") is None:
         raise SkippedError("needs the extra torch")
     folder = options.file("cifar10")
-    names = [f"test_batch{end}" for end in ("", ".bin", ".bin.xz", ".bin.gz")]
+    names = [f"test_batch{end}" for end in (".bin", ".bin.xz", ".bin.gz")]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise SkippedError("needs cifar10/test_batch, or .bin, .bin.xz, .bin.gz")
+        raise SkippedError("needs cifar10/test_batch.bin, .bin.xz or .bin.gz")
     return read_cifar(path)
 
 

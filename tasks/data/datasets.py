@@ -2,15 +2,12 @@
 
 A file or folder that is missing is a FileNotFoundError. A file that is not exactly what
 it says is a DataFileError, which names it and quotes nothing of it. Either is one line.
-No more is decompressed than the format allows, and pickles may only make arrays.
+No more is decompressed than the format allows.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +116,7 @@ def load_images(
     """Load MNIST, a split of EMNIST or CIFAR-10 from a folder that a setting names.
 
     MNIST and EMNIST are idx files, ``.gz`` or raw; EMNIST's images are put upright.
-    CIFAR-10 is five training batches and a test batch, in either format. With
+    CIFAR-10's binary version is five training batches and a test batch. With
     ``partial`` some of these batches, not all, may be missing; for EMNIST's training
     files stands a slice, ``emnist-<split>-train-idx<from>-<to>-images-idx3-ubyte``, or
     else 80 % of the test files, drawn by the seed. ``key`` is the setting's.
@@ -141,7 +138,7 @@ def load_images(
 
     def read(stem: str) -> Images:
         if name == "cifar10":
-            ends = ("", ".bin", ".bin.xz", ".bin.gz")
+            ends = (".bin", ".bin.xz", ".bin.gz")
             return read_cifar(find(*(stem + end for end in ends)))
         slices = folder.glob(f"{stem}idx*-{_PAIR[0]}*") if partial else ()
         starts = [stem, *sorted(path.name.split(_PAIR[0])[0] for path in slices)]
@@ -214,64 +211,19 @@ def read_idx_pair(images: Path, labels: Path, *, transposed: bool = False) -> Im
 
 # -- CIFAR-10
 
-# what makes an empty array that the pickle then fills
-_EMPTY = np.ndarray(0).__reduce__()[0]
-_ALLOWED: dict[str, Any] = {
-    "numpy.ndarray": np.ndarray,
-    # pickles have the integers 0 and 1, NumPy now wants Booleans
-    "numpy.dtype": lambda name, *flags: np.dtype(name, *map(bool, flags)),
-    # NumPy 2 renamed the module, and files name the one they were made with
-    "numpy.core.multiarray._reconstruct": _EMPTY,
-    "numpy._core.multiarray._reconstruct": _EMPTY,
-    # bytes in pickles of protocol 2 that Python 3 made
-    "_codecs.encode": lambda text, encoding: text.encode("latin1"),
-}
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Makes NumPy arrays of numbers and plain containers, and runs nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _ALLOWED[f"{module}.{name}"]
-
-
-def restricted_load(path: Path) -> Any:
-    """Load a pickle that holds arrays and plain containers only."""
-    # A batch is 31 MB; the rest is names.
-    data = read_at_most(path, 2 * _CIFAR_RECORD * _CIFAR_BATCH)
-    try:
-        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    fault(path, f"not a pickle of arrays: {reason}")
-
 
 def read_cifar(path: Path) -> Images:
-    """Read one batch of CIFAR-10: the Python version, or the binary one.
+    """Read a batch of CIFAR-10's binary version: a label and 3 × 32 × 32 bytes each.
 
-    The binary version's name ends in ``.bin``, or ``.bin.xz`` or ``.bin.gz``
-    compressed; a record is a label and 3 × 32 × 32 bytes. The Python version is a
-    pickled dictionary, https://www.cs.toronto.edu/~kriz/cifar.html.
+    The name ends in ``.bin``, or ``.bin.xz`` or ``.bin.gz`` compressed;
+    https://www.cs.toronto.edu/~kriz/cifar.html.
     """
-    pixels: Any = np.empty(0)
-    labels: Any = np.empty(0)
-    if ".bin" in path.suffixes:
-        limit = _CIFAR_RECORD * _CIFAR_BATCH
-        data = read_at_most(path, limit + 1)
-        if len(data) > limit or len(data) % _CIFAR_RECORD:
-            kind = f"must be at most {_CIFAR_BATCH} records of {_CIFAR_RECORD} bytes"
-            fault(path, kind)
-        records = np.frombuffer(data, dtype=np.uint8).reshape(-1, _CIFAR_RECORD)
-        pixels, labels = records[:, 1:], records[:, 0]
-    else:
-        batch = restricted_load(path)
-        with suppress(KeyError, TypeError, IndexError, ValueError):
-            pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
-    kinds = pixels.dtype == np.uint8 and labels.dtype.kind in "iu"
-    if not kinds or pixels.shape != (labels.size, _CIFAR_RECORD - 1):
-        fault(path, "must hold 'data', (d, 3072) bytes, and 'labels', d whole numbers")
-    if not len(labels) or labels.min() < 0 or labels.max() > 9:
+    limit = _CIFAR_RECORD * _CIFAR_BATCH
+    data = read_at_most(path, limit + 1)
+    if not data or len(data) > limit or len(data) % _CIFAR_RECORD:
+        kind = f"must be 1 to {_CIFAR_BATCH} records of {_CIFAR_RECORD} bytes"
+        fault(path, kind)
+    records = np.frombuffer(data, dtype=np.uint8).reshape(-1, _CIFAR_RECORD)
+    if records[:, 0].max() > 9:
         fault(path, "must hold images with labels from 0 to 9")
-    return pixels.reshape(-1, *DATASETS["cifar10"]), labels.astype(np.uint8)
+    return records[:, 1:].reshape(-1, *DATASETS["cifar10"]), records[:, 0]

@@ -22,7 +22,7 @@ from fedtrellis.tables import Preparation, moments
 from ..base import data_path, derived_seed
 from ..data.datasets import load_images
 from ..data.readers import read_csv, read_libsvm
-from ..data.table import FILE, Schema, Table, read_at_most, with_constant
+from ..data.table import FILE, Schema, Table, with_constant
 
 if TYPE_CHECKING:
     from .task import HybridTask
@@ -46,10 +46,9 @@ TARGETS = {"diabetes": "how far the disease went in a year"}
 
 #: Those that are the user's, with the names of their files in a folder; MNIST's are
 #: known to its reader.
-_PACKED = ("covtype.libsvm.binary.scale.bz2", "covtype.libsvm.binary.bz2")
 BY_PATH: dict[str, tuple[str, ...]] = {
     "mnist": (),
-    "covtype": ("covtype.data", "covtype.data.gz", *_PACKED),
+    "covtype": ("covtype.data", "covtype.data.gz"),
     "a9a": ("a9a", "a9a.bz2"),
     "news20": ("news20", "news20.bz2", "news20_multiclass.bz2"),
     FILE: (),
@@ -75,7 +74,7 @@ class Samples(NamedTuple):
     ``labels`` and ``weights``, what each sample counts in training, of shape (d,). The
     last ``test`` samples are for tests. ``side`` is the number of rows where features
     are the pixels of square images, else 0; ``rows`` are the samples' rows in the data
-    set, which has ``num_rows``.
+    set.
     """
 
     features: Any
@@ -85,7 +84,6 @@ class Samples(NamedTuple):
     test: int = 0
     weights: FloatArray | None = None
     rows: Indices = np.arange(0)
-    num_rows: int = 0
     #: of a file of the user's: its columns and labels, and what they have become
     table: Table | None = None
     preparation: Preparation | None = None
@@ -128,7 +126,6 @@ def load_samples(task: HybridTask) -> Samples:
         len(test),
         None if data.weights is None else data.weights[rows],
         rows,
-        len(labels),
         preparation=made,
     )
 
@@ -154,8 +151,7 @@ def load_rows(task: HybridTask) -> Samples:
     if dataset not in BY_PATH:
         return _load_toy(dataset)
     path = _find(task.path, key, dataset)
-    if dataset == "covtype" and b"," in read_at_most(path, 1024):
-        # UCI's file; the other is LIBSVM's
+    if dataset == "covtype":
         schema = Schema(0, _COVTYPE, "number", label_column="class")
         table = read_csv(path, schema, header=(*_COVTYPE, "class"))
         return Samples(scipy.sparse.csr_array(table.features), table.targets, _COVTYPE)
@@ -165,8 +161,6 @@ def load_rows(task: HybridTask) -> Samples:
     indices = features.indices.astype(np.int32), features.indptr.astype(np.int32)
     features = scipy.sparse.csr_array((features.data, *indices), shape=features.shape)
     names = tuple(f"feature-{i}" for i in range(1, features.shape[1] + 1))
-    if dataset == "covtype" and len(names) == len(_COVTYPE):
-        names = _COVTYPE
     return Samples(features, labels, names)
 
 

@@ -6,12 +6,8 @@ twice in every sum over clients.
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,14 +17,13 @@ from numpy.typing import NDArray
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
-from ..base import DataFileError, data_path, once
+from ..base import once
 from .samples import Indices, Samples, load_samples
 
 if TYPE_CHECKING:
     from .task import HybridTask
 
 FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 
 class Share(NamedTuple):
@@ -71,55 +66,42 @@ def _as_csr(task: HybridTask) -> Any:
 
 
 @once(2)
-def held_of(task: HybridTask) -> tuple[Samples, list[tuple[Share, BoolArray]]]:
-    """Return all samples, and what each client holds and has labels of; made once.
+def held_of(task: HybridTask) -> tuple[Samples, list[Share]]:
+    """Return all samples, and what each client holds; made once.
 
     Without those entries that are left out.
     """
     data = _loaded(task)
-    deal = _from_file if task.partition == "file" else _dealt
-    shares = deal(task, data)
+    shares = _dealt(task, data)
     if task.least_entries:
         features, shares = without_rare_entries(
             data.features, shares, data.num_train, task.least_entries, _as_csr(task)
         )
         data = data._replace(features=features)
-    seen = np.zeros(len(data.labels), dtype=np.bool_)
-    held = []
     for client, share in enumerate(shares):
         if not (share.rows < data.num_train).any() or not len(share.columns):
             why = f"leaves client {client} of {task.num_clients} without training data"
             raise task.refused("partition", why)
-        labelled = ~seen[share.rows]
-        seen[share.rows] = task.labels_on == "first"
-        held.append((share, labelled))
-    return data, held
+    return data, shares
 
 
 @once(16_384)
 def client_data(task: HybridTask, client: int, test: bool) -> ClientData:
     """Return a client's training or test data, made once per process."""
-    data, held = held_of(task)
-    share, labelled = held[client]
-    own = (share.rows >= data.num_train) == test
-    rows = share.rows[own]
+    data, shares = held_of(task)
+    share = shares[client]
+    rows = share.rows[(share.rows >= data.num_train) == test]
     if share.entries is None:
         features = data.features[rows][:, share.columns]
     else:
         features = selected_entries(_as_csr(task), rows, share.columns, share.entries)
 
-    def known(numbers: FloatArray | None) -> FloatArray | None:
-        # whether it has any does not depend on which samples are asked for
-        if numbers is None or not labelled.any():
-            return None
-        return np.where(labelled[own], numbers[rows], np.nan)
-
     found = ClientData(
         features,
         tuple(data.names[column] for column in share.columns),
         tuple(str(row) for row in data.rows[rows]),
-        known(data.labels),
-        known(data.weights),
+        data.labels[rows],
+        None if data.weights is None else data.weights[rows],
     )
     for array in found:
         if isinstance(array, np.ndarray):
@@ -286,116 +268,3 @@ def without_rare_entries(
         return rest.toarray(), kept
     rest.eliminate_zeros()
     return rest, kept
-
-
-def _from_file(task: HybridTask, data: Samples) -> list[Share]:
-    for name in ("sample_groups", "feature_groups"):
-        if getattr(task, name):
-            why = f"does not suit {task.name}.partition = 'file'; allowed: 0"
-            raise task.refused(name, why)
-    key = f"{task.name}.partition-file"
-    if not task.partition_file:
-        raise FileNotFoundError(f"{key} is empty; it must name the partition's file")
-    path = data_path(key, task.partition_file)
-    shares = read_partition_file(path, task.num_clients, data.num_rows, data.names)
-    # from rows of the data set to samples; a limit has left some out
-    position = np.full(data.num_rows, -1, dtype=np.intp)
-    position[data.rows] = np.arange(len(data.rows))
-    return [
-        share._replace(rows=np.sort(rows[rows >= 0]))
-        for share, rows in ((share, position[share.rows]) for share in shares)
-    ]
-
-
-def read_partition_file(
-    path: Path, clients: int, num_rows: int, names: Sequence[str]
-) -> list[Share]:
-    """Read who holds what from a file of the user's, TOML or (``.json``) JSON.
-
-    It has a list ``clients``, in their order, each with ``rows`` and ``columns``. Both
-    are lists, or one, of whole numbers from 0, of ranges ``"first:end"`` without their
-    end, as in Python (``":"`` is all of them), and for columns of names::
-
-        [[clients]]
-        rows = ["0:900", 1200]
-        columns = [":32", "bias"]
-
-    ``names`` are the columns'. A DataFileError: the file is something else, has another
-    number of clients, or gives an entry to two of them, or to none.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        parts = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    # UnicodeDecodeError, JSONDecodeError and TOMLDecodeError are ValueErrors
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataFileError(f"{path}: cannot be read: {reason}") from error
-    listed = parts.get("clients") if isinstance(parts, dict) else None
-    if not isinstance(listed, list) or not all(isinstance(c, dict) for c in listed):
-        kind = "must have a list 'clients' of rows and columns each"
-        raise DataFileError(f"{path}: {kind}")
-    if len(listed) != clients:
-        there = f"has {len(listed)} clients; the run has {clients} of them"
-        raise DataFileError(f"{path}: {there}")
-    known = {name: number for number, name in enumerate(names)}
-    shares = []
-    for number, client in enumerate(listed):
-        where = f"{path}, client {number}"
-        if unknown := set(client) - {"rows", "columns"}:
-            why = f"{min(unknown)!r} is not known; allowed: columns, rows"
-            raise DataFileError(f"{where}: {why}")
-        rows = _selected(f"{where}, rows", client.get("rows"), num_rows, {})
-        named = f"{where}, columns", client.get("columns"), len(names), known
-        shares.append(Share(rows, _selected(*named)))
-    _check_cover(path, shares, num_rows, names)
-    return shares
-
-
-def _selected(where: str, value: Any, count: int, known: Mapping[str, int]) -> Indices:
-    """Return the indices that a list of numbers, ranges and names stands for."""
-    chosen = np.zeros(count, dtype=np.bool_)
-    for item in value if isinstance(value, list) else [value]:
-        ends = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", str(item))
-        if isinstance(item, str) and item in known:
-            chosen[known[item]] = True
-        elif isinstance(item, str) and ends:
-            first, end = int(ends[1] or 0), int(ends[2] or count)
-            if not first < end <= count:
-                why = f"is no range within 0:{count} that has any"
-                raise DataFileError(f"{where}: {item!r} {why}")
-            chosen[first:end] = True
-        elif type(item) is int and 0 <= item < count:
-            chosen[item] = True
-        else:
-            why = f"is no number from 0 to {count - 1} and no range such as '0:{count}'"
-            names = ", or a name" if known else ""
-            raise DataFileError(f"{where}: {item!r} {why}{names}")
-    if not chosen.any():
-        raise DataFileError(f"{where}: there are none")
-    return np.flatnonzero(chosen)
-
-
-def _check_cover(
-    path: Path, shares: Sequence[Share], num_rows: int, names: Sequence[str]
-) -> None:
-    """Raise a DataFileError, with one such entry, unless every entry has one client."""
-    holds = np.zeros((num_rows, len(shares)), dtype=np.bool_)
-    for client, share in enumerate(shares):
-        holds[share.rows, client] = True
-    # rows that the same clients hold are alike
-    for row in sorted(np.unique(holds, axis=0, return_index=True)[1].tolist()):
-        held = np.flatnonzero(holds[row]).tolist()
-        counts = np.zeros(len(names), dtype=np.intp)
-        for client in held:
-            counts[shares[client].columns] += 1
-        if (counts == 1).all():
-            continue
-        column = int(np.flatnonzero(counts != 1)[0])
-        says = f"row {row}, column {column} ({names[column]})"
-        both = [k for k in held if column in shares[k].columns]
-        if both:
-            says = f"clients {both[0]} and {both[1]} both hold {says}"
-        else:
-            says += " belongs to no client"
-        why = "every entry must belong to exactly one client"
-        raise DataFileError(f"{path}: {says}; {why}")

@@ -56,7 +56,7 @@ class HybridTask(Task):
     against the rest instead): ``digits``, pixels over 16, 5 and above against 0 to 4;
     ``breast-cancer``, standardised; the user's ``mnist``, pixels over 255, labelled
     like digits, whose own test images are the test data unless ``test-fraction`` is 0;
-    ``covtype`` (UCI's or LIBSVM's file), scaled to [0, 1], class 2 against the rest;
+    ``covtype`` (UCI's file), scaled to [0, 1], class 2 against the rest;
     ``a9a`` (or any LIBSVM file with two labels); ``news20`` (LIBSVM's multi-class
     file), the upper half of the twenty classes against the lower; ``file``, any csv,
     npz or LIBSVM file, the larger of two labels against the smaller, columns prepared
@@ -68,9 +68,8 @@ class HybridTask(Task):
     Partitions, client s·Q + q of sample group s and feature group q: ``grid``,
     consecutive columns, but the images' quadrants for 4 feature groups of ``digits``
     and ``mnist``; ``entries``, 1/Q of every sample's non-zero entries, at random;
-    ``horizontal``, one feature group; ``vertical``, one sample group; ``file``, the
-    user's (:func:`tasks.hybrid.shares.read_partition_file`; its rows are the data
-    set's, its columns the model's). Test samples are dealt like the training samples.
+    ``horizontal``, one feature group; ``vertical``, one sample group. Test samples are
+    dealt like the training samples.
 
     A sum over a client's samples hides none of them where only one or two are not zero
     at a feature, and HyFDCA's clients refuse to send it. So such entries are taken for
@@ -95,8 +94,7 @@ class HybridTask(Task):
     }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
-        *("partition_file", "test_fraction", "labels_on", "train_limit"),
-        "least_entries",
+        *("test_fraction", "train_limit", "least_entries"),
     )
 
     dataset: str = setting(
@@ -114,16 +112,13 @@ class HybridTask(Task):
     partition: str = setting(
         "grid",
         "how samples and features are dealt to clients",
-        choices=("grid", "entries", "horizontal", "vertical", "file"),
+        choices=("grid", "entries", "horizontal", "vertical"),
     )
     sample_groups: int = setting(
         0, "sample groups; 0: clients over feature groups", minimum=0
     )
     feature_groups: int = setting(
         0, "feature groups; 0: the clients' largest divisor up to their root", minimum=0
-    )
-    partition_file: str = setting(
-        "", "the TOML or JSON file that says who holds what, with partition = 'file'"
     )
     row_scaling: str = setting(
         "none", "how rows are scaled; 'unit': to norm 1", choices=("none", "unit")
@@ -133,9 +128,6 @@ class HybridTask(Task):
     )
     test_fraction: float = setting(
         0.2, "share of the samples kept for testing", minimum=0.0, maximum=0.9
-    )
-    labels_on: str = setting(
-        "all", "which of a sample's clients have its label", choices=("all", "first")
     )
     train_limit: int = setting(
         0, "the most training samples, drawn at random; 0 for all", minimum=0

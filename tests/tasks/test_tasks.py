@@ -44,7 +44,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("kernel-pca", {"partition": "iid"}),
     ("kernel-pca", {"dataset": "iris", "components": 2}),
     ("low-rank-network", {}),
-    ("low-rank-network", {"partition": "dirichlet", "factored": False, "l2": 0.01}),
+    ("low-rank-network", {"partition": "dirichlet", "factored": False}),
     ("low-rank-network", {"full-rank": True}),
     ("attack", {}),
     ("attack", {"balance": 0.0}),

@@ -139,14 +139,10 @@ CURVED: dict[str, Callable[[], Objective]] = {
 #: All of them.
 CASES: dict[str, Callable[[], Objective]] = {
     **CURVED,
-    "perceptron, factored": lambda: perceptron(rank=2),
-    "perceptron, factored, relu": lambda: perceptron(
-        rank=2, activation="relu", l2=0.1, weight=1.7
-    ),
-    "perceptron, matrix": lambda: perceptron(rank=2, factored=False, l2=0.3),
+    "perceptron, factored": lambda: perceptron(rank=2, weight=1.7),
+    "perceptron, matrix": lambda: perceptron(rank=2, factored=False),
     "perceptron, full": lambda: perceptron(rank=None, weight=0.4),
-    "perturbation": lambda: perturbation(weight=1.4, confidence=2.0),
-    "perturbation, clipped": lambda: perturbation(clip=True, confidence=2.0),
+    "perturbation": lambda: perturbation(weight=1.4),
 }
 every_objective = pytest.mark.parametrize("name", CASES)
 bounded_objectives = pytest.mark.parametrize("name", BOUNDED)

@@ -14,7 +14,6 @@ from sklearn.datasets import load_digits
 
 from fedtrellis.objectives.losses import Hinge, SmoothedHinge, Squared
 from tasks import (
-    DataFileError,
     HybridLinear,
     HybridLogistic,
     HybridSVM,
@@ -136,8 +135,7 @@ def of(partition: str, **more: Any) -> dict[str, Any]:
         (5, of("horizontal", test_fraction=0.0)),
         (65, of("vertical", train_limit=20)),
         (9, of("entries", dataset="breast-cancer")),
-        (16, of("entries", labels_on="first")),
-        (5, of("vertical", labels_on="first")),
+        (16, of("entries")),
     ],
 )
 def test_clients_hold_every_entry_once(n: int, settings: dict[str, Any]) -> None:
@@ -228,86 +226,6 @@ def test_what_is_left_out_of_any_matrix(
             np.testing.assert_array_equal(theirs, values * held)
     np.testing.assert_array_equal(dense(found), expected)
     assert found is features or not np.array_equal(expected, values)
-
-
-HALVES = """
-[[clients]]
-rows = ["0:900", 1200]
-columns = [":32", "bias"]
-
-[[clients]]
-rows = ["900:1200", "1201:"]
-columns = [":32", "bias"]
-
-[[clients]]
-rows = ":"
-columns = ["32:63", 63]
-"""
-
-
-def from_file(tmp_path: Path, text: str, n: int = 3, **settings: Any) -> HybridSVM:
-    path = tmp_path / ("part.json" if text.startswith("{") else "part.toml")
-    path.write_text(text)
-    return svm(n, partition="file", partition_file=str(path), **settings)
-
-
-@pytest.mark.parametrize(("labels_on", "limit"), [("all", 0), ("first", 700)])
-def test_a_partition_file(tmp_path: Path, labels_on: str, limit: int) -> None:
-    task = from_file(tmp_path, HALVES, labels_on=labels_on, train_limit=limit)
-    check_partition(task)
-    first, second, third = (task.client_data(client) for client in range(3))
-    assert all(int(i) < 900 or int(i) == 1200 for i in first.sample_ids)
-    assert (len(first.feature_names), first.feature_names[-1]) == (33, "bias")
-    assert set(third.sample_ids) == {*first.sample_ids, *second.sample_ids}
-    assert (third.labels is None) == (labels_on == "first")
-
-
-def test_some_labels_of_a_client_may_be_missing(tmp_path: Path) -> None:
-    text = """
-    clients = [
-        {rows = ["0:1000"], columns = [":10"]},
-        {rows = [":"], columns = ["10:"]},
-        {rows = ["1000:"], columns = [":10"]},
-    ]
-    """
-    task = from_file(tmp_path, text, labels_on="first", test_fraction=0.0)
-    check_partition(task)
-    labels = task.client_data(1).labels
-    assert labels is not None
-    np.testing.assert_array_equal(np.isnan(labels), np.arange(1797) < 1000)
-    assert task.client_data(2).labels is None
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (
-            ('columns = ["32:63", 63]', 'columns = ["31:63", 63]'),
-            r"clients 0 and 2 both hold row 0, column 31 \(pixel-3-7\)",
-        ),
-        (('"900:1200"', '"899:1200"'), "clients 0 and 1 both hold row 899, column 0"),
-        (('"32:63", 63', '"32:63"'), r"row 0, column 63 \(pixel-7-7\) belongs to no"),
-        (('"1201:"', '"1202:"'), r"row 1201, column 0 \(pixel-0-0\) belongs to no"),
-        (("1200]", "1797]"), r"client 0, rows: 1797 is no number from 0 to 1796"),
-        (("1200]", "true]"), r"client 0, rows: True is no number"),
-        (('"bias"', '"bais"'), r"client 0, columns: 'bais' is no .*, or a name"),
-        (('"0:900"', '"9:3"'), "'9:3' is no range within 0:1797"),
-        (('"0:900"', '"0:9000"'), "'0:9000' is no range within"),
-        (('"0:900"', '"-3:9"'), "'-3:9' is no number"),
-        (('rows = ":"', "rows = []"), "client 2, rows: there are none"),
-        (('rows = ":"', 'row = ":"'), "client 2: 'row' is not known"),
-        (('rows = ":"', ""), "client 2, rows: None is no number"),
-        (("[[clients]]", "[[client]]"), "must have a list 'clients'"),
-        (("[[clients]]", "[[clients"), "cannot be read"),
-    ],
-)
-def test_partition_files_that_will_not_do(
-    tmp_path: Path, change: tuple[str, str], match: str
-) -> None:
-    text = HALVES.replace(*change)
-    assert text != HALVES
-    found = refused(match, from_file(tmp_path, text).check, DataFileError)
-    assert "part.toml" in found
 
 
 NUMBERS: dict[str, Any] = {"loss": "squared", "dataset": "diabetes"}
@@ -444,23 +362,14 @@ def test_a_method_that_knows_no_elastic_net_is_refused() -> None:
     sim.app.experiment(config | {"method": "hyfdca"}, 4).strategy()
 
 
-@pytest.mark.parametrize("form", ["covtype.data.gz", "libsvm"])
-def test_covtype(tmp_path: Path, form: str) -> None:
+def test_covtype(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     table = rng.integers(-3, 9, (60, 55)) * (rng.random((60, 55)) < 0.4)
     table[:, 0] += 1859
     table[:, -1] = rng.integers(1, 8, 60)
-    if form == "libsvm":
-        path = tmp_path / "covtype.libsvm.binary.bz2"
-        lines = [
-            f"{row[-1]} " + " ".join(f"{j}:{x}" for j, x in enumerate(row[:-1], 1) if x)
-            for row in table
-        ]
-        path.write_bytes(bz2.compress("\n".join(lines).encode()))
-    else:
-        path = tmp_path / "covtype.data.gz"
-        lines = [",".join(map(str, row)) for row in table]
-        path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    path = tmp_path / "covtype.data.gz"
+    lines = [",".join(map(str, row)) for row in table]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
     settings: dict[str, Any] = {"bias": 0.0, "test_fraction": 0.0, "least_entries": 0}
     X = table[:, :54].astype(float)
     span = X.max(axis=0) - X.min(axis=0)
