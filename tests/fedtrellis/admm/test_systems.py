@@ -3,11 +3,10 @@
 Against explicit inverses and plain loops.
 """
 
-import logging
 import os
 import stat
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ from fedtrellis.admm.shifted_systems import cached_system, make_system
 from fedtrellis.admm.systems import (
     CholeskySystem,
     ConjugateGradientSystem,
-    DiagonalSystem,
-    ShiftedSystem,
     SpectralSystem,
-    UserSystem,
     WideCholeskySystem,
     WideSpectralSystem,
 )
@@ -33,25 +29,24 @@ from fedtrellis.objectives import (
     Logistic,
     MatrixCompletion,
     MultinomialLogistic,
-    Objective,
 )
 from tests.harness import Array
 
-M = 8  # clients
-WEIGHT, S = 1.0 / M, 0.25
+WEIGHT = 0.125
+FACTORED = (CholeskySystem, SpectralSystem, WideCholeskySystem, WideSpectralSystem)
+HALF = np.arange(30) % 2
 
 
-def data(kind: str) -> Any:
-    """A, tall, wide, rank-deficient or sparse."""
+def data(shape: tuple[int, int], kind: str) -> Any:
+    """A, rank-deficient or sparse."""
     rng = np.random.default_rng(0)
-    shapes = {"tall": (30, 12), "wide": (9, 40), "square": (15, 15)}
-    dense = rng.standard_normal(shapes[kind.split(",")[0]])
-    if "deficient" in kind:
+    dense = rng.standard_normal(shape)
+    if kind == "deficient":
         # the last third of the rows repeats others, and two columns are equal
         count = len(dense) // 3
         dense[-count:] = dense[:count]
         dense[:, 1] = dense[:, 0]
-    if "sparse" in kind:
+    if kind == "sparse":
         dense[rng.random(dense.shape) < 0.6] = 0.0
         return scipy.sparse.csr_array(dense)
     return dense
@@ -81,53 +76,38 @@ def sparse_squares(rows: int, columns: int, per_row: int) -> LeastSquares:
     return LeastSquares(A, np.zeros(rows), scale="half-mean", l2=0.1)
 
 
-HALF = np.arange(30) % 2
-WELL: dict[str, Callable[[], Any]] = {
-    "tall": lambda: squares(30, 7),
-    "wide": lambda: squares(7, 30),
-    "wide, no l2": lambda: squares(7, 30, l2=0.0),
-    "logistic": lambda: Logistic(data("wide, sparse"), HALF[:9], l2=0.01),
-    "logistic, tall": lambda: Logistic(data("tall, sparse"), HALF),
-    "multinomial": lambda: MultinomialLogistic(data("tall"), np.arange(30) % 3, 3),
-    "completion": lambda: MatrixCompletion([0, 2, 2], [1, 0, 0], [1, 2, 3], (3, 2)),
-}
-BADLY: dict[str, Callable[[], Any]] = {
-    "badly": lambda: LeastSquares(badly_scaled(), HALF, scale="half-mean"),
-    "badly, ridge": lambda: LeastSquares(badly_scaled(), HALF, l2=0.3),
-    "badly, logistic": lambda: Logistic(
-        scipy.sparse.csr_array(badly_scaled()), HALF, l2=0.1
-    ),
-    "badly, wide": lambda: LeastSquares(badly_scaled(4, 9), HALF[:4]),
-    "badly, multinomial": lambda: MultinomialLogistic(
+OBJECTIVES: dict[str, Callable[[], Any]] = {
+    "squares": lambda: LeastSquares(badly_scaled(), HALF, scale="half-mean"),
+    "ridge": lambda: LeastSquares(badly_scaled(), HALF, l2=0.3),
+    "logistic": lambda: Logistic(scipy.sparse.csr_array(badly_scaled()), HALF, l2=0.1),
+    "wide": lambda: LeastSquares(badly_scaled(4, 9), HALF[:4]),
+    "multinomial": lambda: MultinomialLogistic(
         badly_scaled(), np.arange(30) % 3, 3, l2=0.1
     ),
-    "badly, many": lambda: LeastSquares(badly_scaled(90, 80), np.zeros(90)),
+    "many": lambda: LeastSquares(badly_scaled(90, 80), np.zeros(90)),
+    "completion": lambda: MatrixCompletion([0, 2, 2], [1, 0, 0], [1, 2, 3], (3, 2)),
 }
 
 
-def make(objective: Any, hessian: str = "gram", steps: int = 1, **options: Any) -> Any:
-    options = {"weight": WEIGHT, "shift": 0.3, **options}
-    return make_system(objective, hessian, steps=steps, **options)
-
-
-def cached(objective: Any, hessian: str = "gram", **options: Any) -> Any:
+def make(
+    objective: Any, hessian: str = "gram", build: Any = make_system, **options: Any
+) -> Any:
     options = {"weight": WEIGHT, "shift": 0.3, "steps": 1, **options}
-    return cached_system(objective, hessian, **options)
+    return build(objective, hessian, **options)
 
 
-def close(actual: Array, expected: Array, scale: Array) -> bool:
-    """Whether the error is small beside ``scale``, whose norm a step only shrinks."""
-    return bool(np.linalg.norm(actual - expected) <= 1e-10 * np.linalg.norm(scale))
-
-
-def check_system(system: ShiftedSystem, H: Array, u: Array) -> None:
+def check_system(system: Any, H: Array, u: Array) -> None:
     """The system against an explicit inverse and the method's own loop."""
     sigma, before = system.shift, u.copy()
     inverse = np.linalg.inv(WEIGHT * H + sigma * np.eye(len(H)))
-    d = system.solve(u)
-    assert d.shape == u.shape
-    assert d.dtype == np.float64
-    assert close(d, inverse @ u, d)
+
+    def check(actual: Array, expected: Array, scale: Array) -> None:
+        # beside a scale, whose norm a step only shrinks
+        assert actual.dtype == np.float64
+        error = np.linalg.norm(actual - expected)
+        assert error <= 1e-10 * np.linalg.norm(scale)
+
+    check(system.solve(u), inverse @ u, inverse @ u)
     for steps in (1, 2, 5, 10):
         w, d = system.admm_steps(u, steps)
         # the steps as the paper has them, with ḡ and π apart
@@ -136,98 +116,46 @@ def check_system(system: ShiftedSystem, H: Array, u: Array) -> None:
         for _ in range(steps):
             last, x_i = g + pi, x - inverse @ (g + pi)
             pi = pi + sigma * (x_i - x)
-        assert close(w, last, u)
-        assert close(x - d, x_i, inverse @ u)
-        assert close(w - sigma * d - g, pi, u)
+        check(w, last, u)
+        check(x - d, x_i, inverse @ u)
+        check(w - sigma * d - g, pi, u)
         for one, other in ((w, u), (d, u), (w, d)):
             assert not np.shares_memory(one, other)
     np.testing.assert_array_equal(u, before)
 
 
-class GivenSolver:
-    def __init__(self, H: Array) -> None:
-        self.H = H
-
-    def solve(self, vector: Array, shift: float) -> Array:
-        shifted = self.H + shift * np.eye(len(self.H))
-        result = np.asarray(np.linalg.solve(shifted, vector), dtype=np.float64)
-        vector[:] = np.nan  # it may do with the vector as it likes
-        return result
-
-
-def factored(cls: Any, A: Any, s: float, c: float, shift: float) -> Any:
-    H = FactorHessian(A, s, c)
-    return cls(H, cls.factorise(H, WEIGHT, shift), WEIGHT, shift)
-
-
-def dense(A: Any, s: float, c: float) -> Array:
-    full = np.asarray(A @ np.eye(A.shape[1]), dtype=np.float64)
-    return np.asarray(s * full.T @ full + c * np.eye(A.shape[1]))
-
-
-MAKERS: dict[str, Callable[[Any, float, float, float], ShiftedSystem]] = {
-    "Cholesky": partial(factored, CholeskySystem),
-    "spectral": partial(factored, SpectralSystem),
-    "wide Cholesky": partial(factored, WideCholeskySystem),
-    "wide spectral": partial(factored, WideSpectralSystem),
-    "conjugate gradients": lambda A, s, c, shift: ConjugateGradientSystem(
-        FactorHessian(A, s, c).product, WEIGHT, shift
-    ),
-    "user": lambda A, s, c, shift: UserSystem(
-        GivenSolver(dense(A, s, c)), WEIGHT, shift
-    ),
-}
-
-
 @pytest.mark.parametrize("c", [0.0, 0.7])
-@pytest.mark.parametrize("name", MAKERS)
-def test_systems_agree_with_explicit_matrices(name: str, c: float) -> None:
-    for shape in ("tall", "wide", "square"):
-        for suffix in ("", ", deficient", ", sparse"):
-            A = data(shape + suffix)
-            H = dense(A, S, c)
+@pytest.mark.parametrize("kind", [*FACTORED, ConjugateGradientSystem])
+def test_systems_agree_with_explicit_matrices(kind: Any, c: float) -> None:
+    for shape in ((30, 12), (9, 40), (15, 15)):
+        for how in ("full", "deficient", "sparse"):
+            A = data(shape, how)
+            full, known = np.asarray(A @ np.eye(shape[1])), FactorHessian(A, 0.25, c)
+            H = 0.25 * full.T @ full + c * np.eye(shape[1])
             u = np.random.default_rng(1).standard_normal(len(H))
             for ratio in (0.15, 6.0, 1e3):
                 sigma = ratio * WEIGHT * float(np.linalg.eigvalsh(H)[-1])
-                check_system(MAKERS[name](A, S, c, sigma), H, u)
-
-
-@pytest.mark.parametrize("h", [0.0, 1.7, np.array([0.0, 3.0, 1e-9, 12.0])])
-def test_diagonal_system(h: float | Array) -> None:
-    u = np.array([1.0, -2.0, 0.5, 3.0])
-    for sigma in (1e-2, 1.0, 50.0):
-        check_system(DiagonalSystem(h, WEIGHT, sigma), np.diag(h * np.ones(4)), u)
+                if kind is ConjugateGradientSystem:
+                    system = kind(known.product, WEIGHT, sigma)
+                else:
+                    parts = kind.factorise(known, WEIGHT, sigma)
+                    system = kind(known, parts, WEIGHT, sigma)
+                check_system(system, H, u)
 
 
 def test_conjugate_gradients_say_when_they_do_not_converge() -> None:
     spectrum = np.logspace(-6, 6, 200)
     system = ConjugateGradientSystem(lambda v: spectrum * v, 1.0, 1e-6)
     system.maxiter = 20
-    with pytest.raises(
-        RuntimeError, match="did not converge .* sigma = 1e-06; a larger sigma"
-    ):
+    with pytest.raises(RuntimeError, match="did not converge .* sigma = 1e-06"):
         system.solve(np.ones(200))
 
 
-# -- which system for which objective -------------------------------------------------
-
-
-class Bounded(Objective):
+class Bounded:
     """A loss of whose second derivatives a matrix or an operator is the bound."""
 
-    num_examples = 1
-
-    def __init__(self, bound: Any = None, order: int = 3) -> None:
-        self.bound, self.shape = bound, (order if bound is None else bound.shape[0],)
-
-    def value(self, x: Array) -> float:
-        return 0.0
-
-    def gradient(self, x: Array) -> Array:
-        return np.zeros(self.shape)
-
-    def hessian_bound(self) -> Any:
-        return self.bound
+    def __init__(self, bound: Any) -> None:
+        self.hessian_bound = lambda: bound
 
 
 def operator(order: int) -> Any:
@@ -240,7 +168,6 @@ def operator(order: int) -> Any:
         (lambda: squares(60, 20), 5, CholeskySystem),
         (lambda: squares(60, 20), 6, SpectralSystem),
         (lambda: squares(20, 60), 5, WideCholeskySystem),
-        (lambda: squares(20, 60), 6, WideSpectralSystem),
         # the threshold grows with the smaller order
         (lambda: squares(500, 300), 9, CholeskySystem),
         (lambda: squares(300, 500), 10, WideSpectralSystem),
@@ -258,81 +185,35 @@ def operator(order: int) -> Any:
     ],
 )
 def test_the_system_suits_the_order_and_the_data(
-    objective: Callable[[], Objective], steps: int, expected: type[ShiftedSystem]
+    objective: Callable[[], Any], steps: int, expected: type
 ) -> None:
     assert type(make(objective(), steps=steps)) is expected
 
 
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("name", WELL)
-def test_systems_of_objectives(
-    name: str, direct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objective = WELL[name]()
-    bound = np.asarray(objective.hessian_bound())
-    r = float(np.linalg.eigvalsh(bound)[-1])
-    assert lipschitz_of(objective) == pytest.approx(r, rel=1e-12)
-    if not direct:
-        monkeypatch.setattr(shifted_systems, "DENSE_ORDER", 0)
-    u = np.random.default_rng(3).standard_normal(len(bound))
-    for steps in (1, 10):
-        for kind in ("gram", "diagonal"):
-            system = make(objective, kind, steps, shift=0.15 * r / M)
-            if kind == "gram":
-                assert isinstance(system, ConjugateGradientSystem) is not direct
-            check_system(system, bound if kind == "gram" else r * np.eye(len(u)), u)
-
-
 @pytest.mark.parametrize(
-    ("build", "changed", "message"),
+    ("changed", "message"),
     [
-        *(
-            (build, changed, message)
-            for build in (make, cached)
-            for changed, message in (
-                ({"hessian": "full"}, "hessian is 'full'; allowed: 'gram', 'diagonal'"),
-                ({"weight": 0.0}, "weight is 0.0; it must be a finite number above 0"),
-                ({"shift": -1.0}, "shift is -1.0; it must be a finite number above 0"),
-                ({"shift": np.nan}, "shift is nan"),
-                ({"steps": 0}, "steps is 0; it must be a whole number of at least 1"),
-                ({"steps": 1.5}, "steps is 1.5"),
-            )
-        ),
-        *(
-            (make, {"user_hessian": given}, message)
-            for given, message in (
-                (-1.0, "hessian is -1.0; it must be a finite number at least 0"),
-                (np.ones(2), "hessian has 2 entries; it must have 3"),
-                (np.array([1.0, -2.0, 1.0]), "hessian has the entry -2; all must be"),
-                ("gram", "hessian is of type str; it must be a number, a 1-D array"),
-            )
-        ),
+        ({"hessian": "full"}, "hessian is 'full'; allowed: 'gram', 'diagonal'"),
+        ({"weight": 0.0}, "weight is 0.0; it must be a finite number above 0"),
+        ({"shift": np.nan}, "shift is nan"),
+        ({"steps": 1.5}, "steps is 1.5; it must be a whole number of at least 1"),
+        ({"user_hessian": -1.0}, "hessian is -1.0; it must be a finite number at"),
+        ({"user_hessian": np.ones(2)}, "hessian has 2 entries; it must have 3"),
+        ({"user_hessian": np.array([1, -2, 1])}, "hessian has the entry -2; all"),
+        ({"user_hessian": "gram"}, "hessian is of type str; it must be a number"),
     ],
 )
-def test_wrong_arguments(build: Any, changed: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build(squares(5, 3), **changed)
-
-
-def test_lipschitz_of() -> None:
-    objective = squares(9, 4)
-    number: Any = GivenSolver(np.eye(4))
-    number.lipschitz = 5
-    for given_as, expected in (
-        *((None, objective.lipschitz()), (2, 2.0), (np.array([1.0, 3.0, 0, 2]), 3.0)),
-        *((GivenSolver(np.eye(4)), objective.lipschitz()), (number, 5.0)),
-    ):
-        assert lipschitz_of(objective, given_as) == expected
-    with pytest.raises(ValueError, match="hessian is 0, as for data"):
-        lipschitz_of(objective, 0.0)
+        make(squares(5, 3), build=cached_system, **changed)
 
 
 # -- majorisers, and a σ for each entry -----------------------------------------------
 
 
-@pytest.mark.parametrize("name", BADLY)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_it_majorises_and_touches(name: str) -> None:
-    objective = BADLY[name]()
+    objective = OBJECTIVES[name]()
     H = np.asarray(objective.hessian_bound())
     d = np.asarray(majoriser_of(objective))
     assert d.shape == (len(H),)
@@ -345,13 +226,18 @@ def test_it_majorises_and_touches(name: str) -> None:
     assert (d[~present] == 0.0).all()
 
 
-@pytest.mark.parametrize("hessian", ["gram", "diagonal"])
-@pytest.mark.parametrize("name", BADLY)
-def test_steps_are_those_with_a_diagonal_sigma(name: str, hessian: str) -> None:
-    objective = BADLY[name]()
+@pytest.mark.parametrize("hessian", ["gram", "diagonal", "by products"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_steps_are_those_with_a_diagonal_sigma(
+    name: str, hessian: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, by_products = OBJECTIVES[name](), hessian == "by products"
     H = np.asarray(objective.hessian_bound())
     if hessian == "diagonal":
         H = np.diag(np.asarray(majoriser_of(objective)))
+    elif by_products:
+        monkeypatch.setattr(shifted_systems, "DENSE_ORDER", 0)
+        hessian = "gram"
     scale = np.geomspace(1e-2, 1e4, len(H))
     root, sigma = np.sqrt(scale), np.diag(0.7 * scale)
     u = np.random.default_rng(1).standard_normal(len(H))
@@ -361,8 +247,9 @@ def test_steps_are_those_with_a_diagonal_sigma(name: str, hessian: str) -> None:
             w = w - sigma @ np.linalg.solve(0.2 * H + sigma, w)
         d = np.linalg.solve(0.2 * H + sigma, w)
         how = {"scale": scale, "weight": 0.2, "shift": 0.7, "steps": steps}
-        system = cached(objective, hessian, **how)
-        assert cached(objective, hessian, **how) is system
+        system = make(objective, hessian, cached_system, **how)
+        again = make(objective, hessian, cached_system, **how)
+        assert (again is system) is not by_products
         found = system.admm_steps(u, steps)
         # in the coordinates that are scaled, where all entries count alike
         pairs = ((found[0] / root, w / root), (found[1] * root, d * root))
@@ -375,28 +262,18 @@ def test_steps_are_those_with_a_diagonal_sigma(name: str, hessian: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gram", "diagonal"])
 def test_a_system_is_made_once_and_the_last_two_are_kept(kind: str) -> None:
+    def cached(objective: Any, shift: float = 0.3) -> Any:
+        return make(objective, kind, cached_system, shift=shift)
+
     objective = squares(8, 4)
-    first, other = (cached(objective, kind, shift=shift) for shift in (0.3, 0.4))
+    first, other = cached(objective), cached(objective, 0.4)
     assert other.shift == 0.4
-    assert cached(objective, kind) is first
-    assert cached(squares(8, 4), kind) is not first
-    third = cached(objective, kind, shift=0.5)
-    assert cached(objective, kind) is first
-    assert cached(objective, kind, shift=0.5) is third
-    assert cached(objective, kind, shift=0.4) is not other
-
-
-def test_an_objective_that_cannot_be_weakly_referenced() -> None:
-    class Slotted:
-        __slots__ = ()
-
-        def lipschitz(self) -> float:
-            return 3.0
-
-    objective = Slotted()
-    first, second = (cached(objective, "diagonal") for _ in range(2))
-    assert first is not second
-    np.testing.assert_allclose(first.solve(np.ones(2)), 1 / (3.0 * WEIGHT + 0.3))
+    assert cached(objective) is first
+    assert cached(squares(8, 4)) is not first
+    third = cached(objective, 0.5)
+    assert cached(objective) is first
+    assert cached(objective, 0.5) is third
+    assert cached(objective, 0.4) is not other
 
 
 # -- the file: used when it fits, and never else ---------------------------------------
@@ -405,51 +282,29 @@ def test_an_objective_that_cannot_be_weakly_referenced() -> None:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many factorisations were made since it was last called."""
-    count = [0]
-    for cls in (CholeskySystem, SpectralSystem, WideCholeskySystem, WideSpectralSystem):
-        original = cls.factorise
+    count: list[Any] = []
+    for cls in FACTORED:
 
-        def counting(*args: Any, original: Any = original) -> Any:
-            count[0] += 1
+        def counting(*args: Any, original: Any = cls.factorise) -> Any:
+            count.append(original)
             return original(*args)
 
         monkeypatch.setattr(cls, "factorise", staticmethod(counting))
 
     def since() -> int:
-        found, count[0] = count[0], 0
+        found = len(count)
+        count.clear()
         return found
 
     return since
 
 
-@pytest.mark.parametrize("steps", [1, 10])
-@pytest.mark.parametrize("name", ["tall", "wide", "logistic", "multinomial"])
-def test_a_factor_is_kept_in_the_file(
-    name: str, steps: int, tmp_path: Path, made: Callable[[], int]
-) -> None:
-    path, objective = tmp_path / "factor.npz", WELL[name]()
-    first = make(objective, steps=steps, factor_file=str(path))
-    assert made() == 1
-    assert os.listdir(tmp_path) == ["factor.npz"]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    # a new process has a new objective of the same data
-    second = make(WELL[name](), steps=steps, factor_file=str(path))
-    assert made() == 0
-    assert type(second) is type(first)
-    u = np.random.default_rng(0).standard_normal(int(np.prod(objective.shape)))
-    for ours, theirs in zip(
-        *(s.admm_steps(u, 7) for s in (second, first)), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
-    check_system(second, np.asarray(objective.hessian_bound()), u)
-
-
 @pytest.mark.parametrize("columns", [5, 50])
 @pytest.mark.parametrize("steps", [1, 10])
-def test_a_factor_of_something_else_is_not_used(
+def test_a_factor_is_kept_and_one_of_something_else_is_not_used(
     steps: int, columns: int, tmp_path: Path, made: Callable[[], int]
 ) -> None:
-    objective = squares(20, columns)
+    objective, path = squares(20, columns), tmp_path / "factor.npz"
     changed = np.array(objective.hessian_factor()[0])
     changed[3, 2] = np.nextafter(changed[3, 2], np.inf)
     near = [
@@ -457,78 +312,64 @@ def test_a_factor_of_something_else_is_not_used(
         for l2 in (0.1, 0.2)
     ]
     for given, shift, expected in (
-        *((objective, 0.3, 1), (objective, 0.3, 0)),
+        # a new process has a new objective of the same data
+        *((objective, 0.3, 1), (squares(20, columns), 0.3, 0)),
         # an eigendecomposition holds for every σ
         (objective, 0.4, 1 if steps == 1 else 0),
         *((squares(20, columns, seed=1), 0.4, 1), (near[0], 0.3, 1), (near[1], 0.3, 1)),
     ):
-        path = str(tmp_path / "factor.npz")
-        system = make(given, steps=steps, shift=shift, factor_file=path)
+        system = make(given, steps=steps, shift=shift, factor_file=str(path))
         check_system(system, np.asarray(given.hessian_bound()), np.ones(columns))
         assert made() == expected
+    assert os.listdir(tmp_path) == ["factor.npz"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_file_keeps_the_majoriser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "factor.npz")
-    first = majoriser_of(BADLY["badly, logistic"](), None, path)
-    monkeypatch.setattr(
-        "fedtrellis.admm.hessians.largest_eigenvalue",
-        lambda *_: pytest.fail("it was computed again"),
-    )
-    again = majoriser_of(BADLY["badly, logistic"](), None, path)
+    first = majoriser_of(OBJECTIVES["logistic"](), None, path)
+    monkeypatch.delattr("fedtrellis.admm.hessians.largest_eigenvalue")
+    again = majoriser_of(OBJECTIVES["logistic"](), None, path)
     np.testing.assert_array_equal(again, first)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"not a file of arrays", b"PK\x03\x04broken", b"truncated", b"flipped"],
-)
+@pytest.mark.parametrize("damage", ["empty", "foreign", "cut", "flipped", "pickled"])
 def test_a_damaged_file_is_written_anew(
-    content: bytes, tmp_path: Path, made: Callable[[], int], logged: list[str]
+    damage: str, tmp_path: Path, made: Callable[[], int]
 ) -> None:
     path, objective = tmp_path / "factor.npz", squares(40, 30)
     make(objective, factor_file=str(path))
     whole = path.read_bytes()
-    if content == b"truncated":
-        content = whole[: len(whole) // 2]
-    elif content == b"flipped":
-        content = whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:]
-    path.write_bytes(content)
-    made()
-    logging.getLogger("flwr").setLevel(logging.INFO)
-    system = make(objective, factor_file=str(path))
-    assert any(f"{path}" in line and "cannot be read" in line for line in logged)
-    assert made() == 1
-    check_system(system, np.asarray(objective.hessian_bound()), np.ones(30))
-    make(objective, factor_file=str(path))
-    assert made() == 0
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "factor.npz"
 
     class Bomb:
         def __reduce__(self) -> Any:
             return (os.mkdir, (str(tmp_path / "exploded"),))
 
-    bomb: Any = np.array([Bomb()], dtype=object)
-    np.savez(path, **{"factor/fingerprint": bomb, "factor/factor": bomb})
-    make(squares(5, 4), factor_file=str(path))
-    assert not (tmp_path / "exploded").exists()
+    if damage == "pickled":
+        bomb: Any = np.array([Bomb()], dtype=object)
+        np.savez(path, **{"factor/fingerprint": bomb, "factor/factor": bomb})
+    else:
+        flipped = whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:]
+        contents = {"empty": b"", "foreign": b"PK\x03\x04broken", "flipped": flipped}
+        path.write_bytes(contents.get(damage, whole[: len(whole) // 2]))
+    made()
+    system = make(objective, factor_file=str(path))
+    assert made() == 1
+    check_system(system, np.asarray(objective.hessian_bound()), np.ones(30))
+    make(objective, factor_file=str(path))
+    assert made() == 0
+    assert os.listdir(tmp_path) == ["factor.npz"]
 
 
 def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = str(tmp_path / "none" / "factor.npz")
-    wrong: list[tuple[Any, str]] = [
-        (missing, r"factor-file = '.*none.factor.npz': its folder does not"),
+    for path, message in (
+        (str(tmp_path / "none" / "f"), "factor-file = '.*none.f': its folder does not"),
         (str(tmp_path), r"factor-file = '.*' is a folder"),
         (3, "factor-file = 3 must be the path"),
-    ]
-    for use in (make, partial(make, hessian="diagonal"), lipschitz_of, cached):
-        for path, message in wrong:
+    ):
+        for use in (make, lipschitz_of):
             with pytest.raises(ValueError, match=message):
                 use(squares(9, 4), factor_file=path)
 

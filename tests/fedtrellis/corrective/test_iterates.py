@@ -166,16 +166,6 @@ def test_whatever_arrives_is_refused_or_a_point_of_the_set(
     assert refused > 20
 
 
-def test_places_are_of_the_point() -> None:
-    """Negative ones are not counted from the end; too large ones do not wrap."""
-    iterate = Form(L1Ball(1.0)).start_at(np.zeros(4))
-    one = [[np.int64(-1)], [np.int64(-(10**6))], [np.uint64(2**64 - 1)], [np.uint8(4)]]
-    for places in (*map(np.array, one), np.array([1, 1], dtype=np.uint8)):
-        arrays = [places, np.ones(len(places), np.float16), np.array([0.1])]
-        with pytest.raises(ValueError, match="places are not increasing ones of 4"):
-            iterate.changed(arrays, L1Ball(1.0), 1)
-
-
 SPARSE = [(domain, shape) for domain, shape in CASES if domain.sparse_atoms] + [
     *((GroupL1Ball(1.0, 3), (6,)), (SparseGroupBall(1.5, 3, 0.7), (6,))),
     *((KSupportBall(2, 0.3), (6,)), (NonNegativeL1Ball(1.0), (6,))),

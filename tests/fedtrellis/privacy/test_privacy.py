@@ -1,7 +1,8 @@
-"""Differential privacy: ε, the mechanisms, the noise, and what is refused."""
+"""Differential privacy, by the server and by the clients: ε, noise, what is refused."""
 
-import json
+import re
 from collections.abc import Sequence
+from math import log, sqrt
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 from flwr.app import MetricRecord
 from scipy.stats import gumbel_r, kstest, norm
 
-from clients import FedAvgGDClient, LocalSGDClient, ZerothOrderSGDClient
+from benchmarks.membership import QUICK, advantages, largest_advantage, trials
+from clients import FedAvgGDClient, FedFWClient, LocalSGDClient, ZerothOrderSGDClient
 from fedtrellis import Private
 from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import (
     Accountant,
+    LocalNoise,
     SecretNoise,
     noise_multiplier_for,
     report_noisy_max,
@@ -25,23 +28,31 @@ from strategies import (
     CompressedSGD,
     FedAvgGD,
     FedDR,
+    FedFW,
     FedLMO,
     LocalSGD,
+    ProjectedFedAvg,
     Scaffold,
     ZerothOrderSGD,
 )
-from tests.harness import Array, grid_of, play, refused, run_app
+from tests.harness import Array, grid_of, play, refused
 
 pytest.importorskip("dp_accounting")
 CENTRAL = Private(noise_multiplier=2.0)
+LOCAL: dict[str, Any] = {"privacy": "local", "privacy_noise_multiplier": 3.0}
+QUIET: dict[str, Any] = LOCAL | {"privacy_noise_multiplier": 0.0, "privacy_clip": 1e6}
+FW: dict[str, Any] = {"domain": L1Ball(2.0), "variant": "plain", "penalty": 0.1}
 
 
-def losses(count: int = 10, size: int = 4) -> list[LeastSquares]:
+def losses(count: int = 10) -> list[LeastSquares]:
     rng = np.random.default_rng(0)
     return [
-        LeastSquares(rng.normal(size=(12, size)), rng.normal(size=12))
+        LeastSquares(rng.normal(size=(12, 4)), rng.normal(size=12))
         for _ in range(count)
     ]
+
+
+# -- ε
 
 
 def exact_delta(epsilon: float, noise_multiplier: float) -> float:
@@ -88,8 +99,7 @@ def test_a_cohort_of_fixed_size_costs_more_than_one_of_coins() -> None:
     costs = Accountant(8.0, 1e-5, **fixed).epsilon(10)
     assert costs > 1.5 * Accountant(8.0, 1e-5, **coins).epsilon(10)
     # and as much as without sampling, where all are in it
-    whole: dict[str, Any] = {"sampling": "fixed", "cohort": 100, "clients": 100}
-    everybody = Accountant(8.0, 1e-5, **whole).epsilon(10)
+    everybody = Accountant(8.0, 1e-5, **fixed | {"cohort": 100}).epsilon(10)
     assert everybody == pytest.approx(Accountant(4.0, 1e-5).epsilon(10), rel=0.1)
 
 
@@ -97,6 +107,7 @@ def test_a_cohort_of_fixed_size_costs_more_than_one_of_coins() -> None:
     "how",
     [
         {},
+        {"mechanism": "exponential"},
         {"sampling": "bernoulli", "participation": 0.3},
         {"sampling": "fixed", "cohort": 3, "clients": 10},
     ],
@@ -105,6 +116,19 @@ def test_the_noise_for_an_epsilon_comes_to_it(how: dict[str, Any]) -> None:
     z = noise_multiplier_for(2.0, 1e-5, 8, **how)
     assert 1.99 < Accountant(z, 1e-5, **how).epsilon(8) <= 2.0 + 1e-9
     assert Accountant(0.99 * z, 1e-5, **how).epsilon(8) > 2.0
+
+
+def test_the_exponential_mechanism_costs_no_more_than_zcdp_says() -> None:
+    z, releases, delta = 4.0, 20, 1e-5
+    epsilon = Accountant(z, delta, mechanism="exponential").epsilon(releases)
+    rho = releases / (2 * z**2)
+    # Bun and Steinke, TCC 2016, proposition 1.3
+    assert 0.5 < epsilon < rho + 2 * sqrt(rho * log(1 / delta))
+    # and more than Gaussian noise with the same zCDP, whose ε is exact
+    assert epsilon > Accountant(z, delta).epsilon(releases)
+
+
+# -- the server's noise
 
 
 def noisy_mean(clip: float, z: float, clients: int) -> Any:
@@ -133,22 +157,6 @@ def test_the_noise_is_normal_and_as_large_as_promised() -> None:
     # and of no seed
     first, second = SecretNoise().normal((4,)), SecretNoise().normal((4,))
     assert not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize("domain", [L1Ball(2.0), Simplex(2.0)])
-def test_vertices_are_drawn_as_the_exponential_mechanism_does(domain: Domain) -> None:
-    gradient, scale, draws = np.array([0.3, -0.8, 0.1]), 0.9, 6000
-    noise = SecretNoise(0)
-    vertices = [*(2.0 * np.eye(3))]
-    if isinstance(domain, L1Ball):
-        vertices += [-vertex for vertex in vertices]
-    drawn = [report_noisy_max(domain, gradient, scale, noise) for _ in range(draws)]
-    points = np.array([atom.dense() for atom in drawn])
-    shares = [float(np.mean((points == vertex).all(axis=1))) for vertex in vertices]
-    # P(v) ∝ exp(⟨−g, v⟩/scale)
-    weights = np.exp([-gradient @ vertex / scale for vertex in vertices])
-    assert sum(shares) == 1.0
-    assert shares == pytest.approx(list(weights / weights.sum()), abs=0.03)
 
 
 def replayed(count: int, clip: float, z: float, rounds: int) -> Array:
@@ -199,21 +207,102 @@ def test_the_runs_seed_does_not_say_whose_turn_it_is() -> None:
     assert len({asked() for _ in range(4)}) > 1
 
 
-def test_the_summary_says_epsilon_and_what_it_is_about(tmp_path: Any) -> None:
-    config = {
-        "method": "fedavg-gd",
-        "task": "classification",
-        "classification.dataset": "digits",
-        "rounds": 3,
-        "aggregation": "private",
-        # more would lead a run of so few clients astray
-        "private.noise-multiplier": 0.05,
-        "fedavg-gd.step-size": 0.01,
-    }
-    record = run_app(config, 4, tmp_path)
-    summary = json.loads((record / "summary.json").read_text())
-    assert summary["metrics"]["epsilon"] == Accountant(0.05, 1e-5).epsilon(3)
-    assert "metrics and counts in this record have no noise" in summary["warnings"][0]
+def test_noise_hides_who_took_part() -> None:
+    private, plain = trials(QUICK, 1.0), trials(QUICK, None)
+    # nobody's secret noise is in these: the same in every run of the test
+    assert all(one.epsilon == np.inf for one in plain)
+    assert advantages(plain, "all but one")[0] == 1.0
+    assert advantages(plain, "alignment")[0] > 0.2
+    assert all(one.epsilon == pytest.approx(1.0, abs=1e-6) for one in private)
+    # 6 runs of 24 clients know an advantage to 0.06; half of the noise allows 0.21,
+    # ε = 8 allows 0.60
+    assert advantages(private, "all but one")[0] < largest_advantage(1.0) + 0.3
+    assert advantages(private, "alignment")[0] < largest_advantage(1.0) + 0.3
+
+
+# -- the clients' noise
+
+
+def test_the_noise_is_as_large_as_any_two_answers_are_apart() -> None:
+    private = LocalNoise(0.5, 3.0)
+    noise = private.hidden(np.zeros(20_000))
+    assert noise.std() == pytest.approx(2 * 0.5 * 3.0, rel=0.03)
+    plain = LocalNoise(0.5, 0.0)
+    rng = np.random.default_rng(0)
+    answers = [plain.hidden(1e3 * rng.normal(size=5)) for _ in range(9)]
+    answers.append(plain.hidden(np.full(5, np.nan)))
+    apart = [np.linalg.norm(a - b) for a in answers for b in answers]
+    assert max(apart) <= 2 * 0.5 + 1e-12
+
+
+def test_vertices_are_drawn_as_the_exponential_mechanism_does() -> None:
+    gradient, scale, noise = np.array([0.3, -0.8, 0.1]), 0.9, SecretNoise(0)
+    vertices = [*(2.0 * np.eye(3)), *(-2.0 * np.eye(3))]
+    drawn = [report_noisy_max(L1Ball(2.0), gradient, scale, noise) for _ in range(6000)]
+    points = np.array([atom.dense() for atom in drawn])
+    shares = [float(np.mean((points == vertex).all(axis=1))) for vertex in vertices]
+    # P(v) ∝ exp(⟨−g, v⟩/scale)
+    weights = np.exp([-gradient @ vertex / scale for vertex in vertices])
+    assert sum(shares) == 1.0
+    assert shares == pytest.approx(list(weights / weights.sum()), abs=0.03)
+
+
+def test_vertices_are_drawn_with_noise_of_the_clip() -> None:
+    # P(v) ∝ exp(⟨−g, v⟩/(2 C r z)), g clipped by its largest entry
+    private = LocalNoise(0.5, 0.4, SecretNoise(0))
+    known, gradient = np.array([0.2, 0.0]), np.array([0.0, 10.0])
+    drawn = [private.answer(Simplex(2.0), known, gradient)[1] for _ in range(4000)]
+    share = np.mean([atom.dense()[0] > 0 for atom in drawn if atom is not None])
+    a, b = np.exp(-0.2 * 2.0 / 0.8), np.exp(-0.5 * 2.0 / 0.8)
+    assert share == pytest.approx(a / (a + b), abs=0.03)
+
+
+@pytest.mark.parametrize("domain", [L1Ball(2.0), Simplex(2.0), L2Ball(2.0)])
+@pytest.mark.parametrize("variant", ["plain", "augmented"])
+def test_without_noise_and_a_wide_clip_it_is_fedfw(
+    domain: Domain, variant: str
+) -> None:
+    def model(**more: Any) -> Array:
+        strategy = FedFW(domain, penalty=0.1, variant=variant, local_steps=2, **more)  # type: ignore[arg-type]
+        grid = grid_of(FedFWClient, losses(), domain)
+        return play(strategy, grid, domain.project(np.ones(4)), rounds=6).model
+
+    assert np.allclose(model(**QUIET), model(), atol=1e-12)
+
+
+def test_fedfws_epsilon_counts_every_atom() -> None:
+    strategy = FedFW(**FW, local_steps=3, **LOCAL)
+    grid = grid_of(FedFWClient, losses(), L1Ball(2.0))
+    run = play(strategy, grid, np.zeros(4), rounds=2)
+    costs = [Accountant(3.0, 1e-5, mechanism="exponential").epsilon(k) for k in (3, 6)]
+    assert [one.train["epsilon"] for one in run.strategy.history] == costs
+    assert L1Ball(2.0).contains(run.model, 1e-9)
+
+
+@pytest.mark.parametrize("variant", ["decomfl", "feedsign", "fedkseed"])
+def test_scalars_without_noise_are_those_of_the_method(variant: Any) -> None:
+    def model(**more: Any) -> Array:
+        strategy = ZerothOrderSGD(batch_size=0, samples=3, variant=variant, **more)
+        grid = grid_of(ZerothOrderSGDClient, losses())
+        return play(strategy, grid, np.zeros(4), rounds=4).model
+
+    assert np.array_equal(model(**QUIET), model())
+    assert not np.array_equal(model(**LOCAL), model(**LOCAL))
+
+
+def test_the_client_that_was_asked_most_counts() -> None:
+    strategy = ZerothOrderSGD(batch_size=0, participation=0.5, **LOCAL)
+    grid = grid_of(ZerothOrderSGDClient, losses(6), reply_loss=0.3)
+    run = play(strategy, grid, np.zeros(4), rounds=8)
+    asked = [name for k in range(1, 9) for name in run.strategy.sample(k)]
+    most = max(asked.count(name) for name in set(asked))
+    assert most < 8
+    assert run.strategy.local_noise is not None
+    shown = run.strategy.local_noise.metrics()["epsilon"]
+    assert shown == Accountant(3.0, 1e-5).epsilon(most)
+
+
+# -- what is refused
 
 
 class Waves(FedAvgGD):
@@ -238,11 +327,10 @@ class Chosen(FedAvgGD):
         return self.clients[server_round % 2 :: 2]
 
 
-L2: dict[str, Any] = {"domain": L2Ball(1.0)}
 REFUSED: Sequence[tuple[Any, dict[str, Any], Any, str]] = [
     (Scaffold, {}, SettingsError, "does not apply to scaffold; allowed: mean, median"),
     (CompressedSGD, {}, SettingsError, "to compressed-sgd; allowed: mean, median"),
-    (FedDR, L2, SettingsError, "does not apply to feddr; allowed: mean, median"),
+    (FedDR, {"domain": L2Ball(1.0)}, SettingsError, "to feddr; allowed: mean, median"),
     (FedLMO, {}, SettingsError, "with variant = 'corrected'; allowed: mean, median"),
     (FedLMO, {"variant": "ef21"}, SettingsError, "variant = 'ef21'; allowed: mean"),
     (FedAvgGD, {"client_weights": "examples"}, SettingsError, "= 'examples' does not"),
@@ -251,6 +339,25 @@ REFUSED: Sequence[tuple[Any, dict[str, Any], Any, str]] = [
     (Another, {}, TypeError, "gives no single answers"),
     (Silent, {}, RuntimeError, "made without the noise of aggregation = 'private'"),
     (Chosen, {}, RuntimeError, "relies on secret coins"),
+    *(
+        (FedFW, FW | LOCAL | more, SettingsError, re.escape(message))
+        for more, message in (
+            ({"variant": "corrective"}, "variant = 'corrective' does not apply beside"),
+            ({"variant": "stochastic"}, "variant = 'stochastic' does not apply beside"),
+            ({"penalty": None}, "penalty = 'auto' does not apply beside privacy"),
+            ({"aggregation": "median"}, "with variant = 'plain'; allowed: mean"),
+            ({"client_evaluate_every": 1}, "client-evaluate-every = 1 does not apply"),
+        )
+    ),
+    *(
+        (ZerothOrderSGD, LOCAL | {"aggregation": "mean"} | more, SettingsError, message)
+        for more, message in (
+            ({"aggregation": "median"}, "beside privacy = 'local'; allowed: mean"),
+            ({"privacy_epsilon": 1.0}, "privacy-noise-multiplier = 3 and privacy-eps"),
+            ({"privacy_noise_multiplier": None}, "privacy-epsilon = 'auto': one of"),
+        )
+    ),
+    (ProjectedFedAvg, {"domain": L1Ball(1.0), **LOCAL}, SettingsError, "allowed: none"),
 ]
 
 
@@ -261,30 +368,26 @@ def test_no_epsilon_where_no_guarantee_holds(
     """At once, or where a subclass could see single answers or goes round the noise."""
 
     def run() -> None:
+        settings = {} if "privacy" in more else {"aggregation": CENTRAL}
         if issubclass(kind, FedAvgGD):
-            more.update(step_size=0.01, participation=0.5)
-        strategy = kind(**{"aggregation": CENTRAL, **more})
+            settings.update(step_size=0.01, participation=0.5)
+        strategy = kind(**{**settings, **more})
         play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=1)
 
     refused(message, run, error)
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_a_run_that_noise_led_astray_has_failed(local: bool) -> None:
+def test_a_run_that_noise_led_astray_has_failed() -> None:
     """And says that it was the noise; with as much of it as it can bear it is fine."""
-    objectives = losses()
 
     def value(server_round: int, arrays: Any) -> Any:
         (x,) = arrays.to_numpy_ndarrays()
-        return MetricRecord({"loss": float(np.mean([f.value(x) for f in objectives]))})
+        return MetricRecord({"loss": float(np.mean([f.value(x) for f in losses()]))})
 
     def ended(z: float) -> float:
-        noise: dict[str, Any] = {"aggregation": Private(clip=20.0, noise_multiplier=z)}
-        if local:
-            noise = {"privacy": "local", "privacy_clip": 20.0}
-            noise["privacy_noise_multiplier"] = z
+        noise: Any = LOCAL | {"privacy_clip": 20.0, "privacy_noise_multiplier": z}
         strategy = ZerothOrderSGD(step_size=0.01, batch_size=0, **noise)
-        grid = grid_of(ZerothOrderSGDClient, objectives)
+        grid = grid_of(ZerothOrderSGDClient, losses())
         run = play(strategy, grid, np.full(4, 2.0), rounds=20, evaluate_fn=value)
         metrics = [record.evaluation["loss"] for record in run.strategy.history]
         return metrics[-1] / metrics[0]
