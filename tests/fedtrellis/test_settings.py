@@ -6,7 +6,6 @@ import inspect
 import math
 import pydoc
 import re
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,36 +14,13 @@ import pytest
 from fedtrellis.settings import (
     Declared,
     SettingsError,
-    describe_fields,
     given,
     keys,
     parse_values,
     setting,
 )
 from strategies import FedFW
-
-
-@dataclass(frozen=True)
-class Example:
-    step_size: float = setting(0.5, "the step", above=0.0, maximum=1.0)
-    local_steps: int = setting(3, "steps a round", minimum=1)
-    exact: bool = setting(True, "whether it is exact")
-    schedule: str = setting("convex", "the schedule", choices=("convex", "constant"))
-    note: str = setting("", "a text")
-    derived: int = 7
-
-
-def test_describe_gives_key_default_and_what_is_allowed() -> None:
-    described = describe_fields(keys(Example, "a."))
-    rows = {key: (default, text) for key, default, text in described}
-    assert rows["a.step-size"] == ("0.5", "the step (greater than 0 and at most 1)")
-    assert rows["a.local-steps"] == ("3", "steps a round (at least 1)")
-    assert rows["a.exact"] == ("True", "whether it is exact")
-    assert rows["a.schedule"] == ("'convex'", "the schedule (one of convex, constant)")
-    assert "a.derived" not in rows
-
-
-# ------------------------------------------------------------ classes with such fields
+from tests.harness import refused
 
 
 class Common(Declared):
@@ -55,22 +31,13 @@ class Common(Declared):
 
 
 class Method(Declared, options=Common):
-    """A method.
-
-    Says more here.
-
-    Notes
-    -----
-    Nothing.
-    """
+    """A method."""
 
     measures: tuple[str, ...] = ()
     name: ClassVar[str]
 
     where: object = given("d, the set", kw_only=False)
-    weight: float = setting(
-        None, "weight", symbol="λ", auto=0.5, minimum=0.0, note="See there."
-    )
+    weight: float = setting(None, "weight", symbol="λ", auto=0.5, minimum=0.0)
     scale: float = setting(None, "found later", above=0.0)
     fraction: float = setting(0.5, "a part", above=0.0, below=1.0)
     steps: int = setting(3, "steps a round", minimum=1)
@@ -108,8 +75,6 @@ def test_fields_are_keyword_arguments_and_a_subclass_says_what_is_different() ->
     [
         ({}, (0.5, None, 0.5, 3)),
         ({"weight": "auto", "scale": "auto"}, (0.5, None, 0.5, 3)),
-        ({"weight": None, "scale": None}, (0.5, None, 0.5, 3)),
-        ({"weight": 0, "scale": 2}, (0.0, 2.0, 0.5, 3)),
         ({"weight": np.float32(0.25), "steps": np.int64(7)}, (0.25, None, 0.5, 7)),
         ({"weight": np.float64(2), "steps": np.float64(7)}, (2.0, None, 0.5, 7)),
     ],
@@ -127,22 +92,16 @@ def test_values_become_their_fields_types(
     ("values", "message"),
     [
         ({"steps": 0}, "steps = 0 must be at least 1"),
-        ({"steps": None}, "steps = None must be a whole number, not a NoneType"),
         ({"steps": "auto"}, "steps = 'auto' must be a whole number, not a str"),
         ({"steps": 2.5}, "steps = 2.5 must be a whole number, not a float"),
         ({"steps": np.bool_(True)}, "must be a whole number, not a bool"),
-        ({"fraction": 1.0}, "fraction = 1.0 must be greater than 0 and below 1"),
-        ({"fraction": 0}, "fraction = 0.0 must be greater than 0 and below 1"),
         (
             {"fraction": math.nan},
             "fraction = nan must be greater than 0 and below 1 and finite",
         ),
         ({"weight": -1}, "weight = -1.0 must be at least 0, or 'auto'"),
-        ({"weight": "none"}, "weight = 'none' must be a number, not a str, or 'auto'"),
         ({"scale": math.inf}, "scale = inf must be greater than 0 and finite"),
-        ({"kind": "c"}, "kind = 'c' is not known; allowed: a, b"),
         ({"kind": 3}, "kind = 3 must be a text, not a int"),
-        ({"extra": 1}, "extra = 1 must be true or false, not a int"),
         ({"extra": "true"}, "extra = 'true' must be true or false, not a str"),
         ({"scale": True}, "scale = True must be a number, not a bool"),
     ],
@@ -150,32 +109,12 @@ def test_values_become_their_fields_types(
 def test_a_constructor_checks_as_a_run_config_does(
     values: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SettingsError) as caught:
-        Faster("d", **values)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    said = refused(message, lambda: Faster("d", **values))
     ((name, value),) = values.items()
-    # None cannot stand in a run config
-    if value is not None:
-        with pytest.raises(SettingsError) as again:
-            parse_values(Faster, {f"m.{name}": value}, "m.")
-        assert str(again.value) == f"m.{caught.value}"
+    again = refused(".", lambda: parse_values(Faster, {f"m.{name}": value}, "m."))
+    assert again == f"m.{said}"
 
 
-def test_docstrings_list_a_classs_own_fields_as_numpydoc_has_them() -> None:
-    text = inspect.getdoc(Method) or ""
-    assert text.startswith("A method.\n\nSays more here.\n\nParameters\n----------\n")
-    assert text.endswith("Notes\n-----\nNothing.")
-    for line in (
-        "where : object\n    D, the set.",
-        "weight : float, default auto\n    λ, weight (at least 0; auto: what the task "
-        "suggests, or 0.5). See there.",
-        "kind : str, default 'a'\n    Which (one of a, b).",
-        "**options\n    Those of :class:`~",
-    ):
-        assert line in text
-    assert "seed :" not in text
-    assert "steps : int, default 9\n    More steps" in (inspect.getdoc(Faster) or "")
-    # and what help() shows of a strategy of ours
+def test_help_lists_a_classs_own_fields_as_numpydoc_has_them() -> None:
     shown = pydoc.plain(pydoc.render_doc(FedFW))
     assert re.search(r"penalty : float, default auto\n.*λ_0, weight of the", shown)

@@ -84,20 +84,12 @@ def test_mlflow_reads_its_database(tmp_path: Path) -> None:
     assert {m.step: m.value for m in history} == losses
 
 
-def log_records(data: bytes, first: int) -> Iterator[bytes]:
-    """The records of a log in LevelDB's format, which is that of ``.wandb`` files."""
-    place, record = 0, b""
-    while place < len(data):
-        left = 32_768 - (place + first) % 32_768
-        if left < 7:  # too little for a header: the block is filled up
-            place += left
-            continue
-        length, kind = struct.unpack_from("<HB", data, place + 4)
-        record += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield record
-            record = b""
+def log_records(data: bytes) -> Iterator[bytes]:
+    """The records of the first block in LevelDB's format, as ``.wandb`` files have."""
+    while len(data) > 7:
+        (length,) = struct.unpack_from("<H", data, 4)
+        yield data[7 : 7 + length]
+        data = data[7 + length :]
 
 
 def test_weights_and_biases_reads_its_file(
@@ -116,7 +108,7 @@ def test_weights_and_biases_reads_its_file(
         time.sleep(0.05)
     rows: list[dict[str, str]] = []
     config: dict[str, Any] = {}
-    for data in log_records(file.read_bytes()[7:], first=7):
+    for data in log_records(file.read_bytes()[7:]):
         record = messages.Record.FromString(data)
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
@@ -151,8 +143,8 @@ def test_prometheus_reads_its_file_and_a_resumed_run_counts_on(tmp_path: Path) -
     assert found["run_status", "round limit"] == 1
     assert found["run_status", "running"] == 0
     longer, _ = play(OpenMetrics(path), resume=checkpoint)
-    for run, rounds, now in ((strategy, ROUNDS, found), (longer, 6, samples(path))):
-        assert now["round", ""] == rounds
+    for run, now in ((strategy, found), (longer, samples(path))):
+        assert now["round", ""] == run.history[-1].round
         assert now["bytes_total", "up"] == sum(r.bytes_up for r in run.history)
 
 
