@@ -364,11 +364,12 @@ def test_a_damaged_file_is_written_anew(
 
 
 def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path, message in (
+    wrong: list[tuple[Any, str]] = [
         (str(tmp_path / "none" / "f"), "factor-file = '.*none.f': its folder does not"),
         (str(tmp_path), r"factor-file = '.*' is a folder"),
         (3, "factor-file = 3 must be the path"),
-    ):
+    ]
+    for path, message in wrong:
         for use in (make, lipschitz_of):
             with pytest.raises(ValueError, match=message):
                 use(squares(9, 4), factor_file=path)

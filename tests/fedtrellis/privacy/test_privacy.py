@@ -368,7 +368,9 @@ def test_no_epsilon_where_no_guarantee_holds(
     """At once, or where a subclass could see single answers or goes round the noise."""
 
     def run() -> None:
-        settings = {} if "privacy" in more else {"aggregation": CENTRAL}
+        settings: dict[str, Any] = {}
+        if "privacy" not in more:
+            settings["aggregation"] = CENTRAL
         if issubclass(kind, FedAvgGD):
             settings.update(step_size=0.01, participation=0.5)
         strategy = kind(**{**settings, **more})
