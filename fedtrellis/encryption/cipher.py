@@ -132,16 +132,14 @@ class Cipher:
         raise TypeError("a cipher cannot be pickled; use secret_bytes() with care")
 
     @classmethod
-    def generate(cls, bits: int = 40) -> Self:
-        """Make a new key; ``bits``, 1 to 52, are the fixed point's."""
-        if not 1 <= bits <= 52:
-            raise EncryptionError(f"bits = {bits} must be 1 to 52")
-        return cls.from_secret(secrets.token_bytes(KEY_BYTES), bits)
+    def generate(cls) -> Self:
+        """Make a new key."""
+        return cls.from_secret(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
-    def from_secret(cls, secret: bytes, bits: int = 40) -> Self:
+    def from_secret(cls, secret: bytes) -> Self:
         """Make the cipher of a secret of 32 bytes that several clients have."""
-        return cls(KeyFile(cls.name, bits, cls._new_payload(), secret))
+        return cls(KeyFile(cls.name, Coding().bits, cls._new_payload(), secret))
 
     @staticmethod
     def from_bytes(data: bytes) -> Cipher:
@@ -350,10 +348,7 @@ def backend_class(name: str) -> type[Cipher]:
 
 
 def write_key_pair(
-    key_path: str | Path,
-    context_path: str | Path,
-    backend: str = "stream",
-    bits: int = 40,
+    key_path: str | Path, context_path: str | Path, backend: str = "stream"
 ) -> Cipher:
     """Make a new key, and write it and its evaluation context to new files.
 
@@ -362,7 +357,7 @@ def write_key_pair(
     cannot be written, that is an EncryptionError and neither is left behind.
     """
     context = Path(context_path).expanduser()
-    cipher = backend_class(backend).generate(bits)
+    cipher = backend_class(backend).generate()
     create_file(context, cipher.evaluation_bytes(), 0o644)
     try:
         create_file(key_path, cipher.secret_bytes(), 0o600)

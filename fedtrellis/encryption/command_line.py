@@ -47,7 +47,7 @@ change; then read each other the digest that "check" prints (on the telephone).
 
 
 def _new(options: argparse.Namespace) -> None:
-    cipher = write_key_pair(options.key, options.context, options.backend, options.bits)
+    cipher = write_key_pair(options.key, options.context, options.backend)
     print(f"fingerprint {cipher.fingerprint}")
     print(f"{options.key}: for every client, and for nobody else (mode 0600)")
     print(f"{options.context}: for the server")
@@ -150,8 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     new = command(_new, about, _EXAMPLE, **whose)
     text = "default: %(default)s; 'none' encrypts nothing"
     new.add_argument("--backend", choices=list(BACKENDS), default="stream", help=text)
-    text = "fractional bits that values are rounded to (default: %(default)s)"
-    new.add_argument("--bits", type=int, default=40, help=text)
     show = command(_show, "say what a file is; never a secret", None)
     show.add_argument("file", metavar="FILE")
     about = "make a node's own key, and print its public line"

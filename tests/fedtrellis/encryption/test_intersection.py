@@ -1,6 +1,7 @@
 """Oblivious pseudonyms against P-256 of another library."""
 
 import hashlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -82,25 +83,6 @@ def test_each_step_is_a_multiplication(
     assert [row.tobytes() for row in pseudonyms(*outputs)] == expected
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    mine=some.lists(some.text(max_size=3), max_size=12, unique=True),
-    theirs=some.lists(some.text(max_size=3), max_size=12, unique=True),
-)
-def test_clients_meet_in_the_ids_that_both_have(
-    mine: list[str], theirs: list[str]
-) -> None:
-    found = [_obliviously(mine, A, (S, T)), _obliviously(theirs, R, (S, T))]
-    assert [rows.shape for rows in found] == [(len(mine), 16), (len(theirs), 16)]
-    maps = [
-        {row.tobytes(): name for row, name in zip(rows, ids, strict=True)}
-        for rows, ids in zip(found, (mine, theirs), strict=True)
-    ]
-    met = maps[0].keys() & maps[1].keys()
-    assert {maps[0][row] for row in met} == set(mine) & set(theirs)
-    assert all(maps[0][row] == maps[1][row] for row in met)
-
-
 def test_points_that_are_none_are_refused() -> None:
     good = blind(["a", "b"], A, "d")
     x = next(x for x in range(1, 100) if _root(x) is None)
@@ -112,35 +94,23 @@ def test_points_that_are_none_are_refused() -> None:
                 step(points, S)
 
 
-def test_an_altered_point_is_refused_or_matches_nothing() -> None:
-    expected = {row.tobytes() for row in _obliviously(["a", "b"], R, (S, T))}
-    sent = blind(["a", "b"], A, "samples")
-    answer, other = evaluate(sent, S), unblind(evaluate(sent, T), A)
-    refused = 0
-    for bit in range(0, 256, 5):
-        altered = answer.copy()
-        altered[0, bit // 8] ^= 1 << bit % 8
-        try:
-            found = pseudonyms(unblind(altered, A), other)
-        except EncryptionError:
-            refused += 1
-            continue
-        assert found[0].tobytes() not in expected
-        assert found[1].tobytes() in expected
-    assert 10 < refused < 42
-
-
-def test_one_evaluator_can_neither_exchange_nor_equate_ids() -> None:
+def test_one_evaluator_can_neither_alter_nor_exchange_nor_equate_ids() -> None:
     ids = ["a", "b"]
     expected = {row.tobytes() for row in _obliviously(ids, R, (S, T))}
     sent = blind(ids, A, "samples")
     honest = unblind(evaluate(sent, T), A)
     answer = evaluate(sent, S)
-    for points in (answer[::-1], answer[[0, 0]]):
+
+    def met(points: ByteArray) -> int:
         found = pseudonyms(unblind(points, A), honest)
-        assert len({row.tobytes() for row in found} & expected) == (
-            1 if points[0].tobytes() == answer[0].tobytes() else 0
-        )
+        return len({row.tobytes() for row in found} & expected)
+
+    assert [met(answer[order]) for order in ([0, 1], [1, 0], [0, 0])] == [2, 0, 1]
+    for bit in range(0, 256, 5):
+        altered = answer.copy()
+        altered[0, bit // 8] ^= 1 << bit % 8
+        with suppress(EncryptionError):  # half of them are no points
+            assert met(altered) == 1
     with pytest.raises(EncryptionError, match="an id is there twice"):
         _obliviously(["a", "b", "a"], A, (S, T))
     with pytest.raises(EncryptionError, match="the same pseudonym"):

@@ -9,20 +9,16 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-import sim
 from clients import FedAvgGDClient
-from deploy.cases import METHODS, NODES, write_data
-from deploy.deployment import Deployment
-from fedtrellis import LocalGrid, SecureSum, client_app
+from fedtrellis import LocalGrid, SecureSum
 from fedtrellis.app.command_line import read_config
 from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.encryption.node_secrets import NodeSecrets
 from fedtrellis.encryption.releases import OwnRows, ReleaseError, ReleaseMemory
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.settings import SettingsError
 from strategies import FedAvgGD
 from tasks import make_task
-from tests.harness import Array, number_of, play, refused
+from tests.harness import Array, grid_of, play, refused
 from tests.strategies.hyfdca_runs import Run, small
 
 P, ROWS = 4, 60
@@ -46,30 +42,24 @@ class Nodes:
         self, there: Sequence[int] = (0, 1, 2, 3), start: Array | None = None
     ) -> Any:
         """One step of gradient descent, of which the server learns the sum."""
-        tables = [self.tables[i] for i in there]
 
-        def client_fn(context: Any) -> Any:
-            A, b = tables[number_of(context)]
+        def client(context: Any, table: tuple[Array, Array]) -> Any:
             # of the whole sum: as a mean it tells the same, divided by what is known
-            client = FedAvgGDClient(context, LeastSquares(A, b, scale="sum"))
-            client.rows = OwnRows(tuple(self.columns), (A, b))
-            return client
+            made = FedAvgGDClient(context, LeastSquares(*table, scale="sum"))
+            made.rows = OwnRows(tuple(self.columns), table)
+            return made
 
         nodes = [{"client-id": str(i), **self.config} for i in there]
-        grid = LocalGrid(client_app(client_fn), len(nodes), node_configs=nodes)
-        strategy = FedAvgGD(
-            step_size=STEP, local_steps=1, seed=0, aggregation=SecureSum()
-        )
+        tables = [self.tables[i] for i in there]
+        grid = grid_of(client, tables, node_configs=nodes)
+        options: Any = {"local_steps": 1, "seed": 0, "aggregation": SecureSum()}
+        strategy = FedAvgGD(step_size=STEP, **options)
         return play(strategy, grid, np.zeros(P) if start is None else start, 1).model
 
     def gradient(self, there: Sequence[int] = (0, 1, 2, 3)) -> Array:
         """Half the sum of all gradients at 0, of the server's model alone."""
         total: Array = -self.run(there) * len(there) / (2.0 * STEP)
         return total
-
-    def add(self, node: int, row: Any = EXTRA) -> None:
-        A, b = self.tables[node]
-        self.tables[node] = np.vstack([A, row[0]]), np.append(b, row[1])
 
 
 def unseen(caplog: pytest.LogCaptureFixture, act: Any, why: str) -> None:
@@ -86,7 +76,8 @@ def test_a_row_more_is_refused_and_would_be_found(
     nodes = Nodes(tmp_path)
     before = nodes.gradient()
     assert np.array_equal(nodes.gradient(), before)  # the same again is no news
-    nodes.add(1)
+    A, b = nodes.tables[1]
+    nodes.tables[1] = np.vstack([A, EXTRA[0]]), np.append(b, EXTRA[1])
     unseen(caplog, nodes.run, "a difference of 1 rows")
     nodes.config["releases"] = "accept"
     found = before - nodes.gradient()
@@ -113,34 +104,29 @@ LABELLED = 'data.features=4 data.labels="-1,1"'
     [
         'data.features=4 data.labels="1,-1"',  # in another order
         "data.features=4",  # as numbers
-        None,  # not at all
+        "none",
         "weights",
         "sparse",  # in another format
     ],
 )
-def test_the_same_rows_otherwise_read(tmp_path: Path, second: str | None) -> None:
+def test_the_same_rows_otherwise_read(tmp_path: Path, second: str) -> None:
     """One row more is one row more, whatever a run makes of its label."""
     A, b = TABLES[0][0], np.where(TABLES[0][1] > 3.0, 1.0, -1.0)
     config = Nodes(tmp_path).config
 
-    def rows(how: str | None, count: int) -> OwnRows:
+    def rows(how: str, count: int) -> Any:
         table, X, y = tmp_path / f"{how}-{count}.npz", A[:count], b[:count]
-        parts: dict[str | None, tuple[Any, ...]] = {
-            None: (X, None),
-            "weights": (X, y, y),
-            "sparse": (sparse.csr_array(X), y),
-        }
+        parts = {"none": (X, None), "weights": (X, y, y)}
+        parts["sparse"] = sparse.csr_array(X), y
         if how in parts:
             return OwnRows(("4",), parts[how])
         np.savez(table, features=X, labels=y)
-        name = "logistic-regression" if "labels" in str(how) else "linear-regression"
-        more = read_config([str(how)]) | {f"{name}.dataset": "nodes"}
-        found: OwnRows = make_task(name, more, 4, 0).node_attributes(
-            {"data": str(table)}
-        )["rows"]
-        return found
+        name = "logistic-regression" if "labels" in how else "linear-regression"
+        more = read_config([how]) | {f"{name}.dataset": "nodes"}
+        task = make_task(name, more, 4, 0)
+        return task.node_attributes({"data": str(table)})["rows"]
 
-    def admit(how: str | None, count: int, least: int = 10) -> None:
+    def admit(how: str, count: int, least: int = 10) -> None:
         node = NodeSecrets("0", {**config, "least-rows": least})
         ReleaseMemory(node, f"{how} {count}").admit("abc", rows(how, count))
 
@@ -184,20 +170,18 @@ def test_a_foreign_start_is_refused_and_would_tell_more(
 
 
 def test_what_a_simulation_keeps_and_what_is_damaged(tmp_path: Path) -> None:
-    rows = OwnRows((), (np.ones((3, 1)),))
-    ReleaseMemory(NodeSecrets("0", {"ledger": str(tmp_path / "l")}), "a").admit(
-        "abc", rows
-    )
+    def admit(run: str, **config: str) -> None:
+        rows = OwnRows((), (np.ones((3, 1)),))
+        ReleaseMemory(NodeSecrets("0", config), run).admit("abc", rows)
+
+    admit("a", ledger=str(tmp_path / "l"))
     assert not (tmp_path / "l").exists()
-    nodes = Nodes(tmp_path)
-    secrets = NodeSecrets("0", nodes.config)
-    ReleaseMemory(secrets, "a").admit("abc", rows)
+    config = Nodes(tmp_path).config
+    admit("a", **config)
     (file,) = (tmp_path / "key.ledger").glob("*.releases")
     file.write_bytes(file.read_bytes()[:-1])
-    refused("damaged", lambda: ReleaseMemory(secrets, "b").admit("abc", rows))
-    wrong = NodeSecrets("0", {"releases": "yes"})
-    refused("allowed: 'refuse', 'once', 'accept'", lambda: ReleaseMemory(wrong, "a"))
-    assert issubclass(ReleaseError, SettingsError)
+    refused("damaged", lambda: admit("b", **config))
+    refused("'refuse', 'once', 'accept'", lambda: admit("a", releases="yes"))
 
 
 def test_a_row_that_changes_during_a_run_of_hyfdca(tmp_path: Path) -> None:
@@ -217,27 +201,3 @@ def test_a_row_that_changes_during_a_run_of_hyfdca(tmp_path: Path) -> None:
     }
     refused("memory of earlier runs refuses", lambda: Run(split, 5, **options))
     assert now == [3]
-
-
-def test_hyfdca_on_nodes_files_remembers_their_rows(tmp_path: Path) -> None:
-    """The same files again; a patient less at both holders; and the owners' word."""
-    nodes = Deployment(tmp_path / "nodes")
-    write_data(nodes.folder / "data")
-    nodes.make_encryption_keys()
-    files, settings = METHODS["hyfdca"]
-
-    def run(**more: str | int) -> None:
-        config = f'method="hyfdca" {settings} rounds=1 results-dir="{tmp_path}/runs"'
-        here = sim.app.default_config() | read_config([config])
-        more = {"releases": "refuse", **more}
-        configs = [nodes.node_config(node, files) | more for node in NODES]
-        grid = LocalGrid(sim.client_app, 4, run_config=here, node_configs=configs)
-        sim.app.run(grid, here)
-
-    run()
-    run()  # it is no new release
-    for node in ("node-1", "node-3"):  # who have the halves of the same patients
-        path = nodes.folder / "data" / "blocks" / f"{node}.csv"
-        path.write_text(path.read_text().rstrip().rpartition("\n")[0] + "\n")
-    refused("memory of earlier runs refuses", run)
-    run(releases="once")
