@@ -11,20 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
-from numpy.typing import NDArray
-from scipy.sparse import coo_array, csc_array, csr_array
+from scipy.sparse import coo_array, csr_array
 
 from clients import HybridFedAvgClient, HyFEMClient
-from fedtrellis import Answer
 from fedtrellis.random import generator
-from fedtrellis.server.conversation import Conversation
 from strategies import HybridFedAvg, HyFEM
 from tests.harness import (
     Array,
     distance,
     grid_of,
     node_states,
-    number_of,
     play,
     refused,
 )
@@ -44,13 +40,6 @@ class Data:
     columns: list[int]
     labels: Array | None
     loss: str | None = None
-
-    @property
-    def names(self) -> list[str]:
-        return [f"feature {j}" for j in self.columns]
-
-    def ids(self) -> list[str]:
-        return [f"sample {i}" for i in range(self.features.shape[0])]
 
 
 def block(rng: np.random.Generator, n: int, columns: Sequence[int]) -> Data:
@@ -86,18 +75,12 @@ class Run:
         last_fault: int | None = None,
         **options: Any,
     ) -> None:
-        self.seen: list[tuple[int, Array]] = []
-        seen = self.seen
         kind: Any = HyFEMClient if issubclass(method, HyFEM) else HybridFedAvgClient
 
-        class Watched(kind):  # type: ignore[misc]
-            def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-                seen.append((number_of(self.context), parameters[0].copy()))
-                return super().fit(parameters, config)
-
         def client(context: Context, own: Data) -> Any:
-            held = own.features, own.names, own.ids(), own.labels
-            return Watched(context, *held, own.loss)
+            names = [f"feature {j}" for j in own.columns]
+            ids = [f"sample {i}" for i in range(own.features.shape[0])]
+            return kind(context, own.features, names, ids, own.labels, own.loss)
 
         self.grid = grid_of(client, data, seed=1, **(grid or {}))
         settings = {
@@ -183,24 +166,15 @@ def loop(
     return models, local
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.4])
 @pytest.mark.parametrize("loss", LOSSES)
 @BOTH
-def test_is_the_plain_loop(method: Any, loss: str, participation: float) -> None:
+def test_is_the_plain_loop(method: Any, loss: str) -> None:
     data = hybrid()
-    run = Run(method, data, 16, loss=loss, participation=participation)
+    run = Run(method, data, 16, loss=loss, participation=0.4)
     assert not np.allclose(run.model, START)
-    assert len({tuple(S) for S in run.watch.used}) > (1 if participation < 1.0 else 0)
     run.check(data)
-
-
-def test_without_matching_local_models_are_independent() -> None:
-    run = Run(HyFEM, hybrid(), matching=0.0)
-    run.check(hybrid())
-    assert run.watch.metrics[-1]["disagreement"] > 0.1
-    assert Run(HyFEM, hybrid(), 30, matching=1e8).watch.metrics[-1]["disagreement"] < (
-        1e-12
-    )
+    if method is HyFEM:
+        Run(method, data, loss=loss, matching=0.0).check(data)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
@@ -221,70 +195,45 @@ def test_a_robust_rule_is_by_feature(method: Any, rule: str) -> None:
             assert run.model[j] == pytest.approx(middle, abs=1e-12)
         return
     # fewer than three answers for a feature: it keeps its weight
-    before, kept = start, 0
+    before = start
     for S, model in zip(run.watch.used, run.watch.models, strict=True):
         answers = np.array([sum(j in data[k].columns for k in S) for j in range(4)])
         assert ((model == before) == (answers < 3)).all()
-        kept += int((answers < 3).sum())
         before = model
-    assert 0 < kept < 24
 
 
-@BOTH
-def test_sparse_features_give_the_same(method: Any) -> None:
+@pytest.mark.parametrize("kind", [csr_array, coo_array])
+def test_sparse_features_give_the_same(kind: Any) -> None:
     data, rng = hybrid(), np.random.default_rng(4)
     for own in data:
         own.features[rng.random(own.features.shape) < 0.5] = 0.0
         own.features[0] = 0.0
-    for kind in (csr_array, csc_array, coo_array):
-        sparse = [replace(own, features=kind(own.features)) for own in data]
-        Run(method, sparse).check(data)
+    sparse = [replace(own, features=kind(own.features)) for own in data]
+    Run(HyFEM, sparse).check(data)
     # entries that are there twice count as their sum
     twice = csr_array(([1.0, 2.0, 5.0], [1, 1, 0], [0, 2, 3]), shape=(2, 2))
-    doubled = Data(twice, [0, 1], np.array([1.0, -1.0]))
+    doubled = Data(kind(twice), [0, 1], np.array([1.0, -1.0]))
     start = np.zeros(2)
-    Run(method, [doubled], start=start).check([doubled], start=start)
-    assert twice.nnz == 3
+    Run(HyFEM, [doubled], start=start).check([doubled], start=start)
 
 
-def test_they_settle_at_the_minimum_of_their_own_objective() -> None:
+def test_it_settles_at_the_minimum_of_its_own_objective() -> None:
     """Clients with one sample, so that SGD is gradient descent."""
-    rng = np.random.default_rng(8)
-
-    def one_sample_each(columns: Sequence[Sequence[int]]) -> list[Data]:
-        return [
-            Data(rng.standard_normal((1, len(own))), list(own), rng.standard_normal(1))
-            for own in columns
-        ]
-
-    steady: dict[str, Any] = {"loss": "squared", "regularization": 0.3}
-    steady |= {"step_offset": 1e9, "step_size": 0.2e9, "start": np.zeros(4)}
-    data = one_sample_each([range(4)] * 5)
-    run = Run(HybridFedAvg, data, 400, local_steps=1, **steady)
-    assert run.strategy.alignment.horizontal
-    X = np.concatenate([own.features for own in data])
-    y = np.concatenate([own.labels for own in data if own.labels is not None])
-    ridge = np.linalg.solve(X.T @ X / 5 + 0.3 * np.eye(4), X.T @ y / 5)
-    assert np.abs(run.model - ridge).max() < 1e-9
-
-    data, mu = one_sample_each([[0, 1, 2], [2, 1], [2, 3]]), 1.0
-    run = Run(HyFEM, data, 100, matching=mu, local_steps=10, **steady)
-    # unknowns: the three w_k, one after the other, and w
-    M, c, at = np.zeros((11, 11)), np.zeros(11), 0
-    places = []
-    for own in data:
+    rng, options = np.random.default_rng(8), {"loss": "squared", "regularization": 0.3}
+    data = [
+        Data(rng.standard_normal((1, len(own))), own, rng.standard_normal(1))
+        for own in ([0, 1, 2], [2, 1], [2, 3])
+    ]
+    steady: Any = {"step_offset": 1e9, "step_size": 0.2e9, "local_steps": 10, **options}
+    run = Run(HyFEM, data, 100, matching=1.0, start=np.zeros(4), **steady)
+    pulls = np.zeros(4)
+    for k, own in enumerate(data):
         assert own.labels is not None
-        x, k = own.features[0], slice(at, at + len(own.columns))
-        M[k, k] += np.outer(x, x) + 0.3 * np.eye(len(x))
-        c[k] += own.labels[0] * x
-        for i, j in enumerate(own.columns, start=at):
-            M[np.ix_([i, 7 + j], [i, 7 + j])] += mu * np.array([[1, -1], [-1, 1]])
-        places.append(k)
-        at = k.stop
-    best = np.linalg.solve(M, c)
-    assert np.abs(run.model - best[7:]).max() < 1e-8
-    for name, k in enumerate(places):
-        assert np.abs(run.strategy.local_model(str(name)) - best[k]).max() < 1e-8
+        w, x = run.strategy.local_model(str(k)), own.features[0]
+        pull = w - run.model[own.columns]
+        pulls[own.columns] += pull
+        assert np.abs((x @ w - own.labels) * x + 0.3 * w + pull).max() < 1e-8
+    assert np.abs(pulls).max() < 1e-8
 
 
 @BOTH
@@ -300,9 +249,6 @@ def test_under_all_faults_it_is_the_loop_over_the_answers_used(method: Any) -> N
         states = node_states(run.strategy, run.grid)
         for k in run.watch.used[-1]:
             assert distance(states[str(k)]["w"], run.strategy.local_model(str(k))) == 0
-    # one wave a round; clients out of step are asked again in the same round
-    waves = {record.round_trips for record in run.strategy.history[1:]}
-    assert waves == ({1, 2} if method is HyFEM else {1})
 
 
 @BOTH
@@ -312,52 +258,24 @@ def test_clients_without_labels_are_left_out(method: Any, logged: list[str]) -> 
     data[4].labels = np.full(6, np.nan)  # the only one with feature 7
     run = Run(method, data)
     assert run.watch.used == [[1, 2, 3, 5]] * ROUNDS
-    assert {k for k, _ in run.seen} == {1, 2, 3, 5}
-    assert run.model[7] == START[7]
-    assert (run.model != START).sum() == P - 1
     run.check(data)
     why = "1 of 9 features are held by clients without labels only"
     assert any(why in line for line in logged)
 
 
-@BOTH
-def test_clients_get_the_weights_of_their_features_and_send_no_ids(
-    method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, rounds = hybrid(), 3
-    sent: list[list[NDArray[Any]]] = []
-    read = Conversation._open
-
-    def spy(self: Conversation, *given: Any) -> Any:
-        answer = read(self, *given)
-        if isinstance(answer, Answer) and answer.server_round == 0:
-            sent.append([*answer.arrays])
-        return answer
-
-    monkeypatch.setattr(Conversation, "_open", spy)
-    run = Run(method, data, rounds)
-    models = [START, *run.watch.models]
-    for t in range(rounds):
-        for k, rows in run.seen[6 * t : 6 * (t + 1)]:
-            assert np.array_equal(rows, models[t][None, data[k].columns])
-    assert len(sent) == 6
-    for (names, labelled), own in zip(sent, data, strict=True):
-        assert names.tobytes().decode().split("\n") == own.names
-        assert labelled.tolist() == [1]
-
-
-ONE_NAN, INFINITE = np.array([[1.0, np.nan]]), csr_array(np.array([[1.0, np.inf]]))
+INFINITE = csr_array(np.array([[1.0, np.inf]]))
 #: What a client has instead, the run's options, and what is said.
 BAD_DATA: list[tuple[dict[int, dict[str, Any]], dict[str, Any], str]] = [
     ({k: {"labels": None} for k in range(6)}, {}, "no client has a label to learn"),
     ({1: {"columns": [2, 1]}}, {}, "client 1: features of shape (4, 3)"),
+    ({}, {"aggregation": "median"}, "with labels for each feature; 8 of 9"),
+    ({}, {"aggregation": "clipping"}, "'clipping' does not apply to hy"),
     ({1: {"columns": [2, 1, 1]}}, {}, "client 1 names a feature twice"),
     ({1: {"columns": [2, 1, 9]}}, {}, "client 1 has feature 'feature 9'"),
     ({4: {"columns": [5, 6]}}, {}, "feature 'feature 7' of the model"),
     ({3: {"labels": np.array([0.5])}}, {}, "client 3: label 0 is 0.5"),
     ({3: {"labels": np.ones(2)}}, {}, "client 3: labels have shape (2,)"),
     ({3: {"loss": "squared"}}, {}, "client 3: loss = 'hinge' on the server"),
-    ({3: {"features": ONE_NAN}}, {}, "client 3: the features are not finite"),
     ({3: {"features": INFINITE}}, {}, "client 3: the features are not finite"),
     ({}, {"feature_names": ["a"]}, "the model has 9 weights, but feature_names"),
     ({}, {"start": np.zeros((3, 3))}, "learns one vector of weights"),
@@ -373,20 +291,9 @@ def test_bad_data(
     refused(re.escape(message), lambda: Run(HyFEM, data, **options))
 
 
-@BOTH
-def test_a_robust_rule_needs_three_holders_of_each_feature(method: Any) -> None:
-    message = "needs at least 3 clients with labels for each feature; 8 of 9"
-    refused(message, lambda: Run(method, hybrid(), aggregation="median"))
-    message = "'clipping' does not apply to hy"
-    refused(message, lambda: Run(method, hybrid(), aggregation="clipping"))
-
-
-@BOTH
-def test_steps_that_diverge_say_so(method: Any) -> None:
+def test_steps_that_diverge_say_so() -> None:
     options: dict[str, Any] = {"step_size": 1e100, "max_failed_rounds": 2}
-    if method is HyFEM:
-        # the penalty's proximal map keeps the steps in bounds, however long they are
-        assert np.isfinite(Run(HyFEM, hybrid(), **options).model).all()
-        options["matching"] = 0.0
-    with pytest.raises(RuntimeError, match="step-size = 1e\\+100 is too long"):
-        Run(method, hybrid(), **options)
+    # the penalty's proximal map keeps the steps in bounds, however long they are
+    assert np.isfinite(Run(HyFEM, hybrid(), **options).model).all()
+    why = "step-size = 1e\\+100 is too long"
+    refused(why, lambda: Run(HybridFedAvg, hybrid(), **options), RuntimeError)

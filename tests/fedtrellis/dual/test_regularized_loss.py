@@ -1,7 +1,5 @@
 """The primal, the dual and the central optimum, by certificates and cvxpy."""
 
-import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,12 +12,6 @@ from sklearn.datasets import load_digits
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.objectives.losses import LOSSES, Hinge, make_loss
 from tests.harness import refused
-
-
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    pixels, classes = load_digits(return_X_y=True)
-    features = np.hstack([pixels / 16.0, np.ones((len(pixels), 1))])
-    return features, np.where(classes >= 5, 1.0, -1.0)
 
 
 def small(n: int = 60, p: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -35,11 +27,8 @@ def suited(name: str, y: np.ndarray) -> np.ndarray:
 
 
 def certified(problem: RegularizedLoss) -> None:
-    X, y, λ, loss = (
-        *(problem.features, problem.labels),
-        *(problem.regularization, problem.loss),
-    )
-    found = central_optimum(problem)
+    X, y, loss = problem.features, problem.labels, problem.loss
+    found, λ = central_optimum(problem), problem.regularization
     primal = λ / 2 * found.w @ found.w + loss.value(X @ found.w, y).mean()
     point = X.T @ found.alpha / (λ * len(y))
     dual = -λ / 2 * point @ point - loss.conjugate(found.alpha, y).mean()
@@ -52,24 +41,19 @@ def certified(problem: RegularizedLoss) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("kind", [np.asarray, csr_array])
-def test_the_formulas(name: str, kind: Callable[[Any], Any]) -> None:
+def test_the_formulas(name: str) -> None:
     X, y = small()
     y, loss = suited(name, y), make_loss(name, 0.5)
-    problem = RegularizedLoss(kind(X), y, loss, 0.3)
-    assert (problem.shape, problem.num_examples) == ((5,), 60)
+    problem = RegularizedLoss(csr_array(X), y, loss, 0.3)
     rng = np.random.default_rng(1)
     w, alpha = rng.standard_normal(5), y * rng.random(60)
-    np.testing.assert_allclose(problem.scores(w), X @ w)
-    expected = 0.15 * w @ w + loss.value(X @ w, y).mean()
-    assert problem.value(w) == pytest.approx(expected, rel=1e-14)
+    primal = 0.15 * w @ w + loss.value(X @ w, y).mean()
+    assert problem.value(w) == pytest.approx(primal, rel=1e-14)
     gradient = 0.3 * w - X.T @ loss.dual_point(X @ w, y) / 60
     np.testing.assert_allclose(problem.gradient(w), gradient, atol=1e-14)
     point = X.T @ alpha / (0.3 * 60)
-    np.testing.assert_allclose(problem.primal_of(alpha), point)
     dual = -0.15 * point @ point - loss.conjugate(alpha, y).mean()
     assert problem.dual_value(alpha) == pytest.approx(dual, rel=1e-14)
-    assert dual <= expected
     if name != "poisson":
         assert problem.metrics(w) == {"accuracy": np.mean((X @ w > 0) == (y > 0))}
 
@@ -86,10 +70,6 @@ def test_what_is_refused() -> None:
     ):
         options = {**given, **change}
         refused(match, partial(RegularizedLoss, **options), ValueError)
-    problem = RegularizedLoss(**given)
-    refused(re.escape("must be (5,)"), lambda: problem.value(np.zeros(6)), ValueError)
-    why = re.escape("must be (60,)")
-    refused(why, lambda: problem.dual_value(np.zeros(5)), ValueError)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -118,12 +98,12 @@ def test_the_optimum_is_certified_and_cvxpys(name: str) -> None:
     sparse = csr_array(random_array((400, 3000), density=0.01, rng=rng))
     X, y = small(40, 4)
     repeated = np.vstack([X, X, X, np.zeros((3, 4))])
+    pixels, digits = load_digits(return_X_y=True)
     for features, signs, λ in (
         (wide, y_wide, 1e-3),
         (sparse, rng.choice([-1.0, 1.0], 400), 1e-4),
         (repeated, np.concatenate([y, y, -y, np.ones(3)]), 1e-3),
-        (digits()[0][::3], digits()[1][::3], 1e-5),
-        (csr_array(digits()[0]), digits()[1], 1e-3),
+        (pixels[::3] / 16.0, np.where(digits[::3] >= 5, 1.0, -1.0), 1e-4),
     ):
         loss = make_loss(name, 0.5)
         certified(RegularizedLoss(features, suited(name, signs), loss, λ))
