@@ -28,6 +28,8 @@ from tests.harness import contexts, node_states, number_of
 Array = NDArray[np.float64]
 Part = tuple[NDArray[np.int64], NDArray[np.int64]]
 KINDS = ("hybrid", "horizontal", "vertical")
+# a group's α moves without the others', and v_k is no sum
+APART: dict[str, Any] = {"secure_sum": False}
 # what nodes want of holders, samples and entries by default
 LEAST = NodeRules().least
 

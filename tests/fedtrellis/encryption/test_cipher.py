@@ -118,14 +118,15 @@ def test_what_a_server_cannot_add_nor_do_besides(backend: str) -> None:
         [share, [b"\0" * 100]],
         [share, [share[0][:40]]],
     ]
-    for action in (
+    actions: list[Any] = [
         *(partial(server.add, vectors) for vectors in wrong),
         lambda: server.encrypt([1.0], LABEL, "a", 1),
         lambda: server.decrypt(share, LABEL, 1, None),
         lambda: server.derive("use"),
         server.secret_bytes,
         key.bound("run").secret_bytes,
-    ):
+    ]
+    for action in actions:
         with pytest.raises(EncryptionError):
             action()
     with pytest.raises(TypeError, match="cannot be pickled"):

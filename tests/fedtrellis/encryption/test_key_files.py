@@ -2,7 +2,6 @@
 
 import os
 import stat
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -77,14 +76,14 @@ def test_what_is_no_key_or_no_context_is_refused(tmp_path: Path) -> None:
     write_key_pair(key, context, "none")
     other.write_text("hello")
     other.chmod(0o600)
-    cases: list[tuple[Callable[[Any], Any], Any, str]] = [
+    cases: list[tuple[Any, Any, str]] = [
         (load_key, context, "evaluation context, for the server"),
         (load_evaluation, key, "clients' secret key"),
         (load_evaluation, key.read_bytes(), "clients' secret key"),
     ]
-    for load in (load_key, load_evaluation):
-        cases += [(load, other, "neither a key nor a context")]
-        cases += [(load, tmp_path / "none", "be read: No such")]
+    for reader in (load_key, load_evaluation):
+        cases += [(reader, other, "neither a key nor a context")]
+        cases += [(reader, tmp_path / "none", "be read: No such")]
     for load, source, match in cases:
         refused(match, partial(load, source), EncryptionError)
     # nor is one that others can read

@@ -116,7 +116,7 @@ def test_the_same_rows_otherwise_read(tmp_path: Path, second: str) -> None:
 
     def rows(how: str, count: int) -> Any:
         table, X, y = tmp_path / f"{how}-{count}.npz", A[:count], b[:count]
-        parts = {"none": (X, None), "weights": (X, y, y)}
+        parts: Any = {"none": (X, None), "weights": (X, y, y)}
         parts["sparse"] = sparse.csr_array(X), y
         if how in parts:
             return OwnRows(("4",), parts[how])
