@@ -1,37 +1,40 @@
-"""FedFW on a CNN beside projected FedAvg and FedDR, every layer in a ball.
+"""FedFW on a CNN beside projected FedAvg and FedDR, every layer in an ℓ2 ball of 5.
 
-    FEDTRELLIS_DATA=/data python -m benchmarks.networks.constrained
-
-MNIST by the small CNN, 10 clients of IID shares of 5 000 images, every layer in its ℓ2
-ball of radius 5, 5 local steps of 32 examples, 30 rounds. Every method has twelve
-settings, of which one is chosen by a fifth of the training examples, held out, as a
-mean of three seeds. It then runs with three other seeds, and is measured on 2 000 test
-images; once more on mini-batches of 128, whose gradients have half of the noise.
+MNIST by the small CNN, 10 clients of IID shares of 5 000 images, 5 local steps of 32
+examples. Every method has twelve settings, of which one is chosen by a fifth of the
+training examples, held out, as a mean of three seeds. It then runs with three others.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from ..report import Comparison, Row
-from .comparison import NODES, Curve, run
-from .images import PROBLEMS
+from .problems import NODES, PROBLEMS, Problem
+from .runs import Curve, run
 
-__all__ = ["rows"]
+__all__ = ["FULL", "QUICK", "Case", "compare"]
 
-_TUNING, _SEEDS = (0, 100, 101), (1, 2, 3)
-_PROBLEM = replace(PROBLEMS["mnist-iid"], images=5000)
-_STEPS = (0.01, 0.03, 0.06, 0.12)
-_LOCAL_STEPS = (0.1, 0.2, 0.4, 0.8)
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, rounds of a run, seeds to choose by and others to measure with."""
+
+    problem: Problem
+    rounds: int
+    tuning: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+
+FULL = Case(replace(PROBLEMS["mnist-iid"], images=5000), 30, (0, 100, 101), (1, 2, 3))
+QUICK = Case(PROBLEMS["digits"], 2, (0,), (1,))
+_Grid = Mapping[str, tuple[float, ...]]
 #: Method, the grid that is tuned over, and the rest of the settings.
-_WAYS: tuple[tuple[str, dict[str, tuple[float, ...]], dict[str, Any]], ...] = (
+_WAYS: tuple[tuple[str, _Grid, dict[str, Any]], ...] = (
     (
         "projected-fedavg",
         {"local-step-size": tuple(round(0.025 * 2 ** (k / 2), 3) for k in range(12))},
@@ -39,91 +42,64 @@ _WAYS: tuple[tuple[str, dict[str, tuple[float, ...]], dict[str, Any]], ...] = (
     ),
     (
         "feddr",
-        {"local-step-size": _LOCAL_STEPS, "proximal-step": (10.0, 100.0, 1000.0)},
+        {
+            "local-step-size": (0.1, 0.2, 0.4, 0.8),
+            "proximal-step": (10.0, 100.0, 1000.0),
+        },
         {},
     ),
     (
         "fedfw",
-        {"step-size": _STEPS, "averaging": (0.01, 0.03, 0.1)},
+        {"step-size": (0.01, 0.03, 0.06, 0.12), "averaging": (0.01, 0.03, 0.1)},
         {"variant": "stochastic", "schedule": "constant"},
     ),
 )
 
 
-def rows(rounds: int = 30) -> Iterable[Row]:
-    """A method's row: what was chosen, and what came out on other seeds."""
-    for method, grid, more in _WAYS:
-        tried: dict[tuple[float, ...], float] = {}
-        for values in product(*grid.values()):
-            own = dict(zip(grid, values, strict=True))
-            tried[values] = mean(
-                _accuracies(_run(method, more | own, seed, rounds))[0]
-                for seed in _TUNING
-            )
-        chosen = max(tried, key=lambda values: tried[values])
-        own = more | dict(zip(grid, chosen, strict=True))
-        curves = [_run(method, own, seed, rounds) for seed in _SEEDS]
-        found = [_accuracies(curve) for curve in curves]
-        calm = [
-            _accuracies(_run(method, own | {"batch-size": 128}, seed, rounds))
-            for seed in _SEEDS
-        ]
-        moved = [curve.rounds[-1][2] for curve in curves if curve is not None]
-        yield {
-            "method": method,
-            "chosen": ", ".join(
-                _placed(name, value, grid[name])
-                for name, value in zip(grid, chosen, strict=True)
-            ),
-            "held out %": f"{tried[chosen]:.1f}",
-            "best accuracy %": _spread([best for best, _ in found]),
-            "last accuracy %": _spread([last for _, last in found]),
-            "last, batches of 128": _spread([last for _, last in calm]),
-            "MB of a client": f"{median(moved) / 1e6 / NODES:.1f}",
-        }
-
-
-def _placed(name: str, value: float, values: Sequence[float]) -> str:
-    """What was chosen of what; an end of the grid is said to be one."""
-    end = " (an end)" if value in (min(values), max(values)) else ""
-    return f"{name} {value:g}{end}"
-
-
-def _run(method: str, own: dict[str, Any], seed: int, rounds: int) -> Curve | None:
-    folder = Path(os.environ["FEDTRELLIS_DATA"]) / _PROBLEM.dataset
+def _run(case: Case, method: str, own: Mapping[str, Any], seed: int) -> Curve | None:
     own = {"local-steps": 5, "batch-size": 32, **own}
     return run(
         {
-            **_PROBLEM.config(seed in _TUNING, seed),
-            "classification.path": str(folder),
+            **case.problem.config(seed, tuning=seed in case.tuning),
             "domain": "l2-ball",
             "radius": 5.0,
             "layers": "product",
-            "rounds": rounds,
+            "rounds": case.rounds,
             "method": method,
             **{f"{method}.{key}": value for key, value in own.items()},
-        },
-        loss=False,
+        }
     )
 
 
-def _accuracies(curve: Curve | None) -> tuple[float, float]:
-    """The best accuracy of a round and the last, in per cent; zeros: it diverged."""
-    if curve is None:
-        return 0.0, 0.0
-    accuracies = [100 * accuracy for accuracy, _, _ in curve.rounds]
-    return max(accuracies), accuracies[-1]
+def _best(curve: Curve | None) -> float:
+    return 0.0 if curve is None else 100 * max(a for a, _ in curve.rounds)
 
 
-def _spread(values: list[float]) -> str:
-    return f"{median(values):.1f} ({min(values):.1f} – {max(values):.1f})"
+def _row(case: Case, method: str, grid: _Grid, more: dict[str, Any]) -> Row:
+    tried = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    chosen = max(
+        tried,
+        key=lambda own: mean(
+            _best(_run(case, method, more | own, seed)) for seed in case.tuning
+        ),
+    )
+    found = [_run(case, method, more | chosen, seed) for seed in case.seeds]
+    done = [curve for curve in found if curve is not None]
+    last = [100 * curve.rounds[-1][0] for curve in done]
+    moved = median(curve.rounds[-1][1] for curve in done)
+    ends = [k for k, value in chosen.items() if value in (grid[k][0], grid[k][-1])]
+    return {
+        "method": method,
+        "chosen of twelve": ", ".join(f"{k} {value:g}" for k, value in chosen.items()),
+        "at an end": ", ".join(ends),
+        f"accuracy % after {case.rounds} rounds": f"{median(last):.1f} "
+        f"({min(last):.1f} – {max(last):.1f})",
+        "MB both ways, one client": f"{moved / 1e6 / NODES:.1f}",
+    }
 
 
-def main() -> None:
-    """Print the table."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    print(Comparison("", "", "", list(rows())).csv())
-
-
-if __name__ == "__main__":
-    main()
+def compare(case: Case) -> Iterator[Comparison]:
+    """A row a method."""
+    rows = [_row(case, *way) for way in _WAYS]
+    title, _, about = (__doc__ or "").partition("\n\n")
+    yield Comparison("constrained-cnn", title, about, rows)

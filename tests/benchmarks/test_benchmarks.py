@@ -19,7 +19,8 @@ from benchmarks.matrix.problems import (
     PROBLEMS,
 )
 from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES
-from benchmarks.networks.images import Runs
+from benchmarks.networks.problems import PROBLEMS as NETWORKS
+from benchmarks.networks.runs import Runs
 from fedtrellis.domains import L1Ball
 from reproduce.provenance import KEYS
 
@@ -153,7 +154,7 @@ def test_the_page_has_the_kept_runs(contender: str) -> None:
     [line] = [e for e in table.splitlines() if e.startswith(start)]
     cells = [cell.strip() for cell in line.strip("|").split("|")][2:]
     for problem, cell in zip(COLUMNS, cells, strict=True):
-        row = Runs(problem, 0.0).row(contender)
+        row = Runs(problem, NETWORKS[problem], 0.0).row(contender)
         told = row["arrived"]
         if told == "3 of 3":
             megabytes = row["kB of a client"].median / 1000
