@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--quick] [--only NAMES] [--out FILE] [--csv FOLDER]``.
+"""``python -m benchmarks [--quick] [--only NAMES]``, and where the results go.
 
 ``python -m benchmarks matrix`` is :mod:`benchmarks.matrix.command`.
 """
@@ -65,11 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--csv", type=Path, metavar="FOLDER", help="each table goes there as NAME.csv"
     )
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["matrix"]:  # of runs that take an hour, with options of its own
         return int(import_module(".matrix.command", __package__).main(given[1:]))
     options = parser.parse_args(given)
-    for folder in (options.out and options.out.absolute().parent, options.csv):
+    out = options.out and options.out.absolute().parent
+    for folder in (out, options.csv, options.pictures):
         if folder is not None and not folder.is_dir():
             parser.error(f"there is no folder {folder}")
     quiet()
@@ -90,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.csv is not None:
                     path = options.csv / f"{result.name}.csv"
                     path.write_text(result.csv(), encoding="utf-8")
+                if options.pictures is not None and result.draw is not None:
+                    result.draw(options.pictures)
     return 0
 
 

@@ -4,30 +4,25 @@ The task ``characters``: the network is first trained on letters, which no clien
 then four clients, of one source of text each, go on. Every contender has the same grid
 of step sizes, one seed to choose on, and the grid goes on where the best is at its end;
 what was chosen runs with other seeds.
-
-``python -m benchmarks.fine_tuning PICTURE`` draws the losses as well.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-
 import sim
-from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.loop import LoopStrategy
+from reproduce.drawing import band, new_figure, save, style_of
 
-from .report import Comparison, quiet
+from .networks.runs import best_of
+from .report import Comparison, Row
 
-__all__ = ["CONTENDERS", "FULL", "QUICK", "Size", "compare", "config_of", "draw"]
+__all__ = ["CONTENDERS", "FULL", "QUICK", "Size", "compare"]
 
 _NODES, _BATCH = 4, 8
 _SHARED: dict[str, Any] = {
@@ -40,8 +35,6 @@ _SHARED: dict[str, Any] = {
     "dtype": "float32",
     "evaluate-gap": False,
 }
-_SCALARS = {"zeroth-order-sgd.batch-size": _BATCH}
-_FIRST = {"local-sgd.batch-fraction": _BATCH / 200, "local-sgd.local-steps": 1}
 
 
 @dataclass(frozen=True)
@@ -64,79 +57,73 @@ class Size:
     sizes: int
 
 
-FULL = Size(40, 150, 2, 3)
-QUICK = Size(4, 10, 1, 1)
+FULL, QUICK = Size(40, 150, 2, 3), Size(4, 10, 1, 1)
 
 
 @dataclass(frozen=True)
 class Contender:
     """A method, the first step size of its grid, and its settings.
 
-    ``evaluations`` are function values of a client and round, ``gradients`` likewise.
+    ``cost`` is in forward passes of a client and round; a forward and backward pass
+    takes about as long as three forward passes.
     """
 
     method: str
     first: float
+    cost: int
     settings: dict[str, Any]
-    evaluations: int
-    gradients: int
 
 
-_ZO = "zeroth-order-sgd"
+def _scalars(first: float, **more: Any) -> Contender:
+    return Contender("zeroth-order-sgd", first, 11, {"batch-size": _BATCH, **more})
+
+
 CONTENDERS = {
-    "FedAvg": Contender("local-sgd", 0.1, _FIRST, 0, 1),
-    "decomfl, m = 10": Contender(_ZO, 1e-3, {**_SCALARS}, 11, 0),
-    "feedsign, m = 10": Contender(
-        _ZO, 5e-4, {**_SCALARS, f"{_ZO}.variant": "feedsign"}, 11, 0
+    "FedAvg": Contender(
+        "local-sgd", 0.1, 3, {"batch-fraction": _BATCH / 200, "local-steps": 1}
     ),
-    "fedkseed, K = 256, m = 10": Contender(
-        _ZO,
-        1e-3,
-        {**_SCALARS, f"{_ZO}.variant": "fedkseed", f"{_ZO}.pool": 256},
-        *(11, 0),
-    ),
+    "decomfl, m = 10": _scalars(1e-3),
+    "feedsign, m = 10": _scalars(5e-4, variant="feedsign"),
+    "fedkseed, K = 256, m = 10": _scalars(1e-3, variant="fedkseed", pool=256),
 }
 
 
-class _Curve(Callback):
-    """Notes down the loss and the bytes so far, where there is an evaluation."""
+@dataclass(frozen=True)
+class Curve:
+    """By evaluated round the rounds, losses, and kB up and down of a client so far."""
 
-    def __init__(self) -> None:
-        self.points: list[tuple[int, float, int, int]] = []
-        self._up = self._down = 0
-
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool:
-        """Note down a round."""
-        self._up += record.bytes_up
-        self._down += record.bytes_down
-        if "loss" in record.evaluation:
-            loss = record.evaluation["loss"]
-            self.points.append((record.round, loss, self._up, self._down))
-        return False
+    rounds: list[int]
+    losses: list[float]
+    up: list[float]
+    down: list[float]
 
 
-def config_of(name: str, step: float, rounds: int, seed: int) -> dict[str, Any]:
-    """Return a contender's run config."""
-    contender = CONTENDERS[name]
-    return {
+def _run(name: str, step: float, rounds: int, seed: int) -> Curve | None:
+    """One run; None where it diverged."""
+    method = CONTENDERS[name].method
+    own = {**CONTENDERS[name].settings, "step-size": step}
+    config = {
         **_SHARED,
-        **contender.settings,
-        "method": contender.method,
-        f"{contender.method}.step-size": step,
+        "method": method,
+        **{f"{method}.{key}": value for key, value in own.items()},
         "rounds": rounds,
         "evaluate-every": max(1, rounds // 20),
         "seed": seed,
     }
-
-
-def _run(name: str, step: float, rounds: int, seed: int) -> _Curve | None:
-    """One run; None where it diverged."""
-    experiment = sim.app.experiment(config_of(name, step, rounds, seed), _NODES)
-    curve = _Curve()
+    experiment = sim.app.experiment(config, _NODES)
+    strategy = experiment.strategy()
     try:
-        experiment.start(experiment.strategy(callbacks=[curve]))
+        experiment.start(strategy)
     except (FloatingPointError, RuntimeError):
         return None
+    curve, up, down = Curve([], [], [], []), 0, 0
+    for record in strategy.history:
+        up, down = up + record.bytes_up, down + record.bytes_down
+        if "loss" in record.evaluation:
+            curve.rounds.append(record.round)
+            curve.losses.append(record.evaluation["loss"])
+            curve.up.append(up / 1e3 / _NODES)
+            curve.down.append(down / 1e3 / _NODES)
     return curve
 
 
@@ -144,105 +131,65 @@ def _tuned(name: str, size: Size) -> float:
     @lru_cache(None)
     def score(step: float) -> float:
         curve = _run(name, step, size.tuning, 0)
-        return float("inf") if curve is None else curve.points[-1][1]
+        return float("inf") if curve is None else curve.losses[-1]
 
-    first = CONTENDERS[name].first
-    steps = [first * 2.0**k for k in range(size.sizes)]
-    while True:
-        best = min(steps, key=score)
-        if size.sizes < 3 or best not in (steps[0], steps[-1]):
-            return best
-        steps = [steps[0] / 2, *steps] if best == steps[0] else [*steps, 2 * steps[-1]]
+    steps = [CONTENDERS[name].first * 2.0**k for k in range(size.sizes)]
+    return best_of(steps, score, goes_on=size.sizes > 2)
 
 
-def _row(name: str, size: Size) -> tuple[dict[str, Any], dict[str, Any]]:
-    contender, step = CONTENDERS[name], _tuned(name, size)
-    found = [_run(name, step, size.rounds, seed + 1) for seed in range(size.seeds)]
-    curves = [curve.points for curve in found if curve is not None]
-    row: dict[str, Any] = {"method": name, "step": f"{step:g}"}
+def _row(name: str, size: Size, curves: Sequence[Curve], step: float) -> Row:
+    row: Row = {"method": name, "step": f"{step:g}"}
     row["ended well"] = f"{len(curves)} of {size.seeds}"
-    if not curves:
-        return row, {}
-    rounds = curves[0][-1][0]
-    # a forward and backward pass takes about as long as three forward passes
-    cost = contender.evaluations + 3 * contender.gradients
-    row["rounds"] = rounds
-    row["forward passes of a client"] = cost * rounds
-    row["kB up"] = round(median(c[-1][2] for c in curves) / 1e3 / _NODES, 1)
-    row["kB down"] = round(median(c[-1][3] for c in curves) / 1e3 / _NODES, 1)
-    for words, which in (("before", 0), ("after", -1)):
-        losses = [c[which][1] for c in curves]
-        row[f"loss {words}"] = ", ".join(f"{loss:.2f}" for loss in losses)
-    drawn = [
-        {
-            "passes": [cost * point[0] for point in points],
-            "kB": [(point[2] + point[3]) / 1e3 / _NODES for point in points],
-            "loss": [point[1] for point in points],
-        }
-        for points in curves
-    ]
-    return row, {name: drawn}
+    if curves:
+        row["forward passes of a client"] = CONTENDERS[name].cost * size.rounds
+        row["kB up"] = f"{median(curve.up[-1] for curve in curves):,.0f}"
+        row["kB down"] = f"{median(curve.down[-1] for curve in curves):,.0f}"
+        for words, at in (("before", 0), ("after", -1)):
+            losses = (f"{curve.losses[at]:.2f}" for curve in curves)
+            row[f"loss {words}"] = ", ".join(losses)
+    return row
 
 
-def compare(size: Size, picture: Path | None = None) -> Iterable[Comparison]:
-    """Tune and run all contenders; their curves go to a picture, if one is named."""
+def compare(size: Size) -> Iterator[Comparison]:
+    """Tune and run all contenders."""
     # threads that wait for each other take longer than one for so small a network
-    torch = importlib.import_module("torch")
-    torch.set_num_threads(1)
-    rows, curves = [], {}
+    import_module("torch").set_num_threads(1)
+    rows, found = [], {}
     for name in CONTENDERS:
-        row, points = _row(name, size)
-        rows.append(row)
-        curves.update(points)
-    if picture is not None:
-        draw(curves, picture)
+        step = _tuned(name, size)
+        runs = [_run(name, step, size.rounds, 1 + seed) for seed in range(size.seeds)]
+        found[name] = [curve for curve in runs if curve is not None]
+        rows.append(_row(name, size, found[name], step))
     yield Comparison(
         "fine-tuning",
         "A transformer of 28 096 parameters, fine-tuned on text by characters",
         f"{_NODES} clients, of one source of text each; mini-batches of {_BATCH} "
-        f"passages of 32 characters; the losses of {size.seeds} seeds. A "
-        "gradient counts as three forward passes. Bytes are of one client, messages "
-        f"and all. Tuned on one more seed, {size.tuning} rounds, step "
-        "sizes a factor of 2 apart, more where the best was at an end.",
+        f"passages of 32 characters; the losses of {size.seeds} seeds after "
+        f"{size.rounds} rounds. A gradient counts as three forward passes. Bytes are "
+        f"of one client, messages and all. Tuned on one more seed, {size.tuning} "
+        "rounds, step sizes a factor of 2 apart, more where the best was at an end.",
         rows,
-        [],
+        draw=partial(_draw, found),
     )
 
 
-def draw(curves: Mapping[str, Any], picture: Path) -> None:
+def _draw(found: dict[str, list[Curve]], folder: Path) -> None:
     """Draw the loss against forward passes and against bytes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 3.2), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    words = ("forward passes of a client", "kB of a client, both ways")
-    for ax, key, label in zip(axes, ("passes", "kB"), words, strict=True):
-        for number, (name, runs) in enumerate(curves.items()):
-            for i, run in enumerate(runs):
-                # what stands at 0 has no logarithm
-                ax.plot(
-                    run[key][1:],
-                    run["loss"][1:],
-                    color=f"C{number}",
-                    label=name if not i else None,
-                )
-        ax.set_xscale("log")
-        ax.set_xlabel(label)
-        ax.grid(alpha=0.3)
-    axes[0].set_ylabel("training loss")
-    axes[0].legend(fontsize=8)
-    figure.savefig(picture)
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description="The table, and a picture of it.")
-    parser.add_argument("picture", type=Path)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    quiet()
-    for table in compare(QUICK if options.quick else FULL, options.picture):
-        table.show(Console(highlight=False, width=180))
-
-
-if __name__ == "__main__":
-    _main()
+    figure, ((left, right),) = new_figure(2)
+    for number, (name, curves) in enumerate(found.items()):
+        if not curves:
+            continue
+        cost = CONTENDERS[name].cost
+        moved = [[a + b for a, b in zip(c.up, c.down, strict=True)] for c in curves]
+        kilobytes = [median(each) for each in zip(*moved, strict=True)]
+        losses = [curve.losses[1:] for curve in curves]
+        # what stands at 0 has no logarithm
+        passes = [cost * t for t in curves[0].rounds[1:]]
+        for axes, x in ((left, passes), (right, kilobytes[1:])):
+            band(axes, x, losses, name, least=2, **style_of(number))
+    for axes, label in ((left, "forward passes"), (right, "kB both ways")):
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{label} of a client")
+    left.set_ylabel("training loss")
+    left.legend(fontsize="small")
+    save(figure, folder, "fine-tuning")

@@ -136,6 +136,8 @@ class Comparison:
         Columns by name; a column that a row has not is empty.
     aims : list of Aim
         Each on a measurement of ``rows``.
+    draw : callable, optional
+        Writes a picture into a folder.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Comparison:
     about: str
     rows: list[Row] = field(default_factory=list)
     aims: list[Aim] = field(default_factory=list)
+    draw: Callable[[Path], object] | None = None
 
     def cells(self) -> list[list[str]]:
         """The table's texts, the names of its columns first."""

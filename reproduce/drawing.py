@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 __all__ = [
     "MOST_LINES",
@@ -74,15 +75,16 @@ def style_of(index: int) -> dict[str, Any]:
 
 def band(
     axes: Any,
-    x: Sequence[float],
-    runs: Sequence[Sequence[float]],
+    x: ArrayLike,
+    runs: ArrayLike,
     label: str,
+    least: int = LEAST_RUNS,
     **style: Any,
 ) -> None:
-    """Draw the median of several runs, and with at least five their extremes."""
+    """Draw the median of several runs, and with at least so many their extremes."""
     values = np.asarray(runs, dtype=float)
     axes.plot(x, np.median(values, axis=0), label=label, **style)
-    if len(values) >= LEAST_RUNS:
+    if len(values) >= least:
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 

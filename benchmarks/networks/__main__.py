@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduce.drawing import new_figure, save, style_of
+from reproduce.drawing import band, new_figure, save, style_of
 
 from ..report import Comparison
 from .problems import CONTENDERS, NODES, PROBLEMS
@@ -64,12 +64,9 @@ def draw(all_runs: dict[str, Runs], picture: Path) -> None:
             if not curves:
                 continue
             accuracy, moved = padded(curves)
-            rounds, style = np.arange(1, accuracy.shape[1] + 1), style_of(number)
-            low, high = accuracy.min(axis=0), accuracy.max(axis=0)
+            rounds = np.arange(1, accuracy.shape[1] + 1)
             for ax, x in zip(axes, (rounds, np.median(moved, axis=0)), strict=True):
-                ax.plot(x, np.median(accuracy, axis=0), label=contender, **style)
-                band = {"color": style["color"], "alpha": 0.12, "linewidth": 0}
-                ax.fill_between(x, low, high, **band)
+                band(ax, x, accuracy, contender, least=2, **style_of(number))
         for ax in axes:
             ax.axhline(goal, color="0.5", linewidth=0.8)
             ax.set_ylim(max(0.0, goal - 40), goal + 3)

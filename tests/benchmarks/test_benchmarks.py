@@ -21,6 +21,7 @@ from benchmarks.matrix.problems import (
 from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES
 from benchmarks.networks.problems import PROBLEMS as NETWORKS
 from benchmarks.networks.runs import Runs
+from benchmarks.report import Spread
 from fedtrellis.domains import L1Ball
 from reproduce.provenance import KEYS
 
@@ -157,6 +158,8 @@ def test_the_page_has_the_kept_runs(contender: str) -> None:
         row = Runs(problem, NETWORKS[problem], 0.0).row(contender)
         told = row["arrived"]
         if told == "3 of 3":
-            megabytes = row["kB of a client"].median / 1000
-            told = f"{row['rounds'].median:.0f}, {megabytes:.1f} MB"
+            rounds, moved = row["rounds"], row["kB of a client"]
+            assert isinstance(rounds, Spread)
+            assert isinstance(moved, Spread)
+            told = f"{rounds.median:.0f}, {moved.median / 1000:.1f} MB"
         assert cell == told
