@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -212,7 +212,7 @@ class Recorder(LocalGrid):
         self.answers: dict[tuple[int, int], list[Message]] = {}
 
     def _where(self, message: Message, node: int) -> tuple[int, int]:
-        return int(message.metadata.group_id), number_of(self._contexts[node])
+        return int(message.metadata.group_id or 0), number_of(self._contexts[node])
 
     def _strikes(self, message: Message) -> set[str]:
         self.sent.append(message)
@@ -235,6 +235,13 @@ class Recorder(LocalGrid):
                 where = self._where(reply, reply.metadata.src_node_id)
                 self.answers.setdefault(where, []).append(reply)
         return replies
+
+    @property
+    def pairs(self) -> list[tuple[Message, Message]]:
+        """The answers to training, each with the request that it answers."""
+        asked = {message.metadata.message_id: message for message in self.sent}
+        replies = chain.from_iterable(self.answers.values())
+        return [(asked[reply.metadata.reply_to_message_id], reply) for reply in replies]
 
 
 @dataclass

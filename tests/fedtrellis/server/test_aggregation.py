@@ -21,7 +21,7 @@ def points(n: int, shape: tuple[int, ...] = (4, 3), seed: int = 0) -> Array:
     return np.random.default_rng([n, seed]).standard_normal((n, *shape))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 10])
+@pytest.mark.parametrize("n", [1, 2, 7, 10])
 def test_rules_by_coordinates(n: int) -> None:
     x, centre = points(n), np.zeros((4, 3))
     assert np.array_equal(Mean().combine(list(x), centre), np.mean(x, axis=0))

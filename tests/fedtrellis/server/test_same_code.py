@@ -30,21 +30,12 @@ def test_another_copy_of_an_app_is_named(
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(app))
     check_same_code(InMemoryGrid())
-    # what the folder has besides is no matter
-    (here / "package" / "notes.py").write_text("SIZE = 4\n")
-    check_same_code(InMemoryGrid())
     file = here / "package" / "task.py"
     for change in (lambda: file.write_text("SIZE = 4\n"), file.unlink):
         change()
         with pytest.raises(SettingsError) as caught:
             check_same_code(InMemoryGrid())
-        said = str(caught.value)
-        assert f"run {here / 'package'} instead" in said
-        assert "task.py differs" in said
-        assert "pgrep -af flower-superlink" in said
-        assert "\n" not in said
+        assert f"run {here / 'package'} instead" in str(caught.value)
+        assert "task.py differs" in str(caught.value)
         # no workers, no search path of theirs
         check_same_code(LocalGrid.__new__(LocalGrid))
-    # nor is a folder without such a package
-    (here / "package" / "__init__.py").unlink()
-    check_same_code(InMemoryGrid())
