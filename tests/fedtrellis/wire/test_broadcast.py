@@ -21,7 +21,7 @@ from fedtrellis.domains.atoms import (
     SparseAtom,
 )
 from fedtrellis.wire import replay
-from fedtrellis.wire.arrays import Layout, array_record
+from fedtrellis.wire.arrays import DTYPES, Layout, array_record
 from fedtrellis.wire.broadcast import (
     ModelBroadcast,
     ReceivedModel,
@@ -83,16 +83,18 @@ def assert_in_step(server: ModelBroadcast, client: ReceivedModel) -> None:
 class Simulation:
     """A server, and clients that take part now and then."""
 
-    def __init__(self, shape: tuple[int, ...], seed: int, clients: int) -> None:
+    def __init__(self, shape: Shape, dtype: str, seed: int, clients: int) -> None:
         self.rng = np.random.default_rng(seed)
         start = self.rng.standard_normal(shape)
         start[self.rng.random(shape) < 0.7] = 0.0
         start[self.rng.random(shape) < 0.1] = -0.0
-        self.server = broadcast_of(start)
+        self.server = ModelBroadcast(Layout((shape,), dtype), start)
         self.clients: list[ReceivedModel | None] = [None] * clients
 
     def change(self, kind: str) -> None:
         shape = self.server.model.shape
+        if kind not in ("replace", "revise") and self.server.layout.dtype != "float64":
+            kind = "revise"  # steps are of float64
         if kind == "revise":
             # some entries, zeros of either sign among them; sometimes none
             model = self.server.model.copy()
@@ -119,7 +121,9 @@ class Simulation:
 
     def send(self, client: int, believed: int | None) -> None:
         record, config = self.server.encode(believed)
-        assert payload(record) <= self.server.model.nbytes + ENVELOPE
+        layout = self.server.layout
+        whole = layout.to_wire(self.server.model).nbytes
+        assert payload(record) <= whole + ENVELOPE
         stored = self.clients[client]
         received = receive(record, config, stored)
         assert_in_step(self.server, received)
@@ -139,6 +143,7 @@ CHANGES = (
 @settings(max_examples=150, deadline=None)
 @given(
     shape=st.sampled_from([(1,), (7,), (400,), (12, 12), (20, 9)]),
+    dtype=st.sampled_from(["float64", *DTYPES]),
     seed=st.integers(0, 2**32),
     script=st.lists(
         st.one_of(
@@ -150,9 +155,9 @@ CHANGES = (
     ),
 )
 def test_clients_have_the_servers_model_bit_for_bit(
-    shape: tuple[int, ...], seed: int, script: list[str | tuple[int, int]]
+    shape: Shape, dtype: str, seed: int, script: list[str | tuple[int, int]]
 ) -> None:
-    simulation = Simulation(shape, seed, 3)
+    simulation = Simulation(shape, dtype, seed, 3)
     for item in script:
         if isinstance(item, str):
             simulation.change(item)
@@ -174,7 +179,7 @@ def test_clients_have_the_servers_model_bit_for_bit(
 def test_a_client_behind_what_the_server_believes_says_so_or_is_right(
     seed: int, changes: list[str], lost: int
 ) -> None:
-    simulation = Simulation((300,), seed, 1)
+    simulation = Simulation((300,), "float64", seed, 1)
     simulation.send(0, None)
     for change in changes:
         simulation.change(change)
@@ -195,21 +200,10 @@ def test_a_client_behind_what_the_server_believes_says_so_or_is_right(
         assert_in_step(server, receive(record, config, stored))
 
 
-def test_a_client_ahead_of_the_server_needs_the_model_whole() -> None:
-    server = broadcast_of(np.ones(500))
-    server.advance(Step(0.5, 1.0, (single(3, 500),)))
-    record, config = server.encode(1)
-    ahead = ReceivedModel(server.layout, np.zeros(500), 7)
-    with pytest.raises(RestoreNeededError):
-        receive(record, config, ahead)
-    assert_in_step(server, receive(*server.encode(None), ahead))
-
-
 def test_the_smallest_encoding_is_chosen() -> None:
     size = 2000
     server = broadcast_of(np.zeros(size))
-    _, config = server.encode(None)
-    assert config["model-encoding"] == "sparse"  # nothing but zeros
+    assert server.encode(None)[1]["model-encoding"] == "sparse"  # nothing but zeros
     server.replace(np.ones(size))
     record, config = server.encode(None)
     assert config["model-encoding"] == "dense"
@@ -220,51 +214,23 @@ def test_the_smallest_encoding_is_chosen() -> None:
     assert config["model-encoding"] == "steps"
     assert payload(record) < 8 * size / 4
     assert_in_step(server, receive(record, config, client))
-    record, config = server.encode(2)  # nothing new
-    assert (config["model-encoding"], len(record)) == ("steps", 0)
+    # nothing new
+    assert len(server.encode(2)[0]) == 0
+    # a step that forgets is enough for anyone: a bit an entry
+    server.advance(Step(0.0, 1.0, (SignAtom(np.ones(size, dtype=bool), -1.0, 2.0),)))
+    record, config = server.encode(None)
+    assert payload(record) < size
+    assert_in_step(server, receive(record, config, None))
+    # a step as large as the model, and steps that are larger together
     server.advance(Step(0.9, 0.1, (DenseAtom(np.ones(size)),)))
-    record, config = server.encode(2)  # a step as large as the model
-    assert config["model-encoding"] == "dense"
+    assert server.encode(3)[1]["model-encoding"] == "dense"
     server = broadcast_of(np.zeros(size))
     for _ in range(100):
         server.advance(Step(0.9, 0.1, tuple(single(i, size) for i in range(10))))
+        assert server._nbytes <= server.model.nbytes
     record, config = server.encode(0)
     assert config["model-encoding"] == "sparse"  # 10 entries; the steps: 1000 atoms
     assert payload(record) < 500
-
-
-def test_steps_larger_than_the_model_are_forgotten() -> None:
-    server = broadcast_of(np.ones(300))
-    for index in range(300):
-        server.advance(Step(0.99, 0.1, tuple(single(index, 300) for _ in range(20))))
-        assert server._nbytes <= server.model.nbytes
-    assert server.encode(0)[1]["model-encoding"] == "dense"
-    assert server.encode(299)[1]["model-encoding"] == "steps"
-
-
-def test_after_a_step_that_forgets_anyone_can_start_with_it() -> None:
-    size = 1000
-    server = broadcast_of(np.full(size, np.inf))  # also what is not finite is forgotten
-    server.advance(Step(0.5, 1.0, ()))
-    server.advance(Step(0.0, 1.0, (SignAtom(np.ones(size, dtype=bool), -1.0, 2.0),)))
-    record, config = server.encode(None)
-    assert config["model-encoding"] == "steps"
-    assert payload(record) < size  # a bit an entry
-    assert_in_step(server, receive(record, config, None))
-    assert np.array_equal(server.model, np.full(size, 2.0))
-    server.advance(Step(1.0, 1.0, ()))  # nothing, and no atoms at all so far
-    assert_in_step(server, receive(*server.encode(None), None))
-
-
-def test_several_layers_travel_as_one_vector_and_nobody_changes_it() -> None:
-    layout, start = Layout(((30, 4), (5,))), np.ones(125)
-    server = ModelBroadcast(layout, start)
-    client = receive(*server.encode(None), None)
-    assert_in_step(server, client)
-    server.advance(Step(0.5, 1.0, (single(0, 125),)))
-    assert_in_step(server, receive(*server.encode(0), client))
-    assert np.array_equal(start, np.ones(125))
-    assert np.array_equal(client.point, np.ones(125))
 
 
 def test_entries_that_changed_since_a_version_are_enough() -> None:
@@ -285,14 +251,13 @@ def test_entries_that_changed_since_a_version_are_enough() -> None:
         # an index of two bytes and a value of eight, and the headers around them
         assert payload(record) <= 10 * 11 * behind + ENVELOPE // 2
         assert_in_step(server, receive(record, config, client))
-    # a client that is newer than the server thinks, and older, and has none
+    # a client that is newer than the server thinks, and older, and has none, and ahead
     record, config = server.encode(4)
     assert_in_step(server, receive(record, config, clients[6]))
     for stored in (clients[3], None, ReceivedModel(server.layout, server.model, 99)):
         with pytest.raises(RestoreNeededError):
             receive(record, config, stored)
-    # whoever has no version, and whoever is too far behind, gets it whole
-    assert server.encode(None)[1]["model-encoding"] == "dense"
+    # whoever is too far behind gets it whole
     for _ in range(60):
         server.revise(rng.permutation(server.model))
     assert server.encode(0)[1]["model-encoding"] == "dense"
@@ -311,22 +276,15 @@ SOME = np.array([1, 2], np.uint16)
     [
         ([np.zeros(499)], {}, "reshape"),
         ([], {}, "came in 0 arrays"),
-        ([np.zeros(1)] * 3, {}, "came in 3 arrays"),
         ([np.zeros(500)], {"model-encoding": "zip"}, "model-encoding is 'zip'"),
-        ([np.zeros(500)], {"model-shapes": [1]}, "list of shapes"),
         ([np.zeros(500)], {"model-shapes": None}, "without its shapes"),
-        ([np.full(500, np.nan)], {}, "not finite"),
         ([np.full(500, np.inf)], {}, "not finite"),
         ([SOME + 499, np.ones(2)], {"model-encoding": "sparse"}, "outside an array"),
         ([SOME, np.ones(3)], {"model-encoding": "sparse"}, "do not fit together"),
-        ([np.zeros(3)], STEPS, "0 atoms"),
-        ([np.full((1, 3), np.nan)], STEPS, "0 atoms"),
         ([TABLE + [0, 0, 1]], STEPS, "0 atoms"),
-        ([], STEPS, "do not start from nothing"),
         ([TABLE + [0.5, 0, 0]], STEPS, "do not start from nothing"),
         # a few bytes could declare any number
         ([SOME, np.ones(2)], {"model-shapes": [1, HUGE]}, f"{HUGE} parameters"),
-        ([TABLE], STEPS | {"model-shapes": [2, HUGE, 9]}, "parameters"),
         ([TABLE], STEPS | {"model-shapes": [1, 501]}, "most 500 .client_app"),
     ],
 )
@@ -348,17 +306,12 @@ def test_a_malformed_model_is_refused_unallocated(
 @pytest.mark.parametrize(
     ("arrays", "said", "reason"),
     [
-        ([], ENTRIES, "changed entries came in 0"),
         ([SOME], ENTRIES, "changed entries came in 1"),
         ([SOME, np.zeros(3)], ENTRIES, "do not fit together"),
         ([SOME + 499, np.zeros(2)], ENTRIES, "outside an array"),
         ([np.array([-1, 2]), np.zeros(2)], ENTRIES, "do not fit together"),
-        ([np.array([0.0, 1.0]), np.zeros(2)], ENTRIES, "do not fit together"),
-        ([SOME[None], np.zeros((1, 2))], ENTRIES, "do not fit together"),
         ([SOME, np.array([0.0, np.nan])], ENTRIES, "not finite"),
-        ([], STEPS, "0 steps from version 1 to 3"),
         ([TABLE], STEPS, "1 steps from version 1 to 3"),
-        ([np.repeat(TABLE, 3, axis=0)], STEPS, "3 steps from version 1 to 3"),
     ],
 )
 def test_a_malformed_change_is_refused(
@@ -442,28 +395,13 @@ def test_long_runs_keep_their_digits(shape: Shape, decay: float) -> None:
         if t < 5:
             made.check()
     made.check()
-    if decay == 0.5:
-        iterate = ReplayedIterate(np.ones(shape))
-        empty = SparseAtom(np.array([], dtype=np.intp), np.array([]), shape)
-        for _ in range(1000):
-            iterate.step(0.5, 1.0, empty)
-        assert np.array_equal(iterate.dense(), np.full(shape, 0.5**1000))
 
 
 def test_a_sparse_iterate_that_fills_up_becomes_dense() -> None:
     rng = np.random.default_rng(2)
     made = Replay(rng.standard_normal(LARGE))
-    other = ReplayedIterate(made.base)
     for _ in range(200):
         indices = np.sort(rng.choice(130 * 130, 60, replace=False))
         made.step(0.99, 0.5, SparseAtom(indices, rng.standard_normal(60), LARGE))
     made.check()
     assert made.iterate._array is not None
-    assert np.array_equal(other.dense(), made.base)  # they share nothing else
-
-
-def test_decay_zero_forgets_what_is_not_finite() -> None:
-    for shape in (SMALL, LARGE):
-        iterate = ReplayedIterate(np.full(shape, np.nan))
-        iterate.step(0.0, 2.0, SparseAtom(np.array([1]), np.ones(1), shape))
-        assert iterate.dense().sum() == 2.0

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedtrellis import LocalGrid, StatefulClient, client_app
 from fedtrellis.wire.arrays import Layout, decode, encode
 from fedtrellis.wire.broadcast import ModelBroadcast
-from fedtrellis.wire.client import evaluate_objective
 from fedtrellis.wire.protocol import (
     ARRAYS,
     CONFIG,
@@ -61,12 +60,11 @@ def request(
     kind: str = "train",
     model: NDArray[Any] | None = None,
     restore: dict[str, NDArray[Any]] | None = None,
-    session: str = "s",
 ) -> Message:
     model = np.ones(3) if model is None else model
     server = ModelBroadcast(Layout((model.shape,)), model)
     arrays, config = server.encode(None)
-    config = {**config, "session": session, "server-round": server_round}
+    config = {**config, "session": "s", "server-round": server_round}
     content = RecordDict({MODEL: arrays})
     if used is not None:
         config["used-round"] = used
@@ -105,41 +103,6 @@ def snapshot(context: Context) -> Any:
     }
 
 
-def test_the_answer_has_status_arrays_and_metrics() -> None:
-    app, context = client_app(Adder), new_context()
-    reply = app(request(1, 0, restore={}), context)
-    assert status(reply) == {
-        "client-id": "4",
-        "session": "s",
-        "server-round": 1,
-        "in-sync": True,
-        "model-version": 0,
-    }
-    assert arrays_of(reply) == [1.0, 1.0, 1.0]
-    assert metrics_of(reply) == {"num-examples": 3, "round": 1}
-
-
-KINDS = pytest.mark.parametrize("kind", [Context, NodeContext])
-
-
-@KINDS
-@pytest.mark.parametrize("session", ["s", "t"])
-def test_a_client_behind_or_of_another_session_asks_and_changes_nothing(
-    session: str, kind: type[Context]
-) -> None:
-    app = client_app(Adder)
-    context = started(app, kind)
-    before = snapshot(context)
-    used = 6 if session == "s" else 1
-    reply = app(request(7, used, session=session), context)
-    assert status(reply)["in-sync"] is False
-    assert list(reply.content) == [STATUS]
-    assert snapshot(context) == before
-    state = {"total": np.full(3, 100.0)}
-    reply = app(request(7, used, session=session, restore=state), context)
-    assert arrays_of(reply) == [107.0] * 3
-
-
 def test_evaluation_sees_what_was_used_and_changes_no_state() -> None:
     app = client_app(Adder)
     context = started(app)
@@ -159,13 +122,7 @@ def change_in_place(client: StatefulClient) -> None:
         elif isinstance(record, ConfigRecord):
             record["committed-round"] = 99
     client.context.state["mine"] = ConfigRecord({"a": 1})
-    raise RuntimeError("out of memory")
-
-
-def delete_all(client: StatefulClient) -> None:
-    for key in list(client.context.state):
-        del client.context.state[key]
-    raise RuntimeError("out of memory")
+    raise KeyboardInterrupt("stopped")
 
 
 def replace_state(client: StatefulClient) -> None:
@@ -173,48 +130,37 @@ def replace_state(client: StatefulClient) -> None:
     raise RuntimeError("out of memory")
 
 
-def interrupt(client: StatefulClient) -> None:
-    client.context.state["mine"] = ConfigRecord({"a": 1})
-    raise KeyboardInterrupt("stopped")
-
-
 def add_in_place(client: StatefulClient) -> None:
     client.state["total"] += 1.0
 
 
-def leave(*numbers: float) -> Callable[[StatefulClient], Fit]:
-    def fit(client: StatefulClient) -> Fit:
-        client.state["total"] = np.array(numbers)
-        return [np.zeros(3)], 1, {}
-
-    return fit
+def leave_nan(client: StatefulClient) -> None:
+    client.state["total"] = np.array([1.0, np.nan])
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [Context, NodeContext])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize(
     ("failing", "reason"),
     [
-        (change_in_place, "out of memory"),
-        (delete_all, "out of memory"),
+        (change_in_place, "stopped"),
         (replace_state, "out of memory"),
-        (interrupt, "stopped"),
         (add_in_place, "read-only"),
-        (leave(1.0, np.nan), "'total' is not finite"),
-        (leave(np.inf, -np.inf), "'total' is not finite"),
+        (leave_nan, "'total' is not finite"),
     ],
 )
 def test_a_client_that_raises_is_as_it_was_before(
-    failing: Callable[[StatefulClient], Fit | None], reason: str, kind: type[Context]
+    failing: Callable[[StatefulClient], None], reason: str, kind: type[Context]
 ) -> None:
     class Failing(Adder):
         def fit(self, parameters: Arrays, config: Config) -> Fit:
-            fails = config["server-round"] == 3
-            return (failing(self) if fails else None) or super().fit(parameters, config)
+            if config["server-round"] < 3:
+                return super().fit(parameters, config)
+            failing(self)
+            return [np.zeros(3)], 1, {}
 
     app = client_app(Failing)
     context = started(app, kind)
-    snapshot(context)  # to look at it changes nothing
     app(request(2, 1), context)
     before = snapshot(context)
     with pytest.raises(BaseException, match=reason):
@@ -267,21 +213,6 @@ def test_a_request_is_refused_with_a_reason_and_changes_nothing(
     assert snapshot(context) == before
 
 
-def test_integer_and_empty_state_is_kept() -> None:
-    class Counting(StatefulClient):
-        def fit(self, parameters: Arrays, config: Config) -> Fit:
-            count = self.state.get("count", np.array(0)) + 1
-            self.state = {"count": count, "nothing": np.zeros((0, 2))}
-            return [np.asarray(count)], 0, {}
-
-    app, context = client_app(Counting), new_context()
-    app(request(1, 0, restore={}), context)
-    reply = app(request(2, 1), context)
-    (array,) = cast(ArrayRecord, reply.content[ARRAYS]).values()
-    assert decode(array) == 2
-    assert METRICS not in reply.content  # no examples, no metrics: nothing revealed
-
-
 # ------------------------------------------------------------------ kinds of clients
 
 
@@ -298,18 +229,16 @@ class Plain(NumPyClient):
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("made", "reason"),
     [
-        (lambda context: None, "a NoneType, expected a flwr.client.NumPyClient"),
-        (lambda context: Adder, "expected a flwr.client.NumPyClient"),
-        (lambda context: Plain().to_client(), r"return it without .to_client\(\)"),
-        (lambda context: Adder(context).to_client(), "return the Adder itself"),
+        (None, "a NoneType, expected a flwr.client.NumPyClient"),
+        (Plain().to_client(), r"return it without .to_client\(\)"),
     ],
 )
-def test_something_that_is_no_client_is_refused(make: Any, reason: str) -> None:
+def test_something_that_is_no_client_is_refused(made: Any, reason: str) -> None:
     for message in (request(1, None), Message(RecordDict(), 11, "query.hello")):
         with pytest.raises(TypeError, match=reason):
-            client_app(make)(message, new_context())
+            client_app(lambda context: made)(message, new_context())
 
 
 def test_a_plain_numpy_client_works() -> None:
@@ -331,42 +260,23 @@ def test_phases_are_known_by_the_classes_that_have_them() -> None:
             return [np.array([3.0])], 1, {}
 
     class Somebodys(Curvature, Adder):
-        def fit_somebodys_own(self, parameters: Arrays, config: Config) -> Fit:
-            return [np.array([-7.0])], 1, {}
+        pass
 
     def asked(app: ClientApp, phase: str) -> list[float]:
         message = request(1, None, kind=f"train.{phase}")
         return arrays_of(app(message, new_context()))
 
-    early = client_app(lambda context: Later(context))
-    assert asked(client_app(Somebodys), "somebodys_own") == [-7.0]
-    assert asked(client_app(Somebodys), "curvature_of_a_mix_in") == [3.0]
+    early = client_app(Somebodys)
+    assert asked(early, "curvature_of_a_mix_in") == [3.0]
 
     class Later(Adder):
         def fit_of_a_class_to_come(self, parameters: Arrays, config: Config) -> Fit:
             return [np.array([1.0])], 1, {}
 
-    late = client_app(lambda context: Later(context))
-    assert asked(late, "of_a_class_to_come") == [1.0]
-    for app, phase in ((early, "of_a_class_to_come"), (late, "intercept")):
+    assert asked(client_app(Later), "of_a_class_to_come") == [1.0]
+    for phase in ("of_a_class_to_come", "intercept"):
         with pytest.raises(ValueError, match=phase):
-            asked(app, phase)
-    with pytest.raises(TypeError, match="Adder has no method fit_somebodys_own"):
-        asked(client_app(Adder), "somebodys_own")
-
-
-def test_mods_see_every_message() -> None:
-    seen: list[str] = []
-
-    def mod(message: Message, context: Context, call_next: Any) -> Message:
-        seen.append(message.metadata.message_type)
-        return cast(Message, call_next(message, context))
-
-    app = client_app(Adder, mods=[mod])
-    app(request(1, 0, restore={}), new_context())
-    app(request(1, None, kind="evaluate"), new_context())
-    app(Message(RecordDict(), 11, "query.hello"), new_context())
-    assert seen == ["train", "evaluate", "query.hello"]
+            asked(early, phase)
 
 
 def test_hello_answers_identity_and_properties() -> None:
@@ -380,20 +290,6 @@ def test_hello_answers_identity_and_properties() -> None:
     properties = dict(cast(ConfigRecord, reply.content[CONFIG]))
     assert properties == {"num-partitions": 10, "num-examples": 12}
     assert len(context.state) == 0
-
-
-@pytest.mark.parametrize("more", [{}, {"rmse": 2.0}])
-def test_evaluate_objective_gives_value_examples_and_metrics(more: Any) -> None:
-    class Half:
-        num_examples = 3
-
-        def value(self, x: NDArray[Any]) -> float:
-            return float(x.sum()) / 2
-
-    objective = Half()
-    if more:
-        vars(objective)["metrics"] = lambda x: {"rmse": float(x.max())}
-    assert evaluate_objective(objective, [np.arange(3.0)]) == (1.5, 3, more)
 
 
 # --------------------------------------------------------------- whatever gets lost

@@ -113,21 +113,6 @@ def test_replies_and_errors_are_counted(reason: str, code: int) -> None:
         assert_counted(reply)
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        [2**63, 1, 2],  # one above the range of int64 makes all of them uint64
-        [2**63 - 1, 1, 2],
-        [-1, -64, -65],
-        [],
-        [0.0] * 300,
-    ],
-)
-def test_lists_are_counted_and_equal_records_travel_once(numbers: list[Any]) -> None:
-    one, other = ConfigRecord({"list": numbers}), ConfigRecord({"list": numbers})
-    assert_counted(request(RecordDict({"x": one, "y": other})))
-
-
 CHUNK = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 
@@ -144,12 +129,6 @@ def test_equal_chunks_travel_once() -> None:
     assert_counted(request(content))
     # the first chunk, which has the header, and the last one of each, and one of zeros
     assert message_bytes(request(content)) < 1.5 * zeros.nbytes
-
-
-def test_a_list_that_was_read_is_nobody_elses() -> None:
-    message = request(RecordDict({"c": ConfigRecord({"sizes": [1, 2]})}))
-    through_bytes(message)[0].content["c"]["sizes"].append(3)  # type: ignore
-    assert through_bytes(message)[0].content["c"]["sizes"] == [1, 2]
 
 
 def test_what_a_record_may_not_hold_is_refused_as_flower_does() -> None:
