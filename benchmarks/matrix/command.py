@@ -6,6 +6,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
@@ -18,11 +19,7 @@ __all__ = ["EQUAL_BYTES", "main"]
 
 #: What ``--only`` calls the comparison with compressed updates.
 EQUAL_BYTES = "equal-bytes"
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)
+say = partial(print, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,12 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="All methods on all problems they are for, tuned alike. Goes on "
         "where it ended; the page docs/matrix.md is made of the results.",
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{', '.join(QUICK)} at a size that means nothing; no page is written",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--quick", action="store_true", help=f"{', '.join(QUICK)}, small; no page")
+    add(
         "--only",
         action="append",
         choices=[*PROBLEMS, EQUAL_BYTES],
@@ -45,18 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"one of {', '.join([*PROBLEMS, EQUAL_BYTES])}; may be given several "
         "times",
     )
-    parser.add_argument(
-        "--hours",
-        type=float,
-        default=2.0,
-        help="after which no further method begins (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--anew", action="store_true", help="measure again what is measured"
-    )
-    parser.add_argument(
-        "--page", action="store_true", help="measure nothing, write the page"
-    )
+    add("--hours", type=float, default=2.0, help="after which no method begins (2)")
+    add("--anew", action="store_true", help="measure again what is measured")
+    add("--page", action="store_true", help="measure nothing, write the page")
     options = parser.parse_args(arguments)
     if options.quick and EQUAL_BYTES in (options.only or ()):
         parser.error(f"{EQUAL_BYTES} has no quick size")
@@ -65,18 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = options.only or (QUICK if options.quick else [*PROBLEMS, EQUAL_BYTES])
     until = time.monotonic() + 3600.0 * options.hours
-    whole, skipped = True, []
+    sizes, whole, skipped = QUICK_SIZES if options.quick else FULL, True, []
     with tempfile.TemporaryDirectory() as temporary, threadpool_limits(1):
         folder = Path(temporary) if options.quick else RESULTS
         for name in names:
             try:
                 if name == EQUAL_BYTES:
                     whole &= compressed.compare(say, until, options.anew)
-                    continue
-                sizes = QUICK_SIZES if options.quick else FULL
-                whole &= measure(
-                    PROBLEMS[name], sizes, folder, say, until, options.anew
-                )
+                else:
+                    one = PROBLEMS[name]
+                    whole &= measure(one, sizes, folder, say, until, options.anew)
             except MissingError as missing:
                 skipped.append(f"skipped: {missing}")
         if options.quick:

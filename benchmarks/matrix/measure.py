@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,17 @@ from reproduce.provenance import versions
 
 from .methods import Method, facts, methods_of
 from .problems import NODES, Problem, optimum
-from .runs import TARGETS, play
-from .tuning import TUNING_SEED, VALUES, choose
+from .runs import TARGETS, TUNING_SEED, VALUES, choose, play
 
 __all__ = [
     "FULL",
     "QUICK_SIZES",
     "RESULTS",
     "Sizes",
+    "kept",
     "load_all",
     "measure",
-    "stored",
+    "provenance",
 ]
 
 #: Where the results that the page shows lie.
@@ -54,10 +54,24 @@ FULL = Sizes()
 QUICK_SIZES = Sizes(seeds=(0, 1), values=3, budget=30)
 
 
-def stored(folder: Path, problem: Problem) -> dict[str, Any] | None:
-    """A problem's results, None before there are any."""
-    path = folder / f"{problem.name}.json"
-    return load_results(path) if path.is_file() else None
+def provenance(settings: Mapping[str, Any], sizes: Sizes = FULL) -> dict[str, Any]:
+    """What results come from."""
+    return {
+        "seeds": {"tuning": TUNING_SEED, "measured": list(sizes.seeds)},
+        "settings": dict(settings),
+        "versions": versions(),
+    }
+
+
+def kept(path: Path, now: Mapping[str, Any], anew: bool) -> dict[str, Any]:
+    """The results of a file that have the provenance of now, versions apart."""
+    before = load_results(path) if path.is_file() and not anew else {}
+    same = ("seeds", "settings")
+    known = before.get("provenance", {})
+    # other settings are other results
+    if [known.get(k) for k in same] == [json.loads(json.dumps(now[k])) for k in same]:
+        return before
+    return {}
 
 
 def measure(
@@ -93,7 +107,7 @@ def measure(
     MissingError
         A data file is not there.
     """
-    budget = sizes.budget or problem.budget
+    budget, path = sizes.budget or problem.budget, folder / f"{problem.name}.json"
     settings = {
         "config": dict(problem.config),
         "nodes": NODES,
@@ -101,25 +115,16 @@ def measure(
         "values": sizes.values,
         "targets": list(TARGETS),
     }
-    before = None if anew else stored(folder, problem)
-    # other sizes are other results
-    same = before is not None and (
-        before["provenance"]["settings"] == json.loads(json.dumps(settings))
-        and before["provenance"]["seeds"]["measured"] == list(sizes.seeds)
-    )
+    now = provenance(settings, sizes)
+    optima = {seed: optimum(problem, seed) for seed in sizes.seeds}
     results: dict[str, Any] = {
         "problem": problem.name,
-        "provenance": {
-            "seeds": {"tuning": TUNING_SEED, "measured": list(sizes.seeds)},
-            "settings": settings,
-            "versions": versions(),
-        },
+        "provenance": now,
         "optimum": {
-            str(seed): asdict(optimum(problem, seed))
-            | {"relative": optimum(problem, seed).relative}
-            for seed in sizes.seeds
+            str(seed): {**asdict(best), "relative": best.relative}
+            for seed, best in optima.items()
         },
-        "methods": dict(before["methods"]) if same and before else {},
+        "methods": kept(path, now, anew).get("methods", {}),
     }
     for method in methods_of(problem):
         if method.name in results["methods"]:
@@ -130,7 +135,7 @@ def measure(
         entry = _method(problem, method, sizes, budget)
         entry["processor-seconds"] = round(time.process_time() - began, 1)
         results["methods"][method.name] = entry
-        save_results(folder / f"{problem.name}.json", results)
+        save_results(path, results)
         ends = [run["gap"] for run in entry["runs"]]
         say(f"{problem.name}: {method.title}: {entry['processor-seconds']} s, {ends}")
     return True
@@ -142,33 +147,29 @@ def _method(
     known = facts(problem, TUNING_SEED)
     entry: dict[str, Any] = {"gradients-a-round": method.cost(problem)}
     value = None
+
+    def score(tried: float) -> tuple[float, float]:
+        settings = method.config(tried, known)
+        return play(problem, method, settings, TUNING_SEED, budget).score
+
     if method.tuned:
-        choice = choose(
-            lambda tried: play(
-                problem, method, method.config(tried, known), TUNING_SEED, budget
-            ),
-            method.centre(known),
-            sizes.values,
-        )
+        choice = choose(score, method.centre(known), sizes.values)
         value = choice.value
-        entry["tuned"] = {"setting": method.tuned, **choice.record()}
-    entry["settings"] = method.config(value, known)
-    entry["runs"] = [
-        {
-            "seed": seed,
-            **play(problem, method, entry["settings"], seed, budget).record(),
-        }
+        entry["tuned"] = {"setting": method.key(method.tuned), **choice.record()}
+    settings = method.config(value, known)
+    runs = [
+        {"seed": seed, **play(problem, method, settings, seed, budget).record()}
         for seed in sizes.seeds
     ]
-    return entry
+    return {**entry, "settings": settings, "runs": runs}
 
 
 def load_all(folder: Path, problems: Sequence[Problem]) -> dict[str, dict[str, Any]]:
     """The results there are, by problem; one that lacks a method is not there yet."""
-    found = {one: stored(folder, one) for one in problems}
-    return {
-        one.name: results
-        for one, results in found.items()
-        if results is not None
-        and set(results["methods"]) == {method.name for method in methods_of(one)}
-    }
+    found = {}
+    for one in problems:
+        path = folder / f"{one.name}.json"
+        results = load_results(path) if path.is_file() else {"methods": ()}
+        if set(results["methods"]) == {method.name for method in methods_of(one)}:
+            found[one.name] = results
+    return found

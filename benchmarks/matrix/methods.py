@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,12 +11,10 @@ import numpy as np
 
 from .problems import NODES, Kind, Problem, experiment
 
-__all__ = ["METHODS", "RATIO", "Facts", "Method", "facts", "methods_of"]
+__all__ = ["METHODS", "Facts", "Method", "compressed", "facts", "methods_of"]
 
 #: Local steps of everything that has local steps.
 STEPS = 5
-#: From one value of a tuned setting to the next.
-RATIO = 4.0
 
 
 @dataclass(frozen=True)
@@ -71,36 +69,42 @@ class Method:
         In results, and on the page.
     kinds : tuple of str
         Problems that it is for.
-    settings : mapping
-        Of the run config, ``method`` among them.
     gradients : float
         What a client computes in a round, in gradients; a function value or a curvature
         along a line is half of one.
-    search : float
-        What it computes more where the loss is not quadratic, for its line searches.
+    settings : mapping
+        The method's own.
     tuned : str
-        The key of the setting that is tuned; empty: nothing is.
+        The setting that is tuned; empty: nothing is.
     centre : callable
         Where its grid has its middle.
     also : callable
         Settings that follow from the tuned one's value and the facts.
+    search : float
+        What it computes more where the loss is not quadratic, for its line searches.
     penalised : str
-        The key of λ, of methods that solve min F(x) + λ‖x‖₁ instead of the ℓ1 ball's
+        λ's setting, of methods that solve min F(x) + λ‖x‖₁ instead of the ℓ1 ball's
         problem; they are given the λ* that has the same solution.
+    method : str
+        The method's name in run configs, if it is another one.
+    of_run : mapping
+        Settings that are not the method's own.
     """
 
     name: str
     title: str
     kinds: tuple[Kind, ...]
-    settings: Mapping[str, Any] = field(hash=False)
     gradients: float
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tuned: str = ""
     centre: Callable[[Facts], float] = field(default=lambda known: 1.0, hash=False)
     also: Callable[[float, Facts], Mapping[str, Any]] = field(
         default=lambda value, known: {}, hash=False
     )
-    penalised: str = ""
     search: float = 0.0
+    penalised: str = ""
+    method: str = ""
+    of_run: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def cost(self, problem: Problem) -> float:
         """What a client computes in a round, in gradients."""
@@ -109,58 +113,72 @@ class Method:
     @property
     def family(self) -> str:
         """What it is compared with others as: a method and its variants are one."""
-        method = self.settings["method"]
-        return str(self.settings.get("compressed-sgd.compressor", method))
+        return str(self.settings.get("compressor", self.method or self.name))
+
+    def key(self, setting: str) -> str:
+        """The run config's key of a setting."""
+        return f"{self.method or self.name}.{setting}" if setting else ""
 
     def config(self, value: float | None, known: Facts) -> dict[str, Any]:
         """Its part of the run config, with a value of the tuned setting."""
-        config = dict(self.settings)
+        own = dict(self.settings)
         if value is not None:
-            config |= {self.tuned: value, **self.also(value, known)}
-        return config
+            own |= {self.tuned: value, **self.also(value, known)}
+        named = {self.key(setting): what for setting, what in own.items()}
+        return {"method": self.method or self.name, **self.of_run, **named}
 
 
 def _step(known: Facts) -> float:
     return 1.0 / known.lipschitz
 
 
-def _local(name: str, title: str, cost: float = STEPS, **more: Any) -> Method:
+def _inner_step(value: float, known: Facts) -> dict[str, float]:
+    """The clients' step where the server's is tuned."""
+    return {"step-size": _step(known)}
+
+
+def _local(
+    name: str,
+    title: str,
+    more: Mapping[str, Any] | None = None,
+    cost: float = STEPS,
+    method: str = "",
+) -> Method:
     """A relative of FedAvg without a constraint, whose step size is tuned."""
-    method = str(more.pop("method", name))
-    settings = {"local-steps": STEPS, "step-schedule": "constant", **more}
-    return Method(
-        name,
-        title,
-        ("none",),
-        {"method": method, **{f"{method}.{key}": v for key, v in settings.items()}},
-        cost,
-        f"{method}.step-size",
-        _step,
+    own = {"local-steps": STEPS, "step-schedule": "constant", **(more or {})}
+    return Method(name, title, ("none",), cost, own, "step-size", _step, method=method)
+
+
+def compressed(compressor: str, title: str, **more: Any) -> Method:
+    """FedAvg whose changes are compressed."""
+    own = {key.replace("_", "-"): value for key, value in more.items()}
+    own |= {"compressor": compressor, "batch-fraction": 1.0, "server-momentum": 0.0}
+    name = compressor.replace("-", "")
+    made = _local(name, title, own, method="compressed-sgd")
+    if compressor != "sign":
+        return made
+    # a sign has no length: the server's step is what is tuned, and the clients' fixed
+    return replace(
+        made, tuned="server-step-size", centre=lambda known: 0.01, also=_inner_step
     )
 
 
-def _compressed(compressor: str, title: str, tuned: str, **more: Any) -> Method:
-    settings: dict[str, Any] = {"compressor": compressor, "batch-fraction": 1.0, **more}
-    settings["server-momentum"] = 0.0
-    name = compressor.replace("-", "")
-    made = _local(name, title, method="compressed-sgd", **settings)
-    if tuned == "step-size":
-        return made
-    # a sign has no length: the server's step is what is tuned, and the clients' fixed
+def _papers(name: str, title: str, variant: str, factor: float) -> Method:
+    """FedFW as the papers have it."""
     return Method(
         name,
         title,
-        made.kinds,
-        made.settings,
-        made.gradients,
-        f"compressed-sgd.{tuned}",
-        lambda known: 0.01,
-        lambda value, known: {"compressed-sgd.step-size": 1.0 / known.lipschitz},
+        _SETS,
+        STEPS,
+        {"local-steps": STEPS, "variant": variant},
+        "penalty",
+        lambda known: factor * known.slope / known.vertex,
+        method="fedfw",
     )
 
 
 _SETS: tuple[Kind, ...] = ("set", "l1", "manifold")
-_PAPER = {"method": "fedfw", "fedfw.local-steps": STEPS}
+_BALL: tuple[Kind, ...] = ("none", "l1")
 
 #: By name, in the order of the page.
 METHODS: dict[str, Method] = {
@@ -170,10 +188,10 @@ METHODS: dict[str, Method] = {
             "fedfw",
             "FedFW",
             _SETS,
-            {"method": "fedfw", "fedfw.local-steps": STEPS},
             # a gradient and a curvature for each step, and a curvature before the first
             STEPS + (STEPS + 1) / 2,
-            "fedfw.penalty",
+            {"local-steps": STEPS},
+            "penalty",
             lambda known: 0.03 * known.lipschitz / NODES,
             search=STEPS,
         ),
@@ -181,132 +199,104 @@ METHODS: dict[str, Method] = {
             "fedfw-default",
             "FedFW, untuned",
             _SETS,
-            {"method": "fedfw"},
             20 + (20 + 1) / 2,
             search=20,
+            method="fedfw",
         ),
-        Method(
-            "fedfw-plain",
-            "FedFW of the paper",
-            _SETS,
-            {**_PAPER, "fedfw.variant": "plain"},
-            STEPS,
-            "fedfw.penalty",
-            lambda known: 4.0 * known.slope / known.vertex,
-        ),
-        Method(
-            "fedfw-plus",
-            "FedFW+ of the paper",
-            _SETS,
-            {**_PAPER, "fedfw.variant": "augmented"},
-            STEPS,
-            "fedfw.penalty",
-            lambda known: 2.0 * known.slope / known.vertex,
-        ),
+        _papers("fedfw-plain", "FedFW of the paper", "plain", 4.0),
+        _papers("fedfw-plus", "FedFW+ of the paper", "augmented", 2.0),
         Method(
             "feddr",
             "FedDR",
             _SETS,
-            {"method": "feddr", "feddr.local-steps": STEPS, "feddr.relaxation": 1.0},
             STEPS,
-            "feddr.proximal-step",
+            {"local-steps": STEPS, "relaxation": 1.0},
+            "proximal-step",
             lambda known: 10.0 / known.lipschitz,
             lambda value, known: {
-                "feddr.local-step-size": 1.0 / (known.lipschitz + 1.0 / value)
+                "local-step-size": 1.0 / (known.lipschitz + 1.0 / value)
             },
         ),
         Method(
             "projected-fedavg",
             "projected FedAvg",
             _SETS,
-            {"method": "projected-fedavg", "projected-fedavg.local-steps": STEPS},
             STEPS,
-            "projected-fedavg.local-step-size",
+            {"local-steps": STEPS},
+            "local-step-size",
             _step,
         ),
         Method(
             "fedgia",
             "FedGiA",
-            ("none", "l1"),
-            {"method": "fedgia", "fedgia.tolerance": 0.0},
+            _BALL,
             1.0,
-            "fedgia.sigma-scale",
+            {"tolerance": 0.0},
+            "sigma-scale",
             lambda known: 0.15,
-            penalised="fedgia.l1",
+            penalised="l1",
         ),
         Method(
             "fedgia-default",
             "FedGiA, untuned",
-            ("none", "l1"),
-            {"method": "fedgia", "fedgia.tolerance": 0.0},
+            _BALL,
             1.0,
-            penalised="fedgia.l1",
+            {"tolerance": 0.0},
+            penalised="l1",
+            method="fedgia",
         ),
         _local("fedavg-gd", "FedAvg, full gradients"),
         # a fifth of the examples in each of five steps
-        _local("local-sgd", "LocalSGD", 1.0, **{"batch-fraction": 1.0 / STEPS}),
+        _local("local-sgd", "LocalSGD", {"batch-fraction": 1.0 / STEPS}, 1.0),
         _local("fedprox", "FedProx"),
         _local("scaffold", "SCAFFOLD"),
         Method(
             "fedopt",
             "FedAdam",
             ("none",),
-            {
-                "method": "fedopt",
-                "fedopt.optimizer": "adam",
-                "fedopt.local-steps": STEPS,
-                "fedopt.batch-fraction": 1.0,
-            },
             STEPS,
-            "fedopt.server-step-size",
+            {"optimizer": "adam", "local-steps": STEPS, "batch-fraction": 1.0},
+            "server-step-size",
             lambda known: 0.03,
-            lambda value, known: {"fedopt.step-size": 1.0 / known.lipschitz},
+            _inner_step,
         ),
-        _compressed("top-k", "error-feedback top-k", "step-size"),
-        _compressed("qsgd", "QSGD", "step-size"),
-        _compressed("sign", "sign, majority", "server-step-size"),
+        compressed("top-k", "error-feedback top-k"),
+        compressed("qsgd", "QSGD"),
+        compressed("sign", "sign, majority"),
         Method(
             "zeroth-order-sgd",
             "zeroth-order SGD",
             ("none",),
-            {"method": "zeroth-order-sgd", "zeroth-order-sgd.batch-size": 0},
             # ten differences from one value
             11 / 2,
-            "zeroth-order-sgd.step-size",
+            {"batch-size": 0},
+            "step-size",
             lambda known: 10.0 / (known.parameters + 10.0) / known.lipschitz,
         ),
+        # rare entries are part of the problem, so its nodes let them be summed
         Method(
             "hyfdca",
             "HyFDCA",
             ("none",),
-            # rare entries are part of the problem, so its nodes let them be summed
-            {
-                "method": "hyfdca",
-                "hyfdca.tolerance": 0.0,
-                "hyfdca.exposed": "accept",
-            },
             1.0,
+            {"tolerance": 0.0, "exposed": "accept"},
         ),
         Method(
             "first-order-rfl",
             "first-order RFL",
             ("manifold",),
-            {"method": "first-order-rfl", "first-order-rfl.local-steps": STEPS},
             STEPS,
-            "first-order-rfl.step-size",
+            {"local-steps": STEPS},
+            "step-size",
             lambda known: 0.1 / known.lipschitz,
         ),
         Method(
             "zeroth-order-rfl",
             "zeroth-order RFL",
             ("manifold",),
-            {
-                "method": "zeroth-order-rfl",
-                "zeroth-order-rfl.local-steps": STEPS,
-                "zeroth-order-rfl.samples": 10,
-            },
             STEPS * 11 / 2,
-            "zeroth-order-rfl.step-size",
+            {"local-steps": STEPS, "samples": 10},
+            "step-size",
             lambda known: 0.03 / known.lipschitz,
         ),
     )

@@ -240,16 +240,6 @@ PROBLEMS: dict[str, Problem] = {
             300,
         ),
         Problem(
-            "movielens",
-            "matrix completion, MovieLens-100k",
-            "nuclear norm",
-            "set",
-            # as the ratings and the radius of FedFW's figure 1c are
-            {**_COMPLETION, "matrix-completion.centred": True, "radius": 1000.0},
-            60,
-            {"matrix-completion.path": "ml-100k/u.data"},
-        ),
-        Problem(
             "pca",
             "principal components, digits",
             "orthonormal columns",

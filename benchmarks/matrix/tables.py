@@ -13,86 +13,40 @@ from .problems import PROBLEMS
 
 __all__ = [
     "COSTS",
-    "TARGET",
     "Cost",
-    "Place",
     "Results",
-    "cost",
     "details",
     "first_table",
-    "minutes",
-    "places",
+    "markdown",
     "places_table",
     "profile",
-    "ratio",
 ]
 
 #: By problem, what :mod:`.measure` stores.
 Results = Mapping[str, Mapping[str, Any]]
 Cost = Literal["rounds", "gradients", "bytes", "seconds"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
-#: The gap that is told of where there is room for one.
+#: The gap that tables and the picture are about.
 TARGET = 1e-3
 #: What ahead means: by this factor on every seed.
 MARGIN = 1.1
 
 
-def cost(run: Mapping[str, Any], what: Cost, target: float = TARGET) -> float:
-    """What a stored run took to come to a gap; infinity where it never did."""
-    hit = run["hits"].get(f"{target:g}")
-    if hit is None:
-        return math.inf
-    if what == "bytes":
-        return float(hit["up"] + hit["down"])
-    return float(hit[what])
-
-
-def _costs(entry: Mapping[str, Any], what: Cost, target: float) -> list[float]:
-    return [cost(run, what, target) for run in entry["runs"]]
-
-
-def _others(
-    methods: Mapping[str, Any], name: str, what: Cost, target: float
-) -> tuple[str, list[float]] | None:
-    """Of the other methods the one that is best by its median, and its costs."""
-    rivals = {
-        other: _costs(entry, what, target)
-        for other, entry in methods.items()
-        if other != name and METHODS[other].family != METHODS[name].family
-    }
-    if not rivals:
-        return None
-    best = min(rivals, key=lambda other: median(rivals[other]))
-    return best, rivals[best]
-
-
-def ratio(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Costs over another method's, seed by seed."""
-    pairs = zip(mine, theirs, strict=True)
-    return [
-        math.nan if math.isinf(a) and math.isinf(b) else a / b if b else math.inf
-        for a, b in pairs
-    ]
+def costs(entry: Mapping[str, Any], what: Cost) -> list[float]:
+    """What a method's stored runs took to come to the gap; infinity: never."""
+    hits = [run["hits"].get(f"{TARGET:g}") for run in entry["runs"]]
+    keys = ("up", "down") if what == "bytes" else (what,)
+    return [float(sum(hit[k] for k in keys)) if hit else math.inf for hit in hits]
 
 
 @dataclass(frozen=True)
 class Place:
     """How a method did on a problem by one cost, beside the best of another family.
 
-    Attributes
-    ----------
-    method, problem : str
-    what : str
-        Rounds, gradients or bytes.
-    rival : str
-        The method that it is compared with.
-    ratios : tuple of float
-        Its cost over the rival's, a seed each; NaN where neither arrived.
-    gap : float
-        The median of where it ended.
+    ``ratios`` are its costs over the rival's, a seed each, NaN where neither arrived;
+    ``gap`` is the median of where it ended.
     """
 
-    method: str
     problem: str
     what: Cost
     rival: str
@@ -102,8 +56,7 @@ class Place:
     @property
     def typical(self) -> float:
         """The median ratio; infinity where most seeds did not arrive."""
-        known = [r if not math.isnan(r) else math.inf for r in self.ratios]
-        return median(known)
+        return median(r if not math.isnan(r) else math.inf for r in self.ratios)
 
     @property
     def ahead(self) -> bool:
@@ -117,22 +70,27 @@ def end_of(entry: Mapping[str, Any]) -> float:
     return float(median(ends))
 
 
-def places(results: Results, name: str, target: float = TARGET) -> list[Place]:
+def places(results: Results, name: str) -> list[Place]:
     """A method's places on all problems, by rounds, gradients and bytes."""
     found = []
     for problem, stored in results.items():
-        methods = stored["methods"]
-        if name not in methods:
+        methods, family = stored["methods"], METHODS[name].family
+        rivals = [other for other in methods if METHODS[other].family != family]
+        if name not in methods or not rivals:
             continue
         for what in COSTS[:3]:
-            other = _others(methods, name, what, target)
-            if other is None:
-                continue
-            mine = _costs(methods[name], what, target)
-            ratios = tuple(ratio(mine, other[1]))
-            end = end_of(methods[name])
-            found.append(Place(name, problem, what, other[0], ratios, end))
+            of = {other: costs(methods[other], what) for other in rivals}
+            rival = min(of, key=lambda other: median(of[other]))
+            pairs = zip(costs(methods[name], what), of[rival], strict=True)
+            ratios = tuple(_ratio(a, b) for a, b in pairs)
+            found.append(Place(problem, what, rival, ratios, end_of(methods[name])))
     return found
+
+
+def _ratio(mine: float, theirs: float) -> float:
+    if math.isinf(mine) and math.isinf(theirs):
+        return math.nan
+    return mine / theirs if theirs else math.inf
 
 
 def times(number: float) -> str:
@@ -176,44 +134,38 @@ def _worst(found: Sequence[Place]) -> str:
     return f"{_where(worst.problem)}: {factor} times the {worst.what} of {rival}"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table as a page has it."""
     head, *rest = rows
     lines = (head, ["---"] * len(head), *rest)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def places_table(results: Results) -> str:
+def places_table(results: Results) -> list[list[str]]:
     """Every method's best and worst place, a line each."""
     rows = [["method", "best on", "worst on"]]
     for name, method in METHODS.items():
         found = places(results, name)
         if found:
             rows.append([method.title, _best(found), _worst(found)])
-    return _markdown(rows)
+    return rows
 
 
-def minutes(stored: Mapping[str, Any]) -> float:
-    """What tuning and measuring a problem's methods took of one processor."""
-    seconds = (entry["processor-seconds"] for entry in stored["methods"].values())
-    return float(sum(seconds)) / 60.0
-
-
-def first_table(results: Results, target: float = TARGET) -> str:
+def first_table(results: Results) -> list[list[str]]:
     """By problem, the method with the least of each cost, and that amount."""
-    costs = [f"fewest {what}" for what in COSTS]
-    rows = [["problem", "set", *costs]]
+    rows = [["problem", "set", *(f"fewest {what}" for what in COSTS)]]
     for name, stored in results.items():
         one, row = PROBLEMS[name], []
         for what in COSTS:
             medians = {
-                method: median(_costs(entry, what, target))
+                method: median(costs(entry, what))
                 for method, entry in stored["methods"].items()
             }
             best = min(medians, key=lambda method: medians[method])
             told = _amount(medians[best], what)
             row.append(f"{METHODS[best].title}: {told}" if told else "nobody")
         rows.append([one.title, one.over, *row])
-    return _markdown(rows)
+    return rows
 
 
 def _amount(number: float, what: Cost) -> str:
@@ -267,7 +219,7 @@ def _medians(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def profile(
-    results: Results, names: Sequence[str], what: Cost, target: float = TARGET
+    results: Results, names: Sequence[str], what: Cost
 ) -> dict[str, list[float]]:
     """A performance profile: each instance's cost over the best method's.
 
@@ -281,7 +233,6 @@ def profile(
     names : sequence of str
         The methods that are compared.
     what : str
-    target : float
 
     Returns
     -------
@@ -291,11 +242,10 @@ def profile(
     """
     found: dict[str, list[float]] = {name: [] for name in names}
     for stored in results.values():
-        all_costs = {n: _costs(stored["methods"][n], what, target) for n in names}
-        for seed in range(len(next(iter(all_costs.values())))):
-            best = min(costs[seed] for costs in all_costs.values())
-            if math.isinf(best):
-                continue
-            for name, costs in all_costs.items():
-                found[name].append(costs[seed] / best)
+        of = [costs(stored["methods"][name], what) for name in names]
+        for instance in zip(*of, strict=True):
+            best = min(instance)
+            if math.isfinite(best):
+                for name, cost in zip(names, instance, strict=True):
+                    found[name].append(cost / best)
     return {name: sorted(ratios) for name, ratios in found.items()}

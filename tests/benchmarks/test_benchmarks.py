@@ -18,7 +18,7 @@ from benchmarks.matrix.problems import (
     CERTIFIED,
     PROBLEMS,
 )
-from benchmarks.matrix.tuning import MORE, TUNING_SEED, VALUES
+from benchmarks.matrix.runs import MORE, TUNING_SEED, VALUES
 from benchmarks.networks.problems import PROBLEMS as NETWORKS
 from benchmarks.networks.runs import Runs
 from benchmarks.report import Spread
