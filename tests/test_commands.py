@@ -83,10 +83,7 @@ def commands(page: Path) -> list[str]:
 def by(command: str) -> str | None:
     """The file that runs a command; None: this one does."""
     if "classifier-path" in command:
-        onnx = "onnx" in command
-        return (
-            "tests/tasks/test_onnx_attack.py" if onnx else "tests/tasks/test_attack.py"
-        )
+        return "tests/tasks/test_attack.py"
     return next((BY[start] for start in BY if command.startswith(start)), None)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from fedtrellis.objectives.demonstrations import OnnxClassifier
 from scripts.train_cifar_cnn import fold, main, make_network, write
-from tests.tasks.data.cifar_folder import write_cifar
+from tests.tasks.data.files import write_cifar
 
 
 def train(folder: Path, out: Path, *more: str) -> int:

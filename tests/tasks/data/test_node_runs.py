@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import sim
-from fedtrellis.settings import SettingsError
-from tasks import LogisticRegression, make_task
+from tasks import make_task
 from tasks.data.task import data_of
-from tests.harness import history_of, model_of, run_app
-from tests.tasks.data.node_files import write_csv, write_libsvm
+from tests.harness import history_of, model_of, refused, run_app
+from tests.tasks.data.files import write_csv, write_libsvm
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -26,9 +25,7 @@ def run(
 
 
 def breast_cancer(folder: Path, ending: str) -> list[dict[str, Any]]:
-    task = make_task("logistic-regression", {}, N, 0)
-    assert isinstance(task, LogisticRegression)
-    data = data_of(task)
+    data = data_of(make_task("logistic-regression", {}, N, 0))
     configs = []
     for i in range(N):
         rows, labels = data.share(i)
@@ -36,10 +33,9 @@ def breast_cancer(folder: Path, ending: str) -> list[dict[str, Any]]:
         if ending == ".csv":
             # another column order on every node, with the label somewhere within
             order = np.roll(np.arange(30), i)
-            header = [*(f"x{j}" for j in order[:7]), "label"]
-            header += [f"x{j}" for j in order[7:]]
+            names = [f"x{j}" for j in order]
             body = np.column_stack([rows[:, order[:7]], labels, rows[:, order[7:]]])
-            write_csv(path, header, body.tolist())
+            write_csv(path, [*names[:7], "label", *names[7:]], body.tolist())
         elif ending == ".npz":
             np.savez(path, features=rows, labels=labels)
         else:
@@ -50,7 +46,8 @@ def breast_cancer(folder: Path, ending: str) -> list[dict[str, Any]]:
 
 
 # as the files stand: the built-in data is scaled already
-OWN = {
+OWN: dict[str, Any] = {
+    "task": "logistic-regression",
     "logistic-regression.dataset": "nodes",
     "min-nodes": N,
     "data.prepare": False,
@@ -60,10 +57,7 @@ NAMES = ",".join(f"x{j}" for j in range(30))
 
 @pytest.mark.parametrize(
     ("method", "ending"),
-    [
-        *(("fedfw", ".csv"), ("fedgia", ".csv"), ("fedfw", ".npz"), ("fedgia", ".svm")),
-        ("zeroth-order-sgd", ".csv"),
-    ],
+    [("fedgia", ".csv"), ("fedfw", ".npz"), ("fedgia", ".svm")],
 )
 def test_files_cut_from_breast_cancer_give_its_model(
     tmp_path: Path, method: str, ending: str
@@ -85,33 +79,27 @@ def test_files_cut_from_breast_cancer_give_its_model(
 
 
 def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
-    configs = breast_cancer(tmp_path, ".csv")
-    config: dict[str, Any] = {"task": "logistic-regression", "rounds": 1, **OWN}
-    # by their number, columns have to be in one order
-    with pytest.raises(SettingsError, match="clients 0 and 1 have other feature"):
-        run(tmp_path, config | {"data.features": 30}, configs)
-    named = config | {"data.feature-names": NAMES}
-    with pytest.raises(
-        SettingsError, match=r"data\.examples = 400 does not fit min-nodes"
+    nodes = breast_cancer(tmp_path, ".csv")
+    named = {"rounds": 1, **OWN, "data.feature-names": NAMES}
+    one = [{"data": "here.csv"}, {}, {"data": str(tmp_path / "no.csv")}]
+    for more, given, match in (
+        # by their number, columns have to be in one order
+        (
+            {"data.features": 30, "data.feature-names": ""},
+            nodes,
+            "clients 0 and 1 have other feature",
+        ),
+        ({"data.examples": 400}, nodes, r"data\.examples = 400 does not fit min-nodes"),
+        ({"data.examples": 455, "min-nodes": 2}, nodes, "min-nodes = 2: 3 nodes"),
+        ({}, one[:1] * N, "must be an absolute path"),
+        ({}, one[1:2] * N, "node config: data is missing"),
+        ({}, one[2:] * N, "there is none"),
     ):
-        run(tmp_path, named | {"data.examples": 400}, configs)
-    with pytest.raises(SettingsError, match="min-nodes = 2: 3 nodes"):
-        run(tmp_path, named | {"data.examples": 455, "min-nodes": 2}, configs)
+        kinds = (RuntimeError, ValueError)
+        refused(match, lambda: run(tmp_path, named | more, given), kinds)  # noqa: B023
     # one bad file: the run says whose, and does not go on without it
     (tmp_path / "1.csv").write_text("nothing\n")
-    with pytest.raises(SettingsError, match=r"2 nodes can be used: .*1\.csv"):
-        run(tmp_path, config | named, configs)
-
-
-def test_a_node_without_a_name_or_a_file_is_refused(tmp_path: Path) -> None:
-    config = {"task": "logistic-regression", **OWN, "data.features": 30}
-    for node, match in (
-        ({}, "node config: data is missing"),
-        ({"data": "here.csv"}, "must be an absolute path"),
-        ({"data": str(tmp_path / "no.csv")}, "there is none"),
-    ):
-        with pytest.raises(RuntimeError, match=match):
-            run(tmp_path, config, [node] * N)
+    refused(r"2 nodes can be used: .*1\.csv", lambda: run(tmp_path, named, nodes))
 
 
 def test_files_can_be_tried_from_the_command_line(
@@ -131,7 +119,86 @@ def test_files_can_be_tried_from_the_command_line(
     assert evaluated == [True, False, True]
     assert sim.app.command_line(arguments) == 1
     assert "node config: data is missing" in capsys.readouterr().err
-    # a node may have a file, and a run not ask for it
-    other = ["--nodes", "2", "--out", str(tmp_path / "other")]
-    other += ["--node-config", entry, "-c", 'task="lasso" rounds=1']
-    assert sim.app.command_line(other) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"data.features": 3, "data.feature-names": "a,b"}, "which has 2 names"),
+        ({"data.feature-names": "a,b,a"}, "has 'a' twice"),
+        ({"data.feature-names": "a,,b"}, "between two commas"),
+        ({"data.feature-names": "a,label"}, "the name of another column"),
+        ({"data.features": 3, "data.labels": "a,b,c"}, "3 classes; the task has 2"),
+        ({"data.features": 3, "logistic-regression.partition": "labels"}, "no meaning"),
+        (
+            {"data.features": 3, "logistic-regression.scaling": "standard"},
+            "measured on the examples of all nodes",
+        ),
+        ({"data.features": 3, "reference": True}, "reference = True does not fit"),
+        ({"data.features": 3, "stop-metric": "gap"}, "allowed: loss, accuracy"),
+        (
+            {"data.features": 3, "outer-domain": "l2-ball", "outer-fraction": 0.5},
+            "outer-fraction = 0.5 does not fit",
+        ),
+    ],
+)
+def test_bad_settings(config: dict[str, Any], match: str) -> None:
+    whole = {**sim.app.default_config(), **OWN, "data.prepare": True, **config}
+    refused(match, lambda: sim.app.experiment(whole, 2).strategy())
+
+
+@pytest.mark.parametrize(
+    ("task", "config"),
+    [
+        ("logistic-regression", {"l2": 0.5, "intercept": True}),
+        ("linear-regression", {}),
+        ("lasso", {}),
+        ("kernel-pca", {"scale": False, "components": 2}),
+        ("classification", {}),
+        ("low-rank-network", {"rank": 2, "l2": 0.1}),
+        ("matrix-completion", {"users": 4, "items": 3}),
+    ],
+)
+def test_weights_make_every_example_count_once(
+    tmp_path: Path, task: str, config: dict[str, Any]
+) -> None:
+    """(1/n) Σ f_i of three unequal files is the loss of one file with all rows."""
+    rng = np.random.default_rng(0)
+    settings: dict[str, Any] = {f"{task}.{key}": v for key, v in config.items()}
+    settings |= {f"{task}.dataset": "nodes", "data.examples": 12}
+    if task == "matrix-completion":
+        rows = np.column_stack([rng.integers(1, 4, 12), rng.integers(1, 3, 12)])
+        whole = np.column_stack([rows, rng.normal(size=12)])
+    else:
+        whole = np.column_stack([rng.normal(size=(12, 3)), np.arange(12) % 2])
+        settings["data.features"] = 3
+    if task in ("classification", "low-rank-network"):
+        settings["data.classes"] = 2
+
+    def save(name: str, part: Any) -> Path:
+        path = tmp_path / name
+        if task == "matrix-completion":
+            np.savetxt(path, part, fmt=["%d", "%d", "%.17g"], delimiter="\t")
+        else:
+            write_csv(path, ["x", "y", "z", "label"], part.tolist())
+        return path
+
+    several, alone = make_task(task, settings, 3, 0), make_task(task, settings, 1, 0)
+    paths = [save(f"{i}.csv", part) for i, part in enumerate(np.split(whole, [2, 5]))]
+    point = [rng.normal(size=shape) for shape in several.shapes()]
+    if several.manifold() is not None:
+        point = several.initial_point()
+    x = several.argument(point)
+    objectives = [several.node_objective(path) for path in paths]
+    values = [objective.value(x) for objective in objectives]
+    expected = alone.node_objective(save("all.csv", whole)).value(x)
+    assert np.mean(values) == pytest.approx(expected, rel=1e-12)
+    # and so does what the nodes answer when they are asked to evaluate
+    losses = [
+        several.weigh_evaluation(f.value(x), f.num_examples, {"accuracy": 1.0})[0]
+        for f in objectives
+    ]
+    told = [several.node_attributes({"data": str(path)}) for path in paths]
+    counts = [attributes["announcement"]["num-examples"] for attributes in told]
+    assert np.average(losses, weights=counts) == pytest.approx(expected, rel=1e-12)
+    assert counts == [2, 3, 7]
