@@ -106,17 +106,17 @@ def test_every_format_gives_every_digit_back(tmp_path: Path, values: Array) -> N
         np.testing.assert_array_equal(table.targets, labels)
 
 
-@pytest.mark.parametrize(
-    ("end", "pack"),
-    [
-        ("", bytes),
-        (".gz", gzip.compress),
-        (".bz2", bz2.compress),
-        (".xz", lzma.compress),
-    ],
-)
-def test_libsvm(tmp_path: Path, end: str, pack: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / f"data{end}"
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("end", PACKINGS)
+def test_libsvm(tmp_path: Path, end: str) -> None:
+    path, pack = tmp_path / f"data{end}", PACKINGS[end]
     path.write_bytes(pack(b"+1 1:0.5 4:-2 # a comment\n-1 2:1e3\n\n+1 3:1\n-1\n"))
     table = load_table("libsvm", path)
     expected = np.zeros((4, 4))
