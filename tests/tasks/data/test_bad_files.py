@@ -150,7 +150,7 @@ CIFAR = [
     ("b.bin.xz", lzma.compress(bytes(range(256)) * 12)[:-9], "cannot be decompressed"),
 ]
 PACKED: list[tuple[str, bytes, str]] = [
-    *((f"a{end}", b"s3cret 77.125", "") for end in (".csv.gz", ".npz", ".parquet")),
+    *((f"a{end}", b"s3cret 77.125", r"\w") for end in (".csv.gz", ".npz", ".parquet")),
     ("a.svm.gz", b"s3cret 77.125", "cannot be read or unpacked"),
     ("a.csv.gz", gzip.compress(b"a,b,label\n" + b"1,2,no\n" * 50)[:-9], "a csv table"),
 ]
