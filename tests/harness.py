@@ -36,32 +36,6 @@ from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedFW
 
-__all__ = [
-    "Array",
-    "Distance",
-    "Played",
-    "Recorder",
-    "Stop",
-    "Watch",
-    "app_of",
-    "calm",
-    "contexts",
-    "distance",
-    "encode_message",
-    "grid_of",
-    "history_of",
-    "memory_of",
-    "model_of",
-    "node_states",
-    "number_of",
-    "only_for",
-    "play",
-    "programs",
-    "readable",
-    "refused",
-    "run_app",
-]
-
 Array = NDArray[np.float64]
 S = TypeVar("S")
 

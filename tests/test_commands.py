@@ -1,7 +1,4 @@
-"""Commands on pages: each runs here for two rounds, or in the file that BY names.
-
-``python -m tests.test_commands`` prints the page, the command and who runs it.
-"""
+"""Commands on pages: each runs here for two rounds, or in the file that BY names."""
 
 import re
 import shlex
@@ -150,8 +147,3 @@ def test_it_runs(
     else:
         assert (program, words[0]) == ("python", "sim.py")
         assert sim.app.command_line([*words[1:], "-c", QUICKER]) == 0
-
-
-if __name__ == "__main__":
-    for page, command in ALL:
-        print(page.relative_to(ROOT), command, by(command) or "here", sep="\t")

@@ -127,11 +127,7 @@ HYFDCA = (
 FEDFW = 'task="lasso" fedfw.variant="stochastic" participation=0.7'
 
 
-def heard(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_DFL)
-
-
-def sim_py(*arguments: str, before: Callable[[], None]) -> subprocess.Popen[str]:
+def sim_py(*arguments: str, before: Callable[[], Any]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "sim.py", *arguments],
         cwd=ROOT,
@@ -158,7 +154,7 @@ def test_a_process_that_is_ended_goes_on_where_it_was(
     # a shell's background, or nohup, may ignore signals, and children would too
     process = sim_py(
         *(*arguments, "--out", str(tmp_path / "cut")),
-        before=lambda: None if killed else heard(number),
+        before=lambda: None if killed else signal.signal(number, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:

@@ -56,7 +56,7 @@ def test_every_public_name_is_described_and_has_an_example() -> None:
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_the_example_runs(name: str) -> None:
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    runner = doctest.DocTestRunner(verbose=False, optionflags=flags)
+    runner = doctest.DocTestRunner(optionflags=flags)
     report: list[str] = []
     for test in EXAMPLES[name]:
         runner.run(test, out=report.append)
