@@ -302,7 +302,6 @@ class FedLMOClient(StatefulDescent):
             tuple(config["layers"].split(",")),
             config["scaling"],
             config["orthogonalization"],
-            config["newton-schulz-steps"],
         )
         gamma, radius = config["step-size"], config["radius"]
         kinds = "corrected", "averaged"

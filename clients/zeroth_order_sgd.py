@@ -85,7 +85,7 @@ class ZerothOrderSGDClient(StatefulClient):
         """
         x, layout = self._model(parameters, config)
         tau, m, seed = config["local-steps"], config["samples"], config["seed"]
-        server_round, clip = config["server-round"], config["clip"]
+        server_round = config["server-round"]
         if tau > 1:  # the steps between are the client's own
             x = x.copy()
         private = LocalNoise.asked_for(config)
@@ -108,8 +108,6 @@ class ZerothOrderSGDClient(StatefulClient):
                 )
             # s_kj = [f_i(x_i + μ u_kj; ξ) − f_i(x_i; ξ)] / μ
             s = (at[1:] - at[0]) / config["smoothing"]
-            if clip > 0.0:
-                s = np.clip(s, -clip, clip)
             scalars_of_steps.append(s)
             if k < tau - 1:
                 gamma = sizes_of(config)[k]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import cos, pi, prod, sqrt
+from math import prod, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -26,39 +26,28 @@ from numpy.typing import NDArray
 
 from fedtrellis.settings import SettingsError, check_choice
 
-Scaling = Literal["scion", "muon", "none"]
+Scaling = Literal["scion", "muon"]
 Orthogonalization = Literal["newton-schulz", "bfloat16", "svd"]
-StepSchedule = Literal["constant", "linear", "cosine"]
+StepSchedule = Literal["constant", "linear"]
 
 _KINDS = ("spectral", "sign", "rows")
 
 # Muon's: they bring every singular value of [0, 1] to 1 ± 0.3 in five iterations, the
 # small ones too, and not to 1
 _A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
 # of ‖D‖ that it is divided by, so that zeros stay zeros
 _EPS = 1e-7
 
 Array = NDArray[Any]
 
 
-def scheduled(
-    schedule: str, size: float, server_round: int, rounds: int, warm_up: int
-) -> float:
-    """γ_t, the step size of round t = 1, 2, … of T; beyond T that of the last.
-
-    The first w = ``warm_up`` rounds have t/w of it.
-    """
-    passed = min(server_round - 1, rounds - 1) / rounds
-    factor = 1.0
-    if schedule == "linear":
-        # γ_t = γ (1 − (t − 1)/T)
-        factor = 1.0 - passed
-    elif schedule == "cosine":
-        # γ_t = γ (1 + cos(π (t − 1)/T)) / 2
-        factor = 0.5 * (1.0 + cos(pi * passed))
-    if server_round < warm_up:
-        factor *= server_round / warm_up
-    return size * factor
+def scheduled(schedule: str, size: float, server_round: int, rounds: int) -> float:
+    """γ_t, the step size of round t = 1, 2, … of T; beyond T that of the last."""
+    if schedule == "constant":
+        return size
+    # γ_t = γ (1 − (t − 1)/T)
+    return size * (1.0 - min(server_round - 1, rounds - 1) / rounds)
 
 
 def with_momentum(m: Array, g: Array, mu: float, nesterov: bool) -> tuple[Array, Array]:
@@ -107,7 +96,7 @@ def settle_kinds(kinds: str, shapes: Sequence[tuple[int, ...]]) -> tuple[str, ..
     return words
 
 
-def newton_schulz(matrix: Array, iterations: int) -> Array:
+def newton_schulz(matrix: Array) -> Array:
     """Return nearly U Vᵀ of a matrix U Σ Vᵀ, in the matrix's dtype.
 
     X ← a X + (b X Xᵀ + c (X Xᵀ)²) X from X = D/‖D‖_F: singular values end between 0.7
@@ -116,14 +105,14 @@ def newton_schulz(matrix: Array, iterations: int) -> Array:
     x = matrix / max(float(np.linalg.norm(matrix)), _EPS)
     # the smaller of the two squares
     wide = x.T if x.shape[0] > x.shape[1] else x
-    for _ in range(iterations):
+    for _ in range(_ITERATIONS):
         square = wide @ wide.T
         # X ← a X + (b X Xᵀ + c (X Xᵀ)²) X
         wide = _A * wide + (_B * square + _C * (square @ square)) @ wide
     return wide.T if x.shape[0] > x.shape[1] else wide
 
 
-def _newton_schulz_bfloat16(matrix: Array, iterations: int) -> Array:
+def _newton_schulz_bfloat16(matrix: Array) -> Array:
     """The same in bfloat16, in the order of operations of ``torch.optim.Muon``."""
     import torch
 
@@ -132,7 +121,7 @@ def _newton_schulz_bfloat16(matrix: Array, iterations: int) -> Array:
     if tall:
         x = x.T
     x = x / x.norm().clamp(min=_EPS)
-    for _ in range(iterations):
+    for _ in range(_ITERATIONS):
         square = x @ x.T
         update = torch.addmm(square, square, square, beta=_B, alpha=_C)
         x = torch.addmm(x, update, x, beta=_A)
@@ -146,15 +135,14 @@ class LayerOracle:
 
     ``kinds``: "spectral", "sign" or "rows", one a layer. ``scaling``, the spectral
     oracle's scale: "scion", √(outputs/inputs), for a convolution divided by its
-    kernel's number of pixels; "muon", √max(1, rows/columns); "none", 1.
-    ``orthogonalization``: U Vᵀ by "newton-schulz" in the model's dtype, of so many
-    ``iterations``; the same in "bfloat16", which needs PyTorch; or exact, "svd".
+    kernel's number of pixels; "muon", √max(1, rows/columns).
+    ``orthogonalization``: U Vᵀ by "newton-schulz" in the model's dtype; the same in
+    "bfloat16", which needs PyTorch; or exact, "svd".
     """
 
     kinds: tuple[str, ...]
     scaling: str = "scion"
     orthogonalization: str = "newton-schulz"
-    iterations: int = 5
 
     def __call__(self, layers: Sequence[Array]) -> list[Array]:
         """Return s of every layer, in its shape and dtype."""
@@ -186,8 +174,8 @@ class LayerOracle:
             product: Array = u[:, kept] @ vt[kept]
             return product
         if self.orthogonalization == "bfloat16":
-            return _newton_schulz_bfloat16(matrix, self.iterations)
-        return newton_schulz(matrix, self.iterations)
+            return _newton_schulz_bfloat16(matrix)
+        return newton_schulz(matrix)
 
     def scale(self, shape: tuple[int, ...]) -> float:
         """Return the spectral oracle's scale for a layer of this shape."""
@@ -195,6 +183,4 @@ class LayerOracle:
         if self.scaling == "scion":
             # √(outputs/inputs) / pixels of the kernel
             return sqrt(outputs / inputs) / prod(kernel)
-        if self.scaling == "muon":
-            return sqrt(max(1.0, outputs / (inputs * prod(kernel))))
-        return 1.0
+        return sqrt(max(1.0, outputs / (inputs * prod(kernel))))

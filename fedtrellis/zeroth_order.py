@@ -2,14 +2,13 @@
 
 M is a manifold of arrays of n = p·r entries, P_M the projection onto it, F(x, ξ) a
 function of which only values can be asked for, ξ what is random in it (a mini-batch).
-The two estimators are (7) and (6) of "Zeroth-order projection-based Riemannian
-federated learning", arXiv 2507.22855:
+The estimator is (7) of "Zeroth-order projection-based Riemannian federated learning",
+arXiv 2507.22855:
 
     G^P(x) = (n/m) Σ_j [F(P_M(x + μ u_j), ξ_j) − F(x, ξ_j)]/μ · u_j    u_j on the sphere
-    G^R(x) = (1/m) Σ_j [F(Retr_x(μ u_j), ξ_j) − F(x, ξ_j)]/μ · u_j     u_j in T_x M
 
-Both tend to the Riemannian gradient in the mean as μ → 0. The first lies off T_x M,
-and is known to whoever has the m scalars and the generator's seed: :func:`combine`.
+It tends to the Riemannian gradient in the mean as μ → 0. It lies off T_x M, and is
+known to whoever has the m scalars and the generator's seed: :func:`combine`.
 """
 
 from __future__ import annotations
@@ -32,14 +31,12 @@ from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 
 __all__ = [
-    "RETRACTIONS",
     "Estimate",
     "Values",
     "combine",
     "directions",
     "evaluator",
     "projection_estimate",
-    "tangent_estimate",
 ]
 
 
@@ -248,9 +245,6 @@ def evaluator(
     return Evaluator(together, None, rows, True)
 
 
-RETRACTIONS = ("polar", "exponential")
-
-
 @dataclass(frozen=True, eq=False)
 class Estimate:
     """An estimated gradient and what it was made of.
@@ -258,8 +252,7 @@ class Estimate:
     Attributes
     ----------
     gradient : ndarray of float64, shape S
-        G, (n/m) Σ_j scalars_j u_j for estimator (7) and (1/m) Σ_j scalars_j u_j for
-        (6).
+        G, (n/m) Σ_j scalars_j u_j.
     scalars : ndarray of float64, shape (m,)
         The difference quotients s_j. That of a dropped sample is 0, and the others are
         m/(m − dropped) times what they were, so that the formulas for G hold.
@@ -339,93 +332,21 @@ def projection_estimate(
     >>> bool(np.abs(estimate.gradient - [0.0, 4.0]).max() < 0.05)
     True
     """
-    point = _checked_point(manifold, x, samples, smoothing)
-    return _estimate(
-        *(values, point, rng, samples, smoothing),
-        lambda generator, count: directions(generator, count, point.shape),
-        lambda u: manifold.project(point + smoothing * u),  # P_M(x + μ u_j)
-        point.size,  # G^P has the factor n/m
-    )
-
-
-def tangent_estimate(
-    values: Values,
-    manifold: Manifold,
-    x: ArrayLike,
-    rng: np.random.Generator,
-    *,
-    samples: int,
-    smoothing: float,
-    retraction: str = "polar",
-) -> Estimate:
-    """Estimate the Riemannian gradient by tangent directions, estimator (6).
-
-    Parameters, result and errors are those of :func:`projection_estimate`, but G has
-    no factor n and :func:`combine` does not rebuild it. ``retraction`` is Retr_x:
-    ``"polar"``, P_M(x + v), which is the polar retraction where points have orthonormal
-    columns, or ``"exponential"``; NotImplementedError if the manifold has no closed
-    form of that map.
-
-    Examples
-    --------
-    F(x) = aᵀx on the sphere. Its gradient at x is the part of a orthogonal to x:
-
-    >>> import numpy as np
-    >>> from fedtrellis.manifolds import Sphere
-    >>> from fedtrellis.zeroth_order import tangent_estimate
-    >>> a, x = np.array([3.0, 4.0]), np.array([1.0, 0.0])
-    >>> estimate = tangent_estimate(
-    ...     lambda points: points @ a, Sphere((2,)), x,
-    ...     np.random.default_rng(0), samples=100_000, smoothing=1e-4,
-    ... )
-    >>> bool(np.abs(estimate.gradient - [0.0, 4.0]).max() < 0.05)
-    True
-    """
-    point = _checked_point(manifold, x, samples, smoothing)
-    if retraction not in RETRACTIONS:
-        raise ValueError(
-            f"retraction is {retraction!r}; allowed: {', '.join(RETRACTIONS)}"
-        )
-    retract = manifold.retract if retraction == "polar" else manifold.exponential
-    return _estimate(
-        *(values, point, rng, samples, smoothing),
-        lambda generator, count: manifold.random_tangent(point, generator, count),
-        lambda u: retract(point, smoothing * u),  # Retr_x(μ u_j)
-        1,  # G^R has the factor 1/m
-    )
-
-
-def _checked_point(
-    manifold: Manifold, x: ArrayLike, samples: int, smoothing: float
-) -> FloatArray:
     if samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1")
     if not (smoothing > 0.0 and isfinite(smoothing)):
         raise ValueError(f"smoothing is {smoothing}; it must be positive and finite")
     point = np.asarray(x, dtype=np.float64)
     manifold.check_shape(point.shape)
-    return point
-
-
-def _estimate(
-    values: Values,
-    x: FloatArray,
-    rng: np.random.Generator,
-    samples: int,
-    smoothing: float,
-    draw: Callable[[np.random.Generator, int], FloatArray],
-    perturbed: Callable[[FloatArray], FloatArray],
-    factor: int,
-) -> Estimate:
-    """Return G = (factor/m) Σ_j s_j u_j."""
-    ask, width, streamed = values, x.size, isinstance(values, Evaluator)
+    ask, width, streamed = values, point.size, isinstance(values, Evaluator)
     if isinstance(values, Evaluator):
         ask, width = values.repeated(), max(width, values.rows)
     lengths, again = block_lengths(samples, width), deepcopy(rng)
-    evaluations, quotients, u = 0, [], x
+    evaluations, quotients, u = 0, [], point
     for length in lengths if streamed else [samples]:
-        u = draw(rng, length)
-        points = np.concatenate((x[None], perturbed(u)))
+        u = directions(rng, length, point.shape)
+        # P_M(x + μ u_j)
+        points = np.concatenate((point[None], manifold.project(point + smoothing * u)))
         at_x, at_points = _checked_values(ask(points), length)
         if not np.isfinite(at_x).all():
             bad = at_x[~np.isfinite(at_x)][0]
@@ -447,9 +368,11 @@ def _estimate(
     # the mean over those that are left, written as one over all
     scalars = np.where(finite, scalars, 0.0) * (samples / (samples - dropped))
     # all blocks at once may not fit: then they are drawn again
-    redrawn = (draw(again, length) for length in lengths)
+    redrawn = (directions(again, length, point.shape) for length in lengths)
     total = weighted_sum(scalars, [u] if len(lengths) == 1 else redrawn)
-    return Estimate((factor / samples) * total, scalars, dropped, evaluations)
+    # G^P = (n/m) Σ_j s_j u_j
+    gradient = (point.size / samples) * total
+    return Estimate(gradient, scalars, dropped, evaluations)
 
 
 def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatArray]:

@@ -49,7 +49,6 @@ _CORRECTIVE = {"variant": ("corrective",)}
 _PAPERS = {"variant": PAPERS}
 # whose clients send atoms alone, of gradients of one round
 _PRIVATE = ("plain", "augmented")
-_AUGMENTED = {"variant": ("augmented",)}
 _STOCHASTIC = {"variant": ("stochastic",)}
 # entry of an evaluation's request: it is to bring x̄
 _EVALUATED = "evaluated"
@@ -357,12 +356,6 @@ class FedFW(FrankWolfeStrategy):
         maximum=1.0,
         only=_STOCHASTIC,
     )
-    dual_penalty: float = setting(
-        None,
-        "λ_0 of y_i in FedFW+; auto: that of penalty",
-        minimum=0.0,
-        only=_AUGMENTED,
-    )
     batch_size: int = setting(
         64, "examples in a mini-batch of FedFW-sto", minimum=1, only=_STOCHASTIC
     )
@@ -539,12 +532,6 @@ class _PaperSteps:
         self.penalty = penalty
         self._schedule = replace(self._schedule, penalty=penalty or 0.0)
 
-    @property
-    def _dual_penalty(self) -> float:
-        """λ_0 of y_i; 0 while it is not known."""
-        own = self._strategy.dual_penalty
-        return own if own is not None else self.penalty or 0.0
-
     def _clocks(
         self, server_round: int, client: str
     ) -> tuple[list[float], list[float]]:
@@ -574,7 +561,7 @@ class _PaperSteps:
         if strategy.variant != "plain":
             entries |= entries_of(strategy, "variant")
         if strategy.variant == "augmented":
-            entries["dual-penalty"] = self._dual_penalty
+            entries["dual-penalty"] = self.penalty or 0.0
         if strategy.variant == "stochastic":
             weights = [schedule.averaging_weight(t) for t in own]
             entries["averaging"] = _one_or_all(weights)
@@ -619,8 +606,9 @@ class _PaperSteps:
             if self._duals:
                 # y_i ← y_i + λ_0 (x_i − x̄), at the x̄ that the client was sent
                 y = self._duals[name]
-                mirror.add_to(y, self._dual_penalty)
-                y -= self._dual_penalty * sent
+                penalty = self.penalty or 0.0
+                mirror.add_to(y, penalty)
+                y -= penalty * sent
             for eta, atom in zip(etas[name], atoms, strict=True):
                 if x_bar is not None:
                     # x̄ ← x̄ + (1/n) Σ over S of η_i (s_i − x_i)

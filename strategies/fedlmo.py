@@ -119,12 +119,9 @@ class FedLMO(RoundStrategy):
     )
     step_schedule: StepSchedule = setting(
         "linear",
-        "γ_t over the T rounds: γ; γ (1 − (t − 1)/T); or γ (1 + cos(π(t − 1)/T))/2",
+        "γ_t over the T rounds: γ; or γ (1 − (t − 1)/T)",
         symbol="γ_t",
         choices=StepSchedule,
-    )
-    warm_up: int = setting(
-        0, "rounds in which the step size grows to that of the schedule", minimum=0
     )
     momentum: float = setting(
         0.9,
@@ -153,7 +150,7 @@ class FedLMO(RoundStrategy):
     scaling: Scaling = setting(
         "scion",
         "of the spectral oracle: √(outputs/inputs), by the kernel's pixels for "
-        "convolutions; √max(1, rows/columns); or none",
+        "convolutions; or √max(1, rows/columns)",
         choices=Scaling,
     )
     orthogonalization: Orthogonalization = setting(
@@ -161,13 +158,6 @@ class FedLMO(RoundStrategy):
         "how U Vᵀ is computed: Newton-Schulz in the model's dtype, or in bfloat16 "
         "(PyTorch), or by a singular value decomposition",
         choices=Orthogonalization,
-    )
-    newton_schulz_steps: int = setting(
-        5,
-        "iterations of Newton-Schulz",
-        minimum=1,
-        maximum=99,
-        only={"orthogonalization": ("newton-schulz", "bfloat16")},
     )
     compressor: Compression = setting(
         "top-k",
@@ -215,7 +205,6 @@ class FedLMO(RoundStrategy):
             settle_kinds(self.layers, layout.shapes),
             self.scaling,
             self.orthogonalization,
-            self.newton_schulz_steps,
         )
         zero = np.zeros_like(self.broadcast.model)
         # c_i, or with ef21 v_i
@@ -232,8 +221,8 @@ class FedLMO(RoundStrategy):
 
     def step_size_at(self, server_round: int) -> float:
         """γ_t."""
-        planned = self.planned_rounds, self.warm_up
-        return scheduled(self.step_schedule, self.step_size, server_round, *planned)
+        planned = server_round, self.planned_rounds
+        return scheduled(self.step_schedule, self.step_size, *planned)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What the local steps need, γ_t and with control variates c."""
@@ -248,8 +237,7 @@ class FedLMO(RoundStrategy):
             "radius": self.radius,
             "layers": ",".join(self._oracle.kinds),
         }
-        oracle = ("scaling", "orthogonalization", "newton_schulz_steps")
-        entries |= entries_of(self, *oracle)
+        entries |= entries_of(self, "scaling", "orthogonalization")
         if self.variant in _BESIDE:
             entries[_BESIDE[self.variant]] = self._beside
         return entries

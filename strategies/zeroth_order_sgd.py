@@ -21,7 +21,6 @@ from fedtrellis.zeroth_order import START, from_pool, mark_of, pool_choice
 from .fedavg import falling
 
 Variant = Literal["decomfl", "fedkseed", "feedsign"]
-_SCALARS = ("decomfl", "fedkseed")
 # whose clients all answer about the same directions
 _SHARED = ("decomfl", "feedsign")
 
@@ -126,12 +125,6 @@ class ZerothOrderSGD(RoundStrategy):
         maximum=10**6,
         only={"variant": ("fedkseed",)},
     )
-    clip: float = setting(
-        0.0,
-        "largest |s| that a client sends; 0: any",
-        minimum=0.0,
-        only={"variant": _SCALARS},
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,7 +177,7 @@ class ZerothOrderSGD(RoundStrategy):
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What a client's steps need."""
         steps = ("local_steps", "samples", "step_size", "step_schedule", "smoothing")
-        return entries_of(self, *steps, "batch_size", "variant", "clip", "seed")
+        return entries_of(self, *steps, "batch_size", "variant", "seed")
 
     def check(self, answer: Answer) -> NDArray[Any]:
         """The scalars or signs, of shape (τ·m,).
@@ -195,9 +188,6 @@ class ZerothOrderSGD(RoundStrategy):
         hidden = self.aggregator.seen_by == "client"
         if hidden or self.variant != "feedsign":
             scalars = scalars_of(answer, count)
-            noisy = hidden or self.privacy == "local"
-            if self.clip and not noisy and float(np.abs(scalars).max()) > self.clip:
-                raise ValueError(f"a scalar is larger than clip = {self.clip}")
             if self.variant != "fedkseed":
                 return scalars
             client, server_round = answer.client, answer.server_round

@@ -1,10 +1,8 @@
 """Convex sets: their linear minimisation oracles and projections."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from fedtrellis.domains.base import Domain
-from fedtrellis.domains.numerics import check_arguments
 
 # A line a set, in the order of listings: what stands here is exported and registered.
 # isort: off
@@ -36,35 +34,14 @@ _SETS: list[type[Domain]] = [
     if isinstance(thing, type) and issubclass(thing, Domain) and thing is not Domain
 ]
 
-#: Every bounded set by its name.
-DOMAINS: dict[str, type[Domain]] = {cls.name: cls for cls in _SETS if cls.bounded}
-
 #: Every set that a run config may name, the whole space among them: a product's parts
 #: are more than it can give.
 RUN_DOMAINS: dict[str, type[Domain]] = {
     cls.name: cls for cls in _SETS if cls is not Product
 }
 
-__all__ = ["DOMAINS", "RUN_DOMAINS", "Domain", "fitting_domains", "make_domain"]
+__all__ = ["RUN_DOMAINS", "Domain", "fitting_domains"]
 __all__ += [cls.__name__ for cls in _SETS]
-
-
-def make_domain(name: str, **parameters: Any) -> Domain:
-    """Make a domain from its name, a key of :data:`DOMAINS`, and its parameters.
-
-    ValueError for an unknown name, a parameter missing, unknown or out of range: one
-    line that says what is allowed.
-
-    Examples
-    --------
-    >>> from fedtrellis.domains import make_domain
-    >>> make_domain("l1-ball", radius=10.0)
-    L1Ball(radius=10.0)
-    """
-    if name not in DOMAINS:
-        raise ValueError(f"unknown domain {name!r}; allowed: {', '.join(DOMAINS)}")
-    check_arguments(DOMAINS[name], parameters)
-    return DOMAINS[name](**parameters)
 
 
 def fitting_domains(

@@ -454,10 +454,9 @@ class BirkhoffPolytope(_Square):
         return bool(x.min() >= -tolerance and off <= tolerance)
 
     def _contains_atom(self, atom: Atom, tolerance: float) -> bool:
-        if isinstance(atom, PermutationAtom):
-            # the sum of each row and column
-            return bool(abs(atom.scale - 1.0) <= tolerance)
-        return super()._contains_atom(atom, tolerance)
+        return isinstance(atom, PermutationAtom) or super()._contains_atom(
+            atom, tolerance
+        )
 
     def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
         # of a permutation, which has n ones and n singular values of 1

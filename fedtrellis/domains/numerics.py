@@ -1,7 +1,7 @@
 """The few numerics that the sets share, and the checks of their parameters."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.base import FloatArray
-from fedtrellis.settings import arguments_of
 
 
 def positive(domain: str, parameter: str, value: Any, below: float = math.inf) -> float:
@@ -81,18 +80,6 @@ def root(function: Callable[[float], float], largest: float) -> float:
         function, 0.0, largest, xtol=5e-324, rtol=1e-15, maxiter=2000
     )
     return found
-
-
-def check_arguments(
-    cls: Any, given: Mapping[str, Any], without: str = "", besides: str = ""
-) -> None:
-    """Raise ValueError unless these are what a constructor takes and needs."""
-    taken = {n: needed for n, needed in arguments_of(cls).items() if n != without}
-    if not {n for n, needed in taken.items() if needed} <= set(given) <= set(taken):
-        raise ValueError(
-            f"{cls.name} takes {', '.join(taken) or 'no parameters'}{besides}; "
-            f"got {', '.join(given) or 'none'}"
-        )
 
 
 def magnitude(array: FloatArray) -> float:

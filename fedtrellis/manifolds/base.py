@@ -35,7 +35,7 @@ class Manifold(ABC):
     Attributes
     ----------
     name : str
-        What run configurations call the manifold.
+        What messages call the manifold.
     shape : tuple of int
         Shape of a point.
 
@@ -65,11 +65,6 @@ class Manifold(ABC):
     @abstractmethod
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
         """Return the orthogonal projection of each v onto the tangent space at x."""
-
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        raise NotImplementedError(
-            f"{self.name} has no closed form of the exponential map; retract instead"
-        )
 
     # What everybody calls.
 
@@ -112,17 +107,6 @@ class Manifold(ABC):
         x, v = self._pair(point, tangent)
         # Retr_x(v) = P_M(x + v)
         return self.project(x + v)
-
-    def exponential(self, point: ArrayLike, tangent: ArrayLike) -> FloatArray:
-        """Follow the geodesic that leaves x with velocity v for unit time, Exp_x(v).
-
-        Arguments, result and errors are those of :meth:`project_tangent`; in addition
-        NotImplementedError if the manifold has no closed form of it, and ValueError for
-        a tangent of matrices with orthonormal columns with entries above 1e6.
-        """
-        x, v = self._pair(point, tangent)
-        result = self._exponential(self._batch(x), self._batch(v))
-        return result.reshape(max(x.shape, v.shape, key=len))
 
     def random_tangent(
         self, point: ArrayLike, rng: np.random.Generator, count: int
@@ -248,15 +232,6 @@ class _Spheres(Manifold):
         # v − <x/ρ, v> x/ρ
         return self._arrays(v - along[:, :, None] * normal)
 
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        direction, length = unit_vectors(self._vectors(v))
-        angle = (length / self.radius)[:, :, None]
-        # Exp_x(v) = cos(‖v‖/ρ) x + ρ sin(‖v‖/ρ) v/‖v‖
-        y = np.cos(angle) * self._vectors(x)
-        y = y + self.radius * np.sin(angle) * direction
-        # rounding, and v's share along x, would add up over many steps
-        return self._project(self._arrays(y))
-
 
 @dataclass(frozen=True)
 class Sphere(_Spheres):
@@ -336,9 +311,6 @@ class Euclidean(Manifold):
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
         return np.broadcast_to(v, (max(len(x), len(v)), *self.shape)).copy()
 
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        return x + v
-
 
 @dataclass(frozen=True)
 class Product(Manifold):
@@ -386,11 +358,6 @@ class Product(Manifold):
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
         return _joined(
             part._project_tangent(*pieces) for part, pieces in self._pieces(x, v)
-        )
-
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        return _joined(
-            part._exponential(*pieces) for part, pieces in self._pieces(x, v)
         )
 
     def _contains(self, x: FloatArray, tolerance: float) -> bool:

@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.numerics import positive_integer, power_of_two_scaled, thin_svd
@@ -15,9 +14,6 @@ from fedtrellis.manifolds.base import (
     Manifold,
     Shape,
 )
-
-# Longest tangent that is followed: rounding blurs the angles of longer ones.
-_LONGEST = 1e6
 
 
 class _Orthonormal(Manifold):
@@ -36,13 +32,6 @@ class _Orthonormal(Manifold):
     def _project(self, x: FloatArray) -> FloatArray:
         # P_M(x) = U Vᵀ  for x = U Σ Vᵀ
         return polar_factor(x)
-
-    def _check_length(self, v: FloatArray) -> None:
-        if np.abs(v).max() > _LONGEST:
-            raise ValueError(
-                f"{self.name}: the exponential map takes tangents with entries up to "
-                f"{_LONGEST:g}, got {np.abs(v).max():.3g}"
-            )
 
 
 @dataclass(frozen=True)
@@ -67,27 +56,6 @@ class Stiefel(_Orthonormal):
         # v − x (xᵀv + vᵀx)/2
         return v - x @ (0.5 * (product + product.swapaxes(1, 2)))
 
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        # Zimmermann, Hüper, "Computing the Riemannian logarithm on the Stiefel
-        # manifold", SIAM J. Matrix Anal. Appl. 2022, the Euclidean metric:
-        #   Exp_x(v) = [x Q] exp([2A −Rᵀ; R 0]) [I; 0] exp(−A),  A = xᵀv,  QR = v − xA
-        # Here with K = QR itself instead of Q: no factorisation, any rank.
-        self._check_length(v)
-        r = self.shape[1]
-        product = x.swapaxes(1, 2) @ v
-        a = 0.5 * (product - product.swapaxes(1, 2))
-        k = v - x @ product
-        size = np.sqrt(np.einsum("mpr,mpr->m", k, k))[:, None, None]
-        size = np.where(size > 0.0, size, 1.0)
-        # [2A  −KᵀK/τ; τI  0],  τ = ‖K‖ balancing the two
-        generator = np.zeros((len(a), 2 * r, 2 * r))
-        generator[:, :r, :r] = 2.0 * a
-        generator[:, :r, r:] = -(k.swapaxes(1, 2) @ k) / size
-        generator[:, r:, :r] = size * np.eye(r)
-        flow = scipy.linalg.expm(generator)[:, :, :r] @ scipy.linalg.expm(-a)
-        # [x  K/τ] exp(…) [I; 0] exp(−A);  the polar factor takes away rounding
-        return polar_factor(x @ flow[:, :r] + (k / size) @ flow[:, r:])
-
 
 @dataclass(frozen=True)
 class Grassmann(_Orthonormal):
@@ -110,17 +78,6 @@ class Grassmann(_Orthonormal):
     def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
         # v − x xᵀv
         return v - x @ (x.swapaxes(1, 2) @ v)
-
-    def _exponential(self, x: FloatArray, v: FloatArray) -> FloatArray:
-        self._check_length(v)
-        # vᵀv = W Σ² Wᵀ;  cos and sin(σ)/σ are smooth in σ², so no accuracy is lost
-        squares, w = np.linalg.eigh(v.swapaxes(1, 2) @ v)
-        angles = np.sqrt(np.maximum(squares, 0.0))[:, None, :]
-        # Exp_x(v) = x W cos(Σ) Wᵀ + U sin(Σ) Wᵀ,  U = v W Σ⁻¹  (Edelman, Arias,
-        # Smith, SIAM J. Matrix Anal. Appl. 1998, theorem 2.3)
-        y = x @ (w * np.cos(angles)) + v @ (w * np.sinc(angles / np.pi))
-        # the polar factor takes away rounding
-        return polar_factor(y @ w.swapaxes(1, 2))
 
 
 # Subspace iteration pays where the rank is at most this share of the smaller side.

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.linalg import expm
 
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.zeroth_order import (
-    Values,
-    evaluator,
-    projection_estimate,
-    tangent_estimate,
-)
+from fedtrellis.zeroth_order import Values, evaluator, projection_estimate
 from reproduce.common import Options
 from reproduce.drawing import measured, new_figure, save
 from tasks import make_task
@@ -36,6 +32,24 @@ ITERATIONS = 1000
 POINTS = 60
 
 Step = Callable[[FloatArray, np.random.Generator], FloatArray]
+Map = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+def exponential(x: FloatArray, v: FloatArray) -> FloatArray:
+    """Exp_x(v) of x with orthonormal columns, for one tangent v or a batch.
+
+    Exp_x(v) = [x v] exp([A −vᵀv; I A]) [I; 0] exp(−A) with A = xᵀv: Edelman, Arias,
+    Smith, SIAM J. Matrix Anal. Appl. 1998, equation (2.42).
+    """
+    r = x.shape[-1]
+    a, vv = x.T @ v, v.swapaxes(-1, -2) @ v
+    eye = np.broadcast_to(np.eye(r), a.shape)
+    generator = np.concatenate(
+        [np.concatenate([a, -vv], -1), np.concatenate([eye, a], -1)], -2
+    )
+    flow = expm(generator)[..., :r] @ expm(-a)
+    y: FloatArray = x @ flow[..., :r, :] + v @ flow[..., r:, :]
+    return y
 
 
 def variants(values: Values, manifold: Manifold, samples: int) -> dict[str, Step]:
@@ -48,30 +62,21 @@ def variants(values: Values, manifold: Manifold, samples: int) -> dict[str, Step
         # x ← P_M(x − η G)
         return manifold.project(x - STEP * estimate.gradient)
 
-    def polar(x: FloatArray, rng: np.random.Generator) -> FloatArray:
-        estimate = tangent_estimate(
-            values, manifold, x, rng, samples=samples, smoothing=SMOOTHING
-        )
-        # x ← Retr_x(−η G)
-        return manifold.retract(x, -STEP * estimate.gradient)
+    def tangent(move: Map) -> Step:
+        def step(x: FloatArray, rng: np.random.Generator) -> FloatArray:
+            # G = (1/m) Σ_j [F(Retr_x(μ u_j)) − F(x)]/μ · u_j, u_j in T_x M
+            u = manifold.random_tangent(x, rng, samples)
+            f = values(np.concatenate((x[None], move(x, SMOOTHING * u))))
+            gradient = np.tensordot((f[1:] - f[0]) / SMOOTHING, u, 1) / samples
+            # x ← Retr_x(−η G)
+            return move(x, -STEP * gradient)
 
-    def exponential(x: FloatArray, rng: np.random.Generator) -> FloatArray:
-        estimate = tangent_estimate(
-            values,
-            manifold,
-            x,
-            rng,
-            samples=samples,
-            smoothing=SMOOTHING,
-            retraction="exponential",
-        )
-        # x ← Exp_x(−η G)
-        return manifold.exponential(x, -STEP * estimate.gradient)
+        return step
 
     return {
         "(7), projection": projection,
-        "(6), polar": polar,
-        "(6), exponential": exponential,
+        "(6), polar": tangent(manifold.retract),
+        "(6), exponential": tangent(exponential),
     }
 
 

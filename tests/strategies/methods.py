@@ -273,7 +273,7 @@ VARIANTS: dict[str, Method] = {
         for v, k, count, penalties in (
             ("plain", 1, "round", {"penalty": 1.2}),
             ("plain", 3, "own", {"penalty": 1.2}),
-            ("augmented", 3, "round", {"penalty": 1.2, "dual_penalty": 0.3}),
+            ("augmented", 3, "round", {"penalty": 1.2}),
             ("augmented", 2, "own", {}),
         )
     },

@@ -146,7 +146,7 @@ def check_loop(
                     g = losses[i].gradient(x[i]) / n
                 if s.variant == "augmented":
                     if j == 1:
-                        y[i] = y[i] + (s.dual_penalty or 0.0) * (x[i] - x_bar)
+                        y[i] = y[i] + s.penalty * (x[i] - x_bar)
                     g = g + y[i]
                 if s.lmo_noise:
                     size = math.sqrt(eta) if s.lmo_noise_decay else 1.0
@@ -176,7 +176,7 @@ def check_loop(
 def test_run_equals_numpy_loop(
     variant: Any, name: Any, count: Any, sampling: Any, k: int
 ) -> None:
-    own = only_for(variant, dual_penalty=0.4, averaging=0.3, batch_size=2)
+    own = only_for(variant, averaging=0.3, batch_size=2)
     shared: dict[str, Any] = {"participation": 0.5, "sampling": sampling, "seed": 7}
     steps: dict[str, Any] = {"step_count": count, "local_steps": k, "step_size": 0.2}
     how: dict[str, Any] = {"schedule": name, **shared, **steps, **own}
@@ -206,7 +206,7 @@ def test_noise_in_the_oracle_equals_numpy_loop(k: int, decay: bool) -> None:
 def test_other_sets_equal_numpy_loop(domain: Domain, start: Array) -> None:
     rng = np.random.default_rng(8)
     losses = [Distance(rng.standard_normal(start.shape)) for _ in range(N)]
-    how: Any = {"participation": 0.7, "variant": "augmented", "dual_penalty": 0.2}
+    how: Any = {"participation": 0.7, "variant": "augmented"}
     check_loop(FedFW(domain, penalty=0.5, **how), 40, start, losses, 1e-9)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import cos, pi, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def test_each_oracle_is_the_least_point_of_its_ball() -> None:
 
 def test_scales_of_convolutions() -> None:
     d = np.random.default_rng(0).standard_normal((8, 3, 2, 2))
-    for scaling, scale in (("scion", sqrt(8 / 3) / 4), ("muon", 1.0), ("none", 1.0)):
+    for scaling, scale in (("scion", sqrt(8 / 3) / 4), ("muon", 1.0)):
         [s] = LayerOracle(("spectral",), scaling, "svd")([d])
         assert (
             np.abs(s + scale * polar(d.reshape(8, 12)).reshape(d.shape)).max() < 1e-12
@@ -71,13 +71,14 @@ def test_scales_of_convolutions() -> None:
 def test_newton_schulz_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
     """All singular values near 1, the singular vectors unchanged, in the same dtype."""
     d = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    result = newton_schulz(d, 5)
-    [rounded] = LayerOracle(("spectral",), "none", "bfloat16")([d])
+    result = newton_schulz(d)
+    scale = sqrt(max(1.0, shape[0] / shape[1]))
+    [rounded] = LayerOracle(("spectral",), "muon", "bfloat16")([d])
     assert result.dtype == rounded.dtype == np.float32
     sigma = np.linalg.svd(result, compute_uv=False)
     assert 0.65 < sigma.min() <= sigma.max() < 1.25
     assert np.linalg.norm(polar(result) - polar(d)) < 1e-4
-    assert np.abs(rounded + result).max() < 0.05
+    assert np.abs(rounded / scale + result).max() < 0.05
 
 
 def test_kinds_of_layers() -> None:
@@ -201,12 +202,10 @@ def scion_loop(
     return x
 
 
-#: What a step's size is multiplied with in round t, counted from 0, of 12; the constant
-#: one grows for four rounds.
+#: What a step's size is multiplied with in round t, counted from 0, of 12.
 SIZES: dict[str, Callable[[int], float]] = {
-    "constant": lambda t: min(1.0, (t + 1) / 4),
+    "constant": lambda t: 1.0,
     "linear": lambda t: 1.0 - t / 12,
-    "cosine": lambda t: 0.5 + 0.5 * cos(pi * t / 12),
 }
 
 
@@ -214,7 +213,7 @@ SIZES: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize(
     ("radius", "how", "schedule"),
     [
-        *((0.0, "svd", "constant"), (4.0, "svd", "cosine")),
+        *((0.0, "svd", "constant"), (4.0, "svd", "constant")),
         *((0.0, "newton-schulz", "linear"), (4.0, "newton-schulz", "linear")),
     ],
 )
@@ -222,7 +221,7 @@ def test_equals_loop(variant: Any, radius: float, how: Any, schedule: Any) -> No
     # so far away that no entry's sign hangs on its last digit
     losses, exact = quadratics(4, spread=9.0), how == "svd"
     steps: Any = {"local_steps": 3, "step_size": 0.2, "step_schedule": schedule}
-    more: Any = {"warm_up": 4 if schedule == "constant" else 0, "momentum": 0.7}
+    more: Any = {"momentum": 0.7}
     own: Any = {"variant": variant, "radius": radius, "orthogonalization": how}
     run = lmo_run(losses, 12, participation=0.6, seed=2, **steps, **more, **own)
     assert {len(S) for S in run.used} > {1, 2}
@@ -242,9 +241,9 @@ def test_plain_averages_of_lmo_steps_stay_off_the_optimum(variant: Any) -> None:
     losses = quadratics(2)
     centres = zip(losses[0].centre, losses[1].centre, strict=True)
     optimum = [(a + b) / 2 for a, b in centres]
-    how: Any = {"step_size": 0.3, "step_schedule": "cosine", "momentum": 0.5}
+    how: Any = {"step_size": 0.3, "step_schedule": "linear", "momentum": 0.5}
     how |= {"kept_fraction": 0.1} if variant == "ef21" else {}
-    run = lmo_run(losses, 200, variant=variant, **how)
+    run = lmo_run(losses, 300, variant=variant, **how)
     ends = [sum(loss.value(x) for loss in losses) / 2 for x in (run.arrays, optimum)]
     gap = ends[0] - ends[1]
     assert gap > 1.0 if variant == "averaged" else abs(gap) < 1e-3

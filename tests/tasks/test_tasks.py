@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clients import HyFDCAClient
-from fedtrellis.domains import make_domain
+from fedtrellis.domains import RUN_DOMAINS
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from strategies import FedFW, FedGiA, HybridFedAvg, HyFDCA, HyFEM, NaiveFrankWolfe
@@ -160,7 +160,7 @@ def test_starts_domains_and_metrics_fit(name: str, config: dict[str, Any]) -> No
     assert np.isfinite(task.initial_point()[0]).all()
     for domain_name, radius in task.domains().items():
         assert radius >= 0.0
-        domain = make_domain(domain_name, **({"radius": radius} if radius else {}))
+        domain = RUN_DOMAINS[domain_name].from_config({}, radius or 1.0)
         domain.check_shape((flat(start).size,) if len(start) > 1 else start[0].shape)
     manifold = task.manifold()
     assert (manifold is not None) == (name in ON_MANIFOLDS)

@@ -21,7 +21,7 @@ UNSIGNED = [np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint6
 
 # Kind codes on the wire, one byte an atom. From PRODUCT on: a product whose parts
 # have the shapes of layout number code - PRODUCT; its parts' codes follow.
-SPARSE, RAGGED, RANK_ONE, PERMUTATION, SCALED, SIGN, DENSE, RANDOM, PRODUCT = range(9)
+SPARSE, RAGGED, RANK_ONE, PERMUTATION, SIGN, DENSE, RANDOM, PRODUCT = range(8)
 
 
 class Atom(ABC):
@@ -552,7 +552,7 @@ class RankOneAtom(Atom):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PermutationAtom(Atom):
-    """A scaled permutation matrix: row i has ``scale`` in column ``columns[i]``.
+    """A permutation matrix: row i has 1 in column ``columns[i]``.
 
     Examples
     --------
@@ -564,8 +564,8 @@ class PermutationAtom(Atom):
     """
 
     kind: ClassVar[str] = "permutation"
+    _code: ClassVar[int] = PERMUTATION
     columns: NDArray[np.intp]
-    scale: float = 1.0
     shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
@@ -580,39 +580,29 @@ class PermutationAtom(Atom):
     def add_to(self, array: NDArray[Any], weight: float = 1.0) -> None:
         """Do ``array += weight * atom``, touching one entry a row."""
         self._check_target(array)
-        array[np.arange(self.columns.size), self.columns] += weight * self.scale
+        array[np.arange(self.columns.size), self.columns] += weight
 
     def dot(self, array: NDArray[Any]) -> float:
-        """Return <atom, array> = scale Σ_i array[i, columns[i]]."""
+        """Return <atom, array> = Σ_i array[i, columns[i]]."""
         self._check_operand(array)
         entries = array[np.arange(self.columns.size), self.columns]
-        return self.scale * float(entries.sum(dtype=np.float64))
-
-    @property
-    def _code(self) -> int:  # type: ignore[override]
-        return PERMUTATION if self.scale == 1.0 else SCALED
+        return float(entries.sum(dtype=np.float64))
 
     def _wire(self) -> Sequence[NDArray[Any]]:
         # those of a larger atom beside it are wider, and so is what is stacked
-        columns = self.columns.astype(index_dtype(self.columns.size))
-        return [columns] if self.scale == 1.0 else [columns, np.array([self.scale])]
+        return [self.columns.astype(index_dtype(self.columns.size))]
 
     @classmethod
     def _unstack(
         cls, arrays: Arrays, shapes: Sequence[Shape], dtype: np.dtype[Any]
     ) -> list[Self]:
-        if len(arrays) not in (1, 2):
-            raise ValueError(f"permutations need 1 or 2 arrays, got {len(arrays)}")
+        check_count("permutation", arrays, 1)
         for shape in shapes:
             if len(shape) != 2 or shape[0] != shape[1]:
                 raise ValueError(f"a permutation is a square matrix, not {shape}")
         rows = [shape[0] for shape in shapes]
         stacked = split("columns", arrays[0], index_dtype(max(rows)), rows)
-        scales = [1.0] * len(rows)
-        if len(arrays) == 2:
-            check("scales", arrays[1], FLOAT64, len(rows))
-            scales = arrays[1].tolist()
         for columns in stacked:
             if not np.array_equal(np.sort(columns), np.arange(columns.size)):
                 raise ValueError("the columns of a permutation must each occur once")
-        return [cls(c.astype(INTP), s) for c, s in zip(stacked, scales, strict=True)]
+        return [cls(columns.astype(INTP)) for columns in stacked]

@@ -22,7 +22,6 @@ from fedtrellis.domains.atoms.base import (
     RAGGED,
     RANDOM,
     RANK_ONE,
-    SCALED,
     SIGN,
     SPARSE,
     UINT8,
@@ -287,7 +286,6 @@ _CLASSES: dict[int, tuple[type[Atom], int]] = {  # code: class, number of arrays
     RAGGED: (SparseAtom, 3),
     RANK_ONE: (RankOneAtom, 2),
     PERMUTATION: (PermutationAtom, 1),
-    SCALED: (PermutationAtom, 2),
     SIGN: (SignAtom, 2),
     DENSE: (DenseAtom, 1),
     RANDOM: (RandomSigns, 2),
@@ -306,7 +304,7 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
     atoms their layouts (int64); then, for each code that occurs, in increasing order,
     the wire arrays of its atoms concatenated. The parts of products are stacked with
     everything else of their kind, so the number of arrays does not grow with the number
-    of atoms or of parts. ValueError for atoms of different shapes, or of more than 248
+    of atoms or of parts. ValueError for atoms of different shapes, or of more than 249
     layouts.
 
     Examples
@@ -342,7 +340,7 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
             codes.append(code)
             groups.setdefault(code, []).append(leaf)
     if len(layouts) > 256 - PRODUCT:
-        raise ValueError(f"{len(layouts)} ways to cut up products; at most 248 fit")
+        raise ValueError(f"{len(layouts)} ways to cut up products; at most 249 fit")
     arrays: list[NDArray[Any]] = []
     if layouts:
         arrays.append(np.array([i for layout in layouts for i in layout], np.int64))

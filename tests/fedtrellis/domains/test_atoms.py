@@ -30,7 +30,7 @@ def random_atom(rng: np.random.Generator, shape: tuple[int, ...]) -> Atom:
     kinds = ["sparse", "sign", "dense"]
     if len(shape) == 2:
         kinds.append("rank-one")
-        kinds += ["permutation", "scaled"] if shape[0] == shape[1] else []
+        kinds += ["permutation"] if shape[0] == shape[1] else []
     size = math.prod(shape)
     if len(shape) == 1 and size > 1:
         kinds.append("product")
@@ -49,8 +49,6 @@ def random_atom(rng: np.random.Generator, shape: tuple[int, ...]) -> Atom:
         return RankOneAtom(rng.standard_normal(m), rng.standard_normal(n))
     if kind == "permutation":
         return PermutationAtom(rng.permutation(shape[0]))
-    if kind == "scaled":
-        return PermutationAtom(rng.permutation(shape[0]), float(rng.standard_normal()))
     cut = int(rng.integers(1, size))
     shapes: list[tuple[int, ...]] = [(cut,), (size - cut,)]
     if cut % 2 == 0:

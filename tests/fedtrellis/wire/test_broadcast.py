@@ -54,7 +54,7 @@ def random_atom(rng: np.random.Generator, shape: Shape) -> Atom:
     if len(shape) == 2:
         kinds.append(lambda: RankOneAtom(*map(rng.standard_normal, shape)))
     if len(shape) == 2 and shape[0] == shape[1]:
-        kinds.append(lambda: PermutationAtom(rng.permutation(shape[0]), 2.0))
+        kinds.append(lambda: PermutationAtom(rng.permutation(shape[0])))
     if len(shape) == 1 and shape[0] > 4:
         parts = sparse(rng, (shape[0] - 4,)), DenseAtom(rng.random((2, 2)))
         kinds.append(lambda: ProductAtom(parts))
