@@ -77,7 +77,7 @@ def a_point(manifold: Manifold) -> Array:
 @pytest.mark.parametrize("case", CASES)
 def test_the_mean_over_many_draws_is_the_riemannian_gradient(case: str) -> None:
     manifold, function, gradient = CASES[case]
-    x, how = a_point(manifold), {"samples": 1000, "smoothing": 1e-4}
+    x, how = a_point(manifold), dict[str, Any](samples=1000, smoothing=1e-4)
     rngs = [np.random.default_rng([5, group]) for group in range(40)]
     estimates = [projection_estimate(function, manifold, x, r, **how) for r in rngs]
     groups = np.array([estimate.gradient for estimate in estimates])
