@@ -20,6 +20,7 @@ import argparse
 import fcntl
 import json
 import os
+import random
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -41,10 +42,9 @@ VERDICTS = ("killed", "timeout", "survived", "unfinished", "uncovered")
 Mutant = dict[str, Any]
 
 
-def read(file: Path) -> dict[str, Any]:
+def read(file: Path) -> Any:
     """What is kept."""
-    kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return kept
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def write(file: Path, about: dict[str, Any], mutants: list[Mutant]) -> None:
@@ -81,7 +81,7 @@ def draw_all(file: Path, count: int, seed: int, keep: Path | None) -> None:
             earlier = {"earlier": kept[place]} if place in kept else {}
             mutants.append({"id": place.name, "wing": wing, **description, **earlier})
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.check_output(git, text=True).strip()
     write(file, {"commit": commit, "seed": seed}, mutants)
 
 
@@ -96,17 +96,16 @@ def places_of(mutants: list[Mutant]) -> list[Place]:
 def map_all(file: Path, only: str) -> None:
     """Run every test file with probes, the wings' tests first."""
     places = places_of(read(file)["mutants"])
-    code = running.probed(places)
+    code, names = running.probed(places), {place.name for place in places}
     running.warm()
-    everywhere = (ROOT / "tests").rglob("test_*.py")
-    files = sorted(str(path.relative_to(ROOT)) for path in everywhere)
-    for tests in sorted(files, key=lambda name: "/strategies/" in name):
+    files = (str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py"))
+    for tests in sorted(files, key=lambda name: ("/strategies/" in name, name)):
         into = WORK / "map" / (tests.replace("/", ".") + ".json")
         if only not in tests or tests.startswith("tests/system/"):
             continue
         with claimed(into.name) as mine:
             known = read(into)["places"] if into.exists() else []
-            if mine and not {place.name for place in places} <= set(known):
+            if mine and not names <= set(known):
                 running.record(tests, places, code, into)
                 piece = read(into)
                 counts = f"{len(piece['tests'])} passed, {len(piece['unpassed'])} not"
@@ -124,14 +123,13 @@ def run_all(file: Path, only: str) -> None:
     places = dict(zip((m["id"] for m in mutants), places_of(mutants), strict=True))
     running.warm()
     # from all wings in turn, so that half of the work says something about each
-    each = len(mutants) // len(WINGS)
-    for mutant in (m for n in range(each) for m in mutants[n::each]):
+    for mutant in random.Random(0).sample(mutants, len(mutants)):
         name = mutant["id"]
         if only not in mutant["wing"]:
             continue
         with claimed(name) as mine:
-            now = {m["id"]: m for m in read(file)["mutants"]}[name]
-            if not mine or "verdict" in now:
+            judged = {m["id"] for m in read(file)["mutants"] if "verdict" in m}
+            if not mine or name in judged:
                 continue
             verdict = running.judge(places[name], covering.get(name, {}))
             with claimed("file", wait=True):
@@ -153,14 +151,18 @@ def table(file: Path, show: bool) -> None:
         numbers = (len(those), *(counts[verdict] for verdict in VERDICTS), round(share))
         print(f"{wing:>11}" + "".join(f"{number:11}" for number in numbers))
     print(f"{sum(m.get('seconds', 0.0) for m in mutants) / 3600:.2f} hours of CPU")
-    known = (m for m in mutants if "earlier" in m)
-    changes = Counter((m["earlier"], m.get("verdict")) for m in known)
+    changes = Counter(
+        (m["earlier"], m.get("verdict")) for m in mutants if "earlier" in m
+    )
     for (before, now), count in sorted(changes.items(), key=str):
         print(f"{count} were {before}, are {now}")
     for m in mutants if show else ():
         if m.get("verdict") in VERDICTS[2:]:
-            print(f"\n{m['id']} {m['verdict']}, {m.get('tests', 0)} tests")
-            print(f"    {m['file']} {m['function']}, {m['operator']}: {m['line']}")
+            print(
+                "\n{id} {verdict}\n    {file} {function}, {operator}: {line}".format(
+                    **m
+                )
+            )
             print(f"    {m['before']}\n    -> {m['after']}")
 
 
@@ -176,14 +178,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a test file or wing")
     parser.add_argument("--list", action="store_true", help="what no test finds, too")
     given = parser.parse_args()
+    file = given.file.resolve()
     if given.command == "draw":
-        draw_all(given.file, given.count, given.seed, given.keep)
-    elif given.command == "map":
-        map_all(given.file.resolve(), given.only)
-    elif given.command == "run":
-        run_all(given.file.resolve(), given.only)
+        draw_all(file, given.count, given.seed, given.keep)
+    elif given.command == "table":
+        table(file, given.list)
     else:
-        table(given.file, given.list)
+        {"map": map_all, "run": run_all}[given.command](file, given.only)
 
 
 if __name__ == "__main__":

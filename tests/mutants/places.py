@@ -32,31 +32,19 @@ DESCRIPTION = ("file", "function", "line", "operator", "before", "after", "nth")
 #: Operator, what is changed, and the text in its place.
 Change = tuple[str, ast.expr | ast.stmt, str]
 
-_SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE),
-    ast.LtE: (ast.Lt, ast.Gt),
-    ast.Gt: (ast.GtE, ast.LtE),
-    ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-    ast.And: (ast.Or,),
-    ast.Or: (ast.And,),
-    ast.Add: (ast.Sub,),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Div,),
-    ast.Div: (ast.Mult,),
-    ast.FloorDiv: (ast.Mult,),
-    ast.Mod: (ast.Mult,),
-    ast.Pow: (ast.Mult,),
-    ast.BitAnd: (ast.BitOr,),
-    ast.BitOr: (ast.BitAnd,),
-    ast.BitXor: (ast.BitOr,),
-    ast.LShift: (ast.RShift,),
-    ast.RShift: (ast.LShift,),
+_SWAPS = (
+    *(("Lt", "LtE", "GtE"), ("LtE", "Lt", "Gt")),
+    *(("Gt", "GtE", "LtE"), ("GtE", "Gt", "Lt")),
+    *(("Eq", "NotEq"), ("NotEq", "Eq"), ("Is", "IsNot"), ("IsNot", "Is")),
+    *(("In", "NotIn"), ("NotIn", "In"), ("And", "Or"), ("Or", "And")),
+    *(("Add", "Sub"), ("Sub", "Add"), ("Mult", "Div"), ("Div", "Mult")),
+    *(("FloorDiv", "Mult"), ("Mod", "Mult"), ("Pow", "Mult")),
+    *(("BitAnd", "BitOr"), ("BitOr", "BitAnd"), ("BitXor", "BitOr")),
+    *(("LShift", "RShift"), ("RShift", "LShift")),
+)
+_SWAPPED: dict[type[ast.AST], list[Any]] = {
+    getattr(ast, name): [getattr(ast, other) for other in others]
+    for name, *others in _SWAPS
 }
 _LOGS = {"log", "print", "cast", "debug", "info", "warning", "warn"}
 _UNCHANGED = {"__repr__", "__str__", "_repr_html_", "overload", "abstractmethod"}
@@ -77,9 +65,14 @@ class Place:
     span: tuple[int, int]
 
     @property
+    def description(self) -> tuple[Any, ...]:
+        """What it is found again by."""
+        return astuple(self)[: len(DESCRIPTION)]
+
+    @property
     def name(self) -> str:
         """A short name, made of the description."""
-        return hashlib.sha1(repr(astuple(self)[:7]).encode()).hexdigest()[:10]
+        return hashlib.sha1(repr(self.description).encode()).hexdigest()[:10]
 
     def changed(self) -> bytes:
         """The file's text with the change."""
@@ -93,11 +86,6 @@ def _name(node: ast.AST) -> str:
     return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
-def _is_text(node: ast.AST) -> bool:
-    literal = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
-    return literal or isinstance(node, ast.JoinedStr)
-
-
 def _with(node: ast.AST, **fields: object) -> str:
     """The text of a node that has other fields."""
     changed = copy.copy(node)
@@ -106,75 +94,57 @@ def _with(node: ast.AST, **fields: object) -> str:
     return f"({text})" if isinstance(node, compound) else text
 
 
-def _without_arguments(node: ast.Call) -> Iterator[Change]:
-    for keyword in node.keywords:
-        if keyword.arg is not None:
-            rest = [other for other in node.keywords if other is not keyword]
-            yield "drop argument", node, _with(node, keywords=rest)
-    numpy = isinstance(node.func, ast.Attribute) and _name(node.func.value) == "np"
-    if numpy and node.args and isinstance(node.args[0], ast.Name | ast.BinOp):
-        first = ast.UnaryOp(ast.USub(), node.args[0])
-        yield "negate argument", node, _with(node, args=[first, *node.args[1:]])
-
-
-def _other_bounds(node: ast.Subscript, bounds: ast.Slice) -> Iterator[Change]:
-    for side in ("lower", "upper"):
-        bound = getattr(bounds, side)
-        if bound is not None:
-            for other in (ast.BinOp(bound, ast.Add(), ast.Constant(1)), None):
-                moved = ast.Slice(**{**vars(bounds), side: other})
-                yield "slice bound", node, _with(node, slice=moved)
-
-
 def _changes(node: ast.AST) -> Iterator[Change]:
     """The changes of an expression or statement itself, not of its parts."""
+    tests: list[ast.expr] = []
     match node:
         case ast.Compare():
             for number, op in enumerate(node.ops):
                 for other in _SWAPPED[type(op)]:
                     ops = [*node.ops[:number], other(), *node.ops[number + 1 :]]
                     yield "comparison", node, _with(node, ops=ops)
-        case ast.BinOp() if type(node.op) in _SWAPPED:
-            if not (_is_text(node.left) or _is_text(node.right)):
-                yield "arithmetic", node, _with(node, op=_SWAPPED[type(node.op)][0]())
+        case (
+            ast.BinOp(ast.JoinedStr() | ast.Constant(str() | bytes()))
+            | ast.BinOp(right=ast.JoinedStr() | ast.Constant(str() | bytes()))
+        ):
+            pass
+        case ast.BinOp() | ast.AugAssign() if type(node.op) in _SWAPPED:
+            yield "arithmetic", node, _with(node, op=_SWAPPED[type(node.op)][0]())
         case ast.BoolOp():
             yield "boolean", node, _with(node, op=_SWAPPED[type(node.op)][0]())
         case ast.UnaryOp(ast.Not() | ast.USub() as op, operand):
             yield f"drop {type(op).__name__}", node, f"({ast.unparse(operand)})"
-        case ast.Subscript(slice=ast.Slice() as bounds):
-            yield from _other_bounds(node, bounds)
         case ast.Call() if _name(node) not in _LOGS:
-            yield from _without_arguments(node)
+            for keyword in node.keywords:
+                if keyword.arg is not None:
+                    rest = [other for other in node.keywords if other is not keyword]
+                    yield "drop argument", node, _with(node, keywords=rest)
         case ast.Constant(bool(value)):
             yield "constant", node, str(not value)
         case ast.Constant(int(value) | float(value)):
             for near in (1 - value,) if value in (0, 1) else (value + 1, value - 1):
                 yield "constant", node, repr(near) if near >= 0 else f"({near!r})"
-    match node:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             tests = [test]
         case ast.comprehension():
             tests = node.ifs
-        case _:
-            tests = []
+        case ast.Return(ast.expr() as result) if ast.unparse(result) != "None":
+            yield "return None", node, "return None"
     for test in tests:
         if not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):
             yield "negate condition", test, f"(not ({ast.unparse(test)}))"
     match node:
-        case ast.Return(ast.expr() as result) if ast.unparse(result) != "None":
-            yield "return None", node, "return None"
-        case ast.AugAssign() if type(node.op) in _SWAPPED:
-            yield "arithmetic", node, _with(node, op=_SWAPPED[type(node.op)][0]())
-            yield "delete", node, "pass"
-        case ast.Assign(targets):
-            # without a variable all that follows would fail: too easy
-            if not any(isinstance(target, ast.Name | ast.Tuple) for target in targets):
-                yield "delete", node, "pass"
-        case ast.Raise() | ast.Continue() | ast.Break() | ast.Delete():
-            yield "delete", node, "pass"
-        case ast.If(orelse=[]):
-            yield "delete", node, "pass"
-        case ast.Expr(ast.Call() as call) if _name(call) not in _LOGS:
+        # without a variable all that follows would fail: too easy
+        case ast.Assign([ast.Name() | ast.Tuple(), *_]):
+            pass
+        case ast.Expr(ast.Call() as call) if _name(call) in _LOGS:
+            pass
+        case (
+            ast.If(orelse=[])
+            | ast.Expr(ast.Call())
+            | (ast.Assign() | ast.AugAssign() | ast.Delete())
+            | (ast.Raise() | ast.Continue() | ast.Break())
+        ):
             yield "delete", node, "pass"
 
 
@@ -218,13 +188,11 @@ def _functions(node: ast.AST, above: str = "") -> Iterator[tuple[str, ast.Functi
         yield from _functions(child, within)
 
 
-def places_of(wing: str) -> list[Place]:
+def places_of(wing: str) -> Iterator[Place]:
     """All places of a wing, in the files' order."""
-    found: list[Place] = []
     for path in sorted((ROOT / WINGS[wing]).rglob("*.py")):
         source, file = path.read_bytes(), str(path.relative_to(ROOT))
-        lines = source.splitlines(keepends=True)
-        starts = [0]
+        lines, starts = source.splitlines(keepends=True), [0]
         for text in lines:
             starts.append(starts[-1] + len(text))
         seen: Counter[tuple[str, ...]] = Counter()
@@ -243,9 +211,8 @@ def places_of(wing: str) -> list[Place]:
                 before = f"if {ast.unparse(part.test)}:"
             what = (function, line, operator, before, after)
             at = (statement.lineno, statement.col_offset)
-            found.append(Place(file, *what, seen[what], at, (start, end)))
+            yield Place(file, *what, seen[what], at, (start, end))
             seen[what] += 1
-    return found
 
 
 def _differs(place: Place) -> bool:
@@ -277,19 +244,16 @@ def draw(wing: str, count: int, seed: int, kept: Iterable[Place] = ()) -> list[P
 def find(described: Iterable[Mapping[str, Any]]) -> list[Place | None]:
     """Find described places again: where they were, or else the one place like them.
 
-    Like them is first what differs in the file, and then what differs in the class too:
-    functions may have moved to another module or class.
+    A function may have moved to another module or class.
     """
-    like: dict[tuple[object, ...], list[Place]] = defaultdict(list)
+    like: dict[tuple[Any, ...], list[Place]] = defaultdict(list)
 
-    def keys(what: tuple[Any, ...]) -> Iterator[tuple[object, ...]]:
-        file, function, *rest = what
-        yield file, function, *rest
-        yield function, *rest
-        yield "any class", function.rpartition(".")[2], *rest
+    def keys(what: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        _, function, *rest = what
+        return what, (function.rpartition(".")[2], *rest)
 
     for place in (place for wing in WINGS for place in places_of(wing)):
-        for key in keys(astuple(place)[:7]):
+        for key in keys(place.description):
             like[key].append(place)
     found: list[Place | None] = []
     for old in described:

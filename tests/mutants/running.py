@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -101,30 +101,31 @@ def _fork(work: Callable[[], int], log: Path, cpu: float) -> int:
     return code
 
 
-# --------------------------------------------------------------------------------- map
+class _Probes(ast.NodeTransformer):
+    """Puts a probe before the statement of each place of a file."""
+
+    def __init__(self, file: str, places: list[Place]) -> None:
+        self.at: dict[tuple[int, int], str] = {}
+        for number, place in enumerate(places):
+            if place.file == file:
+                before = self.at.get(place.statement, "")
+                self.at[place.statement] = f"{before}__hits__[{number}] = 1\n"
+
+    def visit(self, node: ast.AST) -> Any:
+        self.generic_visit(node)
+        if isinstance(node, ast.stmt):
+            probe = self.at.get((node.lineno, node.col_offset), "")
+            return [*ast.parse(probe).body, node]
+        return node
 
 
 def probed(places: list[Place]) -> dict[str, CodeType]:
     """The files of places, with a probe before the statement of each."""
-    trees = {p.file: ast.parse((ROOT / p.file).read_bytes()) for p in places}
-    for file, tree in trees.items():
-        probes: dict[tuple[int, int], list[ast.stmt]] = {}
-        for number, place in enumerate(places):
-            if place.file == file:
-                made = ast.parse(f"__hits__[{number}] = 1").body
-                probes.setdefault(place.statement, []).extend(made)
-        for node in ast.walk(tree):
-            for name, body in ast.iter_fields(node):
-                if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-                    both: list[ast.stmt] = []
-                    for line in body:
-                        both += probes.get((line.lineno, line.col_offset), [])
-                        both.append(line)
-                    setattr(node, name, both)
-    return {
-        file: compile(tree, str(ROOT / file), "exec", dont_inherit=True)
-        for file, tree in trees.items()
-    }
+    code = {}
+    for file in {place.file for place in places}:
+        tree = _Probes(file, places).visit(ast.parse((ROOT / file).read_bytes()))
+        code[file] = compile(tree, str(ROOT / file), "exec", dont_inherit=True)
+    return code
 
 
 class Recorder:
@@ -134,9 +135,11 @@ class Recorder:
     the same reason the seconds are those of the slowest so far.
     """
 
-    def __init__(self, hits: mmap.mmap) -> None:
-        self.hits = hits
-        self.tests: dict[str, tuple[float, list[int]]] = {}
+    def __init__(self, places: list[Place]) -> None:
+        # processes that a test forks set them too
+        self.hits = builtins.__hits__ = mmap.mmap(-1, len(places))  # type: ignore[attr-defined]
+        self.names = [place.name for place in places]
+        self.tests: dict[str, tuple[float, list[str]]] = {}
         self.unpassed: list[str] = []
         self._slowest = 0.0
 
@@ -152,7 +155,7 @@ class Recorder:
         result = yield
         self._slowest = max(self._slowest, round(_seconds() - start, 3))
         if item.nodeid not in self.unpassed:
-            found = [number for number, hit in enumerate(self.hits[:]) if hit]
+            found = [n for n, hit in zip(self.names, self.hits[:], strict=True) if hit]
             self.tests[item.nodeid] = self._slowest, found
         return result
 
@@ -163,28 +166,18 @@ def record(
     """Run a test file with probes, and write down which tests pass them."""
 
     def work() -> int:
-        hits = mmap.mmap(-1, len(places))  # processes that a test forks set them too
-        builtins.__hits__ = hits  # type: ignore[attr-defined]
-        recorder = Recorder(hits)
-        status = _pytest([tests], code, recorder)
-        found = {
-            test: [seconds, [places[number].name for number in numbers]]
-            for test, (seconds, numbers) in recorder.tests.items()
-        }
+        recorder = Recorder(places)
+        _pytest([tests], code, recorder)
         piece = {
-            "status": status,
             "seconds": round(_seconds(), 1),
-            "places": [place.name for place in places],
+            "places": recorder.names,
             "unpassed": recorder.unpassed,
-            "tests": found,
+            "tests": recorder.tests,
         }
         into.write_text(json.dumps(piece), encoding="utf-8")
         return 0
 
     _fork(work, WORK / "logs" / f"{into.stem}.txt", 3600)
-
-
-# -------------------------------------------------------------------------- one mistake
 
 
 class Chosen:
@@ -209,21 +202,6 @@ class Chosen:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _batches(tests: dict[str, float]) -> Iterator[dict[str, float]]:
-    """The quickest first, then ever more; a file's reading is shared by its tests."""
-    files = Counter(test.split("::")[0] for test in tests)
-    cost = {t: s + FILE_SECONDS / files[t.split("::")[0]] for t, s in tests.items()}
-    batch, spent, enough = dict[str, float](), 0.0, 2.0
-    for test in sorted(tests, key=cost.__getitem__):
-        batch[test] = tests[test]
-        spent += cost[test]
-        if spent > enough:
-            yield batch
-            batch, spent, enough = {}, 0.0, 6 * enough
-    if batch:
-        yield batch
-
-
 def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
     """A verdict, and the test that failed or ran when the time was up."""
     if not tests:
@@ -232,11 +210,18 @@ def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
     running, log = (WORK / "logs" / f"{place.name}.{end}" for end in ("test", "txt"))
     start = _seconds()
     verdict: dict[str, Any] = {"verdict": "survived"}
-    for batch in _batches(tests):
+    # the quickest first, then ever more; a file's reading is shared by its tests
+    sharing = Counter(test.split("::")[0] for test in tests)
+    left = sorted(
+        tests, key=lambda t: tests[t] + FILE_SECONDS / sharing[t.split("::")[0]]
+    )
+    size = 10
+    while left and verdict["verdict"] == "survived":
+        batch, left, size = left[:size], left[size:], 5 * size
 
-        def work(batch: dict[str, float] = batch) -> int:
+        def work(batch: list[str] = batch) -> int:
             files = dict.fromkeys(test.split("::")[0] for test in batch)
-            plugin = Chosen(batch, running)
+            plugin = Chosen({test: tests[test] for test in batch}, running)
             return _pytest(["-x", *files], {place.file: code}, plugin)
 
         running.write_text("no test: pytest ended before", encoding="utf-8")
@@ -245,5 +230,4 @@ def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
             ended = {-signal.SIGPROF: "timeout", -signal.SIGXCPU: "unfinished"}
             verdict = {"verdict": ended.get(status, "killed")}
             verdict["test"] = running.read_text(encoding="utf-8")
-            break
     return {**verdict, "tests": len(tests), "seconds": round(_seconds() - start, 1)}
