@@ -51,7 +51,7 @@ def compare_all(only: str, tolerance: float) -> int:
     table = read_table()
     print("recorded:", ", ".join(f"{k} {v}" for k, v in table["about"].items()))
     print("here:    ", ", ".join(f"{k} {v}" for k, v in machine().items()))
-    # by method: the same, accepted, different
+    kinds = ("same", "accepted", "different")
     counts: dict[str, Counter[str]] = {}
     lines: list[str] = []
     for case in table["cases"]:
@@ -61,10 +61,9 @@ def compare_all(only: str, tolerance: float) -> int:
             kind = "accepted" if all(reason for _, reason in found) else "different"
             counts.setdefault(method, Counter())[kind if found else "same"] += 1
             lines += [f"{text} ({reason or 'DIFFERENT'})" for text, reason in found]
-    print(f"{'':18}{'same':>7}{'accepted':>10}{'different':>11}")
+    print(f"{'':18}" + "".join(f"{kind:>11}" for kind in kinds))
     for method, count in counts.items():
-        numbers = f"{count['same']:7}{count['accepted']:10}{count['different']:11}"
-        print(f"{method:18}{numbers}")
+        print(f"{method:18}" + "".join(f"{count[kind]:11}" for kind in kinds))
     print(*lines, sep="\n")
     return int(any(count["different"] for count in counts.values()))
 
@@ -74,12 +73,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.recorded")
     parser.add_argument("what", choices=("anew", "compare"))
     parser.add_argument("--only", default="", help="cases with this in their names")
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.0,
-        help="for models and metrics, as on a machine with another BLAS [0]",
-    )
+    tolerance = "for models and metrics, as on a machine with another BLAS [0]"
+    parser.add_argument("--tolerance", type=float, default=0.0, help=tolerance)
     options = parser.parse_args()
     if options.what == "anew":
         return record_anew(options.only)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatch
+from itertools import zip_longest
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -26,14 +27,9 @@ TIES = (
 class Difference(NamedTuple):
     """How a part of a result differs from the one recorded.
 
-    Attributes
-    ----------
-    size : float
-        Relative: of the model see :func:`model_distance`; of a metric |a − b| over
-        max(1, |a|); of bytes and counts that of the whole run's. inf where one of both
-        lacks the part or they cannot be compared.
-    was, now : object
-        What was recorded, and today's.
+    The size is relative: of the model see :func:`model_distance`; of a metric it is
+    |a − b| over max(1, |a|); of bytes and counts that of the whole run's. It is inf
+    where one of both lacks the part or they cannot be compared.
     """
 
     size: float
@@ -73,75 +69,48 @@ def differences(
     case: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = 0.0
 ) -> list[tuple[str, str | None]]:
     """What is not as it was, and why it may be otherwise; None if it may not."""
-    found = compare(case["result"], now, tolerance, case.get("ciphertexts", False))
-    return [
-        (
-            f"{case['name']}: {part}: {difference}",
-            _reason(case["name"], part, difference),
-        )
-        for part, difference in found.items()
-    ]
-
-
-def compare(
-    was: Mapping[str, Any],
-    now: Mapping[str, Any],
-    tolerance: float,
-    ciphertexts: bool,
-) -> dict[str, Difference]:
-    """By part what differs between two results, by more than a tolerance."""
-    loose = ciphertexts or tolerance > 0.0
-    before, after = _parts(was), _parts(now)
-    found = {}
+    loose = case.get("ciphertexts", False) or tolerance > 0.0
+    before, after = _parts(case["result"]), _parts(now)
+    found: list[tuple[str, str | None]] = []
     for part in dict.fromkeys((*before, *after)):
         old, new = before.get(part), after.get(part)
-        if old == new:
+        if old == new or (loose and part in ("up", "down") and _close(old, new)):
             continue
-        allowed = 0.0
+        size, allowed = inf, 0.0
         if old is None or new is None:
-            size = inf
+            pass
         elif part == "model":
             size, allowed = model_distance(old, new), tolerance
         elif part.startswith("metrics."):
-            size, allowed = _distance(old, new), tolerance
-        elif part in ("up", "down") and loose and _close(old, new):
-            continue
+            size, allowed = _distance(old, new) / max(1.0, abs(old)), tolerance
         elif isinstance(old, list) and isinstance(new, list):
             # a difference all the same where only single rounds' cancel
             size = max(abs(sum(old) - sum(new)) / max(sum(old), 1), 1e-16)
-        else:
-            size = inf
         if size > allowed:
-            found[part] = Difference(size, old, new)
+            difference, name = Difference(size, old, new), case["name"]
+            reason = _reason(name, part, difference)
+            found.append((f"{name}: {part}: {difference}", reason))
     return found
 
 
-def _close(old: Sequence[int], new: Sequence[int]) -> bool:
+def _close(old: list[int] | None, new: list[int] | None) -> bool:
     """Whether the bytes of every round are the same but for :data:`BYTES`."""
-    pairs = zip(old, new, strict=False)
-    return len(old) == len(new) and all(
-        abs(a - b) <= BYTES * max(a, 1) for a, b in pairs
-    )
+    pairs = list(zip_longest(old or (), new or (), fillvalue=inf))
+    return all(abs(a - b) <= BYTES * max(a, 1) < inf for a, b in pairs)
 
 
 def _reason(name: str, part: str, difference: Difference) -> str | None:
     """Why a part of a case's result may differ as it does; None if it may not."""
-    return next(
-        (
-            entry.reason
-            for entry in ACCEPTED
-            if fnmatch(name, entry.cases)
-            for pattern, bound in entry.bounds.items()
-            if fnmatch(part, pattern) and _within(difference, bound)
-        ),
-        None,
-    )
-
-
-def _within(difference: Difference, bound: float | str) -> bool:
-    if isinstance(bound, str):
-        return bound in str(difference.now)
-    return difference.size <= bound
+    for entry in ACCEPTED:
+        for pattern, bound in entry.bounds.items():
+            if fnmatch(name, entry.cases) and fnmatch(part, pattern):
+                if isinstance(bound, str):
+                    within = bound in str(difference.now)
+                else:
+                    within = difference.size <= bound
+                if within:
+                    return entry.reason
+    return None
 
 
 def _parts(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,12 +121,9 @@ def _parts(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _distance(old: float, new: float) -> float:
-    """|a − b|, relative where the numbers are above 1."""
     if old == new or (old != old and new != new):
         return 0.0
-    if not (isfinite(old) and isfinite(new)):
-        return inf
-    return abs(old - new) / max(1.0, abs(old))
+    return abs(old - new) if isfinite(old) and isfinite(new) else inf
 
 
 def model_distance(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
@@ -169,18 +135,11 @@ def model_distance(old: Mapping[str, Any], new: Mapping[str, Any]) -> float:
     if list(old) != list(new):
         return inf
     largest = 0.0
-    for name, was in old.items():
-        now = new[name]
-        if was["sha256"] == now["sha256"]:
-            continue
+    for was, now in zip(old.values(), new.values(), strict=True):
         if was["shape"] != now["shape"]:
             return inf
-        largest = max(largest, 1e-16)
-        scale = was["norm"] or 1.0
-        for key in ("norm", "first", "probes"):
-            before, after = was[key], now[key]
-            before = before if isinstance(before, list) else [before]
-            after = after if isinstance(after, list) else [after]
-            for a, b in zip(before, after, strict=True):
-                largest = max(largest, abs(a - b) / scale if a == a and b == b else inf)
+        if was["sha256"] != now["sha256"]:
+            both = ([a["norm"], *a["first"], *a["probes"]] for a in (was, now))
+            apart = [_distance(a, b) for a, b in zip(*both, strict=True)]
+            largest = max(largest, 1e-16, *(d / (was["norm"] or 1.0) for d in apart))
     return largest

@@ -1,8 +1,4 @@
-"""One recorded run: how it is started, and what is written down of it.
-
-:func:`start` is the only place that knows how the app is called. Everything else reads
-the record that a run leaves: ``history.jsonl``, ``summary.json`` and ``model.npz``.
-"""
+"""One recorded run: how it is started, and what is written down of it."""
 
 from __future__ import annotations
 
@@ -16,8 +12,9 @@ import secrets
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,8 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 __all__ = ["machine", "read_table", "run_case"]
 
-HERE = Path(__file__).parent
-TABLE = HERE / "runs.json"
+TABLE = Path(__file__).with_name("runs.json")
 PROBES = 2
 
 
@@ -39,85 +35,58 @@ def read_table() -> dict[str, Any]:
     return table
 
 
-def start(
-    config: Mapping[str, Any],
-    nodes: int,
-    node_configs: Sequence[Mapping[str, Any]] | None = None,
-    **faults: Any,
-) -> Path:
-    """Run a run config; the faults are those of ``LocalGrid``, and ``encode``."""
-    from fedtrellis import LocalGrid
-    from sim import app
-
-    grid = LocalGrid(
-        app.client_app,
-        nodes,
-        seed=config.get("seed", 0),
-        run_config=config,
-        node_configs=node_configs,
-        **faults,
-    )
-    return app.run(grid, config)
-
-
 def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
     """Run a case and return what is recorded of it.
 
-    Parameters
-    ----------
-    case : mapping
-        ``name``; ``config``, the keys that differ from the defaults; ``nodes``; and if
-        there are any, ``node_configs``, ``faults`` and ``files`` (texts by names,
-        written before the run; ``{files}`` in a setting stands for their folder).
-
-    Returns
-    -------
-    dict
-        Either ``error``, its type and its text, and whether it left a ``record``; or
-        ``model`` (see :func:`fingerprint`),
-        ``metrics`` (the last of each), and lists with an entry a round: ``up`` and
-        ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected`` has reasons
-        and how often.
+    A case has a ``name``; ``config``, the keys that differ from the defaults;
+    ``nodes``; and if there are any, ``node_configs``, ``faults`` (those of
+    ``LocalGrid``, and ``encode``) and ``files`` (texts by names, written before the
+    run; ``{files}`` in a setting stands for their folder). The result is either
+    ``error``, its type and its text, and whether it left a ``record``; or ``model``
+    (see :func:`fingerprint`), ``metrics`` (the last of each), and lists with an entry a
+    round: ``up`` and ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected``
+    has reasons and how often.
     """
+    from fedtrellis import LocalGrid
+    from sim import app
+
     with quiet(case["name"]), tempfile.TemporaryDirectory() as scratch:
-        config, node_configs = prepared(case, Path(scratch))
+        files = Path(scratch) / "files"
+        files.mkdir()
+        for name, text in case.get("files", {}).items():
+            (files / name).write_text(text, encoding="utf-8")
+
+        def placed(config: Mapping[str, Any]) -> dict[str, Any]:
+            texts = {k: v for k, v in config.items() if isinstance(v, str)}
+            return {**config} | {
+                k: v.replace("{files}", str(files)) for k, v in texts.items()
+            }
+
+        config = placed(case["config"]) | {"results-dir": f"{scratch}/runs"}
+        if "classification.model" in config:
+            import torch
+
+            torch.set_num_threads(1)
         # keys of a simulation's clients lie among the temporary files
         with mock.patch.object(tempfile, "tempdir", scratch):
             try:
-                record = start(
-                    config, case["nodes"], node_configs, **case.get("faults", {})
+                grid = LocalGrid(
+                    app.client_app,
+                    case["nodes"],
+                    seed=config.get("seed", 0),
+                    run_config=config,
+                    node_configs=[*map(placed, case.get("node_configs", []))] or None,
+                    **case.get("faults", {}),
                 )
+                record = app.run(grid, config)
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".replace(scratch, "{scratch}")
                 return {"error": text, "record": any(Path(scratch).glob("runs/*"))}
-        return read_record(record)
-
-
-def prepared(
-    case: Mapping[str, Any], scratch: Path
-) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
-    """Lay out a case's files in a folder; return its run config and node configs."""
-    folder = scratch / "files"
-    folder.mkdir()
-    for name, text in case.get("files", {}).items():
-        (folder / name).write_text(text, encoding="utf-8")
-    config = _placed(case["config"], folder)
-    config["results-dir"] = str(scratch / "runs")
-    if "classification.model" in config:
-        import torch
-
-        torch.set_num_threads(1)
-    node_configs = [_placed(node, folder) for node in case.get("node_configs", [])]
-    return config, node_configs or None
-
-
-def read_record(record: Path) -> dict[str, Any]:
-    """What is recorded of a run that ended by itself; see :func:`run_case`."""
-    summary = json.loads((record / "summary.json").read_text(encoding="utf-8"))
-    lines = (record / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    history = [entry for entry in map(json.loads, lines) if entry["round"]]
-    with np.load(record / "model.npz") as model:
-        arrays = {name: fingerprint(model[name]) for name in model.files}
+        summary = json.loads((record / "summary.json").read_text(encoding="utf-8"))
+        lines = (record / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        history = [entry for entry in map(json.loads, lines) if entry["round"]]
+        with np.load(record / "model.npz") as model:
+            arrays = {name: fingerprint(model[name]) for name in model.files}
     return {
         "model": arrays,
         "metrics": summary["metrics"],
@@ -133,12 +102,9 @@ def read_record(record: Path) -> dict[str, Any]:
 def fingerprint(array: np.ndarray[Any, np.dtype[Any]]) -> dict[str, Any]:
     """What an array can be compared with, to the last bit and in part.
 
-    Returns
-    -------
-    dict
-        96 bits of the ``sha256`` of its bytes, dtype and ``shape``, its Euclidean
-        ``norm``, the ``first`` entry, and ``probes``: inner products with cosines of
-        unit norm at most, so that two arrays differ by about as much as their probes.
+    96 bits of the ``sha256`` of its bytes, dtype and ``shape``, its Euclidean ``norm``,
+    the ``first`` entry, and ``probes``: inner products with cosines of unit norm at
+    most, so that two arrays differ by about as much as their probes.
     """
     flat = np.asarray(array, dtype=np.float64).ravel()
     size = max(flat.size, 1)
@@ -162,7 +128,6 @@ def quiet(name: str) -> Iterator[None]:
     A key's secret decides in which order HyFDCA adds samples up, and together with the
     run's own name, which is drawn at its start, which of them move.
     """
-
     from fedtrellis.encryption import block_sum
 
     drawn = itertools.count()
@@ -172,18 +137,14 @@ def quiet(name: str) -> Iterator[None]:
         text = f"{name}{next(drawn) or ''}"
         return hashlib.shake_256(text.encode()).digest(size or 32)
 
-    class keys:  # noqa: N801
-        """X25519PrivateKey, whose new keys come from the name, too."""
-
-        from_private_bytes = X25519PrivateKey.from_private_bytes
-
-        @staticmethod
-        def generate() -> X25519PrivateKey:
-            return X25519PrivateKey.from_private_bytes(not_secret(32))
-
     def no_picture(*args: Any, **kwargs: Any) -> None:
         pass
 
+    # X25519PrivateKey, whose new keys come from the name, too
+    made = X25519PrivateKey.from_private_bytes
+    keys = SimpleNamespace(
+        from_private_bytes=made, generate=lambda: made(not_secret(32))
+    )
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -217,11 +178,4 @@ def machine() -> dict[str, str]:
         "scikit-learn": sklearn.__version__,
         "flwr": flwr.__version__,
         "blas": ", ".join(sorted(kernels)),
-    }
-
-
-def _placed(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    return {
-        key: value.replace("{files}", str(folder)) if isinstance(value, str) else value
-        for key, value in config.items()
     }
