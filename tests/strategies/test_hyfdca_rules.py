@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,7 @@ ROOT = Path(sim.__file__).parent
 
 def test_a_slip_in_a_rules_name_is_not_passed_over() -> None:
     """And other keys of a node config are no slips."""
-    for key, meant in (("leest", "least"), ("noises", "noise"), ("expose", "exposed")):
-        refused(f"{key} = 5 .* did you mean '{meant}'", partial(NodeRules.of, {key: 5}))
+    refused("leest = 5 .* did you mean 'least'", lambda: NodeRules.of({"leest": 5}))
     names = "client-id data test-data scores-file key-file identity-file roster-file"
     others: dict[str, Any] = dict.fromkeys(f"{names} ledger partition-id".split(), "x")
     assert NodeRules.of({**others, "least": 4}) == NodeRules(least=4)
@@ -46,26 +43,12 @@ def test_the_page_on_deployments_lists_the_rules() -> None:
         assert f"| `{key}` | {default} | {text} |" in page
 
 
-def test_a_listing_has_them_beside_the_settings(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert sim.app.command_line(["--list", "hyfdca"]) == 0
-    _, rules = capsys.readouterr().out.split("A node's own rules, of hyfdca")
-    assert all(key in rules for key, _, _ in describe_fields(keys(NodeRules)))
-
-
-APP = {"method": "hyfdca", "task": "hybrid-svm", "hybrid-svm.train-limit": 100}
-
-
 def test_the_task_leaves_out_what_nodes_would_refuse(tmp_path: Path) -> None:
-    assert run_app(APP | {"rounds": 1}, 16, tmp_path / "a").is_dir()
-    kept = APP | {"rounds": 1, "hybrid-svm.least-entries": 2}
-    for settings, nodes, why in (
-        (kept, 16, "is not zero in 2 of its samples only"),
-        # two holders are too few; the rules are the run's settings in a simulation
-        (APP, 4, "'pixel-0-1' has 2 holders.*hyfdca.exposed.*hyfdca.least"),
-    ):
-        refused(why, partial(run_app, settings, nodes, tmp_path / "b"))
+    app = {"method": "hyfdca", "task": "hybrid-svm", "hybrid-svm.train-limit": 100}
+    assert run_app(app | {"rounds": 1}, 16, tmp_path / "a").is_dir()
+    kept = app | {"rounds": 1, "hybrid-svm.least-entries": 2}
+    why = "is not zero in 2 of its samples only.*hyfdca.exposed.*hyfdca.least"
+    refused(why, lambda: run_app(kept, 16, tmp_path / "b"))
 
 
 def _rare() -> Split:
@@ -76,17 +59,9 @@ def _rare() -> Split:
 
 
 EXPOSED: list[tuple[Callable[[], Split], dict[str, Any], str]] = [
-    (
-        lambda: small(parts="vertical", n=24),
-        {},
-        "feature 'feature-0000' has 1 holder; .*'feature-0003' has 1 holder",
-    ),
+    (lambda: small(parts="vertical", n=24), {}, "-0000' has 1 holder; .*-0003' has 1 "),
     (lambda: small(parts=grid_parts(24, 12, 2, 2), n=24), {}, "-0000' has 2 holders"),
-    (
-        lambda: small(parts=grid_parts(8, 12, 3, 2), n=8),
-        {},
-        "1 group of samples with the same holders of size 2",
-    ),
+    (lambda: small(parts=grid_parts(8, 12, 3, 2), n=8), {}, "same holders of size 2"),
     (_rare, {}, "client 2: .* 'feature-0001' is not zero in 2 of .*leave-out"),
     (small, {"secure_sum": False}, "secure-sum is off"),
     (small, {"least": 4}, "has 3 holders"),
@@ -97,8 +72,7 @@ EXPOSED: list[tuple[Callable[[], Split], dict[str, Any], str]] = [
 def test_what_sums_would_give_away_is_refused(
     make: Callable[[], Split], options: dict[str, Any], reason: str
 ) -> None:
-    text = refused(reason, lambda: Run(make(), 1, **{"exposed": "refuse", **options}))
-    assert "exposed = 'accept'" in text
+    refused(reason, lambda: Run(make(), 1, **{"exposed": "refuse", **options}))
     Run(make(), 1, **{**options, "exposed": "accept"})
 
 
@@ -121,10 +95,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(folder))
 
 
-def change(path: Path, change: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(change(path.read_bytes()))
-
-
 def _ledger(run: Run) -> Path:
     session = run.strategy.conversation.session
     return BlockMember(NodeSecrets("1", {}), session)._file.path
@@ -135,19 +105,15 @@ def _key_gone(run: Run) -> None:
     node_secrets._run_key_path(run.strategy.conversation.session).unlink()
 
 
-NO_KEYS = "client 1 has no keys of its block"
+NO_KEYS = "has no keys of its block"
 
 
 @pytest.mark.parametrize(
     ("happens", "message"),
     [
         (lambda run: _ledger(run).unlink(), NO_KEYS),
-        (lambda run: change(_ledger(run), lambda data: data[::-1]), NO_KEYS),
-        (lambda run: change(_ledger(run), lambda data: data[:-1]), NO_KEYS),
-        (
-            lambda run: _ledger(run).parent.chmod(0o755),
-            "nobody else can open .*chmod 700 it",
-        ),
+        (lambda run: _ledger(run).write_bytes(b"damage"), NO_KEYS),
+        (lambda run: _ledger(run).parent.chmod(0o755), "nobody else can open"),
         (_key_gone, "the key that this run's clients made is gone"),
     ],
 )
@@ -162,49 +128,35 @@ def test_what_is_lost_in_a_simulation_ends_the_run_with_one_line(
             happens(run)
 
     options: dict[str, Any] = {"each": each, "encryption": "stream"}
-    why = refused(message, lambda: Run(small(), 20, **options))
-    assert why.startswith("client ")
+    refused(f"^client .*{message}", lambda: Run(small(), 20, **options))
 
 
-def _other_key(nodes: Nodes) -> None:
-    nodes.key.unlink()
-    write_key_pair(nodes.key, nodes.folder / "other-context")
-
-
-def _other_roster(nodes: Nodes, other: bool) -> None:
-    """On one node, with another public key of one client, or without it."""
+def _other_roster(nodes: Nodes) -> None:
+    """On one node, with another public key of one client."""
     path = nodes.of("1", "roster")
-    publics = dict(load_roster(path).members)
-    publics.pop("4")
-    if other:
-        publics["4"] = Identity.generate("4").public
+    publics = {**load_roster(path).members, "4": Identity.generate("4").public}
     path.unlink()
     write_roster(path, publics)
 
 
-def _other_identity(nodes: Nodes) -> None:
-    nodes.of("1", "identity").unlink()
-    write_identity(nodes.of("1", "identity"), "1")
-
-
-NOT_THE_ROSTERS = "client 4 has a public key that is not the roster's"
+def _other(nodes: Nodes, what: str) -> None:
+    """Another file in its place."""
+    path = nodes.key if what == "key" else nodes.of("1", what)
+    path.unlink()
+    if what == "key":
+        write_key_pair(path, nodes.folder / "other-context")
+    elif what == "identity":
+        write_identity(path, "1")
 
 
 @pytest.mark.parametrize(
     ("kind", "happens", "message"),
     [
         ("key", lambda nodes: shutil.rmtree(nodes.of("1", "ledgers")), NO_KEYS),
-        ("roster", lambda nodes: shutil.rmtree(nodes.of("1", "ledgers")), NO_KEYS),
-        ("key", _other_key, "this client's key has fingerprint"),
-        ("key", lambda nodes: nodes.key.unlink(), "key.* cannot be read"),
-        ("roster", lambda nodes: _other_roster(nodes, True), NOT_THE_ROSTERS),
-        ("roster", lambda nodes: _other_roster(nodes, False), NOT_THE_ROSTERS),
-        ("roster", _other_identity, "client 1: .*and has the public key"),
-        (
-            "roster",
-            lambda nodes: nodes.of("1", "identity").unlink(),
-            "identity .* is not there",
-        ),
+        ("key", lambda nodes: _other(nodes, "key"), "client's key has fingerprint"),
+        ("roster", _other_roster, "client 4 has a public key that is not the roster's"),
+        ("roster", lambda nodes: _other(nodes, "identity"), "and has the public key"),
+        ("roster", lambda nodes: _other(nodes, "roster"), "roster.* cannot be read"),
     ],
 )
 def test_what_a_node_lost_is_said_when_the_run_goes_on(
@@ -212,16 +164,13 @@ def test_what_a_node_lost_is_said_when_the_run_goes_on(
 ) -> None:
     nodes = Nodes(tmp_path / "nodes", small(n=48), kind)
     path = tmp_path / "checkpoint"
+    if kind == "key":
+        why = "encryption = 'none' on the server, but the key is of backend 'stream'"
+        refused(why, lambda: nodes.run(1))
     nodes.run(5, checkpoint=path, callbacks=[Stop(2)], encryption="stream")
     happens(nodes)
-    why = refused(message, lambda: nodes.run(5, resume=path, encryption="stream"))
-    assert re.match(r"client [0-5]\b", why)
-
-
-def test_a_run_has_the_cipher_of_its_clients_key(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path / "nodes", small(n=48), "key")
-    why = "encryption = 'none' on the server, but the key is of backend 'stream'"
-    refused(why, lambda: nodes.run(1))
+    why = rf"^client [0-5]\b.*{message}"
+    refused(why, lambda: nodes.run(5, resume=path, encryption="stream"))
 
 
 @pytest.mark.parametrize("kind", ["key", "roster"])
