@@ -126,8 +126,7 @@ class FrankWolfeStrategy(RoundStrategy):
         raise SettingsError(
             f"client {name} works on {sent[:500]}, and the strategy on "
             f"{' or '.join(map(repr, allowed))}: make them one set, or declare the "
-            f"client's, which must enclose the strategy's, by client_domains (in a run "
-            "config outer-domain)"
+            f"client's, which must enclose the strategy's, by client_domains"
         )
 
     def _take_atoms(self, answer: Answer, count: int) -> tuple[Atom, ...]:

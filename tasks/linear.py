@@ -516,10 +516,11 @@ class LogisticRegression(PartitionedTask):
             shares = np.array(agreed.spread)
             rows = agreed.scaling == "unit-rows"
             shape = (len(agreed.names()),)
-            largest = domain.largest_norm("l2" if rows else "l1", shape)
-            if largest is None or not shares.all():
+            norms = domain.largest_norms(shape)
+            if norms is None or not shares.all():
                 why = "has no bounds for this set and data; allowed: false"
                 raise self.refused("intercept", why)
+            largest = norms[1] if rows else norms[0]
         ends = []
         for label in (1, 0):
             share, sign = float(shares[label]), 2.0 * label - 1.0
@@ -528,8 +529,7 @@ class LogisticRegression(PartitionedTask):
                 mean = np.asarray(data.features.T @ s).ravel() / share
                 reach = domain.lmo(-mean).dot(mean)
             else:
-                reach = largest or 0.0
-                reach *= 1.0 if rows else math.sqrt((1.0 - share) / share)
+                reach = largest * (1.0 if rows else math.sqrt((1.0 - share) / share))
             entropy = float(scipy.special.entr(shares).sum()) / share
             # ln(e^h − 1) = h + ln(1 − e^−h)
             log = entropy + math.log(-math.expm1(-entropy))

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from fedtrellis.app.registry import AppRegistry, Config, MethodEntry, RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
-from fedtrellis.domains.product import enclosing_ball
 from fedtrellis.manifolds import Euclidean
 from fedtrellis.server.callbacks import Callback
 from fedtrellis.server.loop import LoopStrategy
@@ -80,9 +79,6 @@ class Experiment:
         registry.refuse_foreign(config, **used)
         chosen = next(kind for kind in AGGREGATIONS if kind.name == rule)
         self.options["aggregation"] = parse(chosen, config, f"{rule}.")
-        if run.outer_fraction and not run.outer_domain:
-            why = "needs an outer-domain, the larger set that these clients have"
-            raise refused("outer-fraction", run.outer_fraction, why)
         split = method.space == "split"
         if task_class.split_data != split:
             fitting = [n for n, t in registry.tasks.items() if t.split_data == split]
@@ -101,10 +97,6 @@ class Experiment:
                 every = self.options["client_evaluate_every"]
                 every = every or self.options["evaluate_every"]
                 self.options["client_evaluate_every"] = every
-        if run.outer_domain:
-            if "domain" not in self._client_arguments:
-                raise SettingsError(f"outer-domain is not for method {run.method!r}")
-            self._enclosing(run.outer_domain)
 
     def _make_task(self, kind: type[Any], num_clients: int) -> Any:
         task = kind.from_config(
@@ -131,9 +123,6 @@ class Experiment:
         if run.reference:
             why = f"{unfit} F* would be that of data which only the nodes have"
             raise refused("reference", run.reference, why, ["false"])
-        if run.outer_fraction:
-            why = f"{unfit} nodes have the larger set if their own config says so"
-            raise refused("outer-fraction", run.outer_fraction, why)
         known = self.entry.strategy._measures
         if not task.split_data:
             known = (*known, "loss", *task.node_metrics)
@@ -199,8 +188,6 @@ class Experiment:
                 key, method = self.task.option_key(name), self.run.method
                 raise SettingsError(f"method {method!r} does not know {key}, a set key")
         parts = {"domain": self.domain, "manifold": self.manifold, **of_task}
-        if self.run.outer_domain:
-            parts["client_domains"] = [self._enclosing(self.run.outer_domain)]
         values = {name: part for name, part in parts.items() if name in wanted}
         values |= {name: v for name, v in self.settings.items() if v is not None}
         return cls(**{**values, **self.suggestions(), **self.options, **options})
@@ -312,38 +299,27 @@ class Experiment:
         log(INFO, "F* = %.9g, certified to %.1e", certified.value, certified.gap)
         return float(certified.value)
 
-    def _enclosing(self, name: str) -> Domain:
-        return enclosing_ball(name, self.domain, self.layout.point_shape)
-
     def node(self, context: Context) -> Any:
         """The client of one node: its share of the task's data, or data of its own."""
-        task, node, domain = self.task, context.node_config, self.domain
+        task, node = self.task, context.node_config
         check_node(node, task.on_nodes)
         if task.on_nodes:
-            client = self.client(context, task.node_parts(node), domain)
+            client = self.client(context, task.node_parts(node))
             for name, value in task.node_attributes(node).items():
                 setattr(client, name, value)
             return client
-        index, n = int(node["partition-id"]), task.num_clients
-        if index >= n - int(self.run.outer_fraction * n):
-            # one of the last ⌊fraction · n⌋ clients
-            domain = self._enclosing(self.run.outer_domain)
-        return self.client(context, task.client_parts(index), domain)
+        return self.client(context, task.client_parts(int(node["partition-id"])))
 
-    def client(self, context: Context, parts: Mapping[str, Any], domain: Domain) -> Any:
+    def client(self, context: Context, parts: Mapping[str, Any]) -> Any:
         """The client's half of the method, of what its constructor's arguments name."""
-        node = context.node_config
-        if "outer-domain" in node:
-            # this node asks for a larger set of its own
-            domain = self._enclosing(str(node["outer-domain"]))
         there: dict[str, Any] = {
             "context": context,
-            "domain": domain,
+            "domain": self.domain,
             "manifold": self.manifold,
             **parts,
             **self._client_settings,
         }
-        if file := node.get("scores-file"):
+        if file := context.node_config.get("scores-file"):
             there["on_predictions"] = partial(write_predictions, str(file))
         wanted = self._client_arguments
         missing = [n for n, needed in wanted.items() if needed and n not in there]

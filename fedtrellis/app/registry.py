@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.domains.product import ENCLOSING
 from fedtrellis.server.callbacks import LOG_FORMATS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
@@ -56,15 +55,6 @@ class RunSettings:
         "whole",
         "several layers: one vector in one set, or a product of sets",
         choices=("whole", "product"),
-    )
-    outer_domain: str = setting(
-        "", f"larger set that clients may have: {', '.join(ENCLOSING)}; empty: none"
-    )
-    outer_fraction: float = setting(
-        0.0,
-        "fraction of clients that have it, beside nodes whose config has outer-domain",
-        minimum=0.0,
-        maximum=0.99,
     )
     evaluate_gap: bool = setting(
         True, "whether to evaluate the Frank-Wolfe gap, or ‖∇F‖² or ‖G(x)‖ without one"

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,18 +22,12 @@ __all__ = [
     "ByVector",
     "Domain",
     "FloatArray",
-    "Norm",
     "NormBall",
     "Places",
     "Shape",
     "alike",
     "describe",
 ]
-
-
-#: What :meth:`Domain.largest_norm` measures: Σ |x_j|, Euclidean, max |x_j|, Σ σ_j(X).
-Norm = Literal["l1", "l2", "linf", "nuclear"]
-NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 class Domain(ABC):
@@ -209,38 +203,9 @@ class Domain(ABC):
     def centre(self, shape: Shape) -> FloatArray:
         """Return a point of D to start from: its centre of symmetry if it has one."""
 
-    def largest_norm(self, norm: Norm, shape: Shape) -> float | None:
-        """Return max over x in D of a norm of x, or None where it is not known.
-
-        A set that has a formula overrides this. Of one that has none the largest entry
-        is found by 2p calls of the oracle, p the number of entries, and nothing is
-        known of other norms. ValueError if D has no points of this shape, or the norm
-        is not one of such arrays.
-        """
-        self.check_shape(shape)
-        if norm not in NORMS:
-            raise ValueError(f"unknown norm {norm!r}; allowed: {', '.join(NORMS)}")
-        if norm == "nuclear" and len(shape) != 2:
-            raise ValueError(
-                f"the nuclear norm is for matrices, not for arrays of shape "
-                f"{tuple(shape)}"
-            )
-        known = self._largest_norms(shape)
-        if known or norm != "linf":
-            return known.get(norm)
-        largest = 0.0
-        direction = np.zeros(shape)
-        for j in range(direction.size):
-            for sign in (1.0, -1.0):
-                # max over x in D of ±x_j  =  −min of <∓e_j, x>
-                direction.flat[j] = -sign
-                largest = max(largest, -self.lmo(direction).dot(direction))
-            direction.flat[j] = 0.0
-        return largest
-
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        """Return the norms that :meth:`largest_norm` has formulas for, with these."""
-        return {}
+    def largest_norms(self, shape: Shape) -> tuple[float, float] | None:
+        """Return max over x in D of ‖x‖₁ and of ‖x‖₂; None where they are not known."""
+        return None
 
     @classmethod
     def has_radius(cls) -> bool:
@@ -331,8 +296,8 @@ Places = NDArray[np.intp] | None
 class NormBall(Domain):
     """The points whose norm is at most ``radius``.
 
-    A subclass has the norm (:meth:`_norm`), oracle, projection and the formulas of
-    :meth:`_largest_norms`.
+    A subclass has the norm (:meth:`_norm`), oracle, projection and
+    :meth:`Domain.largest_norms`, or a diameter of its own.
     """
 
     by_nonzeros: ClassVar[bool] = True
@@ -376,7 +341,9 @@ class NormBall(Domain):
     def diameter(self, shape: Shape) -> float:
         """Return twice the largest Euclidean norm: −x is in the ball as x is."""
         self.check_shape(shape)
-        return 2.0 * self._largest_norms(shape)["l2"]
+        norms = self.largest_norms(shape)
+        assert norms is not None
+        return 2.0 * norms[1]
 
     def centre(self, shape: Shape) -> FloatArray:
         """Return zero."""

@@ -13,10 +13,8 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, PermutationAtom, RankOneAtom
 from fedtrellis.domains.base import (
-    NORMS,
     Domain,
     FloatArray,
-    Norm,
     NormBall,
     Places,
     Shape,
@@ -163,10 +161,9 @@ class NuclearNormBall(_MatrixBall):
         core = np.linalg.qr(left).R @ np.linalg.qr(right).R.T
         return self.contains(core, tolerance)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
         # of radius · u vᵀ, with Σ |u_i v_j| ≤ √m √n
-        known = dict.fromkeys(NORMS, self.radius)
-        return known | {"l1": self.radius * math.sqrt(math.prod(shape))}
+        return self.radius * math.sqrt(math.prod(shape)), self.radius
 
 
 # From so many rows or columns on, and twice as many of the other, products are quicker
@@ -206,14 +203,10 @@ class SpectralNormBall(_MatrixBall):
         q = polar_factor((g.T if wide else g)[None], smallest=1e-8)[0]
         return DenseAtom(-self.radius * (q.T if wide else q))
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of radius · U Vᵀ, whose l1 norms differ
-        rank = min(shape)
-        return {
-            "l2": self.radius * math.sqrt(rank),
-            "linf": self.radius,
-            "nuclear": self.radius * rank,
-        }
+    def diameter(self, shape: Shape) -> float:
+        """Return twice the norm of radius · U Vᵀ, radius √min(m, n)."""
+        self.check_shape(shape)
+        return 2.0 * self.radius * math.sqrt(min(shape))
 
 
 class _Square(Domain):
@@ -311,10 +304,6 @@ class Spectrahedron(_Square):
             and math.sqrt(2.0) * across * length <= t
             and lowest >= -t
         )
-
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of radius · v vᵀ, with Σ |v_i v_j| ≤ n
-        return dict.fromkeys(NORMS, self.radius) | {"l1": self.radius * shape[0]}
 
     def diameter(self, shape: Shape) -> float:
         """Return √2 radius, the distance of v vᵀ and w wᵀ with <v, w> = 0."""
@@ -457,11 +446,6 @@ class BirkhoffPolytope(_Square):
         return isinstance(atom, PermutationAtom) or super()._contains_atom(
             atom, tolerance
         )
-
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of a permutation, which has n ones and n singular values of 1
-        n = float(shape[0])
-        return {"l1": n, "l2": math.sqrt(n), "linf": 1.0, "nuclear": n}
 
     def diameter(self, shape: Shape) -> float:
         """Return √(2n), the distance of two permutations that agree nowhere."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, SparseAtom
-from fedtrellis.domains.base import NORMS, Domain, FloatArray, Norm, Shape
+from fedtrellis.domains.base import Domain, FloatArray, Shape
 from fedtrellis.domains.numerics import positive, project_simplex, root, smallest
 from fedtrellis.settings import setting
 
@@ -53,9 +53,9 @@ class _OfSum(Domain):
         self.check_shape(shape)
         return np.full(shape, self.radius / math.prod(shape))
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # every vertex but zero has one entry, and the norm radius
-        return dict.fromkeys(NORMS, self.radius)
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:
+        # every vertex but zero has one entry
+        return self.radius, self.radius
 
 
 @dataclass(frozen=True)
@@ -237,14 +237,9 @@ class CappedSimplex(_OfSum):
         nearest: FloatArray = np.clip(v - (theta - self.cap), 0.0, self.cap)
         return nearest.reshape(x.shape)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of an extreme point; their nuclear norms differ
-        levels = self._levels(math.prod(shape))
-        return {
-            "l1": self.radius,
-            "l2": float(np.linalg.norm(levels)),
-            "linf": float(levels[0]),
-        }
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
+        # of an extreme point
+        return self.radius, float(np.linalg.norm(self._levels(math.prod(shape))))
 
     def diameter(self, shape: Shape) -> float:
         """Return the distance of two extreme points that share as little as they can.

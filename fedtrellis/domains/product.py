@@ -1,31 +1,16 @@
-"""Sets made of others: products, and the smallest ball of another kind around one.
-
-A client short of compute may work on an ℓ2 ball around D, whose oracle is a division;
-one short of bandwidth on an ℓ1 or nuclear-norm ball, whose atoms are small (FedFW,
-arXiv 2408.10090, §4.3). As long as one client has D itself the intersection is D.
-"""
+"""Products of sets: one for each layer of a model."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, ProductAtom
 from fedtrellis.domains.atoms.base import cut
-from fedtrellis.domains.base import Domain, FloatArray, Norm, Shape
-from fedtrellis.domains.matrices import NuclearNormBall
-from fedtrellis.domains.vectors import L1Ball, L2Ball, LInfBall
-from fedtrellis.settings import SettingsError, check_choice
-
-# The norm of a vector whose pieces have these.
-_NORMS: dict[Norm, Callable[[Any], float]] = {
-    "l1": math.fsum,
-    "l2": lambda parts: math.hypot(*parts),
-    "linf": max,
-}
+from fedtrellis.domains.base import Domain, FloatArray, Shape
 
 
 @dataclass(frozen=True)
@@ -123,16 +108,6 @@ class Product(Domain):
                 return all(d.contains_atom(part, tolerance) for d, part in pairs)
         return super()._contains_atom(atom, tolerance)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # the norm of the pieces' largest norms, where all are known
-        found: dict[Norm, float] = {}
-        for norm, whole in _NORMS.items():
-            pairs = zip(self.domains, self.shapes, strict=True)
-            known = [domain.largest_norm(norm, piece) for domain, piece in pairs]
-            if None not in known:
-                found[norm] = whole(known)
-        return found
-
     def diameter(self, shape: Shape) -> float:
         """Return √(Σ diameter(D_i)²)."""
         self.check_shape(shape)
@@ -144,35 +119,3 @@ class Product(Domain):
         self.check_shape(shape)
         pairs = zip(self.domains, self.shapes, strict=True)
         return np.concatenate([domain.centre(s).reshape(-1) for domain, s in pairs])
-
-
-# A ball of radius r encloses what has no larger norm of its kind than r.
-_BALLS: dict[str, tuple[Norm, Callable[[float], Domain]]] = {
-    L1Ball.name: ("l1", L1Ball),
-    L2Ball.name: ("l2", L2Ball),
-    LInfBall.name: ("linf", LInfBall),
-    NuclearNormBall.name: ("nuclear", NuclearNormBall),
-}
-#: Balls that can be put around a domain.
-ENCLOSING = tuple(_BALLS)
-
-
-def enclosing_ball(name: str, domain: Domain, shape: tuple[int, ...]) -> Domain:
-    """The smallest ball of a kind of :data:`ENCLOSING` that contains a domain.
-
-    SettingsError if the kind is not known, or not for this domain and shape of points;
-    ValueError if the domain has no points of this shape.
-    """
-    check_choice("outer-domain", name, ENCLOSING)
-    norm, ball = _BALLS[name]
-    if norm == "nuclear" and len(shape) != 2:
-        raise SettingsError(
-            f"outer-domain = {name!r} is for matrices, the model has shape {shape}"
-        )
-    radius = domain.largest_norm(norm, shape)
-    if radius is None or radius == math.inf:
-        raise SettingsError(
-            f"outer-domain = {name!r} is not available around {domain!r}; "
-            f"allowed: another of {', '.join(ENCLOSING)}"
-        )
-    return ball(radius)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import SparseAtom
-from fedtrellis.domains.base import FloatArray, Norm, NormBall, Places, Shape
+from fedtrellis.domains.base import FloatArray, NormBall, Places, Shape
 from fedtrellis.domains.numerics import (
     magnitude,
     positive_integer,
@@ -132,15 +132,9 @@ class KSupportBall(NormBall):
             w = np.maximum(w, 0.0)
         return np.copysign(scale * w, x.reshape(-1)).reshape(x.shape)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of an extreme point whose k entries are equal, or of a matrix of them with the
-        # highest rank that they can have
-        return {
-            "l1": self.radius * math.sqrt(self.k),
-            "l2": self.radius,
-            "linf": self.radius,
-            "nuclear": self.radius * math.sqrt(min(self.k, *shape)),
-        }
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
+        # of an extreme point whose k entries are equal
+        return self.radius * math.sqrt(self.k), self.radius
 
 
 def _heads(descending: FloatArray, k: int) -> tuple[int, float]:
@@ -289,17 +283,13 @@ class GroupL1Ball(NormBall):
             return (rows * factors[:, None]).reshape(x.shape)
         return (flat * factors[self._labels]).reshape(x.shape)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of an extreme point, which fills a group; their nuclear norms differ
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
+        # of an extreme point, which fills a group
         if isinstance(self.groups, int):
             largest = self.groups
         else:
             largest = max(len(group) for group in self.groups)
-        return {
-            "l1": self.radius * math.sqrt(largest),
-            "l2": self.radius,
-            "linf": self.radius,
-        }
+        return self.radius * math.sqrt(largest), self.radius
 
 
 def group_norms(values: FloatArray, labels: NDArray[np.intp]) -> FloatArray:
@@ -451,10 +441,8 @@ class SparseGroupBall(GroupL1Ball):
             return self.lmo(-x).dense()
         return np.copysign(self.radius / norm * nearest, flat).reshape(x.shape)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
         # of a single entry, or for l1 of a whole group: of d equal entries 1
         #     ‖·‖₁ = d  and  N = (1 − share) √d + share d
-        known = dict(super()._largest_norms(shape))
-        size = known["l1"] / self.radius
-        known["l1"] = self.radius * size / (1.0 - self.share + self.share * size)
-        return known
+        size = super().largest_norms(shape)[0] / self.radius
+        return self.radius * size / (1.0 - self.share + self.share * size), self.radius

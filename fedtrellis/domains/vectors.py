@@ -13,11 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, SignAtom, SparseAtom
 from fedtrellis.domains.base import (
-    NORMS,
     ByVector,
     Domain,
     FloatArray,
-    Norm,
     NormBall,
     Places,
     Shape,
@@ -93,9 +91,8 @@ class L1Ball(NormBall):
         with np.errstate(over="ignore"):
             return float(np.abs(x).sum())
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # every vertex has the norm radius
-        return dict.fromkeys(NORMS, self.radius)
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
+        return self.radius, self.radius
 
 
 @dataclass(frozen=True)
@@ -128,14 +125,9 @@ class L2Ball(NormBall):
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
         return unit(x)[1]
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # ‖x‖₁ of equal entries, and ‖X‖_* of equal singular values
-        return {
-            "l1": self.radius * math.sqrt(math.prod(shape)),
-            "l2": self.radius,
-            "linf": self.radius,
-            "nuclear": self.radius * math.sqrt(min(shape)),
-        }
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
+        # ‖x‖₁ of equal entries
+        return self.radius * math.sqrt(math.prod(shape)), self.radius
 
 
 @dataclass(frozen=True)
@@ -167,14 +159,9 @@ class LInfBall(NormBall):
     def _norm(self, x: FloatArray, shape: Shape, places: Places = None) -> float:
         return float(np.abs(x).max())
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of a vertex; their nuclear norms differ
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
         size = math.prod(shape)
-        return {
-            "l1": self.radius * size,
-            "l2": self.radius * math.sqrt(size),
-            "linf": self.radius,
-        }
+        return self.radius * size, self.radius * math.sqrt(size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,15 +234,11 @@ class Box(ByVector):
     def _entrywise(self) -> bool:  # type: ignore[override]
         return isinstance(self.lower, float) and isinstance(self.upper, float)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of the vertex with the largest entries; nuclear norms differ
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
+        # of the vertex with the largest entries
         entries = np.maximum(np.abs(self.lower), np.abs(self.upper))
         entries = np.broadcast_to(entries, shape)
-        return {
-            "l1": float(entries.sum()),
-            "l2": float(np.linalg.norm(entries)),
-            "linf": float(entries.max()),
-        }
+        return float(entries.sum()), float(np.linalg.norm(entries))
 
     def diameter(self, shape: Shape) -> float:
         """Return ‖upper − lower‖₂."""
@@ -300,9 +283,6 @@ class WholeSpace(Domain):
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether the point is finite."""
         return self._finite(point) is not None
-
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        return dict.fromkeys(NORMS, inf)
 
     def diameter(self, shape: Shape) -> float:
         """Return infinity."""
@@ -396,9 +376,9 @@ class TotalVariationBall(NormBall):
             return bool(norm <= self.radius * (1.0 + tolerance))
         return super()._contains_atom(atom, tolerance)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
         # of the step that starts at once, a vertex of this ball
-        return LInfBall(self.radius)._largest_norms(shape)
+        return LInfBall(self.radius).largest_norms(shape)
 
 
 def _variation(x: FloatArray) -> float:

@@ -12,11 +12,9 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, SparseAtom
 from fedtrellis.domains.base import (
-    NORMS,
     ByVector,
     Domain,
     FloatArray,
-    Norm,
     NormBall,
     Places,
     Shape,
@@ -114,9 +112,10 @@ class WeightedL1Ball(ByVector, NormBall):
         with np.errstate(over="ignore"):
             return float((weights * np.abs(x)).sum())
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
         # of the longest vertex
-        return dict.fromkeys(NORMS, self.radius / float(self._weights(shape).min()))
+        longest = self.radius / float(self._weights(shape).min())
+        return longest, longest
 
 
 @lru_cache(maxsize=8)
@@ -257,15 +256,11 @@ class SortedL1Ball(_BySortedVector, NormBall):
         result[order] = scale * nearest
         return np.copysign(result, x.reshape(-1)).reshape(x.shape)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of the extreme points, where it is largest; their nuclear norms differ
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
+        # of the extreme points, where it is largest
         levels = self._levels(math.prod(shape))
         k = np.arange(1, levels.size + 1)
-        return {
-            "l1": float((k * levels).max()),
-            "l2": float((np.sqrt(k) * levels).max()),
-            "linf": float(levels.max()),
-        }
+        return float((k * levels).max()), float((np.sqrt(k) * levels).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,10 +353,9 @@ class Permutahedron(_BySortedVector):
             excess = np.cumsum(np.sort(x.reshape(-1))[::-1] - v)
         return bool((excess <= t).all() and abs(excess[-1]) <= t)
 
-    def _largest_norms(self, shape: Shape) -> Mapping[Norm, float]:
-        # of v; the nuclear norm differs among its permutations
+    def largest_norms(self, shape: Shape) -> tuple[float, float]:  # noqa: D102
         v = np.abs(self._vector(shape))
-        return {"l1": float(v.sum()), "l2": unit(v)[1], "linf": float(v.max())}
+        return float(v.sum()), unit(v)[1]
 
     def diameter(self, shape: Shape) -> float:
         """Return ‖v − v reversed‖₂, the distance of opposite orders."""

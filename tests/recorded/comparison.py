@@ -18,7 +18,6 @@ BYTES = 0.01
 #: how many entries change.
 TIES = (
     "fedfw/digits/in-spectral-norm-ball",
-    "fedfw/digits/outer-linf-ball",
     "projected-fedavg/quadratic-assignment/as-it-is",
     "feddr/quadratic-assignment/as-it-is",
 )

@@ -19,7 +19,6 @@ TOLERANCE = 0.0 if SAME_MACHINE else 1e-7
 EVERY_DAY = [
     "fedfw/lasso/as-it-is",
     "fedfw/lasso/half-fixed",
-    "fedfw/lasso/outer-l2-ball",
     "fedfw/lasso/stochastic-stochastic",
     "fedfw/lasso/everything-goes-wrong",
     "fedfw/matrix-completion/as-it-is",

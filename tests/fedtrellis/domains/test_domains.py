@@ -23,7 +23,6 @@ from fedtrellis.domains.atoms import (
     pack_atoms,
     unpack_atoms,
 )
-from fedtrellis.domains.product import ENCLOSING, enclosing_ball
 from fedtrellis.settings import SettingsError
 from tests.fedtrellis.domains.cases import (
     CASES,
@@ -491,42 +490,17 @@ def test_run_configs_set_what_constructors_take() -> None:
         d.KSupportBall.from_config({"k-support-ball.k": 0}, radius=1.0)
 
 
-# -- balls around sets
-
-#: Norms of which a set cannot say how large they get.
-UNKNOWN = {
-    ("l1-ball", d.SpectralNormBall),
-    *(
-        ("nuclear-norm-ball", kind)
-        for kind in (
-            *(d.GroupL1Ball, d.CappedSimplex, d.SortedL1Ball, d.SparseGroupBall),
-            *(d.TotalVariationBall, d.Permutahedron),
-        )
-    ),
-}
-
-
 @all_cases
-@pytest.mark.parametrize("kind", ENCLOSING)
-def test_a_ball_around_a_set_holds_it_and_touches_it(
-    domain: Domain, shape: Shape, kind: str
-) -> None:
-    if kind == "nuclear-norm-ball" and len(shape) != 2:
-        with pytest.raises(SettingsError, match="is for matrices"):
-            enclosing_ball(kind, domain, shape)
-        return
-    if (kind, type(domain)) in UNKNOWN:
-        with pytest.raises(SettingsError, match="is not available around"):
-            enclosing_ball(kind, domain, shape)
-        return
-    ball = enclosing_ball(kind, domain, shape)
+def test_the_largest_norms_are_attained(domain: Domain, shape: Shape) -> None:
+    known = domain.largest_norms(shape)
+    unknown = d.SpectralNormBall, d.Spectrahedron, d.BirkhoffPolytope, d.Product
+    assert (known is None) == isinstance(domain, unknown)
     rng = np.random.default_rng(0)
-    # where a norm is largest: along one entry, all of them alike, or the identity
+    # where a norm is largest: along one entry, or all of them alike
     size = math.prod(shape)
     along = [*np.eye(size).reshape(-1, *shape), np.ones(shape)]
-    along += [np.eye(*shape)] if len(shape) == 2 else []
     along += [*rng.choice([-1.0, 1.0], (300, *shape)), *rng.normal(size=(300, *shape))]
-    points = [domain.lmo(sign * d).dense() for d in along for sign in (1.0, -1.0)]
-    assert all(ball.contains(point) for point in points)
-    smaller = type(ball)(ball.radius * (1 - 1e-6))  # type: ignore[attr-defined, call-arg]
-    assert not all(smaller.contains(point) for point in points)
+    points = [domain.lmo(sign * d).dense().ravel() for d in along for sign in (1, -1)]
+    for order, norm in zip((1, 2), known or (), strict=False):
+        most = max(float(np.linalg.norm(point, order)) for point in points)
+        assert most == pytest.approx(norm, rel=1e-6)

@@ -136,10 +136,6 @@ def test_files_can_be_tried_from_the_command_line(
         ),
         ({"data.features": 3, "reference": True}, "reference = True does not fit"),
         ({"data.features": 3, "stop-metric": "gap"}, "allowed: loss, accuracy"),
-        (
-            {"data.features": 3, "outer-domain": "l2-ball", "outer-fraction": 0.5},
-            "outer-fraction = 0.5 does not fit",
-        ),
     ],
 )
 def test_bad_settings(config: dict[str, Any], match: str) -> None:
