@@ -54,7 +54,6 @@ class Steps(RoundStrategy):
         if not layout.point_shape == (SIZE,):
             raise ValueError(f"the model has shape {layout.point_shape}")
         self.x = {name: np.zeros(SIZE) for name in self.clients}
-        self.order: list[list[str]] = []
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         return {"for": client}
@@ -68,7 +67,6 @@ class Steps(RoundStrategy):
         return step
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        self.order.append(list(answers))
         for name, step in answers.items():
             self.x[name] = self.x[name] + step
         self.broadcast.replace(np.mean(list(self.x.values()), axis=0))
