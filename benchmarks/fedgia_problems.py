@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -15,9 +15,7 @@ from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic, O
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.wire.arrays import FloatArray
 
-__all__ = ["PROBLEMS", "Problem", "generated", "problem"]
-
-Shares = list[Any]
+__all__ = ["PROBLEMS", "Problem", "problem"]
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,9 @@ class Problem:
         return np.array([f.gradient(point).ravel() for f in self.losses]) / self.m
 
     @cached_property
-    def bounds(self) -> list[FloatArray]:
-        """Θ_i, each of shape (n, n)."""
-        return [np.asarray(f.hessian_bound()) for f in self.losses]
-
-    @cached_property
     def bound(self) -> FloatArray:
-        """The mean of the Θ_i."""
-        mean: FloatArray = np.mean(self.bounds, axis=0)
+        """The mean of the Θ_i, shape (n, n)."""
+        mean: FloatArray = np.mean([f.hessian_bound() for f in self.losses], axis=0)
         return mean
 
     @cached_property
@@ -73,10 +66,9 @@ class Problem:
         return np.array([f.lipschitz() for f in self.losses])
 
     @cached_property
-    def curvatures(self) -> tuple[float, float]:
-        """The largest and the least eigenvalue of the mean of the Θ_i."""
-        values = np.linalg.eigvalsh(self.bound)
-        return float(values[-1]), float(max(values[0], 0.0))
+    def curvature(self) -> float:
+        """L, the largest eigenvalue of the mean of the Θ_i."""
+        return float(np.linalg.eigvalsh(self.bound)[-1])
 
     @cached_property
     def _start(self) -> tuple[float, float]:
@@ -127,142 +119,125 @@ def _deal(
     return np.array_split(rows, m)
 
 
-def generated(
-    kind: str,
-    seed: int,
-    m: int,
-    rows: int,
-    columns: int,
-    how: str = "iid",
-    *,
-    condition: float = 1.0,
-    scaled: float = 1.0,
-    zeros: bool = False,
-    l2: float = 0.0,
-) -> Shares:
-    """Losses on data drawn for a model that fits them moderately well.
+def _drawn(kind: str, rng: np.random.Generator, data: _Data) -> tuple[FloatArray, Any]:
+    """Features, and labels that a model fits moderately well.
 
-    Parameters
-    ----------
-    kind : {"least squares", "logistic", "multinomial", "non-convex"}
-    seed, m, rows, columns : int
-        ``rows`` of all m clients together.
-    how : {"iid", "one class a client", "unequal shares", "one row"}
-    condition : float
-        Of the population's AᵀA.
-    scaled : float
-        The last column is that many times as large as the first.
-    zeros : bool
-        The first column is 0 everywhere, three more with every other client.
-    l2 : float
+    ``condition`` is the population's, of AᵀA; the columns' units go up to ``scaled``.
     """
-    rng = np.random.default_rng(seed)
+    rows, columns = data.rows, data.columns
     A = rng.standard_normal((rows, columns))
-    if condition > 1.0:
+    if data.condition > 1.0:
         Q = np.linalg.qr(rng.standard_normal((columns, columns)))[0]
-        A = (A * np.geomspace(1.0, condition**-0.5, columns)) @ Q.T
-    A *= np.geomspace(1.0, scaled, columns)
+        A = (A * np.geomspace(1.0, data.condition**-0.5, columns)) @ Q.T
+    A *= np.geomspace(1.0, data.scaled, columns)
     spread = np.linalg.norm(A, axis=0) / np.sqrt(rows)
     w = rng.standard_normal((columns, 3)) / spread[:, None] / np.sqrt(columns)
     scores = 2.0 * A @ w
     if kind == "least squares":
-        labels = scores[:, 0] + 0.5 * rng.standard_normal(rows)
-    elif kind == "multinomial":
-        labels = np.argmax(scores + rng.gumbel(size=scores.shape), axis=1)
-    else:
-        chance = 1.0 / (1.0 + np.exp(-2.0 * scores[:, 0]))
-        labels = (rng.random(rows) < chance).astype(int)
-    return _losses(kind, A, labels, _deal(rng, labels, m, how), l2, zeros)
+        return A, scores[:, 0] + 0.5 * rng.standard_normal(rows)
+    if kind == "multinomial":
+        return A, np.argmax(scores + rng.gumbel(size=scores.shape), axis=1)
+    chance = 1.0 / (1.0 + np.exp(-2.0 * scores[:, 0]))
+    return A, (rng.random(rows) < chance).astype(int)
 
 
 def _losses(
-    kind: str, A: Any, labels: Any, shares: Sequence[Any], l2: float, zeros: bool
-) -> Shares:
+    kind: str, A: Any, labels: Any, shares: Sequence[Any], data: _Data
+) -> list[Any]:
+    """``zeros``: a column is 0 everywhere, and three more at every second client."""
     losses: list[Objective] = []
     for number, share in enumerate(shares):
         features = np.array(A[share], dtype=np.float64)
-        if zeros:
+        if data.zeros:
             features[:, 0] = 0.0
             if number % 2:
                 features[:, 1:4] = 0.0
         given = labels[share]
         if kind == "least squares":
-            losses.append(LeastSquares(features, given, scale="half-mean", l2=l2))
+            losses.append(LeastSquares(features, given, scale="half-mean", l2=data.l2))
         elif kind == "multinomial":
             classes = int(labels.max()) + 1
-            losses.append(MultinomialLogistic(features, given, classes, l2=l2))
+            losses.append(MultinomialLogistic(features, given, classes, l2=data.l2))
         else:
             loss = Logistic if kind == "logistic" else NonconvexLogistic
-            losses.append(loss(features, given, l2=l2))
+            losses.append(loss(features, given, l2=data.l2))
     return losses
 
 
-def _loaded(kind: str, name: str, seed: int, m: int, how: str, l2: float) -> Shares:
-    """Losses on one of scikit-learn's data sets, as it comes."""
+def _loaded(name: str) -> tuple[FloatArray, Any]:
+    """One of scikit-learn's data sets, as it comes."""
     from sklearn import datasets
 
     A, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
-    shares = _deal(np.random.default_rng(seed), labels, m, how)
-    return _losses(kind, A / 16.0 if name == "digits" else A, labels, shares, l2, False)
+    return A / 16.0 if name == "digits" else A, labels
 
 
-_LS, _LOG, _MULTI, _NON = "least squares", "logistic", "multinomial", "non-convex"
-_ONE, _UNEQUAL = "one class a client", "unequal shares"
+_CLASS, _UNEQUAL, _ROW = "one class a client", "unequal shares", "one row"
+_LOADED = {
+    "logistic, breast cancer, raw": "breast_cancer",
+    "multinomial, wine, raw, one class": "wine",
+    "multinomial, digits, unequal, zero columns": "digits",
+}
 
-#: By name, what makes the losses.
-PROBLEMS: dict[str, Callable[[], Shares]] = {
-    # the two that a fixed default broke on
-    "least squares, 10 × 500 rows, 20 columns": lambda: generated(_LS, 0, 10, 5000, 20),
-    "least squares, 10 × 50 rows, columns 1 to 10³": lambda: generated(
-        _LS, 1, 10, 500, 20, scaled=1e3
+
+class _Data(NamedTuple):
+    """The seed, clients, rows of all and columns of what is drawn, and how."""
+
+    seed: int
+    m: int
+    rows: int = 0
+    columns: int = 0
+    how: str = "iid"
+    condition: float = 1.0
+    scaled: float = 1.0
+    zeros: bool = False
+    l2: float = 0.0
+
+
+#: A name begins with the kind of loss; the first two are those that a fixed default
+#: broke on.
+PROBLEMS = {
+    "least squares, 10 × 500 rows, 20 columns": _Data(0, 10, 5000, 20),
+    "least squares, 10 × 50 rows, columns 1 to 10³": _Data(1, 10, 500, 20, scaled=1e3),
+    "least squares, 30 × 20 rows, 60 columns": _Data(2, 30, 600, 60),
+    "least squares, one class, condition 10": _Data(
+        3, 8, 800, 30, _CLASS, condition=10.0
     ),
-    "least squares, 30 × 20 rows, 60 columns": lambda: generated(_LS, 2, 30, 600, 60),
-    "least squares, one class, condition 10": lambda: generated(
-        _LS, 3, 8, 800, 30, _ONE, condition=10.0
+    "least squares, unequal, condition 10³": _Data(
+        4, 12, 1500, 30, _UNEQUAL, condition=1e3
     ),
-    "least squares, unequal, condition 10³": lambda: generated(
-        _LS, 4, 12, 1500, 30, _UNEQUAL, condition=1e3
+    "least squares, condition 10⁶": _Data(5, 10, 1000, 40, condition=1e6),
+    "least squares, a client with one row": _Data(6, 8, 400, 20, _ROW),
+    "least squares, zero columns": _Data(7, 10, 500, 20, zeros=True),
+    "least squares, unequal, condition 10³, columns 1 to 10³": _Data(
+        8, 10, 800, 25, _UNEQUAL, condition=1e3, scaled=1e3
     ),
-    "least squares, condition 10⁶": lambda: generated(
-        _LS, 5, 10, 1000, 40, condition=1e6
+    "logistic, 20 × 100 rows": _Data(9, 20, 2000, 30, l2=1e-3),
+    "logistic, one class": _Data(10, 10, 1000, 30, _CLASS, l2=1e-3),
+    "logistic, unequal, columns 1 to 10³": _Data(
+        11, 10, 1000, 30, _UNEQUAL, scaled=1e3, l2=1e-3
     ),
-    "least squares, a client with one row": lambda: generated(
-        _LS, 6, 8, 400, 20, "one row"
-    ),
-    "least squares, zero columns": lambda: generated(_LS, 7, 10, 500, 20, zeros=True),
-    "least squares, unequal, condition 10³, columns 1 to 10³": lambda: generated(
-        _LS, 8, 10, 800, 25, _UNEQUAL, condition=1e3, scaled=1e3
-    ),
-    "logistic, 20 × 100 rows": lambda: generated(_LOG, 9, 20, 2000, 30, l2=1e-3),
-    "logistic, one class": lambda: generated(_LOG, 10, 10, 1000, 30, _ONE, l2=1e-3),
-    "logistic, unequal, columns 1 to 10³": lambda: generated(
-        _LOG, 11, 10, 1000, 30, _UNEQUAL, scaled=1e3, l2=1e-3
-    ),
-    "logistic, condition 10⁶": lambda: generated(
-        _LOG, 12, 10, 1000, 40, condition=1e6, l2=1e-6
-    ),
-    "logistic, a client with one row": lambda: generated(
-        _LOG, 13, 8, 400, 20, "one row", l2=1e-2
-    ),
-    "logistic, breast cancer, raw": lambda: _loaded(
-        _LOG, "breast_cancer", 14, 10, "iid", 1e-3
-    ),
-    "multinomial, 10 × 100 rows": lambda: generated(_MULTI, 15, 10, 1000, 20, l2=1e-3),
-    "multinomial, wine, raw, one class": lambda: _loaded(
-        _MULTI, "wine", 16, 3, _ONE, 1e-2
-    ),
-    "multinomial, digits, unequal, zero columns": lambda: _loaded(
-        _MULTI, "digits", 17, 10, _UNEQUAL, 1e-3
-    ),
-    "non-convex, condition 10³": lambda: generated(
-        _NON, 18, 10, 1000, 30, condition=1e3, l2=1e-2
-    ),
-    "non-convex, one class, columns 1 to 10³": lambda: generated(
-        _NON, 19, 10, 1000, 20, _ONE, scaled=1e3, l2=1e-2
+    "logistic, condition 10⁶": _Data(12, 10, 1000, 40, condition=1e6, l2=1e-6),
+    "logistic, a client with one row": _Data(13, 8, 400, 20, _ROW, l2=1e-2),
+    "logistic, breast cancer, raw": _Data(14, 10, l2=1e-3),
+    "multinomial, 10 × 100 rows": _Data(15, 10, 1000, 20, l2=1e-3),
+    "multinomial, wine, raw, one class": _Data(16, 3, how=_CLASS, l2=1e-2),
+    "multinomial, digits, unequal, zero columns": _Data(17, 10, how=_UNEQUAL, l2=1e-3),
+    "non-convex, condition 10³": _Data(18, 10, 1000, 30, condition=1e3, l2=1e-2),
+    "non-convex, one class, columns 1 to 10³": _Data(
+        19, 10, 1000, 20, _CLASS, scaled=1e3, l2=1e-2
     ),
 }
 
 
 def problem(name: str) -> Problem:
     """One of them, made."""
-    return Problem(name, PROBLEMS[name](), not name.startswith(_NON))
+    kind, data = name.split(", ")[0], PROBLEMS[name]
+    rng = np.random.default_rng(data.seed)
+    if name in _LOADED:
+        A, labels = _loaded(_LOADED[name])
+    else:
+        A, labels = _drawn(kind, rng, data)
+    shares = _deal(rng, labels, data.m, data.how)
+    losses = _losses(kind, A, labels, shares, data)
+    return Problem(name, losses, kind != "non-convex")

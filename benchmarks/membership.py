@@ -33,7 +33,7 @@ from .report import Aim, Comparison, Row
 __all__ = ["ATTACKS", "FULL", "QUICK", "Case", "advantages", "compare", "trials"]
 
 #: By what each attacker ranks clients, from least to most that it knows.
-ATTACKS = ("loss", "alignment", "all but one")
+ATTACKS = ("loss", "all but one")
 _STEP, _LOCAL_STEPS, _CLIP, _DELTA = 0.5, 5, 0.5, 1e-5
 _TEST = 357
 
@@ -138,14 +138,10 @@ def _trial(case: Case, epsilon: float | None, seed: int) -> Trial:
     strategy.start(LocalGrid(app, len(own)), ArrayRecord([start]), case.rounds)
     # the attacker has the models and every client's data, and no member's noise
     seen = [start, *(model.reshape(start.shape) for model in models.seen)]
-    alignment, known, own_size, size = np.zeros((4, case.candidates))
+    known, size = np.zeros((2, case.candidates))
     for x, following in pairwise(seen):
         changes = np.array([_change(loss, x) for loss in losses])
         moved = len(own) * (following - x)
-        usual = changes.mean(axis=0)
-        # ⟨what the model did, what is the client's own in what it would do⟩
-        alignment += np.sum(moved * (changes - usual), axis=(1, 2))
-        own_size += np.sum((changes - usual) ** 2, axis=(1, 2))
         # what is left of the sum without all others that took part
         left = moved - changes[member].sum(axis=0)
         known += np.sum(left * changes, axis=(1, 2))
@@ -156,7 +152,6 @@ def _trial(case: Case, epsilon: float | None, seed: int) -> Trial:
         member,
         {
             "loss": np.array([-loss.value(seen[-1]) for loss in losses]),
-            "alignment": alignment / own_size,
             "all but one": known / size,
         },
         float(np.mean(scores == labels[test])),

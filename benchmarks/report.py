@@ -9,9 +9,8 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from reproduce.provenance import versions
 
 __all__ = [
     "Aim",
@@ -72,16 +73,6 @@ class Spread:
         if self.unit == "ms":
             return f"{1000 * value:.3g} ms"
         return f"{value:.2f}" if self.unit == "x" and value < 100 else f"{value:,.0f}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, times in seconds."""
-        return {
-            "median": self.median,
-            "min": min(self.values),
-            "max": max(self.values),
-            "unit": {"ms": "s"}.get(self.unit, self.unit),
-            "values": list(self.values),
-        }
 
 
 def ratios(above: Spread, below: Spread) -> Spread:
@@ -174,20 +165,6 @@ class Comparison:
             state = "[green]met[/]" if aim.met else "[yellow]NOT met[/]"
             console.print(f"Aim: {escape(aim.text)}: {escape(aim.measured)}: {state}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        rows = [
-            {k: c.to_dict() if isinstance(c, Spread) else c for k, c in row.items()}
-            for row in self.rows
-        ]
-        return {
-            "name": self.name,
-            "title": self.title,
-            "about": self.about,
-            "rows": rows,
-            "aims": [asdict(aim) for aim in self.aims],
-        }
-
 
 def machine() -> dict[str, Any]:
     """Facts that the numbers depend on; nothing that names the machine."""
@@ -198,19 +175,19 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load before": None if load is None else round(load, 2),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "scipy", "flwr")},
+        **versions(),
         "blas threads": 1,
     }
+
+
+def _plain(thing: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(thing).items() if key != "draw"}
 
 
 def write_json(
     path: Path, facts: dict[str, Any], quick: bool, results: Sequence[Comparison]
 ) -> None:
-    """Write what the tables show, and every single measurement."""
-    data = {
-        "machine": facts,
-        "quick": quick,
-        "comparisons": [result.to_dict() for result in results],
-    }
-    text = json.dumps(data, indent=2, ensure_ascii=False)
+    """Write what the tables show, and every single measurement, times in seconds."""
+    data = {"machine": facts, "quick": quick, "comparisons": results}
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=_plain)
     path.write_text(text + "\n", encoding="utf-8")

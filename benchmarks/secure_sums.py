@@ -26,7 +26,7 @@ from fedtrellis.server.callbacks import format_bytes
 from strategies import FedAvgGD
 
 from .report import Comparison, Row, Spread
-from .traffic import CountingGrid, Distance, flower_fedavg, partition
+from .traffic import CountingGrid, Distance, flower_client, flower_fedavg, partition
 
 __all__ = ["compare"]
 
@@ -79,8 +79,8 @@ def _cases(
 
     ours = client_app(lambda context: FedAvgGDClient(context, of(context)))
     one: dict[str, Any] = {"local_steps": 1, "step_size": 0.1}
-    plain, app = flower_fedavg(objectives)
-    _, secured = flower_fedavg(objectives, mods=[secure_sum_mod])
+    app = flower_client(lambda: objectives)
+    secured = flower_client(lambda: objectives, mods=[secure_sum_mod])
     older = ClientApp(lambda c: Stepping(of(c)).to_client(), mods=[secaggplus_mod])
     clipped = SecureSum(clip=100.0)
     everybody: Any = {"fraction_evaluate": 0.0, "min_train_nodes": len(objectives)}
@@ -91,7 +91,7 @@ def _cases(
             ours,
             _start(FedAvgGD(**one, aggregation=clipped)),
         ),
-        "Flower's FedAvg": (app, _start(plain)),
+        "Flower's FedAvg": (app, _start(flower_fedavg())),
         "Flower's FedAvg in SecureSums": (
             secured,
             _start(SecureSums(FedAvg(**everybody))),

@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
-from clients import FedAvgGDClient, LocalSGDClient
+from clients import LocalSGDClient
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
-from strategies import FedAvgGD, LocalSGD
+from strategies import LocalSGD
 from tasks.data.datasets import load_images
 
 from .report import Comparison, Spread, at_most, in_turns, ratios
@@ -178,23 +178,13 @@ def _agree(ours: NDArray[Any], theirs: Tensor) -> None:
 
 
 class _PlainLoop:
-    """FedAvg of a network as a PyTorch user writes it: loaders, a module and SGD.
+    """FedAvg of a network as a PyTorch user writes it: data sets, a module and SGD.
 
-    Parameters
-    ----------
-    loaders : list of DataLoader
-        Of the clients.
-    model : torch.nn.Module
-    mini_batches : bool
-        A step on a mini-batch of ``_BATCH``, which fedtrellis' rule draws; otherwise on
-        all batches of the loader, whose gradients are added up.
+    The mini-batches are those that fedtrellis' rule draws.
     """
 
-    def __init__(
-        self, loaders: list[Any], model: nn.Module, mini_batches: bool
-    ) -> None:
-        self.loaders, self.mini_batches = loaders, mini_batches
-        self.model = copy.deepcopy(model)
+    def __init__(self, datasets: list[Any], model: nn.Module) -> None:
+        self.datasets, self.model = datasets, copy.deepcopy(model)
         self.mean = [p.detach().clone() for p in self.model.parameters()]
         self.round = 0
 
@@ -208,31 +198,21 @@ class _PlainLoop:
         for _ in range(rounds):
             self.round += 1
             total = [torch.zeros_like(p) for p in parameters]
-            for client, loader in enumerate(self.loaders):
+            for client, data in enumerate(self.datasets):
                 with torch.no_grad():
                     for p, value in zip(parameters, self.mean, strict=True):
                         p.copy_(value)
-                for batches in self._steps(client, loader):
+                rng = generator(0, "mini-batch", str(client), self.round)
+                for _ in range(_STEPS):
+                    rows = rng.choice(len(data), _BATCH, replace=False, shuffle=False)
+                    inputs, labels = data[rows]
                     optimizer.zero_grad()
-                    for inputs, labels, share in batches:
-                        (share * loss(self.model(inputs), labels)).backward()
+                    loss(self.model(inputs), labels).backward()
                     optimizer.step()
                 with torch.no_grad():
                     for part, p in zip(total, parameters, strict=True):
                         part += p
-            self.mean = [part / len(self.loaders) for part in total]
-
-    def _steps(self, client: int, loader: Any) -> Iterable[Iterable[Any]]:
-        """The batches of every step, each with its share of the step's examples."""
-        count = len(loader.dataset)
-        rng = generator(0, "mini-batch", str(client), self.round)
-        for _ in range(_STEPS):
-            if not self.mini_batches:
-                yield ((A, y, len(y) / count) for A, y in loader)
-                continue
-            rows = rng.choice(count, size=_BATCH, replace=False, shuffle=False)
-            A, y = loader.dataset[rows]
-            yield [(A, y, 1.0)]
+            self.mean = [part / len(self.datasets) for part in total]
 
 
 class _Alternate(Callback):
@@ -284,56 +264,46 @@ def _rounds(size: Size) -> Comparison:
     images, labels, source = _images(size.examples)
     torch.manual_seed(0)
     model = _network()
-    loaders = [
-        DataLoader(
-            TensorDataset(
-                torch.from_numpy(images[part]), torch.from_numpy(labels[part])
-            ),
-            batch_size=_BATCH,
-        )
+    datasets = [
+        TensorDataset(torch.from_numpy(images[part]), torch.from_numpy(labels[part]))
         for part in np.split(np.arange(len(labels)), _CLIENTS)
     ]
     objectives = [
-        TorchObjective(model, CrossEntropyLoss(), loader, device="cpu")
-        for loader in loaders
+        TorchObjective(
+            model, CrossEntropyLoss(), DataLoader(data, _BATCH), device="cpu"
+        )
+        for data in datasets
     ]
-    result = Comparison(
+    plain = _PlainLoop(datasets, model)
+    turns = _Alternate(size.rounds, plain)
+    strategy = LocalSGD(
+        local_steps=_STEPS,
+        step_size=_STEP_SIZE,
+        step_schedule="constant",
+        batch_fraction=_BATCH / size.examples,
+        callbacks=[turns],
+    )
+
+    def client_fn(context: Context) -> LocalSGDClient:
+        index = int(context.node_config["partition-id"])
+        return LocalSGDClient(context, objectives[index])
+
+    grid = LocalGrid(client_app(client_fn), _CLIENTS)
+    start = ArrayRecord([p.detach().numpy() for p in model.parameters()])
+    ended = strategy.start(grid, start, num_rounds=(size.blocks + 1) * size.rounds)
+    ours = [array.reshape(-1) for array in ended.arrays.to_numpy_ndarrays()]
+    theirs = torch.cat([part.reshape(-1) for part in plain.mean])
+    _agree(np.concatenate(ours), theirs)
+    # the first block is warm-up
+    sides = [Spread(tuple(side[1:]), "ms") for side in (turns.ours, turns.theirs)]
+    ratio = ratios(*sides)
+    return Comparison(
         "torch-rounds",
         "A round of a convolutional network on LocalGrid against a plain PyTorch loop",
-        f"Images: {source}. {_CLIENTS} clients with {size.examples} images each, all "
-        f"in every round, {_STEPS} local steps, float32, batches of {_BATCH} from a "
-        "DataLoader; the same model to 1e-5. CPU time of one thread, blocks of rounds "
-        "by turns; median (min – max).",
+        f"LocalSGD. Images: {source}. {_CLIENTS} clients with {size.examples} images "
+        f"each, all in every round, {_STEPS} local steps on mini-batches of {_BATCH}, "
+        "float32; the same model to 1e-5. CPU time of one thread, blocks of rounds by "
+        "turns; median (min – max).",
+        [{"fedtrellis": sides[0], "plain": sides[1], "ratio": ratio}],
+        [at_most("a round", ratio, 1.1)],
     )
-    for name, mini_batches in (("LocalSGD, mini-batches", True), ("FedAvgGD", False)):
-        plain = _PlainLoop(loaders, model, mini_batches)
-        turns = _Alternate(size.rounds, plain)
-        settings: dict[str, Any] = {
-            "local_steps": _STEPS,
-            "step_size": _STEP_SIZE,
-            "step_schedule": "constant",
-            "callbacks": [turns],
-        }
-        if mini_batches:
-            fraction = _BATCH / size.examples
-            strategy: FedAvgGD = LocalSGD(batch_fraction=fraction, **settings)
-        else:
-            strategy = FedAvgGD(**settings)
-        kind = LocalSGDClient if mini_batches else FedAvgGDClient
-
-        def client_fn(context: Context, kind: Any = kind) -> Any:
-            return kind(context, objectives[int(context.node_config["partition-id"])])
-
-        grid = LocalGrid(client_app(client_fn), _CLIENTS)
-        start = ArrayRecord([p.detach().numpy() for p in model.parameters()])
-        ended = strategy.start(grid, start, num_rounds=(size.blocks + 1) * size.rounds)
-        ours = [array.reshape(-1) for array in ended.arrays.to_numpy_ndarrays()]
-        theirs = torch.cat([part.reshape(-1) for part in plain.mean])
-        _agree(np.concatenate(ours), theirs)
-        sides = [Spread(tuple(side[1:]), "ms") for side in (turns.ours, turns.theirs)]
-        ratio = ratios(*sides)
-        result.rows.append(
-            {"method": name, "fedtrellis": sides[0], "plain": sides[1], "ratio": ratio}
-        )
-        result.aims.append(at_most(name, ratio, 1.1))
-    return result

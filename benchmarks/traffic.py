@@ -43,7 +43,14 @@ from strategies import FedAvgGD, FedDR, FedFW, FedGiA, FirstOrderRFL, ProjectedF
 
 from .report import Comparison, Row, Spread, at_most, ratios
 
-__all__ = ["CountingGrid", "Distance", "compare", "flower_fedavg", "partition"]
+__all__ = [
+    "CountingGrid",
+    "Distance",
+    "compare",
+    "flower_client",
+    "flower_fedavg",
+    "partition",
+]
 
 NODES, ROUNDS, DTYPES = 10, 5, ("float64", "float32")
 Shape = tuple[int, ...]
@@ -125,25 +132,34 @@ def partition(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def flower_fedavg(
-    objectives: Sequence[Any], mods: list[Any] | None = None
-) -> tuple[FedAvg, ClientApp]:
-    """Flower's own FedAvg; a client takes a gradient step, in the model's dtype."""
+def flower_client(
+    objectives: Callable[[], Sequence[Any]],
+    steps: int = 1,
+    step_size: float = 0.1,
+    mods: list[Any] | None = None,
+) -> ClientApp:
+    """Clients as Flower's quickstarts have them: steps in the model's dtype."""
     app = ClientApp(mods=mods)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        objective = objectives[partition(context)]
+        objective = objectives()[partition(context)]
         arrays = message.content["arrays"]
         assert isinstance(arrays, ArrayRecord)
         (x,) = arrays.to_numpy_ndarrays()
-        x = x - 0.1 * np.asarray(objective.gradient(x), dtype=x.dtype)
+        for _ in range(steps):
+            x = x - step_size * np.asarray(objective.gradient(x), dtype=x.dtype)
         metrics = MetricRecord({"num-examples": objective.num_examples})
         content = RecordDict({"arrays": ArrayRecord([x]), "metrics": metrics})
         return Message(content, reply_to=message)
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of min_train_nodes
-    return FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1), app
+    return app
+
+
+def flower_fedavg() -> FedAvg:
+    """Flower's own, without its warning that there is no evaluation."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    return FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
 
 
 def _bytes(
@@ -181,9 +197,8 @@ def _dense() -> Comparison:
     )
     objectives = [Distance(index, (_PARAMETERS,)) for index in range(NODES)]
     start = np.full(_PARAMETERS, _PARAMETERS**-0.5)
-    flower, flower_app = flower_fedavg(objectives)
     sides: dict[str, tuple[Callable[[], Any], ClientApp]] = {
-        "Flower's own FedAvg": (lambda: flower, flower_app)
+        "Flower's own FedAvg": (flower_fedavg, flower_client(lambda: objectives))
     }
     for name, (strategy, client) in DENSE.items():
         sides[name] = strategy, _app(client, objectives)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .job import CLASSES, LOCAL_STEPS, STEP_SIZE, Job, Run, model_of, timed
 
-__all__ = ["numpy_cohort", "numpy_loop", "torch_loop"]
+__all__ = ["numpy_loop", "torch_loop"]
 
 
 def numpy_loop(job: Job) -> Callable[[], Run]:
@@ -31,27 +31,6 @@ def numpy_loop(job: Job) -> Callable[[], Run]:
                     w -= STEP_SIZE / len(y) * (A.T @ P)
                 models.append(w)
             x = np.mean(models, axis=0)
-        return x
-
-    return lambda: timed(play)
-
-
-def numpy_cohort(job: Job) -> Callable[[], Run]:
-    """All clients of a round at once, in NumPy."""
-    # the labels' unit vectors: indexing them in a batch takes longer than P − Y
-    features, one_hot = job.with_ones, np.eye(CLASSES)[job.labels]
-
-    def play() -> np.ndarray:
-        x = job.start
-        for cohort in job.cohorts:
-            A, Y = features[cohort], one_hot[cohort]
-            w = np.repeat(x[None], len(cohort), axis=0)
-            for _ in range(LOCAL_STEPS):
-                scores = A @ w
-                P = np.exp(scores - scores.max(axis=2, keepdims=True))
-                P /= P.sum(axis=2, keepdims=True)
-                w -= STEP_SIZE / A.shape[1] * (A.transpose(0, 2, 1) @ (P - Y))
-            x = w.mean(axis=0)
         return x
 
     return lambda: timed(play)

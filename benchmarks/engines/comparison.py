@@ -56,7 +56,6 @@ class Engine:
 
 ENGINES = (
     Engine(_LOOP, "bare:numpy_loop"),
-    Engine("NumPy, a bare loop over cohorts", "bare:numpy_cohort"),
     Engine("fedtrellis, batched", "flower:batched"),
     Engine("fedtrellis, one by one", "flower:one_by_one"),
     Engine("fedtrellis, encoded to bytes", "flower:encoded"),
@@ -251,12 +250,13 @@ def compare(size: Size) -> Iterator[Comparison]:
         "of its own on one core, in turns, the first left out; on Ray all cores, and "
         "CPU of all processes. Median (min – max) of the turns' means.",
     )
-    here, missing, left_out = [], [], []
+    here, why = [], {}
     for engine in ENGINES:
         if engine.ray and not size.ray_repetitions:
-            left_out.append(engine)
+            why[engine.name] = "left out with --quick"
         elif not _python(engine).is_file():
-            missing.append(engine)
+            script = f"scripts/make-engines.sh {engine.environment}"
+            why[engine.name] = f"left out: not installed ({script})"
         else:
             here.append(engine)
     found = _measure(here, job, size)
@@ -275,10 +275,6 @@ def compare(size: Size) -> Iterator[Comparison]:
                 row[f"CPU / {base}"] = ratios(cpu[engine.name], below)
         row["difference"] = f"{found[engine.name]['difference']:.0e}"
         result.rows.append(row)
-    for engine in missing:
-        why = f"left out: not installed (scripts/make-engines.sh {engine.environment})"
-        result.rows.append({"engine": engine.name, "CPU": why})
-    for engine in left_out:
-        result.rows.append({"engine": engine.name, "CPU": "left out with --quick"})
+    result.rows += [{"engine": name, "CPU": reason} for name, reason in why.items()]
     _judge(result, cpu)
     yield result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.simulation import run_simulation
 
 from clients import FedAvgGDClient
-from fedtrellis.objectives import MultinomialLogistic, Objective
+from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD
 
 from ..processes import cpu_seconds
 from ..report import quiet
+from ..traffic import flower_client, partition
 from .job import CLASSES, LOCAL_STEPS, STEP_SIZE, Job, Run, layers, model_of, timed
 
 __all__ = [
@@ -79,33 +80,18 @@ def _logistic_of(path: str) -> list[Any]:
 
 def _fedtrellis_app(objectives: Objectives) -> ClientApp:
     def client_fn(context: Context) -> FedAvgGDClient:
-        index = int(context.node_config["partition-id"])
-        return FedAvgGDClient(context, objectives()[index])
+        return FedAvgGDClient(context, objectives()[partition(context)])
 
     return client_app(client_fn)
 
 
 def _fedavg_app(objectives: Objectives) -> ClientApp:
-    """A client as Flower's quickstarts write it."""
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        objective: Objective = objectives()[int(context.node_config["partition-id"])]
-        arrays = message.content["arrays"]
-        assert isinstance(arrays, ArrayRecord)
-        (w,) = arrays.to_numpy_ndarrays()
-        for _ in range(LOCAL_STEPS):
-            w = w - STEP_SIZE * objective.gradient(w)
-        metrics = MetricRecord({"num-examples": objective.num_examples})
-        content = RecordDict({"arrays": ArrayRecord([w]), "metrics": metrics})
-        return Message(content, reply_to=message)
+    app = flower_client(objectives, LOCAL_STEPS, STEP_SIZE)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        index = int(context.node_config["partition-id"])
-        content = RecordDict({"who": MetricRecord({"partition-id": index})})
-        return Message(content, reply_to=message)
+        who = MetricRecord({"partition-id": partition(context)})
+        return Message(RecordDict({"who": who}), reply_to=message)
 
     return app
 
@@ -160,24 +146,22 @@ class DealtFedAvg(FedAvg):
         return [Message(content, dst_node_id=id, message_type="train") for id in ids]
 
 
-def _node_ids(grid: Grid) -> dict[int, int]:
-    """Node ids by partition, as the nodes themselves say."""
-    ids = list(grid.get_node_ids())
-    requests = [
-        Message(RecordDict(), dst_node_id=id, message_type="query") for id in ids
-    ]
-    found = {}
-    for reply in grid.send_and_receive(requests):
-        who = reply.content["who"]
-        assert isinstance(who, MetricRecord)
-        index = who["partition-id"]
-        assert isinstance(index, int)
-        found[index] = reply.metadata.src_node_id
-    return found
+def _query(grid: Grid) -> Iterable[Message]:
+    """Ask all nodes, so that each of Ray's processes imports the app."""
+    return grid.send_and_receive(
+        [
+            Message(RecordDict(), dst_node_id=id, message_type="query")
+            for id in grid.get_node_ids()
+        ]
+    )
 
 
 def _dealt_fedavg(job: Job, grid: Grid) -> DealtFedAvg:
-    ids = _node_ids(grid)
+    ids = {}  # by partition, as the nodes themselves say
+    for reply in _query(grid):
+        who = reply.content["who"]
+        assert isinstance(who, MetricRecord)
+        ids[who["partition-id"]] = reply.metadata.src_node_id
     return DealtFedAvg([[ids[int(c)] for c in cohort] for cohort in job.cohorts])
 
 
@@ -191,8 +175,8 @@ def _start(strategy: Strategy, grid: Grid, start: ArrayRecord, job: Job) -> list
 
 def _on_local_grid(
     job: Job,
-    make: Callable[[Job], list[Any]],
     *,
+    make: Callable[[Job], list[Any]],
     torch: bool = False,
     **options: Any,
 ) -> Callable[[], Run]:
@@ -216,34 +200,13 @@ def _on_local_grid(
     return run
 
 
-def one_by_one(job: Job) -> Callable[[], Run]:
-    """The messages as objects, client after client."""
-    return _on_local_grid(job, _logistic)
-
-
-def encoded(job: Job) -> Callable[[], Run]:
-    """The messages as bytes."""
-    return _on_local_grid(job, _logistic, encode=True)
-
-
-def batched(job: Job) -> Callable[[], Run]:
-    """A round's clients in one call."""
-    return _on_local_grid(job, _logistic, batched=True)
-
-
-def batched_encoded(job: Job) -> Callable[[], Run]:
-    """A round's clients in one call, the messages as bytes."""
-    return _on_local_grid(job, _logistic, batched=True, encode=True)
-
-
-def torch_one_by_one(job: Job) -> Callable[[], Run]:
-    """``TorchObjective``, client after client."""
-    return _on_local_grid(job, _torch, torch=True)
-
-
-def torch_batched(job: Job) -> Callable[[], Run]:
-    """``TorchObjective``, a round's clients in one call."""
-    return _on_local_grid(job, _torch, torch=True, batched=True)
+#: The messages as objects or bytes, client after client or a round's in one call.
+one_by_one = partial(_on_local_grid, make=_logistic)
+encoded = partial(_on_local_grid, make=_logistic, encode=True)
+batched = partial(_on_local_grid, make=_logistic, batched=True)
+batched_encoded = partial(_on_local_grid, make=_logistic, batched=True, encode=True)
+torch_one_by_one = partial(_on_local_grid, make=_torch, torch=True)
+torch_batched = partial(_on_local_grid, make=_torch, torch=True, batched=True)
 
 
 def fedavg(job: Job) -> Callable[[], Run]:
@@ -311,7 +274,7 @@ def ray(job: Job) -> Callable[[], Run]:
     """The same clients and strategy in Flower's simulation, one process a core."""
 
     def strategy_of(grid: Grid) -> FedAvgGD:
-        _warm(grid)
+        _query(grid)
         return _fedavg_gd(job)
 
     return _on_ray(job, _fedtrellis_app, strategy_of)
@@ -320,11 +283,3 @@ def ray(job: Job) -> Callable[[], Run]:
 def fedavg_ray(job: Job) -> Callable[[], Run]:
     """Flower's FedAvg in Flower's simulation, one process a core."""
     return _on_ray(job, _fedavg_app, lambda grid: _dealt_fedavg(job, grid))
-
-
-def _warm(grid: Grid) -> None:
-    """Have each of Ray's processes import the app, as Flower's FedAvg has it."""
-    ids = list(grid.get_node_ids())
-    grid.send_and_receive(
-        [Message(RecordDict(), dst_node_id=id, message_type="query") for id in ids]
-    )

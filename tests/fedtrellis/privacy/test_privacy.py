@@ -212,12 +212,10 @@ def test_noise_hides_who_took_part() -> None:
     # nobody's secret noise is in these: the same in every run of the test
     assert all(one.epsilon == np.inf for one in plain)
     assert advantages(plain, "all but one")[0] == 1.0
-    assert advantages(plain, "alignment")[0] > 0.2
     assert all(one.epsilon == pytest.approx(1.0, abs=1e-6) for one in private)
     # 6 runs of 24 clients know an advantage to 0.06; half of the noise allows 0.21,
     # ε = 8 allows 0.60
     assert advantages(private, "all but one")[0] < largest_advantage(1.0) + 0.3
-    assert advantages(private, "alignment")[0] < largest_advantage(1.0) + 0.3
 
 
 # -- the clients' noise
