@@ -40,16 +40,7 @@ _TEST = 357
 
 @dataclass(frozen=True)
 class Case:
-    """How much is measured.
-
-    Parameters
-    ----------
-    candidates : int
-        Clients there are; half of them take part in a run.
-    rounds : int
-    trials : int
-        Runs with each ε, with other clients and other members; even.
-    """
+    """Clients, half of which take part, rounds, and an even number of runs a row."""
 
     candidates: int
     rounds: int
@@ -62,17 +53,10 @@ FULL = Case(96, 20, 60)
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run came to.
+    """Who took part, each attack's scores, both of shape (candidates,), accuracy, ε.
 
-    Attributes
-    ----------
-    member : ndarray of bool, shape (candidates,)
-    scores : dict
-        By attack, shape (candidates,).
-    accuracy : float
-        Of the last model on images that nobody has.
-    epsilon : float
-        As the run's last round says it; infinite where it says none.
+    The accuracy is the last model's on images that nobody has; ε is infinite where the
+    run says none.
     """
 
     member: Any
@@ -198,40 +182,35 @@ def largest_advantage(epsilon: float, delta: float = _DELTA) -> float:
     return float(2.0 * norm.cdf(mu / 2.0) - 1.0)
 
 
-def _rows(case: Case) -> Iterator[tuple[Row, dict[str, tuple[float, float, float]]]]:
-    for epsilon in (1.0, 8.0, None):
-        found = trials(case, epsilon)
-        measured = {attack: advantages(found, attack) for attack in ATTACKS}
-        bound = 1.0 if epsilon is None else largest_advantage(epsilon)
-        row: Row = {
-            "ε": "∞" if epsilon is None else f"{found[0].epsilon:.2f}",
-            "accuracy %": f"{100 * np.mean([one.accuracy for one in found]):.1f}",
-        }
-        for attack, (mean, low, high) in measured.items():
-            row[attack] = f"{mean:.2f} ({low:.2f} – {high:.2f})"
-        row["no attack beyond"] = f"{bound:.2f}"
-        yield row, measured
-
-
 def compare(case: Case) -> Iterator[Comparison]:
     """The attacks' advantages at ε = 1, 8 and ∞."""
-    made = list(_rows(case))
-    (_, private), _, (_, plain) = made
-    (_, low, _), (certain, *_) = private["all but one"], plain["all but one"]
-    most = largest_advantage(1.0)
-    yield Comparison(
+    result = Comparison(
         "membership",
         "Advantage of membership attacks on a client's whole data",
         f"{case.candidates} clients of about {1440 // case.candidates} digits, half of "
         f"which take part; {case.rounds} rounds of FedAvg with everybody, clip {_CLIP},"
         f" δ = {_DELTA:g}; {case.trials} runs a row, 95 % intervals over the runs.",
-        [row for row, _ in made],
-        [
-            Aim(
-                "the strongest attack: near chance at ε = 1, certain without noise",
-                f"{private['all but one'][0]:.2f}, of {most:.2f} at most, and "
-                f"{certain:.2f}",
-                low <= most and certain > 0.9,
-            )
-        ],
     )
+    strongest = {}
+    for epsilon in (1.0, 8.0, None):
+        found = trials(case, epsilon)
+        row: Row = {
+            "ε": "∞" if epsilon is None else f"{found[0].epsilon:.2f}",
+            "accuracy %": f"{100 * np.mean([one.accuracy for one in found]):.1f}",
+        }
+        for attack in ATTACKS:
+            strongest[epsilon] = mean, low, high = advantages(found, attack)
+            row[attack] = f"{mean:.2f} ({low:.2f} – {high:.2f})"
+        bound = 1.0 if epsilon is None else largest_advantage(epsilon)
+        row["no attack beyond"] = f"{bound:.2f}"
+        result.rows.append(row)
+    (private, low, _), (certain, *_) = strongest[1.0], strongest[None]
+    most = largest_advantage(1.0)
+    result.aims.append(
+        Aim(
+            "the strongest attack: near chance at ε = 1, certain without noise",
+            f"{private:.2f}, of {most:.2f} at most, and {certain:.2f}",
+            low <= most and certain > 0.9,
+        )
+    )
+    yield result

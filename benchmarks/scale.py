@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,14 +15,14 @@ from flwr.app import ArrayRecord, Context
 from clients import FedFWClient
 from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import Objective
-from fedtrellis.server.callbacks import Call, RoundRecord
+from fedtrellis.server.callbacks import Call
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedFW
 
-from .report import Comparison, Row, Spread
+from .report import Comparison, Row, Spread, in_turns, ratios
 
-__all__ = ["FULL", "QUICK", "Case", "compare", "fastest_round"]
+__all__ = ["FULL", "QUICK", "Case", "Sizes", "compare"]
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,24 @@ class Case:
     rounds: int = 3
 
 
-QUICK = (Case(10, 1_000), Case(100, 1_000), Case(10, 100_000))
+@dataclass(frozen=True)
+class Sizes:
+    """Cases, and how many runs of each."""
+
+    cases: tuple[Case, ...]
+    repetitions: int = 1
+
+
+QUICK = Sizes((Case(10, 1_000), Case(100, 1_000), Case(10, 100_000)))
 # a node's state is 24 bytes a parameter: n · p is what memory allows
-FULL = (
-    *(Case(n, 1_000) for n in (10, 100, 1_000, 10_000)),
-    *(Case(n, 10_000) for n in (10, 100, 1_000, 10_000)),
-    *(Case(n, 100_000) for n in (10, 100, 1_000)),
-    *(Case(n, 1_000_000) for n in (10, 100)),
+_MOST_NODES = {1_000: 10_000, 10_000: 10_000, 100_000: 1_000, 1_000_000: 100}
+FULL = Sizes(
+    tuple(
+        Case(n, p)
+        for p, most in _MOST_NODES.items()
+        for n in (10, 100, 1_000, 10_000)
+        if n <= most
+    )
 )
 
 
@@ -68,8 +80,8 @@ class Favourite(Objective):
         return result
 
 
-def fastest_round(case: Case, **options: Any) -> tuple[float, RoundRecord, LocalGrid]:
-    """The fastest round's CPU seconds, on a grid with such options; the last round."""
+def _fastest_round(case: Case, row: Row, batched: bool) -> float:
+    """The fastest round's CPU seconds; its bytes and states go into a row."""
     p, domain = case.parameters, L1Ball(1.0)
     centre = np.random.default_rng(0).standard_normal(p)
     losses = [Favourite(centre, i % p) for i in range(case.nodes)]
@@ -78,43 +90,44 @@ def fastest_round(case: Case, **options: Any) -> tuple[float, RoundRecord, Local
         index = int(context.node_config["partition-id"])
         return FedFWClient(context, losses[index], domain)
 
-    grid = LocalGrid(client_app(client_fn), case.nodes, **options)
+    grid = LocalGrid(client_app(client_fn), case.nodes, batched=batched)
     times: list[float] = []
     note = Call(lambda record: times.append(time.process_time()))
     strategy = FedFW(domain, penalty=1e-3, callbacks=[note], variant="plain")
     # the first round has the introductions, the initial model and its states
     start = ArrayRecord([np.zeros(p)])
     strategy.start(grid, start, num_rounds=case.rounds + 1)
-    seconds = min(after - before for before, after in pairwise(times))
-    return seconds, strategy.history[-1], grid
-
-
-def _row(case: Case) -> Row:
-    seconds, last, grid = fastest_round(case)
-    row: Row = {
-        "nodes": case.nodes,
-        "p": f"{case.parameters:,}",
-        "a round": Spread((seconds,), "ms"),
-        "a node": Spread((seconds / case.nodes,), "ms"),
-        "bytes down, a node": f"{last.bytes_down / case.nodes:,.0f}",
-        "bytes up, a node": f"{last.bytes_up / case.nodes:,.0f}",
-    }
+    last = strategy.history[-1]
+    row["bytes down, a node"] = f"{last.bytes_down / case.nodes:,.0f}"
+    row["bytes up, a node"] = f"{last.bytes_up / case.nodes:,.0f}"
     if case.nodes <= 10:
-        size = sum(map(len, grid.client_states().values())) / case.nodes
-        row["state of a node, bytes"] = f"{size:,.0f}"
-    return row
+        states = sum(map(len, grid.client_states().values()))
+        row["state of a node, bytes"] = f"{states / case.nodes:,.0f}"
+    return min(after - before for before, after in pairwise(times))
 
 
-def compare(cases: Sequence[Case]) -> list[Comparison]:
+def _row(case: Case, repetitions: int) -> Row:
+    more: Row = {}
+    sides = {
+        name: partial(_fastest_round, case, more, batched)
+        for name, batched in (("one by one", False), ("together", True))
+    }
+    found = in_turns(sides, repetitions)
+    each = tuple(seconds / case.nodes for seconds in found["one by one"].values)
+    row: Row = {"nodes": case.nodes, "p": f"{case.parameters:,}", **found}
+    row["one by one / together"] = ratios(*found.values())
+    return {**row, "a node, one by one": Spread(each, "ms"), **more}
+
+
+def compare(sizes: Sizes) -> Iterator[Comparison]:
     """CPU seconds a round, a row a case."""
-    return [
-        Comparison(
-            "one-process",
-            "What a round of FedFW costs as nodes and parameters grow",
-            "l1 ball, everybody in every round, the cheapest of losses, each node with "
-            "an atom of its own: what is measured is client, server and grid. CPU "
-            "seconds of the process, which has one thread. The fastest of three "
-            "rounds, the first left out.",
-            [_row(case) for case in cases],
-        )
-    ]
+    yield Comparison(
+        "one-process",
+        "What a round of FedFW costs as nodes and parameters grow",
+        "l1 ball, everybody in every round, the cheapest of losses, each node with an "
+        "atom of its own: what is measured is client, server and grid, clients one by "
+        "one and together. CPU seconds of the process, which has one thread; the "
+        "fastest of a run's rounds, the first left out; runs in turns, median (min – "
+        f"max) of {sizes.repetitions}.",
+        [_row(case, sizes.repetitions) for case in sizes.cases],
+    )
