@@ -88,7 +88,8 @@ def measure(definition: Item, settings: Options) -> dict[str, Any]:
     results["processor-minutes"] = (processor_seconds() - busy) / 60.0
     results["jobs"] = max(settings.jobs, 1)
     results["machine"] = machine()
-    results["provenance"] = LEDGER.describe(definition.compute.__module__)
+    compute = getattr(definition.compute, "func", definition.compute)
+    results["provenance"] = LEDGER.describe(compute.__module__)
     return results
 
 
@@ -206,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 results = measure(definition, settings)
                 save_results(saved, results)
                 results = load_results(saved)
-            text = definition.render(results, out)
+            text = definition.show(results, out)
         except SkippedError as error:
             print(f"  skipped: {error}")
             continue

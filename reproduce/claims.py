@@ -22,6 +22,8 @@ __all__ = [
     "counted",
     "judge",
     "paired",
+    "points",
+    "ratio",
 ]
 
 #: Results of a paper's items by their names.
@@ -132,12 +134,10 @@ def counted(count: int, unit: str) -> str:
     return f"{count} {unit if count != 1 else unit.removesuffix('s')}"
 
 
-def paired(
-    case: str,
-    larger: Sequence[float] | NDArray[Any],
-    smaller: Sequence[float] | NDArray[Any],
-    **how: Any,
-) -> Effect:
+Values = Sequence[float] | NDArray[Any]
+
+
+def paired(case: str, larger: Values, smaller: Values, **how: Any) -> Effect:
     """Differences of two lists that belong together, or logarithms of ratios.
 
     The longer list is cut: seeds count from 0 in both.
@@ -147,6 +147,17 @@ def paired(
     first, second = first[:count], second[:count]
     values = np.log(first / second) if how.get("ratio") else first - second
     return Effect(case, tuple(values.tolist()), **how)
+
+
+def ratio(case: str, larger: Values, smaller: Values, **how: Any) -> Effect:
+    """Ratios of two lists that belong together."""
+    return paired(case, larger, smaller, ratio=True, form="×{:.3g}", **how)
+
+
+def points(case: str, larger: Values, smaller: Values, **how: Any) -> Effect:
+    """Differences of two lists of shares, in percentage points."""
+    how = {"form": "{:+.1f} points"} | how
+    return paired(case, 100 * np.array(larger), 100 * np.array(smaller), **how)
 
 
 @dataclass(frozen=True)

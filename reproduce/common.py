@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import multiprocessing
@@ -30,10 +31,10 @@ from fedtrellis.app import Experiment
 from fedtrellis.app.command_line import flatten
 from fedtrellis.app.registry import RunSettings
 from fedtrellis.server.callbacks import EarlyStop
-from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.local_grid import LocalGrid
 
+from .drawing import measured
 from .provenance import Ledger
 
 __all__ = [
@@ -44,8 +45,8 @@ __all__ = [
     "app_config",
     "execute",
     "load_results",
-    "mean_of",
     "read_config",
+    "read_csv",
     "save_results",
     "workers",
 ]
@@ -120,6 +121,10 @@ class Item:
     compute: Callable[[Options], dict[str, Any]]
     render: Callable[[dict[str, Any], Path], str]
 
+    def show(self, results: dict[str, Any], out: Path) -> str:
+        """What was rendered, and how it was measured."""
+        return f"{self.render(results, out)}\n\n{measured(results)}"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -144,8 +149,6 @@ class Run:
         Whether the run's result, a point of one array, is kept.
     start : ndarray, optional
         Where a model of one array starts, instead of the task's own point.
-    strategy : callable
-        Makes the strategy, as :meth:`fedtrellis.app.Experiment.strategy` does.
     grid : callable
         Makes the nodes, as :meth:`fedtrellis.app.Experiment.grid` does.
     """
@@ -159,7 +162,6 @@ class Run:
     metric: str = "squared-gradient-norm"
     point: bool = False
     start: Any = field(default=None, hash=False, compare=False)
-    strategy: Callable[..., LoopStrategy] = Experiment.strategy
     grid: Callable[[Experiment], LocalGrid] = Experiment.grid
 
 
@@ -182,6 +184,12 @@ def read_config(path: Path) -> dict[str, Any]:
     config = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
     prefix = f"{config['method']}."
     return {key.removeprefix(prefix): value for key, value in config.items()}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """A data file's rows."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def app_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +256,7 @@ def perform(run: Run) -> dict[str, Any]:
     experiment = sim.app.experiment(app_config(run.config), run.nodes)
     stops = [EarlyStop(run.metric, run.stop)] if run.stop else []
     wanted = set() if run.every else evaluated_rounds(experiment.config["rounds"])
-    strategy = run.strategy(experiment, callbacks=stops, evaluate_every=run.every or 1)
+    strategy = experiment.strategy(callbacks=stops, evaluate_every=run.every or 1)
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if wanted and server_round not in wanted:
@@ -263,7 +271,7 @@ def perform(run: Run) -> dict[str, Any]:
     try:
         nodes = run.grid(experiment)
         outcome = experiment.start(strategy, nodes, point=point, evaluate_fn=evaluate)
-    except RuntimeError as error:  # it diverged: nobody's answer is finite any more
+    except (RuntimeError, FloatingPointError) as error:  # it diverged
         return {"failed": str(error)}
     history = strategy.history
     last = history[-1]
@@ -281,29 +289,20 @@ def perform(run: Run) -> dict[str, Any]:
     if not result["passed"]:
         result["broadcasts"] = last.round
     if run.curve:
-        evaluated = [record for record in history if record.evaluation]
-        moved = np.cumsum([record.bytes_up + record.bytes_down for record in history])
-        so_far = {
-            record.round: int(total)
-            for record, total in zip(history, moved, strict=True)
+        evaluated = [k for k, record in enumerate(history) if record.evaluation]
+        both = [record.bytes_up + record.bytes_down for record in history]
+        so_far: dict[str, Sequence[float]] = {
+            "bytes": both,
+            "bytes-up": [record.bytes_up for record in history],
+            "seconds": [record.seconds for record in history],
+            "trips": [record.round_trips * (record.round > 0) for record in history],
         }
-        up = np.cumsum([record.bytes_up for record in history])
-        sent = {
-            record.round: int(total) for record, total in zip(history, up, strict=True)
-        }
-        clock = np.cumsum([record.seconds for record in history])
-        passed = {
-            record.round: float(total)
-            for record, total in zip(history, clock, strict=True)
-        }
+        names = history[evaluated[0]].evaluation
         result["curve"] = {
-            "round": [record.round for record in evaluated],
-            "bytes": [so_far[record.round] for record in evaluated],
-            "bytes-up": [sent[record.round] for record in evaluated],
-            "seconds": [passed[record.round] for record in evaluated],
+            "round": [history[k].round for k in evaluated],
+            **{name: np.cumsum(v)[evaluated].tolist() for name, v in so_far.items()},
             **{
-                name: [record.evaluation[name] for record in evaluated]
-                for name in evaluated[0].evaluation
+                name: [history[k].evaluation[name] for k in evaluated] for name in names
             },
         }
     if run.point:
@@ -367,22 +366,6 @@ def execute(
                 told = passed
                 say(f"  {len(results)}/{len(runs)} runs, {passed:.0f} s")
     return {run.key: results[run.key] for run in runs}
-
-
-def mean_of(
-    results: Mapping[tuple[Any, ...], Mapping[str, Any]],
-    metric: str,
-    *start: Any,
-) -> tuple[float, float]:
-    """Mean and standard deviation over all runs whose key starts as given."""
-    values = [
-        value[metric]
-        for key, value in results.items()
-        if key[: len(start)] == start and "failed" not in value
-    ]
-    if not values:
-        return float("nan"), float("nan")
-    return float(np.mean(values)), float(np.std(values))
 
 
 def machine() -> dict[str, Any]:

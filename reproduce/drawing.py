@@ -1,8 +1,8 @@
-"""What the pictures have in common."""
+"""What tables and pictures have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,16 @@ __all__ = [
     "MOST_LINES",
     "PALETTE",
     "band",
-    "color",
     "crowded",
+    "legend_below",
     "measured",
     "new_figure",
+    "panel",
     "percent",
     "save",
+    "spread",
     "style_of",
+    "table",
 ]
 
 #: Okabe and Ito (2008): told apart with any colour vision, and by their greys.
@@ -27,8 +30,6 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 #: More lines than these in a panel cannot be followed.
 MOST_LINES = 6
-#: Fewer runs than these have no band.
-LEAST_RUNS = 5
 
 
 def new_figure(columns: int, rows: int = 1) -> tuple[Any, Any]:
@@ -74,28 +75,87 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def band(
-    axes: Any,
-    x: ArrayLike,
-    runs: ArrayLike,
-    label: str,
-    least: int = LEAST_RUNS,
-    **style: Any,
+    axes: Any, x: ArrayLike, runs: ArrayLike, label: str, least: int = 2, **style: Any
 ) -> None:
     """Draw the median of several runs, and with at least so many their extremes."""
-    values = np.asarray(runs, dtype=float)
+    values = np.atleast_2d(np.asarray(runs, dtype=float))
     axes.plot(x, np.median(values, axis=0), label=label, **style)
     if len(values) >= least:
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def color(index: int, count: int) -> Any:
-    """Return a line's colour: of the palette, or from dark to bright."""
-    if count <= len(PALETTE):
-        return PALETTE[index]
-    from matplotlib import colormaps
+def panel(
+    axes: Any,
+    curves: Mapping[str, tuple[Any, Any]],
+    across: str,
+    up: str = "",
+    *,
+    title: str = "",
+    log: str = "xy",
+    legend: str | None = "",
+    lowest: float = -np.inf,
+    reference: tuple[float, str] | None = None,
+) -> None:
+    """Draw a panel: a line for each curve, of several runs their median and extremes.
 
-    return colormaps["viridis"](0.85 * index / max(count - 1, 1))
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+    curves : mapping
+        By label the places and the values there, of one run or a list for each run.
+    across, up : str
+        Labels of the axes.
+    title : str
+    log : str
+        Which axes are logarithmic.
+    legend : str, optional
+        The legend's title; None: no legend.
+    lowest : float
+        Smaller values are drawn here, where rounding leaves anything.
+    reference : tuple of float and str, optional
+        A power and its label: a dotted line that falls like it, from the first curve.
+    """
+    for k, (label, (places, runs)) in enumerate(curves.items()):
+        values = np.maximum(np.atleast_2d(np.asarray(runs, dtype=float)), lowest)
+        band(axes, places, values, label, **style_of(k))
+    if reference is not None:
+        places, runs = next(iter(curves.values()))
+        times = np.asarray(places, dtype=float)
+        middle = np.median(np.atleast_2d(np.asarray(runs, dtype=float)), axis=0)
+        middle, times = middle[times > 0], times[times > 0]
+        level = middle[0] * (times / times[0]) ** reference[0]
+        axes.plot(times, level, ":", color="gray", label=reference[1])
+    if "x" in log:
+        axes.set_xscale("log")
+    if "y" in log:
+        axes.set_yscale("log")
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.set_title(title, fontsize="medium")
+    if legend is not None:
+        axes.legend(title=legend or None, fontsize="small")
+
+
+def legend_below(figure: Any, axes: Any) -> None:
+    """One legend for all panels, below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
+def table(head: str, rows: Iterable[Sequence[Any]]) -> str:
+    """Markdown of a table whose header is cells between bars."""
+    lines = [f"| {head} |", "| --- " * (head.count(" | ") + 1) + "|"]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float], form: str = "{:.2g}") -> str:
+    """A mean, and the extremes if there are several values."""
+    text = form.format(np.mean(values))
+    if len(values) > 1:
+        text += f" ({form.format(min(values))} to {form.format(max(values))})"
+    return text
 
 
 def percent(values: Sequence[float]) -> str:
@@ -106,15 +166,15 @@ def percent(values: Sequence[float]) -> str:
     return text
 
 
-def measured(results: dict[str, Any], *, jobs: bool = True) -> str:
+def measured(results: dict[str, Any]) -> str:
     """How long an item took, and on what."""
     facts = results["machine"]
     count = results["jobs"]
-    processes = f", {count} process{'es' * (count != 1)}" if jobs else ""
     busy = results.get("processor-minutes")
     of_processors = f" ({busy:.1f} of processor time)" if busy is not None else ""
     return (
-        f"Measured in {results['minutes']:.1f} minutes{of_processors}{processes} on "
+        f"Measured in {results['minutes']:.1f} minutes{of_processors}, {count} "
+        f"process{'es' * (count != 1)} on "
         f"{facts['cores']} cores, Python {facts['python']}, NumPy {facts['numpy']}, "
         f"flwr {facts['flwr']}."
     )

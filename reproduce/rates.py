@@ -1,15 +1,20 @@
-"""How fast something falls, as a power of the rounds."""
+"""What a run converges to, and how fast, as a power of the rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+import sim
 from fedtrellis import LocalGrid
 from fedtrellis.app import Experiment
+from fedtrellis.objectives.reference import certified_minimum
 
-__all__ = ["batched", "late_slope", "slope"]
+from .common import app_config
+
+__all__ = ["batched", "late_slope", "optimum", "slope"]
 
 
 def batched(experiment: Experiment) -> LocalGrid:
@@ -17,10 +22,29 @@ def batched(experiment: Experiment) -> LocalGrid:
     return experiment.grid(batched=True)
 
 
-def slope(rounds: Sequence[int], residuals: Sequence[float]) -> float:
-    """Exponent of a power law over the last two decades of rounds."""
+def optimum(
+    config: Mapping[str, Any], nodes: int, tolerance: float, most: int = 20_000
+) -> tuple[float, float]:
+    """F*, and how far below it could be: known, or certified by a Frank-Wolfe gap."""
+    setup = sim.app.experiment(app_config(config), nodes)
+    task, domain = setup.task, setup.domain
+    known = task.reference_optimum(domain)
+    if known is not None:
+        return float(known), 0.0
+    found = certified_minimum(
+        task.objective(),
+        domain,
+        task.initial_point()[0],
+        tolerance=tolerance,
+        max_iterations=most,
+    )
+    return found.value, found.gap
+
+
+def slope(rounds: Sequence[int], residuals: Sequence[float], since: int = 100) -> float:
+    """Exponent of a power law over the rounds from the last's ``since``-th part on."""
     t, r = np.array(rounds, dtype=float), np.array(residuals)
-    late = (t >= t[-1] / 100) & (t > 0) & (r > 0)
+    late = (t >= t[-1] / since) & (t > 0) & (r > 0)
     if late.sum() < 2:
         return float("nan")
     return float(np.polyfit(np.log(t[late]), np.log(r[late]), 1)[0])
@@ -28,5 +52,4 @@ def slope(rounds: Sequence[int], residuals: Sequence[float]) -> float:
 
 def late_slope(rounds: Sequence[int], residuals: Sequence[float]) -> float:
     """Exponent over the last decade: what comes before is the start's."""
-    late = [k for k, t in enumerate(rounds) if t >= rounds[-1] / 10]
-    return slope([rounds[k] for k in late], [residuals[k] for k in late])
+    return slope(rounds, residuals, 10)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reproduce.common import Options, Run, execute
-from reproduce.drawing import MOST_LINES, measured, new_figure, save, style_of
+from reproduce.drawing import new_figure, panel, save
 
-__all__ = ["Point", "sweep", "sweep_picture", "until"]
+__all__ = ["Point", "seeds_of", "sweep", "sweep_picture"]
 
 
 class Point(NamedTuple):
@@ -52,7 +52,7 @@ def sweep(
     -------
     dict
         ``seeds``, ``metrics`` and ``rows``, one a point: means and extremes of the
-        metrics by round, and medians; and lists over the seeds of the last metrics,
+        metrics by round; and lists over the seeds of the last metrics,
         ``seconds``, ``evaluations``, ``bytes``, ``bytes-up`` and, with a goal,
         ``reached`` and ``reached-bytes``: the first round evaluated that meets it, and
         what was moved until then, up and down; -1 for none.
@@ -75,14 +75,9 @@ def sweep(
     for point in points:
         found = [results[point.label, seed] for seed in range(seeds)]
         good = [value for value in found if "failed" not in value]
-        row: dict[str, Any] = {
-            "label": point.label,
-            "nodes": point.nodes,
-            "failed": len(found) - len(good),
-        }
-        if good:
-            row |= _summary(good, metrics, goal)
-        rows.append(row)
+        row: dict[str, Any] = {"label": point.label, "nodes": point.nodes}
+        row["failed"] = len(found) - len(good)
+        rows.append(row | (_summary(good, metrics, goal) if good else {}))
     return {"rows": rows, "seeds": seeds, "metrics": list(metrics)}
 
 
@@ -96,7 +91,6 @@ def _summary(
         by_round = np.array([run["curve"][metric] for run in runs])
         curves[metric] = {
             "mean": by_round.mean(axis=0).tolist(),
-            "median": np.median(by_round, axis=0).tolist(),
             "lowest": by_round.min(axis=0).tolist(),
             "highest": by_round.max(axis=0).tolist(),
         }
@@ -107,83 +101,56 @@ def _summary(
         if what in runs[0]
     }
     if goal:
-        row["reached"] = [until(run["curve"], *goal) for run in runs]
-        row["reached-bytes"] = [until(run["curve"], *goal, "bytes") for run in runs]
+        row["reached"] = [_until(run["curve"], *goal, "round") for run in runs]
+        row["reached-bytes"] = [_until(run["curve"], *goal, "bytes") for run in runs]
     return {"curves": curves, **row}
 
 
-def until(
-    curve: Mapping[str, Sequence[float]], metric: str, goal: float, what: str = "round"
+def _until(
+    curve: Mapping[str, Sequence[float]], metric: str, goal: float, what: str
 ) -> int:
-    """Return the first evaluated round that meets the goal, or its bytes; -1: none."""
     pairs = zip(curve[what], curve[metric], strict=True)
     return next((int(t) for t, value in pairs if value >= goal), -1)
 
 
 def sweep_picture(
-    results: dict[str, Any],
+    panels: Mapping[str, Sequence[Mapping[str, Any]]],
     out: Path,
     name: str,
+    labels: Mapping[str, str],
     *,
     title: str,
-    labels: Mapping[str, str],
     logarithmic: Sequence[str] = (),
     chance: Mapping[str, float],
 ) -> str:
-    """Draw the metrics over rounds: medians over the seeds, extremes shaded.
+    """Draw metrics over rounds, a line of panels for each group of rows.
 
-    ``labels`` are the metrics' names on the axes, ``chance`` what they are without
-    learning. More than six lines are dealt to
-    several rows of panels, by what follows the first comma in their labels, or by what
-    stands before it.
+    ``labels`` are the metrics' names on the axes, ``title`` is the legend's, and
+    ``chance`` what the metrics are without learning.
     """
-    rows = [row for row in results["rows"] if "curves" in row]
-    groups = _groups(rows)
-    figure, axes = new_figure(len(labels), len(groups))
-    for line, group in zip(axes, groups, strict=True):
+    figure, axes = new_figure(len(labels), len(panels))
+    for line, (group, rows) in zip(axes, panels.items(), strict=True):
         for one, (metric, text) in zip(line, labels.items(), strict=True):
-            for k, row in enumerate(group):
-                curve = row["curves"][metric]
-                rounds, style = row["curves"]["round"], style_of(k)
-                one.plot(rounds, curve["median"], label=row["label"], **style)
-                one.fill_between(
-                    rounds,
-                    curve["lowest"],
-                    curve["highest"],
-                    color=style["color"],
-                    alpha=0.13,
-                    linewidth=0,
+            curves = {
+                row["label"]: (
+                    row["curves"]["round"],
+                    [row["curves"][metric][k] for k in ("lowest", "mean", "highest")],
                 )
-            one.set_xlabel("communication round")
-            one.set_ylabel(text)
-            if metric in logarithmic:
-                one.set_yscale("log")
+                for row in rows
+                if "curves" in row
+            }
+            log = "y" if metric in logarithmic else ""
+            how: dict[str, Any] = {"title": group, "log": log, "legend": title}
+            panel(one, curves, "communication round", text, **how)
             if metric in chance:
                 one.axhline(chance[metric], color="gray", linestyle=":")
-            one.legend(title=title, fontsize="small")
     return save(figure, out, name)
 
 
-def _groups(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows for each line of panels: all, or if they are many by a part of labels."""
-    if len(rows) <= MOST_LINES:
-        return [rows]
-    found: list[list[dict[str, Any]]] = []
-    for part in (2, 0):
-        names = [row["label"].partition(", ")[part] for row in rows]
-        found = [
-            [row for row, other in zip(rows, names, strict=True) if other == name]
-            for name in dict.fromkeys(names)
-        ]
-        if len(found) <= 3:
-            break
-    return found
-
-
-def seeds_and_time(results: dict[str, Any]) -> str:
+def seeds_of(results: Mapping[str, Any]) -> str:
     """Return what stands below a table of means."""
     seeds = results["seeds"]
     failed = sum(row["failed"] for row in results["rows"])
     note = f" {failed} runs diverged and are left out." if failed else ""
     means = "One seed." if seeds == 1 else f"Means of {seeds} seeds, extremes shaded."
-    return f"{means}{note} {measured(results)}"
+    return means + note

@@ -35,7 +35,6 @@ from .run import Arrays, ClientRun, IntArray, as_arrays, as_bytes, uniform_of
 Points = tuple[IntArray, FloatArray]
 
 # g of the proximal proposal, in units of margins, or of the conjugate's curvature.
-# Measured: `python -m reproduce hyfdca proposals`.
 _PROXIMAL = 0.1
 
 

@@ -163,7 +163,7 @@ def automatic_penalty(
 
     G is the size of the clients' ‖(1/n) ∇f_i(x¹)‖ and D > 0 the set's diameter: G/D
     has the unit that λ_0 (x_i − x̄) needs beside (1/n) ∇f_i. The multiples are ours,
-    found on some problems and tried on others: ``python -m reproduce fedfw penalty``.
+    found on some problems and tried on others.
     ``augmented`` is for FedFW+, which adds λ_0 (x_i − x̄) up.
     """
     multiple = _AUGMENTED if augmented else _MULTIPLES[schedule]

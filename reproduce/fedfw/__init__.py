@@ -6,19 +6,11 @@ from . import (
     ablations,
     accuracy,
     assignment,
-    beyond,
     claims,
     convergence,
-    corrective,
-    corrective_penalty,
-    inner_steps,
     leakage,
     movielens,
-    own_steps,
-    penalty,
-    qaplib,
-    rates,
-    statements,
+    ours,
     traffic,
 )
 
@@ -27,20 +19,12 @@ __all__ = ["ITEMS", "TITLE", "claims"]
 TITLE = "Federated Frank-Wolfe Algorithm, arXiv 2408.10090, and its 2022 workshop paper"
 
 ITEMS: dict[str, Item] = {
-    **accuracy.items(),
+    **accuracy.ITEMS,
     **leakage.ITEMS,
     **ablations.ITEMS,
     **convergence.ITEMS,
     **movielens.ITEMS,
     **assignment.ITEMS,
-    **qaplib.ITEMS,
-    **corrective.ITEMS,
-    **corrective_penalty.ITEMS,
-    **inner_steps.ITEMS,
-    **beyond.ITEMS,
-    **own_steps.ITEMS,
-    **penalty.ITEMS,
+    **ours.ITEMS,
     **traffic.ITEMS,
-    **rates.ITEMS,
-    **statements.ITEMS,
 }

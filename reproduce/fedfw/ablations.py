@@ -1,182 +1,248 @@
-"""Figures 2, 3 and 4: participation, and the penalty λ_0."""
+"""Figures 2, 3 and 4: participation, and the penalty λ_0; appendix A."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from flwr.app import ArrayRecord
 
-from reproduce.common import Item, Options, read_config
-from reproduce.drawing import color, new_figure, save
-from reproduce.sweep import Point, seeds_and_time, sweep
+from clients import FedFWClient, NaiveFrankWolfeClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.domains import Box
+from fedtrellis.objectives import LeastSquares
+from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.drawing import spread, table
+from reproduce.sweep import Point, seeds_of, sweep, sweep_picture
+from strategies import FedFW, NaiveFrankWolfe
 
-__all__ = ["ITEMS", "render_panels", "sweep_panels"]
+__all__ = ["ITEMS"]
 
 HERE = Path(__file__).parent
 NODES = 10
+SEEDS = 5
 SHARES = (0.1, 0.25, 0.5, 1.0)
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 METRICS = {"loss": "loss F(x̄)", "gap": "Frank-Wolfe gap", "accuracy": "test accuracy"}
 
+Settings = dict[str, Any]
 
-def sweep_panels(
-    options: Options, base: dict[str, Any], panels: dict[str, list[Point]]
-) -> dict[str, Any]:
-    """Run the points of all panels; ``panels`` of the result has them by name."""
-    every = max(1, base["rounds"] // 50)
+
+class Figure(NamedTuple):
+    """A figure's run config and what it changes there; panels; what is varied."""
+
+    summary: str
+    config: str
+    settings: Settings
+    panels: dict[str, Settings]
+    title: str
+    points: dict[str, Settings]
+
+
+_ROUNDS: int = read_config(HERE / "figure-3.toml")["rounds"]
+_BALLS = {"ℓ1": {"domain": "l1-ball"}, "ℓ2": {"domain": "l2-ball"}}
+_PENALTIES: dict[str, Settings] = {f"{v:g}": {"penalty": v} for v in PENALTIES}
+FIGURES = {
+    "figure-2": Figure(
+        "participation p, logistic regression on synthetic data, ℓ1 ball",
+        "figure-2",
+        {},
+        {f"λ_0 = {value:g}": {"penalty": value} for value in (0.01, 0.001)},
+        "p",
+        {f"{p:g}": {"participation": p} for p in SHARES},
+    ),
+    "figure-3": Figure(
+        "participation p, a network on synthetic data, ℓ2 ball; FedFW and FedFW+",
+        "figure-3",
+        {},
+        {"FedFW": {"variant": "plain"}, "FedFW+": {"variant": "augmented"}},
+        "p",
+        {
+            f"{p:g}": {
+                "participation": p,
+                "step-size": (p * _ROUNDS + 1.0) ** (-2 / 3),
+            }
+            for p in SHARES
+        },
+    ),
+    "figure-4-convex": Figure(
+        "λ_0: loss, gap and accuracy, logistic regression on MNIST",
+        "figure-4",
+        {"classification.path": "mnist"},
+        {f"MCLR, MNIST, p = 0.5, {ball}": own for ball, own in _BALLS.items()},
+        "λ_0",
+        _PENALTIES,
+    ),
+    "figure-4-nonconvex": Figure(
+        "λ_0: loss, gap and accuracy, a network on synthetic data",
+        "figure-3",
+        {"schedule": "nonconvex", "participation": 1.0, "rounds": 300},
+        {f"DNN, synthetic, p = 1, {ball}": own for ball, own in _BALLS.items()},
+        "λ_0",
+        _PENALTIES,
+    ),
+}
+
+
+def _base(options: Options, config: str, settings: Settings) -> Settings:
+    base = read_config(HERE / f"{config}.toml") | settings
+    if folder := base.get("classification.path"):
+        base["classification.path"] = str(options.file(folder))
+    return base
+
+
+def compute(options: Options, name: str) -> dict[str, Any]:
+    """All panels' points."""
+    figure = FIGURES[name]
+    base = _base(options, figure.config, figure.settings)
+    every, points = max(1, base["rounds"] // 50), list(figure.points.items())
     if options.quick:
-        base = base | {"rounds": 4, "classification.test-limit": 500}
-        base["classification.train-limit"] = 500
-        every = 2
-    results = {
-        name: sweep(
+        few = {"classification.train-limit": 500, "classification.test-limit": 500}
+        base, every, points = base | few | {"rounds": 4}, 2, points[::4]
+    panels = {
+        title: sweep(
             options,
-            base,
-            points[::4] if options.quick else points,
+            base | own,
+            [Point(label, settings, NODES) for label, settings in points],
             tuple(METRICS),
-            seeds=min(options.seeds, 5),
+            seeds=min(options.seeds, SEEDS),
             every=every,
         )
-        for name, points in panels.items()
+        for title, own in figure.panels.items()
     }
-    return {"panels": results, "rounds": base["rounds"]}
+    return {"panels": panels, "rounds": base["rounds"]}
 
 
-def render_panels(results: dict[str, Any], out: Path, name: str, title: str) -> str:
+def render(results: dict[str, Any], out: Path, name: str) -> str:
     """Draw loss, gap and accuracy over rounds, a row for every panel; and a table."""
-    panels = results["panels"]
-    figure, axes = new_figure(len(METRICS), len(panels))
-    lines = [
-        f"| case | {title} | loss | gap | accuracy, % | MB moved |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row_of_axes, (panel, swept) in zip(axes, panels.items(), strict=True):
-        for one, (metric, label) in zip(row_of_axes, METRICS.items(), strict=True):
-            for k, row in enumerate(swept["rows"]):
-                if "curves" not in row:
-                    continue
-                curve = row["curves"][metric]
-                rounds = row["curves"]["round"]
-                shade = color(k, len(swept["rows"]))
-                one.plot(rounds, curve["mean"], color=shade, label=row["label"])
-                one.fill_between(
-                    rounds,
-                    curve["lowest"],
-                    curve["highest"],
-                    color=shade,
-                    alpha=0.13,
-                    linewidth=0,
-                )
-            if metric != "accuracy":
-                one.set_yscale("log")
-            one.set_xlabel("communication round")
-            one.set_ylabel(label)
-            one.set_title(panel, fontsize="medium")
-            one.legend(title=title, fontsize="small")
+    panels, title = results["panels"], FIGURES[name].title
+    picture = sweep_picture(
+        {panel: swept["rows"] for panel, swept in panels.items()},
+        out,
+        name,
+        METRICS,
+        title=title,
+        logarithmic=("loss", "gap"),
+        chance={"accuracy": 0.1},
+    )
+    lines: list[tuple[str, ...]] = []
+    for panel, swept in panels.items():
         for row in swept["rows"]:
             if "curves" not in row:
-                lines.append(f"| {panel} | {row['label']} | diverged | | | |")
+                lines.append((panel, row["label"], "diverged", "", "", ""))
                 continue
             accuracy = 100 * np.array(row["accuracy"])
             lines.append(
-                f"| {panel} | {row['label']} | {np.mean(row['loss']):.4f} "
-                f"| {np.mean(row['gap']):.3g} "
-                f"| {accuracy.mean():.2f} ± {accuracy.std():.2f} "
-                f"| {np.mean(row['bytes']) / 1e6:.2f} |"
+                (
+                    *(panel, row["label"], f"{np.mean(row['loss']):.4f}"),
+                    f"{np.mean(row['gap']):.3g}",
+                    f"{accuracy.mean():.2f} ± {accuracy.std():.2f}",
+                    f"{np.mean(row['bytes']) / 1e6:.2f}",
+                )
             )
-    first = next(iter(panels.values()))
-    names = ("machine", "minutes", "processor-minutes")
-    facts = {name: results[name] for name in names if name in results}
-    lines += [
-        "",
-        f"After {results['rounds']} rounds. "
-        + seeds_and_time(first | facts | {"jobs": results["jobs"]}),
+    return (
+        f"{picture}\n\n"
+        + table(f"case | {title} | loss | gap | accuracy, % | MB moved", lines)
+        + f"\n\nAfter {results['rounds']} rounds. "
+        + seeds_of(next(iter(panels.values())))
+    )
+
+
+# ---------------------------------------------------------------------------- early gap
+
+FIRST = 10
+
+
+def compute_early(options: Options) -> dict[str, Any]:
+    """Frank-Wolfe gaps of the first ten rounds, by λ_0, on the convex panels."""
+    seeds = 2 if options.quick else min(SEEDS, options.seeds)
+    base = _base(options, "figure-4", {"classification.path": "mnist"}) | {
+        "classification.train-limit": 500 if options.quick else 5000,
+        "classification.test-limit": 500,
+        "rounds": FIRST,
+        "evaluate-gap": True,
+    }
+    runs = [
+        Run(
+            (f"MCLR, MNIST, {ball}", f"{penalty:g}", seed),
+            base | own | {"penalty": penalty, "seed": seed},
+            NODES,
+            curve=True,
+        )
+        for ball, own in _BALLS.items()
+        for penalty in PENALTIES[::2]
+        for seed in range(seeds)
     ]
-    return f"{save(figure, out, name)}\n\n" + "\n".join(lines)
+    panels: dict[str, dict[str, list[float]]] = {}
+    for (panel, penalty, _), run in execute(runs, options.jobs).items():
+        gaps = panels.setdefault(panel, {}).setdefault(penalty, [])
+        gaps.append(float(np.mean(run["curve"]["gap"][1:])))
+    return {"panels": panels, "rounds": FIRST, "seeds": seeds}
 
 
-def compute_figure_2(options: Options) -> dict[str, Any]:
-    """All shares p with both λ_0."""
-    points = {
-        f"λ_0 = {penalty:g}": [
-            Point(f"{p:g}", {"participation": p, "penalty": penalty}, NODES)
-            for p in SHARES
-        ]
-        for penalty in (0.01, 0.001)
-    }
-    return sweep_panels(options, read_config(HERE / "figure-2.toml"), points)
-
-
-def compute_figure_3(options: Options) -> dict[str, Any]:
-    """All shares p with FedFW and FedFW+."""
-    base = read_config(HERE / "figure-3.toml")
-    rounds = base["rounds"]
-    points = {
-        name: [
-            Point(
-                f"{p:g}",
-                {
-                    "participation": p,
-                    "variant": variant,
-                    "step-size": (p * rounds + 1.0) ** (-2 / 3),
-                },
-                NODES,
-            )
-            for p in SHARES
-        ]
-        for name, variant in (("FedFW", "plain"), ("FedFW+", "augmented"))
-    }
-    return sweep_panels(options, base, points)
-
-
-def _penalties(**settings: Any) -> list[Point]:
-    return [
-        Point(f"{value:g}", {"penalty": value} | settings, NODES) for value in PENALTIES
+def render_early(results: dict[str, Any], out: Path) -> str:
+    """Write the table."""
+    lines = [
+        (panel, *(spread(values, "{:.3g}") for values in gaps.values()))
+        for panel, gaps in results["panels"].items()
     ]
+    heads = [f"λ_0 = {value:g}" for value in PENALTIES[::2]]
+    return table(" | ".join(["case", *heads]), lines) + (
+        f"\n\nMean gap of rounds 1 to {results['rounds']}, mean and extremes of "
+        f"{results['seeds']} seeds."
+    )
 
 
-def compute_figure_4_convex(options: Options) -> dict[str, Any]:
-    """All λ_0 on MNIST."""
-    base = read_config(HERE / "figure-4.toml")
-    base["classification.path"] = str(options.file("mnist"))
-    panels = {
-        "(a) MCLR, MNIST, p = 0.5, ℓ1": _penalties(domain="l1-ball"),
-        "(b) MCLR, MNIST, p = 0.5, ℓ2": _penalties(domain="l2-ball"),
-    }
-    return sweep_panels(options, base, panels)
+# --------------------------------------------------------------------------- appendix A
 
 
-def compute_figure_4_nonconvex(options: Options) -> dict[str, Any]:
-    """All λ_0 with the network."""
-    base = read_config(HERE / "figure-3.toml")
-    base |= {"schedule": "nonconvex", "participation": 1.0, "rounds": 300}
-    panels = {
-        "(c) DNN, synthetic, p = 1, ℓ1": _penalties(domain="l1-ball"),
-        "(d) DNN, synthetic, p = 1, ℓ2": _penalties(domain="l2-ball"),
-    }
-    return sweep_panels(options, base, panels)
+def compute_appendix_a(options: Options) -> dict[str, Any]:
+    """(x − 3)²/2 and (x + 1)²/2 on [−1, 1] from 0: averaged steps and FedFW."""
+    rounds = 50 if options.quick else 2000
+    losses = [LeastSquares(np.eye(1), np.array([target])) for target in (3.0, -1.0)]
+    box = Box(-np.ones(1), np.ones(1))
+
+    def node(client: Any, context: Any) -> Any:
+        return client(context, losses[context.node_config["partition-id"]], box)
+
+    found: dict[str, Any] = {"rounds": rounds, "seeds": 0}
+    for name, strategy, client in (
+        ("naive", NaiveFrankWolfe(box), NaiveFrankWolfeClient),
+        ("FedFW", FedFW(box, variant="plain", penalty=1.0), FedFWClient),
+    ):
+        grid = LocalGrid(client_app(partial(node, client)), 2)
+        result = strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=rounds)
+        (x,) = result.arrays.to_numpy_ndarrays()
+        found[name] = abs(float(x[0]) - 1.0)
+    return found
+
+
+def render_appendix_a(results: dict[str, Any], out: Path) -> str:
+    """Write how far both end from x* = 1."""
+    return (
+        f"After {results['rounds']} rounds averaged Frank-Wolfe steps are "
+        f"{results['naive']:.3g} away from x* = 1, FedFW is {results['FedFW']:.2g} "
+        "away."
+    )
 
 
 ITEMS = {
-    "figure-2": Item(
-        "participation p, logistic regression on synthetic data, ℓ1 ball",
-        compute_figure_2,
-        lambda results, out: render_panels(results, out, "figure-2", "p"),
+    **{
+        name: Item(
+            figure.summary, partial(compute, name=name), partial(render, name=name)
+        )
+        for name, figure in FIGURES.items()
+    },
+    "early-gap": Item(
+        "figure 4's claim: the gap of the first rounds by λ_0",
+        compute_early,
+        render_early,
     ),
-    "figure-3": Item(
-        "participation p, a network on synthetic data, ℓ2 ball; FedFW and FedFW+",
-        compute_figure_3,
-        lambda results, out: render_panels(results, out, "figure-3", "p"),
-    ),
-    "figure-4-convex": Item(
-        "λ_0: loss, gap and accuracy, logistic regression on MNIST",
-        compute_figure_4_convex,
-        lambda results, out: render_panels(results, out, "figure-4-convex", "λ_0"),
-    ),
-    "figure-4-nonconvex": Item(
-        "λ_0: loss, gap and accuracy, a network on synthetic data",
-        compute_figure_4_nonconvex,
-        lambda results, out: render_panels(results, out, "figure-4-nonconvex", "λ_0"),
+    "appendix-a": Item(
+        "appendix A: averaged Frank-Wolfe steps do not arrive",
+        compute_appendix_a,
+        render_appendix_a,
     ),
 }

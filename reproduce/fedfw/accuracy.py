@@ -2,128 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedtrellis.app import Experiment
-from fedtrellis.wire.local_grid import LocalGrid
-from reproduce.claims import paired
+from reproduce.claims import points
 from reproduce.common import Item, Options, Run, execute, read_config
-from reproduce.drawing import PALETTE, measured, new_figure, save
+from reproduce.drawing import PALETTE, new_figure, save, table
+from reproduce.rates import batched
+from reproduce.tuning import WIDER, search
 
-from .tables import BALLS, TABLES, Table, published
-from .tuning import WIDER, search
+from .tables import BALLS, TABLES, published
 
-__all__ = ["items"]
+__all__ = ["ITEMS", "compute"]
 
 HERE = Path(__file__).parent
 
 #: The share of the training examples that hyper-parameters are judged by.
 VALIDATION = 0.2
+#: Local steps of a round, the same for all methods: the paper's.
+STEPS = 1
 
 Case = tuple[str, str, str]  # partition, ball, method
 
 
 def compute(options: Options, name: str) -> dict[str, Any]:
     """Choose hyper-parameters on validation data, then run all seeds with them."""
-    table = TABLES[name]
-    base = read_config(HERE / f"{table.config}.toml") | table.dataset
-    if table.rounds:
-        base["rounds"] = table.rounds
-    if table.folder:
-        base["classification.path"] = str(options.file(table.folder))
-    choice, examples, seeds = table.choice, table.examples, options.seeds
-    methods, balls, jobs = table.methods, table.balls, options.jobs
-    partitions, choosing = table.partitions(), table.choosing
-    budget, wider = table.budget, WIDER
+    data = TABLES[name]
+    base = read_config(HERE / f"{data.config}.toml") | data.dataset
+    if data.rounds:
+        base["rounds"] = data.rounds
+    if data.folder:
+        base["classification.path"] = str(options.file(data.folder))
+    choice, examples, seeds = data.choice, data.examples, options.seeds
+    balls, partitions, choosing = data.balls, data.partitions(), data.choosing
+    budget, wider = data.budget, WIDER
     if options.quick:
-        base |= {
-            "rounds": 3,
-            "classification.test-limit": 200,
-        }
-        choice = examples = (
-            120 if base["classification.model"].endswith("cnn") else 1500
-        )
-        seeds, choosing = min(seeds, 1), choosing[:1]
-        budget, wider = 2, 0
+        base |= {"rounds": 3, "classification.test-limit": 200}
+        model = base["classification.model"]
+        choice = examples = 120 if model.endswith("cnn") else 1500
+        seeds, choosing, budget, wider = min(seeds, 1), choosing[:1], 2, 0
         # the network's sets differ by the oracle, which the other tables try
-        balls = balls[:1] if base["classification.model"] != "mclr" else balls
+        balls = balls[:1] if model != "mclr" else balls
         # few examples cannot be dealt by label to a hundred nodes
-        partitions = partitions[:1] if table.nodes > 10 else partitions[-1:]
-    seeds = min(seeds, table.seeds)
-    rounds = base["rounds"]
+        partitions = partitions[:1] if data.nodes > 10 else partitions[-1:]
+    seeds, rounds = min(seeds, data.seeds), base["rounds"]
     cases: list[Case] = [
-        (partition, ball, method)
-        for partition in partitions
+        (part, ball, method)
+        for part in partitions
         for ball in balls
-        for method in methods
+        for method in data.methods
     ]
 
-    def config(case: Case, chosen: Mapping[str, float], seed: int) -> dict[str, Any]:
-        partition, ball, method = case
-        return {
+    def run(
+        key: Any, case: Case, chosen: Mapping[str, float], seed: int, **data_: Any
+    ) -> Run:
+        config = {
             **base,
-            **methods[method][0],
+            **data.methods[case[2]][0],
             **chosen,
-            "local-steps": table.steps,
-            "fedfw.local-steps": table.steps,
-            "classification.partition": partition,
-            "domain": ball,
+            "local-steps": STEPS,
+            "fedfw.local-steps": STEPS,
+            "classification.partition": case[0],
+            "domain": case[1],
             "seed": seed,
+            **{f"classification.{k.replace('_', '-')}": v for k, v in data_.items()},
         }
+        return Run(key, config, data.nodes, every=rounds, grid=batched)
 
     def scores(asked: list[tuple[Case, dict[str, float]]]) -> list[list[float]]:
-        held_out = {
-            "classification.train-limit": choice,
-            "classification.validation-fraction": VALIDATION,
-        }
+        own = {"train_limit": choice, "validation_fraction": VALIDATION}
         # the runs with the same data follow each other, so that these are read once
         runs = [
-            _run((k, seed), config(case, chosen, seed) | held_out, table.nodes)
+            run((k, seed), case, chosen, seed, **own)
             for seed in choosing
             for k, (case, chosen) in enumerate(asked)
         ]
-        tried = execute(runs, jobs)
+        tried = execute(runs, options.jobs)
         return [
             [tried[k, seed].get("accuracy", float("nan")) for seed in choosing]
             for k in range(len(asked))
         ]
 
-    spaces = {case: methods[case[2]][1] for case in cases}
+    spaces = {case: data.methods[case[2]][1] for case in cases}
     # what stands beside each other in a table is searched with the same budget
     found = search(spaces, budget, scores, wider, lambda case: case[:2])
     runs = [
-        _run(
-            (*case, seed),
-            config(case, found[case].space.settings(found[case].best), seed)
-            | {"classification.train-limit": examples},
-            table.nodes,
-        )
+        run((*case, seed), case, found[case].chosen, seed, train_limit=examples)
         for seed in range(seeds)
         for case in cases
     ]
-    results = execute(runs, jobs)
+    results = execute(runs, options.jobs)
     rows = []
     for case in cases:
-        partition, ball, method = case
         of = [results[*case, seed] for seed in range(seeds)]
-        trials = len(found[case].tried)
+        trials = len(found[case].tried) * len(choosing)
         rows.append(
             {
-                "steps": table.steps,
-                "partition": partition,
-                "ball": ball,
-                "method": method,
+                **dict(zip(("partition", "ball", "method"), case, strict=True)),
                 "accuracy": [run.get("accuracy", float("nan")) for run in of],
                 "loss": [run.get("loss", float("nan")) for run in of],
                 **found[case].record(),
                 # local gradients of a client, by all runs that led to the choice
-                "tuning-gradients": trials * len(choosing) * rounds * table.steps,
-                "gradients": rounds * table.steps,
-                "bytes": of[0].get("bytes", 0) / rounds / table.nodes,
+                "tuning-gradients": trials * rounds * STEPS,
+                "gradients": rounds * STEPS,
+                "bytes": of[0].get("bytes", 0) / rounds / data.nodes,
                 "seconds": float(np.mean([run.get("seconds", 0.0) for run in of])),
             }
         )
@@ -132,116 +118,72 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         "seeds": seeds,
         "choice-seeds": list(choosing),
         "rounds": rounds,
-        "nodes": table.nodes,
+        "nodes": data.nodes,
     }
 
 
-def _batched(experiment: Experiment) -> LocalGrid:
-    """All clients as one stack, to the same numbers."""
-    return experiment.grid(batched=True)
-
-
-def _run(key: tuple[Any, ...], config: dict[str, Any], nodes: int) -> Run:
-    return Run(key, config, nodes, every=config["rounds"], grid=_batched)
-
-
-def spread(values: list[float]) -> str:
-    """Write mean ± standard deviation of shares in per cent."""
-    text = f"{100 * np.mean(values):.2f}"
-    return f"{text} ± {100 * np.std(values):.2f}" if len(values) > 1 else text
-
-
-#: Where there are not ten labels.
-CLASSES = {"table-3-emnist62": 62}
-
-
-def _settings(chosen: Mapping[str, float]) -> str:
-    names = {"penalty": "λ_0", "proximal-step": "η", "local-step-size": "γ"}
-    return ", ".join(f"{names[key]} = {value:.2g}" for key, value in chosen.items())
-
-
-def _pick(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
-    return next(r for r in rows if all(r.get(key) == v for key, v in wanted.items()))
+_SYMBOLS = {"penalty": "λ_0", "proximal-step": "η", "local-step-size": "γ"}
 
 
 def render(results: dict[str, Any], out: Path, name: str) -> str:
     """Draw bars, ours and the paper's, and the table."""
-    table, theirs, rows = TABLES[name], published(name), results["rows"]
+    data, theirs, rows = TABLES[name], published(name), results["rows"]
+    feddr = {(r["partition"], r["ball"]): r for r in rows if r["method"] == "FedDR"}
+    lines = []
+    for row in sorted(rows, key=lambda row: list(BALLS).index(row["ball"])):
+        cell = row["partition"], row["ball"]
+        accuracy = 100 * np.array(row["accuracy"])
+        ahead = "–"
+        if row["method"] != "FedDR":
+            other = feddr[cell]["accuracy"]
+            ahead = points("", row["accuracy"], other, form="{:+.1f}").written()
+        chosen = [f"{_SYMBOLS[k]} = {value:.2g}" for k, value in row["chosen"].items()]
+        paper = theirs.get(cell, {}).get(row["method"])
+        lines.append(
+            (
+                *(BALLS[row["ball"]], data.describe(row["partition"]), row["method"]),
+                "–" if paper is None else f"{paper:.2f}",
+                f"{accuracy.mean():.2f} ± {accuracy.std():.2f}",
+                ahead,
+                ", ".join(chosen) + ("" if row.get("inside", True) else " (edge)"),
+            )
+        )
+    head = "ball | partition | method | the paper's | accuracy, % | minus FedDR's, 95 %"
+    tried = sorted({len(row["tried"]) for row in rows})
+    most = f" to {tried[-1]}" if tried[1:] else ""
+    count = results["seeds"]
+    return (
+        f"{_draw(rows, out, name)}\n\n{table(f'{head} | chosen', lines)}\n\n"
+        f"{'One seed' if count == 1 else f'{count} seeds'}, {results['nodes']} nodes, "
+        f"{results['rounds']} rounds; {tried[0]}{most} candidates on "
+        f"{len(results['choice-seeds'])} validation seeds."
+    )
+
+
+def _draw(rows: list[dict[str, Any]], out: Path, name: str) -> str:
+    """Bars by ball, partition and method; diamonds are the paper's."""
+    data, theirs = TABLES[name], published(name)
     parts = list(dict.fromkeys(row["partition"] for row in rows))
     balls = [ball for ball in BALLS if any(row["ball"] == ball for row in rows)]
-    heads = ["ball", "partition", "method", *(["the paper's"] if theirs else [])]
-    heads += ["accuracy, %", "minus FedDR's, 95 %", "chosen"]
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for ball in balls:
-        for part in parts:
-            for method in table.methods:
-                case = {"partition": part, "ball": ball}
-                row = _pick(rows, method=method, **case)
-                first = _pick(rows, method="FedDR", **case)
-                edge = "" if row.get("inside", True) else " (edge)"
-                cells = [BALLS[ball], table.describe(part), method]
-                if theirs:
-                    value = theirs.get((part, ball), {}).get(method)
-                    cells.append("–" if value is None else f"{value:.2f}")
-                cells.append(spread(row["accuracy"]))
-                cells.append("–" if row is first else _ahead(row, first))
-                cells.append(f"{_settings(row['chosen'])}{edge}")
-                lines.append(f"| {' | '.join(cells)} |")
-    count = results["seeds"]
-    seeds = "One seed" if count == 1 else f"{count} seeds"
-    lines += [
-        "",
-        f"{seeds}, {results['nodes']} nodes, {results['rounds']} rounds, "
-        f"{_protocol(rows, results)} {measured(results)}",
-    ]
-    picture = _draw(rows, out, name, table, theirs, parts, balls)
-    return f"{picture}\n\n" + "\n".join(lines)
-
-
-def _draw(
-    rows: list[dict[str, Any]],
-    out: Path,
-    name: str,
-    table: Table,
-    theirs: dict[tuple[str, str], dict[str, float]],
-    parts: list[str],
-    balls: list[str],
-) -> str:
-    """Bars by ball, partition and method; diamonds are the paper's."""
-    figure, axes = new_figure(len(balls))
-    figure.set_size_inches(5.4 * len(balls), 3.7)
-    methods = list(table.methods)
-    for one, ball in zip(axes[0], balls, strict=True):
-        width = 0.8 / len(methods)
-        for k, method in enumerate(methods):
-            for j, part in enumerate(parts):
-                row = _pick(rows, partition=part, ball=ball, method=method)
-                place = j + (k - (len(methods) - 1) / 2) * width
-                label = method if j == 0 else None
-                values = 100 * np.array(row["accuracy"])
-                one.bar(
-                    place,
-                    values.mean(),
-                    0.9 * width,
-                    yerr=values.std(),
-                    color=PALETTE[k],
-                    alpha=0.75,
-                    capsize=3,
-                    label=label,
-                )
-                paper = theirs.get((part, ball), {}).get(method)
-                if paper is not None:
-                    first = j == 0 and k == len(methods) - 1
-                    one.plot(
-                        place,
-                        paper,
-                        "kD",
-                        markersize=5,
-                        label="the paper's" if first else None,
-                    )
-        chance = 100.0 / CLASSES.get(name, 10)
+    methods = list(data.methods)
+    figure, (axes,) = new_figure(len(balls))
+    width = 0.8 / len(methods)
+    for row in rows:
+        one = axes[balls.index(row["ball"])]
+        k, j = methods.index(row["method"]), parts.index(row["partition"])
+        place = j + (k - (len(methods) - 1) / 2) * width
+        values = 100 * np.array(row["accuracy"])
+        own: dict[str, Any] = {"color": PALETTE[k], "alpha": 0.75, "capsize": 3}
+        own["label"] = row["method"] if j == 0 else None
+        one.bar(place, values.mean(), 0.9 * width, yerr=values.std(), **own)
+        paper = theirs.get((row["partition"], row["ball"]), {}).get(row["method"])
+        if paper is not None:
+            label = "the paper's" if j == k == 0 else None
+            one.plot(place, paper, "kD", markersize=5, label=label)
+    for one, ball in zip(axes, balls, strict=True):
+        chance = 100.0 / (62 if "62" in name else 10)
         one.axhline(chance, color="gray", linestyle=":", label="chance")
-        one.set_xticks(range(len(parts)), [table.describe(part) for part in parts])
+        one.set_xticks(range(len(parts)), [data.describe(part) for part in parts])
         one.set_ylabel("test accuracy, last round (%)")
         one.set_ylim(0, 128)
         one.set_yticks(range(0, 101, 20))
@@ -250,34 +192,7 @@ def _draw(
     return save(figure, out, name)
 
 
-def _ahead(row: dict[str, Any], other: dict[str, Any]) -> str:
-    """Points that a row's accuracy is ahead of another's, by seed."""
-    own, its = (100 * np.array(one["accuracy"]) for one in (row, other))
-    return paired("", own, its, form="{:+.1f}").written()
-
-
-def _protocol(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
-    """What each method was given."""
-    count, seeds = rows[0]["steps"], len(results["choice-seeds"])
-    tried = sorted({len(row["tried"]) for row in rows})
-    most = f" to {tried[-1]}" if tried[1:] else ""
-    return (
-        f"{count} local step{'s' if count > 1 else ''}; {tried[0]}{most} candidates "
-        f"on {seeds} validation seeds."
-    )
-
-
-def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    return lambda *arguments: function(*arguments, name)
-
-
-def items() -> dict[str, Item]:
-    """Return an item for every data set of every table."""
-    return {
-        name: Item(
-            f"{table.title}: accuracy of FedDR and FedFW",
-            _bound(compute, name),
-            _bound(render, name),
-        )
-        for name, table in TABLES.items()
-    }
+ITEMS = {
+    name: Item(data.title, partial(compute, name=name), partial(render, name=name))
+    for name, data in TABLES.items()
+}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import quadratic_assignment
 
 from reproduce.common import Item, Options, Run, app_config, execute, read_config
-from reproduce.drawing import measured, new_figure, save
+from reproduce.drawing import new_figure, panel, save, table
 from tasks import QuadraticAssignmentTask, make_task
 
 __all__ = ["ITEMS", "random_start"]
@@ -104,58 +104,51 @@ def compute(options: Options) -> dict[str, Any]:
 def render(results: dict[str, Any], out: Path) -> str:
     """Draw objective and rounded cost, over rounds, seconds and bytes."""
     figure, axes = new_figure(3, 2)
-    optimum = results["optimum"]
-    lines = [
-        "| method | F(x̄), from the barycentre | gap | rounded cost | seconds "
-        f"| F(x̄), {len(results['faq'])} starts | rounded cost: best | mean | worst |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for k, (name, run) in enumerate(results["long"].items()):
-        curve = run["curve"]
-        for column, (what, text, scale) in enumerate(
-            (
-                ("round", "communication round", 1.0),
-                ("seconds", "seconds", 1.0),
-                ("bytes", "megabytes of messages, both ways", 1e-6),
-            )
-        ):
-            for row, metric, label in (
-                (0, "loss", "relaxed objective F(x̄)"),
-                (1, "assignment-cost", "cost of the rounded x̄"),
-            ):
-                one = axes[row, column]
-                one.plot(
-                    scale * np.array(curve[what][1:]),
-                    curve[metric][1:],
-                    color=f"C{k}",
-                    label=name,
-                )
-                one.set_xlabel(text)
-                one.set_ylabel(label)
-                one.set_xscale("log")
-        short = results["short"][name]
-        costs = short["cost"]
-        lines.append(
-            f"| {name} | {run['loss']:,.0f} | {run['gap']:,.0f} "
-            f"| {run['assignment-cost']:,.0f} | {run['seconds']:,.0f} "
-            f"| {np.mean(short['loss']):,.0f} ± {np.std(short['loss']):,.0f} "
-            f"| {min(costs):,.0f} | {np.mean(costs):,.0f} | {max(costs):,.0f} |"
+    for column, (what, text, scale) in enumerate(
+        (
+            ("round", "communication round", 1.0),
+            ("seconds", "seconds", 1.0),
+            ("bytes", "megabytes of messages, both ways", 1e-6),
         )
-    for one in axes.flat:
-        one.axhline(optimum, color="k", linestyle=":", label=f"optimum {optimum:g}")
-    # the same colours in all of them; below, the curves fill the whole picture
+    ):
+        for row, metric, label in (
+            (0, "loss", "relaxed objective F(x̄)"),
+            (1, "assignment-cost", "cost of the rounded x̄"),
+        ):
+            curves = {
+                name: (
+                    scale * np.array(run["curve"][what][1:]),
+                    run["curve"][metric][1:],
+                )
+                for name, run in results["long"].items()
+            }
+            one = axes[row, column]
+            panel(one, curves, text, label, log="x", legend=None)
+            one.axhline(results["optimum"], color="k", linestyle=":", label="optimum")
     axes[0][0].legend(fontsize="small")
-    faq = results["faq"]
-    lines += [
-        f"| FAQ (SciPy), in one place | | | | | | {min(faq):,.0f} "
-        f"| {np.mean(faq):,.0f} | {max(faq):,.0f} |",
-        "",
+    lines = []
+    for name, run in results["long"].items():
+        short = results["short"][name]
+        ends = (run["loss"], run["gap"], run["assignment-cost"], run["seconds"])
+        starts = f"{np.mean(short['loss']):,.0f} ± {np.std(short['loss']):,.0f}"
+        numbers = (f"{value:,.0f}" for value in ends)
+        lines.append((name, *numbers, starts, *_range(short["cost"])))
+    lines.append(("FAQ (SciPy), in one place", *[""] * 5, *_range(results["faq"])))
+    count = len(results["faq"])
+    head = "method | F(x̄), from the barycentre | gap | rounded cost | seconds"
+    head += f" | F(x̄), {count} starts | rounded cost: best | mean | worst"
+    return (
+        f"{save(figure, out, 'workshop-chr12a')}\n\n{table(head, lines)}\n\n"
         f"{NODES} nodes; {results['rounds']:,} rounds from the barycentre and "
-        f"{results['short-rounds']:,} from each of {len(faq)} random starts, which FAQ "
-        f"has too. The optimum is {optimum:,.0f}; a random permutation costs "
-        f"{results['chance']:,.0f} on average. {measured(results)}",
-    ]
-    return f"{save(figure, out, 'workshop-chr12a')}\n\n" + "\n".join(lines)
+        f"{results['short-rounds']:,} from each of {count} random starts, which FAQ "
+        f"has too. The optimum is {results['optimum']:,.0f}; a random permutation "
+        f"costs {results['chance']:,.0f} on average."
+    )
+
+
+def _range(costs: list[float]) -> tuple[str, ...]:
+    """Best, mean and worst."""
+    return tuple(f"{v:,.0f}" for v in (min(costs), np.mean(costs), max(costs)))
 
 
 ITEMS = {

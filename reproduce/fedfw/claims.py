@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, paired
+from reproduce.claims import (
+    Claim,
+    Effect,
+    Exhibit,
+    Paper,
+    Results,
+    paired,
+    points,
+    ratio,
+)
 
 from .leakage import ATTACKS
 from .tables import BALLS, TABLES, published
@@ -19,27 +28,21 @@ Cell = tuple[str, str, dict[str, dict[str, Any]]]
 
 
 def _tables(number: int) -> tuple[str, ...]:
-    """With the paper's one local step."""
-    return tuple(
-        name
-        for name, table in TABLES.items()
-        if name.startswith(f"table-{number}-") and table.steps == 1
-    )
+    return tuple(name for name in TABLES if name.startswith(f"table-{number}-"))
 
 
 def _cells(found: Results, *numbers: int) -> list[Cell]:
     """Cells of equal local work: table, its name, rows by method."""
     cells: list[Cell] = []
     for item in (name for number in numbers for name in _tables(number)):
-        rows = found.get(item, {}).get("rows", [])
-        for partition, ball in dict.fromkeys((r["partition"], r["ball"]) for r in rows):
-            same = {
-                row["method"]: row
-                for row in rows
-                if (row["partition"], row["ball"]) == (partition, ball)
-            }
-            part = TABLES[item].describe(partition)
-            cells.append((item, f"{TABLES[item].title}, {BALLS[ball]}, {part}", same))
+        same: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in found.get(item, {}).get("rows", []):
+            same.setdefault((row["partition"], row["ball"]), {})[row["method"]] = row
+        data = TABLES[item]
+        cells += [
+            (item, f"{data.title}, {BALLS[ball]}, {data.describe(part)}", rows)
+            for (part, ball), rows in same.items()
+        ]
     return cells
 
 
@@ -53,14 +56,8 @@ def _against_feddr(number: int, ours: str) -> Effects:
             theirs = published(item)[rows["FedDR"]["partition"], ball]
             ahead = theirs[ours] > theirs["FedDR"]
             first, second = (ours, "FedDR") if ahead else ("FedDR", ours)
-            measured.append(
-                paired(
-                    f"{name}: {first} ahead",
-                    100 * np.array(rows[first]["accuracy"]),
-                    100 * np.array(rows[second]["accuracy"]),
-                    form="{:+.1f} points",
-                )
-            )
+            one, other = rows[first]["accuracy"], rows[second]["accuracy"]
+            measured.append(points(f"{name}: {first} ahead", one, other))
         return measured
 
     return effects
@@ -68,86 +65,61 @@ def _against_feddr(number: int, ours: str) -> Effects:
 
 def _sparse(found: Results) -> list[Effect]:
     """Bytes of a dense answer over bytes of an oracle's, as Flower encodes them."""
-    rows = [row for row in found["bytes"]["rows"] if "dense" in row]
     return [
-        Effect(
-            row["task"],
-            [float(np.log(row["dense"]["up"] / row["FedFW"]["up"]))],
-            form="×{:.3g}",
-            ratio=True,
-            exact=True,
-        )
-        for row in rows
+        ratio(row["task"], [row["dense"]["up"]], [row["FedFW"]["up"]], exact=True)
+        for row in found["bytes"]["rows"]
+        if "dense" in row
     ]
 
 
 def _leaks(found: Results) -> list[Effect]:
     attacks = found["leakage"]["psnr"]
+    unit = {"unit": "images", "form": "{:+.1f} dB"}
     return [
-        paired(
-            f"{ball} ball, {how}",
-            attacks[how]["gradient"],
-            attacks[how][what],
-            unit="images",
-            form="{:+.1f} dB",
-        )
-        for how in ATTACKS
+        paired(f"{ball} ball, {how}", own["gradient"], own[what], **unit)
+        for how, own in ((how, attacks[how]) for how in ATTACKS)
         for what, ball in (("l1", "ℓ1"), ("l2", "ℓ2"))
     ]
 
 
-def _participation(found: Results, metrics: tuple[str, ...]) -> list[Effect]:
+def _participation(found: Results, *metrics: str) -> list[Effect]:
     """All clients against a tenth of them, after the last round."""
     measured = []
     for item, model in (("figure-2", "MCLR"), ("figure-3", "DNN")):
         for panel, swept in found[item]["panels"].items():
             rows = {row["label"]: row for row in swept["rows"]}
             for metric in metrics:
-                few, all_of_them = rows["0.1"][metric], rows["1"][metric]
+                case = f"{model}, {panel}, {metric}"
+                few, whole = rows["0.1"][metric], rows["1"][metric]
                 falls = metric == "loss"
                 measured.append(
-                    paired(
-                        f"{model}, {panel}, {metric}",
-                        np.array(few) if falls else 100 * np.array(all_of_them),
-                        np.array(all_of_them) if falls else 100 * np.array(few),
-                        form="{:+.3g}" if falls else "{:+.1f} points",
-                    )
+                    paired(case, few, whole) if falls else points(case, whole, few)
                 )
     return measured
 
 
 def _same_influence(found: Results) -> list[Effect]:
-    return [
-        effect
-        for effect in _participation(found, ("loss",))
-        if effect.case.startswith("MCLR")
-    ]
+    measured = _participation(found, "loss")
+    return [effect for effect in measured if effect.case.startswith("MCLR")]
 
 
 def _early_gap(found: Results) -> list[Effect]:
-    measured = []
-    for panel, gaps in found["early-gap"]["panels"].items():
-        strongest, weakest = gaps["0.1"], gaps["1e-05"]
-        measured.append(paired(panel, strongest, weakest, ratio=True, form="×{:.3g}"))
-    return measured
+    panels = found["early-gap"]["panels"].items()
+    return [ratio(panel, gaps["0.1"], gaps["1e-05"]) for panel, gaps in panels]
 
 
 def _rate(item: str, power: float) -> Effects:
     """What was fitted, below a power."""
-
-    def effects(found: Results) -> list[Effect]:
-        return [
-            Effect(
-                f"{row['problem']}, {row['method']}",
-                [power - value for value in row["exponents"]],
-                form="{:.2f}",
-                bound=power,
-                below=True,
-            )
-            for row in found[item]["rows"]
-        ]
-
-    return effects
+    return lambda found: [
+        Effect(
+            f"{row['problem']}, {row['method']}",
+            [power - value for value in row["exponents"]],
+            form="{:.2f}",
+            bound=power,
+            below=True,
+        )
+        for row in found[item]["rows"]
+    ]
 
 
 def _both_rates(found: Results) -> list[Effect]:
@@ -159,36 +131,23 @@ def _faster(found: Results) -> list[Effect]:
     """FedFW's remaining error over FedFW+'s after as many rounds."""
     rows = {(row["problem"], row["method"]): row for row in found["rates"]["rows"]}
     measured = [
-        paired(
-            f"{problem}, F − F*",
-            row["last"],
-            rows[problem, "FedFW+"]["last"],
-            ratio=True,
-            form="×{:.3g}",
-        )
+        ratio(f"{problem}, F − F*", row["last"], rows[problem, "FedFW+"]["last"])
         for (problem, method), row in rows.items()
         if method == "FedFW"
     ]
-    for _, name, methods in _cells(found, 1, 2):
-        first, second = methods["FedFW"]["loss"], methods["FedFW+"]["loss"]
-        measured.append(paired(f"{name}, F", first, second, ratio=True, form="×{:.3g}"))
-    return measured
+    return measured + [
+        ratio(f"{name}, F", own["FedFW"]["loss"], own["FedFW+"]["loss"])
+        for _, name, own in _cells(found, 1, 2)
+    ]
 
 
 def _noise(found: Results) -> list[Effect]:
     """The error with noise over the error without, below twice."""
     rows = found["oracle-noise"]["rows"]
     (plain,) = (row["last"] for row in rows if row["sigma"] == 0.0)
+    twice: dict[str, Any] = {"bound": float(np.log(2.0)), "below": True}
     return [
-        paired(
-            f"σ = {row['sigma']:g} √η_t",
-            2.0 * np.array(plain),
-            row["last"],
-            ratio=True,
-            form="×{:.3g}",
-            bound=float(np.log(2.0)),
-            below=True,
-        )
+        ratio(f"σ = {row['sigma']:g} √η_t", 2.0 * np.array(plain), row["last"], **twice)
         for row in rows
         if row["decay"] and row["sigma"] > 0.0
     ]
@@ -197,16 +156,11 @@ def _noise(found: Results) -> list[Effect]:
 def _naive(found: Results) -> list[Effect]:
     """How far from x* = 1 plain averaging and FedFW end."""
     naive, federated = (found["appendix-a"][name] for name in ("naive", "FedFW"))
+    how: dict[str, Any] = {"form": "{:.3g}", "exact": True}
+    near = how | {"bound": 0.05, "below": True}
     return [
-        Effect("averaged steps", [naive - 1e-3], form="{:.3g}", bound=1e-3, exact=True),
-        Effect(
-            "FedFW",
-            [0.05 - federated],
-            form="{:.3g}",
-            bound=0.05,
-            below=True,
-            exact=True,
-        ),
+        Effect("averaged steps", [naive - 1e-3], bound=1e-3, **how),
+        Effect("FedFW", [0.05 - federated], **near),
     ]
 
 
@@ -324,7 +278,7 @@ CLAIMS_2024 = (
         "participation probability.",
         "section 5.4, figures 2, 3",
         ("figure-2", "figure-3"),
-        lambda found: _participation(found, ("loss", "accuracy")),
+        lambda found: _participation(found, "loss", "accuracy"),
         "pictures",
         f"as the paper's: {_SYNTHETIC}; 500 rounds, the network 300",
         "after the last round: loss with a tenth of the clients minus with all; "

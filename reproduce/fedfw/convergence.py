@@ -1,55 +1,236 @@
-"""Workshop paper, figures 1a and 1b: LASSO and hand-written digits, 10⁵ rounds."""
+"""Theorems 1 to 3, and the workshop paper's LASSO and digits: how fast F falls."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import sim
-from fedtrellis.objectives.reference import certified_minimum
-from reproduce.common import Item, Options, Run, app_config, execute, read_config
-from reproduce.drawing import measured, new_figure, save
-from reproduce.rates import slope
+from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.drawing import new_figure, panel, save, table
+from reproduce.rates import batched, late_slope, optimum, slope
+
+from .assignment import random_start
 
 __all__ = ["ITEMS"]
 
 HERE = Path(__file__).parent
 NODES = 10
-#: λ_0 as the paper has it, and another where that is the better one here.
-RUNS: dict[str, dict[str, dict[str, Any]]] = {
+SEEDS = 5
+ORDER = 12  # of chr12a
+
+Methods = dict[str, dict[str, Any]]
+
+#: Theorem 1: both 2022 problems with both variants, λ_0 as the paper has it.
+CONVEX: dict[str, Methods] = {
     "lasso": {
-        "FedFW, λ_0 = 5": {"penalty": 5.0},
-        "FedFW+, λ_0 = 0.5": {"penalty": 0.5, "variant": "augmented"},
+        "FedFW": {"variant": "plain", "penalty": 5.0},
+        "FedFW+": {"variant": "augmented", "penalty": 0.5},
     },
     "digits": {
-        "FedFW, λ_0 = 4e-4": {"penalty": 4e-4},
-        "FedFW+, λ_0 = 4e-4": {"penalty": 4e-4, "variant": "augmented"},
+        "FedFW": {"variant": "plain", "penalty": 4e-4},
+        "FedFW+": {"variant": "augmented", "penalty": 4e-4},
     },
+}
+#: Theorem 3: the same with mini-batches, a fifth of a client's rows or fewer.
+_STO = {"variant": "stochastic", "schedule": "stochastic"}
+STOCHASTIC: dict[str, Methods] = {
+    "lasso": {"FedFW-sto": {**_STO, "penalty": 5.0, "batch-size": 4}},
+    "digits": {"FedFW-sto": {**_STO, "penalty": 4e-4, "batch-size": 16}},
+}
+NAMES = {"lasso": "LASSO", "digits": "digits"}
+
+
+def _best(
+    options: Options, config: dict[str, Any], exact: float
+) -> tuple[float, float]:
+    if options.quick:
+        return optimum(config, NODES, 1e-3, 300)
+    return optimum(config, NODES, exact, 50_000)
+
+
+def compute_residuals(
+    options: Options, problems: dict[str, Methods], rounds: int
+) -> dict[str, Any]:
+    """F − F* over rounds, five seeds, each with its own certified F*."""
+    seeds = range(2 if options.quick else min(SEEDS, options.seeds))
+    rounds = 60 if options.quick else rounds
+    rows = []
+    for problem, methods in problems.items():
+        base = read_config(HERE / f"{problem}.toml") | {"rounds": rounds}
+        optima = [_best(options, base | {"seed": seed}, 1e-7)[0] for seed in seeds]
+        runs = [
+            Run(
+                (method, seed),
+                base | settings | {"seed": seed},
+                NODES,
+                curve=True,
+                every=0,
+                grid=batched,
+            )
+            for method, settings in methods.items()
+            for seed in seeds
+        ]
+        results = execute(runs, options.jobs)
+        for method in methods:
+            curves = [results[method, seed]["curve"] for seed in seeds]
+            times = curves[0]["round"]
+            residuals = [
+                [value - best for value in curve["loss"]]
+                for curve, best in zip(curves, optima, strict=True)
+            ]
+            rows.append(
+                {
+                    "problem": NAMES[problem],
+                    "method": method,
+                    "round": times,
+                    "residuals": residuals,
+                    "last": [errors[-1] for errors in residuals],
+                    "exponents": [late_slope(times, errors) for errors in residuals],
+                }
+            )
+    return {"rows": rows, "rounds": rounds, "seeds": len(seeds)}
+
+
+def powers(row: dict[str, Any]) -> str:
+    """The exponents by seed."""
+    return ", ".join(f"{value:.2f}" for value in row["exponents"])
+
+
+def render_residuals(
+    results: dict[str, Any], out: Path, name: str, power: float, label: str
+) -> str:
+    """F − F* over rounds, medians and bands, with a line that falls as claimed."""
+    rows = results["rows"]
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    figure, (axes,) = new_figure(len(problems))
+    for one, problem in zip(axes, problems, strict=True):
+        curves = {
+            row["method"]: (row["round"], row["residuals"])
+            for row in rows
+            if row["problem"] == problem
+        }
+        up = r"$F(\bar x) - F^*$"
+        how: dict[str, Any] = {"title": problem, "reference": (power, label)}
+        panel(one, curves, "communication round $t$", up, **how)
+    lines = [
+        (row["problem"], row["method"], f"{np.median(row['last']):.3g}", powers(row))
+        for row in rows
+    ]
+    return (
+        f"{save(figure, out, name)}\n\n"
+        + table("problem | method | F − F* at the end | exponent, by seed", lines)
+        + f"\n\nMedians and extremes of {results['seeds']} seeds, {results['rounds']} "
+        "rounds."
+    )
+
+
+# --------------------------------------------------------------------------- non-convex
+
+#: Theorem 2 is about runs of T rounds, for each of these T up to a problem's own.
+LENGTHS: tuple[int, ...] = (100, 300, 1000, 3000, 10_000)
+#: Rounds of a run, evenly spaced, whose gap is computed.
+LOOKS = 50
+#: What all runs have; λ_0 is FedFW's own, from the first gradients.
+THEOREM = {
+    "method": "fedfw",
+    "variant": "plain",
+    "schedule": "nonconvex",
+    "penalty": "auto",
+    "participation": 1.0,
+    "evaluate-gap": True,
+}
+_LOGISTIC = {
+    "task": "logistic-regression",
+    "logistic-regression.dataset": "breast-cancer",
+    "logistic-regression.regularizer": "nonconvex",
+    "logistic-regression.l2": 0.1,
+    "logistic-regression.partition": "labels",
+    "radius": 10.0,
+}
+_DNN = {"layers": "product", "classification.train-limit": 2000}
+#: A run config, if a file has one, and what differs; nodes, and the longest T.
+NONCONVEX: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "logistic, ℓ1": ("", _LOGISTIC | {"domain": "l1-ball"}, NODES, 3000),
+    "logistic, ℓ2": ("", _LOGISTIC | {"domain": "l2-ball"}, NODES, 3000),
+    "DNN, ℓ1 a layer": ("figure-3", _DNN | {"domain": "l1-ball"}, NODES, 3000),
+    "DNN, ℓ2 a layer": ("figure-3", _DNN | {"domain": "l2-ball"}, NODES, 3000),
+    "chr12a": ("chr12a", {}, ORDER, 10_000),
 }
 
 
-def compute(options: Options, name: str) -> dict[str, Any]:
-    """Both variants, one seed."""
+def compute_nonconvex(options: Options) -> dict[str, Any]:
+    """The smallest Frank-Wolfe gap of runs of T rounds, by T; five seeds."""
+    every = (2, 4, 8) if options.quick else LENGTHS
+    seeds = range(2 if options.quick else min(SEEDS, options.seeds))
+    runs, lengths = [], {}
+    for problem, (config, settings, nodes, longest) in NONCONVEX.items():
+        base = read_config(HERE / f"{config}.toml") if config else {}
+        base |= settings | THEOREM
+        lengths[problem] = [T for T in every if longest >= T]
+        runs += [
+            Run(
+                (problem, seed, T),
+                base | {"seed": seed, "rounds": T},
+                nodes,
+                curve=True,
+                every=max(1, T // LOOKS),
+                grid=batched,
+                start=random_start(ORDER, seed) if config == "chr12a" else None,
+            )
+            for seed in seeds
+            for T in lengths[problem]
+        ]
+    results = execute(runs, options.jobs)
+    rows = []
+    for problem, mine in lengths.items():
+        gaps = [
+            [min(results[problem, seed, T]["curve"]["gap"]) for T in mine]
+            for seed in seeds
+        ]
+        exponents = [late_slope(mine, own) for own in gaps]
+        row = {"problem": problem, "method": "FedFW", "rounds": mine}
+        rows.append(row | {"gaps": gaps, "exponents": exponents})
+    return {"rows": rows, "seeds": len(seeds), "looks": LOOKS}
+
+
+def render_nonconvex(results: dict[str, Any], out: Path) -> str:
+    """Smallest gaps over T, medians and bands, with a line that falls as T^(−1/3)."""
+    rows = results["rows"]
+    figure, (axes,) = new_figure(len(rows))
+    every = max((row["rounds"] for row in rows), key=len)
+    lines = []
+    for one, row in zip(axes, rows, strict=True):
+        curves = {"FedFW": (row["rounds"], row["gaps"])}
+        how: dict[str, Any] = {"reference": (-1.0 / 3.0, "$T^{-1/3}$")}
+        how["title"] = row["problem"]
+        panel(one, curves, "rounds of the run $T$", "smallest Frank-Wolfe gap", **how)
+        cells = [f"{value:.4g}" for value in np.median(row["gaps"], axis=0)]
+        cells += ["–"] * (len(every) - len(cells))
+        lines.append((row["problem"], *cells, powers(row)))
+    lengths = " | ".join(f"T = {T:,}" for T in every)
+    return (
+        f"{save(figure, out, 'rates-nonconvex')}\n\n"
+        + table(f"problem | {lengths} | exponent, by seed", lines)
+        + f"\n\nSmallest gap of the start and {results['looks']} rounds, evenly "
+        f"spaced: medians and extremes of {results['seeds']} seeds."
+    )
+
+
+# -------------------------------------------------------------- 2022, figures 1a and 1b
+
+
+def compute_long(options: Options, name: str) -> dict[str, Any]:
+    """Both variants for 10⁵ rounds, one seed."""
     base = read_config(HERE / f"{name}.toml")
     if options.quick:
         base["rounds"] = 100
-    setup = sim.app.experiment(app_config(base), NODES)
-    task, domain = setup.task, setup.domain
-    best, certainty = task.reference_optimum(domain), 0.0
-    if best is None:
-        found = certified_minimum(
-            task.objective(),
-            domain,
-            task.initial_point()[0],
-            tolerance=1e-3 if options.quick else 1e-9,
-            max_iterations=300 if options.quick else 50_000,
-        )
-        best, certainty = found.value, found.gap
+    best, certainty = _best(options, base, 1e-9)
     runs = [
-        Run((label,), base | settings, NODES, curve=True, every=0)
-        for label, settings in RUNS[name].items()
+        Run((f"{k}, λ_0 = {s['penalty']:g}",), base | s, NODES, curve=True, every=0)
+        for k, s in CONVEX[name].items()
     ]
     results = execute(runs, options.jobs)
     return {
@@ -57,67 +238,77 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         "optimum": best,
         "certified": certainty,
         "rounds": base["rounds"],
-        "radius": float(getattr(domain, "radius", 0.0)),
     }
 
 
-def render(results: dict[str, Any], out: Path, name: str) -> str:
+def render_long(results: dict[str, Any], out: Path, name: str) -> str:
     """Draw F − F* over rounds, seconds and bytes."""
-    figure, axes = new_figure(3)
-    best = results["optimum"]
-    lines = [
-        "| method | F − F* | relative to F(0) − F* | exponent of its decay "
-        "| Frank-Wolfe gap | quality | seconds | bytes up | bytes down |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    figure, (axes,) = new_figure(3)
+    best, each, lines = results["optimum"], NODES * results["rounds"], []
+    for one, what, text, scale in zip(
+        axes,
+        ("round", "seconds", "bytes"),
+        ("communication round", "seconds", "megabytes of messages, both ways"),
+        (1.0, 1.0, 1e-6),
+        strict=True,
+    ):
+        curves = {
+            label: (
+                scale * np.array(run["curve"][what][1:]),
+                np.array(run["curve"]["loss"][1:]) - best,
+            )
+            for label, run in results["runs"].items()
+        }
+        panel(one, curves, text, "F(x̄) − F*")
     for label, run in results["runs"].items():
-        curve = run["curve"]
-        residual = np.array(curve["loss"]) - best
-        for one, what, text, scale in zip(
-            axes[0],
-            ("round", "seconds", "bytes"),
-            ("communication round", "seconds", "megabytes of messages, both ways"),
-            (1.0, 1.0, 1e-6),
-            strict=True,
-        ):
-            one.plot(scale * np.array(curve[what][1:]), residual[1:], label=label)
-            one.set_xlabel(text)
-            one.set_ylabel("F(x̄) − F*")
-            one.set_xscale("log")
-            one.set_yscale("log")
-            one.legend(fontsize="small")
-        quality = (
-            f"accuracy {100 * run['accuracy']:.1f} %"
-            if "accuracy" in run
-            else f"‖x̄ − x*‖ {run['solution-error']:.2g}"
-        )
-        each = NODES * results["rounds"]
+        residual = np.array(run["curve"]["loss"]) - best
+        up, both = run["bytes-up"] / each, run["bytes"] / each
+        quality = f"‖x̄ − x*‖ {run.get('solution-error', 0.0):.2g}"
+        if "accuracy" in run:
+            quality = f"accuracy {100 * run['accuracy']:.1f} %"
+        power = slope(run["curve"]["round"], list(residual))
         lines.append(
-            f"| {label} | {residual[-1]:.3g} | {residual[-1] / residual[0]:.2g} "
-            f"| {slope(curve['round'], list(residual)):.2f} | {run['gap']:.2g} "
-            f"| {quality} | {run['seconds']:,.0f} | {run['bytes-up'] / each:,.0f} "
-            f"| {(run['bytes'] - run['bytes-up']) / each:,.0f} |"
+            (
+                *(label, f"{residual[-1]:.3g}", f"{residual[-1] / residual[0]:.2g}"),
+                *(f"{power:.2f}", f"{run['gap']:.2g}", quality),
+                *(f"{run['seconds']:,.0f}", f"{up:,.0f}", f"{both - up:,.0f}"),
+            )
         )
-    lines += [
-        "",
+    head = "method | F − F* | relative to F(0) − F* | exponent of its decay"
+    head += " | Frank-Wolfe gap | quality | seconds | bytes up | bytes down"
+    return (
+        f"{save(figure, out, f'workshop-{name}')}\n\n{table(head, lines)}\n\n"
         f"After {results['rounds']:,} rounds, {NODES} nodes, one seed; "
-        f"F* = {best:.6g}, certified to {results['certified']:.0e}; "
-        f"radius {results['radius']:.4g}. The "
+        f"F* = {best:.6g}, certified to {results['certified']:.0e}. The "
         "exponent is that of the last two decades of rounds. Bytes are a node's in a "
-        f"round. {measured(results)}",
-    ]
-    return f"{save(figure, out, f'workshop-{name}')}\n\n" + "\n".join(lines)
+        "round."
+    )
 
 
 ITEMS = {
-    "workshop-lasso": Item(
-        "2022, figure 1a: LASSO, 10⁵ rounds",
-        lambda options: compute(options, "lasso"),
-        lambda results, out: render(results, out, "lasso"),
+    "rates": Item(
+        "theorem 1: F − F* over rounds, five seeds",
+        partial(compute_residuals, problems=CONVEX, rounds=2000),
+        partial(render_residuals, name="rates", power=-0.5, label="$t^{-1/2}$"),
     ),
-    "workshop-digits": Item(
-        "2022, figure 1b: hand-written digits, 10⁵ rounds",
-        lambda options: compute(options, "digits"),
-        lambda results, out: render(results, out, "digits"),
+    "rates-nonconvex": Item(
+        "theorem 2: the smallest gap of runs of T rounds, five seeds",
+        compute_nonconvex,
+        render_nonconvex,
     ),
+    "rates-stochastic": Item(
+        "theorem 3: F − F* over rounds with mini-batches, five seeds",
+        partial(compute_residuals, problems=STOCHASTIC, rounds=300),
+        partial(
+            render_residuals, name="rates-stochastic", power=-1 / 3, label="$t^{-1/3}$"
+        ),
+    ),
+    **{
+        f"workshop-{name}": Item(
+            f"2022, figure 1: {NAMES[name]}, 10⁵ rounds",
+            partial(compute_long, name=name),
+            partial(render_long, name=name),
+        )
+        for name in CONVEX
+    },
 }

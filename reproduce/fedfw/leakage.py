@@ -7,7 +7,7 @@ computes from the answers of many rounds is in ``docs/fedfw.md`` under "Privacy"
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reproduce.common import Item, Options, SkippedError, workers
-from reproduce.drawing import measured, new_figure, save
+from reproduce.drawing import new_figure, save, table
 from tasks.data.datasets import read_cifar
 
 __all__ = ["ITEMS", "attack", "invert", "psnr"]
@@ -101,7 +101,7 @@ def attack(
     Returns
     -------
     dict
-        ``image``, ``loss`` and, by ``iteration``, ``psnr``.
+        ``image``, ``loss`` and ``psnr``.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -129,7 +129,6 @@ def attack(
         tolerance_change=0.0,
     )
     best: dict[str, Any] = {"loss": np.inf, "image": start}
-    curve: dict[str, list[float]] = {"iteration": [], "psnr": []}
     count = 0
 
     def closure() -> Any:
@@ -149,14 +148,9 @@ def attack(
     while count < iterations:
         before = count
         optimizer.step(closure)
-        curve["iteration"].append(count)
-        curve["psnr"].append(psnr(best["image"], truth))
         if count - before <= 1 or not bool(torch.isfinite(image).all()):
             break  # converged, or lost
-    # a run that ended early stays where it is
-    curve["iteration"].append(iterations)
-    curve["psnr"].append(psnr(best["image"], truth))
-    return {**best, **curve}
+    return best | {"psnr": psnr(best["image"], truth)}
 
 
 def invert(
@@ -228,18 +222,12 @@ def invert(
     ]
 
 
-def _invert(arguments: tuple[list[Array], list[int], str, int, int]) -> list[float]:
+def _alone(job: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
+    """Call a function in a process that shares the cores with others."""
     import torch
 
     torch.set_num_threads(1)
-    return invert(*arguments)
-
-
-def _perform(arguments: tuple[Array, int, str, int, int]) -> dict[str, Any]:
-    import torch
-
-    torch.set_num_threads(1)
-    return attack(*arguments)
+    return job[0](*job[1])
 
 
 def _batch(options: Options) -> Any:
@@ -256,20 +244,20 @@ def _batch(options: Options) -> Any:
 
 def compute(options: Options) -> dict[str, Any]:
     """Attack two images with what is shared; of several starts the lowest loss."""
-    batch = _batch(options)
+    pixels, classes = _batch(options)
     chosen = IMAGES[:1] if options.quick else IMAGES
     restarts = 1 if options.quick else RESTARTS
     iterations = 60 if options.quick else 5000
-    truths = {k: batch.pixels[k].astype(np.float64) / 255.0 for k in chosen}
+    truths = {k: pixels[k].astype(np.float64) / 255.0 for k in chosen}
     cases = [
         (k, what, seed) for k in chosen for what in SHARED for seed in range(restarts)
     ]
-    tasks = [
-        (truths[k], int(batch.labels[k]), what, iterations, seed)
+    jobs = [
+        (attack, (truths[k], int(classes[k]), what, iterations, seed))
         for k, what, seed in cases
     ]
     with workers(options.jobs) as pool:
-        found = dict(zip(cases, pool.map(_perform, tasks), strict=True))
+        found = dict(zip(cases, pool.map(_alone, jobs), strict=True))
     images = []
     for k in chosen:
         row: dict[str, Any] = {"index": k, "truth": truths[k].round(4).tolist()}
@@ -279,57 +267,40 @@ def compute(options: Options) -> dict[str, Any]:
             row[what] = {
                 "image": np.clip(best["image"], 0.0, 1.0).round(4).tolist(),
                 "loss": best["loss"],
-                "iteration": best["iteration"],
                 "psnr": best["psnr"],
-                "all": [run["psnr"][-1] for run in runs],
+                "all": [run["psnr"] for run in runs],
             }
         # what any guess reaches: the mean grey
-        grey = np.full(truths[k].shape, 0.5)
-        row["grey"] = psnr(grey, truths[k])
+        row["grey"] = psnr(np.full(truths[k].shape, 0.5), truths[k])
         images.append(row)
     return {"images": images, "iterations": iterations, "restarts": restarts}
 
 
 def render(results: dict[str, Any], out: Path) -> str:
-    """Draw the images side by side, and PSNR over iterations."""
-    rows = results["images"]
-    figure, axes = new_figure(5, len(rows))
-    figure.set_size_inches(13.5, 2.9 * len(rows))
-    lines = [
-        "| image | shared | PSNR, dB | of all starts | attack's loss |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    """Draw the images side by side."""
+    rows, lines = results["images"], []
+    figure, axes = new_figure(4, len(rows))
+    figure.set_size_inches(10.8, 2.9 * len(rows))
     for line, row in zip(axes, rows, strict=True):
         shown = {"the client's image": row["truth"]}
         for what, name in SHARED.items():
             run = row[what]
-            shown[f"{name}\n{run['psnr'][-1]:.1f} dB"] = run["image"]
-            line[4].plot(run["iteration"], run["psnr"], label=name)
+            shown[f"{name}\n{run['psnr']:.1f} dB"] = run["image"]
             every = ", ".join(f"{value:.1f}" for value in run["all"])
-            lines.append(
-                f"| {row['index']} | {name} | {run['psnr'][-1]:.1f} | {every} "
-                f"| {run['loss']:.1e} |"
-            )
-        lines.append(
-            f"| {row['index']} | nothing: plain grey | {row['grey']:.1f} | | |"
-        )
-        for one, (name, pixels) in zip(line, shown.items(), strict=False):
+            ends = (f"{run['psnr']:.1f}", every, f"{run['loss']:.1e}")
+            lines.append((row["index"], name, *ends))
+        grey = f"{row['grey']:.1f}"
+        lines.append((row["index"], "nothing: plain grey", grey, "", ""))
+        for one, (name, pixels) in zip(line, shown.items(), strict=True):
             one.imshow(np.array(pixels).transpose(1, 2, 0), vmin=0.0, vmax=1.0)
             one.set_title(name, fontsize="medium")
-            one.grid(False)
-            one.set_xticks([])
-            one.set_yticks([])
-        line[4].axhline(row["grey"], color="k", linestyle=":", label="plain grey")
-        line[4].set_xlabel("iteration of the attack")
-        line[4].set_ylabel("PSNR (dB)")
-        line[4].set_xscale("log")
-        line[4].legend(fontsize="small")
-    lines += [
-        "",
-        f"{results['iterations']:,} iterations of L-BFGS, {results['restarts']} "
-        f"starts, the one with the lowest loss is shown. {measured(results)}",
-    ]
-    return f"{save(figure, out, 'figure-1')}\n\n" + "\n".join(lines)
+            one.axis("off")
+    return (
+        f"{save(figure, out, 'figure-1')}\n\n"
+        + table("image | shared | PSNR, dB | of all starts | attack's loss", lines)
+        + f"\n\n{results['iterations']:,} iterations of L-BFGS, {results['restarts']} "
+        "starts, the one with the lowest loss is shown."
+    )
 
 
 # -------------------------------------------------------------------------- many images
@@ -343,25 +314,27 @@ ATTACKS = {
 
 def compute_many(options: Options) -> dict[str, Any]:
     """The first images of the test batch, each attack from one start each."""
-    batch = _batch(options)
+    pixels, classes = _batch(options)
     sizes = (2, 40, 3, 40) if options.quick else (DEEP, SHORT, MANY, INVERTING)
     few, iterations, count, steps = sizes
-    truths = [batch.pixels[k].astype(np.float64) / 255.0 for k in range(count)]
-    labels = [int(label) for label in batch.labels[:count]]
-    cases = [(k, what) for k in range(few) for what in SHARED]
-    tasks = [(truths[k], labels[k], what, iterations, k) for k, what in cases]
+    truths = [pixels[k].astype(np.float64) / 255.0 for k in range(count)]
+    labels = [int(label) for label in classes[:count]]
+    deep = [
+        (attack, (truths[k], labels[k], what, iterations, k))
+        for what in SHARED
+        for k in range(few)
+    ]
+    cosine = [(invert, (truths, labels, what, steps, 0)) for what in SHARED]
     with workers(options.jobs) as pool:
-        leaked = dict(zip(cases, pool.map(_perform, tasks), strict=True))
-        several = [(truths, labels, what, steps, 0) for what in SHARED]
-        inverted = dict(zip(SHARED, pool.map(_invert, several), strict=True))
-    found = {
-        "deep leakage": {
-            what: [leaked[k, what]["psnr"][-1] for k in range(few)] for what in SHARED
-        },
-        "cosine": inverted,
-    }
+        leaked = [one["psnr"] for one in pool.map(_alone, deep)]
+        inverted = dict(zip(SHARED, pool.map(_alone, cosine), strict=True))
     return {
-        "psnr": found,
+        "psnr": {
+            "deep leakage": {
+                what: leaked[k * few : (k + 1) * few] for k, what in enumerate(SHARED)
+            },
+            "cosine": inverted,
+        },
         "grey": [psnr(np.full(truth.shape, 0.5), truth) for truth in truths],
         "iterations": {"deep leakage": iterations, "cosine": steps},
         "seeds": list(range(few)),
@@ -370,28 +343,20 @@ def compute_many(options: Options) -> dict[str, Any]:
 
 def render_many(results: dict[str, Any], out: Path) -> str:
     """Write medians and quartiles of PSNR, and how often it beats plain grey."""
-    grey = np.array(results["grey"])
-    lines = [
-        "| attack | steps | shared | PSNR, dB: median | quartiles "
-        "| 3 dB above plain grey |",
-        "| --- " * 6 + "|",
-    ]
+    grey, lines = np.array(results["grey"]), []
     for how, title in ATTACKS.items():
         for what, name in SHARED.items():
             values = np.array(results["psnr"][how][what])
             low, middle, high = np.percentile(values, (25, 50, 75))
             above = int(np.sum(values > grey[: len(values)] + 3.0))
-            lines.append(
-                f"| {title} | {results['iterations'][how]} | {name} | {middle:.1f} "
-                f"| {low:.1f} to {high:.1f} "
-                f"| {above} of {len(values)} |"
-            )
-    lines += [
-        "",
-        f"{len(grey)} images, one start each. Plain grey: {np.median(grey):.1f} dB. "
-        f"{measured(results)}",
-    ]
-    return "\n".join(lines)
+            spread = (f"{middle:.1f}", f"{low:.1f} to {high:.1f}")
+            ends = (*spread, f"{above} of {len(values)}")
+            lines.append((title, results["iterations"][how], name, *ends))
+    head = "attack | steps | shared | PSNR, dB: median | quartiles"
+    return (
+        f"{table(f'{head} | 3 dB above plain grey', lines)}\n\n"
+        f"{len(grey)} images, one start each. Plain grey: {np.median(grey):.1f} dB."
+    )
 
 
 ITEMS = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from .tuning import BUDGET, SEEDS, Space
+from reproduce.common import read_csv
+from reproduce.tuning import BUDGET, SEEDS, Space
 
-__all__ = ["BALLS", "PAPER", "TABLES", "Table", "published"]
+__all__ = ["BALLS", "TABLES", "Table", "published"]
 
 BALLS = {"l2-ball": "ℓ2", "l1-ball": "ℓ1"}
 PARTITIONS = {"iid": "IID", "labels": "{} labels a node", "natural": "natural"}
@@ -29,99 +31,20 @@ STOCHASTIC: dict[str, tuple[dict[str, Any], Space]] = {
 # Steps of 0.1 are far too long on CIFAR-10, and a search there ends among them.
 SHORTER = Space(DOUGLAS_RACHFORD.names, (1.0, -2.0))
 
-# Accuracies in %, by data, partition, ball and method.
-PAPER: dict[str, dict[tuple[str, str], dict[str, float]]] = {
-    "table-1-synthetic": {
-        ("iid", "l2-ball"): {"FedDR": 78.24, "FedFW": 80.20, "FedFW+": 79.96},
-        ("natural", "l2-ball"): {"FedDR": 92.97, "FedFW": 94.81, "FedFW+": 94.56},
-        ("iid", "l1-ball"): {"FedDR": 79.00, "FedFW": 81.63, "FedFW+": 81.92},
-        ("natural", "l1-ball"): {"FedDR": 93.81, "FedFW": 90.84, "FedFW+": 91.20},
-    },
-    "table-1-mnist": {
-        ("iid", "l2-ball"): {"FedDR": 89.59, "FedFW": 86.96, "FedFW+": 86.50},
-        ("labels", "l2-ball"): {"FedDR": 83.72, "FedFW": 86.95, "FedFW+": 86.98},
-        ("iid", "l1-ball"): {"FedDR": 72.18, "FedFW": 78.07, "FedFW+": 69.17},
-        ("labels", "l1-ball"): {"FedDR": 74.29, "FedFW": 80.54, "FedFW+": 71.32},
-    },
-    "table-1-cifar10": {
-        ("iid", "l2-ball"): {"FedDR": 39.95, "FedFW": 36.30, "FedFW+": 36.30},
-        ("labels", "l2-ball"): {"FedDR": 37.79, "FedFW": 38.13, "FedFW+": 37.20},
-        ("iid", "l1-ball"): {"FedDR": 23.25, "FedFW": 21.86, "FedFW+": 21.99},
-        ("labels", "l1-ball"): {"FedDR": 24.77, "FedFW": 25.08, "FedFW+": 25.16},
-    },
-    "table-2-synthetic": {
-        ("iid", "l2-ball"): {"FedDR": 75.96, "FedFW": 81.70, "FedFW+": 81.96},
-        ("natural", "l2-ball"): {"FedDR": 93.85, "FedFW": 96.13, "FedFW+": 96.08},
-        ("iid", "l1-ball"): {"FedDR": 78.59, "FedFW": 75.52, "FedFW+": 76.44},
-        ("natural", "l1-ball"): {"FedDR": 93.51, "FedFW": 91.53, "FedFW+": 91.96},
-    },
-    "table-2-mnist": {
-        ("iid", "l2-ball"): {"FedDR": 96.89, "FedFW": 95.87, "FedFW+": 95.05},
-        ("labels", "l2-ball"): {"FedDR": 88.93, "FedFW": 92.70, "FedFW+": 91.79},
-        ("iid", "l1-ball"): {"FedDR": 11.72, "FedFW": 23.88, "FedFW+": 20.40},
-        ("labels", "l1-ball"): {"FedDR": 16.75, "FedFW": 37.62, "FedFW+": 36.27},
-    },
-    "table-3-synthetic": {
-        ("iid", "l2-ball"): {"FedDR": 67.68, "FedFW-sto": 72.01},
-        ("natural", "l2-ball"): {"FedDR": 84.70, "FedFW-sto": 87.32},
-    },
-    "table-3-emnist10": {
-        ("iid", "l2-ball"): {"FedDR": 92.18, "FedFW-sto": 93.79},
-        ("labels", "l2-ball"): {"FedDR": 85.70, "FedFW-sto": 91.88},
-    },
-    "table-3-emnist62": {
-        ("iid", "l2-ball"): {"FedDR": 39.58, "FedFW-sto": 41.22},
-        ("labels", "l2-ball"): {"FedDR": 41.09, "FedFW-sto": 60.51},
-    },
-    "table-3-cifar10": {
-        ("iid", "l2-ball"): {"FedDR": 36.39, "FedFW-sto": 38.52},
-        ("labels", "l2-ball"): {"FedDR": 34.91, "FedFW-sto": 37.83},
-    },
-}
-
-
-# Theirs has a ball for each tensor, as the second of our two; the first has one ball.
-PAPER["table-2-synthetic-product"] = PAPER["table-2-synthetic"]
-
 
 @dataclass(frozen=True)
 class Table:
     """One data set's part of one of the paper's tables.
 
-    Attributes
-    ----------
-    title : str
-        For listings.
-    config : str
-        The TOML file of the table.
-    dataset : dict
-        The settings that name the data, and the model where it is not the file's.
-    folder : str
-        Of the data's files below ``--data``; empty: it is made.
-    steps : int
-        Local steps of a round, the same for all methods; the paper has one.
-    rounds : int
-        0: the file's.
-    nodes : int
-    seeds : int
-        The most repetitions.
-    examples : int
-        Training examples, of all nodes; 0: all there are.
-    choice : int
-        Training examples where hyper-parameters are chosen; a fifth is for validation.
-    budget : int
-        Settings that each method tries there.
-    choosing : tuple of int
-        Seeds of these runs.
-    balls : tuple of str
-    methods : dict
+    ``folder`` has the data's files, below ``--data``; of ``examples`` (0: all there
+    are) ``choice`` choose the hyper-parameters, by ``budget`` candidates on the seeds
+    ``choosing``, a fifth of them for validation. ``rounds`` 0 are the file's.
     """
 
     title: str
     config: str
     dataset: dict[str, Any]
     folder: str = ""
-    steps: int = 1
     rounds: int = 0
     nodes: int = 10
     seeds: int = 5
@@ -161,15 +84,6 @@ SYNTHETIC = {"classification.dataset": "synthetic"}
 MNIST = {"classification.dataset": "mnist", "dtype": "float32"}
 CIFAR = {"classification.dataset": "cifar10", "dtype": "float32"}
 EMNIST = {"classification.dataset": "emnist", "dtype": "float32"}
-#: Twenty local steps cost twenty times as much: fewer rounds, seeds and settings.
-TWENTY: dict[str, Any] = {
-    "steps": 20,
-    "rounds": 20,
-    "budget": 6,
-    "choosing": SEEDS[:2],
-    "choice": 2000,
-}
-
 TABLES = {
     "table-1-synthetic": Table(
         "table 1, synthetic data", "table-1", SYNTHETIC, seeds=10
@@ -247,31 +161,15 @@ TABLES = {
         rounds=100,
         methods=STOCHASTIC | {"FedDR": (STOCHASTIC["FedDR"][0], SHORTER)},
     ),
-    "table-1-mnist-20": Table(
-        "table 1, MNIST, 20 local steps",
-        "table-1",
-        MNIST,
-        "mnist",
-        examples=5000,
-        **TWENTY,
-    ),
-    "table-2-synthetic-20": Table(
-        "table 2, DNN, synthetic data, 20 local steps",
-        "table-2",
-        SYNTHETIC,
-        examples=5000,
-        **TWENTY,
-    ),
-    "table-3-synthetic-20": _stochastic(
-        "table 3, synthetic data, 20 local steps",
-        SYNTHETIC,
-        "",
-        **TWENTY | {"examples": 5000},
-    ),
 }
 
 
 def published(name: str) -> dict[tuple[str, str], dict[str, float]]:
-    """The paper's numbers for a table, with the steps that it took; else nothing."""
-    table = TABLES[name]
-    return PAPER[name] if table.steps == 1 else {}
+    """The paper's accuracies in %, by partition and ball, then by method."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in read_csv(Path(__file__).parent / "published.csv"):
+        # theirs has a ball for each tensor, as the second of our two
+        if row["table"] == name.removesuffix("-product"):
+            cell = found.setdefault((row["partition"], row["ball"]), {})
+            cell[row["method"]] = float(row["accuracy"])
+    return found

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import sim
-from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.app import Experiment
 from fedtrellis.wire.local_grid import LocalGrid
-from reproduce.common import Item, Options, SkippedError, app_config, workers
-from reproduce.drawing import measured, new_figure, save
+from reproduce.common import (
+    Item,
+    Options,
+    Run,
+    SkippedError,
+    app_config,
+    perform,
+    workers,
+)
+from reproduce.drawing import PALETTE, new_figure, save, table
 
 __all__ = ["CASES", "ITEMS", "bytes_a_round"]
 
 
-class _Count(Callback):
-    """What has gone down and up after every round."""
-
-    def __init__(self, grid: LocalGrid) -> None:
-        self.grid = grid
-        self.so_far: list[tuple[int, int]] = []
-
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool:
-        """Note it down."""
-        self.so_far.append((self.grid.bytes_down, self.grid.bytes_up))
-        return False
+def _encoded(experiment: Experiment) -> LocalGrid:
+    return experiment.grid(encode=True)
 
 
 def bytes_a_round(
@@ -40,20 +39,15 @@ def bytes_a_round(
         ``down`` and ``up``, bytes a node in the last of the rounds, when everything
         is running; ``parameters`` of the model.
     """
-    whole = app_config({"variant": "plain", **config, "rounds": rounds})
-    experiment = sim.app.experiment(whole, nodes)
-    grid = experiment.grid(seed=0, encode=True)
-    count = _Count(grid)
-    layout = experiment.layout
-    point = experiment.domain.project(layout.point(experiment.task.initial_point()))
-    strategy = experiment.strategy(callbacks=[count])
-    strategy.start(grid, experiment.initial_arrays(point), num_rounds=rounds)
-    (down, up), (before_down, before_up) = count.so_far[-1], count.so_far[-2]
-    return {
-        "down": round((down - before_down) / nodes),
-        "up": round((up - before_up) / nodes),
-        "parameters": int(point.size),
-    }
+    settings = {"variant": "plain", **config, "rounds": rounds}
+    run = perform(Run((), settings, nodes, curve=True, grid=_encoded))
+    both, up = (
+        (run["curve"][what][-1] - run["curve"][what][-2]) / nodes
+        for what in ("bytes", "bytes-up")
+    )
+    task = sim.app.experiment(app_config(settings), nodes).task
+    parameters = sum(prod(shape) for shape in task.shapes())
+    return {"down": round(both - up), "up": round(up), "parameters": parameters}
 
 
 #: Tasks by name: settings, nodes, and the data below ``--data`` that they need.
@@ -128,25 +122,19 @@ def compute(options: Options) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     wanted = {}
     for name, (settings, nodes, data) in CASES.items():
-        config = dict(settings)
         if options.quick and (data or nodes > 10):
             continue
-        if data:
-            try:
-                path = str(options.file(data))
-            except SkippedError as error:
-                rows.append({"task": name, "missing": str(error)})
-                continue
-            key = "matrix-completion" if data.startswith("ml") else "classification"
-            config[f"{key}.path"] = path
-        wanted[name] = (config, nodes)
+        config, row = dict(settings), {"task": name, "nodes": nodes}
+        rows.append(row)
+        try:
+            if data:
+                config[f"{config['task']}.path"] = str(options.file(data))
+            wanted[name] = (config, nodes)
+        except SkippedError as error:
+            row["missing"] = str(error)
     with workers(options.jobs) as pool:
-        found = pool.map(_measure, wanted.values())
-        for (name, (_, nodes)), moved in zip(wanted.items(), found, strict=True):
-            rows.append({"task": name, "nodes": nodes, **moved})
-    order = list(CASES)
-    rows.sort(key=lambda row: order.index(row["task"]))
-    return {"rows": rows}
+        found = dict(zip(wanted, pool.map(_measure, wanted.values()), strict=True))
+    return {"rows": [row | found.get(row["task"], {}) for row in rows]}
 
 
 def render(results: dict[str, Any], out: Path) -> str:
@@ -154,49 +142,34 @@ def render(results: dict[str, Any], out: Path) -> str:
     rows = [row for row in results["rows"] if "dense" in row]
     figure, ((axes,),) = new_figure(1)
     figure.set_size_inches(8.0, 0.34 * len(rows) + 1.2)
-    lines = [
-        "| task | parameters | nodes | FedFW up | down | dense averaging up | down "
-        "| dense / FedFW, up | both ways |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines: list[tuple[Any, ...]] = []
     for k, row in enumerate(rows):
         ours, dense = row["FedFW"], row["dense"]
         totals = [one["up"] + one["down"] for one in (ours, dense)]
-        for offset, total, name in (
-            (-0.2, totals[0], "FedFW"),
-            (0.2, totals[1], "dense"),
-        ):
-            axes.barh(
-                k + offset,
-                total,
-                0.38,
-                color="C0" if name == "FedFW" else "C1",
-                label={"FedFW": "FedFW", "dense": "dense averaging"}[name]
-                if k == 0
-                else None,
-            )
-        lines.append(
-            f"| {row['task']} | {ours['parameters']:,} | {row['nodes']} "
-            f"| {ours['up']:,} | {ours['down']:,} | {dense['up']:,} "
-            f"| {dense['down']:,} | {dense['up'] / ours['up']:.1f} "
-            f"| {totals[1] / totals[0]:.1f} |"
-        )
+        for n, label in enumerate(("FedFW", "dense averaging")):
+            own = {"color": PALETTE[n], "label": None if k else label}
+            axes.barh(k + 0.4 * n - 0.2, totals[n], 0.38, **own)
+        moved = (ours["up"], ours["down"], dense["up"], dense["down"])
+        shares = (f"{dense['up'] / ours['up']:.1f}", f"{totals[1] / totals[0]:.1f}")
+        cells = (f"{ours['parameters']:,}", row["nodes"], *(f"{v:,}" for v in moved))
+        lines.append((row["task"], *cells, *shares))
     axes.set_yticks(range(len(rows)), [row["task"] for row in rows], fontsize="small")
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("bytes a node and round, up and down together")
     axes.legend(fontsize="small")
     lines += [
-        f"| {row['task']} | skipped: {row['missing']} | | | | | | | |"
+        (row["task"], f"skipped: {row['missing']}", *[""] * 7)
         for row in results["rows"]
         if "missing" in row
     ]
-    lines += [
-        "",
+    head = "task | parameters | nodes | FedFW up | down | dense averaging up | down"
+    return (
+        f"{save(figure, out, 'bytes')}\n\n"
+        f"{table(f'{head} | dense / FedFW, up | both ways', lines)}\n\n"
         "Full participation, a round in the middle of a run, Messages encoded as "
-        f"Flower sends them. {measured(results)}",
-    ]
-    return f"{save(figure, out, 'bytes')}\n\n" + "\n".join(lines)
+        "Flower sends them."
+    )
 
 
 ITEMS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, paired
+from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, paired, ratio
 
 from .tuned import BASELINES as TUNED
 from .tuned import CONDITIONS, STEPS
@@ -41,51 +41,48 @@ def _tuned(
                 yield name, k0, best, mine[variant]
 
 
+PROBLEMS = {"table-3-v1": "V.1", "table-3-qot": "V.2, qot"}
+
+
+def _pairs(
+    found: Results, what: str, ours: str, others: tuple[str, ...], words: str
+) -> list[Effect]:
+    """Ratios of table III's lists, the others' over ours, by problem and k_0."""
+    tables = {problem: _by(found, item) for item, problem in PROBLEMS.items()}
+    return [
+        ratio(
+            words.format(problem=problem, name=name, k0=k0),
+            rows[name, k0][what],
+            rows[ours, k0][what],
+        )
+        for problem, rows in tables.items()
+        for name in others
+        for k0 in (1, 5, 10)
+    ]
+
+
 def _fewest(found: Results) -> list[Effect]:
     """Rounds of a baseline over FedGiA's, with its steps and with tuned ones."""
-    measured = []
-    for item, problem in (("table-3-v1", "V.1"), ("table-3-qot", "V.2, qot")):
-        rows = _by(found, item)
-        for name in BASELINES:
-            measured += [
-                paired(
-                    f"{problem}, {name}'s published steps, k_0 = {k0}",
-                    rows[name, k0]["broadcasts"],
-                    rows["FedGiA_D", k0]["broadcasts"],
-                    ratio=True,
-                    form="×{:.3g}",
-                )
-                for k0 in (1, 5, 10)
-            ]
-    for name, k0, theirs, ours in _tuned(found):
-        measured.append(
-            paired(
-                f"V.1, condition {name}, tuned, k_0 = {k0}: {ours['method']}",
-                theirs["broadcasts"],
-                ours["broadcasts"],
-                ratio=True,
-                form="×{:.3g}",
-            )
+    words = "{problem}, {name}'s published steps, k_0 = {k0}"
+    published = _pairs(found, "broadcasts", "FedGiA_D", BASELINES, words)
+    return published + [
+        ratio(
+            f"V.1, condition {name}, tuned, k_0 = {k0}: {ours['method']}",
+            theirs["broadcasts"],
+            ours["broadcasts"],
         )
-    return measured
+        for name, k0, theirs, ours in _tuned(found)
+    ]
 
 
 def _fastest(found: Results) -> list[Effect]:
-    measured = []
-    for item, problem in (("table-3-v1", "V.1"), ("table-3-qot", "V.2, qot")):
-        rows = _by(found, item)
-        measured += [
-            paired(
-                f"{problem}, {name}, k_0 = {k0}",
-                rows[name, k0]["seconds"],
-                rows["FedGiA_D", k0]["seconds"],
-                ratio=True,
-                form="×{:.3g}",
-            )
-            for name in BASELINES
-            for k0 in (1, 5, 10)
-        ]
-    return measured
+    words = "{problem}, {name}, k_0 = {k0}"
+    return _pairs(found, "seconds", "FedGiA_D", BASELINES, words)
+
+
+def _diagonal_faster(found: Results) -> list[Effect]:
+    words = "{problem}, k_0 = {k0}"
+    return _pairs(found, "seconds", "FedGiA_D", ("FedGiA_G",), words)
 
 
 def _better(found: Results) -> list[Effect]:
@@ -99,23 +96,15 @@ def _better(found: Results) -> list[Effect]:
 
     pairs = [("FedAvg", "LocalSGD"), *((g, "FedAvg") for g in VARIANTS)]
     measured = [
-        paired(
-            f"{better} below {worse}, k_0 = {k0}",
-            excess(worse, k0),
-            excess(better, k0),
-            ratio=True,
-            form="×{:.3g}",
-        )
-        for better, worse in pairs
+        ratio(f"{a} below {b}, k_0 = {k0}", excess(b, k0), excess(a, k0))
+        for a, b in pairs
         for k0 in (1, 10)
     ]
     return measured + [
-        paired(
+        ratio(
             f"condition {name}, tuned, k_0 = {k0}: {ours['method']} below the best",
             theirs["left"],
             ours["left"],
-            ratio=True,
-            form="×{:.3g}",
         )
         for name, k0, theirs, ours in _tuned(found)
     ]
@@ -137,12 +126,10 @@ def _more_iterations(found: Results) -> list[Effect]:
     """Iterations k_0 · CR with more local steps over those with fewer."""
     rows = _by(found, "table-3-v1")
     return [
-        paired(
+        ratio(
             f"{name}, k_0 = {more} over {fewer}",
             more * np.array(rows[name, more]["broadcasts"]),
             fewer * np.array(rows[name, fewer]["broadcasts"]),
-            ratio=True,
-            form="×{:.3g}",
         )
         for name in VARIANTS
         for more, fewer in ((5, 1), (10, 5))
@@ -170,23 +157,6 @@ def _stabilises(found: Results) -> list[Effect]:
             exact=True,
         )
         measured += [saved, changed]
-    return measured
-
-
-def _diagonal_faster(found: Results) -> list[Effect]:
-    measured = []
-    for item, problem in (("table-3-v1", "V.1"), ("table-3-qot", "V.2, qot")):
-        rows = _by(found, item)
-        measured += [
-            paired(
-                f"{problem}, k_0 = {k0}",
-                rows["FedGiA_G", k0]["seconds"],
-                rows["FedGiA_D", k0]["seconds"],
-                ratio=True,
-                form="×{:.3g}",
-            )
-            for k0 in (1, 5, 10)
-        ]
     return measured
 
 

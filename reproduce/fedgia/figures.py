@@ -1,29 +1,32 @@
-"""Figures 1 to 4."""
+"""Figures 1 to 4, and theorem IV.3."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reproduce.common import Options, Run, SkippedError, execute, mean_of, read_config
-from reproduce.drawing import measured, new_figure, save, style_of
+import numpy as np
 
-from .tables import FEDAVG_STEP, METHODS, QSAR, qot_config, step_sizes
+import sim
+from reproduce.common import (
+    Item,
+    Options,
+    Run,
+    SkippedError,
+    app_config,
+    execute,
+    read_config,
+)
+from reproduce.drawing import legend_below, new_figure, panel, save, table
+from reproduce.rates import batched, late_slope
 
-__all__ = [
-    "compute_figure_1",
-    "compute_figure_2",
-    "compute_figure_3",
-    "compute_figure_4",
-    "render_figure_1",
-    "render_figure_2",
-    "render_figure_3",
-    "render_figure_4",
-]
+from .tables import METHODS, NODES, QSAR, base_of, settings_of
+
+__all__ = ["ITEMS", "bounds", "factor"]
 
 HERE = Path(__file__).parent
 HESSIANS = {"FedGiA_G": "gram", "FedGiA_D": "diagonal"}
-TITLES = {"FedGiA_G": "FedGiA$_G$", "FedGiA_D": "FedGiA$_D$"}
 METRIC = "squared-gradient-norm"
 
 
@@ -32,18 +35,17 @@ METRIC = "squared-gradient-norm"
 
 def compute_figure_1(options: Options) -> dict[str, Any]:
     """One seed, k_0 = 1, 5, 10, 15, 20, m = 64, s = 0.5."""
-    base = read_config(HERE / "v1.toml") | FEDAVG_STEP
-    steps = (1, 10) if options.quick else (1, 5, 10, 15, 20)
+    base = base_of(options, "table-3-v1")
     runs = [
         Run(
             (name, k0),
-            base | {"hessian": hessian, "local-steps": k0},
-            nodes=16 if options.quick else 64,
+            base | settings_of("table-3-v1", name, k0),
+            nodes=16 if options.quick else NODES,
             stop=base["stop-tolerance"],
             curve=True,
         )
-        for name, hessian in HESSIANS.items()
-        for k0 in steps
+        for name in HESSIANS
+        for k0 in ((1, 10) if options.quick else (1, 5, 10, 15, 20))
     ]
     results = execute(runs, options.jobs)
     return {
@@ -57,135 +59,107 @@ def compute_figure_1(options: Options) -> dict[str, Any]:
 def render_figure_1(results: dict[str, Any], out: Path) -> str:
     """Objective and error over iterations, k_0 of them a round."""
     figure, grid = new_figure(2, len(HESSIANS))
-    steps = sorted({curve["k0"] for curve in results["curves"]})
+    # the last iterate of the best run stands for the minimum
     lowest = min(min(curve["loss"]) for curve in results["curves"])
-    for (left, right), method in zip(grid, HESSIANS, strict=True):
-        for curve in results["curves"]:
-            if curve["method"] != method:
-                continue
-            k0 = curve["k0"]
-            style = style_of(steps.index(k0)) | {"label": f"$k_0 = {k0}$"}
-            iterations = [max(1, k0 * t) for t in curve["round"]]
-            # the last iterate of the best run stands for the minimum
-            above = [max(value - lowest, 1e-12) for value in curve["loss"]]
-            left.plot(iterations, above, **style)
-            right.plot(iterations, curve[METRIC], **style)
-        left.set_ylabel("$f(x)$ above the lowest")
-        right.set_ylabel(r"$\|\nabla f(x)\|^2$")
-        for axes in (left, right):
-            axes.set_title(TITLES[method])
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            axes.set_xlabel("iteration $k$ (the start is drawn at 1)")
-        left.legend(fontsize="small")
-    return f"{save(figure, out, 'figure-1')}\n\n{measured(results)}"
+    for line, method in zip(grid, HESSIANS, strict=True):
+        for axes, metric, up in (
+            (line[0], "loss", "$f(x)$ above the lowest"),
+            (line[1], METRIC, r"$\|\nabla f(x)\|^2$"),
+        ):
+            curves = {
+                f"$k_0 = {curve['k0']}$": (
+                    [max(1, curve["k0"] * t) for t in curve["round"]],
+                    np.array(curve[metric]) - (lowest if metric == "loss" else 0.0),
+                )
+                for curve in results["curves"]
+                if curve["method"] == method
+            }
+            across = "iteration $k$ (the start is drawn at 1)"
+            panel(axes, curves, across, up, title=method, lowest=1e-12)
+    return save(figure, out, "figure-1")
 
 
 # -------------------------------------------------------------------------- 2 and 3
 
+#: What the figure is over and by, m, s and k_0, seeds; of a quick run below.
+SWEEPS: dict[str, tuple[str, str, list[tuple[int, float, int]], int]] = {
+    "figure-2": (
+        "k0",
+        "m",
+        [
+            (m, 0.5, k0)
+            for m in (64, 96, 128, 196, 256)
+            for k0 in (1, 2, 3, 4, 5, 7, 10, 15, 20)
+        ],
+        10,
+    ),
+    "figure-3": (
+        "s",
+        "k0",
+        [(64, round(0.1 * i, 1), k0) for i in range(1, 11) for k0 in (1, 5, 10)],
+        20,
+    ),
+}
+QUICK = {
+    "figure-2": [(16, 0.5, k0) for k0 in (1, 10)],
+    "figure-3": [(16, s, k0) for s in (0.25, 1.0) for k0 in (1, 5)],
+}
 
-def _sweep(
-    options: Options, points: list[tuple[int, float, int]], seeds: int
-) -> dict[str, Any]:
+
+def compute_sweep(options: Options, name: str) -> dict[str, Any]:
     """Runs of both variants at points (m, s, k_0)."""
-    base = read_config(HERE / "v1.toml") | FEDAVG_STEP
+    base = base_of(options, "table-3-v1")
+    _, _, points, most = SWEEPS[name]
+    points, seeds = QUICK[name] if options.quick else points, min(options.seeds, most)
     runs = [
         Run(
-            (name, m, s, k0, seed),
+            (method, m, s, k0, seed),
             base
-            | {
-                "hessian": hessian,
-                "local-steps": k0,
-                "selected-fraction": s,
-                "seed": seed,
-            },
+            | settings_of("table-3-v1", method, k0)
+            | {"selected-fraction": s, "seed": seed},
             nodes=m,
             stop=base["stop-tolerance"],
         )
         for m, s, k0 in points
         for seed in range(seeds)
-        for name, hessian in HESSIANS.items()
+        for method in HESSIANS
     ]
     results = execute(runs, options.jobs)
     rows = []
-    for name in HESSIANS:
-        for m, s, k0 in points:
-            row: dict[str, Any] = {"method": name, "m": m, "s": s, "k0": k0}
-            for metric in ("broadcasts", "seconds"):
-                row[metric] = mean_of(results, metric, name, m, s, k0)
-            row["failed"] = sum(
-                "failed" in value or not value["passed"]
-                for key, value in results.items()
-                if key[:4] == (name, m, s, k0)
-            )
+    for method in HESSIANS:
+        for point in points:
+            own = [results[method, *point, seed] for seed in range(seeds)]
+            good = [run for run in own if "failed" not in run]
+            row = {"method": method, **dict(zip(("m", "s", "k0"), point, strict=True))}
+            for what in ("broadcasts", "seconds"):
+                values = [run[what] for run in good]
+                row[what] = [float(np.mean(values)), float(np.std(values))]
+            row["failed"] = seeds - sum(run["passed"] for run in good)
             rows.append(row)
     return {"rows": rows, "seeds": seeds}
 
 
-def _render_sweep(
-    results: dict[str, Any], out: Path, name: str, over: str, by: str
-) -> str:
-    figure, grid = new_figure(2, len(HESSIANS))
-    groups = sorted({row[by] for row in results["rows"]})
+def render_sweep(results: dict[str, Any], out: Path, name: str) -> str:
+    """Rounds and seconds, a line for every value that the figure is by."""
+    over, by, _, _ = SWEEPS[name]
     symbols = {"m": "m", "k0": "k_0", "s": "s"}
-    for (left, right), method in zip(grid, HESSIANS, strict=True):
-        for k, group in enumerate(groups):
-            rows = [
-                row
-                for row in results["rows"]
-                if row["method"] == method and row[by] == group
-            ]
-            rows.sort(key=lambda row: float(row[over]))
-            for axes, metric in ((left, "broadcasts"), (right, "seconds")):
-                axes.plot(
-                    [row[over] for row in rows],
-                    [row[metric][0] for row in rows],
-                    marker=".",
-                    label=f"${symbols[by]} = {group}$",
-                    **style_of(k),
-                )
-        left.set_ylabel("communication rounds (broadcasts)")
-        right.set_ylabel("seconds of the rounds, one process")
-        words = {"k0": "local steps $k_0$", "s": "selected fraction $s$"}
-        for axes in (left, right):
-            axes.set_title(TITLES[method])
-            axes.set_xlabel(words[over])
+    across = {"k0": "local steps $k_0$", "s": "selected fraction $s$"}[over]
+    figure, grid = new_figure(2, len(HESSIANS))
+    for line, method in zip(grid, HESSIANS, strict=True):
+        rows = [row for row in results["rows"] if row["method"] == method]
+        for axes, metric, up in (
+            (line[0], "broadcasts", "communication rounds (broadcasts)"),
+            (line[1], "seconds", "seconds of the rounds, one process"),
+        ):
+            curves: dict[str, Any] = {}
+            for group in sorted({row[by] for row in rows}):
+                mine = sorted((r[over], r[metric][0]) for r in rows if r[by] == group)
+                curves[f"${symbols[by]} = {group}$"] = tuple(zip(*mine, strict=True))
+            panel(axes, curves, across, up, title=method, log="")
             axes.set_ylim(bottom=0)
-        left.legend(fontsize="small")
     failed = sum(row["failed"] for row in results["rows"])
-    note = f" {failed} runs did not pass (30)." if failed else " Every run passed (30)."
-    return (
-        f"{save(figure, out, name)}\n\nMeans of {results['seeds']} seeds.{note} "
-        f"{measured(results)}"
-    )
-
-
-def compute_figure_2(options: Options) -> dict[str, Any]:
-    """M = 64 to 256, k_0 = 1 to 20, s = 0.5; at most 10 seeds."""
-    clients, steps = [64, 96, 128, 196, 256], [1, 2, 3, 4, 5, 7, 10, 15, 20]
-    if options.quick:
-        clients, steps = [16], [1, 10]
-    points = [(m, 0.5, k0) for m in clients for k0 in steps]
-    return _sweep(options, points, min(options.seeds, 10))
-
-
-def render_figure_2(results: dict[str, Any], out: Path) -> str:
-    """Over k_0, a line for every m."""
-    return _render_sweep(results, out, "figure-2", "k0", "m")
-
-
-def compute_figure_3(options: Options) -> dict[str, Any]:
-    """S from 0.1 to 1, k_0 = 1, 5, 10, m = 64."""
-    fractions, steps, m = [round(0.1 * i, 1) for i in range(1, 11)], [1, 5, 10], 64
-    if options.quick:
-        fractions, steps, m = [0.25, 1.0], [1, 5], 16
-    points = [(m, s, k0) for s in fractions for k0 in steps]
-    return _sweep(options, points, options.seeds)
-
-
-def render_figure_3(results: dict[str, Any], out: Path) -> str:
-    """Over s, a line for every k_0."""
-    return _render_sweep(results, out, "figure-3", "s", "k0")
+    note = f"{failed} runs did not pass (30)." if failed else "Every run passed (30)."
+    return f"{save(figure, out, name)}\n\nMeans of {results['seeds']} seeds. {note}"
 
 
 # ------------------------------------------------------------------------------ 4
@@ -193,23 +167,26 @@ def render_figure_3(results: dict[str, Any], out: Path) -> str:
 
 def compute_figure_4(options: Options) -> dict[str, Any]:
     """Four algorithms, k_0 = 1, 10; V.1, and V.2 if the data is there; one seed."""
-    problems = {"V.1": read_config(HERE / "v1.toml") | FEDAVG_STEP}
-    try:
-        problems["V.2, qot"] = qot_config(options)
-    except SkippedError:
-        print(f"  without V.2: {QSAR} is not there")
-    rounds = 30 if options.quick else 300
+    problems = {"V.1": "table-3-v1", "V.2, qot": "table-3-qot"}
     runs = []
-    for problem, base in problems.items():
-        for name, settings in METHODS.items():
-            for k0 in (1, 10):
-                config = base | settings | {"local-steps": k0, "rounds": rounds}
-                if problem != "V.1":
-                    config |= step_sizes(name, 8992, 64)
-                elif name == "LocalSGD":
-                    config["local-step-size"] = 0.005
-                # as far as the picture goes, whoever has arrived before
-                runs.append(Run((problem, name, k0), config, 64, curve=True))
+    for problem, item in problems.items():
+        try:
+            base = base_of(options, item)
+        except SkippedError:
+            print(f"  without V.2: {QSAR} is not there")
+            continue
+        base["rounds"] = 30 if options.quick else 300
+        # as far as the picture goes, whoever has arrived before
+        runs += [
+            Run(
+                (problem, name, k0),
+                base | settings_of(item, name, k0),
+                NODES,
+                curve=True,
+            )
+            for name in METHODS
+            for k0 in (1, 10)
+        ]
     curves = []
     for (problem, name, k0), value in execute(runs, options.jobs).items():
         if "failed" not in value:
@@ -223,27 +200,144 @@ def render_figure_4(results: dict[str, Any], out: Path) -> str:
     problems = list(dict.fromkeys(curve["problem"] for curve in results["curves"]))
     steps = sorted({curve["k0"] for curve in results["curves"]})
     figure, grid = new_figure(len(problems), len(steps))
-    names = list(METHODS)
     for column, problem in enumerate(problems):
-        curves = [c for c in results["curves"] if c["problem"] == problem]
-        lowest = min(min(curve["loss"]) for curve in curves)
-        start = curves[0]["loss"][0] - lowest
-        for row, k0 in enumerate(steps):
-            one = grid[row][column]
-            for curve in curves:
-                if curve["k0"] == k0:
-                    one.plot(
-                        [max(t, 0.7) for t in curve["round"]],
-                        [max(value - lowest, 1e-9 * start) for value in curve["loss"]],
-                        label=curve["method"],
-                        **style_of(names.index(curve["method"])),
-                    )
-            one.set_title(f"{problem}, $k_0 = {k0}$")
-            one.set_xscale("log")
-            one.set_yscale("log")
-            one.set_ylim(1e-8 * start, 3.0 * start)
-            one.set_xlabel("communication round (the start is drawn at 0.7)")
-            one.set_ylabel("$f(x)$ above the lowest")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
-    return f"{save(figure, out, 'figure-4')}\n\n{measured(results)}"
+        mine = [c for c in results["curves"] if c["problem"] == problem]
+        lowest = min(min(curve["loss"]) for curve in mine)
+        start = mine[0]["loss"][0] - lowest
+        for line, k0 in zip(grid, steps, strict=True):
+            curves = {
+                curve["method"]: (
+                    [max(t, 0.7) for t in curve["round"]],
+                    np.array(curve["loss"]) - lowest,
+                )
+                for curve in mine
+                if curve["k0"] == k0
+            }
+            across = "communication round (the start is drawn at 0.7)"
+            how: dict[str, Any] = {"legend": None, "lowest": 1e-9 * start}
+            how["title"] = f"{problem}, $k_0 = {k0}$"
+            panel(line[column], curves, across, "$f(x)$ above the lowest", **how)
+            line[column].set_ylim(1e-8 * start, 3.0 * start)
+    legend_below(figure, grid[0][0])
+    return save(figure, out, "figure-4")
+
+
+# ----------------------------------------------------------------------- theorem IV.3
+
+#: t of σ = t r/m. The theorem has t > 6; the paper's experiments have 0.15.
+SCALE = 7.0
+
+
+def factor(t: float) -> float:
+    """ρ/r of theorem IV.3, 10 t³ / (t² − 5t − 6), for t > 6."""
+    return 10.0 * t**3 / (t * t - 5.0 * t - 6.0)
+
+
+def bounds(base: dict[str, Any], nodes: int, seeds: range) -> list[float]:
+    """ρ (L⁰ − f*) by seed; L⁰ = f(0), as x_i⁰ = π_i⁰ = 0."""
+    found = []
+    for seed in seeds:
+        setup = sim.app.experiment(app_config(base | {"seed": seed}), nodes)
+        task = setup.task
+        r = max(task.client_objective(i).lipschitz() for i in range(nodes))
+        best = task.reference_optimum(setup.domain)
+        assert best is not None
+        above = task.value(task.initial_point()[0]) - best
+        found.append(factor(SCALE) * float(r) * float(above))
+    return found
+
+
+def compute_rate(options: Options) -> dict[str, Any]:
+    """Example V.1 with t = 7, both variants, k_0 = 1 and 10, five seeds."""
+    rounds, nodes, seeds = 100, NODES, options.numbers(5)
+    if options.quick:
+        rounds, nodes = 40, 8
+    base = read_config(HERE / "v1.toml")
+    base |= {"sigma-scale": SCALE, "rounds": rounds, "stop-tolerance": 0.0}
+    cases = [(name, k0) for name in HESSIANS for k0 in (1, 10)]
+    runs = [
+        Run(
+            (*case, seed),
+            base | {"hessian": HESSIANS[case[0]], "local-steps": case[1], "seed": seed},
+            nodes,
+            curve=True,
+            every=0,
+            grid=batched,
+        )
+        for case in cases
+        for seed in seeds
+    ]
+    results = execute(runs, options.jobs)
+    limits = bounds(base, nodes, seeds)
+    rows = []
+    for case in cases:
+        curves = [results[*case, seed]["curve"] for seed in seeds]
+        times = curves[0]["round"][1:]
+        # after R rounds k = R k_0: min over j ≤ k of ‖∇f(x^τ_j)‖² ≤ ρ (L⁰ − f*)/R
+        lowest = [np.minimum.accumulate(c[METRIC])[1:].tolist() for c in curves]
+        rows.append(
+            {
+                "method": case[0],
+                "k0": case[1],
+                "round": times,
+                "lowest": lowest,
+                "headroom": [
+                    min(b / t / g for t, g in zip(times, own, strict=True))
+                    for b, own in zip(limits, lowest, strict=True)
+                ],
+                "exponents": [late_slope(times, own) for own in lowest],
+            }
+        )
+    return {"rows": rows, "bounds": limits, "rounds": rounds, "seeds": len(seeds)}
+
+
+def render_rate(results: dict[str, Any], out: Path) -> str:
+    """Smallest ‖∇f‖² over rounds, medians and bands, and the bound."""
+    figure, (axes,) = new_figure(len(HESSIANS))
+    for one, method in zip(axes, HESSIANS, strict=True):
+        mine = [row for row in results["rows"] if row["method"] == method]
+        times = np.asarray(mine[0]["round"], dtype=float)
+        curves = {f"$k_0 = {row['k0']}$": (times, row["lowest"]) for row in mine}
+        curves["the bound"] = (times, [float(np.median(results["bounds"])) / times])
+        up = r"smallest $\|\nabla f(x)\|^2$ so far"
+        panel(one, curves, "communication round $k/k_0$", up, title=method)
+    lines = [
+        (
+            *(row["method"], row["k0"]),
+            f"{np.median([own[-1] for own in row['lowest']]):.2g}",
+            f"×{min(row['headroom']):,.0f}",
+            ", ".join(f"{value:.1f}" for value in row["exponents"]),
+        )
+        for row in results["rows"]
+    ]
+    head = "algorithm | k_0 | smallest ‖∇f‖² at the end | bound over it, least by seed"
+    return (
+        f"{save(figure, out, 'rate')}\n\n"
+        f"{table(f'{head} | exponent, by seed', lines)}\n\n"
+        f"t = {SCALE:g}, {results['rounds']} rounds; medians and extremes of "
+        f"{results['seeds']} seeds."
+    )
+
+
+ITEMS = {
+    "figure-1": Item(
+        "objective and error over iterations, by k_0", compute_figure_1, render_figure_1
+    ),
+    **{
+        name: Item(
+            what, partial(compute_sweep, name=name), partial(render_sweep, name=name)
+        )
+        for name, what in (
+            ("figure-2", "rounds and seconds over k_0, by the number of clients m"),
+            ("figure-3", "rounds and seconds over the selected fraction s"),
+        )
+    },
+    "figure-4": Item(
+        "objective over rounds, four algorithms", compute_figure_4, render_figure_4
+    ),
+    "rate": Item(
+        "theorem IV.3: the smallest gradient over rounds, five seeds",
+        compute_rate,
+        render_rate,
+    ),
+}

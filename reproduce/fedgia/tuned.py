@@ -8,22 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reproduce.common import Options, Run, evaluated_rounds, execute, read_config
-from reproduce.drawing import band, measured, new_figure, save, style_of
-from reproduce.fedfw.tuning import Point, Search, Space, search
+from reproduce.common import Item, Options, Run, evaluated_rounds, execute, read_config
+from reproduce.drawing import legend_below, new_figure, panel, save, table
 from reproduce.rates import batched
+from reproduce.tuning import Point, Search, Space, search
 from tasks import LinearRegression, make_task
 
 from .tables import METHODS
 
-__all__ = [
-    "BASELINES",
-    "CONDITIONS",
-    "GOAL",
-    "STEPS",
-    "compute_tuned",
-    "render_tuned",
-]
+__all__ = ["BASELINES", "CONDITIONS", "ITEMS", "STEPS"]
 
 HERE = Path(__file__).parent
 #: By how much the variances of features differ, and about what that makes the condition
@@ -212,10 +205,6 @@ def compute_tuned(options: Options) -> dict[str, Any]:
 _SYMBOLS = {"sigma-scale": "t", "local-step-size": "a"}
 
 
-def _settings(row: dict[str, Any]) -> str:
-    return ", ".join(f"{_SYMBOLS[k]} = {v:.2g}" for k, v in row["chosen"].items())
-
-
 def _end(row: dict[str, Any], rounds: int) -> str:
     """Rounds until the goal, or what is left after all of them."""
     if row["failed"]:
@@ -230,54 +219,52 @@ def render_tuned(results: dict[str, Any], out: Path) -> str:
     rows, rounds = results["rows"], results["rounds"]
     conditions = list(dict.fromkeys(row["condition"] for row in rows))
     steps = list(dict.fromkeys(row["k0"] for row in rows))
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    of = {(row["condition"], row["k0"], row["method"]): row for row in rows}
     figure, axes = new_figure(len(conditions), len(steps))
-    for line, k0 in zip(axes, steps, strict=True):
-        for one, condition in zip(line, conditions, strict=True):
-            for k, method in enumerate(methods):
-                row = of[condition, k0, method]
-                times = [t + 1 for t in row["round"]]
-                band(one, times, row["curves"], method, **style_of(k))
-            one.set_xscale("log")
-            one.set_yscale("log")
-            one.set_ylim(FLOOR / 3.0, 10.0)
-            one.set_title(f"condition number {CONDITIONS[condition]}, $k_0 = {k0}$")
-            one.set_xlabel("communication round")
-        line[0].set_ylabel(r"$(f(x) - f^*) / (f(x^0) - f^*)$")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(methods))
-    head = f"| condition number | k_0 | {' | '.join(methods)} |"
-    ends, chosen = ([head, "| --- " * (2 + len(methods)) + "|"] for _ in range(2))
-    for condition in conditions:
-        for k0 in steps:
-            mine = [of[condition, k0, method] for method in methods]
-            start = f"| {CONDITIONS[condition]} | {k0} | "
-            ends.append(start + " | ".join(_end(r, rounds) for r in mine) + " |")
-            chosen.append(start + " | ".join(map(_settings, mine)) + " |")
+    ends, chosen, methods = [], [], []
+    for column, condition in enumerate(conditions):
+        for line, k0 in zip(axes, steps, strict=True):
+            mine = [r for r in rows if (r["condition"], r["k0"]) == (condition, k0)]
+            curves = {
+                row["method"]: ([t + 1 for t in row["round"]], row["curves"])
+                for row in mine
+            }
+            how: dict[str, Any] = {"legend": None}
+            how["title"] = f"condition number {CONDITIONS[condition]}, $k_0 = {k0}$"
+            up = "" if column else r"$(f(x) - f^*) / (f(x^0) - f^*)$"
+            panel(line[column], curves, "communication round", up, **how)
+            line[column].set_ylim(FLOOR / 3.0, 10.0)
+            methods = [row["method"] for row in mine]
+            start = (CONDITIONS[condition], k0)
+            ends.append((*start, *(_end(row, rounds) for row in mine)))
+            values = (
+                " ".join(f"{_SYMBOLS[k]} = {v:.2g}" for k, v in row["chosen"].items())
+                for row in mine
+            )
+            chosen.append((*start, *values))
+    legend_below(figure, axes[0][0])
+    head = " | ".join(["condition number", "k_0", *methods])
     tuned = [row for row in rows if row["method"] != ADAPTED]
     edges = sum(not row["inside"] for row in tuned)
     numbers = "; ".join(
         f"{name}: {min(found):,.4g} to {max(found):,.4g}"
         for name, found in results["conditions"].items()
     )
-    return "\n".join(
-        [
-            save(figure, out, "v1-tuned"),
-            "",
-            *ends,
-            "",
-            f"In bold: rounds until {GOAL:g} of f(x⁰) − f* is left, means of "
-            f"{results['seeds']} seeds; else what is left after {rounds} rounds, "
-            f"medians. Condition numbers of ∇²f, by seed: {numbers}.",
-            "",
-            "The settings, of at most "
-            f"{results['budget']} that each method tried on data of "
-            f"{len(results['choice-seeds'])} other seeds; "
-            f"{edges} of {len(tuned)} lie at the edge of what was tried:",
-            "",
-            *chosen,
-            "",
-            measured(results),
-        ]
+    return (
+        f"{save(figure, out, 'v1-tuned')}\n\n{table(head, ends)}\n\n"
+        f"In bold: rounds until {GOAL:g} of f(x⁰) − f* is left, means of "
+        f"{results['seeds']} seeds; else what is left after {rounds} rounds, "
+        f"medians. Condition numbers of ∇²f, by seed: {numbers}.\n\n"
+        f"The settings, of at most {results['budget']} that each method tried on data "
+        f"of {len(results['choice-seeds'])} other seeds; "
+        f"{edges} of {len(tuned)} lie at the edge of what was tried:\n\n"
+        f"{table(head, chosen)}"
     )
+
+
+ITEMS = {
+    "v1-tuned": Item(
+        "example V.1 and harder ones, every method tuned with one budget",
+        compute_tuned,
+        render_tuned,
+    )
+}

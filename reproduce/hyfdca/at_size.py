@@ -10,27 +10,14 @@ from typing import Any
 import numpy as np
 
 from reproduce.claims import Effect
-from reproduce.common import Options, Run, execute
-from reproduce.drawing import measured
+from reproduce.common import Item, Options, Run, execute
+from reproduce.drawing import table
 
-from .figures import (
-    BUNDLE,
-    FEDAVG,
-    HYFEM,
-    PRACTICAL,
-    QUICK_ITERATIONS,
-    last_accuracy,
-    last_loss,
-)
+from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL, QUICK_ITERATIONS
 from .problems import PROBLEMS, Problem, config_of, present
-from .runs import optimum_of, perform_hybrid
+from .runs import last_accuracy, last_loss, optimum_of, perform_hybrid
 
-__all__ = [
-    "compute_full_data",
-    "compute_one_against_rest",
-    "render_full_data",
-    "render_one_against_rest",
-]
+__all__ = ["ITEMS"]
 
 DIGITS = tuple(range(10))
 SEEDS = {"mnist": 5, "covtype": 3}
@@ -145,7 +132,15 @@ def _measure(
     ]
     results = execute(runs, options.jobs, perform=_perform)
     optima = [results[BUNDLE, k]["optimum"] for k in range(len(problems))]
-    best = [one["value"] for one in optima]
+    ends = {}
+    for method in chosen:
+        own = [results[method, k] for k in range(len(problems))]
+        pairs = zip(own, optima, strict=True)
+        ends[method] = {
+            "loss": [last_loss(run) / best["value"] - 1.0 for run, best in pairs],
+            "accuracy": [last_accuracy(run) for run in own],
+            "seconds": [run["seconds"][-1] for run in own],
+        }
     split = problems[0][0].splits[0]
     return {
         "split": split.label,
@@ -154,25 +149,10 @@ def _measure(
         "samples": int(optima[0]["samples"]),
         "features": int(optima[0]["features"]),
         "iterations": runs[0].config["rounds"],
-        "optima": best,
+        "optima": [best["value"] for best in optima],
         "tuned": tuned,
-        "ends": {m: _ends(results, m, best) for m in chosen},
+        "ends": ends,
     }
-
-
-def _ends(
-    results: dict[Any, dict[str, Any]], method: str, best: list[float]
-) -> dict[str, list[float]]:
-    """Relative losses and accuracies where a method's runs end, and their seconds."""
-    runs = [results[method, k] for k in range(len(best))]
-    return {
-        "loss": [last_loss(r) / b - 1.0 for r, b in zip(runs, best, strict=True)],
-        "accuracy": [last_accuracy(run) for run in runs],
-        "seconds": [run["seconds"][-1] for run in runs],
-    }
-
-
-# ----------------------------------------------------------------- one against the rest
 
 
 def compute_one_against_rest(options: Options) -> dict[str, Any]:
@@ -186,56 +166,6 @@ def compute_one_against_rest(options: Options) -> dict[str, Any]:
     return {"problem": name, "digits": list(digits)} | found
 
 
-def _mean(values: list[float], form: str) -> str:
-    """A mean with its interval, if there are enough values for one."""
-    effect = Effect("", values)
-    found = effect.interval()
-    level = "" if found is None else f" [{', '.join(map(form.format, found))}]"
-    return form.format(effect.mean) + level
-
-
-def render_one_against_rest(results: dict[str, Any], out: Path) -> str:
-    """A row for each digit, and the means with their intervals."""
-    ends, methods = results["ends"], list(results["ends"])
-    head = ["digit", "P*", f"relative loss, %: {methods[0]}", *methods[1:]]
-    head += [f"accuracy, %: {methods[0]}", *methods[1:]]
-    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    columns = [[100 * v for v in ends[m]["loss"]] for m in methods]
-    columns += [[100 * v for v in ends[m]["accuracy"]] for m in methods]
-    for k, digit in enumerate(results["digits"]):
-        cells = [f"{results['optima'][k]:.4f}", *(f"{c[k]:.1f}" for c in columns)]
-        lines.append(f"| {digit} | {' | '.join(cells)} |")
-    means = [_mean(results["optima"], "{:.4f}"), *(_mean(c, "{:.1f}") for c in columns)]
-    lines.append(f"| mean | {' | '.join(means)} |")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{results['samples']:,} samples × {results['features']} features, "
-            f"{results['split']} clients, {100 * results['available']:.0f} % there, "
-            f"{results['iterations']} iterations. Brackets: 95 % intervals of "
-            "the mean over digits. The paper's minimum loss, table 5: "
-            f"{PROBLEMS['mnist'].paper_optimum:g}. {_choices(results['tuned'])} "
-            f"{measured(results)}",
-        ]
-    )
-
-
-def _choices(tuned: dict[str, Any]) -> str:
-    parts, edges = [], 0
-    for method, one in tuned.items():
-        edges += not one["inside"]
-        values = ", ".join(f"{value:.2g}" for value in one["chosen"].values())
-        parts.append(f"{method} {values} (of {len(one['tried'])})")
-    return (
-        "Chosen on another seed by the training loss, H/N_k, a, and a with μ: "
-        f"{'; '.join(parts)}; {edges} of {len(tuned)} at the edge of what was tried."
-    )
-
-
-# --------------------------------------------------------------------- whole data sets
-
-
 def compute_full_data(options: Options) -> dict[str, Any]:
     """Ours and the baselines, several seeds."""
     rows = []
@@ -247,40 +177,62 @@ def compute_full_data(options: Options) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def render_full_data(results: dict[str, Any], out: Path) -> str:
-    """Where the runs end: means with their intervals."""
-    methods = list(results["rows"][0]["ends"])
-    head = ["data", "samples × features", "clients, there", "seeds", "P*"]
-    head += [f"relative loss, %: {methods[0]}", *methods[1:]]
-    head += [f"accuracy, %: {methods[0]}", *methods[1:]]
-    head += [f"seconds an iteration: {methods[0]}", *methods[1:]]
-    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    choices = []
-    for row in results["rows"]:
-        ends = row["ends"]
-        cells = [
-            PROBLEMS[row["problem"]].title,
-            f"{row['samples']:,} × {row['features']}",
-            f"{row['split']}, {100 * row['available']:.0f} %",
-            str(len(row["optima"])),
-            f"{np.mean(row['optima']):.4g}",
+def _mean(values: Sequence[float], form: str = "{:.1f}") -> str:
+    """A mean with its interval, if there are enough values for one."""
+    effect = Effect("", values)
+    found = effect.interval()
+    level = "" if found is None else f" [{', '.join(map(form.format, found))}]"
+    return form.format(effect.mean) + level
+
+
+def render(results: dict[str, Any], out: Path) -> str:
+    """Where the runs end: means with their intervals, and each digit's ends."""
+    rows, lines, choices = results.get("rows", [results]), [], []
+    methods = list(rows[0]["ends"])
+    for row in rows:
+        name = PROBLEMS[row["problem"]].title
+        ends = [row["ends"][method] for method in methods]
+        columns = [
+            [100 * value for value in end[what]]
+            for what in ("loss", "accuracy")
+            for end in ends
         ]
-        for what in ("loss", "accuracy"):
-            cells += [
-                _mean([100 * v for v in ends[m][what]], "{:.1f}") for m in methods
-            ]
-        each = (np.mean(ends[m]["seconds"]) / row["iterations"] for m in methods)
-        cells += [f"{seconds:.2g}" for seconds in each]
-        lines.append(f"| {' | '.join(cells)} |")
-        choices.append(f"{PROBLEMS[row['problem']].title}: {_choices(row['tuned'])}")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{results['rows'][0]['iterations']} iterations. Means with 95 % intervals "
-            "over the seeds; MNIST's features have the bias. "
-            "Seconds: of all clients one after the other, without encryption. "
-            f"{' '.join(choices)} "
-            f"{measured(results)}",
-        ]
+        columns.append(row["optima"])
+        seconds = [np.mean(end["seconds"]) / row["iterations"] for end in ends]
+        for k, digit in enumerate(row.get("digits", [])):
+            cells = [*(f"{c[k]:.1f}" for c in columns[:-1]), f"{columns[-1][k]:.4f}"]
+            lines.append((f"digit {digit}", *cells, *[""] * len(seconds)))
+        data = f"{name}, {row['samples']:,} × {row['features']}, {row['split']} clients"
+        means = [*map(_mean, columns[:-1]), _mean(columns[-1], "{:.4f}")]
+        lines.append((data, *means, *(f"{value:.2g}" for value in seconds)))
+        parts, edges = [], sum(not one["inside"] for one in row["tuned"].values())
+        for method, one in row["tuned"].items():
+            values = ", ".join(f"{value:.2g}" for value in one["chosen"].values())
+            parts.append(f"{method} {values} (of {len(one['tried'])})")
+        choices.append(f"{name}: {'; '.join(parts)}; {edges} at the edge")
+    names = " | ".join([*methods[1:]])
+    head = f"data | relative loss, %: {methods[0]} | {names} | accuracy, %: "
+    head += (
+        f"{methods[0]} | {names} | P* | seconds an iteration: {methods[0]} | {names}"
     )
+    return (
+        f"{table(head, lines)}\n\n{100 * AVAILABLE:.0f} % there, "
+        f"{rows[0]['iterations']} iterations. Means with 95 % intervals. "
+        "Seconds: of all clients one after the other, without encryption. "
+        "Chosen on another seed by the training loss, H/N_k, a, and a with μ: "
+        f"{'. '.join(choices)}."
+    )
+
+
+ITEMS = {
+    "one-against-rest": Item(
+        "MNIST, each digit against the rest: P*, the paper's step and ours",
+        compute_one_against_rest,
+        render,
+    ),
+    "full-data": Item(
+        "all samples of MNIST and Covtype: HyFDCA, HybridFedAvg and HyFEM",
+        compute_full_data,
+        render,
+    ),
+}

@@ -1,25 +1,28 @@
-"""Theorems 4.5, 4.8 and 4.11: the paper's step against a central solver."""
+"""Theorems 4.5, 4.8 and 4.11: the paper's algorithm 3 against a central solver.
+
+The step is written here once more, in one place and without messages, from the paper's
+formulas, as a reference that shares nothing with the package but the loss.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import sim
-from reproduce.common import LEDGER, Options, app_config, read_config, workers
-from reproduce.drawing import band, measured, new_figure, save, style_of
+from fedtrellis.objectives.losses import Hinge
+from fedtrellis.random import generator
+from fedtrellis.wire.arrays import FloatArray
+from reproduce.common import LEDGER, Item, Options, app_config, read_config, workers
+from reproduce.drawing import new_figure, panel, save, table
 from reproduce.rates import late_slope
 from tasks import HybridTask
 
-from .one_place import Available, load, paper_step
-from .steps import presence
-
-__all__ = ["SETTINGS", "compute_central", "cyclic", "render_central"]
+__all__ = ["ITEMS"]
 
 HERE = Path(__file__).parent
 SEEDS = 5
@@ -27,23 +30,34 @@ ITERATIONS = 2000
 SAMPLES = 400
 #: H/N_k: less than all, or there is nothing random in the hybrid setting.
 PART = 0.5
+HINGE = Hinge()
+
+#: Which clients are there in iteration t.
+Available = Callable[[int], list[int]]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a theorem assumes.
+def everybody(nodes: int, seed: int) -> Available:
+    """All clients."""
+    return lambda t: list(range(nodes))
 
-    Attributes
-    ----------
-    theorem : str
-    samples, features : int
-        Groups; client s·features + q holds one of each.
-    weight : float or None
-        c_k; None: N_k/N.
-    gamma : callable
-        γ_t.
-    available : callable
-        From the number of clients and a seed to who is there.
+
+def half(nodes: int, seed: int) -> Available:
+    """Each client is there with probability 1/2, anew in every iteration."""
+    return lambda t: np.flatnonzero(
+        generator(seed, "participation", t).random(nodes) < 0.5
+    ).tolist()
+
+
+def cyclic(nodes: int, seed: int) -> Available:
+    """The clients in two sets of one size, one set after the other."""
+    size = nodes // 2
+    return lambda t: [(t - 1) % 2 * size + k for k in range(size)]
+
+
+class Setting(NamedTuple):
+    """What a theorem assumes: groups, c_k (None: N_k/N), γ_t, and who is there.
+
+    Client s·features + q holds sample group s of feature group q.
     """
 
     theorem: str
@@ -51,39 +65,14 @@ class Setting:
     features: int
     weight: float | None
     gamma: Callable[[int], float]
-    available: Callable[[int, int], Available | None]
-
-
-def cyclic(nodes: int, parts: int = 2) -> Available:
-    """The clients in ``parts`` sets of one size, one set after the other."""
-    size = nodes // parts
-
-    def here(t: int) -> set[int]:
-        first = (t - 1) % parts * size
-        return set(range(first, first + size))
-
-    return here
-
-
-def one(t: int) -> float:
-    """γ_t = 1."""
-    return 1.0
-
-
-def shrinking(t: int) -> float:
-    """γ_t = 1/t."""
-    return 1.0 / t
+    available: Callable[[int, int], Available]
 
 
 SETTINGS = {
-    "hybrid, 4 × 4, all there": Setting(
-        "4.5", 4, 4, None, one, lambda nodes, seed: None
-    ),
-    "horizontal, 8 clients, half there": Setting(
-        "4.8", 8, 1, 1.0, one, lambda nodes, seed: presence(nodes, 0.5, seed)
-    ),
+    "hybrid, 4 × 4, all there": Setting("4.5", 4, 4, None, lambda t: 1.0, everybody),
+    "horizontal, 8 clients, half there": Setting("4.8", 8, 1, 1.0, lambda t: 1.0, half),
     "vertical, 4 clients, half in turn": Setting(
-        "4.11", 1, 4, 1.0, shrinking, lambda nodes, seed: cyclic(nodes)
+        "4.11", 1, 4, 1.0, lambda t: 1.0 / t, cyclic
     ),
 }
 
@@ -101,44 +90,92 @@ def _config(setting: Setting, seed: int, samples: int) -> dict[str, Any]:
     }
 
 
+def theoretical(
+    X: FloatArray,
+    y: FloatArray,
+    λ: float,
+    clients: list[tuple[Any, Any]],
+    setting: Setting,
+    seed: int,
+) -> Iterator[FloatArray]:
+    """Algorithm 3: w by iteration, with stale values of the clients that are away.
+
+    H samples of each client move. Clients that are away count with the inner products
+    and the ŵ_k that they last sent.
+    """
+    rng, N, Q = np.random.default_rng(seed), len(y), setting.features
+    H = max(1, int(PART * N / setting.samples))
+    available = setting.available(len(clients), seed)
+    parts = [X[np.ix_(rows, block)] for rows, block in clients]
+    products = [np.zeros(len(rows)) for rows, _ in clients]
+    sums = [np.zeros(len(block)) for _, block in clients]
+    alpha, current = np.zeros(N), set(range(len(clients)))
+
+    def aggregated(asked: Any) -> FloatArray:
+        """PrimalAggregation: w from the ŵ_k, new ones of those who are asked."""
+        for k in asked:
+            sums[k] = parts[k].T @ alpha[clients[k][0]] / (λ * N)
+        w = np.zeros(X.shape[1])
+        for (_, block), own in zip(clients, sums, strict=True):
+            w[block] += own
+        return w
+
+    w, t = aggregated([]), 1
+    while True:
+        yield w
+        here, gamma = available(t), setting.gamma(t)
+        if newcomers := [k for k in here if k not in current]:
+            w = aggregated(newcomers)
+        for k in here:
+            products[k] = parts[k] @ w[clients[k][1]]
+        move = np.zeros(N)
+        for k in here:
+            rows, first = clients[k][0], k - k % Q
+            z = np.sum(products[first : first + Q], axis=0)
+            c = len(rows) / N if setting.weight is None else setting.weight
+            step = HINGE.theoretical_step(alpha[rows], z, y[rows], c, gamma, λ)
+            drawn = rng.choice(len(rows), size=min(H, len(rows)), replace=False)
+            move[rows[drawn]] += gamma * step[drawn] / Q
+        alpha = alpha + move
+        w, current, t = aggregated(here), set(here), t + 1
+
+
 def _row(job: tuple[str, int, int, int]) -> dict[str, Any]:
     """One seed of one setting."""
     name, seed, iterations, samples = job
     setting = SETTINGS[name]
-    nodes = setting.samples * setting.features
-    config = _config(setting, seed, samples)
-    table = load(config, nodes)
+    nodes, config = setting.samples * setting.features, _config(setting, seed, samples)
     task = sim.app.experiment(app_config(config), nodes).task
     assert isinstance(task, HybridTask)
-    best = np.asarray(task.optimum().w)
-    states = paper_step(
-        table,
-        "theoretical",
-        max(1, int(PART * len(table.y) / setting.samples)),
-        seed,
-        setting.available(nodes, seed),
-        setting.weight,
-        setting.gamma,
-    )
-    wanted = sorted(
-        {*np.unique(np.geomspace(1, iterations, 60).astype(int)), iterations}
-    )
+    objective: Any = task.objective()
+    X, y = np.asarray(objective.features), np.asarray(objective.labels)
+    λ, optimum = task.regularization, task.optimum()
+    best = np.asarray(optimum.w)
+    data = [task.client_data(client) for client in range(nodes)]
+    order = sorted({int(name) for one in data for name in one.sample_ids})
+    position = {name: i for i, name in enumerate(order)}
+    column = {name: i for i, name in enumerate(task.feature_names())}
+    clients = [
+        (
+            np.array([position[int(name)] for name in one.sample_ids]),
+            np.array([column[name] for name in one.feature_names]),
+        )
+        for one in data
+    ]
+    wanted = sorted({*np.geomspace(1, iterations, 60).astype(int).tolist(), iterations})
     loss, distance = [], []
-    for t, state in enumerate(islice(states, iterations + 1)):
+    steps = theoretical(X, y, λ, clients, setting, seed)
+    for t, w in enumerate(islice(steps, iterations + 1)):
         if t in wanted:
-            loss.append(table.primal(state.w, state.z) / table.optimum - 1.0)
-            distance.append(
-                float(np.linalg.norm(state.w - best) / np.linalg.norm(best))
-            )
-    return {
-        "iteration": [int(t) for t in wanted],
-        "loss": loss,
-        "distance": distance,
-        "exponent": late_slope([int(t) for t in wanted], loss),
-    }
+            primal = 0.5 * λ * float(w @ w) + float(HINGE.value(X @ w, y).mean())
+            loss.append(primal / optimum.value - 1.0)
+            distance.append(float(np.linalg.norm(w - best) / np.linalg.norm(best)))
+    exponent = late_slope(wanted, loss)
+    found = {"iteration": wanted, "loss": loss, "distance": distance}
+    return found | {"exponent": exponent}
 
 
-def compute_central(options: Options) -> dict[str, Any]:
+def compute(options: Options) -> dict[str, Any]:
     """All settings on digits, five seeds."""
     iterations, samples, seeds = ITERATIONS, SAMPLES, options.numbers(SEEDS)
     if options.quick:
@@ -148,61 +185,54 @@ def compute_central(options: Options) -> dict[str, Any]:
     with workers(options.jobs) as pool:
         found = list(pool.map(_row, jobs))
     rows = []
-    for k, name in enumerate(SETTINGS):
+    for k, (name, setting) in enumerate(SETTINGS.items()):
         mine = found[k * len(seeds) : (k + 1) * len(seeds)]
         rows.append(
             {
                 "setting": name,
-                "theorem": SETTINGS[name].theorem,
+                "theorem": setting.theorem,
                 "iteration": mine[0]["iteration"],
                 "loss": [run["loss"] for run in mine],
                 "distance": [run["distance"] for run in mine],
                 "exponents": [run["exponent"] for run in mine],
             }
         )
-    return {
-        "rows": rows,
-        "iterations": iterations,
-        "samples": samples,
-        "seeds": len(seeds),
-    }
+    facts = {"iterations": iterations, "samples": samples, "seeds": len(seeds)}
+    return {"rows": rows, **facts}
 
 
-def render_central(results: dict[str, Any], out: Path) -> str:
+def render(results: dict[str, Any], out: Path) -> str:
     """Relative loss and distance over iterations, medians and bands."""
     figure, (axes,) = new_figure(2)
-    lines = [
-        "| theorem | setting | (P − P*)/P* at the end | ‖w − w*‖/‖w*‖ at the end "
-        "| exponent of the loss, by seed |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for axis, what, label in zip(
+    for one, what, label in zip(
         axes,
         ("loss", "distance"),
         ("relative loss $(P - P^*)/P^*$", r"$\|w - w^*\| / \|w^*\|$"),
         strict=True,
     ):
-        for k, row in enumerate(results["rows"]):
-            band(axis, row["iteration"], row[what], row["setting"], **style_of(k))
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_xlabel("iteration $t$")
-        axis.set_ylabel(label)
-    axes[0].legend(fontsize="small")
+        rows = results["rows"]
+        curves = {row["setting"]: (row["iteration"], row[what]) for row in rows}
+        panel(one, curves, "iteration $t$", label)
+    lines = []
     for row in results["rows"]:
-        ends = [
-            f"{float(np.median([own[-1] for own in row[what]])):.2g}"
-            for what in ("loss", "distance")
-        ]
+        ends = (np.median([own[-1] for own in row[k]]) for k in ("loss", "distance"))
         powers = ", ".join(f"{value:.2f}" for value in row["exponents"])
-        lines.append(
-            f"| {row['theorem']} | {row['setting']} | {ends[0]} | {ends[1]} "
-            f"| {powers} |"
-        )
+        cells = (row["theorem"], row["setting"], *(f"{end:.2g}" for end in ends))
+        lines.append((*cells, powers))
+    head = "theorem | setting | (P − P*)/P* at the end | ‖w − w*‖/‖w*‖ at the end"
     return (
         f"{save(figure, out, 'central')}\n\n"
-        + "\n".join(lines)
-        + f"\n\n{results['samples']} digits, {results['iterations']:,} iterations; "
+        f"{table(f'{head} | exponent of the loss, by seed', lines)}\n\n"
+        f"{results['samples']} digits, {results['iterations']:,} iterations; "
         f"medians of {results['seeds']} seeds, extremes in the picture. The exponent "
-        f"is that of the last decade. {measured(results)}"
+        "is that of the last decade."
     )
+
+
+ITEMS = {
+    "central": Item(
+        "theorems 4.5, 4.8 and 4.11: the paper's step against a central solver",
+        compute,
+        render,
+    )
+}

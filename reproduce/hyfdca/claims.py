@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, paired
+from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, points, ratio
 
 from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL
 from .problems import PROBLEMS
+from .tables import TWO
 
 __all__ = ["PAPERS"]
 
@@ -36,39 +37,25 @@ def _against_baselines(
     """Loss and accuracy of one of ours against both baselines."""
     measured = []
     for other in (FEDAVG, HYFEM):
+        loss, accuracy = (
+            [ends[method][what] for method in (other, ours)]
+            for what in ("loss", "accuracy")
+        )
         measured += [
-            paired(
-                f"{title}: loss, {other}",
-                # ratios: losses are of several magnitudes
-                ends[other]["loss"],
-                ends[ours]["loss"],
-                unit=unit,
-                ratio=True,
-                form="×{:.3g}",
-            ),
-            paired(
-                f"{title}: accuracy, {other}",
-                100 * np.array(ends[ours]["accuracy"]),
-                100 * np.array(ends[other]["accuracy"]),
-                unit=unit,
-                form="{:+.1f} points",
-            ),
+            # ratios: losses are of several magnitudes
+            ratio(f"{title}: loss, {other}", *loss, unit=unit),
+            points(f"{title}: accuracy, {other}", *reversed(accuracy), unit=unit),
         ]
     return measured
 
 
 def _comparisons(what: str) -> Callable[[Results], list[Effect]]:
     """Differences by setting and baseline, as the paper counts its comparisons."""
-
-    def effects(found: Results) -> list[Effect]:
-        rows = found["figure-3-seeds"]["rows"]
-        return [
-            effect
-            for row in rows
-            for effect in _against_baselines(_title(row), row[what])
-        ]
-
-    return effects
+    return lambda found: [
+        effect
+        for row in found["figure-3-seeds"]["rows"]
+        for effect in _against_baselines(_title(row), row[what])
+    ]
 
 
 def _iterations(found: Results) -> list[Effect]:
@@ -83,42 +70,39 @@ def _iterations(found: Results) -> list[Effect]:
     return measured
 
 
+def _times(found: Results) -> dict[str, list[dict[str, Any]]]:
+    """Settings by data set."""
+    return {
+        name: [r for r in found["tables-6-8"]["rows"] if r["problem"] == name]
+        for name in DATA
+    }
+
+
 def _slower_iterations(found: Results) -> list[Effect]:
     """Seconds of an iteration, encryption included, over the baselines'."""
-    measured = []
-    for name in DATA:
-        rows = [r for r in found["tables-6-8"]["rows"] if r["problem"] == name]
-        ours = [r[PRACTICAL]["computation"] + r[PRACTICAL]["encryption"] for r in rows]
-        measured += [
-            paired(
-                f"{PROBLEMS[name].title}, {other}",
-                ours,
-                [row[other]["computation"] for row in rows],
-                unit="settings",
-                ratio=True,
-                form="×{:.3g}",
-            )
-            for other in (FEDAVG, HYFEM)
-        ]
-    return measured
+    return [
+        ratio(
+            f"{PROBLEMS[name].title}, {other}",
+            [sum(row[PRACTICAL][k] for k in TWO) for row in rows],
+            [row[other]["computation"] for row in rows],
+            unit="settings",
+        )
+        for name, rows in _times(found).items()
+        for other in (FEDAVG, HYFEM)
+    ]
 
 
 def _encryption(found: Results) -> list[Effect]:
-    measured = []
-    for name in DATA:
-        rows = [r for r in found["tables-6-8"]["rows"] if r["problem"] == name]
-        measured += [
-            paired(
-                f"{PROBLEMS[name].title}, {label}",
-                [row[method]["encryption"] for row in rows],
-                [row[method]["computation"] for row in rows],
-                unit="settings",
-                ratio=True,
-                form="×{:.3g}",
-            )
-            for method, label in ((PRACTICAL, "the paper's step"), (BUNDLE, "bundle"))
-        ]
-    return measured
+    return [
+        ratio(
+            f"{PROBLEMS[name].title}, {label}",
+            [row[method]["encryption"] for row in rows],
+            [row[method]["computation"] for row in rows],
+            unit="settings",
+        )
+        for name, rows in _times(found).items()
+        for method, label in ((PRACTICAL, "the paper's step"), (BUNDLE, "bundle"))
+    ]
 
 
 def _harder(found: Results) -> list[Effect]:
@@ -126,14 +110,12 @@ def _harder(found: Results) -> list[Effect]:
     measured = []
     for name in DATA:
         of = {
-            row["available"]: row["ends"][BUNDLE]["loss"]
+            # what P* is certified to
+            row["available"]: np.maximum(row["ends"][BUNDLE]["loss"], 1e-9)
             for row in found["figure-3-seeds"]["rows"]
             if row["problem"] == name
         }
-        # what P* is certified to
-        easy, hard = np.maximum(of[0.9], 1e-9), np.maximum(of[0.1], 1e-9)
-        title = PROBLEMS[name].title
-        measured.append(paired(title, hard, easy, ratio=True, form="×{:.3g}"))
+        measured.append(ratio(PROBLEMS[name].title, of[0.1], of[0.9]))
     return measured
 
 

@@ -1,115 +1,260 @@
-"""What an honest server of HyFDCA finds out, alone and with one client's help."""
+"""What an honest server of HyFDCA finds out from one run."""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
+from flwr.app import ArrayRecord, Context
 
-from fedtrellis.objectives.losses import make_loss
-from reproduce.common import Options, workers
-from reproduce.drawing import measured
+from clients import HyFDCAClient
+from fedtrellis import LocalGrid, client_app
+from fedtrellis.dual.bundle import DualBundle
+from fedtrellis.objectives.losses import DualLoss, make_loss
+from fedtrellis.random import generator
+from reproduce.common import Item, Options, workers
+from reproduce.drawing import table
+from strategies import HyFDCA
 
-from .attacks import (
-    found_in,
-    lonely_entries,
-    rows_at_kinks,
-    rows_by_independence,
-    rows_from_scores,
-    rows_in_differences,
-    rows_in_lattice,
-    rows_in_spans,
-)
-from .recorded import (
-    CANCER,
-    DIGITS,
-    HORIZONTAL,
-    HYBRID,
-    LOSSES,
-    ONE_HOT,
-    Array,
-    Case,
-    record,
-    split,
-)
-from .simulated import DUAL_POINT, MIXED, proposal, simulate
+from .attacks import Array, found_in, rows_by_independence, rows_in_differences
 
-__all__ = [
-    "compute_collusion",
-    "compute_honest_server",
-    "render_collusion",
-    "render_honest_server",
-]
+__all__ = ["ATTACKS", "ITEMS"]
 
 ROUNDS, PATIENCE = 400, 3000
 # Sums of which combinations of three and four are tried; of two all are.
 FIRST, LAST = 50, 100
-ATTACKS = {
-    "differences": "up to 4 uploads",
-    "lattice": "lattice",
-    "kinks": "kinks",
-    "spans": "spans",
-    "independence": "independent components",
+ATTACKS = ("differences", "independence")
+#: The losses of labels −1 and +1.
+LOSSES = ("hinge", "smoothed-hinge", "logistic")
+
+
+# ----------------------------------------------------------------------------- the data
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data, λ, and who holds which rows and columns of it."""
+
+    X: Array
+    y: Array
+    regularization: float
+    parts: tuple[tuple[Any, Any], ...]
+    exposed: Any = "refuse"
+
+    def as_sent(self, least: int = 3) -> Case:
+        """The case as clients take part in it: without rare entries, if so asked.
+
+        With ``exposed = "leave-out"`` a client takes its entries of a feature for
+        zeros where they are fewer than ``least``.
+        """
+        if self.exposed != "leave-out":
+            return self
+        X = self.X.copy()
+        for rows, columns in self.parts:
+            counts = np.count_nonzero(self.X[np.ix_(rows, columns)], axis=0)
+            X[np.ix_(rows, columns[counts < least])] = 0.0
+        return replace(self, X=X, exposed="refuse")
+
+    @property
+    def scale(self) -> float:
+        """λN."""
+        return self.regularization * len(self.y)
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The different feature sets of clients."""
+        return [np.array(b) for b in dict.fromkeys(tuple(c) for _, c in self.parts)]
+
+
+def _dealt(X: Array, y: Any, λ: float, rows: int, columns: int, exposed: str) -> Case:
+    groups = [np.arange(g, len(X), rows) for g in range(rows)]
+    blocks = np.array_split(np.arange(X.shape[1]), columns)
+    parts = tuple((group, block) for group in groups for block in blocks)
+    return Case(X, np.where(y, 1.0, -1.0), λ, parts, exposed)
+
+
+def _breast_cancer() -> Case:
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer()
+    X = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
+    X = np.hstack([X, np.ones((len(X), 1))])
+    return _dealt(X, data.target == 1, 1e-3, 3, 3, "refuse")
+
+
+def _noisy(rows: int, columns: int) -> Case:
+    """96 samples of 12 features, two noisy classes."""
+    rng = generator(0, "hyfdca attacks", "noisy")
+    X = rng.standard_normal((96, 12)) / np.sqrt(12)
+    z = X @ rng.standard_normal(12) + 0.3 * rng.standard_normal(96)
+    return _dealt(X, z > 0.0, 1e-2, rows, columns, "refuse")
+
+
+def _digits() -> Case:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    X = np.hstack([data.data / 16.0, np.ones((len(data.data), 1))])
+    # two pixels at the edge are black in all but one of a client's images
+    return _dealt(X, data.target >= 5, 1e-3, 4, 4, "leave-out")
+
+
+CANCER = "breast cancer, 3 × 3"
+SPLITS: dict[str, Callable[[], Case]] = {
+    CANCER: _breast_cancer,
+    "96 samples, hybrid 3 × 2": lambda: _noisy(3, 2),
+    "96 samples, horizontal, 6 clients": lambda: _noisy(6, 1),
+    "digits, 4 × 4": _digits,
 }
-#: Lengths of the windows that the lattice attack is tried on, ending at three places.
-LENGTHS = (24, 40, 60, 80)
 
 
-def attacked(
-    case: Case, sums: Array, weights: Array, rows: Array, lengths: tuple[int, ...]
-) -> dict[str, Any]:
-    """Try every attack of an honest server on one sequence of sums.
+@cache
+def split(name: str) -> Case:
+    """A split of :data:`SPLITS`."""
+    return SPLITS[name]()
+
+
+# ------------------------------------------------------------------- what a server sees
+
+
+class View(NamedTuple):
+    """w_t, shape (T, p), and the sums at them, a unit each, shape (T, u, p)."""
+
+    weights: Array
+    sums: Array
+
+
+def record(case: Case, loss: str, rounds: int) -> View:
+    """Run HyFDCA on its defaults, and keep what the server's searches are given."""
+    names = [f"feature {m}" for m in range(case.X.shape[1])]
+    weights, sums, search = [], [], DualBundle.search
+
+    def heard(self: DualBundle, units: list[int], proposals: Any) -> Any:
+        weights.append(self.w)
+        sums.append([V[0, 0].copy() for V, _ in proposals.values()])
+        return search(self, units, proposals)
+
+    def client(context: Context) -> HyFDCAClient:
+        rows, columns = case.parts[int(str(context.node_config["partition-id"]))]
+        features = [names[m] for m in columns]
+        samples = [f"sample {i}" for i in rows]
+        X = case.X[np.ix_(rows, columns)]
+        return HyFDCAClient(context, X, features, samples, case.y[rows])
+
+    strategy = HyFDCA(
+        loss,
+        case.regularization,
+        encryption="none",
+        feature_names=names,
+        exposed=case.exposed,
+    )
+    grid = LocalGrid(client_app(client), len(case.parts))
+    with mock.patch.object(DualBundle, "search", heard):
+        start = ArrayRecord([np.zeros(len(names))])
+        strategy.start(grid, start, num_rounds=rounds)
+    return View(np.array(weights), np.array(sums))
+
+
+def simulate(
+    case: Case,
+    loss: DualLoss,
+    rounds: int,
+    *,
+    mixed: bool,
+    apart: bool = False,
+    tolerance: float = 1e-6,
+) -> View:
+    """The bundle in one place, for proposals that clients no longer make.
 
     Parameters
     ----------
     case : Case
-    sums, weights : ndarray of shape (T, p)
-    rows : ndarray of shape (n, p)
-        The truth, of the samples that the sums are over.
-    lengths : tuple of int
-        Of the lattice attack's windows.
+    loss : DualLoss
+    rounds : int
+        At most.
+    mixed : bool
+        Whether clients propose as today, a proximal point mixed with α at random, or
+        plain dual points, as in version 0.2.
+    apart : bool
+        Every group of samples is a unit, of which the server reads the sum; otherwise
+        everybody together.
+    tolerance : float
+        The run ends where (P − D)/P is less.
+    """
+    X, y, N = case.X, case.y, len(case.y)
+    rng = generator(0, "hyfdca proposals")
+
+    def propose(alpha: Array, z: Array) -> Array:
+        if not mixed:
+            return loss.feasible(loss.dual_point(z, y), y)
+        q = np.full(N, 0.1 * case.scale)
+        step = loss.coordinate_step(alpha, z, q, y, case.scale)
+        return loss.feasible(alpha + rng.uniform(0.5, 1.0, N) * step, y)
+
+    rows = [np.array(r) for r in dict.fromkeys(tuple(r) for r, _ in case.parts)]
+    units = rows if apart else [np.arange(N)]
+    bundle = DualBundle(X.shape[1], len(units), case.regularization, 40)
+    kept = [{bundle.alpha_id(u): np.zeros(len(r))} for u, r in enumerate(units)]
+    alpha, weights, sums = np.zeros(N), [], []
+    for _ in range(rounds):
+        w = bundle.w
+        z = X @ w
+        square = 0.5 * case.regularization * float(w @ w)
+        primal = square + float(loss.value(z, y).mean())
+        dual = -square - float(loss.conjugate(alpha, y).mean())
+        new, found = propose(alpha, z), {}
+        for u, own in enumerate(units):
+            # to the resolution of what travels
+            V = np.rint(np.ldexp(new[own] @ X[own] / case.scale, 40)) / 2.0**40
+            before, b = (
+                -float(loss.conjugate(point[own], y[own]).sum()) / N
+                for point in (alpha, new)
+            )
+            bundle.set_alpha_value(u, before)
+            found[u] = (V[None], np.array([b]))
+            kept[u][bundle.new_ids(u, 1)[0]] = new[own]
+        weights.append(w)
+        sums.append([V[0] for V, _ in found.values()])
+        if primal - dual <= tolerance * primal:
+            break
+        for u, mixture in bundle.search(list(found), found).items():
+            mix = mixture.weights @ np.stack([kept[u][int(i)] for i in mixture.ids])
+            kept[u] = {int(i): kept[u][int(i)] for i in mixture.keep}
+            kept[u][mixture.alpha_id] = mix
+            alpha[units[u]] = mix
+    return View(np.array(weights), np.array(sums))
+
+
+# -------------------------------------------------------------------------- the attacks
+
+
+def attacked(case: Case, view: View) -> dict[str, Any]:
+    """Try the attacks of an honest server on one sequence of sums over everybody.
 
     Returns
     -------
     dict
         By attack how many whole rows were found; ``parts``: parts of rows at the
-        features of one client, among combinations of uploads; ``claims``: what the
-        lattice attack claimed; ``chance``: what independent component analysis finds
-        after a random rotation of what it claims.
+        features of one client, among combinations of uploads; ``chance``: what
+        independent component analysis finds after a random rotation of its claims.
     """
-    T, steps = len(sums), sums - weights
-    hit = set(_in_combinations(sums, weights, rows))
+    sums, weights, rows = view.sums[:, 0], view.weights, case.X
     parts = 0
-    for block in case.blocks:
-        if len(case.blocks) > 1:
-            own = _in_combinations(sums[:, block], weights[:, block], rows[:, block])
-            parts += len(own)
-    windows = [
-        (stop - length, stop)
-        for length in lengths
-        for stop in sorted({T, (2 * T) // 3, T // 3})
-        if stop >= length
-    ]
-    lattice = rows_in_lattice(sums, weights, case.scale, windows)
-    kinks = rows_at_kinks(sums, weights)
-    spans = rows_in_spans(
-        steps,
-        [(s, s + n) for n in (8, 16, *lengths) for s in range(0, T - n + 1, 4)],
-    )
-    components, chance = _components(steps, rows, (60, 100, 200, T))
+    for block in case.blocks if len(case.blocks) > 1 else []:
+        own = (one[:, block] for one in (sums, weights, rows))
+        parts += len(_in_combinations(*own))
+    found, chance = _components(sums - weights, rows, (60, 100, 200, len(sums)))
     return {
-        "differences": len(hit),
+        "differences": len(_in_combinations(sums, weights, rows)),
         "parts": parts,
-        "lattice": len(found_in(lattice, rows)),
-        "claims": len(lattice),
-        "kinks": len(found_in(kinks, rows, 1e-4)),
-        "spans": len(found_in(spans, rows, 1e-4)),
-        "independence": components,
+        "independence": found,
         "chance": chance,
-        "iterations": T,
+        "iterations": len(sums),
     }
 
 
@@ -131,250 +276,104 @@ def _components(steps: Array, rows: Array, lengths: tuple[int, ...]) -> tuple[in
     return found, chance
 
 
-def _in_combinations(sums: Array, weights: Array, rows: Array) -> list[int]:
+def _in_combinations(sums: Array, weights: Array, rows: Array) -> set[int]:
     """Among up to four sums, and up to two of sums, w and what was added to w."""
     every = np.vstack([sums, weights, sums - weights])
     # combinations of four are many: the first and the last sums
     some = np.vstack([sums[:-LAST][:FIRST], sums[-LAST:]])
     found = {*rows_in_differences(some, rows, 4, 1e-11).tolist()}
-    found |= {*rows_in_differences(every, rows, 2, 1e-11).tolist()}
-    return sorted(found)
+    return found | {*rows_in_differences(every, rows, 2, 1e-11).tolist()}
 
 
-def _lengths(loss: str, quick: bool) -> tuple[int, ...]:
-    if loss != "hinge":
-        return LENGTHS[:1]  # there are no integers to find
-    return LENGTHS[:2] if quick else LENGTHS
-
-
-def _patient(case: Case, sums: Array, weights: Array) -> dict[str, Any]:
-    """Attacks that gain from a run that goes on and on after it has converged."""
-    steps = sums - weights
-    components, chance = _components(steps, case.X, (400, 1000, len(steps)))
-    return {
-        "iterations": len(sums),
-        "differences": len(rows_in_differences(sums[:ROUNDS], case.X, 2, 1e-11)),
-        "independence": components,
-        "chance": chance,
-    }
-
-
-def _honest_row(job: tuple[str, str, str, float, bool]) -> dict[str, Any]:
-    name, loss, source, regularization, quick = job
-    whole = split(name)
+def _row(job: tuple[str, str, str, float, bool]) -> dict[str, Any]:
+    name, loss, source, λ, quick = job
+    whole, made = split(name), make_loss(loss)
     case = whole.as_sent()
-    if regularization:
-        case = replace(case, regularization=regularization)
-    rounds, lengths = 120 if quick else ROUNDS, _lengths(loss, quick)
-    row = {
-        "data": name,
-        "loss": loss,
-        "source": source,
-        "samples": len(case.y),
-        "features": case.X.shape[1],
-        "blocks": len(case.blocks),
-        "regularization": case.regularization,
-        "lonely": len(lonely_entries(whole.X)),
-    }
+    case = replace(case, regularization=λ or case.regularization)
+    rounds = 120 if quick else ROUNDS
+    row = {"data": name, "loss": loss, "source": source, "samples": len(case.y)}
+    row |= {"features": case.X.shape[1], "regularization": case.regularization}
     if source == "run":
-        traffic = record(whole, loss, rounds)
-        V = traffic.of_unit(0)
-        return row | attacked(case, V, traffic.weights, case.X, lengths)
-    made = make_loss(loss)
-    kind = MIXED if source == "beyond" else DUAL_POINT
-    run = simulate(
-        case,
-        made,
-        proposal(made, case.y, case.scale, *kind),
-        rounds=PATIENCE if source == "beyond" else rounds,
-        apart=source == "v_k",
-        tolerance=0.0 if source == "beyond" else 1e-6,
-    )
+        return row | attacked(case, record(whole, loss, rounds))
     if source == "dual points":
-        return row | attacked(case, run.sums[:, 0], run.weights, case.X, lengths)
+        return row | attacked(case, simulate(case, made, rounds, mixed=False))
     if source == "beyond":
-        return row | _patient(case, run.sums[:, 0], run.weights)
+        # attacks that gain from a run that goes on after it has converged
+        view = simulate(case, made, PATIENCE, mixed=True, tolerance=0.0)
+        sums = view.sums[:, 0]
+        few = rows_in_differences(sums[:ROUNDS], case.X, 2, 1e-11)
+        lengths = (400, 1000, PATIENCE)
+        found, chance = _components(sums - view.weights, case.X, lengths)
+        ends = {"independence": found, "chance": chance, "iterations": len(sums)}
+        return row | {"differences": len(few)} | ends
     # what each client sends is read by itself: pairs of uploads are enough
-    rows = [np.array(r) for r in dict.fromkeys(tuple(r) for r, _ in case.parts)]
-    found = sum(
+    view = simulate(case, made, rounds, mixed=False, apart=True)
+    groups = list(dict.fromkeys(tuple(r) for r, _ in case.parts))
+    parts = sum(
         len(
             rows_in_differences(
-                run.sums[:, u, columns], case.X[np.ix_(own, columns)], 2
+                view.sums[:, groups.index(tuple(own)), columns],
+                case.X[np.ix_(own, columns)],
+                2,
             )
         )
-        for u, own in enumerate(rows)
-        for mine, columns in case.parts
-        if np.array_equal(mine, own)
+        for own, columns in case.parts
     )
     total = sum(len(own) for own, _ in case.parts)
-    return row | {"parts": found, "of": total, "iterations": len(run.weights)}
+    return row | {"parts": parts, "of": total, "iterations": len(view.weights)}
 
 
-def compute_honest_server(options: Options) -> dict[str, Any]:
+def compute(options: Options) -> dict[str, Any]:
     """Every attack on recorded runs, and on what was sent in earlier versions."""
     quick = options.quick
-    names = (
-        (HYBRID, HORIZONTAL) if quick else (CANCER, HYBRID, HORIZONTAL, DIGITS, ONE_HOT)
-    )
-    losses = LOSSES[:1] if quick else LOSSES
+    names = list(SPLITS)[1:3] if quick else list(SPLITS)
     jobs = [
         (name, loss, source, 0.0, quick)
         for source in ("run", "dual points", "v_k")
         for name in names
-        for loss in losses
+        for loss in (LOSSES[:1] if quick else LOSSES)
     ]
     if not quick:
         jobs += [(CANCER, "hinge", "beyond", λ, quick) for λ in (1e-3, 1.0)]
     with workers(options.jobs) as pool:
-        return {"rows": list(pool.map(_honest_row, jobs))}
+        return {"rows": list(pool.map(_row, jobs))}
 
 
-HONEST = {
-    "run": "Recorded runs with the default settings",
-    "dual points": "The same attacks on sums of plain dual points, as version 0.2 sent "
-    "them with secure sums (simulated)",
+SOURCES = {
+    "run": "recorded run, default settings",
+    "dual points": "sums of plain dual points, simulated",
+    "v_k": "each client's v_k of plain dual points, simulated",
+    "beyond": "3,000 iterations without a tolerance, simulated",
 }
 
 
-def render_honest_server(results: dict[str, Any], out: Path) -> str:
-    """A table for recorded runs, and one for what was sent before."""
-    text = []
-    for source, title in HONEST.items():
-        rows = [row for row in results["rows"] if row["source"] == source]
-        if not rows:
-            continue
-        lines = [
-            f"{title}:",
-            "",
-            "| data | loss | samples × features | iterations | whole rows, "
-            + ", ".join(ATTACKS.values())
-            + " | parts, up to 4 uploads | lattice's claims |",
-            "| --- " * 7 + "|",
-        ]
-        for row in rows:
-            found = ", ".join(str(row[attack]) for attack in ATTACKS)
-            lines.append(
-                f"| {row['data']} | {row['loss']} | {row['samples']:,} × "
-                f"{row['features']} | {row['iterations']} | {found} | {row['parts']} "
-                f"| {row['claims']} |"
-            )
-        text.append("\n".join(lines))
-    rows = [row for row in results["rows"] if row["source"] == "v_k"]
-    lines = [
-        "Each client's v_k of plain dual points in the clear, as version 0.2 sent it "
-        "by default (simulated), differences of two:",
-        "",
-        "| data | loss | parts found | of |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {row['data']} | {row['loss']} | {row['parts']:,} | {row['of']:,} |"
-        for row in rows
-    ]
-    text.append("\n".join(lines))
-    rows = [row for row in results["rows"] if row["source"] == "beyond"]
-    lines = [
-        f"Not claimed: what {PATIENCE:,} iterations without a tolerance would give "
-        "away (simulated, hinge loss), long after the run has converged:",
-        "",
-        "| data | λ | differences of two | independent components | by chance |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {row['data']} | {row['regularization']:g} | {row['differences']} "
-        f"| {row['independence']} | {row['chance']} |"
-        for row in rows
-    ]
-    if rows:
-        text.append("\n".join(lines))
-    chance = max(row["chance"] for row in results["rows"] if "lattice" in row)
-    text.append(
-        "A row counts as found at any sign and scale, if the cosine is above 1 − 10⁻⁶ "
-        "(kinks and spans 1 − 10⁻⁴, independent components 0.99, where a random "
-        f"rotation of the claims finds {chance} at most). The lattice attack is tried "
-        f"on windows of {', '.join(map(str, LENGTHS))} uploads that end after a third, "
-        f"two thirds and all of a run, combinations of three and four uploads of the "
-        f"first {FIRST} and the last {LAST}. {measured(results)}"
-    )
-    return "\n\n".join(text)
-
-
-# --------------------------------------------------------------------------- collusion
-
-
-def _collusion_row(job: tuple[str, str, bool]) -> dict[str, Any]:
-    name, loss_name, quick = job
-    case, loss = split(name), make_loss(loss_name)
-    run = simulate(
-        case,
-        loss,
-        proposal(loss, case.y, case.scale, *MIXED),
-        rounds=120 if quick else ROUNDS,
-    )
-    own = np.array(case.parts[0][0])
-    others = np.setdiff1d(np.arange(len(case.y)), own)
-    # it is told z_i of its samples, the server knows w: x_i of its samples, everywhere
-    solved = rows_from_scores(run.weights, run.scores[:, own])
-    exact = np.linalg.norm(solved - case.X[own], axis=1)
-    exact = exact <= 1e-6 * np.linalg.norm(case.X[own], axis=1)
-    T = len(run.weights)
-    rank = np.linalg.matrix_rank(case.X)  # some columns are 0 everywhere
-    needed = next(
-        (
-            t
-            for t in range(1, T + 1)
-            if np.linalg.matrix_rank(run.weights[:t], 1e-9) == rank
-        ),
-        -1,
-    )
-    # ... and knows their proposals, so what is left is the sum over the others
-    rest = run.sums[:, 0] - run.proposals[:, own] @ case.X[own] / case.scale
-    weights = run.weights - run.alphas[:, own] @ case.X[own] / case.scale
-    lengths = _lengths(loss_name, quick)
-    found = attacked(case, rest, weights, case.X[others], lengths)
-    return {
-        "data": name,
-        "loss": loss_name,
-        "own": len(own),
-        "solved": int(exact.sum()),
-        "needed": needed,
-        "others": len(others),
-        **found,
-    }
-
-
-def compute_collusion(options: Options) -> dict[str, Any]:
-    """A server that one client helps: that client's samples, and everybody else's."""
-    names = (
-        (HYBRID, HORIZONTAL) if options.quick else (CANCER, HYBRID, HORIZONTAL, DIGITS)
-    )
-    losses = LOSSES[:1] if options.quick else LOSSES
-    jobs = list(itertools.product(names, losses, [options.quick]))
-    with workers(options.jobs) as pool:
-        return {"rows": list(pool.map(_collusion_row, jobs))}
-
-
-def render_collusion(results: dict[str, Any], out: Path) -> str:
-    """One table."""
-    lines = [
-        "| data | loss | samples that the client holds | of these solved on all "
-        "features | from iteration | other samples | rows of these, "
-        + ", ".join(ATTACKS.values())
-        + " | parts |",
-        "| --- " * 8 + "|",
-    ]
+def render(results: dict[str, Any], out: Path) -> str:
+    """What every attack finds, by what the server sees."""
+    lines = []
     for row in results["rows"]:
-        found = ", ".join(str(row[attack]) for attack in ATTACKS)
-        needed = row["needed"] if row["needed"] > 0 else "not in this run"
-        lines.append(
-            f"| {row['data']} | {row['loss']} | {row['own']} | {row['solved']} "
-            f"| {needed} | {row['others']:,} | {found} | {row['parts']} |"
+        size = f"{row['samples']:,} × {row['features']}, λ = {row['regularization']:g}"
+        parts = (
+            f"{row['parts']} of {row['of']}" if "of" in row else row.get("parts", "–")
         )
-    lines += [
-        "",
-        "The client is the first one. It is told x_iᵀw of its samples and the server "
-        "knows w, so both together solve for x_i as soon as w has spanned all features "
-        "that data have; then they know what these samples add to every sum, and the "
-        f"attacks of an honest server look at the rest. {measured(results)}",
-    ]
-    return "\n".join(lines)
+        found = (row.get(attack, "–") for attack in ATTACKS)
+        start = (SOURCES[row["source"]], row["data"], row["loss"], size)
+        lines.append((*start, row["iterations"], *found, parts))
+    head = (
+        "the server sees | data | loss | samples × features | iterations | whole rows: "
+    )
+    head += "up to 4 uploads | independent components | parts of rows"
+    chance = max(row.get("chance", 0) for row in results["rows"])
+    return (
+        f"{table(head, lines)}\n\n"
+        "A row counts as found at any sign and scale, if the cosine is above 1 − 10⁻⁶ "
+        "(independent components 0.99, where a random rotation of the claims finds "
+        f"{chance} at most); combinations of three and four uploads of the first "
+        f"{FIRST} and the last {LAST}, of v_k and of 3,000 iterations pairs."
+    )
+
+
+ITEMS = {
+    "honest-server": Item(
+        "rows that a server finds in what it is sent", compute, render
+    )
+}

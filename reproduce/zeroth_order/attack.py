@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reproduce.common import Options, Run, app_config, perform, read_config
-from reproduce.drawing import measured, new_figure, percent, save
-from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
+from reproduce.common import Item, Options, Run, app_config, perform, read_config
+from reproduce.drawing import new_figure, percent, save, table
+from reproduce.sweep import Point, seeds_of, sweep, sweep_picture
 from tasks import Attack, make_task
 
-__all__ = [
-    "compute_figure_3",
-    "compute_figure_4",
-    "compute_figure_5",
-    "compute_figure_6",
-    "render_figure_3",
-    "render_figure_4",
-    "render_figure_5",
-    "render_figure_6",
-]
+__all__ = ["ITEMS"]
 
 HERE = Path(__file__).parent
 #: Made by ``python -m scripts.train_cifar_cnn --epochs 16`` of two training batches.
@@ -107,30 +99,22 @@ def render_figure_3(results: dict[str, Any], out: Path) -> str:
     figure, axes = new_figure(len(images), 3)
     figure.set_size_inches(1.55 * len(images), 5.0)
     largest = float(np.abs(perturbation).max())
-    for column, (image, label) in enumerate(
-        zip(images, results["predicted"], strict=True)
-    ):
-        shown = (
-            image,
-            0.5 + 0.5 * perturbation / largest,
-            np.clip(image + perturbation, 0.0, 1.0),
-        )
+    grey = 0.5 + 0.5 * perturbation / largest
+    for column, image in enumerate(images):
+        shown = (image, grey, np.clip(image + perturbation, 0.0, 1.0))
         for axis, picture in zip(axes[:, column], shown, strict=True):
             axis.imshow(_pixels(picture))
-        axes[0, column].set_title(f"predicted {results['label']}", fontsize="medium")
-        axes[2, column].set_title(f"predicted {label}", fontsize="medium")
-    rows = ("original", f"perturbation × {0.5 / largest:.0f}", "perturbed")
-    for row, name in zip(axes, rows, strict=True):
-        for one in row:
-            one.grid(False)
-            one.set_xticks([])
-            one.set_yticks([])
-        row[0].set_ylabel(name)
+            axis.grid(False)
+            axis.set_xticks([])
+            axis.set_yticks([])
+        for row, label in ((0, results["label"]), (2, results["predicted"][column])):
+            axes[row, column].set_title(f"predicted {label}", fontsize="medium")
+    names = ("original", f"perturbation × {0.5 / largest:.0f}", "perturbed")
+    for axis, name in zip(axes[:, 0], names, strict=True):
+        axis.set_ylabel(name)
     counts = results["counts"]
     taken = ", ".join(
-        f"{label} ({counts[label]})"
-        for label in np.argsort(counts)[::-1]
-        if counts[label]
+        f"{k} ({counts[k]})" for k in np.argsort(counts)[::-1] if counts[k]
     )
     return (
         f"{save(figure, out, 'figure-3')}\n\n"
@@ -141,111 +125,104 @@ def render_figure_3(results: dict[str, Any], out: Path) -> str:
         f"{sum(counts)} held-out images {percent([results['misclassified']])} are "
         f"misclassified, by random perturbations of this length "
         f"{percent([results['chance']])} (mean of {RANDOM}). Labels predicted for the "
-        f"perturbed images: {taken}. {measured(results)}"
+        f"perturbed images: {taken}."
     )
 
 
 # ------------------------------------------------------------------------- 4 to 6
 
+Points = list[tuple[str, dict[str, Any], int]]
+#: By figure what is varied; the points, fewer rounds for the faster; a quick run's.
+FIGURES: dict[str, tuple[str, Points, Points]] = {
+    "figure-4": (
+        "local steps τ",
+        [
+            (str(tau), {"local-steps": tau, "rounds": rounds}, CLIENTS)
+            for tau, rounds in ((2, 18), (5, 8), (10, 5))
+        ],
+        [(str(tau), {"local-steps": tau}, CLIENTS) for tau in (1, 5)],
+    ),
+    "figure-5": (
+        "clients n",
+        [(str(n), {"rounds": rounds}, n) for n, rounds in ((5, 12), (10, 8), (20, 6))],
+        [(str(n), {}, n) for n in (2, 10)],
+    ),
+    "figure-6": (
+        "directions m",
+        [
+            (f"{m}, η = {eta}", {"samples": m, "step-size": eta, "rounds": 4}, CLIENTS)
+            for eta in (0.02, 0.005)
+            for m in (2, 10)
+        ],
+        [
+            (f"{m}, η = {eta}", {"samples": m, "step-size": eta, "rounds": 4}, CLIENTS)
+            for m, eta in ((5, 0.1), (20, 0.1), (5, 0.001))
+        ],
+    ),
+}
 
-def _sweep(options: Options, points: list[Point]) -> dict[str, Any]:
+
+def compute(options: Options, name: str) -> dict[str, Any]:
+    """All points."""
+    _, points, quick = FIGURES[name]
     return sweep(
         options,
         _base(options),
-        points,
+        [Point(*point) for point in (quick if options.quick else points)],
         ("loss", "misclassified"),
         seeds=min(options.seeds, 5),
         goal=("misclassified", GOAL),
     )
 
 
-def _render(results: dict[str, Any], out: Path, name: str, title: str) -> str:
-    starts = [
-        row["curves"]["misclassified"]["mean"][0]
-        for row in results["rows"]
-        if "curves" in row
-    ]
+def render(results: dict[str, Any], out: Path, name: str) -> str:
+    """Objective and misclassified images over rounds, a line for every point."""
+    title = FIGURES[name][0]
+    rows = [row for row in results["rows"] if "curves" in row]
+    starts = [row["curves"]["misclassified"]["mean"][0] for row in rows]
     picture = sweep_picture(
-        results,
+        {"": rows},
         out,
         name,
-        title=title,
-        labels={
+        {
             "loss": "objective F(δ)",
             "misclassified": "held-out images misclassified (share)",
         },
+        title=title,
         # every run starts with a random perturbation
         chance={"misclassified": float(np.mean(starts))},
     )
-    lines = [
-        f"| {title} | rounds until {GOAL:.0%} misclassified | values of each f_i until "
-        "then | rounds | misclassified after them | F |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in results["rows"]:
-        if "curves" not in row:
-            lines.append(f"| {row['label']} | diverged | | | | |")
-            continue
-        reached = [t for t in row["reached"] if t >= 0]
-        all_of_them = len(reached) == len(row["reached"])
-        rounds = row["curves"]["round"][-1]
-        a_round = row["evaluations"][0] / row["nodes"] / rounds
+    lines: list[tuple[Any, ...]] = []
+    for row in rows:
+        reached, rounds = row["reached"], row["curves"]["round"][-1]
         cells = ["not by all seeds", ""]
-        if all_of_them:
-            cells = [
-                f"{np.mean(reached):.1f} ({min(reached)} to {max(reached)})",
-                f"{a_round * np.mean(reached):,.0f}",
-            ]
-        lines.append(
-            f"| {row['label']} | {' | '.join(cells)} | {rounds} "
-            f"| {percent(row['misclassified'])} | {np.mean(row['loss']):.3f} |"
-        )
-    lines += ["", f"{seeds_and_time(results)} The lines are medians, dotted is chance."]
-    return f"{picture}\n\n" + "\n".join(lines)
-
-
-def compute_figure_4(options: Options) -> dict[str, Any]:
-    """τ = 2, 5, 10, fewer rounds for the longer ones; n = 10, m = 5."""
-    steps = {1: 10, 5: 10} if options.quick else {2: 18, 5: 8, 10: 5}
-    points = [
-        Point(str(tau), {"local-steps": tau, "rounds": rounds}, CLIENTS)
-        for tau, rounds in steps.items()
-    ]
-    return _sweep(options, points)
-
-
-def render_figure_4(results: dict[str, Any], out: Path) -> str:
-    """A line for every τ."""
-    return _render(results, out, "figure-4", "local steps τ")
-
-
-def compute_figure_5(options: Options) -> dict[str, Any]:
-    """N = 5, 10, 20, fewer rounds for the more; τ = 5, m = 5."""
-    clients = {2: 10, 10: 10} if options.quick else {5: 12, 10: 8, 20: 6}
-    points = [Point(str(n), {"rounds": rounds}, n) for n, rounds in clients.items()]
-    return _sweep(options, points)
-
-
-def render_figure_5(results: dict[str, Any], out: Path) -> str:
-    """A line for every n."""
-    return _render(results, out, "figure-5", "clients n")
-
-
-def compute_figure_6(options: Options) -> dict[str, Any]:
-    """M = 2 and 10 with a large step and with the others'; n = 10, τ = 5."""
-    cases: tuple[tuple[int, float], ...] = (
-        *((2, 0.02), (10, 0.02)),
-        *((2, 0.005), (10, 0.005)),
+        if min(reached) >= 0:
+            a_round = row["evaluations"][0] / row["nodes"] / rounds
+            values = f"{a_round * np.mean(reached):,.0f}"
+            span = f"({min(reached)} to {max(reached)})"
+            cells = [f"{np.mean(reached):.1f} {span}", values]
+        ends = (rounds, percent(row["misclassified"]), f"{np.mean(row['loss']):.3f}")
+        lines.append((row["label"], *cells, *ends))
+    head = (
+        f"{title} | rounds until {GOAL:.0%} misclassified | values of each f_i until "
     )
-    if options.quick:
-        cases = ((5, 0.1), (20, 0.1), (5, 0.001))
-    points = [
-        Point(f"{m}, η = {eta}", {"samples": m, "step-size": eta, "rounds": 4}, CLIENTS)
-        for m, eta in cases
-    ]
-    return _sweep(options, points)
+    return (
+        f"{picture}\n\n"
+        + table(f"{head}then | rounds | misclassified after them | F", lines)
+        + f"\n\n{seeds_of(results)} Dotted is chance."
+    )
 
 
-def render_figure_6(results: dict[str, Any], out: Path) -> str:
-    """A line for every m and η."""
-    return _render(results, out, "figure-6", "directions m")
+ITEMS = {
+    "figure-3": Item(
+        "attacked images, before and after", compute_figure_3, render_figure_3
+    ),
+    **{
+        name: Item(
+            f"attack: by the {what}",
+            partial(compute, name=name),
+            partial(render, name=name),
+        )
+        for name, (what, _, _) in FIGURES.items()
+    },
+}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, paired
+from reproduce.claims import Claim, Effect, Exhibit, Paper, Results, points, ratio
 
 from .low_rank import ROUNDS
 from .pca import slopes
@@ -24,17 +24,20 @@ POWER, TWICE = -0.9, 2.0
 
 def _cheaper(found: Results) -> list[Effect]:
     """Time of an iteration with (6) over that with (7)."""
-    measured = []
-    for data, rows in found["figure-2"]["data"].items():
-        ours = rows["(7), projection"]["milliseconds"]
-        measured += [
-            paired(
-                f"{data}, {name}", row["milliseconds"], ours, ratio=True, form="×{:.3g}"
-            )
-            for name, row in rows.items()
-            if name != "(7), projection"
-        ]
-    return measured
+    return [
+        ratio(
+            f"{data}, {name}",
+            row["milliseconds"],
+            rows["(7), projection"]["milliseconds"],
+        )
+        for data, rows in found["figure-2"]["data"].items()
+        for name, row in rows.items()
+        if name != "(7), projection"
+    ]
+
+
+def _rows(found: Results, item: str) -> dict[str, dict[str, Any]]:
+    return {row["label"]: row for row in found[item]["rows"]}
 
 
 def _reached(row: dict[str, Any], what: str) -> list[float]:
@@ -45,16 +48,9 @@ def _reached(row: dict[str, Any], what: str) -> list[float]:
 
 
 def _rounds(found: Results, item: str, few: str, many: str) -> list[Effect]:
-    rows = {row["label"]: row for row in found[item]["rows"]}
-    return [
-        paired(
-            f"{many} instead of {few}",
-            _reached(rows[few], "reached"),
-            _reached(rows[many], "reached"),
-            ratio=True,
-            form="×{:.3g}",
-        )
-    ]
+    rows = _rows(found, item)
+    ends = (_reached(rows[label], "reached") for label in (few, many))
+    return [ratio(f"{many} instead of {few}", *ends)]
 
 
 def _local_steps(found: Results) -> list[Effect]:
@@ -70,55 +66,32 @@ def _speedup(found: Results) -> list[Effect]:
     return [faster, replace(faster, case=case, values=values, bound=bound)]
 
 
+def _ends(found: Results, item: str, what: str, *cases: tuple[str, str, str]) -> Any:
+    """Shares at the end, of one label minus another's, by case."""
+    rows = _rows(found, item)
+    return [points(case, rows[one][what], rows[two][what]) for case, one, two in cases]
+
+
 def _directions(found: Results) -> list[Effect]:
     """Misclassified with 10 directions minus with 2."""
-    rows = {row["label"]: row for row in found["figure-6"]["rows"]}
-    return [
-        paired(
-            f"η = {step}",
-            100 * np.array(rows[f"10, η = {step}"]["misclassified"]),
-            100 * np.array(rows[f"2, η = {step}"]["misclassified"]),
-            form="{:+.1f} points",
-        )
-        for step in ("0.02", "0.005")
-    ]
-
-
-def _accuracy(found: Results, item: str, more: str, less: str) -> list[Effect]:
-    rows = {row["label"]: row for row in found[item]["rows"]}
-    return [
-        paired(
-            f"{more} instead of {less}",
-            100 * np.array(rows[more]["accuracy"]),
-            100 * np.array(rows[less]["accuracy"]),
-            form="{:+.1f} points",
-        )
-    ]
+    steps = (f"η = {step}" for step in ("0.02", "0.005"))
+    cases = [(step, f"10, {step}", f"2, {step}") for step in steps]
+    return list(_ends(found, "figure-6", "misclassified", *cases))
 
 
 def _rank(found: Results) -> list[Effect]:
     """What a bound on the rank loses of the accuracy, and saves of the bytes."""
-    rows = {row["label"]: row for row in found["figure-9"]["rows"]}
+    rows = _rows(found, "figure-9")
     full = rows["values, full rank"]
     measured = []
     for rank in ("R = 8", "R = 16"):
         low = rows[f"values, {rank}"]
-        lost = 100 * (np.array(full["accuracy"]) - np.array(low["accuracy"]))
+        lost = points(f"{rank}, accuracy lost", full["accuracy"], low["accuracy"])
+        kept = [KEPT - value for value in lost.values]
+        saved = (_reached(row, "reached-bytes") for row in (full, low))
         measured += [
-            Effect(
-                f"{rank}, accuracy lost",
-                (KEPT - lost).tolist(),
-                form="{:+.1f} points",
-                bound=KEPT,
-                below=True,
-            ),
-            paired(
-                f"{rank}, bytes saved",
-                _reached(full, "reached-bytes"),
-                _reached(low, "reached-bytes"),
-                ratio=True,
-                form="×{:.3g}",
-            ),
+            replace(lost, values=kept, bound=KEPT, below=True),
+            ratio(f"{rank}, bytes saved", *saved),
         ]
     return measured
 
@@ -135,12 +108,10 @@ def _theorem(found: Results) -> list[Effect]:
             bound=POWER,
             below=True,
         ),
-        paired(
+        ratio(
             "values over gradients",
             TWICE * means["gradients"],
             means["values"],
-            ratio=True,
-            form="×{:.3g}",
             bound=float(np.log(TWICE)),
             below=True,
         ),
@@ -210,7 +181,9 @@ CLAIMS = (
         "accuracy",
         "section 5.3, figure 7",
         ("figure-7",),
-        lambda found: _accuracy(found, "figure-7", "30", "10"),
+        lambda found: _ends(
+            found, "figure-7", "accuracy", ("30 instead of 10", "30", "10")
+        ),
         "pictures",
         _MNIST.format("10 to 30 clients"),
         "test accuracy with 30 clients minus with 10",
@@ -220,7 +193,9 @@ CLAIMS = (
         "increasing the batch size from 5 to 100 reduces gradient bias",
         "section 5.3, figure 8",
         ("figure-8",),
-        lambda found: _accuracy(found, "figure-8", "50", "5"),
+        lambda found: _ends(
+            found, "figure-8", "accuracy", ("50 instead of 5", "50", "5")
+        ),
         "pictures",
         _MNIST.format("10 clients"),
         "test accuracy, not bias, with 50 directions (the paper's batch size; not 100, "

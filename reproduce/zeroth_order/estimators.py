@@ -14,11 +14,11 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import Values, evaluator, projection_estimate
-from reproduce.common import Options
-from reproduce.drawing import measured, new_figure, save
+from reproduce.common import Item, Options
+from reproduce.drawing import new_figure, panel, save, table
 from tasks import make_task
 
-__all__ = ["compute_figure_2", "render_figure_2"]
+__all__ = ["ITEMS"]
 
 # r, m and the number of examples of figure 2; μ and the step size are common.
 DATA: dict[str, dict[str, Any]] = {
@@ -147,44 +147,41 @@ def compute_figure_2(options: Options) -> dict[str, Any]:
 
 def render_figure_2(results: dict[str, Any], out: Path) -> str:
     """Gap against seconds and against iterations, and the times in a table."""
-    data = results["data"]
+    data, lines = results["data"], []
     figure, axes = new_figure(2, len(data))
-    styles = {"color": ["C0", "C1", "C3"], "linestyle": ["-", "--", ":"]}
-    for row, (name, curves) in zip(axes, data.items(), strict=True):
-        for i, (variant, curve) in enumerate(curves.items()):
-            style = {key: choices[i] for key, choices in styles.items()}
-            # rounding leaves gaps of either sign at 1e-16
-            gaps = np.maximum(curve["gap"], 1e-16)
-            row[0].plot(curve["seconds"], gaps, label=variant, **style)
-            row[1].plot(curve["iteration"], gaps, label=variant, **style)
-        row[0].set_xlabel("run time, seconds")
-        row[1].set_xlabel("iteration")
-        for one in row:
-            one.set_yscale("log")
-            one.set_ylabel("gap f(x) − f*")
-            one.set_title(name)
-            one.legend(title="estimator")
-    lines = [
-        "| data | estimator | ms an iteration | times (7)'s | gap after "
-        f"{results['iterations']} iterations |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, curves in data.items():
+    for line, (name, curves) in zip(axes, data.items(), strict=True):
+        for one, what, across in (
+            (line[0], "seconds", "run time, seconds"),
+            (line[1], "iteration", "iteration"),
+        ):
+            drawn = {k: (curve[what], curve["gap"]) for k, curve in curves.items()}
+            how: dict[str, Any] = {"title": name, "log": "y", "legend": "estimator"}
+            panel(one, drawn, across, "gap f(x) − f*", lowest=1e-16, **how)
         base = np.array(next(iter(curves.values()))["milliseconds"])
         for variant, curve in curves.items():
             times = np.array(curve["milliseconds"])
-            ratios = times / base
-            spread = ""
-            if ratios.max() > ratios.min():
-                spread = f" ({ratios.min():.2f} to {ratios.max():.2f})"
+            low, middle, high = np.percentile(times / base, (0, 50, 100))
             lines.append(
-                f"| {name} | {variant} | {np.median(times):.3f} "
-                f"| {np.median(ratios):.2f}{spread} "
-                f"| {np.median(curve['last-gaps']):.1e} |"
+                (
+                    *(name, variant, f"{np.median(times):.3f}"),
+                    f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                    f"{np.median(curve['last-gaps']):.1e}",
+                )
             )
-    lines += [
-        "",
+    head = "data | estimator | ms an iteration | times (7)'s | gap after "
+    head += f"{results['iterations']} iterations"
+    return (
+        f"{save(figure, out, 'figure-2')}\n\n"
+        f"{table(head, lines)}\n\n"
         f"Medians of {results['seeds']} seeds, extremes in brackets; an iteration's "
-        f"time is the median of a run. One process. {measured(results, jobs=False)}",
-    ]
-    return f"{save(figure, out, 'figure-2')}\n\n" + "\n".join(lines)
+        "time is the median of a run. One process."
+    )
+
+
+ITEMS = {
+    "figure-2": Item(
+        "kernel PCA in one place: estimator (7) against (6), by seconds",
+        compute_figure_2,
+        render_figure_2,
+    )
+}

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reproduce.common import Options, Run, app_config, execute, read_config
-from reproduce.drawing import new_figure, percent, save, style_of
-from reproduce.fedfw.tuning import Search, Space, search
-from reproduce.sweep import Point, seeds_and_time, sweep, sweep_picture
+from reproduce.common import Item, Options, Run, app_config, execute, read_config
+from reproduce.drawing import percent, table
+from reproduce.sweep import Point, seeds_of, sweep, sweep_picture
+from reproduce.tuning import Search, Space, search
 from tasks import make_task
 
-__all__ = [
-    "compute_figure_7",
-    "compute_figure_8",
-    "compute_figure_9",
-    "render_figure_7",
-    "render_figure_8",
-    "render_figure_9",
-]
+__all__ = ["ITEMS", "ROUNDS"]
 
 HERE = Path(__file__).parent
 CLIENTS = 10
 SEEDS = 5
 ROUNDS: int = read_config(HERE / "low-rank.toml")["rounds"]
-CHANCE = {"accuracy": 0.1}
-FULL = {"low-rank-network.full-rank": True}
-GRADIENTS = {"method": "first-order-rfl"}
 #: What a quick run has instead of MNIST: no file is needed.
 DIGITS = {"rounds": 4, "low-rank-network.dataset": "digits"}
 #: Where every case's search for its step begins, and how many steps each may try.
@@ -77,15 +68,43 @@ def _searches(options: Options, points: Sequence[Point]) -> dict[str, Search]:
     return search(spaces, BUDGET, scores, 4)
 
 
-def _sweep(options: Options, points: Sequence[Point]) -> dict[str, Any]:
+RANKS: dict[str, dict[str, Any]] = {
+    "R = 8": {},
+    "R = 16": {"low-rank-network.rank": 16},
+    "full rank": {"low-rank-network.full-rank": True},
+}
+#: By figure what is varied, and its points; a quick run has the first two.
+FIGURES: dict[str, tuple[str, list[Point]]] = {
+    "figure-7": ("clients n", [Point(str(n), {}, n) for n in (10, 20, 30)]),
+    "figure-8": (
+        "directions m",
+        [Point(str(m), {"samples": m}, CLIENTS) for m in (5, 20, 50)],
+    ),
+    "figure-9": (
+        "method",
+        [
+            Point(f"{kind}, {rank}", method | settings, CLIENTS)
+            for kind, method in (
+                ("values", {}),
+                ("gradients", {"method": "first-order-rfl"}),
+            )
+            for rank, settings in RANKS.items()
+        ],
+    ),
+}
+
+
+def compute(options: Options, name: str) -> dict[str, Any]:
     """Choose every case's step, then run all with the same seeds."""
-    base = _base(options)
+    base, points = _base(options), FIGURES[name][1]
+    if options.quick and name != "figure-9":
+        points = points[:2]
     searches = _searches(options, points)
     reached = min(one.tried[one.best] for one in searches.values())
     goal = round(PART * reached, 2)
     points = [
-        point._replace(settings={**point.settings, **STEP.settings(found.best)})
-        for point, found in zip(points, searches.values(), strict=True)
+        point._replace(settings={**point.settings, **searches[point.label].chosen})
+        for point in points
     ]
     results = sweep(
         options,
@@ -109,132 +128,60 @@ def _sweep(options: Options, points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _table(results: dict[str, Any], title: str) -> str:
-    rounds = results["rounds"]
-    lines = [
-        f"| {title} | parameters | step η | test accuracy | F | values of each f_i "
-        "| kB up, a client and round | kB down "
-        f"| MB until {results['goal']:.0%} |",
-        "| --- " * 9 + "|",
-    ]
-    for row in results["rows"]:
+def render(results: dict[str, Any], out: Path, name: str) -> str:
+    """Objective and accuracy over rounds, a line for every point, and a table."""
+    title, rounds, rows = FIGURES[name][0], results["rounds"], results["rows"]
+    panels = {"": rows}
+    if name == "figure-9":
+        panels = {
+            kind: [row for row in rows if row["label"].startswith(kind)]
+            for kind in ("values", "gradients")
+        }
+    picture = sweep_picture(
+        panels,
+        out,
+        name,
+        {"loss": "objective F(x)", "accuracy": "test accuracy (share)"},
+        title=title,
+        logarithmic=["loss"],
+        chance={"accuracy": 0.1},
+    )
+    lines: list[tuple[Any, ...]] = []
+    for row in rows:
         label = row["label"]
         step = results["steps"][label]["chosen"]["step-size"]
-        head = f"| {label} | {results['sizes'][label]:,} | {step:g} "
+        start = (label, f"{results['sizes'][label]:,}", f"{step:g}")
         if "curves" not in row:
-            lines.append(f"{head}| diverged | | | | | |")
+            lines.append((*start, "diverged", *[""] * 5))
             continue
-        each = rounds * row["nodes"]
-        up = np.mean(row["bytes-up"]) / each
-        down = np.mean(row["bytes"]) / each - up
-        values = "none"
+        each = 1e3 * rounds * row["nodes"]
+        up, both = np.mean(row["bytes-up"]) / each, np.mean(row["bytes"]) / each
+        values, moved = "none", np.array(row["reached-bytes"])
         if "evaluations" in row:
             values = f"{np.mean(row['evaluations']) / row['nodes']:,.0f}"
         lines.append(
-            f"{head}| {percent(row['accuracy'])} | {np.mean(row['loss']):.3f} "
-            f"| {values} | {up / 1e3:.1f} | {down / 1e3:.1f} | {_moved(row)} |"
+            (
+                *start,
+                *(percent(row["accuracy"]), f"{np.mean(row['loss']):.3f}", values),
+                *(f"{up:.1f}", f"{both - up:.1f}"),
+                f"{moved.mean() / 1e6:.1f}" if moved.min() >= 0 else "not by all seeds",
+            )
         )
-    tried = {len(one["tried"]) for one in results["steps"].values()}
-    lines += [
-        "",
-        f"{rounds} rounds. {seeds_and_time(results)} The lines are medians, dotted is "
-        f"chance. {'–'.join(map(str, sorted(tried)))} steps tried for each row.",
-    ]
-    return "\n".join(lines)
-
-
-def _moved(row: dict[str, Any]) -> str:
-    """Write the megabytes until the goal, all clients, up and down."""
-    moved = np.array(row["reached-bytes"])
-    if (moved < 0).any():
-        return "not by all seeds"
-    return f"{np.mean(moved) / 1e6:.1f}"
-
-
-def _render(results: dict[str, Any], out: Path, name: str, title: str) -> str:
-    labels = {"loss": "objective F(x)", "accuracy": "test accuracy (share)"}
-    picture = sweep_picture(
-        results,
-        out,
-        name,
-        title=title,
-        labels=labels,
-        logarithmic=["loss"],
-        chance=CHANCE,
-    )
-    return f"{picture}\n\n{_table(results, title)}"
-
-
-def compute_figure_7(options: Options) -> dict[str, Any]:
-    """N = 10, 20, 30; R = 8, m = 10, τ = 5."""
-    clients = (10, 20) if options.quick else (10, 20, 30)
-    return _sweep(options, [Point(str(n), {}, n) for n in clients])
-
-
-def render_figure_7(results: dict[str, Any], out: Path) -> str:
-    """A line for every n."""
-    return _render(results, out, "figure-7", "clients n")
-
-
-def compute_figure_8(options: Options) -> dict[str, Any]:
-    """M = 5, 20, 50; R = 8, n = 10, τ = 5."""
-    samples = (5, 20) if options.quick else (5, 20, 50)
-    return _sweep(options, [Point(str(m), {"samples": m}, CLIENTS) for m in samples])
-
-
-def render_figure_8(results: dict[str, Any], out: Path) -> str:
-    """A line for every m."""
-    return _render(results, out, "figure-8", "directions m")
-
-
-def compute_figure_9(options: Options) -> dict[str, Any]:
-    """R = 8, 16 and full, from values and from gradients."""
-    ranks: dict[str, dict[str, Any]] = {
-        "R = 8": {},
-        "R = 16": {"low-rank-network.rank": 16},
-        "full rank": FULL,
-    }
-    kinds: dict[str, dict[str, Any]] = {"values": {}, "gradients": GRADIENTS}
-    return _sweep(
-        options,
-        [
-            Point(f"{kind}, {rank}", method | settings, CLIENTS)
-            for kind, method in kinds.items()
-            for rank, settings in ranks.items()
-        ],
+    head = f"{title} | parameters | step η | test accuracy | F | values of each f_i"
+    head += f" | kB up, a client and round | kB down | MB until {results['goal']:.0%}"
+    tried = sorted({len(one["tried"]) for one in results["steps"].values()})
+    return (
+        f"{picture}\n\n{table(head, lines)}\n\n{rounds} rounds. {seeds_of(results)} "
+        "Dotted is chance. "
+        f"{'–'.join(map(str, tried))} steps tried for each row."
     )
 
 
-def render_figure_9(results: dict[str, Any], out: Path) -> str:
-    """Accuracy over rounds and over bytes moved."""
-    figure, axes = new_figure(2, 2)
-    rows = [row for row in results["rows"] if "curves" in row]
-    kinds = ("values", "gradients")
-    for row in rows:
-        line = int(not row["label"].startswith(kinds[0]))
-        left, right = axes[line]
-        style = style_of(sum(len(one.get_xdata()) > 2 for one in left.lines))
-        curve = row["curves"]
-        accuracy = curve["accuracy"]["median"]
-        left.plot(curve["round"], accuracy, label=row["label"], **style)
-        left.fill_between(
-            curve["round"],
-            curve["accuracy"]["lowest"],
-            curve["accuracy"]["highest"],
-            color=style["color"],
-            alpha=0.13,
-            linewidth=0,
-        )
-        # the start has moved nothing, which has no place on the axis
-        moved = np.array(curve["bytes"]["mean"][1:]) / 1e6
-        right.plot(moved, accuracy[1:], label=row["label"], **style)
-    for left, right in axes:
-        left.set_xlabel("communication round")
-        right.set_xlabel("megabytes moved, up and down, all clients")
-        right.set_xscale("log")
-        for one in (left, right):
-            one.set_ylabel("test accuracy (share)")
-            one.axhline(CHANCE["accuracy"], color="gray", linestyle=":")
-        left.legend(fontsize="small")
-    picture = save(figure, out, "figure-9")
-    return f"{picture}\n\n{_table(results, 'method')}"
+ITEMS = {
+    name: Item(
+        f"low-rank network: by the {what}",
+        partial(compute, name=name),
+        partial(render, name=name),
+    )
+    for name, (what, _) in FIGURES.items()
+}

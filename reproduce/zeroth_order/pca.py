@@ -7,138 +7,117 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.common import Options, Run, execute, read_config
-from reproduce.drawing import band, measured, new_figure, save, style_of
+from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.drawing import new_figure, panel, save, spread, table
 
-__all__ = ["compute_pca", "compute_theorem", "render_pca", "render_theorem"]
+__all__ = ["ITEMS", "slopes"]
 
 HERE = Path(__file__).parent
 CLIENTS = 10
 NO_CORRECTION = {"correction": False}
 FEDAVG = NO_CORRECTION | {"server-step-size": 1.0}
-GRADIENTS = {"method": "first-order-rfl"}
-VALUES = {"method": "zeroth-order-rfl", "samples": 50}
+GRADIENTS = {"method": "first-order-rfl", "local-step-size": 0.02}
+VALUES = {"method": "zeroth-order-rfl", "samples": 50, "local-step-size": 0.02}
+SMALL = {"local-step-size": 0.005}
+SEEDS = {"theorem": 5, "federated-pca": 2}
 
-#: The lines of the picture, by the settings that make them.
-RUNS: dict[str, dict[str, Any]] = {
-    "gradients, η = 0.02": GRADIENTS | {"local-step-size": 0.02},
-    "values, η = 0.02": VALUES | {"local-step-size": 0.02},
-    "values, η = 0.005": VALUES | {"local-step-size": 0.005},
-    "values, η = 0.005, m = 200": VALUES | {"local-step-size": 0.005, "samples": 200},
-    "no c_i, gradients, η = 0.02": GRADIENTS
-    | NO_CORRECTION
-    | {"local-step-size": 0.02},
-    "FedAvg, gradients, η = 0.02": GRADIENTS | FEDAVG | {"local-step-size": 0.02},
-    "FedAvg, values, η = 0.02": VALUES | FEDAVG | {"local-step-size": 0.02},
-}
-
-
-# Theorem 4.1: both methods with one step size, so that only the estimate differs.
+#: Theorem 4.1: both methods with one step size, so that only the estimate differs.
 RATES: dict[str, dict[str, Any]] = {
-    "gradients": GRADIENTS | {"local-step-size": 0.005},
-    "values": VALUES | {"local-step-size": 0.005},
+    "gradients": GRADIENTS | SMALL,
+    "values": VALUES | SMALL,
+}
+#: The lines of the picture, by panels and the settings that make them.
+PANELS: dict[str, dict[str, dict[str, Any]]] = {
+    "corrected": {
+        "gradients, η = 0.02": GRADIENTS,
+        "values, η = 0.02": VALUES,
+        "values, η = 0.005": VALUES | SMALL,
+        "values, η = 0.005, m = 200": VALUES | SMALL | {"samples": 200},
+    },
+    "not corrected": {
+        "no c_i, gradients, η = 0.02": GRADIENTS | NO_CORRECTION,
+        "FedAvg, gradients, η = 0.02": GRADIENTS | FEDAVG,
+        "FedAvg, values, η = 0.02": VALUES | FEDAVG,
+    },
 }
 
 
-def shown(gap: float) -> str:
+def _curves(options: Options, name: str) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Every method's runs, one a seed; and how many of what there are."""
+    methods = (
+        RATES if name == "theorem" else PANELS["corrected"] | PANELS["not corrected"]
+    )
+    base = read_config(HERE / "pca.toml") | {"evaluate-gap": name == "theorem"}
+    if options.quick:
+        base["rounds"] = 30
+    seeds = min(options.seeds, SEEDS[name])
+    runs = [
+        Run((method, seed), base | settings | {"seed": seed}, CLIENTS, curve=True)
+        for method, settings in methods.items()
+        for seed in range(seeds)
+    ]
+    results = execute(runs, options.jobs)
+    found = {method: [results[method, s] for s in range(seeds)] for method in methods}
+    return found, {"seeds": seeds, "rounds": base["rounds"]}
+
+
+def compute_pca(options: Options) -> dict[str, Any]:
+    """Every line's gaps."""
+    found, facts = _curves(options, "federated-pca")
+    rows = [
+        {
+            "name": name,
+            "round": runs[0]["curve"]["round"],
+            "gap": np.mean([r["curve"]["optimality-gap"] for r in runs], 0).tolist(),
+            "last": [run["curve"]["optimality-gap"][-1] for run in runs],
+            "bytes-up": runs[0]["bytes-up"] / facts["rounds"] / CLIENTS,
+        }
+        for name, runs in found.items()
+    ]
+    return {"rows": rows, **facts}
+
+
+def _shown(gap: float) -> str:
     """Write a gap; what is left at 1e-16, of either sign, is rounding."""
     return f"{gap:.2g}" if gap >= 1e-15 else "< 1e-15"
 
 
-def compute_pca(options: Options) -> dict[str, Any]:
-    """Every line's run, at most two seeds each."""
-    base = read_config(HERE / "pca.toml")
-    if options.quick:
-        base["rounds"] = 15
-    seeds = min(options.seeds, 2)
-    runs = [
-        Run((name, seed), base | settings | {"seed": seed}, CLIENTS, curve=True)
-        for name, settings in RUNS.items()
-        for seed in range(seeds)
-    ]
-    results = execute(runs, options.jobs)
-    rows = []
-    for name in RUNS:
-        found = [results[name, seed] for seed in range(seeds)]
-        gaps = np.array([run["curve"]["optimality-gap"] for run in found])
-        rows.append(
-            {
-                "name": name,
-                "round": found[0]["curve"]["round"],
-                "gap": np.mean(gaps, axis=0).tolist(),
-                "last": gaps[:, -1].tolist(),
-                "bytes-up": found[0]["bytes-up"] / base["rounds"] / CLIENTS,
-            }
-        )
-    return {"rows": rows, "seeds": seeds, "rounds": base["rounds"]}
-
-
 def render_pca(results: dict[str, Any], out: Path) -> str:
     """Gap over rounds, and in a table after a third of them and after all."""
-    figure, (panels,) = new_figure(2)
-    places = [0, 0]
-    rounds = results["rounds"]
+    figure, (axes,) = new_figure(2)
+    third, rows = results["rounds"] // 3, {row["name"]: row for row in results["rows"]}
+    for one, (title, methods) in zip(axes, PANELS.items(), strict=True):
+        curves = {k: (rows[k]["round"], rows[k]["gap"]) for k in methods}
+        how: dict[str, Any] = {"title": title, "log": "y", "lowest": 1e-16}
+        panel(one, curves, "communication round", "$F(x) - F^*$", **how)
     lines = [
-        f"| method | gap after {rounds // 3} rounds | gap after {rounds} | by seed "
-        "| bytes up, a client and round |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in results["rows"]:
-        without = row["name"].startswith(("FedAvg", "no c_i"))
-        axes = panels[int(without)]
-        style = style_of(places[without])
-        places[without] += 1
-        # rounding leaves gaps of either sign at 1e-16
-        axes.plot(
-            row["round"],
-            np.maximum(row["gap"], 1e-16),
-            label=row["name"].replace("c_i", "$c_i$"),
-            **style,
+        (
+            *(row["name"], _shown(row["gap"][row["round"].index(third)])),
+            *(_shown(float(np.mean(row["last"]))), ", ".join(map(_shown, row["last"]))),
+            f"{row['bytes-up']:,.0f}",
         )
-        last = row["last"]
-        third = row["gap"][row["round"].index(rounds // 3)]
-        lines.append(
-            f"| {row['name']} | {shown(third)} "
-            f"| {shown(float(np.mean(last)))} "
-            f"| {', '.join(shown(gap) for gap in last)} | {row['bytes-up']:,.0f} |"
-        )
-    for axes, title in zip(panels, ("corrected", "not corrected"), strict=True):
-        axes.set_title(title)
-        axes.set_yscale("log")
-        axes.set_ylim(1e-16, 3.0)
-        axes.set_xlabel("communication round")
-        axes.set_ylabel("$F(x) - F^*$")
-        axes.legend(fontsize="small")
-    lines += [
-        "",
-        f"Means of {results['seeds']} seeds (initial point and directions). "
-        f"{measured(results)}",
+        for row in results["rows"]
     ]
-    return f"{save(figure, out, 'federated-pca')}\n\n" + "\n".join(lines)
+    head = (
+        f"method | gap after {third} rounds | gap after {results['rounds']} | by seed"
+    )
+    return (
+        f"{save(figure, out, 'federated-pca')}\n\n"
+        f"{table(f'{head} | bytes up, a client and round', lines)}\n\n"
+        f"Means of {results['seeds']} seeds (initial point and directions)."
+    )
 
 
 def compute_theorem(options: Options) -> dict[str, Any]:
-    """Means of ‖G_η̃(P_M(x^k))‖² over the rounds so far, by seed; at most five."""
-    base = read_config(HERE / "pca.toml") | {"evaluate-gap": True}
-    if options.quick:
-        base["rounds"] = 30
-    seeds = min(options.seeds, 5)
-    runs = [
-        Run((name, seed), base | settings | {"seed": seed}, CLIENTS, curve=True)
-        for name, settings in RATES.items()
-        for seed in range(seeds)
-    ]
-    results = execute(runs, options.jobs)
+    """Means of ‖G_η̃(P_M(x^k))‖² over the rounds so far, by seed."""
+    found, facts = _curves(options, "theorem")
     means = {}
-    for name in RATES:
-        norms = np.array(
-            [results[name, seed]["curve"]["gradient-map-norm"] for seed in range(seeds)]
-        )
+    for name, runs in found.items():
         # (1/K) Σ_k ‖G_η̃(P_M(x^k))‖², K from 1
-        squares = norms[:, :-1] ** 2
-        counts = np.arange(1, squares.shape[1] + 1)
-        means[name] = (np.cumsum(squares, axis=1) / counts).tolist()
-    return {"means": means, "seeds": seeds, "rounds": base["rounds"]}
+        norms = np.array([run["curve"]["gradient-map-norm"] for run in runs])[:, :-1]
+        sums = np.cumsum(norms**2, axis=1)
+        means[name] = (sums / np.arange(1, sums.shape[1] + 1)).tolist()
+    return {"means": means, **facts}
 
 
 def slopes(results: dict[str, Any], name: str, share: int = 3) -> list[float]:
@@ -158,32 +137,36 @@ def render_theorem(results: dict[str, Any], out: Path) -> str:
     figure, ((axes,),) = new_figure(1)
     rounds = results["rounds"]
     counts = list(range(1, rounds + 1))
+    curves = {name: (counts, means) for name, means in results["means"].items()}
+    up = r"$\frac{1}{K}\sum_k\|G(x^k)\|^2$"
+    panel(axes, curves, "communication rounds K", up, reference=(-1.0, "1/K"))
     lines = [
-        f"| method | slope from K = {rounds // 10} to {rounds} "
-        f"| from {rounds // 3} to {rounds} | mean over {rounds} rounds |",
-        "| --- | --- | --- | --- |",
-    ]
-    last = 0.0
-    for k, (name, means) in enumerate(results["means"].items()):
-        band(axes, counts, means, name, **style_of(k))
-        last = float(np.median(means, axis=0)[-1])
-        cells = []
-        for share in (10, 3):
-            found = slopes(results, name, share)
-            cells.append(f"{np.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})")
-        lines.append(
-            f"| {name} | {' | '.join(cells)} "
-            f"| {np.mean([run[-1] for run in means]):.3g} |"
+        (
+            name,
+            *(spread(slopes(results, name, share), "{:.2f}") for share in (10, 3)),
+            f"{np.mean([run[-1] for run in means]):.3g}",
         )
-    since = counts[rounds // 10 :]
-    axes.plot(since, [last * rounds / k for k in since], ":", color="gray", label="1/K")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("communication rounds K")
-    axes.set_ylabel(r"$\frac{1}{K}\sum_k\|G(x^k)\|^2$")
-    axes.legend()
-    lines += [
-        "",
-        f"{results['seeds']} seeds; the lines are medians. {measured(results)}",
+        for name, means in results["means"].items()
     ]
-    return f"{save(figure, out, 'theorem')}\n\n" + "\n".join(lines)
+    head = (
+        f"method | slope from K = {rounds // 10} to {rounds} | from {rounds // 3} to "
+    )
+    return (
+        f"{save(figure, out, 'theorem')}\n\n"
+        + table(f"{head}{rounds} | mean over {rounds} rounds", lines)
+        + f"\n\n{results['seeds']} seeds; the lines are medians."
+    )
+
+
+ITEMS = {
+    "theorem": Item(
+        "rate of the squared gradient map: values beside gradients",
+        compute_theorem,
+        render_theorem,
+    ),
+    "federated-pca": Item(
+        "principal components of data dealt by label; not in the paper",
+        compute_pca,
+        render_pca,
+    ),
+}

@@ -51,7 +51,7 @@ def test_a_quick_run_of_all_items(
             continue
         found[item] = load_results(saved)
         assert found[item]["provenance"]
-        text = definition.render(found[item], tmp_path)
+        text = definition.show(found[item], tmp_path)
         assert "Measured in" in text
         assert "nan" not in text
         for name in re.findall(r"^!\[.*\]\((.*)\)", text, re.MULTILINE):
@@ -69,19 +69,13 @@ def test_a_quick_run_of_all_items(
 
 def check_attacks(found: dict[str, Any]) -> None:
     """They find rows in what was sent once, and nothing in what is sent today."""
-    attacks = [*honest_server.ATTACKS, "parts", "claims"]
     rows = found["honest-server"]["rows"]
     assert {row["source"] for row in rows} == {"run", "dual points", "v_k"}
     for row in rows:
         if row["source"] == "run":
-            assert not any(row[attack] for attack in attacks)
+            assert not any(row[attack] for attack in (*honest_server.ATTACKS, "parts"))
         else:
             assert row["parts"] + row.get("differences", 0) > 0
-    exact, noisy = found["chosen-w"]["noise"]
-    assert max(n for _, n in exact["found"].values()) > 0
-    assert max(n for _, n in noisy["found"].values()) == 0
-    for row in found["collusion"]["rows"]:
-        assert row["solved"] == row["own"]
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -96,7 +90,7 @@ def test_pages_show_what_is_stored(paper: str, monkeypatch: pytest.MonkeyPatch) 
         if not saved.is_file():
             assert part.startswith(("Not measured in full yet: ", "Skipped: "))
         elif "figure" not in item:
-            short, files = shown(item, definition.render(load_results(saved), folder))
+            short, files = shown(item, definition.show(load_results(saved), folder))
             assert part.strip() == short
             for name, content in files.items():
                 assert (folder / "tables" / name).read_text("utf-8") == content

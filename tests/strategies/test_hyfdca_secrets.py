@@ -26,7 +26,7 @@ from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.cipher import Cipher
 from fedtrellis.encryption.fixed_point import Coding
 from fedtrellis.objectives.losses import make_loss
-from reproduce.hyfdca.attacks.differences import rows_in_differences
+from reproduce.hyfdca.attacks import rows_in_differences
 from strategies.hyfdca.mixtures import MixtureSteps, WrongReportError
 from tests.harness import refused
 from tests.strategies.hyfdca_runs import (

@@ -103,20 +103,24 @@ class Search:
             for k in range(len(best))
         )
 
+    @property
+    def chosen(self) -> dict[str, float]:
+        """The settings at the best point."""
+        return self.space.settings(self.best)
+
     def record(self) -> dict[str, Any]:
         """What the results keep: the choice, and everything that was tried."""
         return {
-            "chosen": self.space.settings(self.best),
+            "chosen": self.chosen,
             "inside": self.inside,
             "tried": [
-                {**self.space.settings(point), "score": _finite(score)}
+                {
+                    **self.space.settings(point),
+                    "score": score if math.isfinite(score) else None,
+                }
                 for point, score in self.tried.items()
             ],
         }
-
-
-def _finite(score: float) -> float | None:
-    return score if math.isfinite(score) else None
 
 
 def search(

@@ -1,7 +1,9 @@
-"""Rows among combinations of a few uploads with coefficients −1, 0 and 1.
+"""Attacks on what a server of HyFDCA sees, as functions of plain numbers.
 
-With the hinge loss's dual point for a proposal, two successive sums differ by the rows
-of the samples that changed sides, and often by one row.
+A server sees vectors: sums V_t = (1/λN) Σ_i a_{t,i} x_i over all clients, or a single
+client's v_k where nothing hides it, and the weights w_t that it sent. It looks for rows
+x_i, or for the part of one at some client's features. Nothing here knows a strategy or
+a client.
 """
 
 from __future__ import annotations
@@ -9,16 +11,53 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .truth import Array, directions
+__all__ = ["found_in", "rows_by_independence", "rows_in_differences"]
 
-__all__ = ["lonely_entries", "rows_in_differences"]
+Array = NDArray[np.float64]
+
+# Claims are compared in pieces, so that no table of all pairs is made.
+_PIECE = 2048
+
+
+def directions(vectors: Array) -> Array:
+    """Vectors of shape (m, q) at length 1; those that vanish stay 0."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0.0, lengths, 1.0)
+
+
+def found_in(claims: Array, rows: Array, tolerance: float = 1e-6) -> NDArray[np.int64]:
+    """Return the indices of the rows that a claim is, at any sign and scale.
+
+    Parameters
+    ----------
+    claims : ndarray of shape (m, q)
+    rows : ndarray of shape (n, q)
+        The truth. A row with less than two non-zero entries is not looked for: any
+        vector with one non-zero entry would be it.
+    tolerance : float
+        A claim c is row x if |cos(c, x)| > 1 − tolerance.
+
+    Returns
+    -------
+    ndarray of int64
+        Ascending. Of equal rows all are found.
+    """
+    some = np.flatnonzero(np.count_nonzero(rows, axis=1) >= 2)
+    units, hit = directions(rows[some]), np.zeros(len(some), dtype=bool)
+    for start in range(0, len(claims), _PIECE):
+        cosines = np.abs(directions(claims[start : start + _PIECE]) @ units.T)
+        hit |= (cosines > 1.0 - tolerance).any(axis=0)
+    return some[hit].astype(np.int64)
+
+
+# ------------------------------------------------------------------- few uploads
 
 # A combination that fits by chance is expected less often than this.
 _CHANCE = 1e-3
 # What a row adds to an upload is more than this share of the upload.
 _LEAST = 1e-9
 # Rows that are looked for at a time.
-_PIECE = 32
+_ROWS = 32
 # Sorted keys this many places apart are compared.
 _NEIGHBOURS = 3
 
@@ -27,6 +66,9 @@ def rows_in_differences(
     uploads: Array, rows: Array, up_to: int = 4, noise: float = 1e-10
 ) -> NDArray[np.int64]:
     """Look for rows, at any sign and scale, among combinations of uploads.
+
+    With the hinge loss's dual point for a proposal, two successive sums differ by the
+    rows of the samples that changed sides, and often by one row.
 
     A combination Σ_j s_j V_j with s_j = ±1 is c·x if and only if what is left of it
     without its part along x vanishes. For up to four uploads that is a meeting in the
@@ -66,8 +108,8 @@ def rows_in_differences(
     keys = rng.standard_normal((uploads.shape[1], 2)) / np.sqrt(uploads.shape[1])
     hashed = elements @ keys
     found: list[int] = []
-    for start in range(0, len(units), _PIECE):
-        piece = slice(start, start + _PIECE)
+    for start in range(0, len(units), _ROWS):
+        piece = slice(start, start + _ROWS)
         for i, x, along in zip(
             some[piece], units[piece], units[piece] @ elements.T, strict=True
         ):
@@ -137,11 +179,54 @@ def _confirmed(x: Array, vectors: Array, along: Array, noise: float) -> bool:
     return bool(((rest <= 4.0 * noise) & (np.abs(along) > size)).any())
 
 
-def lonely_entries(rows: Array, least: int = 3) -> NDArray[np.int64]:
-    """Return the columns with fewer than ``least`` non-zero entries, but some.
+# ------------------------------------------------------------------ many uploads
 
-    In a sum over all clients such a column is α_i x_{i,m} of so few samples, and with
-    one of them it gives α_i away: no row, but its label and how well it is learnt.
+# Uploads whose mean length is a unit.
+_AROUND = 21
+
+
+def rows_by_independence(
+    steps: Array, noise: float = 1e-8, iterations: int = 300, seed: int = 0
+) -> Array:
+    """Claim the mixing directions of FastICA with tanh, all at once.
+
+    Where V_t − w_t is a sum of m rows with independent coefficients that are not
+    Gaussian, independent component analysis finds the rows from very many t.
+
+    Hyvärinen, "Fast and Robust Fixed-Point Algorithms for Independent Component
+    Analysis", IEEE Transactions on Neural Networks 10, 1999.
+
+    Parameters
+    ----------
+    steps : ndarray of shape (T, p)
+        V_t − w_t of successive uploads. They shrink as a run ends, so each is taken in
+        units of the lengths around it.
+    noise : float
+        Singular values below this share of the largest are rounding.
+
+    Returns
+    -------
+    ndarray of shape (m, p)
+        m the rank.
     """
-    counts = np.count_nonzero(rows, axis=0)
-    return np.flatnonzero((counts > 0) & (counts < least)).astype(np.int64)
+    T = len(steps)
+    lengths = np.log(np.maximum(np.linalg.norm(steps, axis=1), 1e-300))
+    window = np.ones(min(_AROUND, T))
+    around = np.convolve(lengths, window, "same")
+    around /= np.convolve(np.ones(T), window, "same")
+    scaled = steps / np.exp(around)[:, None]
+    left, values, right = np.linalg.svd(scaled, full_matrices=False)
+    m = int((values > noise * values[0]).sum())
+    white = left[:, :m] * np.sqrt(T)
+    rng = np.random.default_rng(seed)
+    W = np.linalg.qr(rng.standard_normal((m, m)))[0]
+    for _ in range(iterations):
+        image = np.tanh(white @ W.T)
+        new = image.T @ white / T - (1.0 - image**2).mean(axis=0)[:, None] * W
+        u, _, vh = np.linalg.svd(new)
+        new = u @ vh
+        turned = 1.0 - np.abs(np.einsum("ij,ij->i", new, W)).min()
+        W = new
+        if turned < 1e-9:
+            break
+    return np.asarray(W @ (values[:m, None] * right[:m]))

@@ -1,0 +1,229 @@
+"""Figure 5: the runs of figure 3 over time; and figure 3 with several seeds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reproduce.common import Item, Options, SkippedError, execute, load_results
+from reproduce.drawing import legend_below, new_figure, panel, save, table
+
+from .figures import BUNDLE, FEDAVG, HYFEM, figure_run, relative, title_of
+from .problems import PROBLEMS, config_of
+from .runs import LAST, last_accuracy, last_loss, optimum_of, perform_hybrid
+
+__all__ = ["ITEMS"]
+
+#: Seconds of a round trip: none, the paper's US to Singapore, a satellite (7.3).
+LATENCIES = (0.0, 0.2575, 0.8)
+LATENCY = 0.2575
+METHODS = (BUNDLE, FEDAVG, HYFEM)
+#: Seeds by the most seconds that a setting's three runs took in figure 3.
+SEEDS = {60.0: 5, 70.0: 3, math.inf: 1}
+
+Panel = dict[str, Any]
+
+
+def clock(panel: Panel, method: str, latency: float) -> NDArray[np.float64]:
+    """Seconds until each evaluated iteration: round trips, computation, encryption.
+
+    The computation is that of all clients one after the other, the encryption what an
+    iteration of the same setting took in tables 6 to 8.
+    """
+    curve = panel["curves"][method]
+    spent = latency * np.asarray(curve["trips"], float) + np.asarray(curve["seconds"])
+    # the baselines encrypt nothing
+    each = panel.get("encryption", 0.0) if method == BUNDLE else 0.0
+    return np.asarray(spent + each * np.asarray(curve["round"], float))
+
+
+def at_equal_time(panel: Panel, latency: float) -> dict[str, tuple[float, float]]:
+    """Loss and accuracy of each method when the first has had its iterations.
+
+    Means of the last five evaluations up to then; no iteration is chosen by them.
+    """
+    clocks = {method: clock(panel, method, latency) for method in METHODS}
+    end = min(times[-1] for times in clocks.values())
+    found = {}
+    for method, times in clocks.items():
+        curve = panel["curves"][method]
+        until = int(np.searchsorted(times, end, side="right"))
+        past = slice(max(0, until - LAST), until)
+        loss, accuracy = (np.mean(curve[what][past]) for what in ("loss", "accuracy"))
+        found[method] = float(loss), float(accuracy)
+    return found
+
+
+def stored_panels(options: Options) -> tuple[dict[str, Any], list[Panel]]:
+    """Figure 3's results, and its panels with what their encryption takes.
+
+    Raises
+    ------
+    SkippedError
+        Figure 3, or tables 6 to 8, have not been measured.
+    """
+    paths = [options.out / "results" / f"{k}.json" for k in ("figure-3", "tables-6-8")]
+    for path in paths:
+        if not path.is_file():
+            raise SkippedError(f"needs the results of {path.stem}")
+    runs, times = map(load_results, paths)
+
+    def setting(row: Panel) -> tuple[Any, ...]:
+        return row["problem"], row["split"], row["available"]
+
+    seconds = {setting(row): row[BUNDLE]["encryption"] for row in times["rows"]}
+    panels = [
+        {
+            **panel,
+            "encryption": seconds[setting(panel)],
+            "optimum": runs["optima"][panel["problem"]]["value"],
+        }
+        for panel in runs["panels"]
+    ]
+    return runs, panels
+
+
+def compute_figure_5(options: Options) -> dict[str, Any]:
+    """Read what figure 3 and tables 6 to 8 have measured; nothing is run."""
+    rows = []
+    for one in stored_panels(options)[1]:
+        best = one["optimum"]
+        row: Panel = {key: one[key] for key in ("problem", "split", "available")}
+        row["curves"] = {
+            method: {
+                "seconds": clock(one, method, LATENCY).tolist(),
+                "trips": one["curves"][method]["trips"],
+                "relative": relative(one["curves"][method], best).tolist(),
+            }
+            for method in METHODS
+        }
+        row["ends"] = {
+            f"{latency:g}": {
+                method: [loss / best - 1.0, accuracy]
+                for method, (loss, accuracy) in at_equal_time(one, latency).items()
+            }
+            for latency in LATENCIES
+        }
+        rows.append(row)
+    return {"rows": rows, "seeds": 1}
+
+
+def render_figure_5(results: dict[str, Any], out: Path) -> str:
+    """Relative loss over round trips and over seconds; ends by latency."""
+    rows = results["rows"]
+    names = list(dict.fromkeys(row["problem"] for row in rows))
+    figure, axes = new_figure(len(names), 2)
+    for column, name in enumerate(names):
+        mine = [row for row in rows if row["problem"] == name]
+        row = mine[len(mine) // 2]  # the middle setting of each data set
+        for line, what, across in (
+            (0, "trips", "round trips"),
+            (1, "seconds", "seconds, 0.2575 a round trip"),
+        ):
+            curves = {k: (c[what], c["relative"]) for k, c in row["curves"].items()}
+            how: dict[str, Any] = {"title": title_of(row), "log": "y", "legend": None}
+            panel(axes[line][column], curves, across, "$(P - P^*)/P^*$", **how)
+    legend_below(figure, axes[0][0])
+    lines = []
+    for latency in rows[0]["ends"]:
+        ends = [row["ends"][latency] for row in rows]
+        lower = sum(e[BUNDLE][0] < min(e[FEDAVG][0], e[HYFEM][0]) for e in ends)
+        higher = sum(e[BUNDLE][1] > max(e[FEDAVG][1], e[HYFEM][1]) for e in ends)
+        lines.append((latency, lower, higher, len(ends)))
+    head = "latency, s | lower loss than both | higher accuracy than both | of"
+    return (
+        f"{save(figure, out, 'figure-5')}\n\n{table(head, lines)}\n\n"
+        "At the time at which the first of the three has had its iterations, "
+        "means of the last five evaluations up to then; the settings are figure 3's."
+    )
+
+
+# ------------------------------------------------------------------------ several seeds
+
+
+def compute_seeds(options: Options) -> dict[str, Any]:
+    """Seed 0 is figure 3's; the others are run here with the settings chosen there."""
+    stored, panels = stored_panels(options)
+    # digits are ours; a quick run has nothing else
+    if len({panel["problem"] for panel in panels}) > 1:
+        panels = [panel for panel in panels if panel["problem"] != "digits"]
+    runs, optima = [], {}
+    for k, one in enumerate(panels):
+        name = one["problem"]
+        split = next(s for s in PROBLEMS[name].splits if s.label == one["split"])
+        tuned = stored["tuned"][name]
+        took = sum(one["curves"][method]["seconds"][-1] for method in METHODS)
+        count = next(count for most, count in SEEDS.items() if took <= most)
+        one["seeds"] = options.numbers(count)
+        for seed in one["seeds"]:
+            if seed == 0:
+                optima[name, seed] = one["optimum"]
+                continue
+            if (name, seed) not in optima:
+                config = config_of(PROBLEMS[name], options, split) | {"seed": seed}
+                optima[name, seed] = optimum_of(config, split.nodes)["value"]
+            for method in METHODS:
+                own = tuned[method]["settings"] if method != BUNDLE else {}
+                key, there = (k, seed, method), one["available"]
+                own = own | {"seed": seed}
+                runs.append(figure_run(options, name, split, there, own, key))
+    # consecutive runs share their data
+    results = execute(runs, options.jobs, perform=perform_hybrid)
+    rows = []
+    for k, one in enumerate(panels):
+        row: Panel = {q: one[q] for q in ("problem", "split", "paper", "available")}
+        for what in ("ends", "timed"):
+            row[what] = {method: {"loss": [], "accuracy": []} for method in METHODS}
+        for seed in one["seeds"]:
+            best, curves = optima[one["problem"], seed], one["curves"]
+            if seed != 0:
+                curves = {method: results[k, seed, method] for method in METHODS}
+            timed = at_equal_time({**one, "curves": curves}, LATENCY)
+            for method, curve in ((method, curves[method]) for method in METHODS):
+                ends = last_loss(curve), last_accuracy(curve)
+                for what, (loss, top) in (("ends", ends), ("timed", timed[method])):
+                    row[what][method]["loss"].append(loss / best - 1.0)
+                    row[what][method]["accuracy"].append(top)
+        rows.append(row)
+    return {"rows": rows, "seeds": max(len(one["seeds"]) for one in panels)}
+
+
+def _range(values: list[float], form: str) -> str:
+    """A median and its extremes, in percent."""
+    ends = (float(np.median(values)), min(values), max(values))
+    low = [form.format(100 * v) if v < 1.0 else f"{100 * v:,.0f}" for v in ends]
+    return f"{low[0]} ({low[1]} to {low[2]})"
+
+
+def render_seeds(results: dict[str, Any], out: Path) -> str:
+    """Where the runs end: losses and accuracies, medians with extremes."""
+    lines = []
+    for row in results["rows"]:
+        ends = [row["ends"][method] for method in METHODS]
+        losses = (_range(end["loss"], "{:.2g}") for end in ends)
+        tops = (_range(end["accuracy"], "{:.1f}") for end in ends)
+        lines.append((title_of(row), len(ends[0]["loss"]), *losses, *tops))
+    others = "HybridFedAvg | HyFEM"
+    head = f"data, clients | seeds | relative loss, %: HyFDCA | {others}"
+    return (
+        f"{table(f'{head} | accuracy, %: HyFDCA | {others}', lines)}\n\n"
+        "Medians and, in brackets, extremes over the seeds, of means of the last "
+        "five evaluated iterations."
+    )
+
+
+ITEMS = {
+    # made of what figure 3 and tables 6 to 8 have measured
+    "figure-5": Item(
+        "figure 3's runs over round trips and over time",
+        compute_figure_5,
+        render_figure_5,
+    ),
+    "figure-3-seeds": Item(
+        "figure 3's comparisons with several seeds", compute_seeds, render_seeds
+    ),
+}
