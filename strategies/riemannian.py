@@ -284,12 +284,6 @@ class ZerothOrderRFL(FirstOrderRFL):
         "what the clients send; auto: scalars where they are fewer than ẑ's entries",
         choices=Upload,
     )
-    shared_samples: bool = setting(
-        True,
-        "one mini-batch for all values of a step (m + 1 values), instead of one for "
-        "each direction (2m), as in the paper",
-        note="makes no difference without mini-batches",
-    )
 
     @property
     def sends_scalars(self) -> bool:
@@ -305,8 +299,6 @@ class ZerothOrderRFL(FirstOrderRFL):
         entries |= entries_of(self, "samples", "smoothing", "seed")
         if self.sends_scalars:
             entries["scalars"] = True
-        if not self.shared_samples:
-            entries["shared-samples"] = False
         return entries
 
     def check(self, answer: Answer) -> tuple[FloatArray, int]:
@@ -332,8 +324,8 @@ class ZerothOrderRFL(FirstOrderRFL):
         """As :class:`FirstOrderRFL` does; and count."""
         points = {name: point for name, (point, _) in answers.items()}
         metrics = super().aggregate(server_round, points)
-        a_step = self.samples + 1 if self.shared_samples else 2 * self.samples
-        metrics["evaluations"] = len(answers) * self.local_steps * a_step
+        a_round = self.local_steps * (self.samples + 1)
+        metrics["evaluations"] = len(answers) * a_round
         dropped = sum(count for _, count in answers.values())
         if dropped:
             metrics["dropped-values"] = dropped

@@ -24,7 +24,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
 from .base import Array, Point, data_path, held_out, once, once_per_file, toy
-from .data.readers import read_matrix, read_ratings
+from .data.readers import read_ratings, read_table
 from .data.table import FILE, NODES, DataSettings, Schema, Table, dense, fault
 from .data.task import Dealt, Indices, Nonconvex, Task, starts_of
 
@@ -148,7 +148,8 @@ class KernelPCA(Nonconvex):
     def _examples(self) -> tuple[Array, Indices]:
         """Return the examples as they come, and their labels."""
         if self.on_file:
-            rows = read_matrix(data_path("kernel-pca.path", self.path))
+            path = data_path("kernel-pca.path", self.path)
+            rows = dense(read_table(path, Schema(0, label_column="")).features)
             labels = np.zeros(len(rows), dtype=np.intp)
         else:
             rows, labels = toy(self.dataset, f"kernel-pca.dataset = {self.dataset!r}")

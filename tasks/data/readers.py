@@ -39,7 +39,6 @@ from .datasets import read_idx_pair, rows_of
 from .table import (
     Schema,
     Table,
-    dense,
     fault,
     is_number,
     load_arrays,
@@ -256,20 +255,6 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     schema = Schema(2, names[:2], "number")
     features, ratings = table[:, :2] - 1.0, table[:, 2]
     return make_table(path, schema, features, names=names[:2], labels=ratings)
-
-
-def read_matrix(path: Path) -> Array:
-    """Read a table's features; a csv file may do without the line of names."""
-    schema = Schema(0, label_column="")
-    if _format(path) != ".csv":
-        return dense(read_table(path, schema).features)
-    names, line = list[str](), ""
-    with suppress(*UNPACKING_ERRORS), open_packed(path) as file:
-        line = file.readline(2**16).decode("latin-1")
-    fields = re.split(r"[,;\t|]", line)
-    if is_number(fields[0].strip()):
-        names = [str(j + 1) for j in range(len(fields))]
-    return _cells(path, read_frame(path, names=names))
 
 
 # -- NumPy's archives
