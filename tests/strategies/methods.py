@@ -59,12 +59,13 @@ class Matrices:
 
     num_examples = 30
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, shape: tuple[int, ...] = (6, 2)) -> None:
         rng = np.random.default_rng([SEED, index])
         common = np.random.default_rng(SEED)
-        H = common.standard_normal((6, 6)) + 0.2 * rng.standard_normal((6, 6))
+        square = shape[0], shape[0]
+        H = common.standard_normal(square) + 0.2 * rng.standard_normal(square)
         self.H = 0.1 * (H + H.T)
-        self.b = common.standard_normal((6, 2)) + 0.2 * rng.standard_normal((6, 2))
+        self.b = common.standard_normal(shape) + 0.2 * rng.standard_normal(shape)
 
     def value(self, x: Array) -> float:
         return float(0.5 * np.vdot(x, self.H @ x) + np.vdot(self.b, x))

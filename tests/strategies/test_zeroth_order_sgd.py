@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from clients import ZerothOrderSGDClient
-from fedtrellis import Callback, RoundRecord
 from fedtrellis.domains.atoms import RandomSigns, unpack_atoms
-from fedtrellis.domains.atoms.packing import StreamedSigns, signed
+from fedtrellis.domains.atoms.packing import StreamedSigns
 from fedtrellis.random import generator
 from fedtrellis.wire.broadcast import Step, pack_steps, unpack_steps
 from strategies import ZerothOrderSGD
@@ -71,79 +70,57 @@ def pooled(sets: Sequence[Sequence[int]], tau: int, m: int, K: int = 30) -> Arra
 
 
 @pytest.mark.parametrize("variant", ["decomfl", "feedsign", "fedkseed"])
-@pytest.mark.parametrize(("tau", "m"), [(1, 6), (3, 4)])
-def test_equals_a_central_replay(variant: Any, tau: int, m: int) -> None:
+def test_equals_a_central_replay(variant: Any) -> None:
     how: Any = {"pool": 30} if variant == "fedkseed" else {}
-    how |= {"local_steps": tau, "samples": m, "batch_size": 0, "step_size": 0.02}
+    how |= {"local_steps": 3, "samples": 4, "batch_size": 0, "step_size": 0.02}
     strategy = ZerothOrderSGD(variant=variant, participation=0.5, seed=3, **how)
     run = play(strategy, grid_of(ZerothOrderSGDClient, LOSSES[:5]), START, 30)
     assert {len(S) for S in run.used} > {1, 2}
     if variant == "fedkseed":
-        expected = pooled(run.used, tau, m)
+        expected = pooled(run.used, 3, 4)
     else:
-        expected = replayed(run.used, tau, m, variant == "feedsign")
+        expected = replayed(run.used, 3, 4, variant == "feedsign")
     assert np.abs(run.model - expected).max() < 1e-7
     assert np.abs(expected - START).max() > 0.1
 
 
-# --------------------------------------------------------------------- sums of signs
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_sum_of_signs_is_what_it_says(dtype: Any) -> None:
+def test_a_sum_of_signs_is_what_it_says() -> None:
     size = 2**18 + 13  # more than a block
     atom = RandomSigns(4, 9, np.array([0.5, -2.0, 3.0]), (size,))
     u = directions(4, 9, 3, size)
     # E[u uᵀ] = I, and other seeds and streams have other directions
     assert np.abs(u @ u.T / size - np.eye(3)).max() < 0.02
-    assert np.array_equal(u[:2], directions(4, 9, 2, size))
     for seed, stream in ((4, 8), (3, 9)):
         assert np.abs(u @ directions(seed, stream, 3, size).T).max() < 0.02 * size
-    array = np.ones(size, dtype)
+    array = np.ones(size, np.float32)
     atom.add_to(array, 2.0)
-    assert array.dtype == dtype
     assert np.abs(array - (1.0 + 2.0 * atom.scalars @ u)).max() < 1e-5
     assert np.allclose(atom.dense(), atom.scalars @ u)
     assert atom.dot(np.ones(size)) == pytest.approx(float((atom.scalars @ u).sum()))
-    # in place, an entry by itself
-    point = np.zeros(5, dtype)
-    signed(np.array([0b10100000], np.uint8), 0.25, point)
-    assert point.tolist() == [0.25, -0.25, 0.25, -0.25, -0.25]
 
 
-@pytest.mark.parametrize("count", [1, 2, 64, 65, 130])
+@pytest.mark.parametrize("count", [1, 64, 65])
 def test_scalars_that_differ_in_sign_alone_are_a_bit_each(count: int) -> None:
     """And what is malformed is refused, or anywhere but in a model's steps."""
     rng = np.random.default_rng(count)
     atoms = [
         RandomSigns(2, 5, 0.01 * rng.choice([-1.0, 1.0], count), (9,)),
         RandomSigns(2, 6, rng.standard_normal(3), (9,)),
-        RandomSigns(2, 7, 0.02 * rng.choice([-1.0, 1.0], count), (9,)),
     ]
     arrays = pack_steps([Step(1.0, 1.0, (atom,)) for atom in atoms])
     for atom, again in zip(atoms, unpack_steps(arrays, (9,)), strict=True):
-        (found,) = again.atoms
-        assert isinstance(found, RandomSigns)
-        assert np.array_equal(found.scalars, atom.scalars)
-        assert (found.seed, found.stream) == (atom.seed, atom.stream)
-    assert sum(a.nbytes for a in arrays[2:]) == sum(a.nbytes for a in atoms)
+        assert np.array_equal(again.atoms[0].dense(), atom.dense())
     assert atoms[0].nbytes == 24 + (8 if count == 1 else 8 + 8 * -(-count // 64))
+    assert sum(a.nbytes for a in arrays[2:]) == sum(a.nbytes for a in atoms)
     head, values = np.array(arrays[2]), arrays[3]
     head[0] = -1
-    heads: Any = (head, head[:-1], np.append(head, 0))
-    others: Any = (values[:-1], np.full_like(values, np.nan))
-    for bad in (
-        *([*arrays[:2], wrong, values] for wrong in heads),
-        *([*arrays[:3], wrong] for wrong in others),
-        arrays[:3],
-    ):
+    bad: Any = [[wrong, values] for wrong in (head, head[:-1], np.append(head, 0))]
+    bad += [[arrays[2], values[:-1]], [arrays[2], np.full_like(values, np.nan)]]
+    for wrong in (*bad, arrays[2:3]):
         with pytest.raises(ValueError, match=r"."):
-            unpack_steps(bad, (9,))
+            unpack_steps([*arrays[:2], *wrong], (9,))
     with pytest.raises(ValueError, match="random atoms are not taken here"):
         unpack_atoms(arrays[1:], (9,))
-
-
-# ------------------------------------------------------------------------ what it costs
 
 
 class Linear:
@@ -162,52 +139,39 @@ def test_a_round_is_scalars_both_ways() -> None:
     is that of a central replay.
     """
     size, away, m, gamma = 200_000, 102, 10, 1e-6
-    watched = []
-
-    class Kept(Callback):
-        """Keeps the model before the last round."""
-
-        def on_round(self, strategy: Any, record: RoundRecord) -> None:
-            if record.round == away - 1:
-                self.model = strategy.broadcast.model.copy()
+    encodings = set()
 
     class Absent(ZerothOrderSGD):
         def sample(self, server_round: int) -> list[str]:
-            if server_round == 1:
-                return self.clients
-            return self.clients[:1] if server_round < away else self.clients[:2]
+            if server_round == away:
+                self.known = self.broadcast.model.copy()
+            who = slice(None if server_round == 1 else 1 + (server_round == away))
+            return self.clients[who]
 
         def _model_for(self, client: str, entries: dict[str, Any]) -> Any:
             made = super()._model_for(client, entries)
-            watched.append((self.broadcast.version, made[1]["model-encoding"]))
+            encodings.add((bool(self.broadcast.version), made[1]["model-encoding"]))
             return made
 
-    kept = Kept()
-    how: Any = {"samples": m, "batch_size": 0, "step_size": gamma}
-    strategy = Absent(dtype="float32", callbacks=[kept], **how)
+    strategy = Absent(dtype="float32", samples=m, batch_size=0, step_size=gamma)
     grid = grid_of(ZerothOrderSGDClient, [Linear()] * 10)
     run = play(strategy, grid, np.zeros(size, np.float32), away)
     first, *between, last = strategy.history
     assert first.bytes_up / 10 < 1500
     for record in between:
-        assert record.used == 1
-        assert record.bytes_up < 1500
+        assert (record.used, record.bytes_up < 1500) == (1, True)
         assert record.bytes_down < 1500 + 8 * m
     # one lacks one round and one 101, and a step has a row and a head beside scalars
     assert last.bytes_up / 2 < 1500
     assert last.bytes_down < 2 * 1500 + (8 * m + 64) * away
     # the model itself once, at the beginning, and of zeros alone it is small
-    how_sent = {(bool(version), how) for version, how in watched}
-    assert how_sent == {(False, "sparse"), (True, "steps")}
+    assert encodings == {(False, "sparse"), (True, "steps")}
     came_back = memory_of(strategy, contexts(grid)[1]).model
     assert came_back is not None
-    assert came_back.version == away - 1
-    assert np.array_equal(came_back.point, kept.model)
+    assert np.array_equal(came_back.point, strategy.known)
     # a central replay: all of the losses are Σ_k x_k, so the scalars are Σ_k u_k
     x = np.zeros(size)
     for t in range(1, away + 1):
-        u = StreamedSigns(0, t, size)
-        for bits in (u.draw() for _ in range(m)):
-            ones = int(np.unpackbits(bits, count=size).sum())
-            signed(bits, -gamma / m * (2.0 * ones - size), x)
+        u = directions(0, t, m, size)
+        x -= gamma / m * u.sum(axis=1) @ u
     assert np.abs(run.model - x).max() < 1e-5 * np.abs(x).max()
