@@ -44,7 +44,7 @@ BY = {
     "python -m scripts.train": "tests/scripts/test_train_cifar_cnn.py",
     "FEDTRELLIS_DATA=/data python -m benchmarks": "tests/benchmarks/test_benchmarks.py",
     "python -m benchmarks": "tests/benchmarks/test_benchmarks.py",
-    "python -m tests.strategies.soak": "tests/strategies/test_soak.py",
+    "python -m tests.strategies.soak": "tests/strategies/test_chaos.py",
     "python -m pytest -m slow": ".ci/run",
     "pip install": SYSTEM + "wheel.py",
     "export UV_FIND_LINKS": EXAMPLES,

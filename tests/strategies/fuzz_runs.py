@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,8 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.serverapp.strategy import Strategy
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
-from fedtrellis.encryption import Cipher
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.node_secrets import NodeSecrets, run_ledgers
 from fedtrellis.server.conversation import refusal_of
@@ -44,8 +43,8 @@ from fedtrellis.wire.arrays import encode
 from fedtrellis.wire.exchange import Reason
 from fedtrellis.wire.flower_internals import message_bytes
 from strategies.hyfdca.mixtures import WrongReportError
-from tests.harness import calm, contexts, number_of
-from tests.strategies.soak_cases import CASES, Case
+from tests.harness import Recorder, contexts, number_of
+from tests.strategies.soak_runs import CASES, NODES, evaluates
 
 #: What one message may make a client or the server allocate at a time: so many times
 #: the largest of the message, the model and the client's state, and this much besides.
@@ -79,23 +78,22 @@ def choose(rng: Rng, items: Sequence[Any]) -> Any:
 
 
 def mutate_bytes(rng: Rng, data: bytes) -> bytes:
-    """Bits flipped, cut, lengthened, overwritten, or something else altogether."""
-    kind = int(rng.integers(6))
+    """Cut, lengthened, overwritten, with flipped bits, or something else altogether."""
+    kind, changed = int(rng.integers(6)), bytearray(data)
     if not data or kind == 0:
         return rng.bytes(int(rng.integers(0, 64)))
-    changed = bytearray(data)
-    at = int(rng.integers(len(changed)))
-    if kind <= 2:
-        # half of them in the first bytes, where headers are
-        end = min(len(changed), 80) if rng.random() < 0.5 else len(changed)
+    # half of them in the first bytes, where headers are
+    end = choose(rng, (len(data), min(len(data), 80)))
+    at = int(rng.integers(end))
+    if kind == 1:
+        del changed[at:]
+    elif kind == 2:
+        changed += rng.bytes(8 * int(rng.integers(1, 4)))
+    elif kind == 3:
+        changed[at : at + 8] = b"\xff" * len(changed[at : at + 8])
+    else:
         for _ in range(int(rng.integers(1, 4))):
             changed[int(rng.integers(end))] ^= 1 << int(rng.integers(8))
-    elif kind == 3:
-        del changed[at:]
-    elif kind == 4:
-        changed += rng.bytes(8 * int(rng.integers(1, 4)))
-    else:
-        changed[at : at + 8] = b"\xff" * len(changed[at : at + 8])
     return bytes(changed)
 
 
@@ -120,20 +118,18 @@ def mutate_array(rng: Rng, array: Array) -> Array:
     flat = values.reshape(-1)
     if values.dtype.kind not in "fiub" or not values.size:
         return encode(np.zeros(int(rng.integers(1, 5))))
-    if kind == 2:
-        # other values in an array that stays well-formed
-        where = rng.integers(flat.size, size=int(rng.integers(1, 4)))
-        if values.dtype.kind == "f":
-            flat[where] = choose(rng, _FLOATS)
-        elif values.dtype.kind in "iu":
-            info = np.iinfo(values.dtype)
-            flat[where] = choose(rng, (info.max, info.min, 0, 1, info.max // 2))
+    if kind == 2 and values.dtype.kind != "b":
+        # another value in an array that stays well-formed
+        whole = values.dtype.kind in "iu"
+        info: Any = np.iinfo(values.dtype) if whole else None
+        others = (info.max, info.min, 0, info.max // 2) if whole else _FLOATS
+        flat[int(rng.integers(flat.size))] = choose(rng, others)
         return encode(values)
     dtype = choose(rng, ("<f4", "<i8", ">f8", "?", "u1"))
     with np.errstate(all="ignore"):
-        others = [flat, values[..., None], np.asfortranarray(values), flat[:-1]]
-        others += [np.tile(flat, 2), values.astype(dtype), values[:0, None]]
-    return encode(choose(rng, others))
+        alike = [flat, values[..., None], np.asfortranarray(values), flat[:-1]]
+        alike += [np.tile(flat, 2), values.astype(dtype), values[:0, None]]
+    return encode(choose(rng, alike))
 
 
 def mutate_value(rng: Rng, value: Any) -> Any:
@@ -225,7 +221,6 @@ class EndlessError(BaseException):
 class Tally:
     """What became of the mutated messages; ``peak`` is a part of the allowed memory."""
 
-    name: str
     messages: int = 0
     refused: int = 0
     peak: float = 0.0
@@ -249,6 +244,9 @@ class Tally:
         before = tracemalloc.get_traced_memory()[0]
         try:
             yield
+        except EndlessError as error:
+            self.problems.append(str(error))
+            raise ValueError("endless") from None
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
             signal.signal(signal.SIGVTALRM, kept)
@@ -259,164 +257,22 @@ class Tally:
                 self.problems.append(f"{peak} bytes were allocated, not {limit}")
 
 
-# -------------------------------------------------------------------------- the clients
+# ----------------------------------------------------------------------------- the runs
+
+_SETUP = ["query.hello", "train.align", "train.agree", "train.labels", "train.ready"]
 
 
-@dataclass
-class Exchange:
-    """A request, what the node had before, and its ledger's file, if it had one."""
+class Fuzzed(LocalGrid):
+    """Nodes get mutated requests beside the real ones, and replies are spoilt.
 
-    name: str
-    request: Message
-    state: dict[str, Any]
-    ledger: Path | None
-    known: bytes
-
-
-class Recorder(LocalGrid):
-    """A grid that keeps every request."""
-
-    def _deliver(self, messages: Sequence[Message]) -> None:
-        kept = self.__dict__.setdefault("exchanges", [])
-        for message in messages:
-            context = self._contexts[message.metadata.dst_node_id]
-            name = str(number_of(context))
-            config = dict(message.content.get("config", {}))
-            session = str(config.get("session", ""))
-            ledger, known = None, b""
-            if session and run_ledgers(session).is_dir():
-                path = BlockMember(NodeSecrets(name, {}), session)._file.path
-                if path.is_file():
-                    ledger, known = path, path.read_bytes()
-            kept.append(Exchange(name, message, dict(context.state), ledger, known))
-        super()._deliver(messages)
-
-
-def record(case: Case, rounds: int = 6) -> list[Exchange]:
-    """All messages of a short run, its preparation and its evaluation included."""
-    grid = Recorder(case.app, case.nodes, seed=1, reply_loss=0.1)
-
-    class Wipes(Callback):
-        """Nodes lose their states and are restored; in round 4 both holders do."""
-
-        def on_round(self, strategy: Any, record: RoundRecord) -> None:
-            for name in strategy.clients[: {2: 1, 4: 2}.get(record.round, 0)]:
-                contexts(grid)[int(name)].state = RecordDict()
-
-    options: dict[str, Any] = {"backup_every": 2} if case.method == "hyfdca" else {}
-    options |= {"client_evaluate_every": 2 if case.evaluates else 0}
-    strategy = case.strategy(callbacks=[Wipes()], **options)
-    strategy.start(grid, ArrayRecord([case.start]), num_rounds=rounds)
-    return list(grid.__dict__["exchanges"])
-
-
-def fuzz_client(
-    case: Case,
-    exchanges: Sequence[Exchange],
-    others: Sequence[RecordDict],
-    count: int,
-    rng: Rng,
-    tally: Tally,
-) -> None:
-    """Give a method's clients so many mutated requests, each where it came in its run.
-
-    A request that is refused leaves the state in the client's context as it was.
+    With ``only`` the replies to one kind of message are spoilt.
     """
-    by_kind: dict[str, list[Exchange]] = {}
-    for exchange in exchanges:
-        by_kind.setdefault(exchange.request.metadata.message_type, []).append(exchange)
-    kinds = sorted(by_kind)
-    for _ in range(count):
-        kind = choose(rng, kinds)
-        exchange = choose(rng, by_kind[kind])
-        content = mutate_content(rng, exchange.request.content, others)
-        if rng.random() < 0.05:
-            kind = choose(rng, kinds)
-        about = exchange.request.metadata
-        message = Message(content, about.dst_node_id, kind, group_id=about.group_id)
-        tally.messages += 1
-        for problem in _given(case, message, exchange, tally):
-            tally.problems.append(f"{kind} of {case.name}: {problem}")
-
-
-def _given(
-    case: Case, message: Message, exchange: Exchange, tally: Tally
-) -> Iterator[str]:
-    """What is wrong with a client's way with a message."""
-    node: Any = {"partition-id": int(exchange.name), "num-partitions": case.nodes}
-    state, ledger = RecordDict(dict(exchange.state)), exchange.ledger
-    context = Context(1, message.metadata.dst_node_id, node, state, {})
-    before = {key: dict(record) for key, record in exchange.state.items()}
-    arrays = [a for r in before.values() for a in r.values() if isinstance(a, Array)]
-    held = sum(len(array.data) for array in arrays)
-    if ledger is not None:
-        ledger.write_bytes(exchange.known)
-    refused = ""
-    try:
-        with tally.bounded(max(message_bytes(message), case.start.nbytes, held)):
-            reply = case.app(message, context)
-    except EndlessError as error:
-        yield str(error)
-        return
-    except Exception as error:
-        refused = f"{type(error).__name__}: {error}"
-    else:
-        if said := refusal_of(dict(reply.content.get("status", {}))):
-            refused = f"{said.refusal}: {said}"
-        elif not dict(reply.content.get("status", {})).get("in-sync", True):
-            refused = "OutOfSync: the client asks to be restored"
-    if refused:
-        tally.refuse(refused)
-        if {key: dict(record) for key, record in context.state.items()} != before:
-            yield "a refused message has changed the state"
-    if ledger is not None and ledger.is_file():
-        # what a message has made a block's file forget
-        old, new = (
-            json.loads(data[12 : 12 + int.from_bytes(data[8:12], "big")])
-            for data in (exchange.known, ledger.read_bytes())
-        )
-        same = old.get("begun") == new.get("begun")
-        if same and "agreed" in old and old["agreed"] != new.get("agreed"):
-            yield "another agreement is in the block's file"
-        if same and refused and old.get("attempts") != new.get("attempts"):
-            yield "a refused message has used an attempt up"
-
-
-# --------------------------------------------------------------------------- the server
-
-
-class _Fingerprint(pickle.Pickler):
-    def reducer_override(self, item: Any) -> Any:
-        if isinstance(item, type):
-            return NotImplemented
-        if callable(item) or isinstance(item, Cipher | Callback | Strategy):
-            return str, (type(item).__name__,)
-        return NotImplemented
-
-
-def fingerprint(strategy: Any) -> bytes:
-    """All of a strategy's state but its log of the traffic."""
-    skip = ("options", "history", "result", "_wished")
-    of_parts = ("strategy", "_strategy", "_wave", "_extra", "_wished")
-    content = {k: v for k, v in vars(strategy).items() if k not in skip}
-    said = vars(content.pop("conversation"))
-    content["conversation"] = [said[k] for k in ("registry", "session", "epoch")]
-    for part in ("half", "_steps"):
-        if content.get(part) is not None:
-            inside = vars(content[part]).items()
-            content[part] = {k: v for k, v in inside if k not in of_parts}
-    stream = io.BytesIO()
-    _Fingerprint(stream).dump(content)
-    return stream.getvalue()
-
-
-class Tampering(LocalGrid):
-    """A grid that mutates replies on their way, and counts which."""
 
     rng: Rng
+    to_clients: Tally
+    to_server: Tally
     others: Sequence[RecordDict] = ()
-    only: str = ""
-    tampered = 0
+    only, share = "", 0.1
 
     def _strikes(self, message: Message) -> set[str]:
         if not self.only:
@@ -426,183 +282,227 @@ class Tampering(LocalGrid):
         return {"garbage"} if hit and mine else set()
 
     def _spoil(self, reply: Message, message: Message) -> Message:
-        self.tampered += 1
-        seen = self.__dict__.setdefault("seen", [])
-        content = mutate_content(
-            self.rng, reply.content, [*self.others, reply.content, *seen]
-        )
+        self.to_server.messages += 1
+        seen: list[RecordDict] = self.__dict__.setdefault("seen", [])
+        pool = [*self.others, reply.content, *seen]
         if len(seen) < 200:
             seen.append(reply.content)
-        return Message(content, reply_to=message)
+        return Message(mutate_content(self.rng, reply.content, pool), reply_to=message)
+
+    def _deliver(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            for _ in range(self.rng.poisson(self.share)):
+                self._mutated(message)
+        super()._deliver(messages)
+
+    def _mutated(self, message: Message) -> None:
+        """What a copy of the node makes of the request with something wrong.
+
+        One that is refused leaves the state in the node's context as it was.
+        """
+        tally, about = self.to_clients, message.metadata
+        content = mutate_content(self.rng, message.content, self.others)
+        kind = about.message_type
+        if self.rng.random() < 0.05:
+            kind = choose(self.rng, ["train", "evaluate", *_SETUP])
+        wrong = Message(content, about.dst_node_id, kind, group_id=about.group_id)
+        node = self._contexts[about.dst_node_id]
+        state = RecordDict(dict(node.state))
+        copy = Context(1, node.node_id, node.node_config, state, {})
+        before = {key: dict(record) for key, record in state.items()}
+        arrays = [a for r in before.values() for a in r.values() if type(a) is Array]
+        held = sum(len(array.data) for array in arrays)
+        tally.messages += 1
+        refused = ""
+        with self._ledger(message, node, tally) as told:
+            try:
+                with tally.bounded(max(message_bytes(wrong), held)):
+                    reply = self.client_app(wrong, copy)
+            except Exception as error:
+                refused = f"{type(error).__name__}: {error}"
+            else:
+                status = dict(reply.content.get("status", {}))
+                if said := refusal_of(status):
+                    refused = f"{said.refusal}: {said}"
+                elif not status.get("in-sync", True):
+                    refused = "OutOfSync: the client asks to be restored"
+            told.append(refused)
+        if refused:
+            tally.refuse(refused)
+            if {key: dict(record) for key, record in state.items()} != before:
+                tally.problems.append("a refused message has changed the state")
+
+    @contextmanager
+    def _ledger(
+        self, message: Message, node: Context, tally: Tally
+    ) -> Iterator[list[str]]:
+        """Look at what a message has made a block's file forget, and undo it."""
+        session = str(dict(message.content.get("config", {})).get("session", ""))
+        path, known, refused = None, b"", list[str]()
+        if session and run_ledgers(session).is_dir():
+            member = BlockMember(NodeSecrets(str(number_of(node)), {}), session)
+            path = member._file.path
+            known = path.read_bytes() if path.is_file() else b""
+        yield refused
+        if path is None or not known or not path.is_file():
+            return
+        old, new = (
+            json.loads(data[12 : 12 + int.from_bytes(data[8:12], "big")])
+            for data in (known, path.read_bytes())
+        )
+        path.write_bytes(known)
+        if old.get("begun") == new.get("begun"):
+            if "agreed" in old and old["agreed"] != new.get("agreed"):
+                tally.problems.append("another agreement is in the block's file")
+            if refused[0] and old.get("attempts") != new.get("attempts"):
+                tally.problems.append("a refused message has used an attempt up")
 
 
 def _watch(strategy: Any, tally: Tally, model: int) -> None:
     """Check that what is dropped changes nothing, and that looking costs little."""
+    conversation = strategy.conversation
 
-    def guarded(look: Callable[..., Any], allowed: Callable[..., int]) -> Any:
-        def call(*arguments: Any) -> Any:
-            before = fingerprint(strategy)
+    def everything(t: int) -> bytes:
+        clients = [vars(client) for client in conversation.registry.clients.values()]
+        known = strategy.state() if t else {}  # before round 1 there may be none
+        return pickle.dumps((known, strategy.broadcast.model, clients))
+
+    def guarded(look: Callable[..., Any]) -> Any:
+        def call(given: Any, *more: Any) -> Any:
+            if given is None or isinstance(given, Reason):
+                return look(given, *more)
+            t = more[-1]["server-round"] if more else given.server_round
+            before, size = everything(t), 0
+            if isinstance(given, Message):
+                size = message_bytes(given)
+            else:
+                sizes = [array.nbytes for array in (*given.arrays, given.numbers)]
+                size = sum(map(int, sizes))
             try:
-                with tally.bounded(max(allowed(arguments[0]), model)):
-                    result = look(*arguments)
-                if isinstance(result, Reason):  # an envelope that is no answer
-                    raise ValueError(result)
-            except EndlessError as error:
-                tally.problems.append(str(error))
-                raise ValueError("endless") from None
-            except Exception as error:
-                tally.refuse(str(error) or type(error).__name__)
-                # HyFDCA: the answer says which nonce it is to be asked with instead
-                again = "the wave begins again" in str(error)
-                if not again and fingerprint(strategy) != before:
-                    tally.problems.append("a dropped answer has changed the strategy")
-                if isinstance(arguments[0], Message):
-                    return Reason(str(error))
-                raise
-            return result
+                with tally.bounded(max(size, model)):
+                    found = look(given, *more)
+                if not isinstance(found, Reason):  # an envelope that is no answer
+                    return found
+                error: Exception = ValueError(found)
+            except Exception as raised:
+                error = raised
+            tally.refuse(str(error) or type(error).__name__)
+            # HyFDCA: the answer says which nonce it is to be asked with instead
+            again = "the wave begins again" in str(error)
+            if not again and everything(t) != before:
+                tally.problems.append("a dropped answer has changed the strategy")
+            if isinstance(given, Message):
+                return Reason(str(error))
+            raise error
 
         return call
 
-    def of_answer(answer: Any) -> int:
-        sizes = sum(array.nbytes for array in answer.arrays) + answer.numbers.nbytes
-        return int(sizes)
+    def asking(t: int, kind: str, of: Any, take: Any, *more: Any, **own: Any) -> Any:
+        look = take if take is None else guarded(take)
+        return ask_again(t, kind, of, look, *more, **own)
 
-    strategy.conversation._open = guarded(strategy.conversation._open, message_bytes)
+    ask_again = conversation.ask_again
+    conversation._open, conversation.ask_again = guarded(conversation._open), asking
     if isinstance(strategy, RoundStrategy):
-        vars(strategy)["check"] = guarded(strategy.check, of_answer)
-    for method in ("ask", "ask_everyone"):
-        ask = getattr(strategy, method, None)
-        if ask is None:
-            continue
-
-        def asking(*arguments: Any, ask: Any = ask, **more: Any) -> Any:
-            given = list(arguments)
-            at = next(
-                i
-                for i, value in enumerate(given)
-                if callable(value) and value.__code__.co_varnames[:1] == ("answer",)
-            )
-            given[at] = guarded(given[at], of_answer)
-            return ask(*given, **more)
-
-        setattr(strategy, method, asking)
+        vars(strategy)["check"] = guarded(strategy.check)
 
 
-_SETUP = "query.hello train.align train.agree train.labels train.ready"
+@cache
+def strangers() -> list[RecordDict]:
+    """Messages of methods that others' are mixed with."""
+    found: list[RecordDict] = []
+    for name in ("fedfw plain", "fedgia gram", "hyfdca bundle"):
+        grid = CASES[name].grid(NODES, Recorder, seed=1)
+        CASES[name].play(grid, 6)
+        found += [message.content for message in grid.sent[::8]]
+    return found
 
 
-def fuzz_server(
-    case: Case,
-    others: Sequence[RecordDict],
-    count: int,
-    rng: Rng,
-    tally: Tally,
-    rounds: int = 12,
-) -> None:
-    """Runs in which replies are mutated on their way, until there were enough.
+def fuzz(name: str, messages: int, rng: Rng, rounds: int = 12) -> tuple[Tally, Tally]:
+    """Runs in which requests and replies are mutated, until there were enough of both.
 
-    A run that is tampered with before round 1 may end there, with a reason.
+    One run in three is tampered with before round 1 only; it may end there, with a
+    reason.
     """
-    phases = sorted({e.request.metadata.message_type for e in record(case, 2)})
-    start, turn = tally.messages, 0
-    while tally.messages < start + count:
-        # one run in three is tampered with before round 1 only
-        setup = [p for p in phases if p in _SETUP]
-        only = choose(rng, setup) if turn % 3 == 2 else ""
-        turn += 1
-        _one_run(case, others, rng, tally, rounds, only)
+    tallies = Tally(), Tally()
+    for turn in count():
+        only = choose(rng, _SETUP) if turn % 3 == 2 else ""
+        _one_run(name, rng, tallies, rounds, only)
+        if min(tally.messages for tally in tallies) >= messages:
+            return tallies
+    raise AssertionError
 
 
 def _one_run(
-    case: Case,
-    others: Sequence[RecordDict],
-    rng: Rng,
-    tally: Tally,
-    rounds: int,
-    only: str,
+    name: str, rng: Rng, tallies: tuple[Tally, Tally], rounds: int, only: str
 ) -> None:
     rate = 0.5 if only else choose(rng, (0.1, 0.4, 1.0))
-    grid = Tampering(case.app, case.nodes, seed=int(rng.integers(2**31)), garbage=rate)
-    grid.rng, grid.others, grid.only = rng, others, only
+    method, (to_clients, to_server) = CASES[name], tallies
+    grid = method.grid(NODES, Fuzzed, seed=int(rng.integers(2**31)), garbage=rate)
+    grid.rng, grid.only, grid.others = rng, only, strangers()
+    grid.to_clients, grid.to_server = to_clients, to_server
 
     class Calm(Callback):
         """The preparation and the last rounds are spared, unless it is its turn.
 
-        What the server makes of the answers is watched from here on.
+        What the server makes of the answers is watched from here on. Nodes lose their
+        states and are restored; in round 4 both holders do.
         """
 
         def on_start(self, strategy: Any, first: int, last: int) -> None:
-            _watch(strategy, tally, case.start.nbytes)
+            _watch(strategy, to_server, method.start.nbytes)
             if not only:
-                calm(grid)
+                grid.faults["garbage"] = 0.0
 
         def on_round(self, strategy: Any, record: RoundRecord) -> None:
             if not only:
                 grid.faults["garbage"] = 0.0 if record.round >= rounds - 2 else rate
+            for client in strategy.clients[: {2: 1, 4: 2}.get(record.round, 0)]:
+                contexts(grid)[int(client)].state = RecordDict()
 
-    strategy = case.strategy(
-        callbacks=[Calm()],
-        client_evaluate_every=3 if case.evaluates else 0,
-        start_timeout=5.0,
-    )
-    failed = False
+    how: Any = {"backup_every": 2} if name.startswith("hyfdca") else {}
+    how |= {"client_evaluate_every": 3 if evaluates(name) else 0}
+    strategy = method.strategy(callbacks=[Calm()], start_timeout=5.0, **how)
     try:
-        strategy.start(grid, ArrayRecord([case.start]), num_rounds=rounds)
+        strategy.start(grid, ArrayRecord([method.start]), num_rounds=rounds)
     except Exception as error:
         # it may end before round 1; and nobody can tell whose word of a hidden sum is
         # wrong, so that a run ends as it must
         a_reason = isinstance(error, SettingsError | TimeoutError | RuntimeError)
         if not (only and a_reason) and not isinstance(error, WrongReportError):
-            tally.problems.append(f"{case.name}: the run ended: {error!r}")
-        failed = True
-    tally.messages += grid.tampered
+            to_server.problems.append(f"the run ended: {error!r}")
+    else:
+        if not np.isfinite(strategy.broadcast.model).all():
+            to_server.problems.append("the model is not finite")
     if only == "query.hello":
         # the answers to the introduction are looked at before the strategy sees any
         rejected = [why for r in strategy.history for _, why in r.rejected]
         rejected += [why for _, why in strategy.conversation.traffic.rejected]
         for why in rejected:
             if "introduction" in why:
-                tally.refuse(why)
-    if not failed and not np.isfinite(strategy.broadcast.model).all():
-        tally.problems.append(f"{case.name}: the model is not finite")
-
-
-# ---------------------------------------------------------------------------------- all
-
-#: Whose messages other methods' are mixed with.
-STRANGERS = ("fedfw plain", "fedgia gram", "hyfdca bundle")
+                to_server.refuse(why)
 
 
 def main() -> int:
-    """Print the table; 1 if there was a problem.
-
-    Half of the messages go to the clients; those of a case do not depend on which
-    others are named.
-    """
+    """Print the table; 1 if there was a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    strangers = [e.request.content for n in STRANGERS for e in record(CASES[n])[::8]]
-    each = -(-arguments.messages // (2 * len(CASES)))
+    names = given.names or [name for name in CASES if not name.endswith("float32")]
+    each, failed = -(-given.messages // (2 * len(names))), False
     print("to,messages,refused,of the allowed memory,problems", flush=True)
     tracemalloc.start()
-    failed = False
-    for name in arguments.names or list(CASES):
-        rng = np.random.default_rng([arguments.seed, *name.encode()])
-        case, exchanges = CASES[name], record(CASES[name])
-        pool = [*strangers, *(exchange.request.content for exchange in exchanges[::5])]
-        clients, server = Tally(f"{name} clients"), Tally(f"{name} server")
-        fuzz_client(case, exchanges, pool, each, rng, clients)
-        fuzz_server(case, pool, each, rng, server)
-        for t in (clients, server):
+    for name in names:
+        rng = np.random.default_rng([given.seed, *name.encode()])
+        for to, t in zip(("clients", "server"), fuzz(name, each, rng), strict=True):
             what = f"{t.messages},{t.refused},{t.peak:.2f},{len(t.problems)}"
-            print(f"{t.name},{what}", flush=True)
-            for problem, count in Counter(t.problems).items():
+            print(f"{name} {to},{what}", flush=True)
+            for problem, times in Counter(t.problems).items():
                 failed = True
-                print(f"{t.name}: {problem} ({count} times)", file=sys.stderr)
+                print(f"{name} {to}: {problem} ({times} times)", file=sys.stderr)
     return int(failed)
 
 

@@ -15,12 +15,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from fedtrellis import LocalGrid, client_app
+from fedtrellis import LocalGrid
 from fedtrellis.wire.arrays import array_record, record_arrays
-from tests.harness import Array, number_of
+from tests.harness import Array, number_of, play
 from tests.strategies.methods import EVERY, METHODS, NODES, RULES, SEED
 
 #: The last to answer: it has seen what everybody else says.
@@ -34,36 +34,38 @@ BOUND = 0.25
 
 
 Arrays = list[NDArray[Any]]
+Change = Callable[[Array], Any]
 
 
 @dataclass
 class Said:
-    """An answer: its arrays, the numbers beside them, and who says it when."""
+    """An answer: its arrays, at last its numbers; and who says it when."""
 
-    arrays: Arrays
-    numbers: Array
+    parts: Arrays
     status: dict[str, Any]
 
     @classmethod
     def by(cls, content: RecordDict) -> Said:
         status: dict[str, Any] = dict(content.config_records["status"])
         numbers = np.frombuffer(status.get("numbers", b""), dtype="<f8")
-        return cls(record_arrays(content.array_records["arrays"]), numbers, status)
+        return cls([*record_arrays(content.array_records["arrays"]), numbers], status)
 
     def content(self, like: RecordDict) -> RecordDict:
-        records, status = dict(like), dict(self.status)
+        status, (*arrays, numbers) = dict(self.status), self.parts
         status.pop("numbers", None)
         if "numbers" in like.config_records["status"]:
-            status["numbers"] = self.numbers.astype("<f8").tobytes()
+            status["numbers"] = numbers.tobytes()
         join = "joined" in like.array_records["arrays"]
-        records["arrays"] = array_record(self.arrays, join=join)
+        records = {**like, "arrays": array_record(arrays, join=join)}
         return RecordDict({**records, "status": ConfigRecord(status)})
 
-    def each(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Said:
+    def each(self, change: Change) -> Said:
+        def of(part: Any) -> NDArray[Any]:
+            real = part.dtype.kind == "f" and part.size
+            return np.asarray(change(part), dtype=part.dtype) if real else part
+
         with np.errstate(over="ignore"):
-            arrays = [change(a) if a.dtype.kind == "f" else a for a in self.arrays]
-            numbers = change(self.numbers) if self.numbers.size else self.numbers
-        return replace(self, arrays=arrays, numbers=numbers)
+            return replace(self, parts=[of(part) for part in self.parts])
 
 
 @dataclass
@@ -76,33 +78,27 @@ class Scene:
     model: Array
     server_round: int
 
-    def about(self, array: NDArray[Any]) -> NDArray[Any]:
-        return self.model if array.shape == self.model.shape else np.zeros(array.shape)
+    def about(self, part: Array) -> Array:
+        return self.model if part.shape == self.model.shape else np.zeros(part.shape)
 
-    def together(self, combine: Callable[[Array], Array]) -> Said:
-        def of(own: NDArray[Any], theirs: Arrays) -> NDArray[Any]:
-            alike = [array for array in theirs if array.shape == own.shape]
-            real = own.dtype.kind == "f" and own.size and alike
-            return combine(np.array(alike)) if real else own
+    def together(self, combine: Change) -> Said:
+        """What is made of all the others' answers, part by part."""
+        parts = iter(zip(*(said.parts for said in self.others), strict=False))
 
-        pairs = (
-            (own, [said.arrays[k] for said in self.others if len(said.arrays) > k])
-            for k, own in enumerate(self.own.arrays)
-        )
-        numbers = of(self.own.numbers, [said.numbers for said in self.others])
-        return replace(self.own, arrays=[of(*p) for p in pairs], numbers=numbers)
+        def of(part: Array) -> Any:
+            alike = [other for other in next(parts) if other.shape == part.shape]
+            return combine(np.array(alike)) if alike else part
+
+        return self.own.each(of)
 
 
 Lie = Callable[[Scene], Said]
 
 
-def _other_arrays(
-    change: Callable[[NDArray[Any]], NDArray[Any]], numbers: int | None
-) -> Lie:
+def _cut(change: Change, numbers: int) -> Lie:
     def lie(scene: Scene) -> Said:
-        own = scene.own
-        arrays = [change(array) for array in own.arrays]
-        return replace(own, arrays=arrays, numbers=own.numbers[:numbers])
+        (*arrays, last), made = scene.own.parts, scene.own
+        return replace(made, parts=[*map(change, arrays), last[:numbers]])
 
     return lie
 
@@ -110,10 +106,9 @@ def _other_arrays(
 def _random(scene: Scene) -> Said:
     rng = np.random.default_rng([SEED, scene.server_round])
 
-    def draw(array: NDArray[Any]) -> NDArray[Any]:
-        noise = rng.standard_normal(array.shape)
-        size = np.linalg.norm(array) / max(float(np.linalg.norm(noise)), 1e-300)
-        return np.asarray(size * noise, dtype=array.dtype)
+    def draw(part: Array) -> Any:
+        noise = rng.standard_normal(part.shape)
+        return np.linalg.norm(part) / max(float(np.linalg.norm(noise)), 1e-300) * noise
 
     return scene.own.each(draw)
 
@@ -122,11 +117,8 @@ def _step(factor: float) -> Lie:
     """The honest step, so many times as long."""
 
     def lie(scene: Scene) -> Said:
-        def change(array: NDArray[Any]) -> NDArray[Any]:
-            about = scene.about(array)
-            return np.asarray(about + factor * (array - about), dtype=array.dtype)
-
-        return scene.own.each(change)
+        about = scene.about
+        return scene.own.each(lambda a: about(a) + factor * (a - about(a)))
 
     return lie
 
@@ -138,26 +130,24 @@ def _two_faced(scene: Scene) -> Said:
 def _against(scene: Scene) -> Said:
     """Xie, Koyejo, Gupta, UAI 2019, arXiv 1903.03936: the inner product is negative."""
 
-    def change(answers: Array) -> Array:
+    def change(answers: Array) -> Any:
         about = scene.about(answers[0])
-        return np.asarray(about - 5.0 * (answers.mean(axis=0) - about))
+        return about - 5.0 * (answers.mean(axis=0) - about)
 
     return scene.together(change)
 
 
 def _a_little(scene: Scene) -> Said:
     """Baruch, Baruch, Goldberg, NeurIPS 2019, arXiv 1902.06156: within the scatter."""
-    return scene.together(lambda a: np.asarray(a.mean(axis=0) - 1.5 * a.std(axis=0)))
+    return scene.together(lambda a: a.mean(axis=0) - 1.5 * a.std(axis=0))
 
 
 #: Those that are seen for what they are in every method.
 REFUSED: dict[str, Lie] = {
     "not a number": lambda scene: scene.own.each(lambda a: a * np.nan),
     "infinite": lambda scene: scene.own.each(lambda a: a * 0.0 - np.inf),
-    "another shape": _other_arrays(lambda a: a.reshape(-1)[:-1], -1),
-    "another dtype": _other_arrays(
-        lambda a: a.astype("f4" if a.dtype == "f8" else "i8"), 0
-    ),
+    "another shape": _cut(lambda a: a.reshape(-1)[:-1], -1),
+    "another dtype": _cut(lambda a: a.astype("f4" if a.dtype == "f8" else "i8"), 0),
     "under another's name": lambda scene: replace(
         scene.own, status=scene.others[0].status
     ),
@@ -213,8 +203,7 @@ class Lying(LocalGrid):
         return {"garbage"} if kind in ("train", "query.hello") else set()
 
     def _spoil(self, reply: Message, message: Message) -> Message:
-        lies = self._lies(message)
-        content = reply.content
+        lies, content = self._lies(message), reply.content
         if message.metadata.message_type == "query.hello":
             if lies and self.declared is not None:
                 content.config_records["config"]["num-examples"] = self.declared
@@ -222,58 +211,45 @@ class Lying(LocalGrid):
         if self.lie is None or not content.config_records["status"]["in-sync"]:
             return reply
         heard: dict[int, list[Said]] = self.__dict__.setdefault("heard", {})
-        t = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
-        said = Said.by(content)
+        said, t = Said.by(content), int(message.metadata.group_id)
         others = heard.setdefault(t, [])
         others.append(said)
         if not lies:
             return reply
-        before = heard.get(t - 1, others)[-1]
-        scene = Scene(said, before, others[:-1], self.strategy.broadcast.model, t)
+        before, model = heard.get(t - 1, others)[-1], self.strategy.broadcast.model
+        scene = Scene(said, before, others[:-1], model, t)
         return Message(self.lie(scene).content(content), reply_to=message)
 
 
 # ----------------------------------------------------------------------------- the runs
 
 
-@dataclass
-class Outcome:
-    """A run with a liar: the model, and how many of its answers were refused."""
+def run(
+    name: str, kind: str = "", rule: str = "mean", rounds: int = 0
+) -> tuple[Array, int]:
+    """The model, and how many of the liar's answers were refused.
 
-    model: Array
-    refused: int
-    rounds: int
-
-
-def run(name: str, kind: str = "", rule: str = "mean", rounds: int = 0) -> Outcome:
-    """Run a method; ``kind`` is empty in a run without a liar."""
-    method = EVERY[name]
-    lies = {**REFUSED, **ANSWERS, EACH_REFUSED: _in_turn}
-
-    def client(context: Context) -> Any:
-        poisoned = kind == OWN_LOSS and number_of(context) == LIAR
-        return method.client(
-            context, method.losses[-1 if poisoned else number_of(context)]
-        )
-
-    grid = Lying(client_app(client), NODES, seed=1)
-    grid.lie, grid.declared = lies.get(kind), DECLARED.get(kind)
-    grid.silent = kind == SILENT
+    ``kind`` is empty in a run without a liar.
+    """
+    method, losses = EVERY[name], [*EVERY[name].losses]
+    if kind == OWN_LOSS:
+        losses[LIAR] = losses[-1]
+    grid = replace(method, losses=losses).grid(NODES, Lying, seed=1)
+    grid.lie = {**REFUSED, **ANSWERS, EACH_REFUSED: _in_turn}.get(kind)
+    grid.declared, grid.silent = DECLARED.get(kind), kind == SILENT
     grid.strategy = strategy = method.make(seed=SEED, aggregation=rule)
-    rounds = rounds or method.rounds
-    result = strategy.start(grid, ArrayRecord([method.start]), num_rounds=rounds)
-    (model,) = result.arrays.to_numpy_ndarrays()
+    ran = play(strategy, grid, method.start, rounds or method.rounds)
     refused = [who for r in strategy.history for who, _ in r.rejected]
-    return Outcome(model, refused.count(str(LIAR)), rounds)
+    return ran.model, refused.count(str(LIAR))
 
 
 @cache
 def honest(name: str) -> Array:
     """The model of the run without a liar, by the mean."""
-    return run(name).model
+    return run(name)[0]
 
 
-def distance(name: str, model: Array) -> float:
+def apart(name: str, model: Array) -> float:
     """How far a model is from the honest run's, as a part of how far that has come."""
     goal = honest(name)
     way = float(np.linalg.norm(goal - EVERY[name].start))
@@ -291,8 +267,7 @@ def main() -> int:
     for name in names:
         cells = []
         for rule in METHODS[name].rules:
-            every = [(distance(name, run(name, k, rule).model), k) for k in KINDS]
-            far, kind = max(every)
+            far, kind = max((apart(name, run(name, k, rule)[0]), k) for k in KINDS)
             cells.append(f"{far:.2f} ({kind})" if far < 100 else f"{far:.0e} ({kind})")
             failed |= rule != "mean" and far > BOUND
         print(",".join([name, *cells, *[""] * (len(RULES) - len(cells))]), flush=True)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 import clients
 import strategies
-from fedtrellis import LocalGrid
+from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import L1Ball, L2Ball
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
-from tests.harness import Array, Played, grid_of, number_of, play
+from tests.harness import Array, Played, number_of, play
 
 NODES, P, ROWS, SEED = 10, 8, 30, 4
 #: All faults of a LocalGrid at once.
@@ -35,6 +35,8 @@ EVERYTHING: dict[str, Any] = {
     "garbage": 0.1,
     "duplicate": 0.1,
 }
+#: What the clients take from a server: far more than these problems need.
+LIMITS: dict[str, Any] = {"max_parameters": 10_000, "max_count": 1_000}
 RULES = ("mean", "median", "trimmed-mean", "clipping")
 
 
@@ -102,8 +104,16 @@ class Method:
     rules: tuple[str, ...] = RULES
     forgets: bool = False
 
-    def grid(self, nodes: int = 6, **options: Any) -> LocalGrid:
-        return grid_of(self.client, self.losses[:nodes], **options)
+    def grid(self, nodes: int = 6, kind: Any = LocalGrid, **options: Any) -> Any:
+        losses = self.losses[:nodes]
+
+        def client(context: Context) -> Any:
+            return self.client(context, losses[number_of(context)])
+
+        return kind(client_app(client, **LIMITS), len(losses), **options)
+
+    def strategy(self, **settings: Any) -> Any:
+        return self.make(**{"seed": SEED, "max_failed_rounds": 10**6, **settings})
 
     def play(
         self,
@@ -114,7 +124,7 @@ class Method:
         last_fault: int | None = None,
         **settings: Any,
     ) -> Played[Any]:
-        strategy = self.make(**{"seed": SEED, "max_failed_rounds": 1000, **settings})
+        strategy = self.strategy(**settings)
         if sets is not None:
             strategy.sample = lambda t: [str(i) for i in sets[t - 1]]
         number = len(sets) if sets else rounds or self.rounds

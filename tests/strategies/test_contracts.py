@@ -29,7 +29,7 @@ from tests.strategies.methods import (
     of_dtype,
     on,
 )
-from tests.strategies.soak_cases import mirrored
+from tests.strategies.soak_runs import mirrored
 
 LOSES_STATE = ("state_loss", "wipe")
 #: What is replayed along a client's random directions is added in another order.

@@ -287,7 +287,7 @@ def test_lambda_is_a_multiple_of_the_median_gradient(
     strategy = FedFW(BALL, variant=variant, schedule=schedule)
     played, grid = recorded(strategy, 6, missed=lost)
     multiple = 0.12 if variant == "augmented" else MULTIPLES[schedule]
-    penalty = strategy.half.penalty
+    penalty = strategy.half.penalty or 0.0
     assert penalty == pytest.approx(automatic([0, 3, 4], multiple), rel=1e-12)
     # from round 2 on the run is that of whoever sets this number
     given = FedFW(BALL, variant=variant, schedule=schedule, penalty=penalty)

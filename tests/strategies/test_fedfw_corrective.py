@@ -217,7 +217,8 @@ class Problem:
 class Quartic(Distance):
     """3 Σ (X_ij − c_ij)⁴ + (X_ij − c_ij)², whose curvature nobody knows."""
 
-    quadratic, curvature = False, None
+    quadratic = False
+    curvature: Any = None
 
     def value(self, x: Array) -> float:
         away = x - self.centre[0]

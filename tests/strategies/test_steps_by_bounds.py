@@ -67,7 +67,7 @@ def test_a_loss_that_knows_no_bound_is_measured() -> None:
 
 def test_feddr_s_sizes_are_those_of_the_largest_bound() -> None:
     r = max(BOUNDS)
-    sizes = {"proximal_step": 10.0 / r, "local_step_size": 1.0 / (1.1 * r)}
+    sizes: Any = {"proximal_step": 10.0 / r, "local_step_size": 1.0 / (1.1 * r)}
     models = run("FedDR", rounds=9).models, run("FedDR", rounds=9, **sizes).models
     np.testing.assert_allclose(*models, rtol=1e-9)
 
