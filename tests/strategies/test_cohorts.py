@@ -1,9 +1,12 @@
-"""A wave's clients at once against one after the other: the same runs."""
+"""A wave's clients at once, and no message of it: the same runs.
+
+That cohorts of all methods are their clients one by one is a contract of all methods,
+with shares of one size; here these differ, and clients say and do more.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
 from fedtrellis.wire.local_work import run_together
 from strategies import FedAvgGD
 from tests.harness import Played, distance, grid_of, node_states, play
-from tests.strategies.methods import EVERY, EVERYTHING, of_dtype, on
+from tests.strategies.methods import EVERYTHING, on
 
 #: Uneven shares; the largest is more than twice the smallest.
 SIZES = (5, 9, 7, 12, 6, 8, 9)
@@ -28,35 +31,22 @@ class Own(LeastSquares):
     stack: Any = None
 
 
-@cache
 def losses(kind: str) -> list[Any]:
     rng = np.random.default_rng(5)
     made: list[Any] = []
+    own: dict[str, Any]
     for size in SIZES:
         X = rng.standard_normal((size, 4))
         b = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.1 * rng.standard_normal(size)
-        if kind == "squares":
-            made.append(LeastSquares(X, b, scale="half-mean", l2=0.01, weight=2.0))
-        elif kind == "own":
-            made.append(Own(X, b, scale="half-mean"))
-        elif kind == "logistic":
-            made.append(Logistic(X, b > 0.0, l2=0.1))
-        else:
-            made.append(MultinomialLogistic(X, rng.integers(0, 3, size), 3, l2=0.01))
+        classes = rng.integers(0, 3, size)
+        own = {
+            "squares": LeastSquares(X, b, scale="half-mean", l2=0.01, weight=2.0),
+            "own": Own(X, b, scale="half-mean"),
+            "logistic": Logistic(X, b > 0.0, l2=0.1),
+            "mlr": MultinomialLogistic(X, classes, 3, l2=0.01),
+        }
+        made.append(own[kind])
     return made
-
-
-#: That cohorts of all methods are their clients one by one is a contract of all
-#: methods, with shares of one size; here these differ.
-CASES = {
-    kind: on(losses(kind), np.zeros((5, 3) if kind == "mlr" else 4), 8)(
-        method, batch_fraction=part, step_size=0.05
-    )
-    for kind, method, part in (
-        *(("squares", "FedAvgGD", 1.0), ("own", "FedAvgGD", 0.4)),
-        *(("logistic", "FedProx", 1.0), ("mlr", "Scaffold", 1.0)),
-    )
-}
 
 
 def average(client: Any, strategy: Any = FedAvgGD, rounds: int = 2, **grid: Any) -> Any:
@@ -64,89 +54,71 @@ def average(client: Any, strategy: Any = FedAvgGD, rounds: int = 2, **grid: Any)
     return play(strategy(step_size=0.01), made, np.zeros(4), rounds)
 
 
-def check_same(one: Played[Any], many: Played[Any], near: float = 1e-12) -> None:
+def check_same(one: Played[Any], many: Played[Any]) -> None:
     """Models, metrics and what the nodes keep, to rounding."""
     assert one.used == many.used
-    assert distance(one.models, many.models) <= near
+    assert distance(one.models, many.models) <= 1e-12
     for a, b in zip(one.strategy.history, many.strategy.history, strict=True):
         same = ("sampled", "used", "round_trips", "rejected", "bytes_up", "bytes_down")
         assert all(getattr(a, name) == getattr(b, name) for name in same)
-        assert b.train == pytest.approx(a.train, rel=1e-6, abs=near)
-    assert one.grid.fault_counts == many.grid.fault_counts
-    assert one.grid._handled == many.grid._handled
-    for before, after in zip(
-        *(g.grid._contexts.values() for g in (one, many)), strict=True
-    ):
-        assert before.state.keys() == after.state.keys()
+        assert b.train == pytest.approx(a.train, rel=1e-6, abs=1e-12)
     first, second = (node_states(ran.strategy, ran.grid) for ran in (one, many))
     assert first.keys() == second.keys()
     for name, state in first.items():
         assert state.keys() == second[name].keys()
-        assert all(distance(state[key], second[name][key]) <= near for key in state)
+        assert all(distance(state[key], second[name][key]) <= 1e-12 for key in state)
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The types of the messages that clients are sent."""
-    found: list[str] = []
-    push = LocalGrid.push_messages
-
-    def noted(self: LocalGrid, messages: Any) -> Any:
-        wave = list(messages)
-        found.extend(message.metadata.message_type for message in wave)
-        return push(self, wave)
-
-    monkeypatch.setattr(LocalGrid, "push_messages", noted)
-    return found
-
-
+@pytest.mark.parametrize("faults", [EVERYTHING, {}])
 @pytest.mark.parametrize(
-    ("dtype", "faults"), [("float64", EVERYTHING), ("float32", {})]
+    ("kind", "method", "part"),
+    [
+        *(("squares", "FedAvgGD", 1.0), ("own", "FedAvgGD", 0.4)),
+        *(("logistic", "FedProx", 1.0), ("mlr", "Scaffold", 1.0)),
+    ],
 )
-@pytest.mark.parametrize("name", CASES)
-def test_a_cohort_is_its_clients_one_by_one(
-    name: str,
-    dtype: str,
+def test_a_cohort_of_uneven_shares_is_its_clients_one_by_one(
+    kind: str,
+    method: str,
+    part: float,
     faults: dict[str, float],
     monkeypatch: pytest.MonkeyPatch,
-    sent: list[str],
 ) -> None:
-    """The same answers, models, metrics and states, and no message is made of them."""
     counts: list[int] = []
 
     def counted(clients: Any, *given: Any) -> Any:
         counts.append(len(clients))
         return run_together(clients, *given)
 
-    def run(**options: Any) -> Played[Any]:
-        case = of_dtype(CASES[name], dtype)
-        grid = case.grid(len(SIZES), seed=3, **faults, **options)
-        return case.play(grid, 8, seed=1, participation=0.7)
-
     monkeypatch.setattr("fedtrellis.wire.client.run_together", counted)
-    one = run()
-    assert not counts
-    sent.clear()
-    many = run(batched=True)
+    start = np.zeros((5, 3) if kind == "mlr" else 4)
+    case = on(losses(kind), start, 8)(method, batch_fraction=part, step_size=0.05)
+    one, many = (
+        case.play(case.grid(7, seed=3, batched=b, **faults), 8, participation=0.7)
+        for b in (False, True)
+    )
     assert max(counts) > 1  # clients did go together
-    assert faults or set(sent) == {"query.hello"}
-    assert many.models[-1].dtype == dtype
-    check_same(one, many, 1e-12 if dtype == "float64" else 1e-5)
-
-
-def test_a_subclass_with_a_fit_of_its_own_is_not_taken_together() -> None:
-    class Overriding(FedAvgGDClient):
-        def fit(self, parameters: Any, config: Any) -> Any:
-            return [np.full(4, 7.0)], 0, {}
-
-    assert (average(Overriding, rounds=1, batched=True).model == 7.0).all()
+    check_same(one, many)
 
 
 class Teller(FedAvgGDClient):
-    """Answers in several arrays and with metrics of its own."""
+    """Answers in several arrays, with metrics of its own, and counts its rounds.
+
+    Client 2 raises in round 1, after writing to its node's state.
+    """
+
+    def __init__(self, context: Context, objective: Any) -> None:
+        super().__init__(context, objective)
+        self.context = context
 
     def steps(self, x: Any, config: Any) -> Any:
         point = yield from super().steps(x, config)
+        state: Any = self.context.state
+        if self.client_id == "2" and config["server-round"] == 1:
+            state["left"] = ConfigRecord({"behind": 1})
+            raise ArithmeticError("client 2 cannot")
+        known: Any = state.get("own", {"rounds": 0})
+        state["own"] = ConfigRecord({"rounds": known["rounds"] + 1})
         mine = np.arange(int(self.client_id) + 1, dtype=np.uint16)
         return [point, mine], 7, {"loss": 0.5 * int(self.client_id), "steps": [1, 300]}
 
@@ -163,48 +135,18 @@ class Listening(FedAvgGD):
         return self.take_point(dataclasses.replace(answer, arrays=answer.arrays[:1]))
 
 
-def test_answers_of_which_no_message_is_made_are_what_messages_bring(
-    sent: list[str],
-) -> None:
-    one = average(Teller, Listening)
-    sent.clear()
-    many = average(Teller, Listening, batched=True)
-    assert set(sent) == {"query.hello"}
-    check_same(one, many)
-    assert one.strategy.heard == many.strategy.heard
-    encoded = [average(Teller, Listening, batched=b, encode=True) for b in (0, 1)]
-    assert set(sent) == {"query.hello", "train"}
-    sizes = [[r.bytes_up for r in ran.strategy.history] for ran in encoded]
-    assert sizes[0] == sizes[1]
-
-
-class Fickle(FedAvgGDClient):
-    """Counts its rounds; client 2 raises after writing to its node's state."""
-
-    def __init__(self, context: Context, objective: Any) -> None:
-        super().__init__(context, objective)
-        own: Any = context.state.get("own", {"rounds": 0})
-        context.state["own"] = ConfigRecord({"rounds": own["rounds"] + 1})
-        self.context = context
-
-    def steps(self, x: Any, config: Any) -> Any:
-        point = yield from super().steps(x, config)
-        if self.client_id == "2" and config["server-round"] % 2:
-            self.context.state["left"] = ConfigRecord({"behind": 1})
-            raise ArithmeticError("client 2 cannot")
-        return point
-
-
-def test_who_is_at_fault_fails_alone_and_leaves_nothing_behind() -> None:
-    runs = [average(Fickle, rounds=4, batched=b) for b in (False, True)]
-    check_same(*runs)
-    why = [("2", "error 2: ArithmeticError: client 2 cannot")]
-    assert [r.rejected for r in runs[1].strategy.history] == [why, []] * 2
-    for ran in runs:
-        states: list[Any] = [c.state for c in ran.grid._contexts.values()]
-        # the introduction makes a client as well
-        counts = [state["own"]["rounds"] for state in states]
-        assert counts == [3 if k == 2 else 5 for k in range(len(SIZES))]
+def test_answers_of_which_no_message_is_made_are_what_messages_bring() -> None:
+    """And who is at fault fails alone, and leaves nothing behind."""
+    options: list[dict[str, Any]] = [{}, {"batched": True}, {"encode": True}]
+    one, *others = [average(Teller, Listening, **more) for more in options]
+    for other in others:
+        check_same(one, other)
+        assert one.strategy.heard == other.strategy.heard
+        why = [("2", "error 2: ArithmeticError: client 2 cannot")]
+        assert [r.rejected for r in other.strategy.history] == [why, []]
+        states: list[Any] = [c.state for c in other.grid._contexts.values()]
+        rounds = [state["own"]["rounds"] for state in states]
+        assert rounds == [1 if k == 2 else 2 for k in range(len(SIZES))]
         assert all("left" not in state for state in states)
 
 
@@ -219,24 +161,7 @@ class Watching(LocalGrid):
         return super().push_messages(wave)
 
 
-class Around:
-    """A grid around another one."""
-
-    seen = 0
-
-    def __init__(self, grid: LocalGrid) -> None:
-        self.grid = grid
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.grid, name)
-
-    def push_messages(self, messages: Any) -> list[str]:
-        wave = list(messages)
-        self.seen += sum(m.metadata.message_type == "train" for m in wave)
-        return self.grid.push_messages(wave)
-
-
-def test_whoever_overrides_the_grid_or_has_mods_sees_every_message() -> None:
+def test_whoever_overrides_the_grid_the_fit_or_has_mods_sees_every_message() -> None:
     through: list[str] = []
 
     def mod(message: Any, context: Context, call_next: Any) -> Any:
@@ -254,26 +179,14 @@ def test_whoever_overrides_the_grid_or_has_mods_sees_every_message() -> None:
     go(LocalGrid(client_app(client, mods=[mod]), 3, batched=True))
     assert through.count("train") == 6
     assert go(Watching(app, 3, batched=True)).seen == 6
-    assert go(Around(LocalGrid(app, 3, batched=True))).seen == 6
     other, waves = LocalGrid(app, 3, batched=True), []
     push = other.push_messages
     other.push_messages = lambda wave: waves.append(1) or push(wave)  # type: ignore
     go(other)
     assert len(waves) == 3
 
+    class Overriding(FedAvgGDClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return [np.full(4, 7.0)], 0, {}
 
-class Unshared(LocalGrid):
-    """Nobody may share what a message holds where somebody could change it."""
-
-
-@pytest.mark.parametrize(
-    ("name", "encode"),
-    [("fedavg-gd", False), ("fedfw corrective", True), ("fedgia", False)],
-)
-def test_contents_in_common_change_nothing(name: str, encode: bool) -> None:
-    method, options = EVERY[name], {"seed": 3, "encode": encode, **EVERYTHING}
-    shared = method.grid(7, **options)
-    apart = Unshared(shared.client_app, 7, **options)
-    assert (shared.untouched, apart.untouched) == (True, False)
-    check_same(method.play(shared, 8), method.play(apart, 8), 0.0)
-    assert (shared.bytes_down, shared.bytes_up) == (apart.bytes_down, apart.bytes_up)
+    assert (average(Overriding, rounds=1, batched=True).model == 7.0).all()

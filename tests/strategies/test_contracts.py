@@ -17,7 +17,9 @@ import pytest
 from fedtrellis.manifolds import Euclidean
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
-from tests.harness import Array, Played, Stop, distance, node_states
+from fedtrellis.wire.arrays import record_arrays
+from fedtrellis.wire.protocol import ARRAYS, MODEL
+from tests.harness import Array, Played, Recorder, Stop, distance, node_states
 from tests.strategies.methods import (
     EVERY,
     EVERYTHING,
@@ -39,6 +41,7 @@ NEAR = {"zeroth-order-rfl": 1e-10, "zeroth-order-rfl dense": 1e-10}
 REPLAYED = [n for n in EVERY if n not in ("fedgia", "hyfem", "hybrid-fedavg")]
 #: FedFW's server replays the steps of each client, one by one or since a checkpoint.
 SUMMED = [name for name in EVERY if re.match("fedfw (plain|augm|stoch)", name)]
+NARROW = [name for name, m in EVERY.items() if "float32" in m.make().dtypes]
 STATEFUL = [name for name in REPLAYED if EVERY[name].make().stateful]
 
 
@@ -145,6 +148,41 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(
         again = of_dtype(method, other)
         with pytest.raises(SettingsError, match=f"its dtype is {dtype}, this run's is"):
             again.play(again.grid(), 16, resume=path)
+
+
+def dtypes_of(grid: Recorder, record: str) -> set[str]:
+    """Dtypes of the model's and the answers' arrays that travelled."""
+    replies = [reply for sent in grid.answers.values() for reply in sent]
+    return {
+        str(array.dtype)
+        for message in (*grid.sent, *replies)
+        if message.has_content() and record in message.content
+        for array in record_arrays(message.content.array_records[record])
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in EVERY if "float32" in EVERY[n].make().dtypes]
+)
+def test_float32_ends_where_float64_does(name: str) -> None:
+    """And what travels is as narrow as the model, which is worth half the digits."""
+    double, single = (of_dtype(EVERY[name], d) for d in ("float64", "float32"))
+    ends = [method.play(method.grid(5), 60).model for method in (double, single)]
+    away = np.linalg.norm(ends[1] - ends[0]) / np.linalg.norm(ends[0])
+    # it is not the same arithmetic, and not the start either
+    assert ends[1].dtype == np.float32
+    assert 0.0 < away <= 1e-5
+    assert distance(ends[0], double.start) > 1e-3
+    # scales, shares of a change and a pool's sums are numbers of their own
+    if "bfloat16" not in single.make().dtypes or re.search("-sgd$|kseed", name):
+        return
+    for dtype, wire in (("float32", "float32"), ("bfloat16", "uint16")):
+        ran = single.play(grid := single.grid(5, Recorder, encode=True), 3, dtype=dtype)
+        assert wire in dtypes_of(grid, MODEL)
+        # which entries are kept travels as bits
+        assert dtypes_of(grid, ARRAYS) <= {wire, "uint8"}
+        layout, model = ran.strategy.broadcast.layout, ran.strategy.broadcast.model
+        assert distance(layout.rounded(ran.model), layout.rounded(model)) == 0.0
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if not n.startswith("hy")])
