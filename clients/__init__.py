@@ -2,6 +2,7 @@
 
 from .fedavg import (
     CompressedSGDClient,
+    FedAvgClient,
     FedAvgGDClient,
     FedDRClient,
     FedLMOClient,
@@ -18,8 +19,9 @@ from .hyfdca import HyFDCAClient
 from .riemannian import FirstOrderRFLClient, ZerothOrderRFLClient
 from .zeroth_order_sgd import ZerothOrderSGDClient
 
-__all__ = ["CompressedSGDClient", "FedAvgGDClient", "FedDRClient", "FedFWClient"]
-__all__ += ["FedGiAClient", "FedLMOClient", "FedOptClient", "FedProxClient"]
-__all__ += ["FirstOrderRFLClient", "HyFDCAClient", "HyFEMClient", "HybridFedAvgClient"]
-__all__ += ["LocalSGDClient", "NaiveFrankWolfeClient", "ProjectedFedAvgClient"]
-__all__ += ["ScaffoldClient", "ZerothOrderRFLClient", "ZerothOrderSGDClient"]
+__all__ = ["CompressedSGDClient", "FedAvgClient", "FedAvgGDClient", "FedDRClient"]
+__all__ += ["FedFWClient", "FedGiAClient", "FedLMOClient", "FedOptClient"]
+__all__ += ["FedProxClient", "FirstOrderRFLClient", "HyFDCAClient", "HyFEMClient"]
+__all__ += ["HybridFedAvgClient", "LocalSGDClient", "NaiveFrankWolfeClient"]
+__all__ += ["ProjectedFedAvgClient", "ScaffoldClient", "ZerothOrderRFLClient"]
+__all__ += ["ZerothOrderSGDClient"]

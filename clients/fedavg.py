@@ -80,6 +80,17 @@ class LocalSGDClient(FedAvgGDClient):
     """
 
 
+class FedAvgClient(LocalSGDClient):
+    """Takes the local steps of :class:`LocalSGDClient`; see ``FedAvg``.
+
+    Examples
+    --------
+    >>> from fedtrellis import client_app
+    >>> from fedtrellis.clients import FedAvgClient
+    >>> app = client_app(lambda context: FedAvgClient(context, my_loss(context)))
+    """
+
+
 class FedOptClient(LocalSGDClient):
     """Takes the local steps of :class:`LocalSGDClient`; see ``FedOpt``.
 

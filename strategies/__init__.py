@@ -2,6 +2,7 @@
 
 from .fedavg import (
     CompressedSGD,
+    FedAvg,
     FedAvgGD,
     FedDR,
     FedOpt,
@@ -18,7 +19,7 @@ from .hyfdca import HyFDCA
 from .riemannian import FirstOrderRFL, ZerothOrderRFL
 from .zeroth_order_sgd import ZerothOrderSGD
 
-__all__ = ["CompressedSGD", "FedAvgGD", "FedDR", "FedFW", "FedGiA", "FedLMO", "FedOpt"]
-__all__ += ["FedProx", "FirstOrderRFL", "HyFDCA", "HyFEM", "HybridFedAvg", "LocalSGD"]
-__all__ += ["NaiveFrankWolfe", "ProjectedFedAvg", "Scaffold", "ZerothOrderRFL"]
-__all__ += ["ZerothOrderSGD"]
+__all__ = ["CompressedSGD", "FedAvg", "FedAvgGD", "FedDR", "FedFW", "FedGiA", "FedLMO"]
+__all__ += ["FedOpt", "FedProx", "FirstOrderRFL", "HyFDCA", "HyFEM", "HybridFedAvg"]
+__all__ += ["LocalSGD", "NaiveFrankWolfe", "ProjectedFedAvg", "Scaffold"]
+__all__ += ["ZerothOrderRFL", "ZerothOrderSGD"]

@@ -265,6 +265,33 @@ class LocalSGD(FedAvgGD):
     )
 
 
+class FedAvg(LocalSGD):
+    """FedAvg as Flower's users know it: :class:`LocalSGD` with steps of one size.
+
+    Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from
+    Decentralized Data", AISTATS 2017, algorithm 1, with B as a part of a client's
+    examples and E as a number of steps. Its weights, by examples, are
+    ``client_weights="examples"``; the tasks of this package weigh their losses so.
+
+    Notes
+    -----
+    The matching client is ``FedAvgClient(context, objective)``, as for LocalSGD.
+
+    Examples
+    --------
+    Run as :class:`FedAvgGD` is, with ``FedAvgClient`` on the nodes:
+
+    >>> from fedtrellis.strategies import FedAvg
+    >>> FedAvg(local_steps=10, client_weights="examples").step_schedule
+    'constant'
+    """
+
+    name = "fedavg"
+    about = "FedAvg with mini-batches and steps of one size"
+
+    step_schedule: StepSchedule = falling("constant")
+
+
 class FedProx(FedAvgGD):
     """:class:`FedAvgGD` with a proximal term in the local objectives.
 

@@ -148,7 +148,7 @@ def pairs(strategies: ModuleType, clients: ModuleType) -> list[Pair]:
     >>> from fedtrellis import clients, strategies
     >>> from fedtrellis.app import pairs
     >>> [s.name for s, c in pairs(strategies, clients)][:2]
-    ['compressed-sgd', 'fedavg-gd']
+    ['compressed-sgd', 'fedavg']
     """
     found = (getattr(strategies, name) for name in strategies.__all__)
     return [

@@ -192,6 +192,7 @@ _ONCE = {"rules": ("mean",)}
 METHODS: dict[str, Method] = {
     "fedavg-gd": _whole("FedAvgGD", **_LOCAL),
     "local-sgd": _whole("LocalSGD", **_BATCH),
+    "fedavg": _whole("FedAvg", **_BATCH),
     "fedprox": _whole("FedProx", **_LOCAL),
     "fedopt": _whole("FedOpt", **_MOVED),
     "compressed-sgd": _whole("CompressedSGD", compressor="qsgd", **_MOVED),
