@@ -44,8 +44,10 @@ MORE = {
     # nor need those whose steps are set; short enough that they do not diverge
     **{
         name: {f"{name}.step-size": 1e-5}
-        for name in "compressed-sgd fedavg-gd fedopt fedprox local-sgd scaffold".split()
+        for name in ("compressed-sgd", "fedavg", "fedavg-gd", "fedopt", "fedprox")
     },
+    "local-sgd": {"local-sgd.step-size": 1e-5},
+    "scaffold": {"scaffold.step-size": 1e-5},
     "feddr": {"feddr.local-step-size": 1e-5, "feddr.proximal-step": 1e-4},
     "projected-fedavg": {"projected-fedavg.local-step-size": 1e-5},
     "zeroth-order-rfl": {"zeroth-order-rfl.step-size": 1e-6},
