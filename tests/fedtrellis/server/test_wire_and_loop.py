@@ -283,21 +283,11 @@ def with_clients(count: int, **options: Any) -> Steps:
     return strategy
 
 
-@pytest.mark.parametrize(
-    ("p", "n", "count"),
-    [
-        (0.07, 100, 7),  # 0.07 · 100 is 7.000000000000001
-        (0.5, 5, 3),
-        (0.01, 10, 1),
-        (0.999, 10, 10),
-    ],
-)
-def test_fixed_sampling_takes_p_n_clients_rounded_up(
-    p: float, n: int, count: int
-) -> None:
-    strategy = with_clients(n, participation=p, sampling="fixed")
-    for server_round in range(1, 20):
-        chosen = strategy.sample(server_round)
+def test_fixed_sampling_takes_p_n_clients_rounded_up() -> None:
+    # 0.07 · 100 is 7.000000000000001
+    for p, n, count in (0.07, 100, 7), (0.5, 5, 3), (0.01, 10, 1), (0.999, 10, 10):
+        strategy = with_clients(n, participation=p, sampling="fixed")
+        chosen = strategy.sample(1)
         assert len(set(chosen)) == count
         assert chosen == sorted(chosen, key=int)
 
@@ -307,8 +297,7 @@ def test_every_client_takes_part_as_often_as_asked(sampling: str) -> None:
     strategy = with_clients(10, participation=0.3, sampling=sampling)
     counts = Counter(name for t in range(2000) for name in strategy.sample(t))
     # 600 ± 4.4 standard deviations of √(2000 · 0.3 · 0.7) = 20.5
-    assert len(counts) == 10
-    assert all(510 < count < 690 for count in counts.values())
+    assert all(510 < counts[name] < 690 for name in strategy.clients)
 
 
 # ------------------------------------------------------------ evaluation and stopping
@@ -419,43 +408,28 @@ def wave(
     return exchange(cast(Any, script), requests, timeout, traffic), traffic
 
 
-def test_answers_belong_to_the_request_that_they_name() -> None:
+def test_answers_and_errors_belong_to_the_request_that_they_name() -> None:
     a, b = reply("m1", 10), reply("m2", 20)
-    script = Script([[b], [], [a]], ["m1", "m2"])
+    stale = reply("m0", 10, RecordDict({"c": ConfigRecord({"big": b"0" * 9999})}))
+    script = Script([[b, stale], [], [a, a]], ["m1", "m2"])
     result, traffic = wave(script, [10, 20])
     assert result == {10: a, 20: b}
     assert script.asked == [["m1", "m2"], ["m1"], ["m1"]]
-    assert min(traffic.up, traffic.down) > 0
     # those that nobody waits for are not counted
-    stale = reply("m0", 10, RecordDict({"c": ConfigRecord({"big": b"0" * 9999})}))
-    result, traffic = wave(Script([[stale, a, a, stale]], ["m1"]), [10])
-    assert result == {10: a}
-    assert traffic.up < 1000
+    assert 0 < traffic.up < 1000
     # nor are requests waited for that could not be sent
     for ids in (["m1", None], ["m1"]):
         result, _ = wave(Script([[a]], cast(Any, ids)), [10, 20])
         assert result == {10: a, 20: "the request could not be sent"}
-    assert wave(Script([], []), [])[0] == {}
-
-
-def test_an_answer_to_a_message_of_another_type_is_not_used() -> None:
-    a, b = reply("m1", 10), reply("m2", 20)
     b.metadata.message_type = "train.propose"
     result, _ = wave(Script([[b, a]], ["m1", "m2"]), [10, 20])
     assert result == {10: a, 20: "the answer is one to 'train.propose', not to 'train'"}
-
-
-def test_an_error_belongs_to_the_request_that_it_names() -> None:
     # Flower's own reply for a node that is gone comes from the SuperLink, and its word
     # for what it does not know any more has a type of Flower's
     gone = reply("m2", 1, Error(3, "Node Unavailable"))
     gone.metadata.__dict__["_message_type"] = "system"
     result, _ = wave(Script([[gone]], ["m1", "m2"]), [10, 20], timeout=0.05)
     assert result == {10: "no answer", 20: "error 3: Node Unavailable"}
-    long = reply("m1", 10, Error(1, "x" * 5000 + " the end"))
-    found = str(wave(Script([[long]], ["m1"]), [10])[0][10])
-    assert found.endswith("the end")
-    assert len(found) < 600
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(1, 75), (6, 110), (600, 205)])

@@ -8,8 +8,6 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedtrellis import LocalGrid, StatefulClient, client_app
@@ -290,52 +288,3 @@ def test_hello_answers_identity_and_properties() -> None:
     properties = dict(cast(ConfigRecord, reply.content[CONFIG]))
     assert properties == {"num-partitions": 10, "num-examples": 12}
     assert len(context.state) == 0
-
-
-# --------------------------------------------------------------- whatever gets lost
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            ["used", "used", "used", "lost-reply", "lost-request", "state-loss"]
-            + ["wipe", "late"]
-        ),
-        min_size=1,
-        max_size=30,
-    )
-)
-def test_the_client_stands_where_the_server_says_whatever_happens(
-    events: list[str],
-) -> None:
-    """A server that knows the sum of the rounds it used, and one client.
-
-    In each round the client has to answer with exactly what the server can work out:
-    the sum of the rounds that it used before, and this one.
-    """
-    app, context = client_app(Adder), new_context()
-    used, total, ready = 0, 0.0, False
-    late: list[Message] = []
-    for server_round, event in enumerate(events, start=1):
-        if event == "wipe":
-            context.state = RecordDict()
-        restore = {"total": np.full(3, total)}
-        message = request(server_round, used, restore=None if ready else restore)
-        if event == "lost-request":
-            continue
-        if event == "late":
-            late.append(message)  # handled after the next one
-            continue
-        before = RecordDict({k: v.copy() for k, v in context.state.items()})
-        reply = app(message, context)
-        if not status(reply)["in-sync"]:
-            reply = app(request(server_round, used, restore=restore), context)
-        assert arrays_of(reply) == [total + server_round] * 3
-        if event == "state-loss":
-            context.state = before
-        if event != "lost-reply":
-            used, total, ready = server_round, total + server_round, True
-        for message in late:
-            app(message, context)
-        late = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from fedtrellis import Gradient, MethodClient, MiniBatches
 from fedtrellis.local_steps import take_steps
@@ -51,12 +50,10 @@ def compare(made: list[Stepping], configs: list[dict[str, Any]]) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("told", [[(4, 7)] * 5, [(3, 3), (1, 3), (4, 0), (2, 0)]])
-def test_side_by_side_is_one_by_one(told: list[tuple[int, int]]) -> None:
-    compare(
-        clients(count=len(told)),
-        [{"local-steps": steps, "batch-size": size} for steps, size in told],
-    )
+def test_side_by_side_is_one_by_one() -> None:
+    told = [(3, 3), (1, 3), (4, 0), (2, 0)]
+    configs = [{"local-steps": steps, "batch-size": size} for steps, size in told]
+    compare(clients(count=4), configs)
 
 
 class Brittle(LeastSquares):
