@@ -6,7 +6,6 @@ import logging
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -191,33 +190,6 @@ def test_on_a_terminal_a_bar_is_drawn_and_nothing_logged(
     assert screen.getvalue().count("\x1b[?25l") == 1
     assert screen.getvalue().count("\x1b[?25h") == 1
     assert not [line for line in logged if line.startswith("round ")]
-
-
-def test_lines_of_quick_rounds_time_left_and_what_was_dropped(
-    logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, strategy = [0.0], SimpleNamespace(history=list[RoundRecord]())
-    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
-    progress = Progress(lines=20, bar=False)
-    progress.on_start(strategy, 1, 21)
-    for number in range(22):
-        progress.on_round(strategy, RoundRecord(number))
-        now[0] += 0.25 if number < 16 else 3.0
-    numbers = [int(line.split()[1].split("/")[0]) for line in logged]
-    assert numbers == [0, 1, 5, 9, 13, 17, 18, 19, 20, 21]
-    # a resumed run's own rounds: 5 in 20 s, 15 to go
-    progress.on_start(strategy, 11, 30)
-    now[0] += 20.0
-    progress.on_round(strategy, RoundRecord(15))
-    assert "60 s left" in logged[-1]
-    progress.on_start(strategy, 1, 2)
-    for record in HISTORY:
-        progress.on_round(strategy, record)
-    for part in ("1 of 2 used", "↑ 150 B ↓ 1.5 kB", "1 dropped"):
-        assert part in logged[-1]
-    strategy.history = HISTORY
-    progress.on_failure(strategy, RuntimeError())
-    assert logged[-1] == f"total: {in_a_line(HISTORY)}"
 
 
 def test_json_lines_have_reasons_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:

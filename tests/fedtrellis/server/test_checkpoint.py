@@ -137,22 +137,6 @@ def test_clients_elsewhere_are_given_back_what_the_server_can_replay(
     check_goes_on(whole, path, grid=grid_of(kind=Elsewhere))
 
 
-def test_a_round_that_was_cut_off_is_not_saved_as_the_one_before(
-    tmp_path: Path,
-) -> None:
-    class Cut(Steps):
-        def aggregate(self, server_round: int, answers: Any) -> dict[str, float]:
-            metrics = super().aggregate(server_round, answers)
-            if server_round == 5:
-                raise KeyboardInterrupt
-            return metrics
-
-    path = tmp_path / "c.npz"
-    with pytest.raises(KeyboardInterrupt):
-        run(Cut(checkpoint=path, checkpoint_every=100))
-    assert not path.exists()
-
-
 # --------------------------------------------------------------- crashes while saving
 
 

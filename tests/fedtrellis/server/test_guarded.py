@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,12 +12,12 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from fedtrellis import LocalGrid, StatefulClient, TrimmedMean, client_app
-from fedtrellis.domains import L1Ball
 from fedtrellis.server.callbacks import Call
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
-from strategies import FedAvgGD, FedFW, HyFDCA, NaiveFrankWolfe
-from tests.harness import Array, contexts, number_of
+from strategies import FedAvgGD
+from tests.harness import Array, contexts, number_of, refused
+from tests.strategies.methods import METHODS
 
 SECRET = 0.123456789
 
@@ -96,31 +97,15 @@ def test_an_answer_out_of_proportion_is_refused_and_named() -> None:
 # ---------------------------------------------------------------------- robust averages
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (
-            lambda: NaiveFrankWolfe(L1Ball(1.0), aggregation="median"),
-            "does not apply to naive-frank-wolfe",
-        ),
-        (
-            lambda: HyFDCA("hinge", 0.1, aggregation="median"),
-            "does not apply to hyfdca; allowed: mean",
-        ),
-        (
-            lambda: FedFW(L1Ball(1.0), variant="plain", aggregation="median"),
-            "fedfw with variant = 'plain'; allowed: m",
-        ),
-        (lambda: TrimmedMean(fraction=0.5), "fraction = 0.5 must be greater than 0"),
-        (
-            lambda: start(Mean(aggregation="median"), nodes=2),
-            "needs at least 3 clients; there are 2",
-        ),
-    ],
-)
-def test_a_rule_is_for_methods_that_average(make: Any, why: str) -> None:
-    with pytest.raises(SettingsError, match=why):
-        make()
+def test_a_rule_is_for_methods_that_average() -> None:
+    for method in METHODS.values():
+        if "median" not in method.rules:
+            refused(
+                "'median' does not apply", partial(method.make, aggregation="median")
+            )
+    refused("fraction = 0.5 must be greater", lambda: TrimmedMean(fraction=0.5))
+    few = partial(start, Mean(aggregation="median"), nodes=2)
+    refused("needs at least 3 clients; there are 2", few)
 
 
 def test_two_answers_leave_the_model_where_it_is() -> None:
@@ -219,7 +204,7 @@ BOUND = "client-id = '0' is bound to the key of another node"
 
 
 @pytest.mark.parametrize(
-    ("setting", "name", "key", "refused"),
+    ("setting", "name", "key", "kept_out"),
     [
         ("bound", "", INTRUDER, True),
         (None, "clinic", INTRUDER, True),
@@ -230,7 +215,7 @@ BOUND = "client-id = '0' is bound to the key of another node"
     ],
 )
 def test_a_name_belongs_to_the_key_that_first_answered_for_it(
-    setting: Any, name: str, key: Any, refused: bool
+    setting: Any, name: str, key: Any, kept_out: bool
 ) -> None:
     """After round 2 node 0 is gone, and another claims to be it."""
     grid = Keyed(3, name)
@@ -243,8 +228,8 @@ def test_a_name_belongs_to_the_key_that_first_answered_for_it(
 
     strategy = Mean(client_keys=setting, callbacks=[Call(swap)])
     start(strategy, rounds=5, grid=grid)
-    assert [r.used for r in strategy.history] == [3, 3, *[3 - refused] * 3]
-    if not refused:  # it has no state any more, and is given what it had
+    assert [r.used for r in strategy.history] == [3, 3, *[3 - kept_out] * 3]
+    if not kept_out:  # it has no state any more, and is given what it had
         assert any("restore" in message.content for message in grid.to(77))
         return
     # it was asked who it is, once, and sent nothing else, least of all the state

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 
 from clients import FedAvgGDClient, FedGiAClient
 from fedtrellis import Private, RoundStrategy
@@ -17,7 +17,7 @@ from fedtrellis.server.callbacks import Call, RoundRecord
 from fedtrellis.wire import exchange
 from strategies import FedAvgGD, FedGiA
 from tests.fedtrellis.server.steps import Remote
-from tests.harness import grid_of, number_of
+from tests.harness import grid_of
 
 NODES = 6
 #: ‖x − c‖², c the node's number.
@@ -121,12 +121,8 @@ def test_a_newcomer_takes_part_where_the_server_keeps_nothing_of_a_client(
 class Silent(FedAvgGDClient):
     """All but number 5 have examples."""
 
-    def __init__(self, context: Context, objective: Any) -> None:
-        super().__init__(context, objective)
-        self.number = number_of(context)
-
     def get_properties(self, config: Any) -> dict[str, Any]:
-        return {"num-examples": 0} if self.number == 5 else {}
+        return {"num-examples": 0} if self.client_id == "5" else {}
 
 
 @pytest.mark.parametrize(

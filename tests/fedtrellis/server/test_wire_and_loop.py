@@ -222,17 +222,6 @@ def test_a_known_client_on_another_node_goes_on_where_it_was(given_up: int) -> N
     assert strategy.conversation.client("1").node_id == 4711
 
 
-def test_a_client_that_is_gone_only_misses_its_rounds() -> None:
-    grid = grid_of()
-    gone = {node(grid, 2): contexts(grid)[2]}
-    leave = {1: lambda: grid._contexts.pop(*gone)}
-    strategy = Steps(callbacks=[at({**leave, 3: lambda: grid._contexts.update(gone)})])
-    result = start(strategy, grid)
-    assert model_of(result) == expected({1: EVERY, 2: (0, 1), 3: (0, 1), 4: EVERY})
-    ((who, why),) = strategy.history[1].rejected
-    assert (who, "no such node" in why) == ("2", True)
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -319,19 +308,6 @@ def test_the_server_evaluates_before_after_every_k_rounds_and_at_the_end() -> No
     assert result.evaluate_metrics_serverapp[6]["many"] == [1, 2]
     evaluated = {r.round: r.evaluation for r in strategy.history if r.evaluation}
     assert evaluated == {t: {"loss": 10.0 - t} for t in (0, 6, 7)}
-
-
-def test_client_evaluation_is_the_mean_weighted_by_examples() -> None:
-    """Of all clients; what only some name, or is no number, is left out."""
-    strategy = Steps(client_evaluate_every=2, participation=0.5, seed=1)
-    result = start(strategy, grid_of(), 4)
-    assert list(result.evaluate_metrics_clientapp) == [0, 2, 4]
-    # losses and weights 1, 2, 3; (1 · m / 1 + 2 · m / 2 + 3 · m / 3) / 6
-    model = float(strategy.broadcast.model[0])
-    metrics = {"loss": (1 + 4 + 9) / 6, "model": model / 2, "num-examples": 6}
-    assert result.evaluate_metrics_clientapp[4] == pytest.approx(metrics, rel=1e-15)
-    assert strategy.history[4].client_evaluation == pytest.approx(metrics, rel=1e-15)
-    assert strategy.history[3].client_evaluation == {}
 
 
 def test_metrics_in_the_mean_and_in_the_median() -> None:

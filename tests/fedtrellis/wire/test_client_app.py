@@ -40,12 +40,6 @@ class Adder(StatefulClient):
         self.state["total"] = total + config["server-round"] * parameters[0]
         return [self.state["total"]], 3, {"round": config["server-round"]}
 
-    def evaluate(
-        self, parameters: Arrays, config: Config
-    ) -> tuple[float, int, dict[str, Any]]:
-        total = self.state.get("total", np.zeros(1))
-        return float(parameters[0].sum()), 2, {"total": float(total.sum())}
-
 
 def new_context(kind: type[Context] = Context, **node_config: Any) -> Context:
     return kind(1, 11, {"partition-id": 4, **node_config}, RecordDict(), {})
@@ -56,11 +50,9 @@ def request(
     used: int | None,
     *,
     kind: str = "train",
-    model: NDArray[Any] | None = None,
     restore: dict[str, NDArray[Any]] | None = None,
 ) -> Message:
-    model = np.ones(3) if model is None else model
-    server = ModelBroadcast(Layout((model.shape,)), model)
+    server = ModelBroadcast(Layout(((3,),)), np.ones(3))
     arrays, config = server.encode(None)
     config = {**config, "session": "s", "server-round": server_round}
     content = RecordDict({MODEL: arrays})
@@ -99,16 +91,6 @@ def snapshot(context: Context) -> Any:
         key: {name: getattr(value, "data", value) for name, value in record.items()}
         for key, record in context.state.items()
     }
-
-
-def test_evaluation_sees_what_was_used_and_changes_no_state() -> None:
-    app = client_app(Adder)
-    context = started(app)
-    app(request(2, 1), context)  # committed: 1, provisional: 3
-    reply = app(request(2, None, kind="evaluate", model=np.full(3, 2.0)), context)
-    assert metrics_of(reply) == {"loss": 6.0, "num-examples": 2, "total": 3.0}
-    assert ARRAYS not in reply.content
-    assert arrays_of(app(request(3, 2), context)) == [6.0] * 3
 
 
 def change_in_place(client: StatefulClient) -> None:
@@ -249,10 +231,10 @@ def test_a_plain_numpy_client_works() -> None:
 
 
 def test_phases_are_known_by_the_classes_that_have_them() -> None:
-    """Of somebody else's class too, and of a mix-in; not of one that comes later."""
+    """Of a mix-in too; not of a class that comes later, nor other attributes."""
 
     class Curvature:
-        fit_intercept = True  # an attribute, not a phase
+        fit_intercept = True
 
         def fit_curvature_of_a_mix_in(self, parameters: Arrays, config: Config) -> Fit:
             return [np.array([3.0])], 1, {}
@@ -260,21 +242,17 @@ def test_phases_are_known_by_the_classes_that_have_them() -> None:
     class Somebodys(Curvature, Adder):
         pass
 
-    def asked(app: ClientApp, phase: str) -> list[float]:
-        message = request(1, None, kind=f"train.{phase}")
-        return arrays_of(app(message, new_context()))
-
-    early = client_app(Somebodys)
-    assert asked(early, "curvature_of_a_mix_in") == [3.0]
+    app = client_app(Somebodys)
+    message = request(1, None, kind="train.curvature_of_a_mix_in")
+    assert arrays_of(app(message, new_context())) == [3.0]
 
     class Later(Adder):
         def fit_of_a_class_to_come(self, parameters: Arrays, config: Config) -> Fit:
             return [np.array([1.0])], 1, {}
 
-    assert asked(client_app(Later), "of_a_class_to_come") == [1.0]
     for phase in ("of_a_class_to_come", "intercept"):
         with pytest.raises(ValueError, match=phase):
-            asked(early, phase)
+            app(request(1, None, kind=f"train.{phase}"), new_context())
 
 
 def test_hello_answers_identity_and_properties() -> None:

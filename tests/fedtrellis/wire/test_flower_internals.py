@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from flwr.app import Message, RecordDict
-
-from fedtrellis import LocalGrid, client_app
 from fedtrellis.wire import flower_internals
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,16 +60,3 @@ def test_a_moved_module_is_one_clear_line() -> None:
     assert line.startswith("ImportError: flwr 1.99.0 does not fit fedtrellis: ")
     assert "cannot import name 'ErrorCode'" in line
     assert f"run with flwr {flower_internals.TESTED_FLOWER[0]}" in line
-
-
-def test_an_id_that_is_kept_elsewhere_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    grid = LocalGrid(client_app(lambda context: None), 1)
-    node = grid.get_node_ids()[0]
-    message = Message(RecordDict(), dst_node_id=node, message_type="query")
-    monkeypatch.setattr(
-        type(message.metadata), "message_id", property(lambda self: "other")
-    )
-    with pytest.raises(ImportError, match="keeps no '_message_id'"):
-        grid.push_messages([message])

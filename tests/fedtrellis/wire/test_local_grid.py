@@ -28,8 +28,8 @@ from tests.harness import Played, Stop, contexts, grid_of, play
 # ------------------------------------------------- one node that counts its messages
 
 
-def counting_app(*records: str) -> ClientApp:
-    """Answers with how many messages its state has seen, in records of these names."""
+def counting_app() -> ClientApp:
+    """Answers with how many messages its state has seen."""
     app = ClientApp()
 
     def count(message: Message, context: Context) -> Message:
@@ -37,12 +37,11 @@ def counting_app(*records: str) -> ClientApp:
             context.state["count"] = ConfigRecord({"n": 0})
         counted: Any = context.state["count"]
         counted["n"] += 1  # in place
-        content = {
+        content: dict[str, Any] = {
             "status": ConfigRecord({"n": counted["n"], "server-round": 1}),
             "arrays": ArrayRecord([np.arange(5.0), np.arange(4, dtype=np.uint8)]),
         }
-        kept = {name: content[name] for name in records or content}
-        return Message(RecordDict(cast(Any, kept)), reply_to=message)
+        return Message(RecordDict(content), reply_to=message)
 
     for register in (app.train(), app.evaluate(), app.query("hello")):
         register(count)
@@ -98,36 +97,24 @@ def test_a_fault_does_what_it_says(fault: str) -> None:
     assert len(send(LocalGrid(counting_app(), 1, **chances), "query.hello")) == 1
 
 
-@pytest.mark.parametrize(
-    ("records", "wrong"),
-    [
-        (["status", "arrays"], {"empty", "round", "nan", "cut"}),
-        (["status"], {"empty", "round"}),
-        (["arrays"], {"empty", "nan", "cut"}),
-    ],
-)
-def test_garbage_always_has_something_wrong(
-    records: list[str], wrong: set[str]
-) -> None:
-    grid = LocalGrid(counting_app(*records), 1, garbage=1.0)
-    kinds = set()
+def test_garbage_always_has_something_wrong() -> None:
+    grid, kinds = LocalGrid(counting_app(), 1, garbage=1.0), set()
     for number in range(1, 41):
         (reply,) = send(grid, "evaluate" if number % 2 else "train")
-        assert reply.has_content()
         content: Any = reply.content
-        found = record_arrays(content["arrays"]) if "arrays" in content else []
+        sizes = [v.size for v in record_arrays(content["arrays"])] if content else []
         if not content:
             kinds.add("empty")
-        elif "status" in content and content["status"]["server-round"] != 1:
+        elif content["status"]["server-round"] != 1:
             kinds.add("round")
-        elif np.isnan(found[0]).all():
+        elif np.isnan(record_arrays(content["arrays"])[0]).all():
             kinds.add("nan")
-            assert found[1].size == 3
+            assert sizes[1] == 3
         else:
             kinds.add("cut")
-            assert [v.size for v in found] == [4, 3]
+            assert sizes == [4, 3]
         assert seen(grid) == [number]  # the node itself is well
-    assert kinds == wrong
+    assert kinds == {"empty", "round", "nan", "cut"}
 
 
 def test_faults_strike_about_as_often_as_asked_and_depend_on_the_seed() -> None:
@@ -139,19 +126,6 @@ def test_faults_strike_about_as_often_as_asked_and_depend_on_the_seed() -> None:
         # five standard deviations
         spread = 5 * np.sqrt(400 * chance * (1 - chance))
         assert abs(grids[0].fault_counts[fault] - 400 * chance) < spread
-
-
-def test_nodes_have_flowers_node_config_and_what_is_added() -> None:
-    more: list[dict[str, Any]] = [{}, {"client-id": "clinic"}, {"partition-id": 9}]
-    grid = LocalGrid(counting_app(), 3, run_config={"lr": 0.5}, node_configs=more)
-    made = list(contexts(grid).values())
-    for i, context in enumerate(made):
-        config = {"partition-id": i, "num-partitions": 3, **more[i]}
-        assert (context.node_config, context.run_config) == (config, {"lr": 0.5})
-    ids = grid.get_node_ids()
-    assert len(set(ids)) == 3
-    assert [info.node_id for info in grid.get_nodes()] == ids
-    assert LocalGrid(counting_app(), 3, seed=1).get_node_ids() != ids
 
 
 @pytest.mark.parametrize(
@@ -167,24 +141,6 @@ def test_nodes_have_flowers_node_config_and_what_is_added() -> None:
 def test_wrong_arguments_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=f"^{words}.*$"):
         LocalGrid(counting_app(), **{"num_nodes": 2, **options})
-
-
-def test_states_can_be_taken_and_put_back() -> None:
-    """And what is to come strikes as it would have."""
-    first, second, third = (
-        LocalGrid(counting_app(), count, request_loss=0.5) for count in (2, 3, 2)
-    )
-    for _ in range(10):
-        send(first)
-    states = first.client_states()
-    second.load_client_states(states)
-    third.load_client_states(states)
-    assert all(isinstance(data, bytes) for data in states.values())
-    assert seen(second) == [*seen(first), 0]
-    for _ in range(10):
-        send(first)
-        send(third)
-    assert seen(third) == seen(first)
 
 
 # ------------------------------------------------------ whole runs, also in processes
@@ -211,22 +167,18 @@ def run(grid: LocalGrid, rounds: int = 6, **settings: Any) -> Played[Any]:
     return play(method, grid, np.zeros(4), rounds=rounds)
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 2}])
-@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("options", [{"encode": True}, {"workers": 2}])
 def test_bytes_and_processes_change_nothing_whatever_is_lost(
-    grids: Callable[..., LocalGrid], options: Any, batched: bool
+    grids: Callable[..., LocalGrid], options: Any
 ) -> None:
     faults: Any = dict.fromkeys(FAULTS, 0.1)
-    one = run(alone := grids(batched=batched, **faults))
-    two = run(grid := grids(batched=batched, encode=True, **options, **faults))
-    # a cohort may be split otherwise, and its numbers rounded otherwise
-    np.testing.assert_allclose(two.models, one.models, atol=1e-14 * batched, rtol=0.0)
+    one = run(alone := grids(**faults))
+    two = run(grid := grids(**options, **faults))
+    np.testing.assert_array_equal(two.models, one.models)
     for a, b in zip(one.strategy.history, two.strategy.history, strict=True):
         assert (a.sampled, a.rejected, a.used) == (b.sampled, b.rejected, b.used)
         assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
     assert grid.fault_counts == alone.fault_counts
-    # the history has what the server sent, the grid what the nodes got
-    assert sum(b.bytes_down for b in two.strategy.history) >= grid.bytes_down > 0
 
 
 def test_a_run_goes_on_with_another_number_of_workers(

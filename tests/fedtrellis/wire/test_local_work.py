@@ -73,15 +73,6 @@ def test_a_stack_that_raises_leaves_the_mini_batches_as_they_were() -> None:
     compare(made, [{"local-steps": 3, "batch-size": 2}] * 3)
 
 
-def test_what_asks_for_nothing_is_no_steps() -> None:
-    class Plain(MethodClient):
-        def steps(self, x: Any, config: Any) -> Any:
-            return x
-
-    (error,) = run_together([Plain()], [[np.ones(2)]], [{}])
-    assert str(error).startswith("Plain.steps returned a ndarray")
-
-
 class Value:
     """Ask for f_i(1), in a request of one's own."""
 

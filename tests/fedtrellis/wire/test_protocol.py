@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import Layout, array_record, decode, encode
@@ -16,7 +16,6 @@ from fedtrellis.wire.protocol import (
     RESTORE,
     ClientMemory,
     Kept,
-    client_identity,
     identity_order,
     pack_restore,
     unpack_restore,
@@ -137,16 +136,6 @@ def test_restoring_does_not_multiply_the_model() -> None:
 
 
 # ------------------------------------------------------------------------ identities
-
-
-def test_a_client_is_known_by_its_client_id_else_its_partition_else_its_node() -> None:
-    for config, name in (
-        ({"client-id": "clinic", "partition-id": 3}, "clinic"),
-        ({"partition-id": 0}, "0"),
-        ({}, "node-77"),
-    ):
-        context = Context(1, 77, dict[str, Any](config), RecordDict(), {})
-        assert client_identity(context) == name
 
 
 def test_identities_are_in_the_order_of_people() -> None:
