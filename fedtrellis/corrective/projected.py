@@ -6,6 +6,7 @@ The entries of x themselves, and the two thin factors of a matrix.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,10 @@ from fedtrellis.corrective.iterate import Arrays, Changes, Form, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.atoms import rounding
 from fedtrellis.domains.base import Domain, FloatArray, Shape
+from fedtrellis.domains.matrices import NuclearNormBall
+from fedtrellis.domains.numerics import thin_svd
+from fedtrellis.domains.singular import orthonormal
+from fedtrellis.domains.vectors import L1Ball
 
 __all__ = ["Entries", "Factors", "projected_steps"]
 
@@ -27,10 +32,50 @@ _ROUNDED = 1e-3
 _TOLERANCE = 1e-9
 # A singular value below this share of the largest is rounding.
 _RANK_TOLERANCE = 1e-13
+# From so many rows and columns on, a matrix is projected by its leading singular pairs
+# alone, and so many beside them that the projection has no use for.
+_LARGE, _SPARE = 128, 8
+
+
+class _LeadingPairs:
+    """Singular pairs of similar matrices that a projection keeps, by one pass for each.
+
+    The subspace iteration goes on from the right singular vectors of the last matrix,
+    at first from what the columns of ``right`` span.
+    """
+
+    def __init__(self, right: FloatArray) -> None:
+        self._v, self._rank = np.linalg.qr(right.astype(np.float64))[0], right.shape[1]
+        self._rng = np.random.default_rng(0)
+
+    def of(
+        self, x: FloatArray, keep: Callable[[FloatArray], FloatArray]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """U (m, k), keep(σ) (k,) and V (n, k) of X ≈ U Σ Vᵀ, where they are above 0."""
+        while (size := self._rank + _SPARE) <= min(x.shape) // 2:
+            known = self._v[:, :size]
+            more = self._rng.standard_normal((x.shape[1], size - known.shape[1]))
+            v = np.hstack([known, orthonormal(more, known)])
+            u = np.linalg.qr(x @ v)[0]
+            # U Uᵀ X = U Rᵀ Vᵀ  with  Xᵀ U = V R
+            v, r = np.linalg.qr(x.T @ u)
+            left, values, right = np.linalg.svd(r.T)
+            self._v, kept = v @ right.T, keep(values)
+            k = self._rank = int((kept > _RANK_TOLERANCE * kept[0]).sum())
+            if k < size:
+                return u @ left[:, :k], kept[:k], self._v[:, :k]
+        left, values, right = thin_svd(x)
+        kept = keep(values)
+        k = int((kept > _RANK_TOLERANCE * kept[0]).sum())
+        return left[:, :k], kept[:k], right[:k].T
 
 
 def projected_steps(
-    problem: LocalProblem, domain: Domain, start: FloatArray, steps: int
+    problem: LocalProblem,
+    domain: Domain,
+    start: FloatArray,
+    steps: int,
+    project: Any = None,
 ) -> FloatArray:
     """So many spectral projected gradient steps; returns the last point.
 
@@ -46,6 +91,7 @@ def projected_steps(
     Source: Birgin, Martínez and Raydan, SIAM J. Optimization 2000, with the exact step
     of a quadratic; the growing face is ours. Each step takes one gradient.
     """
+    project = project or domain.project
     x = start
     face = start != 0.0 if domain.sparse_atoms else None
     # M: at first by the curvature along the gradient, then along the last step
@@ -72,9 +118,7 @@ def projected_steps(
             bound = float(np.linalg.norm(g)) / diameter
         step = max(bound, problem.penalty)
         target = x - g / step
-        moved = (
-            domain.project(target) if face is None else domain.project_on(target, face)
-        )
+        moved = project(target) if face is None else domain.project_on(target, face)
         d = moved - x
         slope = float(np.vdot(g, d))
         if not slope < 0.0:
@@ -199,10 +243,15 @@ class Factors(Iterate, form="low-rank"):
         point = point.astype(np.float64, copy=False)
         left, values, right = np.linalg.svd(point, full_matrices=False)
         rank = int((values > _RANK_TOLERANCE * values[0]).sum())
-        root = np.sqrt(values[:rank])
-        a, b = left[:, :rank] * root, right[:rank].T * root
-        dtype = form.dtype
-        return cls(a.astype(dtype, copy=False), b.astype(dtype, copy=False))
+        return cls._of_pairs(left[:, :rank], values[:rank], right[:rank].T, form)
+
+    @classmethod
+    def _of_pairs(
+        cls, left: FloatArray, values: FloatArray, right: FloatArray, form: Form
+    ) -> Self:
+        root, dtype = np.sqrt(values), form.dtype
+        a, b = (half.astype(dtype, copy=False) for half in (left * root, right * root))
+        return cls(a, b)
 
     def dense(self) -> FloatArray:
         """A Bᵀ."""
@@ -212,8 +261,19 @@ class Factors(Iterate, form="low-rank"):
 
     def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
         """[A, B] after :func:`projected_steps`, C-contiguous, of the model's dtype."""
-        x = projected_steps(problem, domain, self.dense(), steps)
-        found = type(self).at(x, Form(domain, dtype=self.dtype))
+        form, x = Form(domain, dtype=self.dtype), self.dense()
+        if type(domain) is not NuclearNormBall or min(self.shape) < _LARGE:
+            x = projected_steps(problem, domain, x, steps)
+            found = type(self).at(x, form)
+        else:
+            pairs, ball = _LeadingPairs(self.right), L1Ball(domain.radius)
+
+            def project(target: FloatArray) -> FloatArray:
+                left, values, right = pairs.of(target, ball.project)
+                return np.asarray((left * values) @ right.T)
+
+            x = projected_steps(problem, domain, x, steps, project)
+            found = self._of_pairs(*pairs.of(x, np.asarray), form)
         return [np.ascontiguousarray(array) for array in found.arrays()]
 
     def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:

@@ -118,7 +118,7 @@ def leading_pairs(
         if width + b > _BLOCKS * b:
             half = s[:, :, : _BLOCKS * b // 2]
             v, w, z = v @ half, w @ half, z @ half
-        added = _orthonormal(residual[:, :, : q - v.shape[2]], v)
+        added = orthonormal(residual[:, :, : q - v.shape[2]], v)
         more = products(added, now)
         v = np.concatenate([v, added], axis=2)
         w = np.concatenate([w, more[0]], axis=2)
@@ -126,10 +126,10 @@ def leading_pairs(
         passes += 1
 
 
-def _orthonormal(block: Array, basis: Array) -> Array:
+def orthonormal(block: Array, basis: Array) -> Array:
     """Return an orthonormal basis of the block, orthogonal to the basis."""
     for _ in range(2):  # once leaves what cancellation has left
-        block = block - basis @ (basis.swapaxes(1, 2) @ block)
+        block = block - basis @ (basis.swapaxes(-1, -2) @ block)
         block = np.linalg.qr(block)[0]
     return block
 

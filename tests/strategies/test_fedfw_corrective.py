@@ -486,3 +486,36 @@ def test_a_client_with_nothing_to_say_takes_part() -> None:
     ran, _ = run(Problem(losses, L1Ball(1.0), np.zeros(3)), 60)
     assert all(used == [0, 1] for used in ran.used)
     np.testing.assert_allclose(ran.model, [1.0, 0.0, 0.0], atol=1e-6)
+
+
+def test_a_large_matrix_ends_at_the_minimum_by_its_leading_pairs() -> None:
+    """F* by accelerated projected gradient steps on the whole matrix."""
+    rng, shape = np.random.default_rng(3), (150, 130)
+    target = rng.standard_normal((150, 2)) @ rng.standard_normal((2, 130))
+    cells = rng.permutation(target.size)[:9000].reshape(3, -1)
+    places = [np.unravel_index(own, shape) for own in cells]
+    losses = [
+        MatrixCompletion(r, c, target[r, c], shape, weight=3000.0) for r, c in places
+    ]
+    ball = NuclearNormBall(0.7 * float(np.linalg.norm(target, "nuc")))
+    strategy = FedFW(ball, tolerance=1e-9)
+    grid = grid_of(FedFWClient, losses, ball)
+    x = play(strategy, grid, np.zeros(shape), 400).model
+    seen = np.zeros(shape)
+    seen.flat[cells.ravel()] = 1.0
+    best = step = np.zeros(shape)
+    for k in range(300):
+        u, s, v = np.linalg.svd(step - seen * (step - target), full_matrices=False)
+        shrunk = np.maximum(s - theta_of(s, ball.radius), 0.0)
+        last, best = best, (u * shrunk) @ v
+        step = best + k / (k + 3.0) * (best - last)
+    values = [float(np.sum(seen * (y - target) ** 2)) for y in (x, best)]
+    first = float(np.sum(seen * target**2))
+    assert values[0] - values[1] <= 1e-6 * (first - values[1])
+    assert strategy.ending == "converged"
+
+
+def theta_of(values: Array, radius: float) -> float:
+    """θ with Σ max(σ − θ, 0) = radius, for decreasing σ; 0 where Σ σ is no more."""
+    means = (np.cumsum(values) - radius) / np.arange(1, len(values) + 1)
+    return max(0.0, float(means[values > means][-1]))
