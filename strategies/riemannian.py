@@ -275,7 +275,6 @@ class ZerothOrderRFL(FirstOrderRFL):
     _linear = False
     about = "Riemannian federated learning from function values"
     audience = RoundStrategy._all_alike
-    _values_only = True
 
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
     smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)

@@ -85,7 +85,6 @@ class ZerothOrderSGD(RoundStrategy):
 
     name = "zeroth-order-sgd"
     about = "zeroth-order FedAvg, scalars both ways (DeComFL)"
-    _values_only = True
     needs = "sum"
     dtypes = DTYPES
     _private_mechanism = "gaussian"

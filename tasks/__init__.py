@@ -6,7 +6,7 @@ from typing import Any
 from fedtrellis.settings import check_choice
 
 from .attack import Attack
-from .base import DataFileError, Depending
+from .base import DataFileError
 from .classification import Characters, Classification, Digits, LowRankNetwork
 from .data.readers import node_path
 from .data.table import NODES, DataSettings
@@ -16,7 +16,7 @@ from .linear import Lasso, LinearRegression, LogisticRegression
 from .matrices import KernelPCA, MatrixCompletionTask, QuadraticAssignmentTask
 
 __all__ = ["NODES", "TASKS", "Attack", "Characters", "Classification", "ClientData"]
-__all__ += ["DataFileError", "DataSettings", "Depending", "Digits", "HybridLinear"]
+__all__ += ["DataFileError", "DataSettings", "Digits", "HybridLinear"]
 __all__ += ["HybridLogistic", "HybridSVM", "HybridTask", "KernelPCA", "Lasso"]
 __all__ += ["LinearRegression", "LogisticRegression", "LowRankNetwork"]
 __all__ += ["MatrixCompletionTask", "QuadraticAssignmentTask", "Task", "make_task"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -47,20 +46,6 @@ def once_per_file(places: int) -> Callable[[Callable[[Any, Path], R]], Any]:
         return wraps(method)(kept)
 
     return keep
-
-
-@dataclass(frozen=True)
-class Depending:
-    """A suggestion that depends on how a task is set."""
-
-    #: what it is, for listings
-    text: str
-    #: makes the value of the task and of the names of the strategy's fields that the
-    #: user sets; None: nothing is suggested
-    find: Callable[[Any, Collection[str]], Any]
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @once(16_384)

@@ -94,17 +94,13 @@ class NetworkTask(PartitionedTask):
         """Return seeded weights, trained where the task's settings say so."""
         return [array.copy() for array in self._parameters(trained=True)]
 
-    def _loss(
-        self, features: Any, targets: Any, weight: float, values_only: bool = False
-    ) -> Any:
-        from .networks import network_loss
+    def _loss(self, features: Any, targets: Any, weight: float) -> Any:
+        from torch.nn import CrossEntropyLoss
 
-        more = {"weight": weight, "device": self.device}
-        pair = features, targets
-        return network_loss(self._make_model, pair, values_only=values_only, **more)
+        from fedtrellis.objectives.torch_objective import TorchObjective
 
-    def _client_loss(self, features: Any, targets: Any, weight: float) -> Any:
-        return self._loss(features, targets, weight, self.values_only)
+        given = self._make_model(), CrossEntropyLoss(), (features, targets)
+        return TorchObjective(*given, weight=weight, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -313,11 +309,9 @@ class Classification(ImageTask, NetworkTask):
         inputs = np.asarray(dense(features) / scale, dtype=np.float32)
         return inputs.reshape(-1, *self._shape())
 
-    def _loss(
-        self, features: Any, targets: Any, weight: float, values_only: bool = False
-    ) -> Any:
+    def _loss(self, features: Any, targets: Any, weight: float) -> Any:
         if self.model != "mclr":
-            return super()._loss(features, targets, weight, values_only)
+            return super()._loss(features, targets, weight)
         return MultinomialLogistic(features, targets, self._classes(), weight=weight)
 
 

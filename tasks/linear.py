@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,6 @@ from fedtrellis.tables import Preparation
 
 from .base import (
     Array,
-    Depending,
     Point,
     data_path,
     derived_seed,
@@ -50,6 +49,7 @@ from .data.table import (
 from .data.task import (
     Dealt,
     Indices,
+    Nonconvex,
     PartitionedTask,
     Task,
     arrange,
@@ -57,8 +57,6 @@ from .data.task import (
     starts_of,
 )
 
-# How many labels a message lists.
-_LISTED = 10
 _BITS = tuple(f"bit-{j}" for j in range(1, 1025))
 _VARIABLES = tuple(f"var_{j}" for j in range(200))
 #: Data sets that are the user's files, with what these must hold.
@@ -347,12 +345,6 @@ def load_table(dataset: str, path: Path) -> Table:
     return table._replace(features=scipy.sparse.csr_array(table.features))
 
 
-_SCHEDULE = Depending(
-    "nonconvex if the regularizer is, else nothing",
-    lambda task, given: None if task.convex else "nonconvex",
-)
-
-
 @dataclass(frozen=True)
 class LogisticRegression(PartitionedTask):
     """The mean logistic loss over training examples, plus a regulariser.
@@ -396,10 +388,7 @@ class LogisticRegression(PartitionedTask):
 
     name = "logistic-regression"
     summary = "logistic regression: breast cancer, QSAR, Santander, a file"
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fedfw": {"schedule": _SCHEDULE},
-        "naive-frank-wolfe": {"schedule": _SCHEDULE},
-    }
+    suggested = Nonconvex.suggested
     not_on_nodes = (*PartitionedTask.not_on_nodes, "weighting", "classes")
     prepares, table_loss = True, "logistic"
     node_labels: ClassVar[tuple[str, ...]] = ("0", "1")
@@ -459,6 +448,10 @@ class LogisticRegression(PartitionedTask):
     def convex(self) -> bool:  # type: ignore[override]
         """Whether F is convex, which its regulariser decides."""
         return self.regularizer == "l2" or self.l2 == 0.0
+
+    def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return what suits a loss that is not convex; else nothing."""
+        return {} if self.convex else super().suggestions(method, given)
 
     def check_settings(self) -> None:  # noqa: D102
         self._scaling()
@@ -666,12 +659,7 @@ class LogisticRegression(PartitionedTask):
             what = "logistic-regression.dataset = 'breast-cancer'"
             features, classes = toy("breast_cancer", what)
             return Table(features, classes)
-        labels = [f"{x:g}" if isinstance(x, float) else x for x in table.labels]
-        if labels and len(labels) != self.classes:
-            rest = len(labels) - _LISTED
-            more = f" and {rest} more" if rest > 0 else ""
-            count = "two" if self.classes == 2 else self.classes
-            shown = ", ".join(labels[:_LISTED]) + more
-            kind = f"the labels are {shown}; there must be exactly {count}"
+        if table.labels and len(table.labels) != self.classes:
+            kind = f"{len(table.labels)} labels; there must be {self.classes}"
             fault(Path(self.path), kind)
         return table

@@ -15,7 +15,6 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.domains import Domain, L2Ball, SpectralNormBall
 from fedtrellis.domains.numerics import thin_svd
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import MatrixCompletion, QuadraticAssignment
@@ -102,19 +101,6 @@ class KernelPCA(Nonconvex):
     def manifold(self) -> Stiefel:
         """Return the p × r matrices with orthonormal columns."""
         return Stiefel(self.shapes()[0])
-
-    def reference_optimum(self, domain: Domain) -> float | None:
-        """Return the minimum over the two domains, which F attains at their rims."""
-        if self.on_nodes:
-            return None
-        objective: Any = self.objective()
-        if isinstance(domain, SpectralNormBall):
-            # concave: at an extreme point of the ball, ρ times one with xᵀx = I
-            return float(domain.radius**2 * objective.optimum())
-        if isinstance(domain, L2Ball):
-            # −½ ρ² λ_max
-            return float(-0.5 * domain.radius**2 * objective.lipschitz())
-        return None
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return the optimality gap and the subspace's error, on the training data."""
@@ -294,7 +280,7 @@ class Instance(NamedTuple):
 
     A: Array
     B: Array
-    #: the best cost known
+    #: the best cost, where it is known
     optimum: float | None
 
 
@@ -388,12 +374,7 @@ class QuadraticAssignmentTask(Nonconvex):
 @once(8)
 def _instance(path: str) -> Instance:
     if path:
-        file = data_path("quadratic-assignment.path", path)
-        instance = read_instance(file)
-        solution = file.with_suffix(".sln")
-        if solution.is_file():
-            cost = _solution_cost(solution, len(instance.A))
-            instance = instance._replace(optimum=cost)
+        instance = read_instance(data_path("quadratic-assignment.path", path))
     else:
         # beside this module, whichever of its two names the package is imported under
         text = resources.files(__package__).joinpath("data/chr12a.json").read_text()
@@ -405,8 +386,8 @@ def _instance(path: str) -> Instance:
     return instance
 
 
-def _numbers(path: Path) -> tuple[int, Array]:
-    """Return the first number, the order, and the others; line breaks mean nothing."""
+def read_instance(path: Path) -> Instance:
+    """Read a QAPLIB ``.dat`` file: n, then the n × n matrices A and B, in any lines."""
     texts, values = path.read_text(encoding="latin-1").replace(",", " ").split(), None
     with suppress(ValueError):
         values = np.array(texts, dtype=np.float64)
@@ -414,12 +395,7 @@ def _numbers(path: Path) -> tuple[int, Array]:
         fault(path, "must hold finite numbers, and nothing else")
     if not len(values) or values[0] < 1 or values[0] % 1:
         fault(path, "must start with the order n, a whole number >= 1")
-    return int(values[0]), values[1:]
-
-
-def read_instance(path: Path) -> Instance:
-    """Read a QAPLIB ``.dat`` file: n, then the n × n matrices A and B."""
-    n, values = _numbers(path)
+    n, values = int(values[0]), values[1:]
     if len(values) != 2 * n * n:
         asked = f"order {n} asks for {2 * n * n} entries of A and B"
         fault(path, f"{asked}, the file has {len(values)}")
@@ -427,11 +403,3 @@ def read_instance(path: Path) -> Instance:
     if not A.any() or not B.any():
         fault(path, "A or B has zeros only")
     return Instance(A, B, None)
-
-
-def _solution_cost(path: Path, order: int) -> float:
-    """Read the cost of a QAPLIB ``.sln`` file: n, it, and a permutation from 1."""
-    n, values = _numbers(path)
-    if n != order or not np.array_equal(np.sort(values[1:]), np.arange(1, n + 1)):
-        fault(path, f"must hold {order}, the cost, and a permutation of 1 to {order}")
-    return float(values[0])

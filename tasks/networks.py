@@ -2,58 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod, sqrt
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-
-from fedtrellis.objectives import Objective
-from fedtrellis.objectives.torch_forward import TorchForward
-from fedtrellis.objectives.torch_objective import TorchObjective
-
-#: Parameters from which a loss that is only evaluated keeps none: below that
-#: evaluating many points at once is quicker, and memory is no matter.
-FORWARD_FROM = 10**5
-
-
-class _WithoutParameters(TorchForward):
-    """A loss that keeps no parameters, and knows which a run starts from."""
-
-    def __init__(self, make_model: Callable[[], nn.Module], *rest: Any, **more: Any):
-        super().__init__(make_model(), *rest, **more)
-        self._make_model = make_model
-
-    def initial_point(self) -> list[np.ndarray[Any, Any]]:
-        """Return the parameters of a new model."""
-        return [p.detach().numpy() for p in self._make_model().parameters()]
-
-
-def network_loss(
-    make_model: Callable[[], nn.Module],
-    data: tuple[Any, Any],
-    *,
-    values_only: bool = False,
-    **more: Any,
-) -> Objective:
-    """Return the cross-entropy of a network on some data, inputs and targets.
-
-    ``make_model`` makes it with the same weights whenever it is called. Where nobody
-    asks for gradients, ``values_only``, a network of ``FORWARD_FROM`` parameters or
-    more takes the memory of inference. ``more`` is as of TorchObjective.
-    """
-    model = make_model()
-    loss = nn.CrossEntropyLoss()
-    if values_only and sum(p.numel() for p in model.parameters()) >= FORWARD_FROM:
-        del model
-        return _WithoutParameters(make_model, loss, data, **more)
-    return TorchObjective(model, loss, data, **more)
 
 
 @contextmanager

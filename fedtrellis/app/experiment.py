@@ -104,7 +104,6 @@ class Experiment:
             num_clients,
             self.options["seed"],
             dtype=self.options["dtype"] or "float64",
-            values_only=self.entry.strategy._values_only,
             in_set=self.entry.strategy.space == "domain"
             and self.run.domain != WholeSpace.name,
         )

@@ -181,7 +181,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     _bounded: ClassVar[bool] = False  # a method on a domain needs a bounded one
     _keep_old_state = True  # out of step, a client keeps what it is not given back
     _newcomers: ClassVar[bool] = False  # later clients take part: none is kept
-    _values_only: ClassVar[bool] = False  # clients ask f_i for values, not gradients
     _measures: ClassVar[tuple[str, ...]] = ()  # its own that a run may stop on
     _state_settings: tuple[str, ...] = ()  # decide what state() holds
     _free_to_change: ClassVar[tuple[str, ...]] = ()  # where a run goes on

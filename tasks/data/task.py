@@ -42,7 +42,6 @@ from fedtrellis.wire.flower_internals import log
 
 from ..base import (
     Array,
-    Depending,
     Point,
     data_path,
     derived_seed,
@@ -129,9 +128,6 @@ class Task(ABC):
     seed: int
     #: the run's: what the clients compute in; F is evaluated in float64
     dtype: str = field(default="float64", kw_only=True)
-    #: whether the clients of the run's method ask for values of their f_i and for no
-    #: gradients: an f_i may then be one that has none and takes less memory
-    values_only: bool = field(default=False, kw_only=True)
     #: whether the run's method keeps the model in a bounded set
     in_set: bool = field(default=False, kw_only=True)
     #: what a run config says of data that lies on the nodes
@@ -143,7 +139,7 @@ class Task(ABC):
     summary: ClassVar[str]
     #: what suits F where it is not the method's own default: by the method's name, then
     #: by the name of the strategy's field; FedFW's ``penalty`` is λ_0 for about ten
-    #: clients, a :class:`Depending` depends on how the task is set
+    #: clients
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     #: whether F is known to be convex
     convex: ClassVar[bool] = True
@@ -423,12 +419,8 @@ class Task(ABC):
 
         By the names of the strategy's fields, without those ``given`` by the user.
         """
-        values = {
-            name: value.find(self, given) if isinstance(value, Depending) else value
-            for name, value in self.suggested.get(method, {}).items()
-            if name not in given
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        values = self.suggested.get(method, {})
+        return {name: value for name, value in values.items() if name not in given}
 
     def method_options(self) -> dict[str, Any]:
         """Return what a strategy has to know of the task, by its fields' names."""

@@ -34,15 +34,12 @@ from fedtrellis.objectives.losses import LOSSES, DualLoss, make_loss
 from fedtrellis.settings import SettingsError, setting
 from fedtrellis.tables import Preparation
 
-from ..base import Depending, Point, once
+from ..base import Point, once
 from ..data.readers import node_path
 from ..data.table import FILE, NODES, Schema, to_number
 from ..data.task import Task
 from .samples import BY_PATH, DATASETS, TARGETS, Samples
 from .shares import ClientData, client_data, held_of
-
-# nobody has seen the columns of nodes' own files
-_RAW = Depending("on for nodes' own files", lambda task, given: task.on_nodes or None)
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,6 @@ class HybridTask(Task):
     weighs: ClassVar[bool] = True
     prepares: ClassVar[bool] = True
     required_options: ClassVar[tuple[str, ...]] = ("weights",)
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "hyfdca": {"standardize": _RAW}
-    }
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
         *("test_fraction", "train_limit", "least_entries"),
@@ -311,6 +305,8 @@ class HybridTask(Task):
             "l1_ratio": self.l1_ratio,
             "free_feature": self.free_feature,
             "class_weight": self._class_weights(),
+            # nobody has seen the columns of nodes' own files
+            "standardize": self.on_nodes,
         }
         return {
             "loss": self.make_loss().name,

@@ -123,8 +123,8 @@ def test_files_that_do_not_suit_their_settings(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"dataset": "file", "path": str(path)}
     sparse_rows(path, 3)
     for more, match in (
-        ({}, "exactly two"),
-        ({"classes": 4}, "exactly 4"),
+        ({}, "there must be 2"),
+        ({"classes": 4}, "there must be 4"),
         ({"classes": 3, "regularizer": "nonconvex"}, "allowed: l2"),
     ):
         refused(match, make(**settings, **more).check)
