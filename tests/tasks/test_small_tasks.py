@@ -10,7 +10,6 @@ import pytest
 from sklearn.datasets import load_digits, load_iris
 from sklearn.decomposition import PCA
 
-import sim
 import tasks.data
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
 from fedtrellis.wire.arrays import Layout
@@ -128,32 +127,6 @@ def test_projected_gradient_learns_on_the_manifold(
     assert before < 0.3
     assert made.metrics(x)["accuracy"] > 0.88
     assert manifold.contains(x, 1e-10)
-
-
-@pytest.mark.parametrize(
-    ("task", "settings", "kind"),
-    [
-        # of 113 000 parameters, and of 18 000
-        ("characters", {"width": 96, "blocks": 1, "train-passages": 40}, "Forward"),
-        ("classification", {"dataset": "digits", "model": "dnn"}, "Objective"),
-    ],
-)
-def test_a_large_network_keeps_no_parameters_where_values_are_all(
-    task: str, settings: dict[str, Any], kind: str
-) -> None:
-    pytest.importorskip("torch")
-    config = {"task": task} | {f"{task}.{k}": v for k, v in settings.items()}
-    values = []
-    for method, wanted in (("zeroth-order-sgd", kind), ("local-sgd", "Objective")):
-        made = sim.app.experiment({**config, "method": method}, 4).task
-        start = made.initial_point()
-        found: Any = made.client_parts(1)["objective"]
-        assert f"Torch{wanted}" in {cls.__name__ for cls in type(found).__mro__}
-        values.append(found.value(start))
-        assert all(map(np.allclose, found.initial_point(), start))
-        # the server measures a gradient all the same
-        assert np.isfinite(made.objective().gradient(start)[0]).all()
-    assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
 # -- principal components
