@@ -21,7 +21,7 @@ from fedtrellis.encryption.identity import write_identity, write_roster
 
 from .cases import NODES, Files, write_data
 
-__all__ = ["Deployment", "TrialError"]
+__all__ = ["Deployment", "TrialError", "free_port", "processes_with"]
 
 HERE = Path(__file__).resolve().parent
 PATIENCE = 300.0  # seconds: on a busy machine, processes take their time to start
@@ -256,7 +256,7 @@ class Deployment:
         # What Flower's processes started ends by itself, soon. Where one can see who
         # belongs here, wait for that no longer.
         mark = f"FLWR_HOME={self.environment['FLWR_HOME']}".encode()
-        for pid in _processes_with(mark):
+        for pid in processes_with(mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -301,7 +301,7 @@ def _json(text: str) -> Any:
     return json.loads(text[text.index("{") :])
 
 
-def _processes_with(mark: bytes) -> list[int]:
+def processes_with(mark: bytes) -> list[int]:
     """Return the ids of processes with this in their environment (on Linux)."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

@@ -21,11 +21,11 @@ SYSTEM, EXAMPLES = "tests/system/test_", "tests/system/test_examples.py"
 #: By how a command begins, the file that runs it, or another like it.
 BY = {
     "python3 -m venv": ".ci/run",
-    "flwr run . trial": SYSTEM + "deployed.py",
+    "flwr run . trial": SYSTEM + "faults.py",
     "flwr run . --stream --run-config best.toml": SYSTEM + "flwr_run.py",
     "flwr run": SYSTEM + "flwr_run.py",
-    "flower-superlink": SYSTEM + "deployed.py",
-    "flower-supernode": SYSTEM + "deployed.py",
+    "flower-superlink": SYSTEM + "faults.py",
+    "flower-supernode": SYSTEM + "faults.py",
     "flwr supernode": SYSTEM + "deployment.py",
     "docker compose": SYSTEM + "deployment.py",
     "export RUN_AS": SYSTEM + "deployment.py",

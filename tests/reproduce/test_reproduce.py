@@ -10,7 +10,7 @@ from scipy.stats import t
 
 import sim
 from reproduce import again
-from reproduce.__main__ import PAPERS, folder_of, main
+from reproduce.__main__ import PAPERS, folder_of
 from reproduce.common import (
     Options,
     Run,
@@ -37,15 +37,6 @@ def test_a_run_counts_broadcasts_and_stops_by_the_gradient() -> None:
     short = perform(Run((), config | {"rounds": 3}, nodes=8, stop=1e-7))
     assert not short["passed"]
     assert short["broadcasts"] == 3
-
-
-def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in (
-        (["fedgia", "tabel-3"], "no item 'tabel-3'; allowed: table-3-v1"),
-        (["fedgia", "--seeds", "0"], "--seeds 0 must be at least 1"),
-    ):
-        assert main(arguments) == 1
-        assert message in capsys.readouterr().out
 
 
 def test_every_stored_result_says_where_it_comes_from() -> None:

@@ -16,19 +16,13 @@ from scripts.train_cifar_cnn import fold, main, make_network, write
 from tests.tasks.data.files import write_cifar
 
 
-def train(folder: Path, out: Path, *more: str) -> int:
-    return main(["--data", str(folder), "--out", str(out), "--epochs", "1", *more])
-
-
 def test_it_learns_what_is_easy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cifar(tmp_path, train=250, test=100)
     out = tmp_path / "a.onnx"
     assert main(["--data", str(tmp_path), "--out", str(out), "--epochs", "20"]) == 0
-    printed = capsys.readouterr().out
-    assert "250 training images, 100 others" in printed
-    accuracy = float(printed.split("accuracy ")[1].split()[0])
+    accuracy = float(capsys.readouterr().out.split("accuracy ")[1].split()[0])
     assert accuracy > 0.9  # chance has 0.1
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_runs import NODES, Deployment
 from flower_process import ROOT, Flower
 
 
@@ -21,28 +20,14 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
 
 
 @pytest.fixture(scope="session")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A SuperLink and its SuperNodes, which all tests of deployed runs share."""
-    flower = Flower(tmp_path_factory.mktemp("home"))
-    started = Deployment(flower, NODES, tmp_path_factory.mktemp("deployment") / "it")
-    yield started
-    started.stop()
-    flower.stop()
-
-
-@pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as it would be published."""
     folder = tmp_path_factory.mktemp("wheel")
+    build = ("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir")
     subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
-            *("--wheel-dir", str(folder), str(ROOT)),
-        ],
-        env={
-            **os.environ,
-            "FEDTRELLIS_REPOSITORY": "https://example.org/us/fedtrellis/",
-        },
+        [sys.executable, "-m", *build, str(folder), str(ROOT)],
+        env=os.environ
+        | {"FEDTRELLIS_REPOSITORY": "https://example.org/us/fedtrellis/"},
         check=True,
         timeout=250,
     )

@@ -47,22 +47,19 @@ FAMILIES = {
 #: A client, a round and a message type.
 Where = tuple[str, int, str]
 
-
-def make_bundle(folder: Path) -> Path:
-    """The folder of a Flower app that is the checkout's, with faults."""
-    folder.mkdir()
-    source = Path(__file__).with_name("faulty_app.py")
-    shutil.copy(source, folder / "faulty_app.py")
-    (folder / "pyproject.toml").write_text(
-        '[project]\nname = "faulty"\nversion = "1.0.0"\n'
-        'description = "fails"\n'
-        'license = "Apache-2.0"\ndependencies = []\n'
-        '[tool.flwr.app]\npublisher = "fedtrellis"\n'
-        "[tool.flwr.app.components]\n"
-        'serverapp = "faulty_app:server_app"\nclientapp = "faulty_app:client_app"\n'
-        f"[tool.flwr.app.config]\n{to_toml(sim.app.default_config())}"
-    )
-    return folder
+BUNDLE = f"""[project]
+name = "faulty"
+version = "1.0.0"
+description = "fails"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "fedtrellis"
+[tool.flwr.app.components]
+serverapp = "faulty_app:server_app"
+clientapp = "faulty_app:client_app"
+[tool.flwr.app.config]
+{to_toml(sim.app.default_config())}"""
 
 
 class Record:
@@ -72,114 +69,95 @@ class Record:
         self.directory = directory
 
     @property
-    def summary(self) -> dict[str, Any]:
-        text = (self.directory / "summary.json").read_text()
-        return cast(dict[str, Any], json.loads(text))
+    def summary(self) -> Any:
+        return json.loads((self.directory / "summary.json").read_text())
 
     @property
     def history(self) -> list[dict[str, Any]]:
         return history_of(self.directory)
 
-    @property
-    def rounds(self) -> int:
-        history = self.history
-        return int(history[-1]["round"]) if history else 0
-
-    @property
-    def model(self) -> Any:
-        return model_of(self.directory)
-
-    def dropped(self) -> dict[tuple[str, int], str]:
-        """Why the answers that were not used were not, by client and round."""
-        return {
-            (str(who), record["round"]): str(why)
+    def dropped(self) -> list[tuple[str, int]]:
+        """The answers that were not used, by client and round."""
+        return [
+            (str(who), record["round"])
             for record in self.history
-            for who, why in record["rejected"]
+            for who, _ in record["rejected"]
             if not str(who).startswith("on node")
-        }
+        ]
 
-    @property
-    def checkpoint_round(self) -> int:
-        with np.load(self.directory / "checkpoint.npz") as file:
-            return int(json.loads(file["meta"].tobytes())["round"])
-
-    def resume_file(self, results: Path, **changes: Any) -> Path:
+    def resume_file(self, results: Path, **changes: Any) -> str:
         """What ``--run-config`` takes to go on, with the new record elsewhere."""
         path = self.directory / "resume-elsewhere.toml"
         again = read_config([str(self.directory / "resume.toml")])
         path.write_text(to_toml(again | {"results-dir": str(results)} | changes))
-        return path
+        return str(path)
 
 
-class Deployment:
+class Deployment(Flower):
     """A SuperLink and SuperNodes, which can be killed and started again one by one.
 
     Everything goes to one folder, the processes' logs among it.
     """
 
-    def __init__(self, flower: Flower, num_nodes: int, folder: Path) -> None:
-        self.flower = flower
-        self.num_nodes = num_nodes
-        self.folder = folder
-        self.faults = folder / "faults"
-        self.faults.mkdir(parents=True)
-        self.bundle = make_bundle(folder / "bundle")
-        self.port = free_port()
-        self.control = free_port()
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.faults = folder, folder / "faults"
         #: Where HyFDCA's clients keep a run's key, also those in this process.
         self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        self.bundle = folder / "bundle"
+        for path in (folder / "home", self.faults, self.temporary, self.bundle):
+            path.mkdir(parents=True)
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        flower.environment |= {
-            "FEDTRELLIS_FAULTS": str(self.faults),
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "TMPDIR": str(self.temporary),
-        }
-        (flower.home / "config.toml").write_text(
+        super().__init__(
+            folder / "home",
+            FEDTRELLIS_FAULTS=str(self.faults),
+            PYTHONPATH=os.pathsep.join(path for path in paths if path),
+            TMPDIR=str(self.temporary),
+        )
+        shutil.copy(Path(__file__).with_name("faulty_app.py"), self.bundle)
+        (self.bundle / "pyproject.toml").write_text(BUNDLE)
+        self.port, self.control = free_port(), free_port()
+        (self.home / "config.toml").write_text(
             '[superlink]\ndefault = "trial"\n'
             f'[superlink.trial]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
         # a database on a busy disk answers so late that nodes register in vain
         memory = Path("/dev/shm")
         self.memory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-        self.logs: list[Path] = []
-        #: What the nodes know of as their key file, and whether they do.
-        self.key = folder / "clients.key"
-        self.keys = True
         self.link = self._start_link()
-        self.nodes = {k: self._start_node(k) for k in range(num_nodes)}
+        self.nodes = {k: self._start_node(k) for k in range(NODES)}
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        log = self.folder / f"{len(self.logs)}-{name}.log"
-        self.logs.append(log)
-        with log.open("w") as file:
+        with (self.folder / f"{name}.log").open("a") as log:
             return subprocess.Popen(
-                arguments,
+                [arguments[0], "--insecure", *arguments[1:]],
                 cwd=self.folder,
-                env=self.flower.environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
 
     def _start_link(self) -> subprocess.Popen[bytes]:
         link = self._start(
             "link",
-            *("flower-superlink", "--insecure", "--port", str(self.port)),
+            *("flower-superlink", "--port", str(self.port)),
             *("--control-api-address", f"127.0.0.1:{self.control}"),
             *("--database", str(self.memory / "state.db")),
         )
-        wait_for(lambda: listening(self.port), 300, "the SuperLink does not listen")
+
+        def listens() -> bool:
+            with socket.socket() as s:
+                return s.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_for(listens, 300, "the SuperLink does not listen")
         return link
 
     def _start_node(self, k: int) -> subprocess.Popen[bytes]:
-        # with a key of its own a node goes by its own rules
-        key = f'key-file="{self.key}" exposed="accept"' if self.keys else ""
         node = self._start(
             f"node-{k}",
-            *("flower-supernode", "--insecure", "--port", str(free_port())),
+            *("flower-supernode", "--port", str(free_port())),
             *("--superlink", f"127.0.0.1:{self.port}", "--node-config"),
-            f"partition-id={k} num-partitions={self.num_nodes} "
-            f'factor-file="{self.factor_file(k)}" {key}',
+            f"partition-id={k} num-partitions={NODES} "
+            f'factor-file="{self.factor_file(k)}"',
         )
         (self.faults / f"{k}.pid").write_text(str(node.pid))
         return node
@@ -187,23 +165,6 @@ class Deployment:
     def factor_file(self, k: int) -> Path:
         """Where a node keeps FedGiA's factor."""
         return self.folder / f"factor-{k}.npz"
-
-    def give_keys(self, keys: bool) -> None:
-        """Start the nodes anew, unless they know of a key file as they should."""
-        if keys == self.keys:
-            return
-        self.keys = keys
-        for node in self.nodes.values():
-            node.terminate()
-        for k in self.nodes:
-            self.restart_node(k)
-        wait_for(lambda: self.online() == self.num_nodes, 300, "nodes come and go")
-
-    def online(self) -> int:
-        """How many nodes the SuperLink has."""
-        text = self.flower("supernode", "list", "trial", "--format", "json")
-        listed = json.loads(text[text.index("{") :])
-        return sum(node["status"] == "online" for node in listed["nodes"])
 
     def revive(self) -> None:
         """Start what a test has left dead, and forget faults that it never met."""
@@ -214,8 +175,6 @@ class Deployment:
                 self.nodes[k] = self._start_node(k)
         for path in self.faults.glob("*-*"):
             path.unlink()
-
-    # ------------------------------------------------------------------------- faults
 
     def restart_node(self, k: int) -> None:
         """Start a SuperNode in place of one, once that is dead."""
@@ -232,51 +191,29 @@ class Deployment:
         """End the process in which the run's ServerApp is."""
         os.kill(int((self.faults / "server.pid").read_text()), signal.SIGKILL)
 
-    # --------------------------------------------------------------------------- runs
-
     def start(self, config: str, parent: Path) -> Record:
         """Start a run, by its settings or by a file of them; wait for its record."""
         before = set(parent.glob("*"))
         if not config.endswith(".toml"):
-            config += f' min-nodes={self.num_nodes} results-dir="{parent}"'
-        output = self.flower("run", str(self.bundle), "trial", "--run-config", config)
-        found: set[Path] = set()
+            config += f' min-nodes={NODES} results-dir="{parent}"'
+        output = self("run", str(self.bundle), "trial", "--run-config", config)
 
-        def begun() -> bool:
-            found.update(set(parent.glob("*")) - before)
-            return any((path / "summary.json").is_file() for path in found)
+        def begun() -> list[Path]:
+            found = set(parent.glob("*")) - before
+            return [path for path in found if (path / "summary.json").is_file()]
 
-        wait_for(begun, 400, f"no record: {output[-2000:]}")
-        (directory,) = found
+        wait_for(lambda: bool(begun()), 400, f"no record: {output[-2000:]}")
+        (directory,) = begun()
         return Record(directory)
 
-    def finish(self, record: Record, limit: float = 1200) -> None:
+    def finish(self, record: Record) -> None:
         """Wait for the end of a run, which has to be a good one."""
-        wait_for(lambda: record.summary["status"] != "running", limit, "it goes on")
+        wait_for(lambda: record.summary["status"] != "running", 1200, "it goes on")
         assert record.summary["status"] == "round limit", record.summary
 
-    def run(self, config: str, parent: Path) -> Record:
-        """Run to the end."""
-        record = self.start(config, parent)
-        self.finish(record)
-        return record
-
     def stop(self) -> None:
-        for process in [*self.nodes.values(), self.link]:
-            process.terminate()
-        for process in [*self.nodes.values(), self.link]:
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=20)
+        super().stop()
         shutil.rmtree(self.memory)
-
-
-def listening(port: int) -> bool:
-    """Whether somebody accepts connections on a port of this machine."""
-    with socket.socket() as s:
-        return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_for(condition: Callable[[], bool], limit: float, what: str) -> None:
@@ -309,9 +246,9 @@ class ScriptedGrid(LocalGrid):
 
 def simulated(
     config: str,
-    num_nodes: int,
     parent: Path,
     script: Mapping[Where, Sequence[set[str]]] | None = None,
+    num_nodes: int = NODES,
 ) -> Record:
     """The same run in this process, with the faults of a script."""
     full = sim.app.default_config() | read_config([config])
@@ -327,6 +264,6 @@ def simulated(
 
 def check_same(record: Record, expected: Record, tolerance: float = 1e-9) -> None:
     """The models of two runs agree, and are some."""
-    model = expected.model
+    model = model_of(expected.directory)
     assert np.abs(model).sum() > 0.1
-    np.testing.assert_allclose(record.model, model, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(model_of(record.directory), model, 0, tolerance)

@@ -3,36 +3,21 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-__all__ = ["ROOT", "Flower", "free_port"]
+from deploy.deployment import free_port, processes_with
+
+__all__ = ["ROOT", "Flower", "free_port", "processes_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def processes_of(home: Path) -> list[int]:
     """Process ids of all processes that have this FLWR_HOME."""
-    mark = f"FLWR_HOME={home}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return processes_with(f"FLWR_HOME={home}".encode())
 
 
 class Flower:
@@ -62,8 +47,6 @@ class Flower:
             "FLWR_HOME": str(home),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
             "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
             # Flower looks for its own commands, such as flower-superlink, on the path
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         }
@@ -80,6 +63,12 @@ class Flower:
             check=False,
         )
         return done.stdout
+
+    def run(self, config: str, nodes: int | str, limit: float = 400) -> str:
+        """A simulation, to its end; what it prints."""
+        federation = ("--federation-config", f"num-supernodes={nodes}")
+        how = ("--run-config", config) if config else ()
+        return self("run", ".", "--stream", *federation, *how, timeout=limit)
 
     def status(self) -> str:
         """Status of the newest run, once it has finished."""

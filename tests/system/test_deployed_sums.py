@@ -81,11 +81,11 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sealed]:
         deployment.stop()
 
 
-def in_this_process(deployment: Deployment, config: str, **more: Any) -> Any:
+def in_this_process(deployment: Deployment, config: str) -> Any:
     """The plain run's model, on the same files, of nodes that have no keys."""
     folder = deployment.folder / "records" / "local" / str(time.monotonic_ns())
     here = sim.app.default_config() | read_config([f'{config} results-dir="{folder}"'])
-    nodes = [Deployment.node_config(deployment, n, "rows") | more for n in NODES]
+    nodes = [Deployment.node_config(deployment, n, "rows") for n in NODES]
     grid = LocalGrid(sim.client_app, len(NODES), run_config=here, node_configs=nodes)
     sim.app.run(grid, here)
     (record,) = folder.glob("*")
@@ -119,16 +119,6 @@ def test_a_node_is_killed_and_comes_back_and_another_loses_its_file(
     rounds = used.count(len(NODES))
     plain = in_this_process(sealed, f"{steps} {PLAIN} rounds={rounds}")
     assert np.abs(plain).max() > 1e-3
-    np.testing.assert_allclose(model, plain, rtol=0, atol=1e-9)
-
-
-def test_fedgia(sealed: Sealed) -> None:
-    config = f'method="fedgia" {SUMS} rounds=4 fedgia.tolerance=0.0 fedgia.sigma=1.0'
-    summary, model = sealed.ended("fedgia", sealed.start_run("fedgia", config))
-    assert summary["rounds"] == 4
-    # every client takes the gradient branch
-    in_the_clear = config.replace('aggregation="secure-sum"', "")
-    plain = in_this_process(sealed, in_the_clear, slow=True)
     np.testing.assert_allclose(model, plain, rtol=0, atol=1e-9)
 
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import yaml
+from fault_runs import wait_for
 from flower_process import ROOT, processes_of
 
 import sim
@@ -181,20 +181,16 @@ def test_an_interrupted_trial_leaves_nothing(tmp_path: Path) -> None:
         [sys.executable, "-m", "deploy.trial", "--methods", "fedfw"],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
     )
-    end = time.monotonic() + 400
-    while not list(tmp_path.glob("*/logs/node-4.log")):
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.2)
+
+    def started() -> bool:
+        return process.poll() is not None or any(tmp_path.glob("*/logs/node-4.log"))
+
+    wait_for(started, 400, "no nodes")
     (folder,) = tmp_path.glob("fedtrellis-trial-*")
     assert len(processes_of(folder / "flower")) >= 5
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 130, output
+    assert process.wait(timeout=200) == 130
     assert not processes_of(folder / "flower")
     assert not list(tmp_path.iterdir())
 

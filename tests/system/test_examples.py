@@ -21,11 +21,6 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 NODES = 4
 
 
-def find_links(wheel: Path) -> list[str]:
-    """The wheel's folder, and where this machine keeps wheels of its own."""
-    return [str(wheel.parent), *os.environ.get("PIP_FIND_LINKS", "").split()]
-
-
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """Folder of the programs of a new environment: the wheel and what it needs.
@@ -33,6 +28,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     By uv, which comes with Flower and is what Flower itself installs with.
     """
     folder = tmp_path_factory.mktemp("clean")
+    # where this machine keeps wheels of its own
+    links = [str(wheel.parent), *os.environ.get("PIP_FIND_LINKS", "").split()]
     # the system's certificates, which pip finds by itself and uv does not
     uv = [sys.executable, "-m", "uv", "--quiet", "--native-tls"]
     subprocess.run(
@@ -42,7 +39,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     subprocess.run(
         [
             *(*uv, "pip", "install", "--python", str(programs / "python")),
-            *(f"--find-links={place}" for place in find_links(wheel)),
+            *(f"--find-links={place}" for place in links),
             *("--constraint", str(ROOT / "constraints.txt")),
             f"fedtrellis[simulation,torch] @ {wheel.as_uri()}",
         ],
@@ -81,11 +78,7 @@ def installed(
 
 def run_app(flower: Flower, app: Path, config: str = "") -> str:
     flower.cwd = app
-    output = flower(
-        *("run", ".", "--stream"),
-        *("--federation-config", f"num-supernodes={NODES}"),
-        *("--run-config", config) if config else (),
-    )
+    output = flower.run(config, NODES)
     assert flower.status() == "finished:completed", output[-3000:]
     return output
 
@@ -112,23 +105,18 @@ def test_the_quickstart_learns_a_sparse_classifier(
     installed: Flower, apps: Path
 ) -> None:
     output = run_app(installed, apps / "quickstart-pytorch")
-    found = re.search(
-        r"accuracy ([\d.]+), loss ([\d.]+), (\d+) of 640 weights are not 0, "
-        r"their absolute values sum up to ([\d.]+)",
-        output,
-    )
+    shown = r"accuracy ([\d.]+), .* (\d+) of 640 weights are not 0, .* up to ([\d.]+)"
+    found = re.search(shown, output)
     assert found, output[-3000:]
-    accuracy, loss, nonzeros, norm = map(float, found.groups())
-    # with other initial weights: accuracy 0.75 to 0.83, 55 to 58 weights, loss 1.5
+    accuracy, nonzeros, norm = map(float, found.groups())
+    # with other initial weights: accuracy 0.75 to 0.83, 55 to 58 weights
     assert accuracy > 0.6
-    assert loss < 1.8
     assert nonzeros < 150
     assert 20.0 < norm <= 30.0
 
 
-@pytest.mark.parametrize(
-    "patch", ["", "to-fedfw", "to-fedgia", "to-secure-sums", "to-zeroth-order"]
-)
+# the other patches run in this process
+@pytest.mark.parametrize("patch", ["", "to-secure-sums"])
 def test_fedavg_is_swapped_in_a_few_lines(
     installed: Flower, apps: Path, tmp_path: Path, patch: str
 ) -> None:
@@ -137,12 +125,10 @@ def test_fedavg_is_swapped_in_a_few_lines(
     if patch:
         subprocess.run(["git", "apply", "-p1", f"{patch}.diff"], cwd=app, check=True)
     output = run_app(installed, app)
-    assert 5 <= len(re.findall(r"(?i)round [1-9]\d*/", output)) <= 10, output[-3000:]
     found = re.search(r"([\d.]+) from the truth", output)
     assert found, output[-3000:]
     assert float(found[1]) < 0.5  # from 2.0
-    blocks = output.count("secure sums: 1 of 1 blocks")
-    assert blocks == (10 if patch == "to-secure-sums" else 0)
+    assert output.count("secure sums: 1 of 1 blocks") == (10 if patch else 0)
 
 
 def gap(task: Any, domain: Any, x: Any) -> float:
@@ -155,8 +141,7 @@ def test_a_set_and_a_loss_of_ones_own(
     installed: Flower, apps: Path, tmp_path: Path
 ) -> None:
     file, task = tmp_path / "x.npy", owndomain.task
-    output = run_app(installed, apps / "own-domain", f'save-to="{file}"')
-    assert "group B: -" in output
+    run_app(installed, apps / "own-domain", f'save-to="{file}"')
     x, domain = np.load(file), task.make_domain()
     assert domain.contains(x)
     assert gap(task, domain, x) < 0.5 < gap(task, domain, np.zeros_like(x)) / 10
@@ -167,10 +152,7 @@ def test_nodes_with_different_sets(
     installed: Flower, apps: Path, tmp_path: Path
 ) -> None:
     file, task = tmp_path / "x.npy", splitconstraint.task
-    output = run_app(installed, apps / "split-constraint", f'save-to="{file}"')
-    found = re.search(r"nearest point of the set: ([\d.]+) away", output)
-    assert found, output[-3000:]
-    assert float(found[1]) < 0.005
+    run_app(installed, apps / "split-constraint", f'save-to="{file}"')
     x, domain = np.load(file), task.DOMAIN
     assert domain.contains(x)
     start = domain.centre(x.shape)

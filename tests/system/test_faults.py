@@ -9,14 +9,16 @@ is one more that was lost, on both sides.
 Most of them: ``python -m pytest -k faults -m slow tests/system``.
 """
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fault_runs import (
     FAMILIES,
     NODES,
     Deployment,
-    Record,
     Where,
     check_same,
     simulated,
@@ -28,41 +30,41 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-@pytest.fixture(autouse=True)
-def ready(
-    request: pytest.FixtureRequest,
-    deployment: Deployment,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Start what the test before left dead; keep HyFDCA's keys in one place.
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("deployment") / "it")
+    yield deployment
+    deployment.stop()
+
+
+@pytest.fixture
+def deployment(started: Deployment, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """What the test before left dead is started, and HyFDCA's keys are in one place.
 
     What is begun in this process and goes on deployed needs the key that the clients
     make for a run.
     """
-    deployment.revive()
-    deployment.give_keys("hyfdca" not in request.node.name)
-    monkeypatch.setattr("tempfile.tempdir", str(deployment.temporary))
+    started.revive()
+    monkeypatch.setattr("tempfile.tempdir", str(started.temporary))
+    return started
 
 
-def lost(record: Record, family: str) -> dict[Where, list[set[str]]]:
-    """What a grid has to lose for its run to have used the same answers.
-
-    HyFDCA asks again within an iteration, so that nothing is lost with an answer; where
-    a state is, the script is written by hand.
-    """
-    if family == "hyfdca":
-        return {}
-    dropped = record.dropped()
-    return {(who, t, "train"): [{"reply_loss"}] for who, t in dropped}
+def wiped(server_round: int) -> dict[Where, list[set[str]]]:
+    """All clients' states are gone before a round."""
+    return {(str(k), server_round, ""): [{"wipe"}] for k in range(NODES)}
 
 
-def add(script: dict[Where, list[set[str]]], where: Where, strike: str) -> None:
-    """Another strike on the first of these messages."""
-    first, *rest = script.get(where, [set()])
-    script[where] = [first | {strike}, *rest]
-
-
-# ------------------------------------------------------------------- SuperNodes killed
+def test_fedgias_clients_keep_their_factors_between_processes(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    files = [deployment.factor_file(k) for k in range(NODES)]
+    for file in files:
+        file.unlink(missing_ok=True)
+    config = f'{FAMILIES["fedgia"]} fedgia.hessian="gram" rounds=2'
+    record = deployment.start(config, tmp_path / "deployed")
+    deployment.finish(record)
+    check_same(record, simulated(config, tmp_path / "local"), 1e-12)
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
 @pytest.mark.slow
@@ -79,21 +81,18 @@ def test_a_supernode_killed_between_computing_and_answering(
     deployment.restart_node(0)
     deployment.finish(record)
     assert not fault.exists()
-    gone = [t for (who, t), _ in record.dropped().items() if who == "0"]
+    gone = [t for who, t in record.dropped() if who == "0"]
     assert gone[0] == 2
-    script = lost(record, family)
-    if family == "hyfdca":  # asked three times for each answer
+    script: dict[Where, list[set[str]]]
+    if family == "hyfdca":
+        # it asks three times for each answer, so that nothing else is lost
         script = {("0", t, wave): [{"reply_loss"}] * 3 for t in gone}
-    add(script, ("0", back(gone), ""), "wipe")
-    check_same(record, simulated(config, NODES, tmp_path / "local", script))
-
-
-def back(gone: list[int]) -> int:
-    """The first round after an absence that began with the first of these."""
-    return next(t for t in range(gone[0] + 1, 1000) if t not in gone)
-
-
-# ------------------------------------------------------- SuperLink and ServerApp killed
+    else:
+        script = {(who, t, "train"): [{"reply_loss"}] for who, t in record.dropped()}
+    back = next(t for t in range(3, 1000) if t not in gone)
+    first, *rest = script.get(("0", back, ""), [set()])
+    script["0", back, ""] = [first | {"wipe"}, *rest]
+    check_same(record, simulated(config, tmp_path / "local", script))
 
 
 @pytest.mark.slow
@@ -105,36 +104,31 @@ def test_a_server_killed_and_the_run_resumed(
     """The run has failed; a new one goes on, with clients whose states are gone."""
     config = f"{FAMILIES[family]} rounds=6 timeout=120.0 checkpoint-every=1"
     record = deployment.start(config, tmp_path / "deployed")
-    wait_for(lambda: record.rounds >= 3, 400, "no third round")
+    wait_for(lambda: len(record.history) > 3, 400, "no third round")
     if victim == "superlink":
         deployment.restart_link()
     else:
         deployment.kill_server_app()
-    assert deployment.flower.status() == "finished:failed"
+    assert deployment.status() == "finished:failed"
     # nobody could say otherwise, but a ServerApp that sees its SuperLink go
     said = ("running", "failed") if victim == "superlink" else ("running",)
     assert record.summary["status"] in said
-    t = record.checkpoint_round
+    with np.load(record.directory / "checkpoint.npz") as file:
+        t = int(json.loads(file["meta"].tobytes())["round"])
     assert 2 <= t < 6
-    wiped: dict[Where, list[set[str]]] = {
-        (who, t + 1, ""): [{"wipe"}] for who in ("0", "1")
-    }
-    expected = simulated(config, NODES, tmp_path / "local", wiped)
+    expected = simulated(config, tmp_path / "local", wiped(t + 1))
     # in this process, where no node has the states either
     again = tmp_path / "here"
-    here = simulated(str(record.resume_file(again)), NODES, again)
-    check_same(here, expected)
+    check_same(simulated(record.resume_file(again), again), expected)
     again = tmp_path / "again"
-    rest = deployment.run(str(record.resume_file(again)), again)
+    rest = deployment.start(record.resume_file(again), again)
+    deployment.finish(rest)
     assert [line["round"] for line in rest.history] == list(range(7))
     assert not rest.dropped()
     check_same(rest, expected)
     if family not in ("fedgia", "hyfdca"):
         # the strategy gives its clients back all that they had
-        check_same(rest, simulated(config, NODES, tmp_path / "calm"))
-
-
-# -------------------------------------------------------------- from engine to engine
+        check_same(rest, simulated(config, tmp_path / "calm"))
 
 
 @pytest.mark.slow
@@ -144,13 +138,10 @@ def test_a_run_of_this_process_goes_on_deployed(
 ) -> None:
     """What ``python sim.py`` began; the nodes have nothing of its clients' states."""
     config = f"{FAMILIES[family]} timeout=120.0 checkpoint-every=1"
-    first = simulated(f"{config} rounds=3", NODES, tmp_path / "first")
+    first = simulated(f"{config} rounds=3", tmp_path / "first")
     again = tmp_path / "deployed"
     resume = first.resume_file(again, **{"rounds": 5, "min-nodes": NODES})
-    rest = deployment.run(str(resume), again)
+    rest = deployment.start(resume, again)
+    deployment.finish(rest)
     assert not rest.dropped()
-    wiped: dict[Where, list[set[str]]] = {
-        (who, 4, ""): [{"wipe"}] for who in ("0", "1")
-    }
-    expected = simulated(f"{config} rounds=5", NODES, tmp_path / "local", wiped)
-    check_same(rest, expected)
+    check_same(rest, simulated(f"{config} rounds=5", tmp_path / "local", wiped(4)))
