@@ -14,9 +14,10 @@ __all__ = ["ACCEPTED", "TIES", "Accepted", "Difference", "differences"]
 #: and their random numbers are not ours to fix), or where another BLAS leaves other
 #: last bits: what travels are the entries that changed.
 BYTES = 0.01
-#: On another BLAS a rounding error decides in these which vertex an oracle returns, or
-#: how many entries change.
+#: On another BLAS a rounding error decides in these which vertex an oracle returns, how
+#: many entries change, or grows.
 TIES = (
+    "hyfdca/hybrid-svm/converges",
     "fedfw/digits/in-spectral-norm-ball",
     "projected-fedavg/quadratic-assignment/as-it-is",
     "feddr/quadratic-assignment/as-it-is",

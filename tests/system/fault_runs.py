@@ -24,7 +24,7 @@ from fedtrellis.wire.protocol import client_identity
 from tests.harness import history_of, model_of
 
 #: SuperNodes of a deployment, and nodes of a simulation.
-NODES = 2
+NODES = 3
 
 #: A small problem of each family of methods.
 FAMILIES = {
@@ -32,6 +32,9 @@ FAMILIES = {
     "fedgia": 'method="fedgia" task="linear-regression" linear-regression.features=9 '
     "linear-regression.rows-min=20 linear-regression.rows-max=30 "
     "fedgia.tolerance=0.0 fedgia.selected-fraction=1.0",
+    "secure-sums": 'method="fedavg-gd" task="linear-regression" '
+    'linear-regression.features=9 fedavg-gd.step-schedule="constant" '
+    'aggregation="secure-sum"',
     "first-order": 'method="first-order-rfl" task="kernel-pca" '
     'kernel-pca.dataset="iris" kernel-pca.components=2 '
     "first-order-rfl.step-size=0.01",
