@@ -15,6 +15,7 @@ from reproduce.__main__ import PAPERS, folder_of, main
 from reproduce.common import load_results
 from reproduce.hyfdca import honest_server
 from reproduce.pages import page_with, pages_of, shown
+from reproduce.provenance import KEYS
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -104,9 +105,14 @@ def tuned(results: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_what_was_chosen_was_tried(paper: str) -> None:
+def test_stored_results_have_an_origin_and_what_was_chosen_was_tried(
+    paper: str,
+) -> None:
     for path in sorted((folder_of(paper) / "results").glob("*.json")):
-        for one in tuned(load_results(path)):
+        results = load_results(path)
+        assert tuple(results["provenance"]) == KEYS, path
+        assert all(results["provenance"].values()), path
+        for one in tuned(results):
             mine = [t for t in one["tried"] if one["chosen"].items() <= t.items()]
             assert mine, path.stem
             if "score" in one["chosen"] or "score" in one:
