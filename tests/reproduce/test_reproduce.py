@@ -102,8 +102,8 @@ def test_what_chooses_is_given_validation_data_only(
     # FedFW's best λ_0 is the largest, so that all of them get the wider search
     rows, rounds = results["rows"], results["rounds"]
     assert {row["method"] for row in rows} == set(table.methods)
-    assert {row["gradients"] for row in rows} == {rounds * table.steps}
-    each = len(table.choosing) * rounds * table.steps
+    assert {row["gradients"] for row in rows} == {rounds * accuracy.STEPS}
+    each = len(table.choosing) * rounds * accuracy.STEPS
     spent = (table.budget + WIDER) * each
     assert {row["tuning-gradients"] for row in rows} == {spent}
     for run in last:
