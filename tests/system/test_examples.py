@@ -83,24 +83,6 @@ def run_app(flower: Flower, app: Path, config: str = "") -> str:
     return output
 
 
-def test_the_environment_has_nothing_of_the_checkout(clean: Path, apps: Path) -> None:
-    program = """
-import importlib.util, sys
-import fedtrellis.strategies
-print(fedtrellis.__file__, fedtrellis.strategies.__file__, *sys.path, sep="\\n")
-for name in ("strategies", "clients", "tasks", "sim", "benchmarks", "tests"):
-    assert importlib.util.find_spec(name) is None, name
-"""
-    command = [str(clean / "python"), "-c", program]
-    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    output = subprocess.check_output(command, cwd=apps, env=own, text=True, timeout=200)
-    package, strategies, *path = output.splitlines()
-    site = next(clean.parent.glob("lib/*/site-packages"))
-    assert package == str(site / "fedtrellis" / "__init__.py")
-    assert strategies == str(site / "fedtrellis" / "strategies" / "__init__.py")
-    assert not any(Path(entry).is_relative_to(ROOT) for entry in path if entry)
-
-
 def test_the_quickstart_learns_a_sparse_classifier(
     installed: Flower, apps: Path
 ) -> None:

@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import os
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,24 +23,6 @@ from fedtrellis.wire.arrays import record_arrays
 from strategies import FedAvgGD
 from tests.harness import refused, run_app
 
-ROOT = Path(sim.__file__).parent
-CONFIG = 'task="lasso" checkpoint-every=2 fedfw.variant="augmented"'
-
-
-def fedtrellis(folder: Path, *words: str, status: int = 0) -> str:
-    """Run the command in a folder; what it prints, or its errors."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fedtrellis", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    return done.stderr if status else done.stdout
-
 
 def model_in(parent: Path) -> list[Any]:
     """The model of the one record in a folder."""
@@ -57,40 +36,20 @@ def same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_run_and_resume_from_an_empty_folder(tmp_path: Path) -> None:
-    words = ["--nodes", "3", "-c", CONFIG]
-    first = ["run", *words, "--out", "first", "-c", "rounds=2"]
-    assert "Record: " in fedtrellis(tmp_path, *first)
-    (record,) = (tmp_path / "first").iterdir()
-    relative = str(record.relative_to(tmp_path))
-    rest = ["resume", relative, "--nodes", "3", "--out", "rest", "-c", "rounds=6"]
-    fedtrellis(tmp_path, *rest)
-    (record,) = (tmp_path / "rest").iterdir()
-    assert json.loads((record / "summary.json").read_text())["rounds"] == 6
-    assert {path.name for path in tmp_path.iterdir()} == {"first", "rest"}
-    # the checkout's app makes the same, in two processes
-    out = ["--out", str(tmp_path / "sim"), "-c", "rounds=6", "--workers", "2"]
-    assert sim.app.command_line([*words, *out]) == 0
-    same(model_in(tmp_path / "rest"), model_in(tmp_path / "sim"))
-
-
 def test_what_is_wrong_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
-    foreign = ["run", *out, "-c", 'method="fedgia" fedfw.penalty=3.0']
-    line = fedtrellis(tmp_path, *foreign, status=1)
     for words, told in (
-        (foreign, "of method 'fedfw', and"),
+        (["run", *out, "-c", 'method="fedgia" fedfw.penalty=3.0'], "'fedfw', and"),
         (["run", *out, "--workers", "0"], "workers = 0 must be at least 1"),
         (["resume", "nowhere"], "nowhere' is not the record of a run"),
     ):
         assert main(words) == 1
-        shown = capsys.readouterr()
-        assert shown.err.startswith(f"fedtrellis {words[0]}: error: ")
-        assert told in shown.err
-        assert shown.err.count("\n") == 1
-        assert words is not foreign or shown.err == line
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"fedtrellis {words[0]}: error: ")
+        assert told in shown
+        assert shown.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
