@@ -1,7 +1,6 @@
 """Benchmarks run in their quick form, and pages say what was stored."""
 
 import json
-import re
 from importlib import import_module
 from pathlib import Path
 
@@ -14,10 +13,7 @@ from benchmarks.engines import comparison
 from benchmarks.engines.bare import numpy_loop
 from benchmarks.matrix import measure, page
 from benchmarks.matrix.methods import METHODS, methods_of
-from benchmarks.matrix.problems import (
-    CERTIFIED,
-    PROBLEMS,
-)
+from benchmarks.matrix.problems import CERTIFIED, PROBLEMS
 from benchmarks.matrix.runs import MORE, TUNING_SEED, VALUES
 from benchmarks.networks.problems import PROBLEMS as NETWORKS
 from benchmarks.networks.runs import Runs
@@ -64,12 +60,8 @@ def test_the_command_prints_and_writes(
     given = ["--quick", "--only", "traffic", "--out", str(out), "--csv", str(tmp_path)]
     assert main(given) == 0
     printed = capsys.readouterr().out
-    assert "Flower's own FedAvg" in printed
     assert "Aim: FedDR: at most 1.02 times its bytes: 1.00: met" in printed
-    data = json.loads(out.read_text())
-    assert data["quick"] is True
-    assert data["machine"]["cores"] > 0
-    dense, sets = data["comparisons"]
+    dense, sets = json.loads(out.read_text())["comparisons"]
     assert dense["aims"][0]["met"] is True
     assert len(sets["rows"]) == 1
     table = (tmp_path / "traffic-sets.csv").read_text().splitlines()
@@ -79,16 +71,10 @@ def test_the_command_prints_and_writes(
 RESULTS = measure.load_all(measure.RESULTS, list(PROBLEMS.values()))
 
 
-def between(text: str, name: str) -> str:
-    found = re.search(f"<!-- {name} -->\n(.*)\n<!-- end {name} -->", text, re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 def test_the_pages_are_made_of_the_stored_results() -> None:
     text = page.PAGE.read_text("utf-8")
     for name, part in page.parts(RESULTS).items():
-        assert between(text, name) == part
+        assert f"<!-- {name} -->\n{part}\n<!-- end {name} -->" in text
     files = page.files(RESULTS)
     assert len(files) == 4
     for path, content in files.items():

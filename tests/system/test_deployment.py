@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import yaml
-from fault_runs import wait_for
 from flower_process import ROOT, processes_of
 
 import sim
@@ -152,26 +150,6 @@ def test_nobody_else_gets_in(trial: Trial) -> None:
         assert "SuperNode ID:" in logs[name]
     for name in ("unregistered-key", "no-key", "plain-http"):
         assert "SuperNode ID:" not in logs[name]
-
-
-@pytest.mark.slow
-def test_an_interrupted_trial_leaves_nothing(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.trial", "--methods", "fedfw"],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-
-    def started() -> bool:
-        return process.poll() is not None or any(tmp_path.glob("*/logs/node-4.log"))
-
-    wait_for(started, 400, "no nodes")
-    (folder,) = tmp_path.glob("fedtrellis-trial-*")
-    assert len(processes_of(folder / "flower")) >= 5
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=200) == 130
-    assert not processes_of(folder / "flower")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_trial_knows_every_method() -> None:

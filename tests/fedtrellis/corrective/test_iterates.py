@@ -24,7 +24,6 @@ from fedtrellis.domains import (
     Product,
     Simplex,
     SparseGroupBall,
-    Spectrahedron,
     WeightedL1Ball,
 )
 from fedtrellis.wire.arrays import Layout
@@ -121,11 +120,8 @@ def test_corrections_come_nearer(domain: Domain, shape: tuple[int, ...]) -> None
 
 WALKED: list[tuple[Domain, tuple[int, ...], str]] = [
     *((L1Ball(2.5), (30,), correction) for correction in ("projected", "pairwise")),
-    (LInfBall(1.5), (5,), "projected"),
     (BirkhoffPolytope(), (4, 4), "pairwise"),
-    (KSupportBall(2, 2.0), (6,), "projected"),
     (NuclearNormBall(2.0), (4, 3), "projected"),
-    (Spectrahedron(2.0), (4, 4), "projected"),
     (Product([L1Ball(1.0), NuclearNormBall(1.0)], [(3,), (2, 2)]), (7,), "pairwise"),
 ]
 
