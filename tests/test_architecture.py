@@ -1,7 +1,6 @@
 """Which module may import which."""
 
 import ast
-import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -127,13 +126,3 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         f"{module} imports {sorted(imports[module] & circle)}"
         for module in sorted(circle)
     )
-
-
-def test_the_distribution_lists_every_package() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    there = {
-        module if module.startswith("fedtrellis") else f"fedtrellis.{module}"
-        for module, path in modules().items()
-        if path.name == "__init__.py"
-    }
-    assert set(declared["tool"]["setuptools"]["packages"]) == there
