@@ -16,7 +16,7 @@ from fedtrellis.server.callbacks import Call
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from strategies import FedAvgGD
-from tests.harness import Array, contexts, number_of, refused
+from tests.harness import Array, contexts, refused
 from tests.strategies.methods import METHODS
 
 SECRET = 0.123456789
@@ -29,23 +29,19 @@ class Says(StatefulClient):
     examples: ClassVar[dict[int, Any]] = {}
     losses: ClassVar[dict[int, float]] = {}
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.number = number_of(context)
-
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        declared = self.examples.get(self.number)
+        declared = self.examples.get(int(self.client_id))
         return {} if declared is None else {"num-examples": declared}
 
     def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
         self.state["x"] = np.full(3, SECRET)
         (model,) = parameters
-        return [model + self.answers.get(self.number, 1.0)], 0, {}
+        return [model + self.answers.get(int(self.client_id), 1.0)], 0, {}
 
     def evaluate(self, parameters: Any, config: dict[str, Any]) -> Any:
         # what client 4 says of its examples grows
-        grown = (1 + config["server-round"]) ** 9 if self.number == 4 else 1
-        return self.losses.get(self.number, 1.0), 10 * grown, {}
+        grown = (1 + config["server-round"]) ** 9 if self.client_id == "4" else 1
+        return self.losses.get(int(self.client_id), 1.0), 10 * grown, {}
 
 
 class Mean(FedAvgGD):
@@ -100,9 +96,8 @@ def test_an_answer_out_of_proportion_is_refused_and_named() -> None:
 def test_a_rule_is_for_methods_that_average() -> None:
     for method in METHODS.values():
         if "median" not in method.rules:
-            refused(
-                "'median' does not apply", partial(method.make, aggregation="median")
-            )
+            make = partial(method.make, aggregation="median")
+            refused("'median' does not apply", make)
     refused("fraction = 0.5 must be greater", lambda: TrimmedMean(fraction=0.5))
     few = partial(start, Mean(aggregation="median"), nodes=2)
     refused("needs at least 3 clients; there are 2", few)

@@ -68,19 +68,14 @@ def assert_same(made: RecordDict, theirs: RecordDict) -> None:
 
 TEXT = st.text(max_size=20)
 INT64, UINT64 = st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)
-NUMBERS = st.one_of(INT64, UINT64, st.floats())
 # in one list all are int64 or all are uint64
 LISTS = [st.lists(kind, max_size=40) for kind in (INT64, UINT64, st.floats())]
-OTHERS = st.one_of(st.booleans(), TEXT, st.binary(max_size=200))
-OTHER_LISTS = [
-    st.lists(kind, max_size=20) for kind in (st.booleans(), TEXT, st.binary())
-]
-CONFIGS = st.dictionaries(
-    TEXT, st.one_of(NUMBERS, OTHERS, *LISTS, *OTHER_LISTS), max_size=6
-).map(lambda items: ConfigRecord(items))
-METRICS = st.dictionaries(TEXT, st.one_of(NUMBERS, *LISTS), max_size=6).map(
-    lambda items: MetricRecord(items)
-)
+NUMBERS = st.one_of(INT64, UINT64, st.floats(), *LISTS)
+OTHERS = (st.booleans(), TEXT, st.binary(max_size=200))
+OTHER_LISTS = [st.lists(kind, max_size=20) for kind in OTHERS]
+VALUES = st.one_of(NUMBERS, *OTHERS, *OTHER_LISTS)
+CONFIGS = st.dictionaries(TEXT, VALUES, max_size=6).map(lambda d: ConfigRecord(d))
+METRICS = st.dictionaries(TEXT, NUMBERS, max_size=6).map(lambda d: MetricRecord(d))
 # few different arrays, so that equal ones are common, within a record and between two
 ARRAYS = st.builds(
     lambda dtype, shape, value: encode(np.full(shape, value, dtype=dtype)),
