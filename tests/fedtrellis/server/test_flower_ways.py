@@ -158,6 +158,7 @@ _WHOLE = {"batch_fraction": 1.0, "server_momentum": 0.0}
 #: The methods whose clients can weigh by their examples, and their exact steps.
 WEIGHED: dict[str, dict[str, Any]] = {
     "fedavg-gd": {},
+    "fedavg": {"batch_fraction": 1.0},
     "local-sgd": {"batch_fraction": 1.0},
     "fedprox": {},
     "fedopt": _WHOLE,

@@ -189,13 +189,9 @@ def test_a_client_that_can_never_be_restored_is_dropped() -> None:
 # ----------------------------------------------------------------------- who is who
 
 
-def node(grid: LocalGrid, partition: int) -> int:
-    return contexts(grid)[partition].node_id
-
-
-def restart(grid: LocalGrid, partition: int = 1) -> None:
-    """A client comes back, on node 4711."""
-    config: Any = {"partition-id": partition}
+def restart(grid: LocalGrid) -> None:
+    """Client 1 comes back, on node 4711."""
+    config: Any = {"partition-id": 1}
     grid._contexts[4711] = Context(1, 4711, config, RecordDict(), {})
 
 
@@ -210,13 +206,9 @@ def test_two_nodes_of_one_identity_stop_the_run_at_once() -> None:
 def test_a_known_client_on_another_node_goes_on_where_it_was(given_up: int) -> None:
     """Where it is back before its old node is given up, it waits for that."""
     grid = grid_of()
-    old = node(grid, 1)
-    strategy = Steps(
-        callbacks=[
-            at({given_up: lambda: grid._contexts.pop(old)}),
-            at({2: lambda: restart(grid)}),
-        ]
-    )
+    old = contexts(grid)[1].node_id
+    moves = {given_up: lambda: grid._contexts.pop(old)}, {2: lambda: restart(grid)}
+    strategy = Steps(callbacks=[at(move) for move in moves])
     assert model_of(start(strategy, grid)) == [20.0] * SIZE
     assert strategy.num_clients == 3
     assert strategy.conversation.client("1").node_id == 4711
@@ -266,27 +258,18 @@ def test_an_app_that_is_not_ours_ends_the_run_and_says_what_to_use() -> None:
 # -------------------------------------------------------------------------- sampling
 
 
-def with_clients(count: int, **options: Any) -> Steps:
-    strategy = Steps(**options)
-    strategy.clients = [str(i) for i in range(count)]
-    return strategy
-
-
-def test_fixed_sampling_takes_p_n_clients_rounded_up() -> None:
-    # 0.07 · 100 is 7.000000000000001
-    for p, n, count in (0.07, 100, 7), (0.5, 5, 3), (0.01, 10, 1), (0.999, 10, 10):
-        strategy = with_clients(n, participation=p, sampling="fixed")
-        chosen = strategy.sample(1)
-        assert len(set(chosen)) == count
-        assert chosen == sorted(chosen, key=int)
-
-
 @pytest.mark.parametrize("sampling", ["fixed", "bernoulli"])
-def test_every_client_takes_part_as_often_as_asked(sampling: str) -> None:
-    strategy = with_clients(10, participation=0.3, sampling=sampling)
-    counts = Counter(name for t in range(2000) for name in strategy.sample(t))
+def test_every_client_takes_part_as_often_as_asked(sampling: Any) -> None:
+    def sampled(n: int, p: float, rounds: int) -> Counter[str]:
+        strategy = Steps(participation=p, sampling=sampling)
+        strategy.clients = [str(i) for i in range(n)]
+        return Counter(name for t in range(rounds) for name in strategy.sample(t))
+
     # 600 ± 4.4 standard deviations of √(2000 · 0.3 · 0.7) = 20.5
-    assert all(510 < counts[name] < 690 for name in strategy.clients)
+    assert all(510 < count < 690 for count in sampled(10, 0.3, 2000).values())
+    # fixed: p n of them, rounded up; 0.07 · 100 is 7.000000000000001
+    for p, n, count in (0.07, 100, 7), (0.5, 5, 3), (0.01, 10, 1), (0.999, 10, 10):
+        assert sampling == "bernoulli" or len(sampled(n, p, 1)) == count
 
 
 # ------------------------------------------------------------ evaluation and stopping
