@@ -33,8 +33,6 @@ PAPERS = {
     "hyfdca": hyfdca,
     "zeroth-order": zeroth_order,
 }
-
-
 INDEX = Path(__file__).parent / "README.md"
 
 
@@ -93,120 +91,34 @@ def measure(definition: Item, settings: Options) -> dict[str, Any]:
     return results
 
 
-def run_again(jobs: int) -> int:
-    """Two items with other seeds; 1 where what is stored does not predict them."""
-    settings = Options(
-        Path(tempfile.gettempdir()), None, again.SEEDS, jobs, False, again.FIRST
-    )
-    items = []
-    for (paper, item), name in again.AGAIN.items():
-        stored = load_results(folder_of(paper) / "results" / f"{item}.json")
-        fresh = measure(PAPERS[paper].ITEMS[item], settings)
-        (claim,) = (
-            claim
-            for one in PAPERS[paper].claims.PAPERS
-            for claim in one.claims
-            if claim.name == name
-        )
-        facts = ("minutes", "processor-minutes", "jobs", "machine", "provenance")
-        items.append(
-            {
-                "paper": paper,
-                "item": item,
-                "claim": name,
-                "rows": again.compare(claim, stored, fresh),
-                **{key: fresh[key] for key in facts},
-            }
-        )
-    save_results(again.STORED, {"items": items})
-    write_index()
-    for one in items:
-        inside = sum(row["inside"] for row in one["rows"])
-        print(f"{one['paper']} {one['item']}: {inside} of {len(one['rows'])} inside")
-    print(f"Results: {again.STORED}")
-    return int(not all(row["inside"] for one in items for row in one["rows"]))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 1 if an item failed; a skipped one does not fail."""
-    parser = argparse.ArgumentParser(
-        prog="python -m reproduce",
-        description="Reproduce the tables and figures of a paper.",
-    )
-    parser.add_argument("paper", nargs="?", choices=sorted(PAPERS))
-    parser.add_argument("items", nargs="*", help="by default all of the paper's")
-    parser.add_argument("--list", action="store_true", help="papers and items")
-    parser.add_argument("--quick", action="store_true", help="small sizes, minutes")
-    parser.add_argument("--data", type=Path, help="folder of data files")
-    parser.add_argument("--out", type=Path, help="where results and pictures go")
-    parser.add_argument("--seeds", type=int, help="repetitions [the paper's 20]")
-    parser.add_argument(
-        "--jobs", type=int, help="processes [as many as cores; none with --quick]"
-    )
-    parser.add_argument(
-        "--render", action="store_true", help="only show saved results again"
-    )
-    parser.add_argument(
-        "--index", action="store_true", help="write reproduce/README.md again"
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="two items with other seeds; whether what is stored predicts them",
-    )
-    options = parser.parse_args(arguments)
-    cores = os.cpu_count() or 1
-    if options.again:
-        if options.quick or options.paper:
-            print("--again compares whole items: without --quick, and without a paper")
-            return 1
-        return run_again(options.jobs or cores)
-    if options.index:
-        write_index()
-        return 0
-    if options.list or options.paper is None:
-        for name, paper in sorted(PAPERS.items()):
-            print(f"{name}: {paper.TITLE}")
-            for item, definition in paper.ITEMS.items():
-                print(f"  {item:12} {definition.summary}")
-        return 0
-    paper = PAPERS[options.paper]
-    for item in options.items:
-        if item not in paper.ITEMS:
-            print(f"no item {item!r}; allowed: {', '.join(paper.ITEMS)}")
-            return 1
-    for key, value in (("seeds", options.seeds), ("jobs", options.jobs)):
-        if value is not None and value < 1:
-            print(f"--{key} {value} must be at least 1")
-            return 1
-    folder = folder_of(options.paper)
-    # a quick run, or one into a folder of its own, leaves the page as it is
-    complete = not options.quick and options.out is None
-    out = options.out or (
-        Path(tempfile.mkdtemp(prefix="reproduce-")) if options.quick else folder
-    )
+def run(paper: str, items: Sequence[str], options: argparse.Namespace) -> int:
+    """Compute a paper's items and show them; 1 if one failed, or a repetition did."""
+    folder, definitions = folder_of(paper), PAPERS[paper].ITEMS
+    # a quick run, or one with other seeds, leaves the page as it is
+    complete = not (options.quick or options.out or options.first_seed)
+    out = options.out or folder
+    if options.out is None and not complete:
+        out = Path(tempfile.mkdtemp(prefix="reproduce-"))
     data = options.data or os.environ.get("FEDTRELLIS_DATA")
     settings = Options(
         out.resolve(),
         Path(data).expanduser().resolve() if data else None,
         options.seeds or (2 if options.quick else 20),
-        options.jobs or (0 if options.quick else cores),
+        options.jobs or (0 if options.quick else os.cpu_count() or 1),
         options.quick,
+        options.first_seed,
     )
     status = 0
-    for item in options.items or paper.ITEMS:
-        definition = paper.ITEMS[item]
-        print(f"{options.paper} {item}: {definition.summary}", flush=True)
+    for item in items:
+        definition = definitions[item]
+        print(f"{paper} {item}: {definition.summary}", flush=True)
         saved = out / "results" / f"{item}.json"
         try:
-            if options.render:
-                if not saved.is_file():
-                    raise SkippedError(f"there is no {saved}")
-                results = load_results(saved)
-            else:
-                results = measure(definition, settings)
-                save_results(saved, results)
-                results = load_results(saved)
+            if not options.render:
+                save_results(saved, measure(definition, settings))
+            elif not saved.is_file():
+                raise SkippedError(f"there is no {saved}")
+            results = load_results(saved)
             text = definition.show(results, out)
         except SkippedError as error:
             print(f"  skipped: {error}")
@@ -220,9 +132,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(text, flush=True)
         if complete:
             publish(folder, item, text)
-    if complete:
-        write_index()
+        if options.first_seed and not options.quick:
+            papers = PAPERS[paper].claims.PAPERS
+            status |= again.note(paper, item, papers, folder, results)
     print(f"Results: {out}")
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 1 if an item failed; a skipped one does not fail."""
+    parser = argparse.ArgumentParser(
+        prog="python -m reproduce",
+        description="Reproduce the tables and figures of a paper.",
+    )
+    parser.add_argument("paper", nargs="?", choices=sorted(PAPERS))
+    parser.add_argument("items", nargs="*", help="by default all of the paper's")
+    parser.add_argument("--all", action="store_true", help="all items of all papers")
+    parser.add_argument("--list", action="store_true", help="papers and items")
+    parser.add_argument("--quick", action="store_true", help="small sizes, minutes")
+    parser.add_argument("--data", type=Path, help="folder of data files")
+    parser.add_argument("--out", type=Path, help="where results and pictures go")
+    parser.add_argument("--seeds", type=int, help="repetitions [the paper's 20]")
+    parser.add_argument(
+        "--first-seed",
+        type=int,
+        default=0,
+        help="of other seeds; says whether what is stored predicts what they give",
+    )
+    parser.add_argument(
+        "--jobs", type=int, help="processes [as many as cores; none with --quick]"
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="only show saved results again"
+    )
+    parser.add_argument(
+        "--index", action="store_true", help="only write reproduce/README.md again"
+    )
+    options = parser.parse_args(arguments)
+    if options.index:
+        write_index()
+        return 0
+    if options.list or not (options.paper or options.all):
+        for name, paper in sorted(PAPERS.items()):
+            print(f"{name}: {paper.TITLE}")
+            for item, definition in paper.ITEMS.items():
+                print(f"  {item:12} {definition.summary}")
+        return 0
+    wanted = {name: list(PAPERS[name].ITEMS) for name in PAPERS}
+    if options.paper:
+        allowed = wanted[options.paper]
+        for item in options.items:
+            if item not in allowed:
+                print(f"no item {item!r}; allowed: {', '.join(allowed)}")
+                return 1
+        wanted = {options.paper: options.items or allowed}
+    for key, value in (("seeds", options.seeds), ("jobs", options.jobs)):
+        if value is not None and value < 1:
+            print(f"--{key} {value} must be at least 1")
+            return 1
+    status = 0
+    for name, items in wanted.items():
+        status |= run(name, items, options)
+    if not (options.quick or options.out):
+        write_index()
     return status
 
 

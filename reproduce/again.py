@@ -1,28 +1,24 @@
-"""Two items with other seeds beside the stored: ``python -m reproduce --again``."""
+"""Items with other seeds beside the stored: ``--first-seed N``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .claims import Claim, Effect
+from .claims import Claim, Effect, Paper
+from .common import load_results, save_results
+from .drawing import table
 
-__all__ = ["AGAIN", "FIRST", "SEEDS", "STORED", "compare", "predicted", "table"]
+__all__ = ["STORED", "note", "page"]
 
 STORED = Path(__file__).parent / "again.json"
-#: Items and the claims that they alone decide; both are cheap.
-AGAIN = {("fedgia", "rate"): "stationary", ("hyfdca", "central"): "optimum"}
-#: The first of the other seeds.
-FIRST = 100
-#: How many of them.
-SEEDS = 3
 
 
-def predicted(effect: Effect, count: int, level: float = 0.95) -> tuple[float, float]:
+def predicted(effect: Effect, count: int, level: float) -> tuple[float, float]:
     """Interval that holds the mean of ``count`` new values with probability ``level``.
 
     Of normal values, where ``effect`` has those that are stored.
@@ -31,12 +27,9 @@ def predicted(effect: Effect, count: int, level: float = 0.95) -> tuple[float, f
 
     n = len(effect.values)
     # mean ± t_{(1 + level)/2, n−1} s √(1/n + 1/count)
-    half = float(
-        t.ppf(0.5 + level / 2.0, n - 1)
-        * np.std(effect.values, ddof=1)
-        * math.sqrt(1.0 / n + 1.0 / count)
-    )
-    return effect.mean - half, effect.mean + half
+    quantile = t.ppf(0.5 + level / 2.0, n - 1)
+    width = np.std(effect.values, ddof=1) * math.sqrt(1.0 / n + 1.0 / count)
+    return effect.mean - float(quantile * width), effect.mean + float(quantile * width)
 
 
 def compare(
@@ -46,62 +39,47 @@ def compare(
 
     With m cases each interval is of 1 − 0.05/m, so that together they hold all new
     means with a probability of at least 95 %.
-
-    Raises
-    ------
-    ValueError
-        The two have other cases.
     """
-    assert claim.effects is not None
     (item,) = claim.items
     before, after = (claim.effects({item: dict(one)}) for one in (stored, fresh))
-    if [effect.case for effect in before] != [effect.case for effect in after]:
-        raise ValueError(f"{item} has other cases than what is stored")
     rows = []
     for old, new in zip(before, after, strict=True):
         low, high = predicted(old, len(new.values), 1.0 - 0.05 / len(before))
-        rows.append(
-            {
-                "case": old.case,
-                "stored": list(old.values),
-                "again": list(new.values),
-                "low": low,
-                "high": high,
-                "inside": low <= new.mean <= high,
-            }
-        )
+        row: dict[str, Any] = {"case": old.case, "stored": list(old.values)}
+        row |= {"again": list(new.values), "low": low, "high": high}
+        rows.append(row | {"inside": low <= new.mean <= high})
     return rows
 
 
-def table(results: dict[str, Any], effects: Mapping[str, Effect]) -> str:
-    """What was found, as Markdown: an item a row, and its case nearest to a limit.
+def note(
+    paper: str, item: str, papers: Sequence[Paper], folder: Path, fresh: dict[str, Any]
+) -> int:
+    """Compare what an item alone decides, and keep it; 1 where a case is outside."""
+    items = load_results(STORED)["items"]
+    stored = load_results(folder / "results" / f"{item}.json")
+    claims = [c for one in papers for c in one.claims if c.items == (item,)]
+    outside = 0
+    for claim in claims:
+        rows = compare(claim, stored, fresh)
+        outside += sum(not row["inside"] for row in rows)
+        facts = ("minutes", "processor-minutes", "jobs", "machine", "provenance")
+        one = {"paper": paper, "item": item, "claim": claim.name, "rows": rows}
+        items = [i for i in items if (i["paper"], i["claim"]) != (paper, claim.name)]
+        items.append(one | {key: fresh[key] for key in facts})
+        print(f"{claim.name}: {len(rows) - outside} of {len(rows)} cases inside")
+    save_results(STORED, {"items": items})
+    return int(outside > 0)
 
-    ``effects`` by case say how its numbers are written.
-    """
+
+def page() -> str:
+    """What was found, as Markdown: an item a row."""
     lines = [
-        "| item | cases inside | nearest to a limit | stored mean | predicted "
-        "| mean again | minutes |",
-        "| --- " * 7 + "|",
+        (
+            f"`{one['paper']} {one['item']}`: {one['claim']}",
+            one["provenance"]["seeds"][0],
+            f"{sum(row['inside'] for row in one['rows'])} of {len(one['rows'])}",
+            f"{one['processor-minutes']:.1f}",
+        )
+        for one in load_results(STORED)["items"]
     ]
-    for item in results["items"]:
-        rows = item["rows"]
-        inside = sum(row["inside"] for row in rows)
-        row = max(rows, key=_off_centre)
-        effect = effects[row["case"]]
-        ends = sorted(effect.shown(row[end]) for end in ("low", "high"))
-        before, after = (
-            effect.form.format(effect.shown(float(np.mean(row[which]))))
-            for which in ("stored", "again")
-        )
-        lines.append(
-            f"| `{item['paper']} {item['item']}` | {inside} of {len(rows)} "
-            f"| {row['case']} | {before} | [{ends[0]:.3g}, {ends[1]:.3g}] | {after} "
-            f"| {item['processor-minutes']:.1f} |"
-        )
-    return "\n".join(lines)
-
-
-def _off_centre(row: Mapping[str, Any]) -> float:
-    """How far the new mean is from the middle of the interval; 1: at its end."""
-    middle, half = (row["low"] + row["high"]) / 2.0, (row["high"] - row["low"]) / 2.0
-    return float(abs(np.mean(row["again"]) - middle) / half)
+    return table("item: claim | first seed | cases inside | minutes", lines)

@@ -6,15 +6,19 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .common import read_csv
+
 __all__ = [
     "VERDICTS",
     "Claim",
     "Effect",
+    "Effects",
     "Exhibit",
     "Paper",
     "Results",
@@ -24,6 +28,7 @@ __all__ = [
     "paired",
     "points",
     "ratio",
+    "read_paper",
 ]
 
 #: Results of a paper's items by their names.
@@ -160,6 +165,9 @@ def points(case: str, larger: Values, smaller: Values, **how: Any) -> Effect:
     return paired(case, 100 * np.array(larger), 100 * np.array(smaller), **how)
 
 
+Effects = Callable[[Results], list[Effect]]
+
+
 @dataclass(frozen=True)
 class Claim:
     """What a paper says, and what of ours measures it.
@@ -168,31 +176,28 @@ class Claim:
     ----------
     name : str
         Unique in the paper's folder.
-    words : str
-        The paper's, at most 30 of them.
-    where : str
-        Section, table or page.
-    items : tuple of str
-        Whose stored results are needed.
-    effects : callable, optional
-        From results to effects; a KeyError means that what it needs is not stored.
-        None: nothing here measures it.
+    words, where : str
+        The paper's, at most 30 of them; section, table or page.
     theirs : str
         The paper's effect.
     size : str
         Of our experiment in numbers, and what is reduced.
     meaning : str
         What the measured numbers are; with any bound that is ours.
+    items : tuple of str
+        Whose stored results are needed.
+    effects : callable
+        From results to effects; a KeyError means that what it needs is not stored.
     """
 
     name: str
     words: str
     where: str
-    items: tuple[str, ...] = ()
-    effects: Callable[[Results], list[Effect]] | None = None
-    theirs: str = "–"
-    size: str = "–"
-    meaning: str = ""
+    theirs: str
+    size: str
+    meaning: str
+    items: tuple[str, ...]
+    effects: Effects
 
 
 @dataclass(frozen=True)
@@ -211,53 +216,63 @@ class Verdict:
     word: str
     effects: list[Effect]
 
-    def cases(self, holds: bool | None) -> list[str]:
-        """Names of the cases that hold, do not, or were not tested."""
-        return [effect.case for effect in self.effects if effect.holds() is holds]
-
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure or table of a paper, and what reproduces it.
+    """A figure or table of a paper, and the items that reproduce it.
 
-    Attributes
-    ----------
-    name : str
-        ``"Figure 3"``, as the paper counts.
-    shows : str
-    items : tuple of str
-        Of the paper's folder; empty: nothing reproduces it, and ``note`` says why.
-    note : str
+    Without items nothing does, and ``note`` says why.
     """
 
     name: str
     shows: str
-    items: tuple[str, ...] = ()
-    note: str = ""
+    items: tuple[str, ...]
+    note: str
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper: how much it has to show, and where it stands.
-
-    Attributes
-    ----------
-    title, link : str
-    letter : str
-        Claims are numbered by it, in their order: F1, F2. A new claim comes last.
-    figures, tables : int
-        How many the paper has, counted in the paper and not in ``exhibits``.
-    claims : tuple of Claim
-    exhibits : tuple of Exhibit
-    """
+    """A paper; its claims are numbered by its letter, in their order: F1, F2."""
 
     title: str
     link: str
     letter: str
-    figures: int
-    tables: int
     claims: tuple[Claim, ...]
     exhibits: tuple[Exhibit, ...]
+
+
+def read_paper(
+    folder: Path,
+    letter: str,
+    title: str,
+    link: str,
+    judged: Mapping[str, tuple[str, Effects]],
+) -> Paper:
+    """A paper from what it says and shows, and how each of its claims is judged.
+
+    ``statements.csv`` in its folder has its claims with what is measured, and
+    ``contents.csv`` its figures and tables; ``judged`` has the items that a claim
+    needs, with spaces, and what measures it, in the claims' order.
+    """
+    claims, exhibits = (
+        [row for row in read_csv(folder / f"{name}.csv") if row.pop("paper") == letter]
+        for name in ("statements", "contents")
+    )
+    if [row["name"] for row in claims] != list(judged):
+        raise ValueError(f"{folder.name}: other claims are judged than stated")
+    return Paper(
+        title,
+        link,
+        letter,
+        tuple(
+            Claim(items=tuple(items.split()), effects=effects, **row)
+            for row, (items, effects) in zip(claims, judged.values(), strict=True)
+        ),
+        tuple(
+            Exhibit(row["name"], row["shows"], tuple(row["items"].split()), row["note"])
+            for row in exhibits
+        ),
+    )
 
 
 def judge(claim: Claim, results: Results) -> Verdict:
@@ -266,12 +281,10 @@ def judge(claim: Claim, results: Results) -> Verdict:
     It *holds* where the 95 % interval of every case lies above 0, holds *partly* where
     some do, *does not* hold where none does. Without one interval it is *not tested*.
     """
-    effects: list[Effect] = []
-    if claim.effects is not None:
-        try:
-            effects = claim.effects(results)
-        except KeyError:  # an item that has not been run, or was run in another form
-            effects = []
+    try:
+        effects = claim.effects(results)
+    except KeyError:  # an item that has not been run, or was run in another form
+        effects = []
     states = [effect.holds() for effect in effects]
     tested = [state for state in states if state is not None]
     if not tested:

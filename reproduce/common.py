@@ -11,13 +11,14 @@ import platform
 import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     Executor,
-    Future,
     ProcessPoolExecutor,
+    ThreadPoolExecutor,
     as_completed,
 )
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,7 @@ __all__ = [
     "load_results",
     "read_config",
     "read_csv",
+    "repeat",
     "save_results",
     "workers",
 ]
@@ -89,9 +91,7 @@ class Options:
 
     def numbers(self, most: int) -> range:
         """Seeds from the first on: as many as wanted, at most ``most``."""
-        return range(
-            self.first, self.first + (2 if self.quick else min(self.seeds, most))
-        )
+        return range(self.first, self.first + min(self.seeds, most))
 
     def file(self, name: str) -> Path:
         """A data file; SkippedError names it if it is missing."""
@@ -311,37 +311,26 @@ def perform(run: Run) -> dict[str, Any]:
     return result
 
 
-class _Here(Executor):
-    """Runs in the process at hand; to start another takes longer than a quick run."""
+@contextmanager
+def workers(jobs: int) -> Iterator[Executor]:
+    """Processes that start anew, or with 0 jobs a thread of this one.
 
-    def __init__(self) -> None:
-        self._log = logging.getLogger("flwr")
-        self._level = self._log.level
-        self._log.setLevel(logging.ERROR)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
-        """Call the function at once."""
-        done: Future[Any] = Future()
-        try:
-            done.set_result(fn(*args, **more))
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let Flower log again."""
-        self._log.setLevel(self._level)
-
-
-def workers(jobs: int) -> Executor:
-    """Processes that start anew, or with 0 jobs this one.
-
-    A fork would copy locks that PyTorch's threads hold.
+    A fork would copy locks that PyTorch's threads hold; to start another process takes
+    longer than a quick run.
     """
-    if not jobs:
-        return _Here()
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=one_thread)
+    if jobs:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, context, initializer=one_thread) as pool:
+            yield pool
+        return
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            yield thread
+    finally:
+        log.setLevel(level)
 
 
 def execute(
@@ -356,7 +345,6 @@ def execute(
     if len({run.key for run in runs}) < len(runs):
         raise ValueError("two runs have one key")
     LEDGER.note({**run.config, "nodes": run.nodes} for run in runs)
-    # consecutive chunks share their data, which a worker keeps
     with workers(jobs) as pool:
         waiting = {pool.submit(perform, run): run for run in runs}
         for done in as_completed(waiting):
@@ -366,6 +354,31 @@ def execute(
                 told = passed
                 say(f"  {len(results)}/{len(runs)} runs, {passed:.0f} s")
     return {run.key: results[run.key] for run in runs}
+
+
+def repeat(
+    options: Options,
+    cases: Mapping[Any, Mapping[str, Any]],
+    seeds: Sequence[int],
+    nodes: int | Mapping[Any, int],
+    **how: Any,
+) -> dict[Any, list[dict[str, Any]]]:
+    """Run every case with every seed; each case's results, in the order of the seeds.
+
+    ``cases`` have their run configs, ``nodes`` may have a number for each of them, and
+    ``how`` are other fields of the :class:`Run`.
+    """
+    counts = nodes if isinstance(nodes, Mapping) else dict.fromkeys(cases, nodes)
+    runs = [
+        Run((case, seed), {**config, "seed": seed}, counts[case], **how)
+        # consecutive runs share their data, which a worker keeps
+        for seed in seeds
+        for case, config in cases.items()
+    ]
+    # the longest first, so that no process ends up alone with one
+    runs.sort(key=lambda run: -run.nodes)
+    results = execute(runs, options.jobs)
+    return {case: [results[case, seed] for seed in seeds] for case in cases}
 
 
 def machine() -> dict[str, Any]:

@@ -13,7 +13,6 @@ __all__ = [
     "MOST_LINES",
     "PALETTE",
     "band",
-    "crowded",
     "legend_below",
     "measured",
     "new_figure",
@@ -46,14 +45,6 @@ def new_figure(columns: int, rows: int = 1) -> tuple[Any, Any]:
     return figure, axes
 
 
-def crowded(figure: Any) -> list[int]:
-    """Numbers of lines of those panels that have too many; two points are a mark."""
-    counts = [
-        sum(len(line.get_xdata()) > 2 for line in axes.lines) for axes in figure.axes
-    ]
-    return [count for count in counts if count > MOST_LINES]
-
-
 def save(figure: Any, out: Path, name: str) -> str:
     """Write a picture; return the Markdown that shows it.
 
@@ -62,8 +53,10 @@ def save(figure: Any, out: Path, name: str) -> str:
     ValueError
         A panel has more than six lines.
     """
-    if crowded(figure):
-        raise ValueError(f"{name}: {crowded(figure)} lines in a panel, at most 6")
+    for axes in figure.axes:
+        # two points are a mark
+        if sum(len(line.get_xdata()) > 2 for line in axes.lines) > MOST_LINES:
+            raise ValueError(f"{name}: a panel has more than {MOST_LINES} lines")
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / f"{name}.png", dpi=110)
     return f"![{name}]({name}.png)"
@@ -160,10 +153,7 @@ def spread(values: Sequence[float], form: str = "{:.2g}") -> str:
 
 def percent(values: Sequence[float]) -> str:
     """Write a mean of shares, and their extremes if there are several."""
-    text = f"{100 * np.mean(values):.1f} %"
-    if len(values) > 1:
-        text += f" ({100 * min(values):.1f} to {100 * max(values):.1f})"
-    return text
+    return spread([100 * value for value in values], "{:.1f} %")
 
 
 def measured(results: dict[str, Any]) -> str:

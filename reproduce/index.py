@@ -5,23 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from .again import AGAIN, FIRST, STORED, table
-from .claims import (
-    VERDICTS,
-    Effect,
-    Exhibit,
-    Paper,
-    Results,
-    Verdict,
-    counted,
-    judge,
-)
+from . import again
+from .claims import VERDICTS, Effect, Exhibit, Paper, Results, Verdict, counted, judge
 from .common import load_results
+from .drawing import table
 from .pages import as_csv
 
-__all__ = ["case_table", "files", "page", "short_table", "stored", "verdicts"]
+__all__ = ["case_table", "files", "page", "short_table", "stored"]
 
 #: A verdict names the cases that hold if they are at most so many.
 NAMED = 3
@@ -54,24 +45,19 @@ figures and tables: `python -m reproduce PAPER ITEM --data DIR`.
 _AGAIN = """
 ## Run again
 
-`python -m reproduce --again` repeats two items with three other seeds, from {first} on.
-The stored values predict each new mean by Student's interval, at 95 % for all cases of
-an item together.
+`python -m reproduce PAPER ITEM --first-seed 100 --seeds 3` repeats an item with three
+other seeds. The stored values predict each new mean by Student's interval, at 95 % for
+all cases of an item together.
 
 """
 
-_CLAIMS = "| no. | claim | verdict | our effect | the paper's | size | over | minutes |"
+_CLAIMS = "no. | claim | verdict | our effect | the paper's | size | over | minutes"
 
 
 def stored(folder: Path) -> Results:
     """All stored results of a paper's folder."""
     paths = sorted((folder / "results").glob("*.json"))
     return {path.stem: load_results(path) for path in paths}
-
-
-def verdicts(paper: Paper, results: Results) -> list[Verdict]:
-    """Judge every claim of a paper."""
-    return [judge(claim, results) for claim in paper.claims]
 
 
 def _ordered(effects: list[Effect]) -> list[Effect]:
@@ -89,29 +75,29 @@ def _ordered(effects: list[Effect]) -> list[Effect]:
     return sorted(found, key=clear, reverse=True)
 
 
+def _common_need(verdict: Verdict) -> str | None:
+    """What all cases need; None where they differ."""
+    needs = {effect.needed() for effect in verdict.effects}
+    return needs.pop() if len(needs) == 1 else None
+
+
 def effect_text(verdict: Verdict, *, needed: bool = False) -> str:
     """The clearest case for the paper, and the clearest against it.
 
     With ``needed``, each says what the claim needs, unless all need the same.
     """
-    ordered = _ordered(verdict.effects)
-    if not ordered:
-        return "; ".join(f"{e.written()}, {e.case}" for e in verdict.effects[:2]) or "–"
     several = needed and _common_need(verdict) is None
 
     def told(effect: Effect) -> str:
         need = f", needed {effect.needed()}" if several else ""
         return f"{effect.written()} ({effect.case}{need})"
 
+    ordered = _ordered(verdict.effects)
     if len(ordered) == 1:
         return told(ordered[0])
-    return f"best {told(ordered[0])}, worst {told(ordered[-1])}"
-
-
-def _common_need(verdict: Verdict) -> str | None:
-    """What all cases need; None where they differ."""
-    needs = {effect.needed() for effect in verdict.effects}
-    return needs.pop() if len(needs) == 1 else None
+    if ordered:
+        return f"best {told(ordered[0])}, worst {told(ordered[-1])}"
+    return "; ".join(f"{e.written()}, {e.case}" for e in verdict.effects[:2]) or "–"
 
 
 def measured_text(verdict: Verdict) -> str:
@@ -127,23 +113,22 @@ def word(verdict: Verdict) -> str:
     """The verdict, where it holds, and how many cases say what."""
     if verdict.word == "not tested":
         return f"**{verdict.word}**"
-    held, untested = verdict.cases(True), verdict.cases(None)
-    against = [effect.case for effect in verdict.effects if effect.refuted()]
-    known = {*held, *untested, *against}
-    still = [e.case for e in verdict.effects if e.case not in known]
+    cases: dict[str, list[str]] = {"": [], "against": [], "open": [], "not tested": []}
+    for effect in verdict.effects:
+        state = {True: "", None: "not tested"}.get(effect.holds(), "open")
+        cases["against" if effect.refuted() else state].append(effect.case)
 
-    def named(cases: list[str], before: str) -> str:
+    def named(some: list[str], before: str) -> str:
         # more of them are on the paper's page
-        some = len(cases) <= NAMED and len(verdict.effects) > 1
-        return f"{before}: {'; '.join(cases)}" if some else before
+        few = len(some) <= NAMED and len(verdict.effects) > 1
+        return f"{before}: {'; '.join(some)}" if few else before
 
-    of = counted(len(verdict.effects), "cases")
+    held, of = cases.pop(""), counted(len(verdict.effects), "cases")
     text = f"**{verdict.word}**, {len(held)} of {of}"
     if verdict.word == "partly":
         text = named(held, text)
-    rest = ((against, "against"), (still, "open"), (untested, "not tested"))
     others = "; ".join(
-        named(cases, f"{len(cases)} {state}") for cases, state in rest if cases
+        named(some, f"{len(some)} {state}") for state, some in cases.items() if some
     )
     return f"{text} ({others})" if others else text
 
@@ -153,146 +138,109 @@ def _seeds(verdict: Verdict) -> str:
         (1, "exact") if effect.exact else (len(effect.values), effect.unit)
         for effect in verdict.effects
     }
-    words = [
-        "exact" if unit == "exact" else counted(count, unit)
-        for count, unit in sorted(counts)
-    ]
+    words = (k if k == "exact" else counted(n, k) for n, k in sorted(counts))
     return ", ".join(words) or "–"
 
 
-def minutes_of(results: dict[str, Any]) -> float:
-    """Processor time; where it was not noted down, the most that it can have been."""
-    whole = results["minutes"] * results["jobs"]
-    return float(results.get("processor-minutes", whole))
-
-
 def _minutes(verdict: Verdict, results: Results) -> str:
+    """Processor time; where it was not noted down, the most that it can have been."""
     found = [results[item] for item in verdict.claim.items if item in results]
     if not verdict.effects or not found:
         return "–"
-    return f"{math.ceil(10 * sum(map(minutes_of, found))) / 10:.1f}"
+    most = (r.get("processor-minutes", r["minutes"] * r["jobs"]) for r in found)
+    return f"{math.ceil(10 * sum(most)) / 10:.1f}"
 
 
 def numbered(paper: Paper, results: Results) -> list[tuple[str, Verdict]]:
     """A paper's verdicts with the numbers of their claims."""
-    judged = verdicts(paper, results)
+    judged = (judge(claim, results) for claim in paper.claims)
     return [(f"{paper.letter}{k}", verdict) for k, verdict in enumerate(judged, 1)]
 
 
-def claim_rows(paper: Paper, results: Results) -> Iterator[str]:
-    """Rows of the table of claims."""
-    for number, verdict in numbered(paper, results):
-        claim, mark = verdict.claim, number.lower()
-        yield (
-            f'| <a id="{mark}"></a>[{number}](#{mark}) | “{claim.words}” '
-            f"({claim.where}) | **{verdict.word}** |"
-        )
-
-
-def full_rows(paper: Paper, results: Results) -> Iterator[str]:
-    """The same with all that is known of a claim."""
+def full_rows(paper: Paper, results: Results) -> Iterator[tuple[str, ...]]:
+    """All that is known of a paper's claims."""
     for number, verdict in numbered(paper, results):
         claim = verdict.claim
-        yield (
-            f"| {number} | “{claim.words}” ({claim.where}) | {word(verdict)} "
-            f"| {measured_text(verdict)} | {claim.theirs} | {claim.size} "
-            f"| {_seeds(verdict)} | {_minutes(verdict, results)} |"
-        )
+        words = f"“{claim.words}” ({claim.where})"
+        ours = (word(verdict), measured_text(verdict))
+        facts = (_seeds(verdict), _minutes(verdict, results))
+        yield (number, words, *ours, claim.theirs, claim.size, *facts)
 
 
-def exhibit_row(exhibit: Exhibit, paper: str, results: Results) -> str:
+def exhibit_row(exhibit: Exhibit, paper: str, results: Results) -> tuple[str, ...]:
     """A row of the table of figures and tables."""
-    there = [item for item in exhibit.items if item in results]
     missing = [item for item in exhibit.items if item not in results]
-    text = ", ".join(f"`{paper} {item}`" for item in there)
+    text = ", ".join(f"`{paper} {item}`" for item in exhibit.items if item in results)
     if missing:
         text += ("; " if text else "") + "not run: " + ", ".join(missing)
     if exhibit.note:
         text += (": " if text else "none: ") + exhibit.note
-    return f"| {exhibit.name} | {exhibit.shows} | {text} |"
+    return exhibit.name, exhibit.shows, text
 
 
 def case_table(paper: Paper, results: Results) -> str:
     """All cases of all claims, for a paper's page of details."""
-    lines = [
-        "| claim | what is measured | case | effect, 95 % | needed | holds |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
     words = {True: "yes", False: "no", None: "not tested"}
-    for number, verdict in numbered(paper, results):
-        lines += [
-            f"| {number} {verdict.claim.name} | {verdict.claim.meaning} "
-            f"| {effect.case} | {effect.written()} | {effect.needed()} "
-            f"| {words[effect.holds()]} |"
-            for effect in verdict.effects
-        ]
-    return "\n".join(lines)
+    lines = [
+        (
+            *(f"{number} {verdict.claim.name}", verdict.claim.meaning, effect.case),
+            *(effect.written(), effect.needed(), words[effect.holds()]),
+        )
+        for number, verdict in numbered(paper, results)
+        for effect in verdict.effects
+    ]
+    head = "claim | what is measured | case | effect, 95 % | needed | holds"
+    return table(head, lines)
 
 
 def short_table(paper: Paper, results: Results) -> str:
     """Claims and verdicts, for a paper's own page."""
-    lines = ["| claim | verdict | effect, 95 % |", "| --- | --- | --- |"]
-    lines += [
-        f"| [{number}](../README.md#{number.lower()}) {verdict.claim.name} "
-        f"| **{verdict.word}** | {effect_text(verdict)} |"
+    lines = [
+        (
+            f"[{number}](../README.md#{number.lower()}) {verdict.claim.name}",
+            *(f"**{verdict.word}**", effect_text(verdict)),
+        )
         for number, verdict in numbered(paper, results)
     ]
-    return "\n".join(lines)
+    return table("claim | verdict | effect, 95 %", lines)
 
 
 def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
     """The whole page; ``papers`` are papers and folders by name."""
-    found = {name: stored(folder) for name, (_, folder) in papers.items()}
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = dict.fromkeys(VERDICTS, 0)
     claims = []
-    for name, (several, folder) in papers.items():
-        link = f"{folder.name}/README.md"
+    for several, folder in papers.values():
+        results = stored(folder)
         for paper in several:
-            for verdict in verdicts(paper, found[name]):
-                counts[verdict.word] = counts.get(verdict.word, 0) + 1
+            lines = []
+            for number, verdict in numbered(paper, results):
+                counts[verdict.word] += 1
+                anchor = f'<a id="{number.lower()}"></a>[{number}](#{number.lower()})'
+                words = f"“{verdict.claim.words}” ({verdict.claim.where})"
+                lines.append((anchor, words, f"**{verdict.word}**"))
             title = f"[{paper.title}]({paper.link})" if paper.link else paper.title
-            claims += [
-                f"### {title} ([page]({link}))",
-                "",
-                "| no. | claim | verdict |",
-                "| --- | --- | --- |",
-                *claim_rows(paper, found[name]),
-                "",
-            ]
-    total = sum(counts.values())
-    told = " | ".join(str(counts.get(word, 0)) for word in VERDICTS)
-    head = _HEAD.format(
-        count="| claims | hold | hold partly | do not hold | not tested |\n"
-        f"| --- | --- | --- | --- | --- |\n| {total} | {told} |"
-    )
-    repeated = ""
-    if STORED.is_file():
-        effects = {
-            effect.case: effect
-            for name, item in AGAIN
-            for paper in papers[name][0]
-            for claim in paper.claims
-            if claim.name == AGAIN[name, item]
-            for effect in judge(claim, found[name]).effects
-        }
-        told = table(load_results(STORED), effects)
-        repeated = _AGAIN.format(first=FIRST) + told + "\n"
-    return head + "\n".join(claims) + repeated
+            rows = table("no. | claim | verdict", lines)
+            claims.append(f"### {title} ([page]({folder.name}/README.md))\n\n{rows}\n")
+    total = (sum(counts.values()), *counts.values())
+    head = "claims | hold | hold partly | do not hold | not tested"
+    start = _HEAD.format(count=table(head, [total]))
+    return start + "\n".join(claims) + _AGAIN + again.page() + "\n"
 
 
 def files(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> dict[str, str]:
     """The page's data files by their names."""
-    claims = [_CLAIMS, "| --- " * 8 + "|"]
-    exhibits = ["| paper | what | shows | items |", "| --- " * 4 + "|"]
+    claims: list[tuple[str, ...]] = []
+    exhibits: list[tuple[str, ...]] = []
     for name, (several, folder) in papers.items():
         results = stored(folder)
         for paper in several:
             claims += full_rows(paper, results)
             exhibits += [
-                f"| {paper.title} {exhibit_row(one, name, results)}"
+                (paper.title, *exhibit_row(one, name, results))
                 for one in paper.exhibits
             ]
+    head = "paper | what | shows | items"
     return {
-        "claims.csv": as_csv("\n".join(claims)),
-        "exhibits.csv": as_csv("\n".join(exhibits)),
+        "claims.csv": as_csv(table(_CLAIMS, claims)),
+        "exhibits.csv": as_csv(table(head, exhibits)),
     }

@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-__all__ = ["KEYS", "UNKNOWN", "Ledger", "older", "versions"]
+__all__ = ["KEYS", "Ledger", "versions"]
 
 #: What every stored result has under ``provenance``.
 KEYS = ("seeds", "settings", "versions")
-#: Of results that were measured before they kept it.
-UNKNOWN = "unknown: measured before results kept it"
 _PACKAGES = ("fedtrellis", "flwr", "numpy", "scipy", "scikit-learn", "torch")
 
 
@@ -62,41 +60,23 @@ class Ledger:
                 "versions": versions(),
             }
         names = dict.fromkeys(name for config in self._configs for name in config)
-        shared: dict[str, Any] = {}
-        varied: dict[str, list[Any]] = {}
-        seeds: list[Any] = []
-        for name in names:
+
+        def had(name: str) -> list[dict[str, Any]]:
+            return [config for config in self._configs if name in config]
+
+        values = {
+            name: list({repr(c[name]): c[name] for c in had(name)}.values())
+            for name in names
             # a path says where somebody keeps the data, not what they are
-            if name.endswith("path"):
-                continue
-            values = [config[name] for config in self._configs if name in config]
-            different = list({repr(value): value for value in values}.values())
-            if name == "seed":
-                seeds = sorted(different)
-            elif len(different) == 1 and len(values) == len(self._configs):
-                shared[name] = different[0]
-            else:
-                varied[name] = different
-        return {
-            "seeds": seeds or [0],
-            "settings": {
-                "shared": shared,
-                "varied": varied,
-                "runs": len(self._configs),
-            },
-            "versions": versions(),
+            if not name.endswith("path")
         }
-
-
-def older(results: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a result that was stored without its provenance."""
-    seeds = results.get("seeds", UNKNOWN)
-    return {
-        "seeds": list(range(seeds)) if isinstance(seeds, int) else seeds,
-        "settings": UNKNOWN,
-        "versions": {
-            name: value
-            for name, value in results["machine"].items()
-            if name not in ("cores", "python")
-        },
-    }
+        seeds = sorted(values.pop("seed", [0]))
+        shared = {
+            name: found[0]
+            for name, found in values.items()
+            if len(found) == 1 and len(had(name)) == len(self._configs)
+        }
+        varied = {name: v for name, v in values.items() if name not in shared}
+        count = len(self._configs)
+        settings = {"shared": shared, "varied": varied, "runs": count}
+        return {"seeds": seeds, "settings": settings, "versions": versions()}

@@ -14,7 +14,7 @@ from fedtrellis.objectives.reference import certified_minimum
 
 from .common import app_config
 
-__all__ = ["batched", "late_slope", "optimum", "slope"]
+__all__ = ["batched", "late_slope", "optimum"]
 
 
 def batched(experiment: Experiment) -> LocalGrid:
@@ -41,15 +41,10 @@ def optimum(
     return found.value, found.gap
 
 
-def slope(rounds: Sequence[int], residuals: Sequence[float], since: int = 100) -> float:
-    """Exponent of a power law over the rounds from the last's ``since``-th part on."""
+def late_slope(rounds: Sequence[int], residuals: Sequence[float]) -> float:
+    """Exponent of a power law over the last decade; what is before is the start's."""
     t, r = np.array(rounds, dtype=float), np.array(residuals)
-    late = (t >= t[-1] / since) & (t > 0) & (r > 0)
+    late = (t >= t[-1] / 10) & (t > 0) & (r > 0)
     if late.sum() < 2:
         return float("nan")
     return float(np.polyfit(np.log(t[late]), np.log(r[late]), 1)[0])
-
-
-def late_slope(rounds: Sequence[int], residuals: Sequence[float]) -> float:
-    """Exponent over the last decade: what comes before is the start's."""
-    return slope(rounds, residuals, 10)

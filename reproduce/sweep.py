@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reproduce.common import Options, Run, execute
+from reproduce.common import Options, repeat
 from reproduce.drawing import new_figure, panel, save
 
 __all__ = ["Point", "seeds_of", "sweep", "sweep_picture"]
@@ -28,7 +28,7 @@ def sweep(
     points: Sequence[Point],
     metrics: Sequence[str],
     *,
-    seeds: int,
+    seeds: Sequence[int],
     every: int = 1,
     goal: tuple[str, float] | None = None,
 ) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def sweep(
     points : sequence of Point
     metrics : sequence of str
         What is kept by round.
-    seeds : int
+    seeds : sequence of int
     every : int
         Rounds between evaluations.
     goal : tuple of str and float, optional
@@ -57,34 +57,20 @@ def sweep(
         ``reached`` and ``reached-bytes``: the first round evaluated that meets it, and
         what was moved until then, up and down; -1 for none.
     """
-    runs = [
-        Run(
-            (point.label, seed),
-            {**base, **point.settings, "seed": seed},
-            point.nodes,
-            curve=True,
-            every=every,
-        )
-        for point in points
-        for seed in range(seeds)
-    ]
-    # the longest first, so that no process ends up alone with one
-    runs.sort(key=lambda run: -run.nodes)
-    results = execute(runs, options.jobs)
+    cases = {point.label: {**base, **point.settings} for point in points}
+    nodes = {point.label: point.nodes for point in points}
+    results = repeat(options, cases, seeds, nodes, curve=True, every=every)
     rows = []
-    for point in points:
-        found = [results[point.label, seed] for seed in range(seeds)]
+    for label, found in results.items():
         good = [value for value in found if "failed" not in value]
-        row: dict[str, Any] = {"label": point.label, "nodes": point.nodes}
+        row: dict[str, Any] = {"label": label, "nodes": nodes[label]}
         row["failed"] = len(found) - len(good)
         rows.append(row | (_summary(good, metrics, goal) if good else {}))
-    return {"rows": rows, "seeds": seeds, "metrics": list(metrics)}
+    return {"rows": rows, "seeds": len(seeds), "metrics": list(metrics)}
 
 
 def _summary(
-    runs: list[dict[str, Any]],
-    metrics: Sequence[str],
-    goal: tuple[str, float] | None,
+    runs: list[dict[str, Any]], metrics: Sequence[str], goal: tuple[str, float] | None
 ) -> dict[str, Any]:
     curves: dict[str, Any] = {"round": runs[0]["curve"]["round"]}
     for metric in metrics:

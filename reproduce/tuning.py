@@ -23,15 +23,7 @@ Point = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Space:
-    """What a method's settings are searched over: powers of ten.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Settings, each a coordinate.
-    start : tuple of float
-        Exponents where the search begins.
-    """
+    """Settings that are searched over powers of ten, and the exponents to begin at."""
 
     names: tuple[str, ...]
     start: Point
@@ -131,40 +123,20 @@ def search(
     rivals: Callable[[Any], Any] = lambda case: None,
     finest: float = Search.finest,
 ) -> dict[Any, Search]:
-    """Search for several cases at once.
+    """Search for several cases at once, each with a space and ``budget`` candidates.
 
-    Parameters
-    ----------
-    spaces : mapping
-        A space for each case.
-    budget : int
-        Candidates for each case.
-    evaluate : callable
-        From pairs of a case and settings to each one's scores, one a validation seed;
-        their mean counts, and a NaN among them is a run that failed.
-    wider : int
-        At most so many candidates more, four at a time, for a case whose choice is at
-        the edge, and as many for its rivals.
-    rivals : callable
-        From a case to what it has in common with those that it is compared with.
-    finest : float
-        The finest mesh.
-
-    Returns
-    -------
-    dict
-        The finished searches by case.
+    ``evaluate`` is from pairs of a case and settings to each one's scores, one a
+    validation seed; their mean counts, and a NaN among them is a run that failed. At
+    most ``wider`` candidates more, four at a time, has a case whose choice is at the
+    edge, and so have its rivals, cases of which ``rivals`` says the same.
     """
     searches = {case: Search(space, budget, finest) for case, space in spaces.items()}
     while True:
         asked = [(case, p) for case, one in searches.items() for p in one.wanted()]
         if not asked:
             edges = {rivals(case) for case, one in searches.items() if not one.inside}
-            more = [
-                one
-                for case, one in searches.items()
-                if rivals(case) in edges and one.budget < budget + wider
-            ]
+            more = [one for case, one in searches.items() if rivals(case) in edges]
+            more = [one for one in more if one.budget < budget + wider]
             if not more:
                 return searches
             for one in more:

@@ -13,7 +13,7 @@ from clients import FedFWClient, NaiveFrankWolfeClient
 from fedtrellis import LocalGrid, client_app
 from fedtrellis.domains import Box
 from fedtrellis.objectives import LeastSquares
-from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.common import Item, Options, read_config, repeat
 from reproduce.drawing import spread, table
 from reproduce.sweep import Point, seeds_of, sweep, sweep_picture
 from strategies import FedFW, NaiveFrankWolfe
@@ -44,6 +44,14 @@ class Figure(NamedTuple):
 _ROUNDS: int = read_config(HERE / "figure-3.toml")["rounds"]
 _BALLS = {"ℓ1": {"domain": "l1-ball"}, "ℓ2": {"domain": "l2-ball"}}
 _PENALTIES: dict[str, Settings] = {f"{v:g}": {"penalty": v} for v in PENALTIES}
+#: Figure 4's, (a) and (b), beside figure 2's run config.
+MNIST: Settings = {
+    "rounds": 100,
+    "classification.dataset": "mnist",
+    "classification.path": "mnist",
+    "classification.partition": "labels",
+    "classification.train-limit": 10_000,
+}
 FIGURES = {
     "figure-2": Figure(
         "participation p, logistic regression on synthetic data, ℓ1 ball",
@@ -60,17 +68,14 @@ FIGURES = {
         {"FedFW": {"variant": "plain"}, "FedFW+": {"variant": "augmented"}},
         "p",
         {
-            f"{p:g}": {
-                "participation": p,
-                "step-size": (p * _ROUNDS + 1.0) ** (-2 / 3),
-            }
+            f"{p:g}": {"participation": p, "step-size": (p * _ROUNDS + 1.0) ** (-2 / 3)}
             for p in SHARES
         },
     ),
     "figure-4-convex": Figure(
         "λ_0: loss, gap and accuracy, logistic regression on MNIST",
-        "figure-4",
-        {"classification.path": "mnist"},
+        "figure-2",
+        MNIST,
         {f"MCLR, MNIST, p = 0.5, {ball}": own for ball, own in _BALLS.items()},
         "λ_0",
         _PENALTIES,
@@ -107,7 +112,7 @@ def compute(options: Options, name: str) -> dict[str, Any]:
             base | own,
             [Point(label, settings, NODES) for label, settings in points],
             tuple(METRICS),
-            seeds=min(options.seeds, SEEDS),
+            seeds=options.numbers(SEEDS),
             every=every,
         )
         for title, own in figure.panels.items()
@@ -157,29 +162,24 @@ FIRST = 10
 
 def compute_early(options: Options) -> dict[str, Any]:
     """Frank-Wolfe gaps of the first ten rounds, by λ_0, on the convex panels."""
-    seeds = 2 if options.quick else min(SEEDS, options.seeds)
-    base = _base(options, "figure-4", {"classification.path": "mnist"}) | {
+    seeds = options.numbers(SEEDS)
+    base = _base(options, "figure-2", MNIST) | {
         "classification.train-limit": 500 if options.quick else 5000,
         "classification.test-limit": 500,
         "rounds": FIRST,
         "evaluate-gap": True,
     }
-    runs = [
-        Run(
-            (f"MCLR, MNIST, {ball}", f"{penalty:g}", seed),
-            base | own | {"penalty": penalty, "seed": seed},
-            NODES,
-            curve=True,
-        )
+    cases = {
+        (f"MCLR, MNIST, {ball}", f"{penalty:g}"): base | own | {"penalty": penalty}
         for ball, own in _BALLS.items()
         for penalty in PENALTIES[::2]
-        for seed in range(seeds)
-    ]
+    }
     panels: dict[str, dict[str, list[float]]] = {}
-    for (panel, penalty, _), run in execute(runs, options.jobs).items():
-        gaps = panels.setdefault(panel, {}).setdefault(penalty, [])
-        gaps.append(float(np.mean(run["curve"]["gap"][1:])))
-    return {"panels": panels, "rounds": FIRST, "seeds": seeds}
+    found = repeat(options, cases, seeds, NODES, curve=True)
+    for (panel, penalty), runs in found.items():
+        gaps = [float(np.mean(run["curve"]["gap"][1:])) for run in runs]
+        panels.setdefault(panel, {})[penalty] = gaps
+    return {"panels": panels, "rounds": FIRST, "seeds": len(seeds)}
 
 
 def render_early(results: dict[str, Any], out: Path) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from reproduce.claims import points
-from reproduce.common import Item, Options, Run, execute, read_config
-from reproduce.drawing import PALETTE, new_figure, save, table
+from reproduce.common import Item, Options, read_config, repeat
+from reproduce.drawing import table
 from reproduce.rates import batched
 from reproduce.tuning import WIDER, search
 
@@ -32,24 +32,24 @@ Case = tuple[str, str, str]  # partition, ball, method
 def compute(options: Options, name: str) -> dict[str, Any]:
     """Choose hyper-parameters on validation data, then run all seeds with them."""
     data = TABLES[name]
-    base = read_config(HERE / f"{data.config}.toml") | data.dataset
+    base = read_config(HERE / "table-1.toml") | data.dataset
     if data.rounds:
         base["rounds"] = data.rounds
     if data.folder:
         base["classification.path"] = str(options.file(data.folder))
-    choice, examples, seeds = data.choice, data.examples, options.seeds
+    choice, examples, seeds = data.choice, data.examples, options.numbers(data.seeds)
     balls, partitions, choosing = data.balls, data.partitions(), data.choosing
     budget, wider = data.budget, WIDER
     if options.quick:
         base |= {"rounds": 3, "classification.test-limit": 200}
         model = base["classification.model"]
         choice = examples = 120 if model.endswith("cnn") else 1500
-        seeds, choosing, budget, wider = min(seeds, 1), choosing[:1], 2, 0
+        seeds, choosing, budget, wider = seeds[:1], choosing[:1], 2, 0
         # the network's sets differ by the oracle, which the other tables try
         balls = balls[:1] if model != "mclr" else balls
         # few examples cannot be dealt by label to a hundred nodes
         partitions = partitions[:1] if data.nodes > 10 else partitions[-1:]
-    seeds, rounds = min(seeds, data.seeds), base["rounds"]
+    rounds = base["rounds"]
     cases: list[Case] = [
         (part, ball, method)
         for part in partitions
@@ -57,10 +57,8 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         for method in data.methods
     ]
 
-    def run(
-        key: Any, case: Case, chosen: Mapping[str, float], seed: int, **data_: Any
-    ) -> Run:
-        config = {
+    def config(case: Case, chosen: Mapping[str, float], limit: int) -> dict[str, Any]:
+        return {
             **base,
             **data.methods[case[2]][0],
             **chosen,
@@ -68,37 +66,29 @@ def compute(options: Options, name: str) -> dict[str, Any]:
             "fedfw.local-steps": STEPS,
             "classification.partition": case[0],
             "domain": case[1],
-            "seed": seed,
-            **{f"classification.{k.replace('_', '-')}": v for k, v in data_.items()},
+            "classification.train-limit": limit,
         }
-        return Run(key, config, data.nodes, every=rounds, grid=batched)
+
+    how: dict[str, Any] = {"every": rounds, "grid": batched}
 
     def scores(asked: list[tuple[Case, dict[str, float]]]) -> list[list[float]]:
-        own = {"train_limit": choice, "validation_fraction": VALIDATION}
-        # the runs with the same data follow each other, so that these are read once
-        runs = [
-            run((k, seed), case, chosen, seed, **own)
-            for seed in choosing
+        held_out = {"classification.validation-fraction": VALIDATION}
+        wanted = {
+            k: config(case, chosen, choice) | held_out
             for k, (case, chosen) in enumerate(asked)
-        ]
-        tried = execute(runs, options.jobs)
+        }
+        tried = repeat(options, wanted, choosing, data.nodes, **how)
         return [
-            [tried[k, seed].get("accuracy", float("nan")) for seed in choosing]
-            for k in range(len(asked))
+            [run.get("accuracy", float("nan")) for run in runs]
+            for runs in tried.values()
         ]
 
     spaces = {case: data.methods[case[2]][1] for case in cases}
     # what stands beside each other in a table is searched with the same budget
     found = search(spaces, budget, scores, wider, lambda case: case[:2])
-    runs = [
-        run((*case, seed), case, found[case].chosen, seed, train_limit=examples)
-        for seed in range(seeds)
-        for case in cases
-    ]
-    results = execute(runs, options.jobs)
+    finals = {case: config(case, found[case].chosen, examples) for case in cases}
     rows = []
-    for case in cases:
-        of = [results[*case, seed] for seed in range(seeds)]
+    for case, of in repeat(options, finals, seeds, data.nodes, **how).items():
         trials = len(found[case].tried) * len(choosing)
         rows.append(
             {
@@ -115,7 +105,7 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         )
     return {
         "rows": rows,
-        "seeds": seeds,
+        "seeds": len(seeds),
         "choice-seeds": list(choosing),
         "rounds": rounds,
         "nodes": data.nodes,
@@ -126,7 +116,7 @@ _SYMBOLS = {"penalty": "λ_0", "proximal-step": "η", "local-step-size": "γ"}
 
 
 def render(results: dict[str, Any], out: Path, name: str) -> str:
-    """Draw bars, ours and the paper's, and the table."""
+    """Ours with the paper's beside them."""
     data, theirs, rows = TABLES[name], published(name), results["rows"]
     feddr = {(r["partition"], r["ball"]): r for r in rows if r["method"] == "FedDR"}
     lines = []
@@ -153,43 +143,11 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
     most = f" to {tried[-1]}" if tried[1:] else ""
     count = results["seeds"]
     return (
-        f"{_draw(rows, out, name)}\n\n{table(f'{head} | chosen', lines)}\n\n"
+        f"{table(f'{head} | chosen', lines)}\n\n"
         f"{'One seed' if count == 1 else f'{count} seeds'}, {results['nodes']} nodes, "
         f"{results['rounds']} rounds; {tried[0]}{most} candidates on "
         f"{len(results['choice-seeds'])} validation seeds."
     )
-
-
-def _draw(rows: list[dict[str, Any]], out: Path, name: str) -> str:
-    """Bars by ball, partition and method; diamonds are the paper's."""
-    data, theirs = TABLES[name], published(name)
-    parts = list(dict.fromkeys(row["partition"] for row in rows))
-    balls = [ball for ball in BALLS if any(row["ball"] == ball for row in rows)]
-    methods = list(data.methods)
-    figure, (axes,) = new_figure(len(balls))
-    width = 0.8 / len(methods)
-    for row in rows:
-        one = axes[balls.index(row["ball"])]
-        k, j = methods.index(row["method"]), parts.index(row["partition"])
-        place = j + (k - (len(methods) - 1) / 2) * width
-        values = 100 * np.array(row["accuracy"])
-        own: dict[str, Any] = {"color": PALETTE[k], "alpha": 0.75, "capsize": 3}
-        own["label"] = row["method"] if j == 0 else None
-        one.bar(place, values.mean(), 0.9 * width, yerr=values.std(), **own)
-        paper = theirs.get((row["partition"], row["ball"]), {}).get(row["method"])
-        if paper is not None:
-            label = "the paper's" if j == k == 0 else None
-            one.plot(place, paper, "kD", markersize=5, label=label)
-    for one, ball in zip(axes, balls, strict=True):
-        chance = 100.0 / (62 if "62" in name else 10)
-        one.axhline(chance, color="gray", linestyle=":", label="chance")
-        one.set_xticks(range(len(parts)), [data.describe(part) for part in parts])
-        one.set_ylabel("test accuracy, last round (%)")
-        one.set_ylim(0, 128)
-        one.set_yticks(range(0, 101, 20))
-        one.set_title(f"{BALLS[ball]} ball, radius 10")
-        one.legend(fontsize="small", loc="upper center", ncols=3)
-    return save(figure, out, name)
 
 
 ITEMS = {

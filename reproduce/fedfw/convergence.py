@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.claims import counted
+from reproduce.common import Item, Options, Run, execute, read_config, repeat
 from reproduce.drawing import new_figure, panel, save, table
-from reproduce.rates import batched, late_slope, optimum, slope
+from reproduce.rates import batched, late_slope, optimum
 
 from .assignment import random_start
 
@@ -43,39 +44,21 @@ STOCHASTIC: dict[str, Methods] = {
 NAMES = {"lasso": "LASSO", "digits": "digits"}
 
 
-def _best(
-    options: Options, config: dict[str, Any], exact: float
-) -> tuple[float, float]:
-    if options.quick:
-        return optimum(config, NODES, 1e-3, 300)
-    return optimum(config, NODES, exact, 50_000)
-
-
 def compute_residuals(
-    options: Options, problems: dict[str, Methods], rounds: int
+    options: Options, problems: dict[str, Methods], rounds: int, most: int = SEEDS
 ) -> dict[str, Any]:
-    """F − F* over rounds, five seeds, each with its own certified F*."""
-    seeds = range(2 if options.quick else min(SEEDS, options.seeds))
+    """F − F* over rounds, each seed with its own certified F*."""
+    seeds = options.numbers(most)
     rounds = 60 if options.quick else rounds
     rows = []
     for problem, methods in problems.items():
         base = read_config(HERE / f"{problem}.toml") | {"rounds": rounds}
-        optima = [_best(options, base | {"seed": seed}, 1e-7)[0] for seed in seeds]
-        runs = [
-            Run(
-                (method, seed),
-                base | settings | {"seed": seed},
-                NODES,
-                curve=True,
-                every=0,
-                grid=batched,
-            )
-            for method, settings in methods.items()
-            for seed in seeds
-        ]
-        results = execute(runs, options.jobs)
-        for method in methods:
-            curves = [results[method, seed]["curve"] for seed in seeds]
+        exact = (1e-3, 300) if options.quick else (1e-9, 50_000)
+        optima = [optimum(base | {"seed": seed}, NODES, *exact)[0] for seed in seeds]
+        cases = {method: base | settings for method, settings in methods.items()}
+        how: dict[str, Any] = {"curve": True, "every": 0, "grid": batched}
+        for method, found in repeat(options, cases, seeds, NODES, **how).items():
+            curves = [run["curve"] for run in found]
             times = curves[0]["round"]
             residuals = [
                 [value - best for value in curve["loss"]]
@@ -122,8 +105,8 @@ def render_residuals(
     return (
         f"{save(figure, out, name)}\n\n"
         + table("problem | method | F − F* at the end | exponent, by seed", lines)
-        + f"\n\nMedians and extremes of {results['seeds']} seeds, {results['rounds']} "
-        "rounds."
+        + f"\n\n{counted(results['seeds'], 'seeds')} (medians, extremes shaded), "
+        f"{results['rounds']:,} rounds; the exponent is that of the last decade."
     )
 
 
@@ -164,7 +147,7 @@ NONCONVEX: dict[str, tuple[str, dict[str, Any], int, int]] = {
 def compute_nonconvex(options: Options) -> dict[str, Any]:
     """The smallest Frank-Wolfe gap of runs of T rounds, by T; five seeds."""
     every = (2, 4, 8) if options.quick else LENGTHS
-    seeds = range(2 if options.quick else min(SEEDS, options.seeds))
+    seeds = options.numbers(SEEDS)
     runs, lengths = [], {}
     for problem, (config, settings, nodes, longest) in NONCONVEX.items():
         base = read_config(HERE / f"{config}.toml") if config else {}
@@ -219,72 +202,6 @@ def render_nonconvex(results: dict[str, Any], out: Path) -> str:
     )
 
 
-# -------------------------------------------------------------- 2022, figures 1a and 1b
-
-
-def compute_long(options: Options, name: str) -> dict[str, Any]:
-    """Both variants for 10⁵ rounds, one seed."""
-    base = read_config(HERE / f"{name}.toml")
-    if options.quick:
-        base["rounds"] = 100
-    best, certainty = _best(options, base, 1e-9)
-    runs = [
-        Run((f"{k}, λ_0 = {s['penalty']:g}",), base | s, NODES, curve=True, every=0)
-        for k, s in CONVEX[name].items()
-    ]
-    results = execute(runs, options.jobs)
-    return {
-        "runs": {key[0]: value for key, value in results.items()},
-        "optimum": best,
-        "certified": certainty,
-        "rounds": base["rounds"],
-    }
-
-
-def render_long(results: dict[str, Any], out: Path, name: str) -> str:
-    """Draw F − F* over rounds, seconds and bytes."""
-    figure, (axes,) = new_figure(3)
-    best, each, lines = results["optimum"], NODES * results["rounds"], []
-    for one, what, text, scale in zip(
-        axes,
-        ("round", "seconds", "bytes"),
-        ("communication round", "seconds", "megabytes of messages, both ways"),
-        (1.0, 1.0, 1e-6),
-        strict=True,
-    ):
-        curves = {
-            label: (
-                scale * np.array(run["curve"][what][1:]),
-                np.array(run["curve"]["loss"][1:]) - best,
-            )
-            for label, run in results["runs"].items()
-        }
-        panel(one, curves, text, "F(x̄) − F*")
-    for label, run in results["runs"].items():
-        residual = np.array(run["curve"]["loss"]) - best
-        up, both = run["bytes-up"] / each, run["bytes"] / each
-        quality = f"‖x̄ − x*‖ {run.get('solution-error', 0.0):.2g}"
-        if "accuracy" in run:
-            quality = f"accuracy {100 * run['accuracy']:.1f} %"
-        power = slope(run["curve"]["round"], list(residual))
-        lines.append(
-            (
-                *(label, f"{residual[-1]:.3g}", f"{residual[-1] / residual[0]:.2g}"),
-                *(f"{power:.2f}", f"{run['gap']:.2g}", quality),
-                *(f"{run['seconds']:,.0f}", f"{up:,.0f}", f"{both - up:,.0f}"),
-            )
-        )
-    head = "method | F − F* | relative to F(0) − F* | exponent of its decay"
-    head += " | Frank-Wolfe gap | quality | seconds | bytes up | bytes down"
-    return (
-        f"{save(figure, out, f'workshop-{name}')}\n\n{table(head, lines)}\n\n"
-        f"After {results['rounds']:,} rounds, {NODES} nodes, one seed; "
-        f"F* = {best:.6g}, certified to {results['certified']:.0e}. The "
-        "exponent is that of the last two decades of rounds. Bytes are a node's in a "
-        "round."
-    )
-
-
 ITEMS = {
     "rates": Item(
         "theorem 1: F − F* over rounds, five seeds",
@@ -306,9 +223,14 @@ ITEMS = {
     **{
         f"workshop-{name}": Item(
             f"2022, figure 1: {NAMES[name]}, 10⁵ rounds",
-            partial(compute_long, name=name),
-            partial(render_long, name=name),
+            partial(compute_residuals, problems={name: methods}, rounds=10**5, most=1),
+            partial(
+                render_residuals,
+                name=f"workshop-{name}",
+                power=-0.5,
+                label="$t^{-1/2}$",
+            ),
         )
-        for name in CONVEX
+        for name, methods in CONVEX.items()
     },
 }

@@ -86,22 +86,8 @@ def attack(
 
     Minimises ‖g(x) − g‖² for the gradient, ‖g(x)/‖g(x)‖ + s/r‖² for the oracle's
     answer s, which is −r g/‖g‖ on the ℓ2 ball and −r sign(g_j) e_j on the ℓ1 ball,
-    with L-BFGS from noise. The attacker knows the network and the label.
-
-    Parameters
-    ----------
-    truth : ndarray of shape (3, 32, 32)
-    label : int
-    shared : {"gradient", "l2", "l1"}
-    iterations : int
-        Evaluations of what is minimised.
-    seed : int
-        Of the noise.
-
-    Returns
-    -------
-    dict
-        ``image``, ``loss`` and ``psnr``.
+    with L-BFGS from noise, in so many evaluations. The attacker knows the network and
+    the label of the ``truth``, an image of shape (3, 32, 32).
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -166,15 +152,6 @@ def invert(
     gradients. Their first step, 0.1, is of normalised pixels, whose unit is about a
     quarter; it falls to a tenth after 3/8, 5/8 and 7/8 of all steps. A cosine has no
     use for lengths, so that the ℓ2 oracle's answer is as good as g.
-
-    Parameters
-    ----------
-    truths : sequence of ndarray of shape (3, 32, 32)
-    labels : sequence of int
-    shared : {"gradient", "l2", "l1"}
-    iterations : int
-    seed : int
-        Of the noise.
     """
     import torch
     from torch.func import functional_call, grad, vmap
@@ -278,7 +255,7 @@ def compute(options: Options) -> dict[str, Any]:
 
 def render(results: dict[str, Any], out: Path) -> str:
     """Draw the images side by side."""
-    rows, lines = results["images"], []
+    rows = results["images"]
     figure, axes = new_figure(4, len(rows))
     figure.set_size_inches(10.8, 2.9 * len(rows))
     for line, row in zip(axes, rows, strict=True):
@@ -286,20 +263,13 @@ def render(results: dict[str, Any], out: Path) -> str:
         for what, name in SHARED.items():
             run = row[what]
             shown[f"{name}\n{run['psnr']:.1f} dB"] = run["image"]
-            every = ", ".join(f"{value:.1f}" for value in run["all"])
-            ends = (f"{run['psnr']:.1f}", every, f"{run['loss']:.1e}")
-            lines.append((row["index"], name, *ends))
-        grey = f"{row['grey']:.1f}"
-        lines.append((row["index"], "nothing: plain grey", grey, "", ""))
         for one, (name, pixels) in zip(line, shown.items(), strict=True):
             one.imshow(np.array(pixels).transpose(1, 2, 0), vmin=0.0, vmax=1.0)
             one.set_title(name, fontsize="medium")
             one.axis("off")
     return (
-        f"{save(figure, out, 'figure-1')}\n\n"
-        + table("image | shared | PSNR, dB | of all starts | attack's loss", lines)
-        + f"\n\n{results['iterations']:,} iterations of L-BFGS, {results['restarts']} "
-        "starts, the one with the lowest loss is shown."
+        f"{save(figure, out, 'figure-1')}\n\n{results['iterations']:,} iterations of "
+        f"L-BFGS, {results['restarts']} starts, the one with the lowest loss is shown."
     )
 
 

@@ -1,4 +1,4 @@
-"""What we added: noise, lost answers, corrective steps and several local steps."""
+"""What we added: noise in the oracle, lost answers and corrective steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import sim
 from fedtrellis.app import Experiment
 from fedtrellis.wire.local_grid import LocalGrid
-from reproduce.common import Item, Options, Run, app_config, execute
+from reproduce.common import Item, Options, Run, app_config, execute, repeat
 from reproduce.drawing import new_figure, panel, save, spread, table
 from reproduce.rates import optimum
 
@@ -83,7 +83,7 @@ LOST = [
 
 def compute_lasso(options: Options, cases: list[Case]) -> dict[str, Any]:
     """All lines, three seeds; relative errors, at least :data:`CERTAIN` / 10."""
-    seeds = range(1 if options.quick else min(options.seeds, 3))
+    seeds = options.numbers(3)
     base = LASSO | ({"rounds": 60} if options.quick else {})
     best = [optimum(base | {"seed": s}, NODES, CERTAIN)[0] for s in seeds]
     runs = [
@@ -148,78 +148,6 @@ def render_lasso(
     )
 
 
-# ------------------------------------------------------------------ several local steps
-
-#: All full participation.
-LOCAL: dict[str, Settings] = {
-    "LASSO": {"task": "lasso", "rounds": 1000, "penalty": 5.0},
-    **{
-        f"MCLR, synthetic, {ball}": {
-            "task": "classification",
-            "rounds": 200,
-            "penalty": penalty,
-            "domain": domain,
-            "classification.partition": "natural",
-        }
-        for ball, domain, penalty in (("ℓ1", "l1-ball", 1e-3), ("ℓ2", "l2-ball", 1e-2))
-    },
-}
-
-
-def compute_local(options: Options) -> dict[str, Any]:
-    """All tasks with all k."""
-    few = {"rounds": 10, "classification.train-limit": 500} if options.quick else {}
-    runs = []
-    for name, settings in LOCAL.items():
-        config: Settings = {"variant": "plain"} | settings | few
-        runs += [
-            Run(
-                (name, k),
-                config | {"fedfw.local-steps": k},
-                10,
-                curve=True,
-                every=max(1, config["rounds"] // 50),
-            )
-            for k in (1, 2, 5, 20)
-        ]
-    rows = [
-        {
-            "task": name,
-            "steps": k,
-            "curve": run["curve"],
-            "bytes-up": run["bytes-up"],
-        }
-        for (name, k), run in execute(runs, options.jobs).items()
-    ]
-    return {"rows": rows}
-
-
-def render_local(results: dict[str, Any], out: Path) -> str:
-    """Draw the loss over rounds, a panel for every task."""
-    figure, (axes,) = new_figure(len(LOCAL))
-    for one, name in zip(axes, LOCAL, strict=True):
-        curves = {
-            str(row["steps"]): (row["curve"]["round"][1:], row["curve"]["loss"][1:])
-            for row in results["rows"]
-            if row["task"] == name
-        }
-        how: Settings = {"title": name, "legend": "local steps k"}
-        panel(one, curves, "communication round", "loss F(x̄)", **how)
-    lines = []
-    for row in results["rows"]:
-        curve = row["curve"]
-        rounds = curve["round"][-1]
-        accuracy = f"{100 * curve['accuracy'][-1]:.2f}" if "accuracy" in curve else "–"
-        up = f"{row['bytes-up'] / 10 / rounds:,.0f}"
-        ends = (f"{curve['loss'][-1]:.4g}", f"{curve['gap'][-1]:.3g}", accuracy, up)
-        lines.append((row["task"], row["steps"], f"{rounds:.0f}", *ends))
-    head = "task | local steps k | rounds | F | gap | test accuracy, % | bytes up"
-    return (
-        f"{save(figure, out, 'local-steps')}\n\n{table(head, lines)}\n\n"
-        "10 nodes, one seed."
-    )
-
-
 # --------------------------------------------------------------------- corrective steps
 
 #: Local steps of the corrective variant, and of what it is compared with.
@@ -272,8 +200,9 @@ def compute_corrective(options: Options) -> dict[str, Any]:
             wanted[name, value] = own | {key: value}
             if name == FEDDR:  # γ = 1 / (L + 1/η)
                 wanted[name, value] |= {"local-step-size": 1.0 / (bound + 1.0 / value)}
-    runs = [Run(key, base | own, 10, curve=True) for key, own in wanted.items()]
-    results = execute(runs, options.jobs)
+    cases = {key: base | own for key, own in wanted.items()}
+    found = repeat(options, cases, [0], 10, curve=True)
+    results = {key: run for key, (run,) in found.items()}
 
     def last(key: tuple[str, float]) -> float:
         loss = results[key].get("loss", math.inf)
@@ -305,19 +234,18 @@ def compute_corrective(options: Options) -> dict[str, Any]:
 
 def render_corrective(results: dict[str, Any], out: Path) -> str:
     """Draw F − F* over rounds, gradients and bytes."""
-    figure, axes = new_figure(3, 2)
-    everybody = [row for row in results["rows"] if "half" not in row["method"]]
-    half = [row for row in results["rows"] if "half" in row["method"]]
-    for line, rows in zip(axes, (everybody, half), strict=True):
-        for one, text, across in (
-            (line[0], "communication round", lambda row: row["round"]),
-            (line[1], "gradients", lambda row: np.array(row["round"]) * row["steps"]),
-            (line[2], "kB up a client", lambda row: 1e-3 * np.array(row["up"])),
-        ):
-            curves = {row["method"]: (across(row)[1:], row["loss"][1:]) for row in rows}
-            panel(one, curves, text, r"$F(\bar x) - F^*$", legend=None, lowest=1e-20)
-            one.set_ylim(1e-10, 1e5)
-        line[0].legend(fontsize="x-small", loc="lower left")
+    figure, (axes,) = new_figure(3)
+    # the run with half of the clients stands in the table alone
+    rows = [row for row in results["rows"] if "half" not in row["method"]]
+    for one, text, across in (
+        (axes[0], "communication round", lambda row: row["round"]),
+        (axes[1], "gradients", lambda row: np.array(row["round"]) * row["steps"]),
+        (axes[2], "kB up a client", lambda row: 1e-3 * np.array(row["up"])),
+    ):
+        curves = {row["method"]: (across(row)[1:], row["loss"][1:]) for row in rows}
+        panel(one, curves, text, r"$F(\bar x) - F^*$", legend=None, lowest=1e-20)
+        one.set_ylim(1e-10, 1e5)
+    axes[0].legend(fontsize="x-small", loc="lower left")
     lines = []
     for row in results["rows"]:
         tuned = f"{row['chosen']:.3g}, {len(row['tried'])}" if "chosen" in row else ""
@@ -352,11 +280,6 @@ ITEMS = {
         "answers that get lost: rounds counted, or each client's own steps; ours",
         partial(compute_lasso, cases=LOST),
         partial(render_lasso, name="lost-answers", cases=LOST),
-    ),
-    "local-steps": Item(
-        "FedFW with several local steps; not in the papers",
-        compute_local,
-        render_local,
     ),
     "corrective-lasso": Item(
         "ours: corrective steps on LASSO, beside the papers' variants and FedDR",

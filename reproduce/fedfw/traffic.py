@@ -119,27 +119,26 @@ def _measure(arguments: tuple[dict[str, Any], int]) -> dict[str, dict[str, int]]
 
 def compute(options: Options) -> dict[str, Any]:
     """All tasks whose data is there."""
-    rows: list[dict[str, Any]] = []
     wanted = {}
     for name, (settings, nodes, data) in CASES.items():
         if options.quick and (data or nodes > 10):
             continue
-        config, row = dict(settings), {"task": name, "nodes": nodes}
-        rows.append(row)
+        config = dict(settings)
         try:
             if data:
                 config[f"{config['task']}.path"] = str(options.file(data))
             wanted[name] = (config, nodes)
         except SkippedError as error:
-            row["missing"] = str(error)
+            print(f"  without {name}: {error}")
     with workers(options.jobs) as pool:
-        found = dict(zip(wanted, pool.map(_measure, wanted.values()), strict=True))
-    return {"rows": [row | found.get(row["task"], {}) for row in rows]}
+        found = zip(wanted, pool.map(_measure, wanted.values()), strict=True)
+        rows = [{"task": k, "nodes": CASES[k][1], **moved} for k, moved in found]
+    return {"rows": rows}
 
 
 def render(results: dict[str, Any], out: Path) -> str:
     """Draw bars of both directions together, and the table."""
-    rows = [row for row in results["rows"] if "dense" in row]
+    rows = results["rows"]
     figure, ((axes,),) = new_figure(1)
     figure.set_size_inches(8.0, 0.34 * len(rows) + 1.2)
     lines: list[tuple[Any, ...]] = []
@@ -158,11 +157,6 @@ def render(results: dict[str, Any], out: Path) -> str:
     axes.set_xscale("log")
     axes.set_xlabel("bytes a node and round, up and down together")
     axes.legend(fontsize="small")
-    lines += [
-        (row["task"], f"skipped: {row['missing']}", *[""] * 7)
-        for row in results["rows"]
-        if "missing" in row
-    ]
     head = "task | parameters | nodes | FedFW up | down | dense averaging up | down"
     return (
         f"{save(figure, out, 'bytes')}\n\n"

@@ -12,11 +12,10 @@ import sim
 from reproduce.common import (
     Item,
     Options,
-    Run,
     SkippedError,
     app_config,
-    execute,
     read_config,
+    repeat,
 )
 from reproduce.drawing import legend_below, new_figure, panel, save, table
 from reproduce.rates import batched, late_slope
@@ -36,22 +35,17 @@ METRIC = "squared-gradient-norm"
 def compute_figure_1(options: Options) -> dict[str, Any]:
     """One seed, k_0 = 1, 5, 10, 15, 20, m = 64, s = 0.5."""
     base = base_of(options, "table-3-v1")
-    runs = [
-        Run(
-            (name, k0),
-            base | settings_of("table-3-v1", name, k0),
-            nodes=16 if options.quick else NODES,
-            stop=base["stop-tolerance"],
-            curve=True,
-        )
+    cases = {
+        (name, k0): base | settings_of("table-3-v1", name, k0)
         for name in HESSIANS
         for k0 in ((1, 10) if options.quick else (1, 5, 10, 15, 20))
-    ]
-    results = execute(runs, options.jobs)
+    }
+    how = {"stop": base["stop-tolerance"], "curve": True}
+    results = repeat(options, cases, [0], 16 if options.quick else NODES, **how)
     return {
         "curves": [
-            {"method": name, "k0": k0, **value["curve"]}
-            for (name, k0), value in results.items()
+            {"method": name, "k0": k0, **run["curve"]}
+            for (name, k0), (run,) in results.items()
         ]
     }
 
@@ -81,7 +75,7 @@ def render_figure_1(results: dict[str, Any], out: Path) -> str:
 
 # -------------------------------------------------------------------------- 2 and 3
 
-#: What the figure is over and by, m, s and k_0, seeds; of a quick run below.
+#: What the figure is over and by; m, s and k_0; seeds.
 SWEEPS: dict[str, tuple[str, str, list[tuple[int, float, int]], int]] = {
     "figure-2": (
         "k0",
@@ -100,43 +94,32 @@ SWEEPS: dict[str, tuple[str, str, list[tuple[int, float, int]], int]] = {
         20,
     ),
 }
-QUICK = {
-    "figure-2": [(16, 0.5, k0) for k0 in (1, 10)],
-    "figure-3": [(16, s, k0) for s in (0.25, 1.0) for k0 in (1, 5)],
-}
 
 
 def compute_sweep(options: Options, name: str) -> dict[str, Any]:
     """Runs of both variants at points (m, s, k_0)."""
     base = base_of(options, "table-3-v1")
     _, _, points, most = SWEEPS[name]
-    points, seeds = QUICK[name] if options.quick else points, min(options.seeds, most)
-    runs = [
-        Run(
-            (method, m, s, k0, seed),
-            base
-            | settings_of("table-3-v1", method, k0)
-            | {"selected-fraction": s, "seed": seed},
-            nodes=m,
-            stop=base["stop-tolerance"],
-        )
-        for m, s, k0 in points
-        for seed in range(seeds)
+    points, seeds = points[:: 15 if options.quick else 1], options.numbers(most)
+    cases = {
+        (method, m, s, k0): base
+        | settings_of("table-3-v1", method, k0)
+        | {"selected-fraction": s}
         for method in HESSIANS
-    ]
-    results = execute(runs, options.jobs)
+        for m, s, k0 in points
+    }
+    counts = {case: case[1] for case in cases}
     rows = []
-    for method in HESSIANS:
-        for point in points:
-            own = [results[method, *point, seed] for seed in range(seeds)]
-            good = [run for run in own if "failed" not in run]
-            row = {"method": method, **dict(zip(("m", "s", "k0"), point, strict=True))}
-            for what in ("broadcasts", "seconds"):
-                values = [run[what] for run in good]
-                row[what] = [float(np.mean(values)), float(np.std(values))]
-            row["failed"] = seeds - sum(run["passed"] for run in good)
-            rows.append(row)
-    return {"rows": rows, "seeds": seeds}
+    how = {"stop": base["stop-tolerance"]}
+    for case, own in repeat(options, cases, seeds, counts, **how).items():
+        good = [run for run in own if "failed" not in run]
+        row: dict[str, Any] = dict(zip(("method", "m", "s", "k0"), case, strict=True))
+        for what in ("broadcasts", "seconds"):
+            values = [run[what] for run in good]
+            row[what] = [float(np.mean(values)), float(np.std(values))]
+        row["failed"] = len(seeds) - sum(run["passed"] for run in good)
+        rows.append(row)
+    return {"rows": rows, "seeds": len(seeds)}
 
 
 def render_sweep(results: dict[str, Any], out: Path, name: str) -> str:
@@ -167,30 +150,22 @@ def render_sweep(results: dict[str, Any], out: Path, name: str) -> str:
 
 def compute_figure_4(options: Options) -> dict[str, Any]:
     """Four algorithms, k_0 = 1, 10; V.1, and V.2 if the data is there; one seed."""
-    problems = {"V.1": "table-3-v1", "V.2, qot": "table-3-qot"}
-    runs = []
-    for problem, item in problems.items():
+    cases = {}
+    for problem, item in (("V.1", "table-3-v1"), ("V.2, qot", "table-3-qot")):
         try:
-            base = base_of(options, item)
+            base = base_of(options, item) | {"rounds": 30 if options.quick else 300}
         except SkippedError:
             print(f"  without V.2: {QSAR} is not there")
             continue
-        base["rounds"] = 30 if options.quick else 300
-        # as far as the picture goes, whoever has arrived before
-        runs += [
-            Run(
-                (problem, name, k0),
-                base | settings_of(item, name, k0),
-                NODES,
-                curve=True,
-            )
-            for name in METHODS
-            for k0 in (1, 10)
-        ]
+        for name in METHODS:
+            for k0 in (1, 10):
+                cases[problem, name, k0] = base | settings_of(item, name, k0)
     curves = []
-    for (problem, name, k0), value in execute(runs, options.jobs).items():
-        if "failed" not in value:
-            curve = {key: value["curve"][key] for key in ("round", "loss")}
+    # as far as the picture goes, whoever has arrived before
+    results = repeat(options, cases, [0], NODES, curve=True)
+    for (problem, name, k0), (run,) in results.items():
+        if "failed" not in run:
+            curve = {key: run["curve"][key] for key in ("round", "loss")}
             curves.append({"problem": problem, "method": name, "k0": k0, **curve})
     return {"curves": curves}
 
@@ -254,24 +229,15 @@ def compute_rate(options: Options) -> dict[str, Any]:
         rounds, nodes = 40, 8
     base = read_config(HERE / "v1.toml")
     base |= {"sigma-scale": SCALE, "rounds": rounds, "stop-tolerance": 0.0}
-    cases = [(name, k0) for name in HESSIANS for k0 in (1, 10)]
-    runs = [
-        Run(
-            (*case, seed),
-            base | {"hessian": HESSIANS[case[0]], "local-steps": case[1], "seed": seed},
-            nodes,
-            curve=True,
-            every=0,
-            grid=batched,
-        )
-        for case in cases
-        for seed in seeds
-    ]
-    results = execute(runs, options.jobs)
-    limits = bounds(base, nodes, seeds)
-    rows = []
-    for case in cases:
-        curves = [results[*case, seed]["curve"] for seed in seeds]
+    cases = {
+        (name, k0): base | {"hessian": hessian, "local-steps": k0}
+        for name, hessian in HESSIANS.items()
+        for k0 in (1, 10)
+    }
+    limits, rows = bounds(base, nodes, seeds), []
+    how: dict[str, Any] = {"curve": True, "every": 0, "grid": batched}
+    for case, found in repeat(options, cases, seeds, nodes, **how).items():
+        curves = [run["curve"] for run in found]
         times = curves[0]["round"][1:]
         # after R rounds k = R k_0: min over j ≤ k of ‖∇f(x^τ_j)‖² ≤ ρ (L⁰ − f*)/R
         lowest = [np.minimum.accumulate(c[METRIC])[1:].tolist() for c in curves]

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reproduce.common import Item, Options, Run, evaluated_rounds, execute, read_config
+from reproduce.common import (
+    Item,
+    Options,
+    Run,
+    evaluated_rounds,
+    execute,
+    read_config,
+    repeat,
+)
 from reproduce.drawing import legend_below, new_figure, panel, save, table
 from reproduce.rates import batched
 from reproduce.tuning import Point, Search, Space, search
@@ -93,9 +101,8 @@ def compute_tuned(options: Options) -> dict[str, Any]:
         data = {"linear-regression.condition": condition, "seed": seed}
         return base | own | data | {"local-steps": k0}
 
-    # f(x⁰) and f* of each seed's data, and how hard they are
+    # f(x⁰) and f* of each seed's data
     ranges: dict[tuple[float, int], tuple[float, float]] = {}
-    hardness: dict[str, list[float]] = {}
     for condition in conditions:
         for seed in (*CHOICE, *seeds):
             data = base | {"linear-regression.condition": condition}
@@ -103,10 +110,6 @@ def compute_tuned(options: Options) -> dict[str, Any]:
             assert isinstance(task, LinearRegression)
             ends = task.initial_point()[0], task.solution()
             ranges[condition, seed] = task.value(ends[0]), task.value(ends[1])
-            if seed not in CHOICE:
-                curvature = np.asarray(task.objective().hessian_bound())
-                known = hardness.setdefault(CONDITIONS[condition], [])
-                known.append(float(np.linalg.cond(curvature)))
 
     def left(case: Case, seed: int, loss: float) -> float:
         first, best = ranges[case[0], seed]
@@ -163,25 +166,14 @@ def compute_tuned(options: Options) -> dict[str, Any]:
                     }
                 )
             rows.append({"case": (condition, k0, ADAPTED), "chosen": {}})
-    runs = [
-        Run(
-            (k, seed),
-            config(row["case"], seed) | row["chosen"],
-            nodes,
-            curve=True,
-            grid=batched,
-        )
-        for k, row in enumerate(rows)
-        for seed in seeds
-    ]
-    results = execute(runs, options.jobs)
+    cases = {k: config(row["case"], 0) | row["chosen"] for k, row in enumerate(rows)}
+    results = repeat(options, cases, seeds, nodes, curve=True, grid=batched)
     shown = sorted(evaluated_rounds(rounds))
     for k, row in enumerate(rows):
         case = row.pop("case")
         row |= dict(zip(("condition", "k0", "method"), case, strict=True))
         row |= {"round": shown, "curves": [], "broadcasts": [], "left": [], "failed": 0}
-        for seed in seeds:
-            run = results[k, seed]
+        for seed, run in zip(seeds, results[k], strict=True):
             # a run that diverged has gained nothing
             shares = [1.0] * (rounds + 1)
             if "failed" in run:
@@ -198,7 +190,6 @@ def compute_tuned(options: Options) -> dict[str, Any]:
         "seeds": len(seeds),
         "budget": budget,
         "choice-seeds": CHOICE,
-        "conditions": hardness,
     }
 
 
@@ -245,15 +236,11 @@ def render_tuned(results: dict[str, Any], out: Path) -> str:
     head = " | ".join(["condition number", "k_0", *methods])
     tuned = [row for row in rows if row["method"] != ADAPTED]
     edges = sum(not row["inside"] for row in tuned)
-    numbers = "; ".join(
-        f"{name}: {min(found):,.4g} to {max(found):,.4g}"
-        for name, found in results["conditions"].items()
-    )
     return (
         f"{save(figure, out, 'v1-tuned')}\n\n{table(head, ends)}\n\n"
         f"In bold: rounds until {GOAL:g} of f(x⁰) − f* is left, means of "
         f"{results['seeds']} seeds; else what is left after {rounds} rounds, "
-        f"medians. Condition numbers of ∇²f, by seed: {numbers}.\n\n"
+        "medians.\n\n"
         f"The settings, of at most {results['budget']} that each method tried on data "
         f"of {len(results['choice-seeds'])} other seeds; "
         f"{edges} of {len(tuned)} lie at the edge of what was tried:\n\n"

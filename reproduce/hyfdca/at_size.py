@@ -14,7 +14,7 @@ from reproduce.common import Item, Options, Run, execute
 from reproduce.drawing import table
 
 from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL, QUICK_ITERATIONS
-from .problems import PROBLEMS, Problem, config_of, present
+from .problems import PROBLEMS, Problem, config_of
 from .runs import last_accuracy, last_loss, optimum_of, perform_hybrid
 
 __all__ = ["ITEMS"]
@@ -63,9 +63,9 @@ OWN: dict[str, dict[str, Any]] = {
 Settings = dict[str, Any]
 
 
-def _whole(name: str, options: Options, digit: int = -1) -> Problem:
+def _whole(name: str, digit: int = -1) -> Problem:
     """A problem with all its samples; of MNIST a digit against the rest, if wanted."""
-    (problem,) = present(options, (name,)).values()
+    problem = PROBLEMS[name]
     more = {"positive-class": digit} if digit >= 0 else {}
     return replace(problem, settings=problem.settings | more, sizes=(0, 0))
 
@@ -159,7 +159,7 @@ def compute_one_against_rest(options: Options) -> dict[str, Any]:
     """Ten digits, each with a seed of its own."""
     name = "digits" if options.quick else "mnist"
     digits = DIGITS[:2] if options.quick else DIGITS
-    problems = [(_whole(name, options, digit), digit) for digit in digits]
+    problems = [(_whole(name, digit), digit) for digit in digits]
     # all settings are chosen on digit 0, dealt by another seed
     tuned = _tune(options, problems[0][0], "digit", (PRACTICAL, FEDAVG, HYFEM))
     found = _measure(options, problems, tuned)
@@ -170,19 +170,11 @@ def compute_full_data(options: Options) -> dict[str, Any]:
     """Ours and the baselines, several seeds."""
     rows = []
     for name, count in ({"digits": 2} if options.quick else SEEDS).items():
-        problem = _whole(name, options)
+        problem = _whole(name)
         tuned = _tune(options, problem, name, (FEDAVG, HYFEM))
         seeds = [(problem, seed) for seed in options.numbers(count)]
         rows.append({"problem": name, **_measure(options, seeds, tuned)})
     return {"rows": rows}
-
-
-def _mean(values: Sequence[float], form: str = "{:.1f}") -> str:
-    """A mean with its interval, if there are enough values for one."""
-    effect = Effect("", values)
-    found = effect.interval()
-    level = "" if found is None else f" [{', '.join(map(form.format, found))}]"
-    return form.format(effect.mean) + level
 
 
 def render(results: dict[str, Any], out: Path) -> str:
@@ -203,7 +195,11 @@ def render(results: dict[str, Any], out: Path) -> str:
             cells = [*(f"{c[k]:.1f}" for c in columns[:-1]), f"{columns[-1][k]:.4f}"]
             lines.append((f"digit {digit}", *cells, *[""] * len(seconds)))
         data = f"{name}, {row['samples']:,} × {row['features']}, {row['split']} clients"
-        means = [*map(_mean, columns[:-1]), _mean(columns[-1], "{:.4f}")]
+        forms = [*["{:.1f}"] * len(columns[:-1]), "{:.4f}"]
+        means = (
+            Effect("", values, form=form).written()
+            for values, form in zip(columns, forms, strict=True)
+        )
         lines.append((data, *means, *(f"{value:.2g}" for value in seconds)))
         parts, edges = [], sum(not one["inside"] for one in row["tuned"].values())
         for method, one in row["tuned"].items():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reproduce.common import Item, Options, SkippedError, execute, load_results
-from reproduce.drawing import legend_below, new_figure, panel, save, table
+from reproduce.drawing import legend_below, new_figure, panel, save, spread, table
 
 from .figures import BUNDLE, FEDAVG, HYFEM, figure_run, relative, title_of
 from .problems import PROBLEMS, config_of
@@ -192,27 +192,23 @@ def compute_seeds(options: Options) -> dict[str, Any]:
     return {"rows": rows, "seeds": max(len(one["seeds"]) for one in panels)}
 
 
-def _range(values: list[float], form: str) -> str:
-    """A median and its extremes, in percent."""
-    ends = (float(np.median(values)), min(values), max(values))
-    low = [form.format(100 * v) if v < 1.0 else f"{100 * v:,.0f}" for v in ends]
-    return f"{low[0]} ({low[1]} to {low[2]})"
-
-
 def render_seeds(results: dict[str, Any], out: Path) -> str:
-    """Where the runs end: losses and accuracies, medians with extremes."""
+    """Where the runs end: losses and accuracies, means with extremes."""
     lines = []
     for row in results["rows"]:
         ends = [row["ends"][method] for method in METHODS]
-        losses = (_range(end["loss"], "{:.2g}") for end in ends)
-        tops = (_range(end["accuracy"], "{:.1f}") for end in ends)
-        lines.append((title_of(row), len(ends[0]["loss"]), *losses, *tops))
+        cells = (
+            spread([100 * value for value in end[what]], form)
+            for what, form in (("loss", "{:.2g}"), ("accuracy", "{:.1f}"))
+            for end in ends
+        )
+        lines.append((title_of(row), len(ends[0]["loss"]), *cells))
     others = "HybridFedAvg | HyFEM"
     head = f"data, clients | seeds | relative loss, %: HyFDCA | {others}"
     return (
         f"{table(f'{head} | accuracy, %: HyFDCA | {others}', lines)}\n\n"
-        "Medians and, in brackets, extremes over the seeds, of means of the last "
-        "five evaluated iterations."
+        "Means and, in brackets, extremes over the seeds, of means of the last five "
+        "evaluated iterations."
     )
 
 

@@ -33,9 +33,8 @@ FEWER = {0.1: 400, 0.5: 150, 0.9: 100}
 QUICK_ITERATIONS = 12
 FLOOR = 1e-6
 BUNDLE, PRACTICAL = "HyFDCA, bundle", "HyFDCA, practical step"
-PARTS = "HyFDCA, bundle, 5 parts"
 FEDAVG, HYFEM = "HybridFedAvg", "HyFEM"
-METHODS = (BUNDLE, PARTS, PRACTICAL, FEDAVG, HYFEM)
+METHODS = (BUNDLE, PRACTICAL, FEDAVG, HYFEM)
 
 Settings = dict[str, Any]
 
@@ -166,7 +165,7 @@ def compute_figure_3(options: Options) -> dict[str, Any]:
             held = ceil(samples[name] / split.samples)
             middle = ceil(samples[name] / PROBLEMS[name].splits[1].samples)
             count = min(held, round(chosen[PRACTICAL]["local-fraction"] * middle))
-            settings = {BUNDLE: {}, PARTS: {"parts": 5}, **chosen}
+            settings = {BUNDLE: {}, **chosen}
             settings[PRACTICAL] = practical(count, held)
             runs += [
                 figure_run(options, name, split, fraction, own, (len(panels), method))
@@ -232,7 +231,11 @@ def render_figure_3(results: dict[str, Any], out: Path) -> str:
     """A picture for each data set, and one table of where the lines end."""
     pictures, lines, panels = [], [], results["panels"]
     for name, best in results["optima"].items():
-        mine = {title_of(p): p["curves"] for p in panels if p["problem"] == name}
+        mine = {
+            title_of(p): {method: p["curves"][method] for method in METHODS}
+            for p in panels
+            if p["problem"] == name
+        }
         pictures.append(_picture(out, f"figure-3-{name}", best, mine))
     for one in panels:
         best = results["optima"][one["problem"]]
@@ -247,7 +250,7 @@ def render_figure_3(results: dict[str, Any], out: Path) -> str:
                 f"{100 * best['accuracy']:.1f} %",
             )
         )
-    ours = "5 parts | practical step | HybridFedAvg | HyFEM"
+    ours = "practical step | HybridFedAvg | HyFEM"
     head = f"data, clients | paper's setting | HyFDCA, bundle | {ours}"
     settings = []
     for name, methods in results["tuned"].items():

@@ -55,8 +55,6 @@ class Problem:
     title : str
     settings : dict
         Of the task, without the prefix.
-    file : str
-        A file that has to be there; empty: none.
     splits : tuple of Split
         From few clients to many.
     paper_optimum : float
@@ -67,7 +65,6 @@ class Problem:
 
     title: str
     settings: dict[str, Any]
-    file: str
     splits: tuple[Split, ...]
     paper_optimum: float = 0.0
     sizes: tuple[int, int] = (0, 0)
@@ -77,11 +74,10 @@ _GRID = (Split(1, 4, "5"), Split(4, 4, "500"), Split(25, 4, "5000"))
 _GROUPS = (Split(3, 3, "3, 3"), Split(5, 5, "5, 5"), Split(12, 12, "12, 12"))
 
 PROBLEMS = {
-    "digits": Problem("scikit-learn's digits", {"dataset": "digits"}, "", _GRID),
+    "digits": Problem("scikit-learn's digits", {"dataset": "digits"}, _GRID),
     "mnist": Problem(
         "MNIST",
         {"dataset": "mnist", "path": "mnist", "bias": 10.0},
-        "mnist/train-images-idx3-ubyte.gz",
         _GRID,
         0.07242,
         (5000, 400),
@@ -96,7 +92,6 @@ PROBLEMS = {
             "bias": 0.0,
             "regularization": 1e-5,
         },
-        "libsvm/news20_multiclass.bz2",
         _GROUPS,
         0.008017,
         (4000, 400),
@@ -112,7 +107,6 @@ PROBLEMS = {
             # 11 620 of 581 012 samples
             "test-fraction": 0.02,
         },
-        "covtype/covtype.data.gz",
         _GROUPS,
         0.5286,
         (5000, 400),
@@ -121,57 +115,30 @@ PROBLEMS = {
 
 
 def config_of(
-    problem: Problem,
-    options: Options,
-    split: Split | None = None,
-    *,
-    all_: bool = False,
+    problem: Problem, options: Options, split: Split, *, all_: bool = False
 ) -> dict[str, Any]:
-    """Make a run config.
-
-    Parameters
-    ----------
-    split : Split, optional
-    all_ : bool
-        Whether all training samples are taken.
-    """
+    """Make a run config, of a part of the training samples or of all of them."""
     settings = dict(problem.settings)
     if "path" in settings:
-        options.file(problem.file)
-        assert options.data is not None
-        settings["path"] = str(options.data / settings["path"])
-    if split is not None:
-        settings["sample-groups"] = split.samples
-        settings["feature-groups"] = split.features
+        settings["path"] = str(options.file(settings["path"]))
+    settings["sample-groups"] = split.samples
+    settings["feature-groups"] = split.features
     if not all_:
         settings["train-limit"] = problem.sizes[options.quick]
     base = read_config(HERE / "hyfdca.toml")
     return base | {f"hybrid-svm.{key}": value for key, value in settings.items()}
 
 
-def present(options: Options, names: tuple[str, ...] = ()) -> dict[str, Problem]:
-    """The problems whose files are there, and all that need none.
-
-    Raises
-    ------
-    SkippedError
-        None is.
-    """
+def present(options: Options) -> dict[str, Problem]:
+    """The problems whose files are there, and the one that needs none."""
     found = {}
-    missing: SkippedError | None = None
-    for name in names or tuple(PROBLEMS):
-        problem = PROBLEMS[name]
+    for name, problem in PROBLEMS.items():
         try:
-            if problem.file:
-                options.file(problem.file)
+            config_of(problem, options, problem.splits[0])
         except SkippedError as error:
-            missing = error
             print(f"  without {problem.title}: {error}")
         else:
             found[name] = problem
-    if not found:
-        assert missing is not None
-        raise missing
     return found
 
 

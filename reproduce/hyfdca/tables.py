@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+from functools import wraps
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
 import sim
+from fedtrellis.encryption import Cipher
 from fedtrellis.server.callbacks import Callback, RoundRecord
-from reproduce.common import Item, Options, Run, app_config
+from fedtrellis.wire.local_grid import LocalGrid
+from reproduce.common import Item, Options, app_config
 from reproduce.drawing import table
 
 from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL, practical, title_of
-from .iteration_times import Clock, IterationTimes, SplitGrid, instrumented
 from .problems import (
     AVAILABLE,
     PROBLEMS,
@@ -31,6 +38,7 @@ __all__ = ["ITEMS"]
 PAILLIER_MS = 18.882
 #: Iterations measured, after those that are not.
 WARM_UP, MEASURED = 2, 8
+TWO = ("computation", "encryption")
 
 
 # ------------------------------------------------------------------------------ table 5
@@ -75,44 +83,94 @@ def render_table_5(results: dict[str, Any], out: Path) -> str:
 # ------------------------------------------------------------------------ tables 6 to 8
 
 
-class _Times(Callback):
+class TimedGrid(LocalGrid):
+    """A grid that notes, for each wave, what each client took, and its ciphers of that.
+
+    Seconds are of the processor. As if clients worked at the same time, an iteration
+    takes of each wave the slowest client's, and the server's.
+    """
+
+    def __init__(self, app: ClientApp, num_nodes: int, **options: Any) -> None:
+        super().__init__(app, num_nodes, **options)
+        self._app, self.client_app = app, cast(ClientApp, self._handle)
+        self.waves: list[list[tuple[float, float]]] = []
+        self.inside = self.secret = self.added = 0.0
+        self._busy = False
+        self._since = time.process_time()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Begin a wave."""
+        self.waves.append([])
+        began = time.process_time()
+        ids = super().push_messages(messages)
+        self.inside += time.process_time() - began
+        return ids
+
+    def _handle(self, message: Message, context: Context) -> Message:
+        began, before = time.process_time(), self.secret
+        reply = self._app(message, context)
+        secret = self.secret - before
+        self.waves[-1].append((time.process_time() - began - secret, secret))
+        return reply
+
+    def watched(self, name: str) -> Any:
+        """Count what happens in a cipher's function, from here on."""
+        function = vars(Cipher)[name]
+
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self._busy:  # one function of a cipher in another
+                return function(*arguments, **options)
+            self._busy, began = True, time.process_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._busy, took = False, time.process_time() - began
+                self.secret += took
+                self.added += took if name == "add" else 0.0
+
+        return mock.patch.object(Cipher, name, call)
+
+    def take(self) -> tuple[float, float]:
+        """Computation and encryption since the last time."""
+        now = time.process_time()
+        # adding is the server's
+        server = max(now - self._since - self.inside - self.added, 0.0)
+        computation, encryption = (
+            sum(max(client[k] for client in wave) for wave in self.waves if wave)
+            for k in (0, 1)
+        )
+        found = server + computation, self.added + encryption
+        self.waves.clear()
+        self.inside = self.added = 0.0
+        self._since = now
+        return found
+
+
+class _Take(Callback):
     """Takes each iteration's times from the grid."""
 
-    def __init__(self, grid: SplitGrid) -> None:
+    def __init__(self, grid: TimedGrid) -> None:
         self.grid = grid
-        self.times: list[IterationTimes] = []
-        self._before = dict(grid.clock.seconds)
+        self.times: list[tuple[float, float]] = []
 
     def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-        if record.round:
-            self.times.append(self.grid.take(self._before))
-        self.grid.waves.clear()
-        self._before = dict(self.grid.clock.seconds)
+        self.times.append(self.grid.take())
         return False
 
 
-def time_iterations(run: Run) -> list[IterationTimes]:
-    """Perform a run in this process, with messages as bytes; its iterations' times."""
-    config = app_config(run.config)
-    experiment = sim.app.experiment(config, run.nodes)
-    clock = Clock()
-    grid = SplitGrid(
-        sim.client_app,
-        run.nodes,
-        clock,
-        seed=experiment.options["seed"],
-        run_config=config,
-        encode=True,
-    )
-    times = _Times(grid)
-    strategy = experiment.strategy(
-        callbacks=[times], max_failed_rounds=experiment.config["rounds"]
-    )
-    with instrumented(clock):
-        strategy.start(
-            grid, experiment.initial_arrays(), num_rounds=experiment.config["rounds"]
-        )
-    return times.times
+def time_iterations(config: dict[str, Any], nodes: int) -> dict[str, float]:
+    """Perform a run in this process, with messages as bytes; an iteration's seconds."""
+    config = app_config(config)
+    experiment = sim.app.experiment(config, nodes)
+    how = {"seed": experiment.options["seed"], "run_config": config, "encode": True}
+    grid = TimedGrid(sim.client_app, nodes, **how)
+    take, rounds = _Take(grid), experiment.config["rounds"]
+    strategy = experiment.strategy(callbacks=[take], max_failed_rounds=rounds)
+    with grid.watched("encrypt"), grid.watched("decrypt"), grid.watched("add"):
+        strategy.start(grid, experiment.initial_arrays(), num_rounds=rounds)
+    means = np.mean(take.times[-(rounds - WARM_UP) :], axis=0)
+    return dict(zip(TWO, map(float, means), strict=True))
 
 
 def _methods(
@@ -154,41 +212,17 @@ def compute_tables_6_8(options: Options) -> dict[str, Any]:
                 }
                 methods = _methods(name, split, fraction, samples)
                 for method, settings in methods.items():
-                    config = base | settings
-                    config |= {
-                        "participation": fraction,
-                        "sampling": "fixed",
-                        "rounds": WARM_UP + count,
-                        "local-step-size": 1e-3,
-                    }
-                    found = time_iterations(Run((), config, split.nodes))[WARM_UP:]
-                    row[method] = _means(found)
+                    config = base | settings | {"participation": fraction}
+                    config |= {"sampling": "fixed", "rounds": WARM_UP + count}
+                    config["local-step-size"] = 1e-3
+                    row[method] = time_iterations(config, split.nodes)
                 rows.append(row)
-            print(f"  {problem.title}, {split.label} clients", flush=True)
     return {"rows": rows, "iterations": count}
 
 
-def _means(times: list[IterationTimes]) -> dict[str, float]:
-    return {
-        "computation": float(np.mean([t.slowest_computation for t in times])),
-        "encryption": float(np.mean([t.slowest_encryption for t in times])),
-        "total": float(np.mean([t.total for t in times])),
-        "local": float(np.mean([t.parts["local"] for t in times])),
-        "secret": float(np.mean([t.encryption for t in times])),
-        "messages": float(np.mean([t.messages for t in times])),
-        "search": float(np.mean([t.parts["search"] for t in times])),
-    }
-
-
-def _seconds(value: float) -> str:
-    if value == 0.0:
-        return "0"
-    return f"{value:.2g}" if value < 100 else f"{value:.0f}"
-
-
 def render_tables_6_8(results: dict[str, Any], out: Path) -> str:
-    """Ours with the paper's beside them, and where the time goes."""
-    lines, parts = [], []
+    """Ours with the paper's beside them."""
+    lines = []
     for row in results["rows"]:
         paper = published(row["problem"], row["paper"], row["available"])
         ours = [row[m][k] for m in (BUNDLE, PRACTICAL) for k in TWO]
@@ -197,32 +231,20 @@ def render_tables_6_8(results: dict[str, Any], out: Path) -> str:
         if paper:
             keys = (*TWO, "FedAvg seconds", "HyFEM seconds")
             theirs = [f"{row['paper']}, {row['available']}"]
-            theirs += [_seconds(paper[k]) if k in paper else "n/a" for k in keys]
-        lines.append((title_of(row), *map(_seconds, ours), *theirs))
-        own = row[BUNDLE]
-        shares = (f"{100 * own[k] / own['total']:.0f} %" for k in PARTS)
-        parts.append((title_of(row), f"{own['total']:.3f}", *shares))
-    head = "data, clients | bundle: computation | encryption | practical step: "
-    head += (
-        "computation | encryption | HybridFedAvg | HyFEM | paper's setting | HyFDCA: "
-    )
-    head += "computation | encryption (estimated) | FedAvg | HyFEM"
-    goes = (
-        "data, clients | seconds | local work | encryption | messages, state | search"
-    )
+            theirs += [f"{paper[k]:.2g}" if k in paper else "n/a" for k in keys]
+        lines.append((title_of(row), *(f"{value:.2g}" for value in ours), *theirs))
+    parts = "computation | encryption"
+    head = f"data, clients | bundle: {parts} | practical step: {parts} | HybridFedAvg"
+    head += f" | HyFEM | paper's setting | HyFDCA: {parts} (estimated) | FedAvg | HyFEM"
     return (
         f"{table(head, lines)}\n\n"
         "Seconds an iteration, as if clients worked at the same time: of each wave the "
         "slowest client's, and the server's. Computation has the messages in it, their "
         f"encoding too. Means of {results['iterations']} iterations. The paper's "
         f"encryption is an estimate from {PAILLIER_MS} ms for each number (Paillier)."
-        "\n\nWhere the bundle's iteration goes, all clients one after the other:\n\n"
-        f"{table(goes, parts)}"
     )
 
 
-TWO = ("computation", "encryption")
-PARTS = ("local", "secret", "messages", "search")
 ITEMS = {
     "table-5": Item(
         "the centralised optimum, certified", compute_table_5, render_table_5

@@ -123,11 +123,11 @@ def descend(
 
 def compute_figure_2(options: Options) -> dict[str, Any]:
     """Iris and digits, in this process alone; at most five seeds."""
-    seeds = min(options.seeds, 5)
+    seeds = options.numbers(5)
     iterations = 100 if options.quick else ITERATIONS
     data: dict[str, Any] = {}
     for name, settings in DATA.items():
-        runs = [descend(settings, seed, iterations) for seed in range(seeds)]
+        runs = [descend(settings, seed, iterations) for seed in seeds]
         data[name] = {
             variant: {
                 "iteration": runs[0][variant]["iteration"],
@@ -142,7 +142,7 @@ def compute_figure_2(options: Options) -> dict[str, Any]:
             }
             for variant in runs[0]
         }
-    return {"data": data, "seeds": seeds, "iterations": iterations}
+    return {"data": data, "seeds": len(seeds), "iterations": iterations}
 
 
 def render_figure_2(results: dict[str, Any], out: Path) -> str:

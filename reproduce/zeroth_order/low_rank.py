@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reproduce.common import Item, Options, Run, app_config, execute, read_config
+from reproduce.common import Item, Options, read_config, repeat
 from reproduce.drawing import percent, table
 from reproduce.sweep import Point, seeds_of, sweep, sweep_picture
 from reproduce.tuning import Search, Space, search
-from tasks import make_task
 
 __all__ = ["ITEMS", "ROUNDS"]
 
@@ -45,22 +43,17 @@ def _base(options: Options) -> dict[str, Any]:
 def _searches(options: Options, points: Sequence[Point]) -> dict[str, Search]:
     """Choose each case's step by its accuracy on validation images, at the end."""
     base = _base(options) | {"low-rank-network.validation-fraction": VALIDATION}
-    base["seed"] = CHOICE
     cases = {point.label: point for point in points}
 
     def scores(asked: list[tuple[str, dict[str, float]]]) -> list[list[float]]:
-        runs = [
-            Run(
-                (k,),
-                {**base, **cases[label].settings, **step},
-                cases[label].nodes,
-                every=base["rounds"],
-            )
+        wanted = {
+            k: {**base, **cases[label].settings, **step}
             for k, (label, step) in enumerate(asked)
-        ]
-        found = execute(runs, options.jobs)
+        }
+        nodes = {k: cases[label].nodes for k, (label, _) in enumerate(asked)}
+        found = repeat(options, wanted, [CHOICE], nodes, every=base["rounds"])
         # what diverged is not chosen
-        return [[found[(k,)].get("accuracy", float("nan"))] for k in range(len(asked))]
+        return [[run.get("accuracy", float("nan"))] for (run,) in found.values()]
 
     spaces = dict.fromkeys(cases, STEP)
     if options.quick:
@@ -111,18 +104,12 @@ def compute(options: Options, name: str) -> dict[str, Any]:
         base,
         points,
         ("loss", "accuracy", "bytes"),
-        seeds=min(options.seeds, SEEDS),
+        seeds=options.numbers(SEEDS),
         every=2,
         goal=("accuracy", goal),
     )
-    sizes = {}
-    for point in points:
-        config = app_config({**base, **point.settings})
-        task = make_task(base["task"], config, point.nodes, 0)
-        sizes[point.label] = sum(prod(shape) for shape in task.shapes())
     return results | {
         "rounds": base["rounds"],
-        "sizes": sizes,
         "goal": goal,
         "steps": {label: one.record() for label, one in searches.items()},
     }
@@ -150,7 +137,7 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
     for row in rows:
         label = row["label"]
         step = results["steps"][label]["chosen"]["step-size"]
-        start = (label, f"{results['sizes'][label]:,}", f"{step:g}")
+        start = (label, f"{step:g}")
         if "curves" not in row:
             lines.append((*start, "diverged", *[""] * 5))
             continue
@@ -167,7 +154,7 @@ def render(results: dict[str, Any], out: Path, name: str) -> str:
                 f"{moved.mean() / 1e6:.1f}" if moved.min() >= 0 else "not by all seeds",
             )
         )
-    head = f"{title} | parameters | step η | test accuracy | F | values of each f_i"
+    head = f"{title} | step η | test accuracy | F | values of each f_i"
     head += f" | kB up, a client and round | kB down | MB until {results['goal']:.0%}"
     tried = sorted({len(one["tried"]) for one in results["steps"].values()})
     return (

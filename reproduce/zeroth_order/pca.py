@@ -1,4 +1,4 @@
-"""Federated principal components: what gradients and function values arrive at."""
+"""Theorem 4.1: principal components from gradients and from function values."""
 
 from __future__ import annotations
 
@@ -7,117 +7,34 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.common import Item, Options, Run, execute, read_config
+from reproduce.common import Item, Options, read_config, repeat
 from reproduce.drawing import new_figure, panel, save, spread, table
 
 __all__ = ["ITEMS", "slopes"]
 
 HERE = Path(__file__).parent
 CLIENTS = 10
-NO_CORRECTION = {"correction": False}
-FEDAVG = NO_CORRECTION | {"server-step-size": 1.0}
-GRADIENTS = {"method": "first-order-rfl", "local-step-size": 0.02}
-VALUES = {"method": "zeroth-order-rfl", "samples": 50, "local-step-size": 0.02}
-SMALL = {"local-step-size": 0.005}
-SEEDS = {"theorem": 5, "federated-pca": 2}
-
 #: Theorem 4.1: both methods with one step size, so that only the estimate differs.
-RATES: dict[str, dict[str, Any]] = {
-    "gradients": GRADIENTS | SMALL,
-    "values": VALUES | SMALL,
-}
-#: The lines of the picture, by panels and the settings that make them.
-PANELS: dict[str, dict[str, dict[str, Any]]] = {
-    "corrected": {
-        "gradients, η = 0.02": GRADIENTS,
-        "values, η = 0.02": VALUES,
-        "values, η = 0.005": VALUES | SMALL,
-        "values, η = 0.005, m = 200": VALUES | SMALL | {"samples": 200},
-    },
-    "not corrected": {
-        "no c_i, gradients, η = 0.02": GRADIENTS | NO_CORRECTION,
-        "FedAvg, gradients, η = 0.02": GRADIENTS | FEDAVG,
-        "FedAvg, values, η = 0.02": VALUES | FEDAVG,
-    },
+METHODS: dict[str, dict[str, Any]] = {
+    "gradients": {"method": "first-order-rfl", "local-step-size": 0.005},
+    "values": {"method": "zeroth-order-rfl", "local-step-size": 0.005, "samples": 50},
 }
 
 
-def _curves(options: Options, name: str) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """Every method's runs, one a seed; and how many of what there are."""
-    methods = (
-        RATES if name == "theorem" else PANELS["corrected"] | PANELS["not corrected"]
-    )
-    base = read_config(HERE / "pca.toml") | {"evaluate-gap": name == "theorem"}
+def compute(options: Options) -> dict[str, Any]:
+    """Means of ‖G_η̃(P_M(x^k))‖² over the rounds so far, by seed."""
+    base = read_config(HERE / "pca.toml") | {"evaluate-gap": True}
     if options.quick:
         base["rounds"] = 30
-    seeds = min(options.seeds, SEEDS[name])
-    runs = [
-        Run((method, seed), base | settings | {"seed": seed}, CLIENTS, curve=True)
-        for method, settings in methods.items()
-        for seed in range(seeds)
-    ]
-    results = execute(runs, options.jobs)
-    found = {method: [results[method, s] for s in range(seeds)] for method in methods}
-    return found, {"seeds": seeds, "rounds": base["rounds"]}
-
-
-def compute_pca(options: Options) -> dict[str, Any]:
-    """Every line's gaps."""
-    found, facts = _curves(options, "federated-pca")
-    rows = [
-        {
-            "name": name,
-            "round": runs[0]["curve"]["round"],
-            "gap": np.mean([r["curve"]["optimality-gap"] for r in runs], 0).tolist(),
-            "last": [run["curve"]["optimality-gap"][-1] for run in runs],
-            "bytes-up": runs[0]["bytes-up"] / facts["rounds"] / CLIENTS,
-        }
-        for name, runs in found.items()
-    ]
-    return {"rows": rows, **facts}
-
-
-def _shown(gap: float) -> str:
-    """Write a gap; what is left at 1e-16, of either sign, is rounding."""
-    return f"{gap:.2g}" if gap >= 1e-15 else "< 1e-15"
-
-
-def render_pca(results: dict[str, Any], out: Path) -> str:
-    """Gap over rounds, and in a table after a third of them and after all."""
-    figure, (axes,) = new_figure(2)
-    third, rows = results["rounds"] // 3, {row["name"]: row for row in results["rows"]}
-    for one, (title, methods) in zip(axes, PANELS.items(), strict=True):
-        curves = {k: (rows[k]["round"], rows[k]["gap"]) for k in methods}
-        how: dict[str, Any] = {"title": title, "log": "y", "lowest": 1e-16}
-        panel(one, curves, "communication round", "$F(x) - F^*$", **how)
-    lines = [
-        (
-            *(row["name"], _shown(row["gap"][row["round"].index(third)])),
-            *(_shown(float(np.mean(row["last"]))), ", ".join(map(_shown, row["last"]))),
-            f"{row['bytes-up']:,.0f}",
-        )
-        for row in results["rows"]
-    ]
-    head = (
-        f"method | gap after {third} rounds | gap after {results['rounds']} | by seed"
-    )
-    return (
-        f"{save(figure, out, 'federated-pca')}\n\n"
-        f"{table(f'{head} | bytes up, a client and round', lines)}\n\n"
-        f"Means of {results['seeds']} seeds (initial point and directions)."
-    )
-
-
-def compute_theorem(options: Options) -> dict[str, Any]:
-    """Means of ‖G_η̃(P_M(x^k))‖² over the rounds so far, by seed."""
-    found, facts = _curves(options, "theorem")
+    seeds = options.numbers(5)
+    cases = {name: base | settings for name, settings in METHODS.items()}
     means = {}
-    for name, runs in found.items():
+    for name, runs in repeat(options, cases, seeds, CLIENTS, curve=True).items():
+        curves = [run["curve"]["gradient-map-norm"] for run in runs]
         # (1/K) Σ_k ‖G_η̃(P_M(x^k))‖², K from 1
-        norms = np.array([run["curve"]["gradient-map-norm"] for run in runs])[:, :-1]
-        sums = np.cumsum(norms**2, axis=1)
+        sums = np.cumsum(np.array(curves)[:, :-1] ** 2, axis=1)
         means[name] = (sums / np.arange(1, sums.shape[1] + 1)).tolist()
-    return {"means": means, **facts}
+    return {"means": means, "seeds": len(seeds), "rounds": base["rounds"]}
 
 
 def slopes(results: dict[str, Any], name: str, share: int = 3) -> list[float]:
@@ -132,7 +49,7 @@ def slopes(results: dict[str, Any], name: str, share: int = 3) -> list[float]:
     return list(fall / np.log(last / since))
 
 
-def render_theorem(results: dict[str, Any], out: Path) -> str:
+def render(results: dict[str, Any], out: Path) -> str:
     """The means over the rounds, beside 1/K; slopes and last values in a table."""
     figure, ((axes,),) = new_figure(1)
     rounds = results["rounds"]
@@ -160,13 +77,6 @@ def render_theorem(results: dict[str, Any], out: Path) -> str:
 
 ITEMS = {
     "theorem": Item(
-        "rate of the squared gradient map: values beside gradients",
-        compute_theorem,
-        render_theorem,
-    ),
-    "federated-pca": Item(
-        "principal components of data dealt by label; not in the paper",
-        compute_pca,
-        render_pca,
-    ),
+        "rate of the squared gradient map: values beside gradients", compute, render
+    )
 }
