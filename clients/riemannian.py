@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import mini_batches
+from fedtrellis.local_steps import answer_lipschitz, mini_batches
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import DifferentiableLoss, Loss
 from fedtrellis.random import generator
@@ -55,6 +55,8 @@ class FirstOrderRFLClient(StatefulClient):
         super().__init__(context)
         self.objective = objective
         self.manifold = manifold
+
+    fit_lipschitz = answer_lipschitz
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """τ steps from P_M(x); the answer is ẑ, which lies off the manifold."""

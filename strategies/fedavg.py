@@ -50,8 +50,8 @@ def unpacked(strategy: RoundStrategy, answer: Answer, by: Any) -> FloatArray:
     return change
 
 
-class LocalModels(RoundStrategy):
-    """Base of strategies whose clients send a point, and whose state is the model.
+class StepsByBounds(RoundStrategy):
+    """Base of strategies whose clients' steps may find their sizes themselves.
 
     Where the size of local steps is ``"auto"``, one wave before round 1 asks the
     clients for r_i, of ∇f_i on all examples or on a mini-batch of theirs, and the
@@ -63,12 +63,6 @@ class LocalModels(RoundStrategy):
         r, the largest r_i; NaN where no step needs it.
     """
 
-    needs: Needs | None = "sum"
-    dtypes = DTYPES
-
-    stateful = False
-    _newcomers = True
-    keep_model = False
     # settings that the clients' r_i may stand for, and that of their mini-batches
     _sizes: ClassVar[tuple[str, ...]] = ("step_size",)
     _batch: ClassVar[str] = "batch_fraction"
@@ -85,9 +79,6 @@ class LocalModels(RoundStrategy):
     @property
     def _automatic(self) -> list[str]:
         return [name for name in self._sizes if getattr(self, name) is None]
-
-    def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Nothing to prepare: the model is all of the state."""
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Ask for the r_i, unless no step needs them or a checkpoint has them."""
@@ -143,6 +134,20 @@ class LocalModels(RoundStrategy):
         """Inverse of :meth:`state`."""
         super().load_state(state)
         self.lipschitz = float(state["lipschitz"])
+
+
+class LocalModels(StepsByBounds):
+    """Base of strategies whose clients send a point, and whose state is the model."""
+
+    needs: Needs | None = "sum"
+    dtypes = DTYPES
+
+    stateful = False
+    _newcomers = True
+    keep_model = False
+
+    def setup(self, point: FloatArray, layout: Layout) -> None:
+        """Nothing to prepare: the model is all of the state."""
 
     def check(self, answer: Answer) -> FloatArray:
         """The local model x_i."""

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.server.conversation import Answer, scalars_of
-from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import entries_of, given, refused, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.zeroth_order import combine
 
+from .fedavg import StepsByBounds
 
-class FirstOrderRFL(RoundStrategy):
+
+class FirstOrderRFL(StepsByBounds):
     """Riemannian federated learning with projections and correction terms.
 
     Solves min over x in M of f(x) = (1/n) Σ_i f_i(x), M a smooth submanifold with a
@@ -62,7 +63,7 @@ class FirstOrderRFL(RoundStrategy):
 
     name = "first-order-rfl"
     about = "Riemannian federated learning with projections"
-    audience = RoundStrategy._all_alike
+    audience = StepsByBounds._all_alike
     space = "manifold"
     # each c_i is replayed from its ẑ_i
     needs, _linear, _replayed = "each", True, "_corrections"
@@ -73,13 +74,20 @@ class FirstOrderRFL(RoundStrategy):
     # c_i is sent whole; what an older round left would be taken for newer
     _keep_old_state = False
     _state_settings = ("correction",)
+    _batch = "batch_size"
 
     manifold: Manifold = given(
         "M, in the shape of the model: an array's own shape if the model has one "
         "array, else the vector of all entries, layer after layer (``Product``)",
         kw_only=False,
     )
-    step_size: float = setting(0.01, "of a local step", symbol="η", above=0.0)
+    step_size: float | None = setting(
+        None,
+        "of a local step; auto: 1/(r η_g τ), r the largest Lipschitz constant of a "
+        "client's ∇f_i",
+        symbol="η",
+        above=0.0,
+    )
     server_step_size: float | None = setting(
         None,
         "of the server's step; auto: √n, n the clients averaged in the round",
@@ -93,10 +101,11 @@ class FirstOrderRFL(RoundStrategy):
     correction: bool = setting(
         True, "whether the clients have correction terms", symbol="c_i"
     )
-    tolerance: float = setting(
-        0.0,
-        "stop when ‖P_M(x^{k+1}) − P_M(x^k)‖ / η̃, with η̃ = η_g η τ, is at most this; "
-        "0: never",
+    tolerance: float | None = setting(
+        None,
+        "stop when ‖P_M(x^{k+1}) − P_M(x^k)‖ / η̃, with η̃ = η_g η τ, is at most this "
+        "share of its largest so far; 0: never; auto: 1e-6, and never where the steps "
+        "are random or biased",
         note="it is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate "
         "instead of the gradient",
         minimum=0.0,
@@ -105,9 +114,23 @@ class FirstOrderRFL(RoundStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         # several local steps without c_i come to rest where f has no critical point
-        if self.tolerance and not self.correction and self.local_steps > 1:
+        biased = not self.correction and self.local_steps > 1
+        if self.tolerance is None:
+            exact = type(self) is FirstOrderRFL and not (biased or self.batch_size)
+            self.tolerance = 1e-6 if exact else 0.0
+        if self.tolerance and biased:
             beside = f"correction = False and local_steps = {self.local_steps}"
             raise refused("tolerance", self.tolerance, f"does not fit {beside}", ["0"])
+
+    def _from_bound(self, name: str) -> float:
+        # η̃ = η_g η τ = 1/r, with all clients
+        server = self.server_step_size or sqrt(self.num_clients)
+        return 1.0 / (self.lipschitz * server * self.local_steps)
+
+    @property
+    def _eta(self) -> float:
+        """η, set or from r."""
+        return self._settled("step_size")
 
     @property
     def settled_server_step_size(self) -> float:
@@ -115,14 +138,14 @@ class FirstOrderRFL(RoundStrategy):
         return self.server_step_size or sqrt(self._averaged)
 
     def measuring_step(self, num_clients: int) -> float:
-        """η̃ with all clients, by which ‖G_η̃(x)‖ is measured."""
+        """η̃ with all clients, by which ‖G_η̃(x)‖ is measured; 0 before it is known."""
         server = self.server_step_size or sqrt(num_clients)
-        return server * self.step_size * self.local_steps
+        return server * (self.step_size or 0.0) * self.local_steps
 
     @property
     def total_step(self) -> float:
         """η̃ = η_g η τ of the step that made x."""
-        return self.settled_server_step_size * self.step_size * self.local_steps
+        return self.settled_server_step_size * self._eta * self.local_steps
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start with P_M(x) and c_i = 0."""
@@ -132,7 +155,7 @@ class FirstOrderRFL(RoundStrategy):
         self._x_round = 0
         # how many clients were averaged in it
         self._averaged = self.num_clients
-        self._step_norm = inf
+        self._step_norm, self._largest = inf, 0.0
         # a narrow x is rounded; z, ẑ and c_i are float64
         self._carried = None if layout.dtype == "float64" else np.zeros(point.shape)
 
@@ -142,7 +165,7 @@ class FirstOrderRFL(RoundStrategy):
         A client needs η_g for its c_i, which comes from the step before.
         """
         entries: dict[str, Any] = {
-            "step-size": self.step_size,
+            "step-size": self._eta,
             "server-step-size": self.settled_server_step_size,
             "local-steps": self.local_steps,
         }
@@ -158,7 +181,7 @@ class FirstOrderRFL(RoundStrategy):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step from P_M(x^k) towards the mean of the ẑ_i, and replay every c_i."""
-        z, scale = self._z, self.step_size * self.local_steps
+        z, scale = self._z, self._eta * self.local_steps
         self._averaged = len(answers)
         # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
         mean = self.average(list(answers.values()), z)
@@ -183,6 +206,7 @@ class FirstOrderRFL(RoundStrategy):
         self._x_round = server_round
         self._z = self.manifold.project(x)
         self._step_norm = float(np.linalg.norm(self._z - z)) / self.total_step
+        self._largest = max(self._largest, self._step_norm)
         return {"step-norm": self._step_norm}
 
     def _result_point(self) -> FloatArray:
@@ -190,8 +214,9 @@ class FirstOrderRFL(RoundStrategy):
         return self._z
 
     def converged(self) -> bool:
-        """Whether the projected step is at most the tolerance."""
-        return self.tolerance > 0.0 and self._step_norm <= self.tolerance
+        """Whether the projected step is small enough beside the largest."""
+        share = self.tolerance or 0.0
+        return share > 0.0 and self._step_norm <= share * self._largest
 
     def _replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""
@@ -213,6 +238,8 @@ class FirstOrderRFL(RoundStrategy):
         """Every c_i, which round x is of, and how many clients it averaged."""
         carried = {} if self._carried is None else {"carried": self._carried}
         return {
+            **super().state(),
+            "largest": np.array(self._largest),
             "x-round": np.array(self._x_round),
             "averaged": np.array(self._averaged),
             **carried,
@@ -221,6 +248,8 @@ class FirstOrderRFL(RoundStrategy):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
+        super().load_state(state)
+        self._largest = float(state["largest"])
         self._x_round, self._averaged = int(state["x-round"]), int(state["averaged"])
         self._z = self.manifold.project(self.broadcast.model)
         if self._carried is not None:
@@ -274,8 +303,9 @@ class ZerothOrderRFL(FirstOrderRFL):
     # a client's scalars are along directions of its own
     _linear = False
     about = "Riemannian federated learning from function values"
-    audience = RoundStrategy._all_alike
+    audience = StepsByBounds._all_alike
 
+    step_size: float = setting(0.01, "of a local step", symbol="η", above=0.0)
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
     smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)
     upload: Upload = setting(
@@ -315,7 +345,7 @@ class ZerothOrderRFL(FirstOrderRFL):
             total += combine(of_step, rng, self._z.shape)
         # ẑ = z − η Σ_t (G_t + c_i)
         total += self.local_steps * self._corrections[answer.client]
-        point = self._z - self.step_size * total
+        point = self._z - self._eta * total
         self._check_proportion(point, self.broadcast.model)
         return point, dropped
 

@@ -50,6 +50,7 @@ MORE = {
     },
     "feddr": {"feddr.local-step-size": 1e-5, "feddr.proximal-step": 1e-4},
     "projected-fedavg": {"projected-fedavg.local-step-size": 1e-5},
+    "first-order-rfl": {"first-order-rfl.step-size": 1e-6},
     "zeroth-order-rfl": {"zeroth-order-rfl.step-size": 1e-6},
     "hyfdca": {"hyfdca.encryption": "none", "hyfdca.exposed": "accept"},
 }

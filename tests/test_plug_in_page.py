@@ -88,7 +88,7 @@ def test_the_manifold_is_one_that_a_method_can_use() -> None:
     objectives = [LeastSquares(*pair) for pair in zip(rows, targets, strict=True)]
     step = 0.1 / max(objective.lipschitz() for objective in objectives)
     grid = grid_of(FirstOrderRFLClient, objectives, manifold)
-    strategy = FirstOrderRFL(manifold, step_size=step)
+    strategy = FirstOrderRFL(manifold, step_size=step, tolerance=0.0)
     x = play(strategy, grid, np.full(4, 0.25), 300).model
     assert x.sum() == pytest.approx(1.0)
     gradient = np.mean([f.gradient(x) for f in objectives], axis=0)

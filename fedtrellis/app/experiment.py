@@ -238,8 +238,10 @@ class Experiment:
                 strategy: Any = self.example  # one on a manifold
                 step = float(strategy.measuring_step(self.task.num_clients))
                 tangent = self.manifold.project_tangent(point, gradient)
-                moved = self.manifold.project(point - step * tangent)
-                norm = float(np.linalg.norm(point - moved)) / step
+                norm = float(np.linalg.norm(tangent))  # the limit for small steps
+                if step:
+                    moved = self.manifold.project(point - step * tangent)
+                    norm = float(np.linalg.norm(point - moved)) / step
                 metrics["gradient-map-norm"] = norm
             elif not self.domain.bounded:
                 metrics["squared-gradient-norm"] = float(np.vdot(gradient, gradient))
