@@ -144,7 +144,7 @@ def render_lasso(
     return (
         f"{save(figure, out, name)}\n\n{table(head, lines)}\n\n"
         f"(F(x̄) − F*) / (F(x¹) − F*) after {results['rounds']:,} rounds, LASSO, "
-        f"140 × 100, {NODES} nodes, mean and extremes over the seeds."
+        f"140 × 100, {NODES} nodes, mean and extremes of seeds; F* is to {CERTAIN:g}."
     )
 
 
