@@ -36,8 +36,7 @@ cases for and against it, with 95 % intervals, sizes and minutes. A claim
 A case is *against* the paper if its whole interval breaks what is needed, and *open* if
 only a part of it does. A claim with open cases alone is undecided, not refuted.
 [Figures and tables](exhibits.csv) names the items that reproduce each of a paper's
-figures and tables: `python -m reproduce PAPER ITEM --data DIR`, or `--all`, which
-takes minutes with `--quick`.
+figures and tables: `python -m reproduce PAPER ITEM --data DIR`, or `--all --quick`.
 
 ## Claims
 
