@@ -18,12 +18,7 @@ for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 
 #: Files that take more than half a minute.
-LONGEST = (
-    "test_chaos.py",
-    "test_hyfdca_faults.py",
-    "test_sim.py",
-    "test_tuning.py",
-)
+LONGEST = ("test_hyfdca_faults.py", "test_sim.py", "test_soak.py", "test_tuning.py")
 
 
 @pytest.fixture(autouse=True)

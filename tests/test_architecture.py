@@ -85,11 +85,6 @@ def graph(*, typing: bool) -> dict[str, set[str]]:
     return {m: imported(m, path, typing=typing) for m, path in modules().items()}
 
 
-def test_the_order_names_every_wing() -> None:
-    wings = {wing_of(module) for module in modules() if module.startswith("fedtrellis")}
-    assert wings == set(HEIGHT)
-
-
 def test_no_module_imports_upwards() -> None:
     upward = [
         f"{module} imports {other}"

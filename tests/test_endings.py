@@ -50,10 +50,7 @@ def check_summary(record: Path, status: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("moment", ["on_start", "on_round", "on_end"])
 @pytest.mark.parametrize("error", [ValueError("why"), KeyboardInterrupt()])
 def test_a_summary_is_of_the_history_however_a_run_ends(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    moment: str,
-    error: BaseException,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, error: Any
 ) -> None:
     first = run(tmp_path / "first", rounds=1)
 

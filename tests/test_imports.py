@@ -68,13 +68,9 @@ for method in split:
 
 
 def run(script: str) -> str:
+    command = [sys.executable, "-c", script]
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
-from flwr.common.logger import console_handler, log
 from flwr.serverapp.strategy import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ from fedtrellis import EarlyStop, JsonLines, Progress, RoundRecord
 from fedtrellis.server.callbacks import (
     Call,
     in_a_line,
-    json_log,
     progress_of,
     summarise,
 )
@@ -206,17 +203,6 @@ def test_json_lines_have_reasons_and_no_nan(capsys: pytest.CaptureFixture[str]) 
     assert line["metrics"] == {"loss": None, "gap": None}
     assert (end["status"], end["error"]) == ("failed", "ValueError: disk full")
     assert end["rejected_by_reason"] == {'no\n"answer"': 1, "late": 1}
-
-
-def test_flowers_log_is_json_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(console_handler, "stream", stream)
-    with json_log():
-        log(logging.WARNING, "answer of client %s dropped: %s", 3, "not\nfinite")
-    log(logging.WARNING, "as before")
-    line, last = stream.getvalue().splitlines()
-    assert json.loads(line)["message"] == "answer of client 3 dropped: not\nfinite"
-    assert not last.startswith("{")
 
 
 # --------------------------------------------------------------------------- pictures

@@ -31,10 +31,6 @@ Config = dict[str, Any]
 ROUNDS = 14
 
 
-class OtherSteps(Steps):
-    pass
-
-
 class PowerCutError(Exception):
     pass
 
@@ -63,19 +59,16 @@ def steps(**options: Any) -> Steps:
     return Steps(**options)
 
 
-def dies_at(last: int) -> Call:
-    def fail(record: RoundRecord) -> None:
-        if record.round == last:
-            raise PowerCutError
-
-    return Call(fail)
-
-
 def interrupted(
     path: Path, at: int = 8, every: int = 3, grid: LocalGrid | None = None, **more: Any
 ) -> None:
     """Dies after a round; a checkpoint is that of the last round of so many."""
-    options: Config = {"checkpoint_every": every, "callbacks": [dies_at(at)], **more}
+
+    def fail(record: RoundRecord) -> None:
+        if record.round == at:
+            raise PowerCutError
+
+    options: Config = {"checkpoint_every": every, "callbacks": [Call(fail)], **more}
     with pytest.raises(PowerCutError):
         run(steps(checkpoint=path, **options), grid)
 
@@ -197,7 +190,8 @@ def rewrite(path: Path, change: Callable[[Config, Config], Any]) -> None:
 
 def test_another_run_s_checkpoint_is_refused(saved: Path) -> None:
     here = steps(resume=saved)
-    refuses("strategy is Steps, this run's is Othe", OtherSteps(resume=saved, seed=2))
+    other = type("Other", (Steps,), {})
+    refuses("strategy is Steps, this run's is Other", other(resume=saved, seed=2))
     refuses("seed is 2, this run's is 3", steps(resume=saved, seed=3))
     refuses("number of clients is 4, this run's is 5", here, grid_of(5))
     rewrite(saved, lambda meta, arrays: arrays.update({"state/more": np.zeros(2)}))

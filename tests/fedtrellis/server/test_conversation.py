@@ -52,8 +52,6 @@ class Saying(StepClient):
             raise self.error
         return answer
 
-    fit_agree = fit
-
 
 @pytest.mark.parametrize("options", [{}, {"encode": True}])
 @pytest.mark.parametrize("code", list(ERRORS))
@@ -71,19 +69,6 @@ def test_a_code_travels_and_words_mean_nothing(
     assert seen == (("refused", code) if code else ("error", ""))
     # its state is as it was before
     assert model_of(result) == expected({1: EVERY, 2: (0, 2), 3: EVERY})
-
-
-def test_whoever_is_to_agree_and_refuses_ends_the_run() -> None:
-    class Agreeing(Steps):
-        def prepare(self, conversation: Conversation, timeout: float) -> None:
-            entries = {name: self.instruction(0, name) for name in self.clients}
-            asked = entries.__getitem__, None, timeout, self.clients
-            conversation.ask_everyone("train.agree", *asked)
-
-    client = type("Client", (Saying,), {"error": ERRORS["encryption"]})
-    with pytest.raises(SettingsError) as caught:
-        start(Agreeing(), grid_of(client=client))
-    assert str(caught.value) == f"client 1: {WORDS}"
 
 
 def test_a_refusal_is_checked_like_an_answer() -> None:

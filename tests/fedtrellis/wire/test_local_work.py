@@ -66,23 +66,6 @@ def test_side_by_side_is_one_by_one(kind: Any) -> None:
     compare(made, [{"local-steps": n, "batch-size": size} for n, size in told])
 
 
-class Value:
-    """Ask for f_i(1), in a request of one's own."""
-
-    def answer(self, objective: Any, layout: Any) -> float:
-        return float(objective.value(np.ones(layout.size)))
-
-
-def test_a_request_of_ones_own() -> None:
-    class Asking(Stepping):
-        def steps(self, x: Any, config: Any) -> Any:
-            return x * (yield Value())
-
-    made: list[Stepping] = [Asking(loss) for loss in losses(3)]
-    for client, result in zip(made, compare(made, [{}] * 3), strict=True):
-        assert result[0][0] == pytest.approx(client.objective.value(np.ones(3)))
-
-
 class Taking(LeastSquares):
     """Takes steps itself, and says how often it was asked."""
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -110,14 +109,10 @@ def test_replies_and_errors_are_counted(reason: str, code: int) -> None:
 CHUNK = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 
-@pytest.mark.parametrize("extra", [-128, -127, 1])
-def test_arrays_above_one_chunk_are_counted(extra: int) -> None:
-    rng = np.random.default_rng(0)
-    array = rng.integers(0, 255, CHUNK + extra, dtype=np.uint8)
-    assert_counted(request(RecordDict({"a": array_record([array])})))
-
-
-def test_equal_chunks_travel_once() -> None:
+def test_large_arrays_travel_in_chunks_and_equal_ones_once() -> None:
+    for extra in (-128, -127, 1):
+        array = np.random.default_rng(0).integers(0, 255, CHUNK + extra, dtype=np.uint8)
+        assert_counted(request(RecordDict({"a": array_record([array])})))
     zeros = np.zeros(4 * CHUNK, dtype=np.uint8)
     content = RecordDict({"a": array_record([zeros, zeros[:-5]])})
     assert_counted(request(content))
