@@ -174,10 +174,15 @@ def check_exposed(run: ClientRun) -> None:
     columns = [number[digest] for digest in feature_digests(run.part.feature_names)]
     holders = agreement.holdings.sum(axis=0)[columns].tolist()
     few = [
-        f"feature {name!r} has {count} holder{'s' * (count > 1)}"
+        f"{name!r} {count}"
         for (name, rows, _), count in zip(entries, holders, strict=True)
         if count < least and len(rows)
     ]
+    if few:
+        shown.append(
+            f"{len(few)} of its features have fewer than {least} holders, {few[0]} "
+            "(let more nodes hold them; in a simulation partition = 'horizontal' does)"
+        )
     rare = [
         f"feature {name!r} is not zero in {len(rows)} of its samples only"
         for name, rows, _ in entries
@@ -202,7 +207,7 @@ def check_exposed(run: ClientRun) -> None:
         if len(np.unique(values)) > 1
     ]
     left = _left_by_categories(entries, run.features.shape[0], least)
-    for found in (few, rare, thin, left, small):
+    for found in (rare, thin, left, small):
         shown += _some(found)
     out = ", or 'leave-out' to leave the rare entries out" if rare else ""
     _refuse(run, "; ".join(shown), out)

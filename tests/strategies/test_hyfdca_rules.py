@@ -59,12 +59,20 @@ def _rare() -> Split:
 
 
 EXPOSED: list[tuple[Callable[[], Split], dict[str, Any], str]] = [
-    (lambda: small(parts="vertical", n=24), {}, "-0000' has 1 holder; .*-0003' has 1 "),
-    (lambda: small(parts=grid_parts(24, 12, 2, 2), n=24), {}, "-0000' has 2 holders"),
+    (
+        lambda: small(parts="vertical", n=24),
+        {},
+        "4 of its features .* than 3 holders, .*-0000' 1 ",
+    ),
+    (
+        lambda: small(parts=grid_parts(24, 12, 2, 2), n=24),
+        {},
+        "6 of its features .* than 3 holders, .*-0000' 2 ",
+    ),
     (lambda: small(parts=grid_parts(8, 12, 3, 2), n=8), {}, "same holders of size 2"),
     (_rare, {}, "client 2: .* 'feature-0001' is not zero in 2 of .*leave-out"),
     (small, {"secure_sum": False}, "secure-sum is off"),
-    (small, {"least": 4}, "has 3 holders"),
+    (small, {"least": 4}, "of its features .* than 4 holders, .*' 3 "),
 ]
 
 
