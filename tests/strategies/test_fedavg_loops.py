@@ -13,7 +13,7 @@ import pytest
 
 import clients
 import strategies
-from fedtrellis.domains import Box, Domain, L1Ball, L2Ball
+from fedtrellis.domains import Box, L1Ball, L2Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from tests.harness import Array, Played, distance, grid_of, play
@@ -45,13 +45,12 @@ def gradient(i: int, x: Array) -> Array:
 def played(
     name: str, rounds: int = ROUNDS, losses: Any = LOSSES, **options: Any
 ) -> Played[Any]:
-    domain, kind = options.pop("domain", None), options.pop("client", f"{name}Client")
-    first = [] if domain is None else [domain]
+    first = [options.pop("domain")] if "domain" in options else []
     more = first if name == "NaiveFrankWolfe" else []
     settings = {"seed": SEED, "max_failed_rounds": 1000, **options}
-    strategy = getattr(strategies, name)(*first, **settings)
-    client = getattr(clients, kind) if isinstance(kind, str) else kind
-    return play(strategy, grid_of(client, losses, *more, seed=1), START, rounds)
+    strategy, client = getattr(strategies, name), getattr(clients, f"{name}Client")
+    grid = grid_of(client, losses, *more, seed=1)
+    return play(strategy(*first, **settings), grid, START, rounds)
 
 
 # ------------------------------------------------------------------- the loops, by text
@@ -240,7 +239,14 @@ for _kind in ("momentum", "adam", "yogi"):
     _own = _FOUR | {"optimizer": _kind, "server_step_size": 0.3}
     _loop = partial(fedavg, k=4, a=0.15, server=(_kind, 0.3))
     CASES[f"fedopt {_kind}"] = "FedOpt", _own, _loop
-for _domain, _batch in ((BALL, 0), (BALL, 4), (Box(-0.3, 0.4), 0), (L2Ball(RADIUS), 0)):
+for _schedule in ("convex", "nonconvex", "stochastic", "constant"):
+    # 3 of 5 clients in every round, where half of them are asked for
+    for _sampling, _part in (("bernoulli", 0.6), ("fixed", 0.5)):
+        _own = {"schedule": _schedule, "step_size": 0.1, "sampling": _sampling}
+        _own |= {"domain": BALL, "participation": _part}
+        _loop = partial(naive, schedule=_schedule, p=0.6)
+        CASES[f"naive {_schedule} {_sampling}"] = "NaiveFrankWolfe", _own, _loop
+for _domain, _batch in ((BALL, 0), (BALL, 4), (Box(-0.3, 0.4), 0)):
     _steps = {"local_steps": 3, "local_step_size": 0.15, "batch_size": _batch}
     _steps["domain"] = _domain
     _more: dict[str, Any] = {"k": 3, "size": 0.15, "batch": _batch}
@@ -254,43 +260,27 @@ for _domain, _batch in ((BALL, 0), (BALL, 4), (Box(-0.3, 0.4), 0), (L2Ball(RADIU
 @pytest.mark.parametrize("name", CASES)
 def test_every_model_is_the_loops(name: str) -> None:
     method, settings, loop = CASES[name]
-    run = played(method, participation=0.6, **settings)
+    run = played(method, **{"participation": 0.6, **settings})
     models = list(loop(run.used))
     assert distance(run.models, models) < 1e-12
     assert np.array_equal(run.model, run.models[-1])
     assert np.abs(models[-1] - START).max() > 0.03
-    assert len({len(S) for S in run.used}) > 2
-
-
-@pytest.mark.parametrize("schedule", ["convex", "nonconvex", "stochastic", "constant"])
-def test_naive_frank_wolfe_is_the_loop(schedule: str) -> None:
-    for asked, sampling, p in (
-        *((1.0, "bernoulli", 1.0), (0.6, "bernoulli", 0.6)),
-        # 3 of 5 clients in every round, where half of them are asked for
-        (0.5, "fixed", 0.6),
-    ):
-        settings: Any = {"schedule": schedule, "step_size": 0.1, "sampling": sampling}
-        run = played("NaiveFrankWolfe", domain=BALL, participation=asked, **settings)
-        assert distance(run.models, list(naive(run.used, schedule, p))) < 1e-12
-        assert sampling != "fixed" or {len(S) for S in run.used} == {3}
+    sizes = {len(S) for S in run.used}
+    assert sizes == {3} if "fixed" in name else len(sizes) > 2
 
 
 # ------------------------------------------------------------------------------- optima
 
 
-@pytest.mark.parametrize("domain", [BALL, Box(-0.3, 0.4), L2Ball(RADIUS)], ids=repr)
-def test_feddr_finds_the_constrained_optimum(domain: Domain) -> None:
+def test_feddr_finds_the_constrained_optimum() -> None:
     """argmin over D of F = (1/n) Σ f_i, by CVXPY."""
+    domain = L2Ball(RADIUS)
     steps: Any = {"local_steps": 60, "local_step_size": 1 / (LIPSCHITZ + 1.0)}
     own: Any = {"domain": domain, "relaxation": 1.0, "proximal_step": 1.0}
     run = played("FedDR", 150, participation=0.5, **steps, **own)
     x = cp.Variable(P)
-    if isinstance(domain, Box):
-        constraint = cp.norm_inf(x - 0.05) <= 0.35
-    else:
-        constraint = cp.norm(x, 1 if isinstance(domain, L1Ball) else 2) <= RADIUS
     value = cp.quad_form(x, MEAN_HESSIAN) / 2 - MEAN_RIGHT @ x
-    problem = cp.Problem(cp.Minimize(value), [constraint])
+    problem = cp.Problem(cp.Minimize(value), [cp.norm(x) <= RADIUS])
     problem.solve(solver="CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12)
     assert domain.contains(run.model)
     assert np.abs(run.model - x.value).max() < 1e-5
@@ -304,58 +294,14 @@ def test_scaffold_ends_at_the_optimum_and_averages_do_not() -> None:
     assert np.abs(run.model - optimum).max() > 1e-2
 
 
-# --------------------------------------------------------- batches, weights, divergence
+# --------------------------------------------------------------------------- divergence
 
 
-class Still:
-    """A gradient that is the same everywhere, and notes how large a batch was asked."""
+class Steep(LeastSquares):
+    """Its gradients overflow."""
 
-    def __init__(self, num_examples: int = 1, slope: float = 0.0) -> None:
-        self.num_examples, self.slope = num_examples, slope
-        self.batches: list[int] = []
-
-    def gradient(self, x: Array) -> Array:
-        self.batches.append(0)
-        return np.full_like(x, self.slope)
-
-    def stochastic_gradient(self, x: Array, rng: Any, batch_size: int) -> Array:
-        self.batches.append(batch_size)
-        return np.full_like(x, self.slope)
-
-
-@pytest.mark.parametrize(
-    ("fraction", "batches"),
-    # ⌈0.07·100⌉ is 7, though 0.07·100 is 7.000000000000001 in floating point
-    [(0.07, [7, 1, 8]), (1e-9, [1, 1, 1]), (1.0, [0, 0, 0])],
-)
-def test_batch_sizes(fraction: float, batches: list[int]) -> None:
-    losses = [Still(100), Still(3), Still(101)]
-    settings = {"batch_fraction": fraction, "local_steps": 3, "step_size": 0.1}
-    played("FedAvgGD", 2, losses, **settings)
-    assert [loss.batches for loss in losses] == [[b] * 6 for b in batches]
-
-
-LONG: dict[str, Any] = {"step_schedule": "constant", "local_steps": 40}
-
-
-@pytest.mark.parametrize(("bound", "said"), [(1e9, "server"), (2.0, "client")])
-def test_a_client_knows_the_bound_and_says_why_itself(bound: float, said: str) -> None:
-    """Unless it is somebody else's client, whose answer the server refuses."""
-
-    class Unaware(clients.FedAvgGDClient):
-        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
-            if said == "client":
-                return super().fit(parameters, config)
-            assert "answer-bound" not in config
-            return [1e10 * np.ones(P)], 0, {}
-
-    reason = {
-        "server": "beyond answer-bound = 1e.09; local steps that diverge, or a lie",
-        "client": "the local steps diverged: step-size = 5.0 is too long",
-    }[said]
-    settings = {"step_size": 5.0, "answer_bound": bound, "max_failed_rounds": 1}
-    with pytest.raises(RuntimeError, match=reason):
-        played("FedAvgGD", 1, client=Unaware, **settings)
+    def gradient(self, x: Any) -> Array:
+        return np.full_like(x, -1.5e308)
 
 
 @pytest.mark.filterwarnings("error")
@@ -365,17 +311,16 @@ def test_one_diverging_client_is_left_out() -> None:
     Where there are no others, the run ends.
     """
     steep = LeastSquares(1e4 * A[0], B[0], scale="half-mean")
-    run = played("FedAvgGD", 5, [steep, *LOSSES[1:]], step_size=0.1, **LONG)
+    long: Any = {"step_schedule": "constant", "local_steps": 40}
+    run = played("FedAvgGD", 5, [steep, *LOSSES[1:]], step_size=0.1, **long)
     assert run.used == [[1, 2, 3, 4]] * 5
     assert distance(run.models, list(fedavg(run.used, 40, 0.1))) < 1e-12
     for record in run.strategy.history:
         ((who, why),) = record.rejected
         assert who == "0"
         assert "step-size = 0.1 is too long" in why
-    with pytest.raises(RuntimeError, match="no usable answer in 3 rounds in a row"):
-        played("FedAvgGD", 99, step_size=50.0, max_failed_rounds=3, **LONG)
     # γ∇f_i overflows; or the sum of models whose entries are finite each
     for size in (1.0, 10.0):
         once = {"local_steps": 1, "step_size": size, "max_failed_rounds": 1}
         with pytest.raises(RuntimeError, match="the local steps diverged"):
-            played("FedAvgGD", 1, [Still(slope=-1.5e308)] * 3, **once)
+            played("FedAvgGD", 1, [Steep(A[0], B[0])] * 3, **once)
