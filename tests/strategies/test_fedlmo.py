@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -12,10 +13,9 @@ import pytest
 from clients import CompressedSGDClient, FedLMOClient
 from fedtrellis.compressors import Natural, Quantized, Signs, TopK, TopTriples
 from fedtrellis.layer_steps import LayerOracle, newton_schulz, settle_kinds
-from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from strategies import CompressedSGD, FedLMO
-from tests.harness import Array, Distance, Played, grid_of, play
+from tests.harness import Array, Distance, Played, grid_of, play, refused
 
 SHAPES = [(6, 4), (4,), (5, 4)]
 START = [np.zeros(shape) for shape in SHAPES]
@@ -84,16 +84,14 @@ def test_newton_schulz_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
 def test_kinds_of_layers() -> None:
     found = settle_kinds("", [(3, 4), (4,), (2, 3, 5, 5), ()])
     assert found == ("spectral", "sign", "spectral", "sign")
-    assert settle_kinds("rows, sign", [(3, 4), (4,)]) == ("rows", "sign")
     for kinds, words in (
         ("sign", "names 1 layers; the model has 2"),
         ("sign,columns", "'columns'"),
         ("sign,rows", r"not for one of shape \(4,\)"),
     ):
-        with pytest.raises(SettingsError, match=f"layers.*{words}"):
-            settle_kinds(kinds, [(3, 4), (4,)])
-    with pytest.raises(SettingsError, match="layers = 'spectral,sign'"):
-        lmo_run(quadratics(2), 2, layers="spectral,sign")
+        refused(f"layers.*{words}", partial(settle_kinds, kinds, [(3, 4), (4,)]))
+    steps = partial(lmo_run, quadratics(2), 2, layers="spectral,sign")
+    refused("layers = 'spectral,sign'", steps)
 
 
 # ------------------------------------------------------------------------ the iterates
@@ -249,10 +247,9 @@ def test_plain_averages_of_lmo_steps_stay_off_the_optimum(variant: Any) -> None:
     assert gap > 1.0 if variant == "averaged" else abs(gap) < 1e-3
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_uncompressed_error_feedback_is_the_server_s_step(nesterov: bool) -> None:
+def test_uncompressed_error_feedback_is_the_server_s_step() -> None:
     """With everybody there the mean of the clients' momenta is the server's."""
-    shared: Any = {"nesterov": nesterov, "step_size": 0.2}
+    shared: Any = {"nesterov": True, "step_size": 0.2}
     server = lmo_run(quadratics(4), 15, variant="server", **shared)
     ef21 = lmo_run(quadratics(4), 15, variant="ef21", kept_fraction=1.0, **shared)
     for a, b in zip(server.arrays, ef21.arrays, strict=True):
@@ -262,54 +259,52 @@ def test_uncompressed_error_feedback_is_the_server_s_step(nesterov: bool) -> Non
 # -------------------------------------------------------------------------- compressors
 
 LAYOUT = Layout(((9, 60), (7,), (4, 3, 5, 5)))
+
+
+def through(by: Any, v: Array, layout: Layout = LAYOUT) -> Array:
+    return np.asarray(by.unpack(by.pack(v, layout), layout))
+
+
 #: With the α of ‖C(v) − v‖² ≤ (1 − α) ‖v‖² that each states.
-CONTRACTIVE: list[tuple[Any, float]] = [
-    *((TopK(0.2), 0.2), (TopTriples(2), 2 / 9), (Natural(), 8 / 9)),
-]
-
-
-@pytest.mark.parametrize(("by", "alpha"), CONTRACTIVE, ids=str)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("by", "alpha"), [(TopK(0.2), 0.2), (TopTriples(2), 2 / 9), (Natural(), 8 / 9)]
+)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_compressors_are_contractive(by: Any, alpha: float, dtype: str) -> None:
     """And zeros stay zeros."""
-    layout = Layout(LAYOUT.shapes, dtype)
-    rng = np.random.default_rng(0)
-    for scale in (1.0, 1e-20, 1e20):
+    layout, rng = Layout(LAYOUT.shapes, dtype), np.random.default_rng(0)
+    for scale in (0.0, 1.0, 1e-20, 1e20):
         v = scale * rng.standard_normal(layout.point_shape)
         v = np.where(rng.random(v.shape) < 0.2, 0.0, v).astype(layout.point_dtype)
-        read = by.unpack(by.pack(v, layout), layout)
+        read = through(by, v, layout)
         assert read.dtype == layout.point_dtype
-        error = np.linalg.norm((read - v).astype(np.float64) / scale)
-        whole = np.linalg.norm(v.astype(np.float64) / scale)
-        assert 0.0 < error**2 <= (1.0 - alpha) * whole**2 * 1.001
-    assert not by.unpack(by.pack(np.zeros_like(v), layout), layout).any()
+        parts = [part.astype(float) / (scale or 1.0) for part in (read - v, v)]
+        error, whole = map(np.linalg.norm, parts)
+        assert error**2 <= (1.0 - alpha) * whole**2 * 1.001
+        assert (error > 0.0) == (scale > 0.0)
 
 
 def test_compressors_against_plain_formulas() -> None:
     layout = Layout(((3, 3), (4,)))
     v = np.array([5.0, -0.1, 3, 0, 2, 1, -9, 4, 0.2, 6, -7, 0.3, 8])
-    top = TopK(0.3)
-    kept = top.unpack(top.pack(v, layout), layout)
-    assert kept.tolist() == [0, 0, 0, 0, 0, 0, -9, 0, 0, 6, -7, 0, 8]
-    powers = Natural().unpack(Natural().pack(v, layout), layout)
-    expected = [4, -0.125, 4, 0, 2, 1, -8, 4, 0.25, 8, -8, 0.25, 8]
-    assert powers.tolist() == pytest.approx(expected)
-    cut = Layout(((8, 6), (4,)))
+    expected = [0, 0, 0, 0, 0, 0, -9, 0, 0, 6, -7, 0, 8]
+    assert through(TopK(0.3), v, layout).tolist() == expected
+    powers = [4, -0.125, 4, 0, 2, 1, -8, 4, 0.25, 8, -8, 0.25, 8]
+    assert through(Natural(), v, layout).tolist() == pytest.approx(powers)
     v = np.random.default_rng(0).standard_normal(52)
     u, sigma, vt = np.linalg.svd(v[:48].reshape(8, 6))
-    read = TopTriples(2).unpack(TopTriples(2).pack(v, cut), cut)
+    read = through(TopTriples(2), v, Layout(((8, 6), (4,))))
     best = (u[:, :2] * sigma[:2]) @ vt[:2]
     assert np.abs(read[:48].reshape(8, 6) - best).max() < 1e-12
     assert np.array_equal(read[48:], v[48:])
 
 
-@pytest.mark.parametrize(("levels", "bits"), [(1, 2), (5, 4), (7, 4), (127, 8)])
+@pytest.mark.parametrize(("levels", "bits"), [(1, 2), (7, 4), (127, 8)])
 def test_quantized_entries_are_unbiased_and_near(levels: int, bits: int) -> None:
     rng = np.random.default_rng(0)
-    v = rng.standard_normal(LAYOUT.size)
-    v[:20] = 0.0
+    v = np.where(np.arange(LAYOUT.size) < 20, 0.0, rng.standard_normal(LAYOUT.size))
     by = Quantized(levels, rng)
-    read = np.array([by.unpack(by.pack(v, LAYOUT), LAYOUT) for _ in range(400)])
+    read = np.array([through(by, v) for _ in range(400)])
     step = np.abs(v).max() / levels
     assert np.abs(read - v).max() <= step * 1.001
     assert not read[:, :20].any()
@@ -327,15 +322,13 @@ def test_what_is_malformed_is_refused(by: Any) -> None:
     rng = np.random.default_rng(0)
     maker = Quantized(by.levels, rng) if isinstance(by, Quantized) else by
     good = maker.pack(np.ones(LAYOUT.size), LAYOUT)
-    for bad in ([], [*good, good[0]], [good[0][:-1], *good[1:]]):
-        with pytest.raises(ValueError, match=r"."):
-            by.unpack(bad, LAYOUT)
+    bad: Any = [[], [*good, good[0]], [good[0][:-1], *good[1:]]]
     if isinstance(by, Quantized):
-        for wrong in (np.nan, -1.0):
-            with pytest.raises(ValueError, match="negative or not finite"):
-                by.unpack([good[0], good[1] * np.float32(wrong)], LAYOUT)
-        with pytest.raises(ValueError, match="a level lies outside"):
-            by.unpack([np.full_like(good[0], 255), good[1]], LAYOUT)
+        bad += [[good[0], good[1] * np.float32(wrong)] for wrong in (np.nan, -1.0)]
+        bad += [[np.full_like(good[0], 255), good[1]]]  # a level outside
+    for wrong in bad:
+        with pytest.raises(ValueError, match=r"."):
+            by.unpack(wrong, LAYOUT)
 
 
 LMO: Any = (FedLMO, FedLMOClient, {"variant": "ef21", "batch_size": 0})
@@ -347,7 +340,6 @@ SGD: Any = (CompressedSGD, CompressedSGDClient, {"batch_fraction": 1.0})
     [
         # six bytes for each entry kept
         (LMO, {"compressor": "top-k", "kept_fraction": 0.01}, 200 * 6),
-        (SGD, {"compressor": "top-k", "kept_fraction": 0.01}, 200 * 6),
         # two vectors of a matrix, for each rank; a byte an entry; two bits, and one
         (LMO, {"compressor": "rank", "rank": 2}, 2 * 300 * 4),
         (LMO, {"compressor": "natural"}, 20_000),
@@ -362,8 +354,3 @@ def test_bytes_up(kind: Any, settings: dict[str, Any], size: int) -> None:
     strategy = make(dtype="float32", **own, **settings)
     run = play(strategy, grid_of(client, [loss, loss]), start, 2)
     assert size < run.strategy.history[-1].bytes_up / 2 < size + 1700
-
-
-def test_error_feedback_takes_no_robust_rule() -> None:
-    with pytest.raises(SettingsError, match="aggregation = 'median'"):
-        FedLMO(variant="ef21", aggregation="median")
