@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import logging
 import pickle
 import re
@@ -17,7 +16,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -35,15 +34,14 @@ from flwr.app import (
 )
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
-from fedtrellis.encryption.block_sum import BlockMember
-from fedtrellis.encryption.node_secrets import NodeSecrets, run_ledgers
+from fedtrellis.server.callbacks import DivergedError
 from fedtrellis.server.conversation import refusal_of
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import encode
 from fedtrellis.wire.exchange import Reason
 from fedtrellis.wire.flower_internals import message_bytes
 from strategies.hyfdca.mixtures import WrongReportError
-from tests.harness import Recorder, contexts, number_of
+from tests.harness import Recorder, contexts
 from tests.strategies.soak_runs import CASES, NODES, evaluates
 
 #: What one message may make a client or the server allocate at a time: so many times
@@ -63,10 +61,13 @@ ENVELOPE = (
     "session server-round used-round model-version model-base model-shapes client-id "
     "model-encoding in-sync numbers restore restore-as-model keep-model"
 )
-_FLOATS = (float("nan"), float("inf"), -float("inf"), 1e308, 1e-320, -1.0, 0.0)
-_INTS = (-1, 0, 1, 2, 10**6, 2**31, 10**12, 2**63 - 1, -(2**63), 2**64 - 1)
-_TEXTS = ("", "\x00", "ä" * 40, "0", "-1", "nan", "train", "{}", "x" * 10_000)
-_OTHER: Any = (True, b"\x00\x01", [1, 2, 3], [], ["a"], [0.5])
+#: What stands for any value of a config or its metrics.
+_VALUES: Any = (
+    *(float("nan"), float("inf"), -float("inf"), 1e308, 1e-320, -1.0, 0.0, 0.5, True),
+    *(-1, 0, 1, 2, 10**6, 2**31, 10**12, 2**63 - 1, -(2**63), 2**64 - 1, b"\x00\x01"),
+    *("", "\x00", "ä" * 40, "0", "-1", "nan", "train", "{}", "x" * 10_000),
+    *([1, 2, 3], [], ["a"], [0.5], [1, 2**40], [7] * 200),
+)
 _SHAPES: Any = ((10**12,), (2**40, 2**40), (0, 10**12), (10**9,), (), (1,), (3, 3))
 _DTYPES = ("<f8", "<f4", ">f8", "<i8", "|u1", "|b1", "<u8", "<c16", "<M8[s]")
 _KEYS = ("extra", "0", "", "joined", "x.values", "x.indices")
@@ -78,52 +79,47 @@ def choose(rng: Rng, items: Sequence[Any]) -> Any:
 
 
 def mutate_bytes(rng: Rng, data: bytes) -> bytes:
-    """Cut, lengthened, overwritten, with flipped bits, or something else altogether."""
+    """Cut, lengthened, with flipped bits, or something else altogether."""
     kind, changed = int(rng.integers(6)), bytearray(data)
     if not data or kind == 0:
         return rng.bytes(int(rng.integers(0, 64)))
     # half of them in the first bytes, where headers are
     end = choose(rng, (len(data), min(len(data), 80)))
-    at = int(rng.integers(end))
     if kind == 1:
-        del changed[at:]
-    elif kind == 2:
-        changed += rng.bytes(8 * int(rng.integers(1, 4)))
-    elif kind == 3:
-        changed[at : at + 8] = b"\xff" * len(changed[at : at + 8])
-    else:
-        for _ in range(int(rng.integers(1, 4))):
-            changed[int(rng.integers(end))] ^= 1 << int(rng.integers(8))
+        return data[: int(rng.integers(end))]
+    if kind == 2:
+        return data + rng.bytes(8 * int(rng.integers(1, 4)))
+    for _ in range(int(rng.integers(1, 4))):
+        changed[int(rng.integers(end))] ^= 1 << int(rng.integers(8))
     return bytes(changed)
 
 
 def mutate_array(rng: Rng, array: Array) -> Array:
     """Wrong bytes, dtype, shape, serialisation or values."""
-    kind, known = int(rng.integers(7)), (array.dtype, array.shape, array.stype)
+    kind, known = int(rng.integers(6)), (array.dtype, array.shape, array.stype)
     if kind == 0:
         return Array(array.dtype, array.shape, "no.such.type", array.data)
     if kind == 1:
         # a header that says what is not there
-        stream, body = io.BytesIO(), array.data[128:] if rng.random() < 0.5 else b""
+        stream, body = io.BytesIO(), choose(rng, (b"", array.data[128:]))
         header = {"descr": choose(rng, _DTYPES), "fortran_order": False}
         shape = {"shape": choose(rng, _SHAPES)}
         np.lib.format.write_array_header_1_0(stream, {**header, **shape})
         return Array(*known, stream.getvalue() + body)
-    if kind > 3:
+    if kind < 4:
         return Array(*known, mutate_bytes(rng, array.data))
     try:
         values = array.numpy().copy()
     except Exception:
         return array  # it was changed before
     flat = values.reshape(-1)
-    if values.dtype.kind not in "fiub" or not values.size:
+    if flat.dtype.kind not in "fiub":
         return encode(np.zeros(int(rng.integers(1, 5))))
-    if kind == 2 and values.dtype.kind != "b":
+    if kind == 4 and flat.size:
         # another value in an array that stays well-formed
-        whole = values.dtype.kind in "iu"
-        info: Any = np.iinfo(values.dtype) if whole else None
-        others = (info.max, info.min, 0, info.max // 2) if whole else _FLOATS
-        flat[int(rng.integers(flat.size))] = choose(rng, others)
+        numbers = [v for v in _VALUES if type(v) in (int, float)]
+        with suppress(OverflowError, ValueError, TypeError):
+            flat[int(rng.integers(flat.size))] = choose(rng, numbers)
         return encode(values)
     dtype = choose(rng, ("<f4", "<i8", ">f8", "?", "u1"))
     with np.errstate(all="ignore"):
@@ -134,79 +130,57 @@ def mutate_array(rng: Rng, array: Array) -> Array:
 
 def mutate_value(rng: Rng, value: Any) -> Any:
     """Another value, often of another type."""
-    if rng.random() < 0.25:
-        return choose(rng, [choose(rng, s) for s in (_FLOATS, _INTS, _TEXTS, _OTHER)])
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return choose(rng, (*_INTS, value - 2, value - 1, value + 1, float(value)))
-    if isinstance(value, float):
-        return choose(rng, (*_FLOATS, 2.0 * value, 1))
     if isinstance(value, bytes):
         return mutate_bytes(rng, value)
-    if isinstance(value, str):
-        return choose(rng, (*_TEXTS, value + "0", value[:-1]))
-    if not value:
-        return [choose(rng, _INTS)]
-    at = int(rng.integers(len(value)))
-    changed = mutate_value(rng, value[at])
-    alike = changed if type(changed) is type(value[at]) else value[at]
-    with_other = [*value[:at], alike, *value[at + 1 :]]
-    longer = value + [value[at]] * int(rng.integers(1, 200))
-    return choose(rng, ([1, 2**40], value[:at] + value[at + 1 :], longer, with_other))
+    near: list[Any] = [not value]
+    if type(value) in (int, float) and abs(value) < 2**60:
+        near = [value - 2, value - 1, value + 1, float(value)]
+    elif isinstance(value, str):
+        near = [value + "0", value[:-1]]
+    elif isinstance(value, list) and value:
+        at = int(rng.integers(len(value)))
+        near = [value[:at] + value[at + 1 :], value + value, value[::-1]]
+    return choose(rng, near if rng.random() < 0.5 else _VALUES)
 
 
-def _change_keys(rng: Rng, items: Items, extra: Any) -> Items:
-    """Without a key, with another name for one, with one more, or in another order."""
-    keys, kind = list(items), int(rng.integers(4))
-    if not keys or kind == 0:
+def mutate_items(rng: Rng, items: Items, change: Any, extra: Any) -> Items:
+    """One of them changed; or one left out, renamed, too many or moved to the end."""
+    if not items or rng.random() < 0.05:
         return {**items, choose(rng, _KEYS): extra}
-    key = choose(rng, keys)
+    known = [key for key in items if key in ENVELOPE and rng.random() < 0.4]
+    key, kind = choose(rng, known or list(items)), rng.random()
     rest = {name: value for name, value in items.items() if name != key}
-    return [rest, {**rest, key + "x": items[key]}, {key: items[key], **rest}][kind - 1]
+    if kind < 0.2:
+        renamed = choose(rng, ({}, {key + "x": items[key]}, {key: items[key]}))
+        return {**rest, **renamed}
+    return {**items, key: change(rng, items[key])}
 
 
-def _mutate_record(rng: Rng, record: Any) -> Any:
-    items, arrays = dict(record), isinstance(record, ArrayRecord)
-    if items and rng.random() < 0.78:
-        known = [key for key in items if key in ENVELOPE]
-        key = choose(rng, list(items) if not known or rng.random() < 0.6 else known)
-        items[key] = (mutate_array if arrays else mutate_value)(rng, items[key])
-    else:
-        extra = encode(rng.standard_normal(3)) if arrays else choose(rng, _INTS)
-        items = _change_keys(rng, items, extra)
+def mutate_record(rng: Rng, record: Any) -> Any:
+    """One of its entries changed, or itself of another type."""
+    if rng.random() < 0.1:
+        to = (ConfigRecord({"0": b"\x00"}), MetricRecord({"0": 1.0}), ArrayRecord())
+        return choose(rng, to)
+    change = mutate_array if isinstance(record, ArrayRecord) else mutate_value
+    extra: Any = encode(rng.standard_normal(3)) if change is mutate_array else 7
+    items = mutate_items(rng, dict(record), change, extra)
     if isinstance(record, MetricRecord):
         items = {k: v for k, v in items.items() if type(v) in (int, float)}
     return type(record)(items)
 
 
 def mutate_content(
-    rng: Rng, content: RecordDict, others: Sequence[RecordDict] = ()
+    rng: Rng, content: RecordDict, others: Sequence[RecordDict]
 ) -> RecordDict:
     """A message's content with one to three things wrong, some taken from others."""
     records: Items = dict(content)
     for _ in range(choose(rng, (1, 1, 1, 2, 3))):
-        names, kind = list(records), int(rng.integers(12))
-        if kind == 2 or not names:
-            records = _change_keys(rng, records, ArrayRecord())
-            continue
-        name = choose(rng, names)
-        if kind == 0:
-            del records[name]
-        elif kind == 1:
-            # of another type
-            to = (ConfigRecord({"0": b"\x00"}), MetricRecord({"0": 1.0}), ArrayRecord())
-            records[name] = choose(rng, to)
-        elif kind == 3 and others:
+        taken: Items = dict(choose(rng, others)) if others else {}
+        if taken and rng.random() < 0.1:
             # all of it, or a record, of another message
-            taken = dict(choose(rng, others))
-            if taken and rng.random() < 0.5:
-                key = choose(rng, list(taken))
-                records[key] = taken[key]
-            else:
-                records = taken
-        else:
-            records[name] = _mutate_record(rng, records[name])
+            key = choose(rng, list(taken))
+            records = choose(rng, (taken, {**records, key: taken[key]}))
+        records = mutate_items(rng, records, mutate_record, ArrayRecord())
     return RecordDict(records)
 
 
@@ -314,48 +288,21 @@ class Fuzzed(LocalGrid):
         held = sum(len(array.data) for array in arrays)
         tally.messages += 1
         refused = ""
-        with self._ledger(message, node, tally) as told:
-            try:
-                with tally.bounded(max(message_bytes(wrong), held)):
-                    reply = self.client_app(wrong, copy)
-            except Exception as error:
-                refused = f"{type(error).__name__}: {error}"
-            else:
-                status = dict(reply.content.get("status", {}))
-                if said := refusal_of(status):
-                    refused = f"{said.refusal}: {said}"
-                elif not status.get("in-sync", True):
-                    refused = "OutOfSync: the client asks to be restored"
-            told.append(refused)
+        try:
+            with tally.bounded(max(message_bytes(wrong), held)):
+                reply = self.client_app(wrong, copy)
+        except Exception as error:
+            refused = f"{type(error).__name__}: {error}"
+        else:
+            status = dict(reply.content.get("status", {}))
+            if said := refusal_of(status):
+                refused = f"{said.refusal}: {said}"
+            elif not status.get("in-sync", True):
+                refused = "OutOfSync: the client asks to be restored"
         if refused:
             tally.refuse(refused)
             if {key: dict(record) for key, record in state.items()} != before:
                 tally.problems.append("a refused message has changed the state")
-
-    @contextmanager
-    def _ledger(
-        self, message: Message, node: Context, tally: Tally
-    ) -> Iterator[list[str]]:
-        """Look at what a message has made a block's file forget, and undo it."""
-        session = str(dict(message.content.get("config", {})).get("session", ""))
-        path, known, refused = None, b"", list[str]()
-        if session and run_ledgers(session).is_dir():
-            member = BlockMember(NodeSecrets(str(number_of(node)), {}), session)
-            path = member._file.path
-            known = path.read_bytes() if path.is_file() else b""
-        yield refused
-        if path is None or not known or not path.is_file():
-            return
-        old, new = (
-            json.loads(data[12 : 12 + int.from_bytes(data[8:12], "big")])
-            for data in (known, path.read_bytes())
-        )
-        path.write_bytes(known)
-        if old.get("begun") == new.get("begun"):
-            if "agreed" in old and old["agreed"] != new.get("agreed"):
-                tally.problems.append("another agreement is in the block's file")
-            if refused[0] and old.get("attempts") != new.get("attempts"):
-                tally.problems.append("a refused message has used an attempt up")
 
 
 def _watch(strategy: Any, tally: Tally, model: int) -> None:
@@ -466,10 +413,11 @@ def _one_run(
     try:
         strategy.start(grid, ArrayRecord([method.start]), num_rounds=rounds)
     except Exception as error:
-        # it may end before round 1; and nobody can tell whose word of a hidden sum is
-        # wrong, so that a run ends as it must
+        # it may end before round 1; and nobody can tell whose word of a hidden sum, or
+        # of its loss, is wrong, so that a run ends as it must
+        lied = isinstance(error, WrongReportError | DivergedError)
         a_reason = isinstance(error, SettingsError | TimeoutError | RuntimeError)
-        if not (only and a_reason) and not isinstance(error, WrongReportError):
+        if not (only and a_reason) and not lied:
             to_server.problems.append(f"the run ended: {error!r}")
     else:
         if not np.isfinite(strategy.broadcast.model).all():
