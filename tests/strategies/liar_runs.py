@@ -73,7 +73,6 @@ class Scene:
     """What the liar knows: its own answers, the others', the model and the round."""
 
     own: Said
-    before: Said  # of the round before
     others: list[Said]
     model: Array
     server_round: int
@@ -93,14 +92,6 @@ class Scene:
 
 
 Lie = Callable[[Scene], Said]
-
-
-def _cut(change: Change, numbers: int) -> Lie:
-    def lie(scene: Scene) -> Said:
-        (*arrays, last), made = scene.own.parts, scene.own
-        return replace(made, parts=[*map(change, arrays), last[:numbers]])
-
-    return lie
 
 
 def _random(scene: Scene) -> Said:
@@ -142,18 +133,6 @@ def _a_little(scene: Scene) -> Said:
     return scene.together(lambda a: a.mean(axis=0) - 1.5 * a.std(axis=0))
 
 
-#: Those that are seen for what they are in every method.
-REFUSED: dict[str, Lie] = {
-    "not a number": lambda scene: scene.own.each(lambda a: a * np.nan),
-    "infinite": lambda scene: scene.own.each(lambda a: a * 0.0 - np.inf),
-    "another shape": _cut(lambda a: a.reshape(-1)[:-1], -1),
-    "another dtype": _cut(lambda a: a.astype("f4" if a.dtype == "f8" else "i8"), 0),
-    "under another's name": lambda scene: replace(
-        scene.own, status=scene.others[0].status
-    ),
-    "the last round's answer": lambda scene: scene.before,
-}
-#: Those that may pass.
 ANSWERS: dict[str, Lie] = {
     "times 10⁶": lambda scene: scene.own.each(lambda a: 1e6 * a),
     "step reversed": _step(-1.0),
@@ -174,15 +153,7 @@ ANSWERS: dict[str, Lie] = {
 DECLARED = {"10¹⁵ examples": 10**15, "no examples": 0}
 #: Honest about a loss that nobody else has.
 OWN_LOSS = "another loss"
-KINDS = (*REFUSED, *ANSWERS, *DECLARED, OWN_LOSS)
-EACH_REFUSED = "each that is refused, in turn"
-#: Nothing is heard of its answers.
-SILENT = "silent"
-
-
-def _in_turn(scene: Scene) -> Said:
-    lies = list(REFUSED.values())
-    return lies[scene.server_round % len(lies)](scene)
+KINDS = (*ANSWERS, *DECLARED, OWN_LOSS)
 
 
 class Lying(LocalGrid):
@@ -190,7 +161,6 @@ class Lying(LocalGrid):
 
     lie: Lie | None = None
     declared: int | None = None
-    silent = False
     strategy: Any = None
 
     def _lies(self, message: Message) -> bool:
@@ -198,8 +168,6 @@ class Lying(LocalGrid):
 
     def _strikes(self, message: Message) -> set[str]:
         kind = message.metadata.message_type
-        if self.silent:
-            return {"reply_loss"} if kind == "train" and self._lies(message) else set()
         return {"garbage"} if kind in ("train", "query.hello") else set()
 
     def _spoil(self, reply: Message, message: Message) -> Message:
@@ -216,37 +184,28 @@ class Lying(LocalGrid):
         others.append(said)
         if not lies:
             return reply
-        before, model = heard.get(t - 1, others)[-1], self.strategy.broadcast.model
-        scene = Scene(said, before, others[:-1], model, t)
+        scene = Scene(said, others[:-1], self.strategy.broadcast.model, t)
         return Message(self.lie(scene).content(content), reply_to=message)
 
 
 # ----------------------------------------------------------------------------- the runs
 
 
-def run(
-    name: str, kind: str = "", rule: str = "mean", rounds: int = 0
-) -> tuple[Array, int]:
-    """The model, and how many of the liar's answers were refused.
-
-    ``kind`` is empty in a run without a liar.
-    """
+def run(name: str, kind: str = "", rule: str = "mean") -> Array:
+    """The model; ``kind`` is empty in a run without a liar."""
     method, losses = EVERY[name], [*EVERY[name].losses]
     if kind == OWN_LOSS:
         losses[LIAR] = losses[-1]
     grid = replace(method, losses=losses).grid(NODES, Lying, seed=1)
-    grid.lie = {**REFUSED, **ANSWERS, EACH_REFUSED: _in_turn}.get(kind)
-    grid.declared, grid.silent = DECLARED.get(kind), kind == SILENT
+    grid.lie, grid.declared = ANSWERS.get(kind), DECLARED.get(kind)
     grid.strategy = strategy = method.make(seed=SEED, aggregation=rule)
-    ran = play(strategy, grid, method.start, rounds or method.rounds)
-    refused = [who for r in strategy.history for who, _ in r.rejected]
-    return ran.model, refused.count(str(LIAR))
+    return play(strategy, grid, method.start, method.rounds).model
 
 
 @cache
 def honest(name: str) -> Array:
     """The model of the run without a liar, by the mean."""
-    return run(name)[0]
+    return run(name)
 
 
 def apart(name: str, model: Array) -> float:
@@ -267,7 +226,7 @@ def main() -> int:
     for name in names:
         cells = []
         for rule in METHODS[name].rules:
-            far, kind = max((apart(name, run(name, k, rule)[0]), k) for k in KINDS)
+            far, kind = max((apart(name, run(name, k, rule)), k) for k in KINDS)
             cells.append(f"{far:.2f} ({kind})" if far < 100 else f"{far:.0e} ({kind})")
             failed |= rule != "mean" and far > BOUND
         print(",".join([name, *cells, *[""] * (len(RULES) - len(cells))]), flush=True)

@@ -70,25 +70,6 @@ APART = [
 ]
 
 
-#: Settings that apply beside some values of another one only.
-BESIDE = {
-    "optimizer adam yogi": "adaptivity second_moment",
-    "compressor top-k": "kept_fraction",
-    "compressor qsgd": "levels",
-    "compressor rank": "rank",
-    "variant corrective": "certificate correction tolerance",
-    "variant plain augmented stochastic": (
-        "lmo_noise lmo_noise_decay step_count step_size"
-    ),
-    "variant stochastic": "averaging batch_size",
-    "variant ef21": "compressor",
-    "variant fedkseed": "pool",
-    "privacy local": (
-        "privacy_clip privacy_delta privacy_epsilon privacy_noise_multiplier"
-    ),
-}
-
-
 def make(kind: str, **settings: Any) -> Any:
     """The strategy, with settings beside which these apply."""
     made: Any = KINDS[kind]
@@ -132,14 +113,6 @@ def test_choices_are_named(kind: str, name: str) -> None:
     assert message.startswith(f"{name} = '{choices[-1]}x' ")
     assert f"did you mean '{choices[-1]}'" in message
     assert all(choice in message.split("allowed")[1] for choice in choices)
-
-
-def test_which_settings_apply_beside_another() -> None:
-    found: dict[str, set[str]] = {}
-    for _, field in FIELDS:
-        for other, values in (field.metadata.get("only") or {}).items():
-            found.setdefault(" ".join([other, *values]), set()).add(field.name)
-    assert found == {beside: set(names.split()) for beside, names in BESIDE.items()}
 
 
 @pytest.mark.parametrize(("kind", "name", "other", "value"), APART)

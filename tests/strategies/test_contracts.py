@@ -14,22 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtrellis.manifolds import Euclidean
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
-from tests.harness import Array, Played, Recorder, Stop, distance, node_states
+from tests.harness import Played, Recorder, Stop, distance, node_states
 from tests.strategies.methods import (
     EVERY,
     EVERYTHING,
     METHODS,
     A,
     B,
-    Method,
     P,
     of_dtype,
-    on,
 )
 from tests.strategies.soak_runs import mirrored
 
@@ -222,43 +219,34 @@ def test_the_seed_decides_everything(name: str) -> None:
         assert used == [int(name) for name in asked]
 
 
+#: How many points each method of a loss is given.
+POINTS = {"lipschitz": 0, "hessian_bound": 0, "curvature": 2}
+POINTS |= dict.fromkeys(("value", "gradient", "stochastic_gradient"), 1)
+
+
 class Layered:
     """The loss of layers, the first a number, that a vector has."""
 
     def __init__(self, flat: Any) -> None:
         self.flat, self.num_examples = flat, flat.num_examples
 
-    def lipschitz(self) -> float:
-        return float(self.flat.lipschitz())
+    def __getattr__(self, name: str) -> Any:
+        if name not in POINTS:
+            raise AttributeError(name)
 
-    def hessian_bound(self) -> Any:
-        return self.flat.hessian_bound()
+        def call(*given: Any) -> Any:
+            layers = [x if isinstance(x, list) else [x] for x in given[: POINTS[name]]]
+            flat = [np.concatenate([*map(np.ravel, x)]) for x in layers]
+            g = getattr(self.flat, name)(*flat, *given[len(flat) :])
+            if "gradient" not in name:
+                return g
+            if g.size == 1:  # a NumPy scalar for a layer which has no axes
+                return g[0]
+            split = [g[0], g[1:5].reshape(2, 2), g[5:]]
+            assert [x.shape for x in split] == [x.shape for x in layers[0]]
+            return split
 
-    def _joined(self, x: Any) -> Array:
-        layers = x if isinstance(x, list) else [x]
-        self.shapes = [layer.shape for layer in layers]
-        return np.concatenate([np.ravel(layer) for layer in layers])
-
-    def _split(self, g: Array) -> Any:
-        # a NumPy scalar for a layer which has no axes
-        if g.size == 1:
-            return g[0]
-        found = [g[0], g[1:5].reshape(2, 2), g[5:]]
-        assert [layer.shape for layer in found] == self.shapes
-        return found
-
-    def value(self, x: Any) -> float:
-        return float(self.flat.value(self._joined(x)))
-
-    def gradient(self, x: Any) -> Any:
-        return self._split(self.flat.gradient(self._joined(x)))
-
-    def stochastic_gradient(self, x: Any, rng: Any, batch_size: int) -> Any:
-        point = self._joined(x)
-        return self._split(self.flat.stochastic_gradient(point, rng, batch_size))
-
-    def curvature(self, x: Any, d: Any) -> float:
-        return float(self.flat.curvature(self._joined(x), self._joined(d)))
+        return call
 
 
 #: FedLMO looks at layers, a pool of directions is no vector of the model's.
@@ -270,23 +258,13 @@ VECTORS = [
 ]
 
 
-def flat_method(name: str, p: int) -> Method:
-    """A method on vectors of p entries; a manifold's is all of them."""
-    data = zip(A[:3], B[:3], strict=True)
-    losses = [LeastSquares(a[:, :p], b, scale="half-mean") for a, b in data]
-    if name in EVERY:
-        return replace(EVERY[name], losses=losses, start=np.linspace(0.25, 0.5, p))
-    whole = on(losses, np.linspace(0.25, 0.5, p), 6)
-    if name == "first order":
-        return whole("FirstOrderRFL", Euclidean((p,)))
-    return whole("ZerothOrderRFL", Euclidean((p,)), samples=4)
-
-
 @pytest.mark.parametrize("p", [1, P])
-@pytest.mark.parametrize("name", [*VECTORS, "first order", "zeroth order"])
+@pytest.mark.parametrize("name", VECTORS)
 def test_layers_and_single_numbers_are_entries_of_one_vector(name: str, p: int) -> None:
     """Also of clients that lose their states, and in what these say of the losses."""
-    flat = flat_method(name, p)
+    data = zip(A[:3], B[:3], strict=True)
+    losses = [LeastSquares(a[:, :p], b, scale="half-mean") for a, b in data]
+    flat = replace(EVERY[name], losses=losses, start=np.linspace(0.25, 0.5, p))
     start: Any = [np.array(flat.start[0])]
     if p > 1:
         start += [flat.start[1:5].reshape(2, 2), flat.start[5:]]
