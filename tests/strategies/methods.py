@@ -214,7 +214,7 @@ METHODS: dict[str, Method] = {
         **{"relaxation": 1.0, "forgets": True},
     ),
     "fedgia": _whole("FedGiA", tolerance=0.0, forgets=True),
-    "first-order-rfl": _curved("FirstOrderRFL", MANIFOLD, **_RFL),
+    "first-order-rfl": _curved("FirstOrderRFL", MANIFOLD, tolerance=0.0, **_RFL),
     "zeroth-order-rfl": _curved(
         "ZerothOrderRFL", MANIFOLD, **(_RFL | {"samples": 24, "upload": "scalars"})
     ),
