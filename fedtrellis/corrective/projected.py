@@ -6,7 +6,6 @@ The entries of x themselves, and the two thin factors of a matrix.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -17,8 +16,7 @@ from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.atoms import rounding
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 from fedtrellis.domains.matrices import NuclearNormBall
-from fedtrellis.domains.numerics import thin_svd
-from fedtrellis.domains.singular import orthonormal
+from fedtrellis.domains.singular import SimilarPairs
 from fedtrellis.domains.vectors import L1Ball
 
 __all__ = ["Entries", "Factors", "projected_steps"]
@@ -32,42 +30,9 @@ _ROUNDED = 1e-3
 _TOLERANCE = 1e-9
 # A singular value below this share of the largest is rounding.
 _RANK_TOLERANCE = 1e-13
-# From so many rows and columns on, a matrix is projected by its leading singular pairs
-# alone, and so many beside them that the projection has no use for.
-_LARGE, _SPARE = 128, 8
-
-
-class _LeadingPairs:
-    """Singular pairs of similar matrices that a projection keeps, by one pass for each.
-
-    The subspace iteration goes on from the right singular vectors of the last matrix,
-    at first from what the columns of ``right`` span.
-    """
-
-    def __init__(self, right: FloatArray) -> None:
-        self._v, self._rank = np.linalg.qr(right.astype(np.float64))[0], right.shape[1]
-        self._rng = np.random.default_rng(0)
-
-    def of(
-        self, x: FloatArray, keep: Callable[[FloatArray], FloatArray]
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """U (m, k), keep(σ) (k,) and V (n, k) of X ≈ U Σ Vᵀ, where they are above 0."""
-        while (size := self._rank + _SPARE) <= min(x.shape) // 2:
-            known = self._v[:, :size]
-            more = self._rng.standard_normal((x.shape[1], size - known.shape[1]))
-            v = np.hstack([known, orthonormal(more, known)])
-            u = np.linalg.qr(x @ v)[0]
-            # U Uᵀ X = U Rᵀ Vᵀ  with  Xᵀ U = V R
-            v, r = np.linalg.qr(x.T @ u)
-            left, values, right = np.linalg.svd(r.T)
-            self._v, kept = v @ right.T, keep(values)
-            k = self._rank = int((kept > _RANK_TOLERANCE * kept[0]).sum())
-            if k < size:
-                return u @ left[:, :k], kept[:k], self._v[:, :k]
-        left, values, right = thin_svd(x)
-        kept = keep(values)
-        k = int((kept > _RANK_TOLERANCE * kept[0]).sum())
-        return left[:, :k], kept[:k], right[:k].T
+# From so many rows and columns on, a matrix is projected by the singular pairs that
+# the projection keeps.
+_LARGE = 128
 
 
 def projected_steps(
@@ -266,7 +231,7 @@ class Factors(Iterate, form="low-rank"):
             x = projected_steps(problem, domain, x, steps)
             found = type(self).at(x, form)
         else:
-            pairs, ball = _LeadingPairs(self.right), L1Ball(domain.radius)
+            pairs, ball = SimilarPairs(self.right), L1Ball(domain.radius)
 
             def project(target: FloatArray) -> FloatArray:
                 left, values, right = pairs.of(target, ball.project)

@@ -118,7 +118,7 @@ def leading_pairs(
         if width + b > _BLOCKS * b:
             half = s[:, :, : _BLOCKS * b // 2]
             v, w, z = v @ half, w @ half, z @ half
-        added = orthonormal(residual[:, :, : q - v.shape[2]], v)
+        added = _orthonormal(residual[:, :, : q - v.shape[2]], v)
         more = products(added, now)
         v = np.concatenate([v, added], axis=2)
         w = np.concatenate([w, more[0]], axis=2)
@@ -126,7 +126,7 @@ def leading_pairs(
         passes += 1
 
 
-def orthonormal(block: Array, basis: Array) -> Array:
+def _orthonormal(block: Array, basis: Array) -> Array:
     """Return an orthonormal basis of the block, orthogonal to the basis."""
     for _ in range(2):  # once leaves what cancellation has left
         block = block - basis @ (basis.swapaxes(-1, -2) @ block)
@@ -250,6 +250,45 @@ def _one_pair(a: Any, size: float, tolerance: float) -> SingularPairs | None:
         return None
     u, v = unit(u)[0], unit(v)[0]
     return SingularPairs(u, np.array([size * sigma]), v, u if len(u) <= len(v) else v)
+
+
+# A singular value below this share of the largest is rounding.
+_ROUNDING = 1e-13
+# Pairs beside those that are kept: the next matrix may keep more.
+_BESIDE = 8
+
+
+class SimilarPairs:
+    """Singular pairs of similar matrices that a projection keeps, by one pass for each.
+
+    The subspace iteration goes on from the right singular vectors of the last matrix,
+    at first from what the columns of ``right`` span.
+    """
+
+    def __init__(self, right: FloatArray) -> None:
+        self._v, self._rank = np.linalg.qr(right.astype(np.float64))[0], right.shape[1]
+        self._rng = np.random.default_rng(0)
+
+    def of(
+        self, x: FloatArray, keep: Callable[[FloatArray], FloatArray]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """U (m, k), keep(σ) (k,) and V (n, k) of X ≈ U Σ Vᵀ, where they are above 0."""
+        while (size := self._rank + _BESIDE) <= min(x.shape) // 2:
+            known = self._v[:, :size]
+            more = self._rng.standard_normal((x.shape[1], size - known.shape[1]))
+            v = np.hstack([known, _orthonormal(more, known)])
+            u = np.linalg.qr(x @ v)[0]
+            # U Uᵀ X = U Rᵀ Vᵀ  with  Xᵀ U = V R
+            v, r = np.linalg.qr(x.T @ u)
+            left, values, right = np.linalg.svd(r.T)
+            self._v, kept = v @ right.T, keep(values)
+            k = self._rank = int((kept > _ROUNDING * kept[0]).sum())
+            if k < size:
+                return u @ left[:, :k], kept[:k], self._v[:, :k]
+        left, values, right = thin_svd(x)
+        kept = keep(values)
+        k = int((kept > _ROUNDING * kept[0]).sum())
+        return left[:, :k], kept[:k], right[:k].T
 
 
 def sparse_plus_low_rank(
