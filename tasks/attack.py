@@ -27,8 +27,6 @@ from .data.task import Dealt, Nonconvex, starts_of
 _VICTIM_SEED = 0
 _HIDDEN = 64
 _DIGITS = (8, 8)
-# What makes a network for CIFAR-10.
-_COMMAND = "python -m scripts.train_cifar_cnn --data FOLDER --out FILE"
 # What suits a data set: a class, and an ε at which it is within reach.
 _DATASETS = {"digits": (3, 1.0), "cifar10": (4, 2.0), "file": (0, 1.0)}
 # The arrays of a file: images that are dealt to clients, those that the metric is of.
@@ -104,9 +102,7 @@ class Attack(Nonconvex):
         if self.scores != "logits" and not path:
             raise self.refused("scores", "is for an ONNX model; allowed: logits")
         if (path or self.dataset != "digits") and not path.endswith(".onnx"):
-            hint = f" ({_COMMAND} makes one)" if self.dataset == "cifar10" else ""
-            why = f"must name an ONNX model, FILE.onnx{hint}"
-            raise self.refused("classifier_path", why)
+            raise self.refused("classifier_path", "must name an ONNX model, FILE.onnx")
         if not all(len(self.images(held_out=part)) for part in (False, True)):
             where = f"attack.target-label = {self.label()} must be a class of which"
             raise SettingsError(f"{where} the classifier gets images right")

@@ -289,9 +289,8 @@ class Classification(ImageTask, NetworkTask):
         features = self.nodes.num_features()
         images = {math.prod(DATASETS[name]): DATASETS[name] for name in _OF_IMAGES}
         if features not in images:
-            why = "images of 1 x 28 x 28 or 3 x 32 x 32 pixels, 784 or 3072 features"
-            given = f"with data.features = {features}"
-            raise self.refused("model", f"{given}: {why}, are needed")
+            why = f"needs data.features of 784 or 3072, not {features}"
+            raise self.refused("model", why)
         return images[features]
 
     def _read(self) -> Examples:

@@ -172,8 +172,8 @@ class Experiment:
 
     def suggestions(self) -> dict[str, Any]:
         """What the task suggests for settings that are left to themselves, by field."""
-        given = {name for name, value in self.settings.items() if value is not None}
-        suggested: dict[str, Any] = self.task.suggestions(self.run.method, given)
+        suits: Mapping[str, Any] = self.task.suggestions(self.run.method)
+        suggested = {n: v for n, v in suits.items() if self.settings[n] is None}
         # what the user sets may leave a suggestion without a purpose
         idle = misplaced(self.entry.strategy, {**self.settings, **suggested})
         return {name: value for name, value in suggested.items() if name not in idle}

@@ -249,8 +249,7 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
         good = (table[:, column] >= 1) & (table[:, column] <= most)
         wrong = np.flatnonzero(~good | (table[:, column] % 1 != 0))
         if len(wrong):
-            says = f", as matrix-completion.{name}s says" if count else ""
-            kind = f"must be a whole number from 1 to {most}{says}"
+            kind = f"must be a whole number from 1 to {most}"
             fault(path, kind, int(wrong[0]) + 1, name)
     schema = Schema(2, names[:2], "number")
     features, ratings = table[:, :2] - 1.0, table[:, 2]

@@ -14,7 +14,7 @@ import hashlib
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
@@ -414,13 +414,12 @@ class Task(ABC):
         """
         return None
 
-    def suggestions(self, method: str, given: Collection[str] = ()) -> dict[str, Any]:
+    def suggestions(self, method: str) -> Mapping[str, Any]:
         """Return what suits the task, as it is set, for a method's settings.
 
-        By the names of the strategy's fields, without those ``given`` by the user.
+        By the names of the strategy's fields.
         """
-        values = self.suggested.get(method, {})
-        return {name: value for name, value in values.items() if name not in given}
+        return self.suggested.get(method, {})
 
     def method_options(self) -> dict[str, Any]:
         """Return what a strategy has to know of the task, by its fields' names."""

@@ -143,4 +143,4 @@ def test_cifar_s_clients(tmp_path: Path) -> None:
     first = [one.objective()._images[:, 0, 0, 0] for one in (other, made)]
     assert not np.isin(*first).all()
     bare = attack(**settings | {"classifier_path": ""})
-    refused(re.escape("= '' must name an ONNX model") + ".* scripts.train", bare.check)
+    refused(re.escape("= '' must name an ONNX model"), bare.check)
