@@ -178,6 +178,7 @@ class _Estimate:
             layout,
             batch_size=batches.size if batches else 0,
             rng=batches.rng if batches else None,
+            shared=config.get("shared-samples", True),
         )
         m, mu, rng = config["samples"], config["smoothing"], client.rng
         return projection_estimate(

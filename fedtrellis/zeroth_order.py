@@ -5,7 +5,7 @@ function of which only values can be asked for, ξ what is random in it (a mini-
 The estimator is (7) of "Zeroth-order projection-based Riemannian federated learning",
 arXiv 2507.22855:
 
-    G^P(x) = (n/m) Σ_j [F(P_M(x + μ u_j), ξ) − F(x, ξ)]/μ · u_j    u_j on the sphere
+    G^P(x) = (n/m) Σ_j [F(P_M(x + μ u_j), ξ_j) − F(x, ξ_j)]/μ · u_j    u_j on the sphere
 
 It tends to the Riemannian gradient in the mean as μ → 0. It lies off T_x M, and is
 known to whoever has the m scalars and the generator's seed: :func:`combine`.
@@ -116,8 +116,9 @@ def weighted_sum(scalars: FloatArray, blocks: Iterable[FloatArray]) -> FloatArra
     return total
 
 
-#: Function values, of shape (m + 1,), at x and the perturbed points y_1, …, y_m, which
-#: come stacked in this order, shape (m + 1, *S), and have one ξ in common.
+#: Function values at x and the perturbed points y_1, …, y_m, which come stacked in this
+#: order, shape (m + 1, *S). The result is of shape (m + 1,) where all have one ξ in
+#: common; or of shape (2, m), the values F(x, ξ_j) above the values F(y_j, ξ_j).
 Values = Callable[[FloatArray], FloatArray]
 
 
@@ -132,15 +133,16 @@ class Evaluator:
     of_points: Callable[[FloatArray, np.random.Generator | None], FloatArray]
     rng: np.random.Generator | None
     rows: int
+    shared: bool
 
     def __call__(self, points: FloatArray) -> FloatArray:
         """The values at x and the points after it, with new mini-batches."""
         return self.of_points(points, self.rng)
 
     def repeated(self) -> Values:
-        """The same, with the mini-batch of the first call in all."""
+        """The same, with the mini-batch of the first call in all, if they share one."""
         rng = self.rng
-        if rng is None:
+        if rng is None or not self.shared:
             return self
         state = rng.bit_generator.state
 
@@ -157,6 +159,7 @@ def evaluator(
     *,
     batch_size: int = 0,
     rng: np.random.Generator | None = None,
+    shared: bool = True,
 ) -> Evaluator:
     r"""Return the function values of an objective in the form the estimators need.
 
@@ -173,8 +176,13 @@ def evaluator(
     batch_size : int
         Examples in a mini-batch, the ξ; 0: all, and no ξ.
     rng : numpy.random.Generator, optional
-        Draws the mini-batches; needed with them. One serves all points of a call: m + 1
-        function values, where the paper draws a ξ_j for each direction, 2m values.
+        Draws the mini-batches; needed with them.
+    shared : bool
+        Whether one ξ, drawn in each call, serves x and all perturbed points: m + 1
+        function values in one call of ``objective.values``. False draws a ξ_j for each
+        direction, as the paper writes it: 2m values, in m calls of two points each,
+        which cannot be put together, so it costs far more than twice the time. Without
+        mini-batches it makes no difference.
 
     Raises
     ------
@@ -225,10 +233,16 @@ def evaluator(
                 found = objective.values(stacked)
         return np.asarray(found, dtype=np.float64)
 
+    def pairs(points: FloatArray, rng: np.random.Generator | None) -> FloatArray:
+        x = points[0]
+        # F(x, ξ_j) and F(y_j, ξ_j)
+        columns = [together(np.stack((x, y)), rng) for y in points[1:]]
+        return np.stack(columns, axis=1)
+
     if batch_size:
-        return Evaluator(together, rng, batch_size)
+        return Evaluator(together if shared else pairs, rng, batch_size, shared)
     rows = 0 if only_value else int(getattr(objective, "num_examples", 0))
-    return Evaluator(together, None, rows)
+    return Evaluator(together, None, rows, True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,18 +258,21 @@ class Estimate:
         m/(m − dropped) times what they were, so that the formulas for G hold.
     dropped : int
         Samples without a finite difference quotient.
+    evaluations : int
+        Function values asked for.
 
     Examples
     --------
     >>> import numpy as np
     >>> from fedtrellis.zeroth_order import Estimate
-    >>> Estimate(np.zeros(3), np.zeros(5), dropped=0).scalars.shape
-    (5,)
+    >>> Estimate(np.zeros(3), np.zeros(5), dropped=0, evaluations=6).evaluations
+    6
     """
 
     gradient: FloatArray
     scalars: FloatArray
     dropped: int
+    evaluations: int
 
 
 def projection_estimate(
@@ -325,20 +342,21 @@ def projection_estimate(
     if isinstance(values, Evaluator):
         ask, width = values.repeated(), max(width, values.rows)
     lengths, again = block_lengths(samples, width), deepcopy(rng)
-    quotients, u = [], point
+    evaluations, quotients, u = 0, [], point
     for length in lengths if streamed else [samples]:
         u = directions(rng, length, point.shape)
         # P_M(x + μ u_j)
         points = np.concatenate((point[None], manifold.project(point + smoothing * u)))
-        f = np.asarray(ask(points), dtype=np.float64)
-        if f.shape != (length + 1,):
-            raise ValueError(f"values have shape {f.shape}; expected ({length + 1},)")
-        if not isfinite(f[0]):
+        at_x, at_points = _checked_values(ask(points), length)
+        if not np.isfinite(at_x).all():
+            bad = at_x[~np.isfinite(at_x)][0]
             where = "at the point whose gradient is estimated"
-            raise FloatingPointError(f"the function's value is {f[0]} {where}")
+            raise FloatingPointError(f"the function's value is {bad} {where}")
+        evaluations += at_x.size + at_points.size
         with np.errstate(over="ignore", invalid="ignore"):
-            # s_j = [F(y_j, ξ) − F(x, ξ)]/μ
-            quotients.append((f[1:] - f[0]) / smoothing)
+            # s_j = [F(y_j, ξ_j) − F(x, ξ_j)]/μ
+            s = (at_points - at_x) / smoothing
+        quotients.append(s)
     scalars = np.concatenate(quotients)
     finite = np.isfinite(scalars)
     dropped = samples - int(np.count_nonzero(finite))
@@ -354,7 +372,20 @@ def projection_estimate(
     total = weighted_sum(scalars, [u] if len(lengths) == 1 else redrawn)
     # G^P = (n/m) Σ_j s_j u_j
     gradient = (point.size / samples) * total
-    return Estimate(gradient, scalars, dropped)
+    return Estimate(gradient, scalars, dropped, evaluations)
+
+
+def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatArray]:
+    """Return F(x), of shape (1,) or (m,), and F at the perturbed points, (m,)."""
+    numbers = np.asarray(result, dtype=np.float64)
+    if numbers.shape == (samples + 1,):
+        return numbers[:1], numbers[1:]
+    if numbers.shape == (2, samples):
+        return numbers[0], numbers[1]
+    raise ValueError(
+        f"the function values have shape {numbers.shape}; expected ({samples + 1},), "
+        f"or (2, {samples}) for a ξ for each direction"
+    )
 
 
 #: The property by which a client announces the model that its objective begins at.

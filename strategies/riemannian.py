@@ -308,6 +308,12 @@ class ZerothOrderRFL(FirstOrderRFL):
     step_size: float = setting(0.01, "of a local step", symbol="η", above=0.0)
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
     smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)
+    shared_samples: bool = setting(
+        True,
+        "one mini-batch for all values of a step (m + 1 values), instead of one for "
+        "each direction (2m), as in the paper",
+        note="makes no difference without mini-batches",
+    )
     upload: Upload = setting(
         "auto",
         "what the clients send; auto: scalars where they are fewer than ẑ's entries",
@@ -326,6 +332,8 @@ class ZerothOrderRFL(FirstOrderRFL):
         """What :class:`FirstOrderRFL` sends; m, μ and the seed of the directions."""
         entries = super().instruction(server_round, client)
         entries |= entries_of(self, "samples", "smoothing", "seed")
+        if not self.shared_samples:
+            entries["shared-samples"] = False
         if self.sends_scalars:
             entries["scalars"] = True
         return entries
@@ -353,8 +361,8 @@ class ZerothOrderRFL(FirstOrderRFL):
         """As :class:`FirstOrderRFL` does; and count."""
         points = {name: point for name, (point, _) in answers.items()}
         metrics = super().aggregate(server_round, points)
-        a_round = self.local_steps * (self.samples + 1)
-        metrics["evaluations"] = len(answers) * a_round
+        a_step = self.samples + 1 if self.shared_samples else 2 * self.samples
+        metrics["evaluations"] = len(answers) * self.local_steps * a_step
         dropped = sum(count for _, count in answers.values())
         if dropped:
             metrics["dropped-values"] = dropped

@@ -8,7 +8,7 @@ from fedtrellis.manifolds.base import (
     Product,
     Sphere,
 )
-from fedtrellis.manifolds.matrices import FixedRank, Stiefel
+from fedtrellis.manifolds.matrices import FixedRank, Grassmann, Stiefel
 
-__all__ = ["Euclidean", "FixedRank", "Manifold", "Oblique", "Product", "Sphere"]
-__all__ += ["Stiefel", "polar_factor"]
+__all__ = ["Euclidean", "FixedRank", "Grassmann", "Manifold", "Oblique", "Product"]
+__all__ += ["Sphere", "Stiefel", "polar_factor"]

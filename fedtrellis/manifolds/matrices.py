@@ -51,6 +51,29 @@ class Stiefel(Manifold):
 
 
 @dataclass(frozen=True)
+class Grassmann(Stiefel):
+    """The r-dimensional subspaces of R^p, p ≥ r, each given by an orthonormal basis.
+
+    Points and projection are those of :class:`Stiefel`. Tangent vectors at x are the
+    horizontal ones, xᵀv = 0: those that change the subspace and not only its basis.
+    For functions with f(xq) = f(x) for every orthogonal q.
+
+    Examples
+    --------
+    >>> from fedtrellis.manifolds import Grassmann
+    >>> Grassmann((3, 1)).contains([[0.6], [0.8], [0.0]])
+    True
+    """
+
+    name: ClassVar[str] = "grassmann"
+    shape: Shape
+
+    def _project_tangent(self, x: FloatArray, v: FloatArray) -> FloatArray:
+        # v − x xᵀv
+        return v - x @ (x.swapaxes(1, 2) @ v)
+
+
+@dataclass(frozen=True)
 class FixedRank(Manifold):
     """The p × r matrices of rank R.
 

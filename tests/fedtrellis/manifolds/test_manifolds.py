@@ -18,6 +18,7 @@ from fedtrellis import manifolds
 from fedtrellis.manifolds import (
     Euclidean,
     FixedRank,
+    Grassmann,
     Manifold,
     Oblique,
     Product,
@@ -50,6 +51,7 @@ EXAMPLES: list[tuple[Manifold, int, Any]] = [
     (Stiefel((4, 3)), 6, polar(4, 3)),
     (Stiefel((3, 3)), 3, polar(3, 3)),
     (Stiefel((5, 1)), 4, polar(5, 1)),
+    (Grassmann((7, 3)), 12, theirs.Grassmann(7, 3)),
     (FixedRank((5, 4), 2), 14, theirs.FixedRankEmbedded(5, 4, 2)),
     (FixedRank((4, 6), 1), 9, theirs.FixedRankEmbedded(4, 6, 1)),
     (FixedRank((16, 12), 2), 52, theirs.FixedRankEmbedded(16, 12, 2)),
@@ -142,6 +144,8 @@ def test_the_tangent_projection(manifold: Manifold, dimension: int, other: Any) 
         v = rng.standard_normal(manifold.shape)
         pv = manifold.project_tangent(x, v)
         np.testing.assert_allclose(pv.reshape(-1), v.reshape(-1) @ matrix, atol=1e-12)
+        if isinstance(manifold, Grassmann):
+            v = pv  # the projection moves bases too, not only subspaces
         there, back = manifold.project(np.stack([x + 1e-5 * v, x - 1e-5 * v]))
         np.testing.assert_allclose((there - back) / 2e-5, pv, atol=1e-6)
 
