@@ -117,10 +117,7 @@ class Layout:
         return made
 
     def to_wire(self, point: NDArray[Any]) -> NDArray[Any]:
-        """A point as it travels, rounded to the model's dtype; no copy if it is of it.
-
-        What is too large for the dtype becomes infinite, and is refused on arrival.
-        """
+        """A point as it travels, rounded to the model's dtype; if it is, no copy."""
         if point.dtype == self.wire_dtype == self.point_dtype:
             return point
         with np.errstate(over="ignore"):
@@ -153,11 +150,10 @@ class Layout:
             expected = list(self.shapes)
             raise ValueError(f"arrays have shapes {shapes}, expected {expected}")
         dtype = self.point_dtype
-        if len(arrays) == 1 and self.shapes[0]:
-            return np.asarray(arrays[0], dtype=dtype)
-        return np.concatenate(
-            [np.asarray(array, dtype=dtype).reshape(-1) for array in arrays]
-        )
+        made = [np.asarray(array, dtype=dtype) for array in arrays]
+        if len(made) == 1 and self.shapes[0]:
+            return made[0]
+        return np.concatenate([array.reshape(-1) for array in made])
 
     def layers(self, point: FloatArray) -> Layers:
         """Split a point into the layers, as views of it."""
@@ -312,8 +308,8 @@ def owned(array: NDArray[Any]) -> NDArray[Any]:
 def decode(array: Array) -> NDArray[Any]:
     """Read a Flower ``Array`` as a read-only ndarray, without copying its data.
 
-    ValueError: the bytes are no array of a float, integer or boolean dtype, or their
-    number does not fit the shape, so that a header cannot make this function allocate.
+    ValueError: it is none of an allowed dtype, or another number of bytes than its
+    header says, which cannot make this function allocate.
     """
     if array.stype != _NUMPY_STYPE:
         raise ValueError(f"array has serialisation {array.stype!r}, not numpy.ndarray")

@@ -24,13 +24,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import (
-    FLOAT64,
-    Atom,
-    SparseAtom,
-    pack_atoms,
-    unpack_atoms,
-)
+from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
 from fedtrellis.wire.arrays import (
     ENVELOPE,
     FloatArray,
@@ -106,15 +100,11 @@ def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
     return [table, *pack_atoms(atoms)] if atoms else [table]
 
 
-def unpack_steps(
-    arrays: Sequence[NDArray[Any]],
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any] = FLOAT64,
-) -> list[Step]:
-    """Inverse of :func:`pack_steps`, with values of a dtype; ValueError: malformed."""
+def unpack_steps(arrays: Sequence[NDArray[Any]], layout: Layout) -> list[Step]:
+    """Inverse of :func:`pack_steps`, for a model's points; ValueError: malformed."""
     if not arrays:
         return []
-    table, *others = arrays
+    (table, *others), shape, dtype = arrays, layout.point_shape, layout.point_dtype
     atoms = unpack_atoms(others, shape, dtype, drawn=True) if others else []
     if table.ndim != 2 or table[:, 2].sum() != len(atoms):
         raise ValueError(f"{len(atoms)} atoms for a table of steps {table.tolist()}")
@@ -126,11 +116,7 @@ def unpack_steps(
 
 
 class ModelBroadcast:
-    """The server's half: the model, its version, and what led to it.
-
-    The ``model`` to start from, of shape ``layout.point_shape``, is copied and rounded
-    to the layout's dtype.
-    """
+    """The server's half: the model, its version, and what led to it."""
 
     def __init__(self, layout: Layout, model: FloatArray, version: int = 0) -> None:
         self.layout = layout
@@ -155,11 +141,7 @@ class ModelBroadcast:
         self._remember(None, self.model.nbytes + 1)  # which nothing outlasts
 
     def revise(self, model: FloatArray) -> None:
-        """Set the model to one of which many entries may be those of the one before.
-
-        A client that has an earlier version is sent the entries that changed since, if
-        these are smaller than the model whole.
-        """
+        """Set the model to one of which many entries may be those of the one before."""
         before = bits_of(self.model.reshape(-1))
         self.model = self.layout.rounded(model)
         # bits, not values: −0.0 is not 0.0
@@ -189,8 +171,7 @@ class ModelBroadcast:
     def encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
         """The model for a client that has version ``base`` (None: has none).
 
-        Its arrays, and the keys that :func:`receive` needs beside them; shared between
-        the clients it is for, and not to be changed.
+        Arrays, and the keys that :func:`receive` needs; shared, not to be changed.
         """
         if base is not None and not 0 <= self.version - base <= len(self._changes):
             base = None
@@ -255,10 +236,6 @@ class ReceivedModel:
         return encode(self.point)
 
 
-def _received_steps(record: ArrayRecord, layout: Layout) -> list[Step]:
-    return unpack_steps(record_arrays(record), layout.point_shape, layout.point_dtype)
-
-
 def _declared(
     config: Mapping[str, Any], stored: ReceivedModel | None, max_parameters: int
 ) -> Layout | None:
@@ -289,11 +266,9 @@ def receive(
 ) -> ReceivedModel:
     """Make the model out of what the server sent and what the client had.
 
-    ``config`` is what :meth:`ModelBroadcast.encode` returned, of the right types;
-    ``stored`` is what the client has of this session. A model that comes as its entries
-    or as steps has at most ``max_parameters``: a few bytes could declare any number.
-    RestoreNeededError: the steps start from a version that the client does not have.
-    ValueError: what arrived is malformed, or of other shapes than before.
+    ``config`` is what :meth:`ModelBroadcast.encode` returned, ``stored`` what the
+    client has of this session. RestoreNeededError: the steps start from a version that
+    the client does not have. ValueError: what arrived is malformed.
     """
     encoding, version = config["model-encoding"], config["model-version"]
     base = config.get("model-base", -1)
@@ -321,12 +296,12 @@ def receive(
         elif stored.version == version:
             return stored
         else:
-            steps = _received_steps(record, layout)
+            steps = unpack_steps(record_arrays(record), layout)
             if len(steps) != version - base:
                 raise ValueError(f"{len(steps)} steps from version {base} to {version}")
             point = _moved(stored.point, layout, steps[stored.version - base :])
     elif encoding == "steps" and layout is not None:
-        steps = _received_steps(record, layout)
+        steps = unpack_steps(record_arrays(record), layout)
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
         point = _moved(None, layout, steps)

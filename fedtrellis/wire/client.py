@@ -32,7 +32,7 @@ from fedtrellis.wire.broadcast import (
     receive,
 )
 from fedtrellis.wire.flower_internals import filled, log
-from fedtrellis.wire.local_work import Steps, run_alone, run_together
+from fedtrellis.wire.local_work import Steps, run_together
 from fedtrellis.wire.protocol import (
     AGREED,
     CONFIG,
@@ -72,11 +72,9 @@ _PLAIN_MODS = (
 #: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
 MAX_COUNT = 10**6
 
-# Entries of the points of clients side by side: 2 MiB, so that a few arrays of them
-# stay in the cache. A client with as many by itself gains nothing from company.
-_ENTRIES = 2**18
-# Clients side by side, so that their data stay there too.
-_CLIENTS = 1024
+# Entries of the points of clients side by side, and clients: so many that a few arrays
+# of them, and their data, stay in the cache.
+_ENTRIES, _CLIENTS = 2**18, 1024
 
 # Phases of rounds of several waves that the clients' classes defined so far have, as
 # keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
@@ -182,7 +180,10 @@ class MethodClient(NumPyClient):
         Exception
             What the steps raise.
         """
-        arrays, examples, metrics = run_alone(self, parameters, config)
+        (found,) = run_together([self], [parameters], [config])
+        if isinstance(found, Exception):
+            raise found
+        arrays, examples, metrics = found
         return list(arrays), examples, metrics
 
     def evaluate(
@@ -274,8 +275,7 @@ def evaluate_objective(
 class Serving:
     """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
 
-    Whoever calls these calls :meth:`failed` with what they raise: the client's state is
-    then what it was before.
+    Whoever calls these calls :meth:`failed` with what they raise.
     """
 
     app: MethodApp
@@ -428,10 +428,17 @@ def _for_server(error: Exception, context: Context) -> Exception:
     return RuntimeError(f"{who} failed; its node's log says why")
 
 
-def serve(serving: Serving) -> NodeReply | Exception:
-    """The reply to a request, or what the client raised."""
+def serve(serving: Serving, together: bool = False) -> Any:
+    """The reply to a request, or what the client raised.
+
+    None: it has begun, and its steps are to be taken ``together`` with others'.
+    """
     try:
         serving.begin()
+        # work that is its steps, and no fit of its own
+        alone: Any = type(serving.client).fit
+        if together and serving.function == "fit" and alone is MethodClient.fit:
+            return None
         return serving.finish(serving.call())
     except Exception as error:
         return serving.failed(error)
@@ -450,20 +457,12 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
     gc.disable()
     try:
         for place, serving in enumerate(servings):
-            try:
-                serving.begin()
-                # work that is its steps, and no fit of its own
-                alone: Any = type(serving.client).fit
-                if serving.function != "fit" or alone is not MethodClient.fit:
-                    replies[place] = serving.finish(serving.call())
-            except Exception as error:
-                replies[place] = serving.failed(error)
+            replies[place] = serve(serving, together=True)
             if replies[place] is not None:
                 continue
             layout = serving.model.layout
             members = waiting[layout]
             members.append(place)
-            # so many at a time, that what they need is still in the cache
             large = len(members) * layout.size >= _ENTRIES
             if large or len(members) >= _CLIENTS:
                 _side_by_side(servings, waiting.pop(layout), replies)
@@ -508,18 +507,12 @@ def _side_by_side(
 class MethodApp(ClientApp):
     """A ``ClientApp`` whose train messages can be handled many at once.
 
-    Ray pickles the app with every message. One that a module holds, as Flower's
-    projects have it, is pickled as the module's name and its own, so that a process
-    imports it once and keeps what it caches; another one is pickled with its
-    ``client_fn``, and nothing more.
+    Ray pickles the app with every message: as a name, if a module holds it, so that a
+    process imports it once and keeps what it caches.
     """
 
     def __init__(
-        self,
-        client_fn: ClientFn,
-        max_parameters: int,
-        max_count: int,
-        mods: list[Any] | None,
+        self, client_fn: ClientFn, max_parameters: int, max_count: int, mods: Any
     ) -> None:
         super().__init__(mods=mods)
         self.client_fn = client_fn
@@ -527,7 +520,13 @@ class MethodApp(ClientApp):
         #: Whether no mods and no lifespan are around the handling of a message.
         self.plain = not mods
         #: By types of messages, the client's methods that they are for.
-        self.functions: dict[str, str] = {}
+        self.functions = {"train": "fit", "evaluate": "evaluate"}
+        self.functions |= {f"train.{phase}": PHASE + phase for phase in _PHASES}
+        for kind, function in self.functions.items():
+            category, _, action = kind.partition(".")
+            handle = partial(_handle, self, function)
+            getattr(self, category)(action or "default")(handle)
+        self.query("hello")(partial(_introduce, self))
 
     def client(self, context: Context) -> NumPyClient:
         """The client of a node; TypeError if it is none."""
@@ -552,16 +551,13 @@ class MethodApp(ClientApp):
 
 
 def by_name(thing: object) -> tuple[Any, tuple[str]] | None:
-    """How to pickle an object as the name that a module holds it by, if one does.
-
-    ``__main__`` is another module in every process.
-    """
+    """How to pickle an object as the name that a module holds it by, if one does."""
     known = vars(thing)
     if "_name" not in known:
         places = [
             (module, name)
             for module, loaded in list(sys.modules.items())
-            # under its own name: that of the program is found under others, too
+            # under its own name, which no program has in another process
             if module != "__main__" and getattr(loaded, "__name__", "") == module
             for name, held in list(vars(loaded).items())
             if held is thing
@@ -656,12 +652,4 @@ def client_app(
                 f"mods has {name}, which clips or perturbs the one plain array of "
                 "Flower's own messages; these methods' messages are others"
             )
-    app = MethodApp(client_fn, max_parameters, max_count, mods)
-    app.functions = {"train": "fit", "evaluate": "evaluate"}
-    app.evaluate()(partial(_handle, app, "evaluate"))
-    app.train()(partial(_handle, app, "fit"))
-    for phase in _PHASES:
-        app.functions[f"train.{phase}"] = PHASE + phase
-        app.train(phase)(partial(_handle, app, PHASE + phase))
-    app.query("hello")(partial(_introduce, app))
-    return app
+    return MethodApp(client_fn, max_parameters, max_count, mods)

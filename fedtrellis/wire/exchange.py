@@ -16,7 +16,6 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
 from fedtrellis.wire.flower_internals import (
     ErrorCode,
-    NodeInfo,
     is_simulation,
     log,
     message_bytes,
@@ -53,10 +52,8 @@ Code = Literal["dropped", "no-answer", "crashed", "error", "refused"]
 class Reason(str):
     """Why there is no usable answer: a text for people, and codes to go by.
 
-    The code is ``"no-answer"``; ``"crashed"``, a SuperNode gave its ClientApp up;
-    ``"error"``, any other error instead of an answer; ``"refused"``, the client says
-    that it will not; or ``"dropped"``, the answer was no good. ``refusal`` is the code
-    of the client's :class:`~fedtrellis.settings.CodedError`, if it refused.
+    ``"crashed"``: a SuperNode gave its ClientApp up; ``"error"``: any other error came;
+    ``"refused"``, with the code of the client's CodedError: it says that it will not.
     """
 
     code: Code
@@ -106,17 +103,12 @@ def exchange(
     traffic: Traffic,
     clients: Sequence[Client] = (),
 ) -> dict[int, Message | Reason]:
-    """Send one wave, at most one message to a node, and wait for the replies.
+    """Send one wave, at most one message to a node; each node's reply, or why none.
 
-    Returns for each node its reply, or the reason why there is none; ``traffic`` counts
-    the bytes, and a signal may end the wait. A grid with a method
-    ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
-    message that was lost in this process will not come), and one with
-    ``bytes_of(message)`` what a message took.
-
-    Of ``clients``, which the requests are for, it is noted down who may be a message
-    behind. Such a client gets a second message later on, which pushes the answer to the
-    first one out: when 15 s have gone by without any answer, or half of the timeout.
+    A grid with a method ``settled(message_ids)`` is asked whether waiting for the rest
+    makes sense at all (a message that was lost in this process will not come), and one
+    with ``bytes_of(message)`` what a message took. Of ``clients``, which the requests
+    are for, it is noted down who may be a message behind, see :func:`_still_behind`.
     """
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
     # that of a grid within it may see other messages
@@ -185,11 +177,9 @@ def _hello(node_id: int, agreed: str = "") -> Message:
 def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
     """The clients that are behind, less those whose nudge has been answered.
 
-    A SuperNode handles a message and sends whatever answer it has then. One that gave
-    a ClientApp up (it looked dead for a minute) has reported this to the SuperLink; if
-    that ClientApp answers all the same, its answer goes out instead of the next one,
-    that one instead of the one after, and no answer is ever in time again. A second
-    message pushes the answer to the first one out.
+    If a ClientApp answers that its SuperNode had given up, its answer goes out instead
+    of the next one, and so on: no answer is ever in time again. A second message, after
+    15 s of silence or half of the timeout, pushes the answer to the first one out.
     """
     nudged = {client.nudge: client for client in clients if client.nudge}
     for reply in grid.pull_messages(list(nudged)) if nudged else ():
@@ -198,52 +188,45 @@ def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
     return [client for client in clients if client.behind]
 
 
-def _in_this_process(grid: Grid) -> bool:
-    """Whether a grid's nodes are there from the beginning, or never will be."""
-    return hasattr(grid, "settled")
-
-
-def _connected(grid: Grid, enough: Callable[[set[int]], bool], seconds: float) -> bool:
-    """Whether there are enough nodes, or will be in so many seconds."""
+def _connected(grid: Grid, few: Callable[[set[int]], bool], seconds: float) -> bool:
+    """Whether the nodes are no longer too few, or will not be in so many seconds."""
     deadline, wait = time.monotonic() + seconds, _SHORTEST_WAIT
-    while not enough(set(grid.get_node_ids())):
-        if _in_this_process(grid) or time.monotonic() > deadline:
+    while few(set(grid.get_node_ids())):
+        # in this process all are there from the beginning, or never will be
+        if hasattr(grid, "settled") or time.monotonic() > deadline:
             return False
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
     return True
 
 
-def _wait_for(grid: Grid, count: int, timeout: float) -> None:
-    """Wait until ``count`` nodes are connected; TimeoutError if they are not."""
-    if not _connected(grid, lambda found: len(found) >= count, timeout):
+def _gather(
+    grid: Grid, count: int, timeout: float, look: Callable[[int], bool] | None = None
+) -> int:
+    """Wait for so many nodes, until no others come or a ``look`` at all is enough."""
+    if not _connected(grid, lambda found: len(found) < count, timeout):
         found = len(list(grid.get_node_ids()))
         raise TimeoutError(f"{found} of {count} nodes connected within {timeout:g} s")
-
-
-def _others_come(grid: Grid, there: set[int]) -> bool:
-    """Whether a node connects that is not there yet, before all is still."""
-    return _connected(grid, lambda found: not found <= there, _STILL)
+    while True:
+        there = set(grid.get_node_ids())
+        done = look is not None and look(len(there))
+        if done or not _connected(grid, there.issuperset, _STILL):
+            return len(there)
 
 
 def await_nodes(grid: Grid, count: int, timeout: float) -> int:
-    """Wait for the nodes before anything is computed for them.
+    """Wait for the nodes before anything is computed for them; how many there are.
 
     In a simulation until one has answered. By then all are registered, and Ray is up,
     whose processes are forked from this one: a fork while another thread computes ends
     the threads of OpenBLAS, and that thread never returns (or the fork does not).
-
-    Returns how many there are; TimeoutError: fewer than ``count``.
+    TimeoutError: fewer than ``count``.
     """
-    settled = _in_this_process(grid)
-    if not settled and is_simulation(grid):
-        _wait_for(grid, 1, timeout)
-        exchange(grid, [_hello(next(iter(grid.get_node_ids())))], timeout, Traffic())
-        settled, timeout = True, 0.0
-    _wait_for(grid, count, timeout)
-    while not settled:
-        settled = not _others_come(grid, set(grid.get_node_ids()))
-    return len(list(grid.get_node_ids()))
+    if hasattr(grid, "settled") or not is_simulation(grid):
+        return _gather(grid, count, timeout)
+    _gather(grid, 1, timeout, lambda count: True)
+    exchange(grid, [_hello(next(iter(grid.get_node_ids())))], timeout, Traffic())
+    return _gather(grid, count, 0.0, lambda count: True)
 
 
 @dataclass(frozen=True)
@@ -252,16 +235,9 @@ class Key:
 
     #: SHA-256 of the node's public key, in hexadecimal; empty if it has none.
     digest: str = ""
-    #: Whether it was registered under a name (``flwr supernode register --name``),
-    #: which takes the SuperLink's operator. A node that registers itself has no name,
-    #: and without ``--auth-supernode-private-key`` a new key each time it starts.
+    #: Whether the SuperLink's operator registered it under a name: a node that
+    #: registers itself may have a new key each time it starts.
     lasting: bool = False
-
-    @classmethod
-    def of(cls, node: NodeInfo) -> Key:
-        """Of a node, as Flower describes it."""
-        digest = sha256(node.public_key).hexdigest() if node.public_key else ""
-        return cls(digest, bool(node.name))
 
 
 @dataclass
@@ -282,9 +258,8 @@ class Client:
 class Registry:
     """The run's clients by their stable identities, whatever nodes they are on.
 
-    By ``client_keys`` a client has to keep the key of the node that first answered for
-    it; None: if that key is a lasting one. ``refuse`` says why a client of such
-    properties, that comes after the start, cannot take part.
+    By ``client_keys`` a client keeps the key of the node that first answered for it;
+    None: if that key is a lasting one. ``refuse``: why a later client cannot take part.
     """
 
     def __init__(
@@ -302,32 +277,27 @@ class Registry:
         self.agreed = ""
 
     def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
-        """Take in the nodes before the start, until no further ones come.
+        """Take in the nodes before the start, until no further ones come."""
+        why = f"no other one has connected for {_STILL:g} s"
 
-        TimeoutError: fewer than ``count`` came; else errors of :meth:`introduce`.
-        """
-        _wait_for(grid, count, timeout)
-        why = ""
-        while not why:
-            there = set(grid.get_node_ids())
+        def whole(count: int) -> bool:
+            nonlocal why
             self.introduce(grid, timeout, traffic, started=False)
-            if _in_this_process(grid):
-                return
-            properties = [client.properties for client in self.clients.values()]
-            parts = {known.get("num-partitions") for known in properties}
-            if parts == {len(there)}:
-                why = "the whole federation"
-            elif not _others_come(grid, there):
-                why = f"no other one has connected for {_STILL:g} s"
-        log(INFO, "The run goes with %d nodes: %s", len(self.clients), why)
+            clients = self.clients.values()
+            if {one.properties.get("num-partitions") for one in clients} != {count}:
+                return False
+            why = "the whole federation"
+            return True
+
+        _gather(grid, count, timeout, whole)
+        if not hasattr(grid, "settled"):
+            log(INFO, "The run goes with %d nodes: %s", len(self.clients), why)
 
     def introduce(
         self, grid: Grid, timeout: float, traffic: Traffic, started: bool
     ) -> None:
         """Ask nodes that are not known yet who they are.
 
-        Before the start every node becomes a client. Afterwards a known client that
-        comes back on another node is taken in, and a new one unless it is refused.
         SettingsError: two connected nodes have one identity. RuntimeError: no node can
         be used at all.
         """
@@ -339,16 +309,17 @@ class Registry:
         # an earlier run may have left any of them a message behind
         strangers = {node_id: Client(node_id, behind=True) for node_id in new}
         for node in grid.get_nodes():
-            if node.node_id in strangers:
-                strangers[node.node_id].key = Key.of(node)
+            if stranger := strangers.get(node.node_id):
+                data = node.public_key
+                digest = sha256(data).hexdigest() if data else ""
+                stranger.key = Key(digest, bool(node.name))
         requests = [_hello(node_id, self.agreed) for node_id in new]
         replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
         first = ""
         for node_id, reply in replies.items():
-            why = reply if isinstance(reply, str) else _spoilt(reply.content)
-            if isinstance(reply, Message) and not why:
-                stranger = strangers[node_id]
-                why = self._take_in(stranger, reply.content, connected, started)
+            why = reply if isinstance(reply, str) else ""
+            if isinstance(reply, Message):
+                why = self._take_in(strangers[node_id], reply, connected, started)
             if why:
                 first = first or f": {why}"
                 traffic.reject(f"on node {node_id}", why)
@@ -364,12 +335,19 @@ class Registry:
         self.names = sorted(self.clients, key=identity_order)
 
     def _take_in(
-        self, stranger: Client, content: RecordDict, connected: set[int], started: bool
+        self, stranger: Client, hello: Message, connected: set[int], started: bool
     ) -> str:
         """Make a node a client, or the one that it was; or say why it is refused."""
         node_id, key = stranger.node_id, stranger.key
         stranger.behind = bool(stranger.nudge)
-        name = str(content[STATUS]["client-id"])
+        status, properties = (hello.content.get(one) for one in (STATUS, CONFIG))
+        name = status.get("client-id") if isinstance(status, ConfigRecord) else None
+        if not isinstance(name, str) or not name:
+            return f"the introduction names {name!r}, which is no client-id"
+        if not isinstance(properties, ConfigRecord):
+            return "the introduction has no properties"
+        if not is_count(examples := properties.get(EXAMPLES, 0)):
+            return f"the introduction declares {examples!r} examples"
         known = self.clients.get(name)
         first = self.keys.get(name, key) if known is None else known.key
         if key.digest == first.digest:
@@ -379,7 +357,7 @@ class Registry:
             self._left_out.add(node_id)
             return f"client-id = {name!r} is bound to the key of another node"
         if known is None:
-            stranger.properties = dict(content[CONFIG].items())
+            stranger.properties = dict(properties.items())
             why = self.refuse(stranger.properties) if started else ""
             if why:
                 self._left_out.add(node_id)
@@ -401,18 +379,3 @@ class Registry:
                 f"{node_id}); every node needs a client-id or partition-id of its own"
             )
         return ""
-
-
-def _spoilt(content: RecordDict) -> str:
-    """What is wrong with an introduction; empty if nothing is."""
-    records = dict(content.items())
-    status, properties = records.get(STATUS), records.get(CONFIG)
-    name = status.get("client-id") if isinstance(status, ConfigRecord) else None
-    if not isinstance(name, str) or not name:
-        return f"the introduction names {name!r}, which is no client-id"
-    if not isinstance(properties, ConfigRecord):
-        return "the introduction has no properties"
-    examples = properties.get(EXAMPLES, 0)
-    if not is_count(examples):
-        return f"the introduction declares {examples!r} examples"
-    return ""

@@ -16,7 +16,7 @@ import json
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -36,14 +36,10 @@ def _flower() -> Iterator[None]:
 
 
 def _unfit(reason: str) -> str:
-    try:
-        installed = version("flwr")
-    except PackageNotFoundError:
-        installed = "of unknown version"
     tested = TESTED_FLOWER[-1]
     return (
-        f"flwr {installed} does not fit fedtrellis: {reason}; fedtrellis was run with "
-        f"flwr {tested}: pip install 'flwr[simulation]=={tested}'"
+        f"flwr {version('flwr')} does not fit fedtrellis: {reason}; fedtrellis was run "
+        f"with flwr {tested}: pip install 'flwr[simulation]=={tested}'"
     )
 
 
@@ -67,15 +63,8 @@ with _flower():
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = [
-    "CHUNK_SIZE",
-    "LOGGER_NAME",
-    "ConsoleHandler",
-    "ErrorCode",
-    "NodeInfo",
-    "Run",
-    "log",
-]
+__all__ = ["CHUNK_SIZE", "LOGGER_NAME", "ConsoleHandler", "ErrorCode"]
+__all__ += ["NodeInfo", "Run", "log"]
 
 
 # -------------------------------------------------------------------------- records
@@ -88,17 +77,12 @@ T = TypeVar("T", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 def filled(record: T, items: Mapping[str, Any]) -> T:
     """Put items into a new record at once, unchecked if they plainly may be there.
 
-    Flower checks each item's type as it is set, which takes a fifth of a round trip in
-    this process; this is for items that have just been made.
+    Flower's check of each item's type takes a fifth of a round trip in this process.
     """
-    data = record.__dict__.get("_data")
-    if isinstance(data, dict) and (
-        not isinstance(record, ConfigRecord)
-        or _PLAIN.issuperset(map(type, items.values()))
-    ):
-        data.update(items)
-    else:
-        record.update(items)
+    data, plain = record.__dict__.get("_data"), True
+    if isinstance(record, ConfigRecord):
+        plain = _PLAIN.issuperset(map(type, items.values()))
+    (data if isinstance(data, dict) and plain else record).update(items)
     return record
 
 
@@ -174,10 +158,7 @@ def _array_json(
 
 
 def _encoded(content: RecordDict) -> tuple[dict[str, tuple[type, Any]], int]:
-    """What a message's records become, and bytes of the objects that are sent of it.
-
-    Of a record its class and its body, or its arrays, which hold their bytes already.
-    """
+    """Each record's class and body (or arrays); and bytes of all objects sent."""
     body: Any
     encoded: dict[str, tuple[type, Any]] = {}
     sizes: dict[Hashable, int] = {}  # of objects that differ, by what they are made of
@@ -238,10 +219,7 @@ Encoded = dict[int, tuple[RecordDict, RecordDict, int]]
 def through_bytes(
     message: Message, shared: Encoded | None = None
 ) -> tuple[Message, int]:
-    """A message encoded and read again, and how many bytes its objects took.
-
-    Messages of one content may have its copy in common, kept in ``shared``.
-    """
+    """A message encoded and read again, its copy maybe ``shared``; and its bytes."""
     size, decoded, own = 0, None, _envelope(message).SerializeToString()
     if message.has_content():
         content = message.content

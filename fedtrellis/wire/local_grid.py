@@ -81,23 +81,14 @@ FAULTS = {
 }
 
 
-def _handle(app: ClientApp, message: Message, context: Context) -> Any:
-    try:
-        return app(message, context)
-    except Exception as error:
-        return error
-
-
 class Nodes:
-    """Some of a grid's nodes: the app that serves them, and their contexts by id.
-
-    ``stopped`` says before each request whether the rest is not to be handled any more.
-    """
+    """Some of a grid's nodes: the app that serves them, and their contexts by id."""
 
     def __init__(
         self, app: ClientApp, contexts: Mapping[int, Context], batched: bool
     ) -> None:
         self.app, self.contexts, self.batched = app, contexts, batched
+        #: Whether no further request is to be handled.
         self.stopped: Callable[[], bool] = lambda: False
 
     def ask(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
@@ -107,15 +98,13 @@ class Nodes:
         whole messages.
         """
         contexts, received = self.contexts, dict[Any, ReceivedModel]()
+        app: Any = self.app
         replies: list[Any] = [InterruptedError("the wave was given up")] * len(asked)
-        servings: list[Serving] = []
-        if asked and not isinstance(asked[0][1], Message):
-            app = cast(MethodApp, self.app)
-            functions = app.functions
-            servings = [
-                Serving(app, functions[request.kind], request, contexts[n], received)
-                for n, request in asked
-            ]
+        servings = [
+            Serving(app, app.functions[request.kind], request, contexts[n], received)
+            for n, request in asked
+            if isinstance(request, NodeRequest)
+        ]
         if servings and self.batched and not self.stopped():
             replies = [None] * len(asked)
             serve_together(servings, replies)
@@ -125,13 +114,14 @@ class Nodes:
                     break
                 if servings:
                     replies[place] = serve(servings[place])
-                else:
-                    replies[place] = _handle(self.app, request, contexts[node_id])
+                    continue
+                try:
+                    replies[place] = app(request, contexts[node_id])
+                except Exception as error:
+                    replies[place] = error
         return [
-            f"{type(reply).__name__}: {reply}"
-            if isinstance(reply, Exception)
-            else reply
-            for reply in replies
+            f"{type(r).__name__}: {r}" if isinstance(r, Exception) else r
+            for r in replies
         ]
 
     def states(self, names: Collection[str] | None = None) -> dict[str, bytes]:
@@ -233,8 +223,7 @@ class LocalGrid(Grid):
                 allowed = ", ".join(FAULTS)
                 raise SettingsError(f"{name!r} is no fault; allowed: {allowed}")
             if not 0.0 <= chance <= 1.0:
-                limits = "must be at least 0 and at most 1"
-                raise SettingsError(f"{name} = {chance!r} {limits}")
+                raise SettingsError(f"{name} = {chance!r} must be from 0 to 1")
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.encode, self.batched, self.workers = encode, batched, workers
         self.fault_counts = dict.fromkeys(FAULTS, 0)
@@ -310,11 +299,9 @@ class LocalGrid(Grid):
         """Let every node handle its message; the replies wait to be pulled."""
         late, self._late, self._sizes = self._late, [], {}
         wave = list(messages)
-        first = self._handled + 1
-        ids = [f"{first + index:036d}" for index in range(len(wave))]  # as a UUID
-        for message, message_id in zip(wave, ids, strict=True):
-            name_message(message, message_id)
-        self._handled += len(wave)
+        for message in wave:
+            self._handled += 1
+            name_message(message, f"{self._handled:036d}")  # as a UUID
         self._shared = {} if self.untouched else None
         distinct = {message.metadata.dst_node_id for message in wave}
         # a node's second message finds what its first one left behind
@@ -323,7 +310,7 @@ class LocalGrid(Grid):
             self._deliver(part)
         self._shared = None
         self._replies += late
-        return ids
+        return [message.metadata.message_id for message in wave]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to the given messages, and late ones, which Flower would not show."""
@@ -355,13 +342,8 @@ class LocalGrid(Grid):
     def untouched(self) -> bool:
         """Whether messages go to our own clients, with no mods or methods around."""
         app = self._nodes.app
-        return (
-            isinstance(app, MethodApp)
-            and app.plain
-            and type(self) is LocalGrid
-            and "push_messages" not in vars(self)
-            and "pull_messages" not in vars(self)
-        )
+        plain = isinstance(app, MethodApp) and app.plain and type(self) is LocalGrid
+        return plain and {"push_messages", "pull_messages"}.isdisjoint(vars(self))
 
     def asks(self, kind: str, node_ids: Iterable[int]) -> bool:
         """Whether nodes can be asked for this kind of thing by :meth:`ask`.
@@ -386,8 +368,7 @@ class LocalGrid(Grid):
     ) -> dict[str, NodeReply | Reason]:
         """The replies of nodes, or why there is none, where :meth:`asks` allows it.
 
-        By the clients' names, at most one request to a node. ``traffic`` counts the
-        bytes that messages would have taken, which are not made.
+        ``traffic`` counts the bytes that messages would have taken.
         """
         replies = self._handlers().ask(list(asked.values()))
         digits = len(str(server_round))
@@ -421,10 +402,9 @@ class LocalGrid(Grid):
             strikes = self._strikes(message)
             if "request_loss" in strikes:
                 continue
-            if "wipe" in strikes:
-                wiped.append(client_identity(self._contexts[node_id]))
-            if "state_loss" in strikes:
-                forgetful.append(client_identity(self._contexts[node_id]))
+            client = client_identity(self._contexts[node_id])
+            wiped += [client] if "wipe" in strikes else []
+            forgetful += [client] if "state_loss" in strikes else []
             struck.append((message, strikes))
             if self.encode:
                 message, size = through_bytes(message, self._shared)
@@ -440,10 +420,8 @@ class LocalGrid(Grid):
             made: dict[Any, NodeRequest] = {}  # those of one content are one
             for place, (node_id, message) in enumerate(asked):
                 kind, content = message.metadata.message_type, message.content
-                request = made.setdefault(
-                    (kind, id(content)), NodeRequest(kind, content)
-                )
-                asked[place] = node_id, request
+                request, key = NodeRequest(kind, content), (kind, id(content))
+                asked[place] = node_id, made.setdefault(key, request)
         answers = nodes.ask(asked)
         if before:
             nodes.load(before)
@@ -504,12 +482,11 @@ class LocalGrid(Grid):
         else:
             for name, record in records.items():
                 if isinstance(record, ArrayRecord):
-                    arrays = [
-                        np.full_like(array, np.nan)
-                        if kind == 2 and array.dtype.kind == "f"
-                        else array.reshape(-1)[:-1]
-                        for array in record_arrays(record)
-                    ]
+                    arrays = record_arrays(record)
+                    for i, array in enumerate(arrays):
+                        spoilt = kind == 2 and array.dtype.kind == "f"
+                        cut = array.reshape(-1)[:-1]
+                        arrays[i] = np.full_like(array, np.nan) if spoilt else cut
                     records[name] = array_record(arrays, join="joined" in record)
         return Message(RecordDict(records), reply_to=message)
 
@@ -519,11 +496,8 @@ class LocalGrid(Grid):
             return set()
         number = int(message.metadata.message_id)
         draws = generator(self._seed, "faults", number).random(len(FAULTS))
-        strikes = {
-            name
-            for name, draw in zip(FAULTS, draws, strict=True)
-            if draw < self.faults[name]
-        }
+        both = zip(FAULTS, draws, strict=True)
+        strikes = {name for name, draw in both if draw < self.faults[name]}
         for name in strikes:
             self.fault_counts[name] += 1
         return strikes
@@ -581,10 +555,7 @@ def _name_bytes(client: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _frame(described: Described | None, measured: bool) -> int | None:
-    """Bytes of a reply's records, less the bodies of status and metrics.
-
-    None where they depend on what is in the arrays, of these dtypes and shapes.
-    """
+    """Bytes of a reply's records but for bodies; None: the arrays' content counts."""
     arrays = None
     if described is not None:
         size = sum([prod(shape) * dtype.itemsize for dtype, shape in described])

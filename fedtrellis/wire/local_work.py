@@ -2,9 +2,9 @@
 
 The method ``steps`` of a :class:`~fedtrellis.MethodClient` is a generator. It yields a
 :class:`Request` wherever it needs its loss, is sent the answer, and returns what the
-client sends to the server. :func:`run_alone` answers with the client's own loss;
-:func:`run_together` lets the steps of many clients go on until they ask for something,
-and answers all at once, gradients by one call where the objectives can be stacked.
+client sends to the server. :func:`run_together` lets the steps of clients go on until
+they ask for something, and answers all at once: each with its own client's loss, or
+gradients by one call where the objectives can be stacked.
 """
 
 from __future__ import annotations
@@ -191,14 +191,10 @@ class Descent:
         return points.reshape(-1, *peers.layout.point_shape)
 
 
-def begin(
+def _steps(
     client: Any, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
-) -> Steps:
-    """A client's steps, not yet started; the client knows its ``layout`` from here on.
-
-    They are given the model's arrays as one read-only point. TypeError: ``steps``
-    yields nothing.
-    """
+) -> Generator[Request, Any, Result]:
+    """A client's steps; what they return is what ``fit`` returns, or one point."""
     if isinstance(parameters, Layers):
         client.layout, x = parameters.layout, parameters.whole
     else:
@@ -213,40 +209,10 @@ def begin(
             f"{type(client).__name__}.steps returned a {type(steps).__name__}, "
             "expected a generator: what asks for nothing is a method fit"
         )
-    return steps
-
-
-def result_of(returned: Any, layout: Layout) -> Result:
-    """What ``fit`` returns, of what ``steps`` has returned: that, or one point."""
+    returned: Any = yield from steps
     if isinstance(returned, np.ndarray):
-        return [layout.to_wire(returned)], 0, {}
-    result: Result = returned
-    return result
-
-
-def run_alone(
-    client: Any, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
-) -> Result:
-    """Take a client's steps, whose requests its own ``objective`` answers.
-
-    What overflows on the way is left to the steps' own checks, and no warning.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        steps = begin(client, parameters, config)
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = request.answer(client.objective, client.layout)
-                except Exception as error:
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as end:
-            return result_of(end.value, client.layout)
-
-
-# ------------------------------------------------------------ many clients at once
+        returned = [client.layout.to_wire(returned)], 0, {}
+    return returned  # type: ignore[no-any-return]
 
 
 def run_together(
@@ -254,25 +220,20 @@ def run_together(
     parameters: Sequence[Sequence[NDArray[Any]]],
     configs: Sequence[Mapping[str, Any]],
 ) -> list[Result | Exception]:
-    """What each client's ``fit`` would return, or the exception that it would raise.
+    """What each client's ``fit`` returns, or the exception that it raises.
 
-    Mini-batches are the same, and numbers the same to rounding. What one client raises
-    ends its own work alone. Their ``fit`` is that of the base class, and their models
-    have one layout.
+    Numbers are those of each client alone to rounding, and what one raises ends its own
+    work. Their ``fit`` is that of the base class, and their models have one layout.
     """
     layout = Layout.of(parameters[0])
     everybody = Peers([getattr(c, "objective", None) for c in clients], layout)
     results: dict[int, Any] = {}
-    steps: dict[int, Steps] = {}
-    # what overflows on the way is left to the steps' own checks, as for one client
+    given = zip(clients, parameters, configs, strict=True)
+    steps = [_steps(*one) for one in given]
+    active: Sequence[int] = range(len(steps))
+    answers: Sequence[Any] = [None] * len(steps)
+    # what overflows on the way is left to the steps' own checks
     with np.errstate(over="ignore", invalid="ignore"):
-        for i, given in enumerate(zip(clients, parameters, configs, strict=True)):
-            try:
-                steps[i] = begin(*given)
-            except Exception as error:
-                results[i] = error
-        active: list[int] = list(steps)
-        answers: Sequence[Any] = [None] * len(active)
         while active:
             asking, requests = [], []
             for i, answer in zip(active, answers, strict=True):
@@ -283,10 +244,7 @@ def run_together(
                         requests.append(steps[i].send(answer))
                     asking.append(i)
                 except StopIteration as end:
-                    try:
-                        results[i] = result_of(end.value, layout)
-                    except Exception as error:
-                        results[i] = error
+                    results[i] = end.value
                 except Exception as error:
                     results[i] = error
             active, peers = asking, everybody

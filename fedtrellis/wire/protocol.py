@@ -35,14 +35,7 @@ from math import isfinite, prod, sqrt
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import (
@@ -105,12 +98,7 @@ def _records(
 
 
 def read_request(content: RecordDict, max_count: int) -> Named:
-    """A request's config, once its records are right and it asks for no more than this.
-
-    That is up to ``max_count`` local steps, samples or examples, and samples in all
-    local steps together. ValueError: a record is missing or of another kind, or a
-    number too large.
-    """
+    """A request's config, once its records are right and its numbers small enough."""
     needed = {CONFIG: ConfigRecord, MODEL: ArrayRecord}
     sent = _records("request", content, needed, {RESTORE: ArrayRecord})[CONFIG]
     config = Named("the request's config", dict(sent.items()))
@@ -153,21 +141,16 @@ _INDICES, _VALUES = ".indices", ".values"
 
 
 def client_identity(context: Context) -> str:
-    """The name by which a client is known over restarts.
-
-    ``client-id`` of its node config, else its ``partition-id``, else its node id, which
-    Flower draws anew when an unauthenticated SuperNode restarts.
-    """
+    """The name by which a client is known over restarts."""
     config = context.node_config
     name = config.get("client-id", config.get("partition-id"))
+    # Flower draws a node id anew when an unauthenticated SuperNode restarts
     return f"node-{context.node_id}" if name is None else str(name)
 
 
 def identity_order(identity: str) -> tuple[int, int, str]:
     """Sort key for client identities: numbers by value, then the rest by name."""
-    if identity.isdecimal():
-        return (0, int(identity), identity)
-    return (1, 0, identity)
+    return (0, int(identity), identity) if identity.isdecimal() else (1, 0, identity)
 
 
 def is_count(value: Any) -> TypeGuard[int]:
@@ -187,10 +170,7 @@ def check_moderate(array: NDArray[Any]) -> None:
 
 
 def moderate_norm(array: NDArray[Any]) -> float | None:
-    """‖a‖ of a contiguous array of float64, if it is at most :data:`LARGEST`.
-
-    Then so are its numbers, which takes one pass to find out.
-    """
+    """‖a‖ of a contiguous array of float64, if it, as all numbers, is moderate."""
     if array.dtype != np.float64 or not array.flags.c_contiguous:
         return None
     flat = array.reshape(-1)
@@ -216,8 +196,7 @@ class NodeRequest:
     def read(self, max_count: int) -> tuple[Named, dict[str, Any], ArrayRecord]:
         """As :func:`read_request`, once for all clients, which have one ``max_count``.
 
-        Beside it the status that each of them answers with, and the model's record.
-        None of it is to be changed.
+        With the status that each answers with, and the model's record; all read-only.
         """
         if self._read is None:
             config = read_request(self.content, max_count)
@@ -257,10 +236,7 @@ class NodeReply:
 
     @classmethod
     def of(cls, content: RecordDict) -> NodeReply:
-        """Inverse of :attr:`content`; ValueError if the records are not a reply's.
-
-        What arrived may raise anything else, too. Nothing in it is trusted.
-        """
+        """Inverse of :attr:`content`; what is none may raise anything."""
         other = {ARRAYS: ArrayRecord, METRICS: MetricRecord}
         records = _records("answer", content, {STATUS: ConfigRecord}, other)
         arrays = record_arrays(records[ARRAYS]) if ARRAYS in records else None
@@ -310,14 +286,12 @@ def unpack_restore(
 
 
 class Kept(NamedTuple):
-    """A method's arrays after one of its client's rounds.
-
-    They are encoded, or read-only ones that nobody else has.
-    """
+    """A method's arrays after one of its client's rounds."""
 
     round: int = NO_ROUND
     epoch: str = ""
-    arrays: Mapping[str, Any] = {}  # which can be pickled, and nobody changes
+    #: Encoded, or read-only ones that nobody else has; can be pickled.
+    arrays: Mapping[str, Any] = {}
 
     @classmethod
     def after(cls, config: Mapping[str, Any], state: Mapping[str, Any]) -> Kept:
@@ -334,10 +308,8 @@ class Kept(NamedTuple):
 
     def decoded(self) -> dict[str, NDArray[Any]]:
         """The arrays, read-only."""
-        return {
-            name: decode(value) if type(value) is Array else value
-            for name, value in self.arrays.items()
-        }
+        items = self.arrays.items()
+        return {n: decode(a) if type(a) is Array else a for n, a in items}
 
 
 class ClientMemory(NamedTuple):
@@ -395,9 +367,7 @@ class ClientMemory(NamedTuple):
     ) -> ClientMemory:
         """The memory with the model received, and the state that the server wants.
 
-        ``content`` and ``config`` are as :func:`read_request` wants them.
         RestoreNeededError: the state cannot be had with what the request holds.
-        ValueError: the request is malformed.
         """
         used = config.get("used-round")
         if used is None:  # the method's clients have no state
@@ -425,10 +395,7 @@ class ClientMemory(NamedTuple):
 
 
 class NodeContext(Context):
-    """A node's context in this process, which holds its memory as it is worked with.
-
-    Records are made of it where somebody looks at :attr:`state`.
-    """
+    """A node's context, whose memory becomes records where somebody looks at them."""
 
     _records: RecordDict
     _memory: ClientMemory | None = None

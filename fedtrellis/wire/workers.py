@@ -25,11 +25,9 @@ _PATIENCE = 5.0
 
 
 class Workers:
-    """Nodes in processes, where their states stay: a pool of one for each share.
+    """Nodes in forked processes, where their states stay: a pool of one a share.
 
-    The processes are copies of this one (they are forked), so a ``client_fn`` may be
-    any function, and what it has loaded is there. Each of ``shares`` is a ``Nodes``,
-    with the states that they have now. SettingsError: this system cannot fork.
+    SettingsError: this system cannot fork.
     """
 
     def __init__(self, shares: Iterable[Any]) -> None:
@@ -71,10 +69,9 @@ class Workers:
         self._ask(dict.fromkeys(range(len(self._pools)), ("load", dict(states))))
 
     def _ask(self, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What processes return for an order to each of them.
+        """What processes return for an order to each; RuntimeError: one has ended.
 
-        An interruption lets each finish the request that it has in hand, so that the
-        nodes' states are whole. RuntimeError: a process has ended.
+        An interruption lets each finish its request: the nodes' states are whole.
         """
         futures: dict[int, Future[Any]] = {}
         number = 0
@@ -97,8 +94,7 @@ class Workers:
                     f"{who} ended with exit code {process.exitcode}, and its nodes' "
                     "states with it; a checkpoint has those of its round"
                 ) from None
-            problem = f"{type(error).__name__}: {error}"
-            raise RuntimeError(f"{who} failed: {problem}") from error
+            raise RuntimeError(f"{who} failed: {error!r}") from error
         except BaseException:
             self._stop.set()
             try:

@@ -12,6 +12,7 @@ from clients import ZerothOrderSGDClient
 from fedtrellis.domains.atoms import RandomSigns, unpack_atoms
 from fedtrellis.domains.atoms.packing import StreamedSigns
 from fedtrellis.random import generator
+from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import Step, pack_steps, unpack_steps
 from strategies import ZerothOrderSGD
 from tests.harness import Array, contexts, grid_of, memory_of, play
@@ -108,7 +109,7 @@ def test_scalars_that_differ_in_sign_alone_are_a_bit_each(count: int) -> None:
         RandomSigns(2, 6, rng.standard_normal(3), (9,)),
     ]
     arrays = pack_steps([Step(1.0, 1.0, (atom,)) for atom in atoms])
-    for atom, again in zip(atoms, unpack_steps(arrays, (9,)), strict=True):
+    for atom, again in zip(atoms, unpack_steps(arrays, Layout(((9,),))), strict=True):
         assert np.array_equal(again.atoms[0].dense(), atom.dense())
     assert atoms[0].nbytes == 24 + (8 if count == 1 else 8 + 8 * -(-count // 64))
     assert sum(a.nbytes for a in arrays[2:]) == sum(a.nbytes for a in atoms)
@@ -118,7 +119,7 @@ def test_scalars_that_differ_in_sign_alone_are_a_bit_each(count: int) -> None:
     bad += [[arrays[2], values[:-1]], [arrays[2], np.full_like(values, np.nan)]]
     for wrong in (*bad, arrays[2:3]):
         with pytest.raises(ValueError, match=r"."):
-            unpack_steps([*arrays[:2], *wrong], (9,))
+            unpack_steps([*arrays[:2], *wrong], Layout(((9,),)))
     with pytest.raises(ValueError, match="random atoms are not taken here"):
         unpack_atoms(arrays[1:], (9,))
 
