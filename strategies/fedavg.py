@@ -200,7 +200,6 @@ class FedAvgGD(LocalModels):
 
     name = "fedavg-gd"
     about = "FedAvg with full local gradients, without a constraint"
-    audience = RoundStrategy._all_alike
 
     local_steps: int = setting(
         5, "gradient steps of a client in a round", symbol="k_0", minimum=1
@@ -327,7 +326,6 @@ class FedProx(FedAvgGD):
 
     name = "fedprox"
     about = "FedAvg with a proximal term, without a constraint"
-    audience = RoundStrategy._all_alike
 
     proximal_weight: float = setting(
         0.01,
@@ -644,7 +642,6 @@ class ProjectedFedAvg(LocalModels):
 
     name = "projected-fedavg"
     about = "FedAvg with a projection after the average"
-    audience = RoundStrategy._all_alike
     space = "domain"
 
     domain: Domain = given("D", kw_only=False)
@@ -706,7 +703,6 @@ class FedDR(ProjectedFedAvg):
 
     name = "feddr"
     about = "federated Douglas-Rachford splitting"
-    audience = RoundStrategy._all_alike
     # of every client the last is kept
     needs, _linear = "each", True
     _least_answers = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, Literal, get_args
@@ -184,7 +184,6 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
 
     name = "naive-frank-wolfe"
     about = "averaged oracles, a baseline that does not converge"
-    audience = RoundStrategy._all_alike
     stateful = False
 
     schedule: Schedule | Literal["auto"] = setting(
@@ -432,10 +431,6 @@ class FedFW(FrankWolfeStrategy):
         """What the variant's client needs for its answer."""
         return self.half.instruction(server_round, client)
 
-    def audience(self, server_round: int, client: str) -> Hashable:
-        """What of a client the variant's steps depend on."""
-        return self.half.audience(client)
-
     def check(self, answer: Answer) -> Any:
         """What the variant makes of an answer."""
         return self.half.check(answer)
@@ -574,9 +569,6 @@ class _PaperSteps:
             entries["seed"] = strategy.seed
         return entries
 
-    def audience(self, client: str) -> int:
-        return self._steps_taken[client] if self._strategy._counts_own_steps else 0
-
     def check(self, answer: Answer) -> _Answer:
         if self.penalty is not None:
             return self._strategy._take_atoms(answer, self._local_steps), 0.0
@@ -591,7 +583,8 @@ class _PaperSteps:
         known: dict[int, list[float]] = {}
         etas: dict[str, list[float]] = {}
         for name in answers:
-            own = self.audience(name)
+            counts = self._strategy._counts_own_steps
+            own = self._steps_taken[name] if counts else 0
             if own not in known:
                 clock, _ = self._clocks(server_round, name)
                 known[own] = [self._schedule.step(t) for t in clock]
@@ -763,9 +756,6 @@ class _CorrectiveSteps:
         if strategy.correction != "projected":
             entries["correction"] = strategy.correction
         return entries
-
-    def audience(self, client: str) -> None:
-        return None
 
     def check(self, answer: Answer) -> _Corrected:
         strategy = self._strategy

@@ -314,10 +314,6 @@ class FedGiA(RoundStrategy):
             entries |= entries_of(self, "local_steps", "hessian")
         return entries
 
-    def audience(self, server_round: int, client: str) -> bool:
-        """Those in C are sent the same, and so are the others."""
-        return client in self.selected(server_round)
-
     def check(self, answer: Answer) -> FloatArray:
         """z_i."""
         return self.take_point(answer)

@@ -63,7 +63,6 @@ class FirstOrderRFL(StepsByBounds):
 
     name = "first-order-rfl"
     about = "Riemannian federated learning with projections"
-    audience = StepsByBounds._all_alike
     space = "manifold"
     # each c_i is replayed from its ẑ_i
     needs, _linear, _replayed = "each", True, "_corrections"
@@ -303,7 +302,6 @@ class ZerothOrderRFL(FirstOrderRFL):
     # a client's scalars are along directions of its own
     _linear = False
     about = "Riemannian federated learning from function values"
-    audience = StepsByBounds._all_alike
 
     step_size: float = setting(0.01, "of a local step", symbol="η", above=0.0)
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)

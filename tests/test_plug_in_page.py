@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "plug-in.md"
 #: What a method's author writes, declares or calls.
 SURFACE = {
     *("name", "about", "space", "needs", "stateful", "keep_model", "dtypes"),
-    *("setup", "instruction", "audience", "check", "aggregate", "converged", "sample"),
+    *("setup", "instruction", "check", "aggregate", "converged", "sample"),
     *("state", "load_state", "client_state", "run_round", "prepare", "finish"),
     *("take_point", "average", "mean_of", "num_clients", "start", "summary"),
     *("configure_train", "aggregate_train"),

@@ -189,13 +189,11 @@ class Call(Callback):
 
 def format_bytes(count: float) -> str:
     """A number of bytes as people read it: 999 B, 1.5 kB, 20.1 MB."""
-    if abs(count) < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB"):
-        count /= 1000
+    for unit in ("B", "kB", "MB"):
         if abs(count) < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:.1f} GB"
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
 
 
 def listed(names: Sequence[str], length: int = 5) -> str:
@@ -205,10 +203,7 @@ def listed(names: Sequence[str], length: int = 5) -> str:
 
 
 def progress_of(history: Sequence[RoundRecord]) -> dict[str, float]:
-    """``progress``: which part of the loss's fall the last tenth of the rounds brought.
-
-    Empty where the loss did not fall, or was not measured before and in that tenth.
-    """
+    """``progress``: which part of the loss's fall the last tenth of rounds brought."""
     losses = [(r.round, r.metrics["loss"]) for r in history if "loss" in r.metrics]
     last = history[-1].round if history else 0
     tenth = last - max(1, last // 10)
@@ -239,13 +234,11 @@ def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
 def in_a_line(history: Sequence[RoundRecord]) -> str:
     """The totals and last metrics that end a run, as people read them."""
     total = summarise(history)
+    up, down = format_bytes(total["bytes_up"]), format_bytes(total["bytes_down"])
     shown = [f"rounds {total['rounds']}"]
     shown += [f"{name} {value:.6g}" for name, value in total["metrics"].items()]
-    shown += [
-        f"↑ {format_bytes(total['bytes_up'])} ↓ {format_bytes(total['bytes_down'])}",
-        f"{total['seconds']:.2f} s",
-        f"{total['used']} of {total['sampled']} used",
-    ]
+    shown += [f"↑ {up} ↓ {down}", f"{total['seconds']:.2f} s"]
+    shown.append(f"{total['used']} of {total['sampled']} used")
     if "progress" in total:
         share = f"{100.0 * total['progress']:.2g} %"
         shown.append(f"last tenth of the rounds {share} of the loss's fall")
@@ -278,8 +271,8 @@ class Progress(Callback):
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Begin to count, and start the bar if there is a terminal to draw it on."""
         # a resumed run's rounds so far count
-        self._up = sum(record.bytes_up for record in strategy.history)
-        self._down = sum(record.bytes_down for record in strategy.history)
+        total = summarise(strategy.history)
+        self._up, self._down = total["bytes_up"], total["bytes_down"]
         self._older: dict[str, str] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
@@ -308,9 +301,7 @@ class Progress(Callback):
         texts = {name: f"{name} {value:.4g}" for name, value in record.metrics.items()}
         now, number = time.time(), record.round
         shown = texts if self._bar is None else self._older | texts
-        self._older |= {
-            name: f"{text} (round {number})" for name, text in texts.items()
-        }
+        self._older |= {name: f"{t} (round {number})" for name, t in texts.items()}
         parts = [shown[name] for name in (*CRITERIA, *QUALITIES) if name in shown]
         parts.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
         often = self._total <= self.lines or number in (0, 1, self._total)
@@ -340,14 +331,14 @@ class Progress(Callback):
 
 
 def _to_json(event: str, fields: Mapping[str, Any]) -> str:
+    def plain(value: Any) -> Any:
+        return dict(value) if isinstance(value, Mapping) else str(value)
+
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    text = json.dumps(
-        {"event": event, "time": now, **fields},
-        default=lambda value: dict(value) if isinstance(value, Mapping) else str(value),
-    )
+    text = json.dumps({"event": event, "time": now, **fields}, default=plain)
     # JSON has no NaN and no infinities: null instead
-    plain = json.loads(text, parse_constant=lambda name: None)
-    return json.dumps(plain, ensure_ascii=False)
+    finite = json.loads(text, parse_constant=lambda name: None)
+    return json.dumps(finite, ensure_ascii=False)
 
 
 def print_json(event: str, file: TextIO | None = None, **fields: Any) -> None:

@@ -221,15 +221,9 @@ class Conversation:
         those that passed the checks, in the clients' order; why the others did not is
         in :attr:`traffic`.
         """
-        expected = {
-            "session": self.session,
-            "server-round": server_round,
-            "in-sync": True,
-        }
+        expected = {"session": self.session, "server-round": server_round}
         if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
             expected["phase"] = phase
-        if self.strategy.keep_model or kind == "evaluate":
-            expected["model-version"] = self.strategy.broadcast.version
         order = todo = [name for name in self.names if name in entries]
         answers: dict[str, Answer] = {}
         for _ in range(2):
@@ -268,10 +262,9 @@ class Conversation:
     ) -> dict[str, Answer]:
         """As :meth:`ask`, and again those whose answer was lost, in so many waves.
 
-        ``entries`` makes what a client is sent, by its name and anew for each wave;
-        ``take`` may raise ValueError with the reason to drop an answer. Returns those
-        that were taken; SettingsError where a client refused with ``code``, or with any
-        if that is empty.
+        ``entries`` makes what a client is sent, anew for each wave; ``take`` may raise
+        ValueError to drop an answer. Returns those that were taken; SettingsError where
+        a client refused with ``code``, or with any if that is empty.
         """
         taken: dict[str, Answer] = {}
         for _ in range(attempts):
@@ -302,11 +295,7 @@ class Conversation:
         timeout: float,
         clients: Sequence[str],
     ) -> dict[str, Answer]:
-        """As :meth:`ask_again`, before round 1, until each client has answered.
-
-        SettingsError where one refused, TimeoutError where one never answered, or never
-        well.
-        """
+        """As :meth:`ask_again`, before round 1: SettingsError, TimeoutError."""
         asked = kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
         taken = self.ask_again(0, *asked)
         if missing := sorted(set(clients) - taken.keys(), key=identity_order):
@@ -323,8 +312,9 @@ class Conversation:
         asked = self._requests(server_round, kind, entries)
         if isinstance(grid, LocalGrid) and local:
             return grid.ask(asked, server_round, self.traffic)
+        group = str(server_round)
         messages = {
-            name: Message(request.content, node_id, kind, group_id=str(server_round))
+            name: Message(request.content, node_id, kind, group_id=group)
             for name, (node_id, request) in asked.items()
         }
         return self._exchange(messages, timeout)
@@ -341,43 +331,36 @@ class Conversation:
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]
     ) -> Answer | Reason | None:
-        """Check a reply, of which nothing is trusted; None if it is out of step.
-
-        Such a client is given state and model whole from now on.
-        """
+        """Check a reply, of which nothing is trusted; None if it is out of step."""
         if isinstance(reply, Reason):
             return reply
         try:
             if isinstance(reply, Message):
                 reply = NodeReply.of(reply.content)
             status, numbers = reply.status, np.empty(0)
-            alike = reply.client == name and status == expected
-            if not alike or status["in-sync"] is not True:  # 1 is not True
-                if reply.client != name:
-                    of = f"client-id {reply.client!r}, not {name!r}"
-                    return Reason(f"the answer has {of}")
-                for key in ("session", "server-round", "phase"):
-                    if (found := status.get(key)) != (value := expected.get(key)):
-                        return Reason(f"the answer has {key} {found!r}, not {value!r}")
-                if "refused" in status and (refusal := refusal_of(status)):
-                    return refusal
-                if not isinstance(in_sync := status.get("in-sync"), bool):
-                    return Reason(f"the answer has in-sync {in_sync!r}")
-                if not in_sync:
-                    client = self.registry.clients[name]
-                    client.ready, client.version = False, None
-                    return None
-                data = status.get("numbers", b"")
+            if reply.client != name:
+                return Reason(
+                    f"the answer has client-id {reply.client!r}, not {name!r}"
+                )
+            for key in ("session", "server-round", "phase"):
+                if (found := status.get(key)) != (value := expected.get(key)):
+                    return Reason(f"the answer has {key} {found!r}, not {value!r}")
+            if "refused" in status and (refusal := refusal_of(status)):
+                return refusal
+            if not isinstance(in_sync := status.get("in-sync"), bool):
+                return Reason(f"the answer has in-sync {in_sync!r}")
+            if not in_sync:
+                client = self.registry.clients[name]
+                client.ready, client.version = False, None
+                return None
+            if data := status.get("numbers", b""):
                 if not isinstance(data, bytes) or len(data) % 8:
-                    return Reason(
-                        "the answer's numbers are not numbers of 8 bytes each"
-                    )
-                if data:
-                    check_moderate(numbers := np.frombuffer(data, dtype="<f8"))
+                    return Reason("the answer's numbers are not of 8 bytes each")
+                check_moderate(numbers := np.frombuffer(data, dtype="<f8"))
             version = None
             if self.strategy.keep_model:
-                version = status.get("model-version")
-                if type(version) is not int or version != expected["model-version"]:
+                version, now = status.get("model-version"), self.strategy.broadcast
+                if type(version) is not int or version != now.version:
                     return Reason(f"the answer is for model version {version!r}")
             arrays = reply.arrays or []
             norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
@@ -395,10 +378,8 @@ def mean_metrics(
 ) -> MetricRecord | None:
     """Mean of several clients' metrics, weighted by their ``num-examples`` or equally.
 
-    One without examples (no labels, say) does not take metrics away from the others.
-    With ``median`` it is the weighted median: nobody with less than half of the weight
-    can choose it. The record has the numbers that all with examples name, and the sum
-    of ``num-examples``; None if nobody has any.
+    Or with ``median`` the weighted median. The record has the numbers that all with
+    examples name, and the sum of ``num-examples``; None if nobody has any.
     """
     counted = [m for m in metrics if m[EXAMPLES] > 0]
     if not counted:
@@ -412,10 +393,8 @@ def mean_metrics(
     result = {}
     for name in sorted(set.intersection(*numbers) - {EXAMPLES}):
         values = np.array([m[name] for m in counted], dtype=np.float64)
-        if median:
-            result[name] = weighted_median(values, weights)
-        else:
-            result[name] = float(np.average(values, weights=weights))
+        middle = weighted_median if median else np.average
+        result[name] = float(middle(values, weights=weights))
     return MetricRecord({**result, EXAMPLES: int(sum(m[EXAMPLES] for m in counted))})
 
 

@@ -11,8 +11,7 @@ import filecmp
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from logging import INFO, WARNING, getLogger
@@ -46,7 +45,7 @@ from fedtrellis.server.callbacks import (
 from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.records import Checkpoint, pack_checkpoint, write_checkpoint
-from fedtrellis.settings import Declared, SettingsError
+from fedtrellis.settings import Declared, SettingsError, refused
 from fedtrellis.signals import check_signals, deferred
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
@@ -57,11 +56,6 @@ from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Needs = Literal["sum", "each"]
 
-# Flower's own loop, of which nothing can be overridden
-_HOOKS = (
-    *("configure_train", "aggregate_train"),
-    *("configure_evaluate", "aggregate_evaluate"),
-)
 # No method's loss rises by this factor and is on its way: not one of them is so random.
 _BEYOND = 1e6
 
@@ -220,7 +214,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        for hook in _HOOKS:
+        # of Flower's own loop nothing can be overridden
+        for hook in sorted(Strategy.__abstractmethods__ - {"summary"}):
             if getattr(cls, hook) is not LoopStrategy._driven:
                 raise TypeError(
                     f"{cls.__name__} overrides {hook}, which nobody calls: override "
@@ -474,11 +469,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _weights_in_sums(self) -> dict[str, float]:
         """What each client multiplies its terms with: d_i / max d_i, or 1."""
-        counts = np.ones(self.num_clients)
-        if self.options.client_weights == "examples":
-            counts = self._examples_of(self.clients)
-        weights = (counts / counts.max()).tolist()
-        return dict(zip(self.clients, weights, strict=True))
+        if self.options.client_weights != "examples":
+            return dict.fromkeys(self.clients, 1.0)
+        counts = self._examples_of(self.clients)
+        return dict(zip(self.clients, (counts / counts.max()).tolist(), strict=True))
 
     def _examples_of(self, clients: Iterable[str]) -> FloatArray:
         return np.array([float(self._client_properties(n)[EXAMPLES]) for n in clients])
@@ -494,18 +488,14 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
         """Mean of the clients' metrics."""
-        conversation, config = self.conversation, self._loop.evaluate_config
-        timeout = self._loop.timeout
-        entries = {name: dict(config) for name in self.clients}
-        answers = conversation.ask(server_round, "evaluate", entries, timeout)
+        loop, conversation = self._loop, self.conversation
+        entries = {name: dict(loop.evaluate_config) for name in self.clients}
+        answers = conversation.ask(server_round, "evaluate", entries, loop.timeout)
         conversation.note_version(*answers)
         return self._mean_evaluation(answers)
 
     def _mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
-        """The clients' metrics in the mean; with a robust aggregation in the median.
-
-        A client weighs the examples that it declared, or those of its first evaluation.
-        """
+        """The clients' metrics in the mean; with a robust aggregation in the median."""
         metrics, equal = [], self.options.evaluation_weights == "equal"
         for answer in answers:
             count = answer.metrics.get(EXAMPLES)
@@ -513,6 +503,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 why = f"the evaluation is of {count!r} examples"
                 self.conversation.reject(answer.client, why)
                 continue
+            # a client weighs what it declared, or what its first evaluation said
             declared = self._client_properties(answer.client)
             examples = int(declared.setdefault(EXAMPLES, count))
             metrics.append({**answer.metrics, EXAMPLES: examples})
@@ -528,46 +519,43 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _check_aggregation(self) -> None:
         """Raise SettingsError for options that do not fit the method or one another."""
         kind, method = type(self.aggregator), f"apply to {self._described_name}"
-        values = {"aggregation": self.aggregator.name}
-        kinds = (*AGGREGATIONS, kind)
-        admitted = [k.name for k in kinds if self._admits(k)]
+        options, kinds = self.options, (*AGGREGATIONS, kind)
+
+        def need(name: str, allowed: Sequence[Any], why: str) -> None:
+            value = getattr(options, name.replace("-", "_"))
+            value = self.aggregator.name if name == "aggregation" else value
+            if value not in allowed:
+                rest = [str(one) for one in allowed if one is not None]
+                raise refused(name, value, f"does not {why}", rest)
+
+        need("dtype", [None, *self.dtypes], f"fit {self._described_name}")
         variant = getattr(self, "variant", "")
         beside = f" with variant = {variant!r}" if variant else ""
+        need("aggregation", [k.name for k in kinds if self._admits(k)], method + beside)
         stated = f"apply beside {self.aggregator.wanted}"
-        alike = f"{stated}, with which all clients count alike"
-        checks: list[tuple[str, Sequence[Any], str]] = [
-            ("dtype", [None, *self.dtypes], f"fit {self._described_name}"),
-            ("aggregation", admitted, method + beside),
-        ]
         if self.needs != "sum":
-            checks.append(("client_weights", ["equal"], method))
+            need("client_weights", ["equal"], method)
         elif not issubclass(kind, Mean):
-            checks.append(("client_weights", ["equal"], alike))
+            alike = f"{stated}, with which all clients count alike"
+            need("client_weights", ["equal"], alike)
         if self.aggregator.exposed != "accept":
             either = [0, "or secure-sum.exposed = 'accept'"]
             why = f"{stated}: evaluations travel in the clear"
-            checks.append(("client-evaluate-every", either, why))
-        if self.options.privacy == "local":
+            need("client-evaluate-every", either, why)
+        if options.privacy == "local":
             # no average of the middle, and no second noise
             means = [k.name for k in AGGREGATIONS if issubclass(k, Mean)]
             why = f"apply beside {LocalPrivacy.wanted}"
-            checks += [
-                ("privacy", ["local"] if self._private_mechanism else ["none"], method),
-                *(("aggregation", means, why), ("client_weights", ["equal"], why)),
-                ("client-evaluate-every", [0], why),
-            ]
+            need("privacy", ["local"] if self._private_mechanism else ["none"], method)
+            need("aggregation", means, why)
+            need("client_weights", ["equal"], why)
+            need("client-evaluate-every", [0], why)
         if not self._one_wave:
             # what it does there with answers is not known
-            seen = [k.name for k in kinds if k.seen_by == "method"]
             why = f"{method}, which overrides run_round"
-            checks += [("aggregation", seen, why), ("privacy", ["none"], why)]
-        for name, allowed, why in checks:
-            value = values.get(name) or getattr(self.options, name.replace("-", "_"))
-            if value not in allowed:
-                rest = ", ".join(str(one) for one in allowed if one is not None)
-                raise SettingsError(
-                    f"{name} = {value!r} does not {why}; allowed: {rest}"
-                )
+            seen = [k.name for k in kinds if k.seen_by == "method"]
+            need("aggregation", seen, why)
+            need("privacy", ["none"], why)
 
     def _driven(self, *arguments: Any, **more: Any) -> Any:
         """Refuse Flower's own loop; RuntimeError."""
@@ -678,7 +666,7 @@ class Loop:
             raise ValueError("initial_arrays are not finite")
         point = layout.rounded(point)
         strategy._check_model(layout)
-        # of the arrays that the run begins with, by name
+        # of the arrays that the run begins with
         self.dtypes = {name: np.dtype(array.dtype) for name, array in initial.items()}
         log(INFO, "Starting %s: %d rounds", type(strategy).__name__, num_rounds)
         strategy.summary()
@@ -699,13 +687,34 @@ class Loop:
             callback.on_start(strategy, before + 1, num_rounds)
         # a signal has to wait until the state is whole: that of a finished round, with
         # nothing of the next but messages
-        with deferred(), self._ending_in_order():
+        with deferred():
+            return self._to_the_end(before)
+
+    def _to_the_end(self, before: int) -> Result:
+        """Agree before the rounds; clean up after them, also when they end badly."""
+        strategy, conversation = self.strategy, self.conversation
+        try:
+            strategy.aggregator.prepare(conversation, self.timeout)
+            strategy.prepare(conversation, self.timeout)
             strategy.ending = self._rounds(before)
             strategy.caution = _check_ended(strategy)
             result = self._result()
             for callback in self.callbacks:
                 callback.on_end(strategy, result)
-        return result
+            return result
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                try:
+                    self._save()
+                except OSError as why:
+                    log(WARNING, "the last checkpoint was not saved: %s", why)
+            for callback in self.callbacks:
+                callback.on_failure(strategy, error)
+            raise
+        finally:
+            with deferred():  # the signal is known, it need not end this wave too
+                strategy.finish(conversation)
+                strategy.aggregator.finish(conversation)
 
     def _resumed(self) -> Checkpoint | None:
         """The checkpoint to go on from; its clients keep their nodes' keys."""
@@ -834,13 +843,14 @@ class Loop:
         """Flower's: the model, and the metrics by round."""
         result = Result()
         result.arrays = self.model_record()
+        kinds = {
+            "train": result.train_metrics_clientapp,
+            "client_evaluation": result.evaluate_metrics_clientapp,
+            "evaluation": result.evaluate_metrics_serverapp,
+        }
         for record in self.strategy.history:
-            for metrics, by_round in (
-                (record.train, result.train_metrics_clientapp),
-                (record.client_evaluation, result.evaluate_metrics_clientapp),
-                (record.evaluation, result.evaluate_metrics_serverapp),
-            ):
-                if metrics:
+            for kind, by_round in kinds.items():
+                if metrics := getattr(record, kind):
                     by_round[record.round] = MetricRecord({**metrics})
         # with what is no single number
         result.evaluate_metrics_serverapp.update(self.evaluations)
@@ -855,28 +865,6 @@ class Loop:
             record[name] = encode(kept)
         return record
 
-    @contextmanager
-    def _ending_in_order(self) -> Iterator[None]:
-        """Agree before the rounds; clean up after them, also when they end badly."""
-        strategy, conversation = self.strategy, self.conversation
-        try:
-            strategy.aggregator.prepare(conversation, self.timeout)
-            strategy.prepare(conversation, self.timeout)
-            yield
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                try:
-                    self._save()
-                except OSError as why:
-                    log(WARNING, "the last checkpoint was not saved: %s", why)
-            for callback in self.callbacks:
-                callback.on_failure(strategy, error)
-            raise
-        finally:
-            with deferred():  # the signal is known, it need not end this wave too
-                strategy.finish(conversation)
-                strategy.aggregator.finish(conversation)
-
     def _save(self) -> None:
         """Write the state after the last finished round, if wanted and still there."""
         if self.options.checkpoint is None or not self.whole:
@@ -888,10 +876,8 @@ class Loop:
 
 
 def check_same_code(grid: Any) -> None:
-    """Raise SettingsError for a simulation whose clients would be of another app.
-
-    Ray's workers look for packages first where the SuperLink was started.
-    """
+    """Raise SettingsError for a simulation whose clients would be of another app."""
+    # Ray's workers look for packages first where the SuperLink was started
     here = Path.cwd()
     # where Flower unpacks what ``flwr run`` sends, each app in a folder of its own
     apps = [Path(entry) for entry in sys.path if Path(entry).parent.name == "apps"]
@@ -915,14 +901,12 @@ def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
 
 
 def _check_ended(strategy: LoopStrategy) -> str:
-    """Raise for a run that used no answer, or diverged; what else is odd about it.
-
-    The loss decides, where it was measured before round 1; else the method's measure.
-    """
+    """Raise for a run that used no answer, or diverged; what else is odd about it."""
     history, first = strategy.history, strategy.history[0]
     if not any(record.used for record in history):
         # however few the rounds were: the model is the one they began with
         raise _unanswered(f"all of the {history[-1].round} rounds", history[-1])
+    # the loss decides, where it was measured before round 1; else the method's measure
     measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
     start = inf if first.round else first.metrics.get("loss", inf)
     names = ("step_size", "local_step_size")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from datetime import datetime
+from itertools import count
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -155,15 +156,13 @@ class RunRecord(Callback):
     @classmethod
     def create(cls, parent: Path, name: str, config: Mapping[str, Any]) -> RunRecord:
         """Make a record in a new directory ``TIME-NAME`` under ``parent``."""
-        stamp, number = f"{datetime.now():%Y%m%d-%H%M%S}", 1
-        while True:
-            suffix = "" if number == 1 else f"-{number}"
-            directory = parent.expanduser() / f"{stamp}-{name}{suffix}"
-            try:
+        first = parent.expanduser() / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+        for number in count(1):
+            directory = Path(f"{first}-{number}") if number > 1 else first
+            with suppress(FileExistsError):
                 directory.mkdir(parents=True)
-                return cls(directory, config)
-            except FileExistsError:
-                number += 1
+                break
+        return cls(directory, config)
 
     @property
     def checkpoint(self) -> Path:
@@ -253,20 +252,17 @@ def plot_convergence(
     reference: float | None = None,
     panels: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Draw loss (or its distance to F*), gap and quality of runs to a file.
+    """Draw loss (or its distance to F*, the ``reference``), gap and quality of runs.
 
     ``runs`` are histories by name; ``panels`` are metrics, each with a key of
-    :data:`AXES`, to draw instead. With F*, the ``reference``, and for a gap the axis is
-    logarithmic, which has no place for what rounding made negative.
+    :data:`AXES`, to draw instead.
     """
     need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display; slow to load
     from matplotlib.figure import Figure
 
     if not panels:
-        names = {
-            name for history in runs.values() for r in history for name in r.metrics
-        }
+        names = {name for rounds in runs.values() for r in rounds for name in r.metrics}
         firsts = [[n for n in all_ if n in names][:1] for all_ in (_GAPS, QUALITIES)]
         more = [(name, "rounds") for first in firsts for name in first]
         panels = [("loss", "rounds"), *more, ("loss", "bytes")]
@@ -285,6 +281,7 @@ def plot_convergence(
             }[against]
             values = np.array([r.metrics.get(metric, np.nan) for r in history])
             values -= optimum
+            # a logarithmic axis has no place for what rounding made negative
             there = ((0.0 if distance else -_LARGEST) < values) & (values < _LARGEST)
             axes.plot(np.array(along)[there], values[there], label=name)
         scale = "log" if distance else "linear"
@@ -347,7 +344,6 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
         "version": broadcast.version,
         "planned-rounds": strategy.planned_rounds,
         "clients": clients,
-        "shapes": {name: list(np.shape(array)) for name, array in arrays.items()},
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     return arrays
@@ -394,9 +390,6 @@ class Checkpoint:
                 self._arrays = {name: file[name] for name in file.files}
             meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
             self._layout = Layout.from_list(meta["layout"], meta["dtype"])
-            for name, shape in meta["shapes"].items():
-                if (found := self._arrays[name].shape) != tuple(shape):
-                    raise ValueError(f"its entry {name!r} has shape {found}")
             self.planned_rounds = int(meta["planned-rounds"])
             self._last_round = int(meta["round"])
             self.keys = {
@@ -498,11 +491,7 @@ def flwr_command(directory: Path) -> str:
 def ending_in_order(
     record: RunRecord, command: Callable[[Path], str], as_json: bool = False
 ) -> Iterator[None]:
-    """Run what is inside so that it can be interrupted, and its record has its end.
-
-    A signal waits until a strategy's state is whole. A line on the standard error, or
-    with ``as_json`` an object, names the record and the ``command`` that resumes it.
-    """
+    """Name an interrupted record, and the command that resumes it, in a line."""
     with signals_interrupt():
         try:
             yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord
@@ -11,8 +11,10 @@ from flwr.app import ConfigRecord
 from fedtrellis.server.aggregation import Sealed
 from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.wire.client import speaks_for
 from fedtrellis.wire.protocol import ANSWER_BOUND
+
+# Instructions that a client's is compared with.
+_LAST = 8
 
 
 class RoundStrategy(LoopStrategy):
@@ -89,23 +91,8 @@ class RoundStrategy(LoopStrategy):
         ``"secure-sum"`` each is the mean of its block. Rounds count from 1.
         """
 
-    def audience(self, server_round: int, client: str) -> Hashable:
-        """What a client's :meth:`instruction` depends on: equal ones get the same.
-
-        By default its name, so that each is asked for. A method that overrides it saves
-        the server a look at each; a subclass with another :meth:`instruction` overrides
-        both, or does without.
-        """
-        return client
-
-    def _all_alike(self, server_round: int, client: str) -> None:
-        """An :meth:`audience` of all clients: one instruction for everybody."""
-
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        # what is said of a round by one class need not hold of a class below it
-        if not speaks_for(cls, "audience", "instruction"):
-            cls.audience = RoundStrategy.audience  # type: ignore[method-assign]
         cls._one_wave = cls.run_round is RoundStrategy.run_round
 
     _one_wave = True
@@ -137,16 +124,15 @@ class RoundStrategy(LoopStrategy):
             common["sum-points"] = self._sent_arrays[0]
             if self.options.client_weights == "examples":
                 common["sum-largest"] = float(max(self._examples_of(self.clients)))
-        if type(self).audience is RoundStrategy._all_alike:
-            common |= self.instruction(server_round, asked[0])
-            return dict.fromkeys(asked, common)
-        made: dict[Hashable, Mapping[str, Any]] = {}
+        made: list[tuple[dict[str, Any], dict[str, Any]]] = []
         entries: dict[str, Mapping[str, Any]] = {}
         for name in asked:
-            key = self.audience(server_round, name)
-            if key not in made:
-                made[key] = common | self.instruction(server_round, name)
-            entries[name] = made[key]
+            own = self.instruction(server_round, name)
+            # equal ones are sent as one: look among the last that differ
+            same = next((whole for one, whole in made[-_LAST:] if one == own), None)
+            if same is None:
+                made.append((own, same := common | own))
+            entries[name] = same
         return entries
 
     def _use(

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
-from math import floor, isfinite, log2, sqrt
+from math import floor, inf, isfinite, log2, sqrt
 from statistics import mode
 from typing import Any, Literal
 
@@ -128,9 +128,8 @@ class SecureSum(Mean):
     @property
     def no_resume(self) -> str:  # type: ignore[override]
         """With noise: no checkpoint knows what was released after it."""
-        if not self.noise_multiplier:
-            return ""
-        return "ε would be too small: rounds after the checkpoint count, too"
+        why = "ε would be too small: rounds after the checkpoint count, too"
+        return why if self.noise_multiplier else ""
 
     # --------------------------------------------------------------- before the rounds
 
@@ -160,8 +159,7 @@ class SecureSum(Mean):
         self.anew = {block[0] for block in self.blocks}
         #: What all have to be sent alike.
         self.told = f"{self._coding} {self.clip} {z} {self.colluders}"
-        shown = ", ".join(map(str, sizes))
-        log(INFO, "secure sums over blocks of %s clients", shown)
+        log(INFO, "secure sums over blocks of %s clients", ", ".join(map(str, sizes)))
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Two waves in which the members of each block agree on keys."""
@@ -175,11 +173,7 @@ class SecureSum(Mean):
         members: Mapping[str, Introduction] | None = None,
         everyone: bool = False,
     ) -> None:
-        """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`.
-
-        ``members`` is what they sent of themselves, where they need not be asked.
-        Before round 1 ``everyone`` has to answer.
-        """
+        """Let members of blocks agree on keys, ``members`` of whom they are known."""
 
         def wave(step: str, of: Mapping[str, Any], take: Any) -> dict[str, Answer]:
             asked = f"train.sum_{step}", of.__getitem__, take, timeout, list(of)
@@ -260,41 +254,30 @@ class SecureSum(Mean):
         least = strategy._sent_arrays[1] * strategy.broadcast.model.size
         for members, total in self.sums(conversation, answers, least):
             # who came without the state that it had before
-            lost = [
-                answer.client
-                for answer in members
-                if answer.client not in strategy._zeroed
-                and (client := conversation.client(answer.client)).used_round > 0
-                and not client.ready
-            ]
+            known = {a.client: conversation.client(a.client) for a in members}
+            lost = [n for n, c in known.items() if c.used_round > 0 and not c.ready]
+            lost = [name for name in lost if name not in strategy._zeroed]
             if strategy._replayed and lost:
-                names = ", ".join(lost)
-                for answer in members:
-                    anew.add(answer.client)
-                    why = f"its block begins anew: client {names} had to"
-                    conversation.reject(answer.client, why)
+                why = f"its block begins anew: client {', '.join(lost)} had to"
+                for name in known:
+                    conversation.reject(name, why)
+                anew |= known.keys()
                 continue
-            total /= sum(weights[answer.client] for answer in members)
+            total /= sum(map(weights.__getitem__, known))
             arrays, numbers = self._cut(total, strategy, points)
-            result += [
-                replace(answer, arrays=arrays, numbers=numbers, norm=None)
-                for answer in members
-            ]
+            own = {"arrays": arrays, "numbers": numbers, "norm": None}
+            result += [replace(answer, **own) for answer in members]
         return result, anew
 
     def sums(
         self, conversation: Conversation, answers: Sequence[Answer], least: int
     ) -> Iterator[tuple[list[Answer], FloatArray]]:
-        """The members' answers and the sum of each block in which all answered.
-
-        A sum has at least so many numbers.
-        """
+        """Members' answers and the sum, of so many numbers, of each complete block."""
         by_name = {answer.client: answer for answer in answers}
         for block in self.blocks:
             there = [by_name[name] for name in block if name in by_name]
-            missing = ", ".join(name for name in block if name not in by_name)
             try:
-                if missing:
+                if missing := ", ".join(n for n in block if n not in by_name):
                     lack = f"its block's sum is lost without client {missing}"
                     raise ValueError(lack)
                 total = self.total({a.client: a.arrays for a in there})
@@ -322,27 +305,25 @@ class SecureSum(Mean):
     ) -> tuple[list[NDArray[Any]], FloatArray]:
         """The arrays and scalars of a mean answer."""
         model, layout = strategy.broadcast.model, strategy.broadcast.layout
-        (_, count), arrays, size = strategy._sent_arrays, [], model.size
-        for index in range(count):
-            part = values[index * size : (index + 1) * size].reshape(model.shape)
-            point = part + model if index < points else part
+        size, arrays = strategy._sent_arrays[1] * model.size, list[NDArray[Any]]()
+        for part in values[:size].reshape(-1, *model.shape):
+            point = part + model if len(arrays) < points else part
             arrays.append(layout.to_wire(point.astype(layout.point_dtype)))
-        return arrays, values[count * size :]
+        return arrays, values[size:]
 
     # ---------------------------------------------------------------------- afterwards
 
     def metrics(self) -> dict[str, float]:
         """ε of the block that was asked most, void attempts included."""
-        if not self._deviation:
-            return {}
-        epsilon = self._accountant.epsilon(max(self._asked))
+        epsilon = inf
+        if self._deviation:
+            epsilon = self._accountant.epsilon(max(self._asked))
         return {"epsilon": epsilon} if isfinite(epsilon) else {}
 
     def warning(self) -> str:
         """What ε is about."""
-        if not self.noise_multiplier:
-            return ""
-        return "secure-sum: ε is about the models, for a client's whole data"
+        about = "secure-sum: ε is about the models, for a client's whole data"
+        return about if self.noise_multiplier else ""
 
     def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made."""

@@ -103,10 +103,7 @@ class Layout:
         return np.dtype(_TYPES[self.dtype][1])
 
     def rounded(self, point: NDArray[Any]) -> FloatArray:
-        """A point as a new C-contiguous array of numbers that the dtype can hold.
-
-        FloatingPointError: an entry is too large for it.
-        """
+        """A new array of numbers that the dtype can hold, or a FloatingPointError."""
         with np.errstate(over="ignore"):
             made = np.array(point, dtype=self.point_dtype, order="C")
         made = self.from_wire(self.to_wire(made))
@@ -388,10 +385,7 @@ def travels_as_one(described: Described) -> bool:
 
 
 def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRecord:
-    """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ...
-
-    With ``join``, for messages of our own, several small arrays may travel as one.
-    """
+    """An ``ArrayRecord`` with Flower's keys; with ``join`` small ones may be one."""
     several = join and len(arrays) > 1
     if several and travels_as_one(tuple([(a.dtype, a.shape) for a in arrays])):
         return filled(ArrayRecord(), {JOINED: encode(join_arrays(arrays))})

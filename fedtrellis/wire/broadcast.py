@@ -59,10 +59,7 @@ class Step:
     atoms: tuple[Atom, ...]
 
     def apply(self, point: FloatArray, start: FloatArray | None = None) -> None:
-        """Make ``point``, a C-contiguous array, what the step makes of ``start``.
-
-        None: of ``point`` itself.
-        """
+        """Make ``point`` what the step makes of ``start``, or of ``point`` itself."""
         if self.decay == 0.0:
             point.fill(0.0)  # also where it was not finite
         elif start is not None or self.decay != 1.0:
@@ -169,10 +166,7 @@ class ModelBroadcast:
             self._nbytes -= self._changes.popleft()[1]
 
     def encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
-        """The model for a client that has version ``base`` (None: has none).
-
-        Arrays, and the keys that :func:`receive` needs; shared, not to be changed.
-        """
+        """The model, and its keys, for a client of version ``base``; read-only."""
         if base is not None and not 0 <= self.version - base <= len(self._changes):
             base = None
         if base not in self._encoded:

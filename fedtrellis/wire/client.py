@@ -257,10 +257,7 @@ def speaks_for(kind: Any, many: str, one: str) -> bool:
 def evaluate_objective(
     objective: Any, parameters: Sequence[NDArray[Any]]
 ) -> tuple[float, int, dict[str, Any]]:
-    """What ``NumPyClient.evaluate`` returns, of an objective at a model's arrays.
-
-    The objective has ``value(x)`` and ``num_examples``, and maybe ``metrics(x)``.
-    """
+    """What ``NumPyClient.evaluate`` returns, of an objective at a model."""
     layout = Layout.of(parameters)
     x = layout.objective_point(layout.point(parameters))
     metrics = getattr(objective, "metrics", None)
@@ -273,10 +270,7 @@ def evaluate_objective(
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
-
-    Whoever calls these calls :meth:`failed` with what they raise.
-    """
+    """A request at a client: begin, call, finish; with what they raise, failed."""
 
     app: MethodApp
     function: str
@@ -429,10 +423,7 @@ def _for_server(error: Exception, context: Context) -> Exception:
 
 
 def serve(serving: Serving, together: bool = False) -> Any:
-    """The reply to a request, or what the client raised.
-
-    None: it has begun, and its steps are to be taken ``together`` with others'.
-    """
+    """The reply, or what was raised; None: steps to be taken ``together`` are begun."""
     try:
         serving.begin()
         # work that is its steps, and no fit of its own

@@ -296,11 +296,7 @@ class Registry:
     def introduce(
         self, grid: Grid, timeout: float, traffic: Traffic, started: bool
     ) -> None:
-        """Ask nodes that are not known yet who they are.
-
-        SettingsError: two connected nodes have one identity. RuntimeError: no node can
-        be used at all.
-        """
+        """Ask new nodes who they are; RuntimeError: none at all can be used."""
         connected = set(grid.get_node_ids())
         known = {client.node_id for client in self.clients.values()}
         new = sorted(connected - known - self._left_out)

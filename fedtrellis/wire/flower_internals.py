@@ -1,8 +1,7 @@
 """All that this package uses of Flower beyond its public modules.
 
-Flower promises nothing of these and moves them now and then. If something is not where
-it was, one line names the version of Flower, what is missing, and the versions that
-were run.
+Flower promises nothing of these and moves them now and then: one line says then what
+is missing in which version.
 
 Flower splits a Message into objects (the message, its records, its arrays, their
 chunks), names each by the SHA-256 of its bytes, and sends objects of one name once. An
@@ -13,8 +12,7 @@ messages travel as the same bodies, and their objects' bytes are counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -25,16 +23,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 TESTED_FLOWER = ("1.41.0",)
 
 
-@contextmanager
-def _flower() -> Iterator[None]:
-    """Name in one line what a version of Flower lacks."""
-    try:
-        yield
-    except ImportError as error:
-        reason = str(error).partition(" (/")[0]  # without the file's path
-        raise ImportError(_unfit(reason), name=error.name) from error
-
-
 def _unfit(reason: str) -> str:
     tested = TESTED_FLOWER[-1]
     return (
@@ -43,7 +31,7 @@ def _unfit(reason: str) -> str:
     )
 
 
-with _flower():
+try:
     from flwr.app.message import make_message
     from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK_SIZE
     from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -62,6 +50,9 @@ with _flower():
     from flwr.proto.recorddict_pb2 import RecordDict as _ProtoRecords
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
+except ImportError as error:
+    reason = str(error).partition(" (/")[0]  # without the file's path
+    raise ImportError(_unfit(reason), name=error.name) from error
 
 __all__ = ["CHUNK_SIZE", "LOGGER_NAME", "ConsoleHandler", "ErrorCode"]
 __all__ += ["NodeInfo", "Run", "log"]
@@ -274,7 +265,7 @@ def join_run(run_id: int) -> None:
 
 def is_simulation(grid: Any) -> bool:
     """Whether a grid is that of Flower's simulation, whose nodes Ray's actors are."""
-    with _flower():  # it takes half a second, so only who has to know imports it
-        from flwr.superlink.grid import InMemoryGrid
+    # it takes half a second, so only who has to know imports it
+    from flwr.superlink.grid import InMemoryGrid
 
     return isinstance(grid, InMemoryGrid)

@@ -29,7 +29,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, refused
 from fedtrellis.signals import window
 from fedtrellis.wire.arrays import (
     Described,
@@ -223,7 +223,7 @@ class LocalGrid(Grid):
                 allowed = ", ".join(FAULTS)
                 raise SettingsError(f"{name!r} is no fault; allowed: {allowed}")
             if not 0.0 <= chance <= 1.0:
-                raise SettingsError(f"{name} = {chance!r} must be from 0 to 1")
+                raise refused(name, chance, "must be at least 0 and at most 1")
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.encode, self.batched, self.workers = encode, batched, workers
         self.fault_counts = dict.fromkeys(FAULTS, 0)
@@ -346,10 +346,7 @@ class LocalGrid(Grid):
         return plain and {"push_messages", "pull_messages"}.isdisjoint(vars(self))
 
     def asks(self, kind: str, node_ids: Iterable[int]) -> bool:
-        """Whether nodes can be asked for this kind of thing by :meth:`ask`.
-
-        Not where messages would travel as bytes, or something may happen to them.
-        """
+        """Whether :meth:`ask` will do: nobody could see or touch a message."""
         return (
             self.untouched
             and not self.encode

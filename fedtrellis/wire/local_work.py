@@ -266,10 +266,7 @@ class Peers:
         return stack(self.objectives)
 
     def points(self, asked: Sequence[Any]) -> FloatArray:
-        """The points of requests, as stacked objectives take them: a new array.
-
-        ValueError: one has another shape than the model.
-        """
+        """The points of requests, stacked in a new array; ValueError: another shape."""
         layout = self.layout
         if {request.point.shape for request in asked} != {layout.point_shape}:
             raise ValueError("a point does not have the model's shape")

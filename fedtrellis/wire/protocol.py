@@ -194,10 +194,7 @@ class NodeRequest:
         return content_bytes(self.content)
 
     def read(self, max_count: int) -> tuple[Named, dict[str, Any], ArrayRecord]:
-        """As :func:`read_request`, once for all clients, which have one ``max_count``.
-
-        With the status that each answers with, and the model's record; all read-only.
-        """
+        """As :func:`read_request`, once for all; a reply's status; the model."""
         if self._read is None:
             config = read_request(self.content, max_count)
             status = {key: config[key] for key in ("session", "server-round")}
@@ -365,10 +362,7 @@ class ClientMemory(NamedTuple):
     def take_request(
         self, model: ReceivedModel, content: RecordDict, config: Mapping[str, Any]
     ) -> ClientMemory:
-        """The memory with the model received, and the state that the server wants.
-
-        RestoreNeededError: the state cannot be had with what the request holds.
-        """
+        """The memory after a request, or a RestoreNeededError."""
         used = config.get("used-round")
         if used is None:  # the method's clients have no state
             return self._replace(model=model)

@@ -25,10 +25,7 @@ _PATIENCE = 5.0
 
 
 class Workers:
-    """Nodes in forked processes, where their states stay: a pool of one a share.
-
-    SettingsError: this system cannot fork.
-    """
+    """Nodes in forked processes, where their states stay: a pool of one a share."""
 
     def __init__(self, shares: Iterable[Any]) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
