@@ -355,7 +355,7 @@ class Conversation:
                 return None
             if data := status.get("numbers", b""):
                 if not isinstance(data, bytes) or len(data) % 8:
-                    return Reason("the answer's numbers are not of 8 bytes each")
+                    return Reason("the answer's numbers are not numbers of 8 bytes")
                 check_moderate(numbers := np.frombuffer(data, dtype="<f8"))
             version = None
             if self.strategy.keep_model:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord
 
 from fedtrellis.server.aggregation import Sealed
@@ -128,6 +129,9 @@ class RoundStrategy(LoopStrategy):
         entries: dict[str, Mapping[str, Any]] = {}
         for name in asked:
             own = self.instruction(server_round, name)
+            if any(isinstance(value, np.ndarray) for value in own.values()):
+                entries[name] = common | own  # which go with the client's model
+                continue
             # equal ones are sent as one: look among the last that differ
             same = next((whole for one, whole in made[-_LAST:] if one == own), None)
             if same is None:
