@@ -113,8 +113,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     Examples
     --------
-    Steepest descent with a search along the line takes two waves a round, for the
-    gradients and for the values on that line:
+    Steepest descent with a search along the line takes two waves a round:
 
     >>> import numpy as np
     >>> from flwr.app import ArrayRecord
@@ -124,7 +123,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     ...     def setup(self, point, layout):
     ...         pass
     ...     def run_round(self, conversation, server_round, config, timeout):
-    ...         # whom the round asks, and whose answers it uses
     ...         self.sampled = self.used = list(self.clients)
     ...         def mean(phase, **entries):
     ...             asked = dict.fromkeys(self.clients, entries)

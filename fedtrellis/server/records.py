@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime
 from itertools import count
 from logging import WARNING
@@ -54,7 +54,6 @@ AXES = {
     "seconds": "seconds of the rounds",
 }
 _GAPS = [*CRITERIA][1:]
-_FIELDS = {field.name for field in fields(RoundRecord)}
 # what an axis has room for
 _LARGEST = 1e100
 
@@ -84,9 +83,7 @@ def read_history(text: str) -> list[RoundRecord]:
             if line.endswith("\n"):
                 raise
             break
-        # a record of a later version may know more than this one
-        known = {k: v for k, v in content.items() if k in _FIELDS}
-        found.append(RoundRecord.from_dict(known))
+        found.append(RoundRecord.from_dict(content))
     return found
 
 

@@ -230,28 +230,6 @@ class ReceivedModel:
         return encode(self.point)
 
 
-def _declared(
-    config: Mapping[str, Any], stored: ReceivedModel | None, max_parameters: int
-) -> Layout | None:
-    """The shapes that a message declares, which are no more than it may declare."""
-    if "model-shapes" not in config:
-        return None
-    dtype = config.get("model-dtype", "float64")
-    layout = Layout.from_list(config["model-shapes"], dtype)
-    if stored is not None and layout != stored.layout:
-        raise ValueError(
-            f"the model has shapes {list(layout.shapes)} of {layout.dtype}; in this "
-            f"session it had {list(stored.layout.shapes)} of {stored.layout.dtype}"
-        )
-    # a dense model brings all of its entries, whatever it declares
-    if config["model-encoding"] != "dense" and layout.size > max_parameters:
-        raise ValueError(
-            f"model-shapes declare {layout.size} parameters; this client takes at "
-            f"most {max_parameters} (client_app's max_parameters)"
-        )
-    return layout
-
-
 def receive(
     record: ArrayRecord,
     config: Mapping[str, Any],
@@ -266,7 +244,18 @@ def receive(
     """
     encoding, version = config["model-encoding"], config["model-version"]
     base = config.get("model-base", -1)
-    layout = _declared(config, stored, max_parameters)
+    layout: Layout | None = None
+    if "model-shapes" in config:
+        dtype = config.get("model-dtype", "float64")
+        layout = Layout.from_list(config["model-shapes"], dtype)
+        if stored is not None and layout != stored.layout:
+            raise ValueError(f"a {layout}; in this session it had {stored.layout}")
+        # a dense model brings all of its entries, whatever it declares
+        if encoding != "dense" and layout.size > max_parameters:
+            raise ValueError(
+                f"model-shapes declare {layout.size} parameters; this client takes at "
+                f"most {max_parameters} (client_app's max_parameters)"
+            )
     if encoding in ("dense", "sparse"):
         if layout is None:
             raise ValueError("a whole model came without its shapes")
