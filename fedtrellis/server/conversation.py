@@ -103,34 +103,18 @@ def refusal_of(status: Mapping[str, Any]) -> Reason | None:
 
 
 class Conversation:
-    """A run's messages to its clients, and their answers.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's, or a :class:`~fedtrellis.LocalGrid`.
-    strategy : LoopStrategy
-        The method.
-
-    Attributes
-    ----------
-    registry : Registry
-        Who the clients are, and what each is known to have.
-    session : str
-        Of this run, for good: state of another session is never used.
-    epoch : str
-        Of this server's time in the session; empty until it goes on from a checkpoint.
-    traffic : Traffic
-        Bytes, waves and dropped answers of the round so far.
-    """
+    """A run's messages to its clients, and their answers."""
 
     # any: the module of strategies imports this one
     def __init__(self, grid: Grid, strategy: Any) -> None:
         self.grid, self.strategy = grid, strategy
         keys, refuse = strategy.options.client_keys, strategy._refuse_newcomer
+        #: Who the clients are, and what each is known to have.
         self.registry = Registry(keys, refuse)
         self.registry.agreed = strategy.agreed
+        #: Of this run, and of this server's time in it since a checkpoint, if any.
         self.session, self.epoch = secrets.token_hex(4), ""
+        #: Bytes, waves and dropped answers of the round so far.
         self.traffic = Traffic()
 
     @property

@@ -116,14 +116,10 @@ class RunRecord(Callback):
     ``model.npz``                the model's arrays, by the names they had
     ``model.json``               what they mean, of a linear model of a table
     ``checkpoint.npz``           what ``resume`` needs
-    ``convergence.png``          loss, gap and quality over rounds and bytes, unless
-                                 ``picture`` is False
+    ``convergence.png``          loss, gap and quality, unless ``picture`` is False
     ============================ =====================================================
 
-    ``directory`` is made if it is not there; ``config`` is the run config, flat;
-    ``reference``, for the picture and the summary, is F*; ``title`` is the picture's.
-    ``status`` is one of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`; ``picture``
-    says whether one is drawn in the end.
+    ``config`` is the run config, flat; ``reference`` is F*; ``title`` is the picture's.
     """
 
     def __init__(

@@ -31,10 +31,9 @@ Steps = Generator["Request", Any, Any]
 class Request(Protocol):
     """What steps may yield: anything that a client's loss can answer.
 
-    A class whose requests can be answered many at once has a static method
-    ``answer_many(asked, peers)`` too: given the requests of several clients and the
-    :class:`Peers` that they are, it returns a sequence of answers, or None for those
-    that are to be answered one by one.
+    One whose requests can be answered many at once has a static method
+    ``answer_many(asked, peers)``, too, given the :class:`Peers` that ask: a sequence of
+    answers, or None to have them answered one by one.
     """
 
     def answer(self, objective: Any, layout: Layout) -> Any:
@@ -126,22 +125,8 @@ class Descent:
     x_k ← x_{k−1} − γ_k (∇f_i(x_{k−1}) + pull · (x_{k−1} − x_0)), k = 1, 2, …
 
     An objective whose points live elsewhere, as PyTorch's do, offers
-    ``local_steps(x, sizes, rng, batch_size, pull=)``. Those of stacked objectives are
-    taken as one array. Else the answer is None, and nothing has been drawn: the steps
-    then ask for gradients.
-
-    Parameters
-    ----------
-    point : ndarray of shape ``layout.point_shape``
-        x_0, which is not changed.
-    sizes : sequence of float
-        γ_1, γ_2, …
-    batches : MiniBatches, optional
-        One is drawn for each step; None: all examples.
-    pull : float
-        How strongly the steps are pulled back to x_0.
-    bound : float
-        Where a stack has gone beyond ‖x_k‖ = bound, None is answered.
+    ``local_steps(x, sizes, rng, batch_size, pull=)``; stacked objectives take them as
+    one array, up to ‖x_k‖ = ``bound``. Else the answer is None, and nothing is drawn.
     """
 
     point: FloatArray
