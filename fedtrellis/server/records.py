@@ -337,6 +337,7 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
         "version": broadcast.version,
         "planned-rounds": strategy.planned_rounds,
         "clients": clients,
+        "shapes": {name: list(np.shape(array)) for name, array in arrays.items()},
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     return arrays
@@ -383,6 +384,9 @@ class Checkpoint:
                 self._arrays = {name: file[name] for name in file.files}
             meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
             self._layout = Layout.from_list(meta["layout"], meta["dtype"])
+            for name, shape in meta["shapes"].items():
+                if (found := self._arrays[name].shape) != tuple(shape):
+                    raise ValueError(f"its entry {name!r} has shape {found}")
             self.planned_rounds = int(meta["planned-rounds"])
             self._last_round = int(meta["round"])
             self.keys = {
