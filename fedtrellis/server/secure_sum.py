@@ -265,7 +265,7 @@ class SecureSum(Mean):
                 continue
             total /= sum(map(weights.__getitem__, known))
             arrays, numbers = self._cut(total, strategy, points)
-            own = {"arrays": arrays, "numbers": numbers, "norm": None}
+            own: Any = {"arrays": arrays, "numbers": numbers, "norm": None}
             result += [replace(answer, **own) for answer in members]
         return result, anew
 
