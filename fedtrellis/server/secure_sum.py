@@ -17,7 +17,14 @@ from statistics import mode
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
@@ -37,7 +44,13 @@ from fedtrellis.server.aggregation import Cohorts, Mean
 from fedtrellis.server.conversation import Answer, Conversation, Entries, refusal_of
 from fedtrellis.settings import SettingsError, need, setting
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.exchange import Client, Reason, Registry, Traffic, await_nodes
+from fedtrellis.wire.exchange import (
+    Client,
+    Reason,
+    Registry,
+    Traffic,
+    await_nodes,
+)
 from fedtrellis.wire.flower_internals import is_simulation, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import identity_order

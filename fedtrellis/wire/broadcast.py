@@ -24,7 +24,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
+from fedtrellis.domains.atoms import (
+    Atom,
+    SparseAtom,
+    pack_atoms,
+    unpack_atoms,
+)
 from fedtrellis.wire.arrays import (
     ENVELOPE,
     FloatArray,
@@ -58,12 +63,12 @@ class Step:
     weight: float
     atoms: tuple[Atom, ...]
 
-    def apply(self, point: FloatArray, start: FloatArray | None = None) -> None:
-        """Make ``point`` what the step makes of ``start``, or of ``point`` itself."""
+    def apply(self, point: FloatArray) -> None:
+        """Change ``point``, a C-contiguous array."""
         if self.decay == 0.0:
             point.fill(0.0)  # also where it was not finite
-        elif start is not None or self.decay != 1.0:
-            np.multiply(point if start is None else start, self.decay, out=point)
+        elif self.decay != 1.0:
+            point *= self.decay
         if self._entries is None:
             for atom in self.atoms:
                 atom.add_to(point, self.weight)
@@ -249,7 +254,11 @@ def receive(
         dtype = config.get("model-dtype", "float64")
         layout = Layout.from_list(config["model-shapes"], dtype)
         if stored is not None and layout != stored.layout:
-            raise ValueError(f"a {layout}; in this session it had {stored.layout}")
+            known = f"{list(stored.layout.shapes)} of {stored.layout.dtype}"
+            raise ValueError(
+                f"the model has shapes {list(layout.shapes)} of {layout.dtype}; "
+                f"in this session it had {known}"
+            )
         # a dense model brings all of its entries, whatever it declares
         if encoding != "dense" and layout.size > max_parameters:
             raise ValueError(
@@ -282,12 +291,16 @@ def receive(
             steps = unpack_steps(record_arrays(record), layout)
             if len(steps) != version - base:
                 raise ValueError(f"{len(steps)} steps from version {base} to {version}")
-            point = _moved(stored.point, layout, steps[stored.version - base :])
+            point = stored.point.copy()
+            for step in steps[stored.version - base :]:
+                step.apply(point)
     elif encoding == "steps" and layout is not None:
         steps = unpack_steps(record_arrays(record), layout)
         if not steps or steps[0].decay != 0.0:
             raise ValueError("steps without a base do not start from nothing")
-        point = _moved(None, layout, steps)
+        point = np.empty(layout.point_shape, layout.point_dtype)
+        for step in steps:
+            step.apply(point)
     else:
         have = "none" if stored is None else stored.version
         raise RestoreNeededError(
@@ -298,13 +311,3 @@ def receive(
         if not isfinite(point.sum()):
             raise ValueError("the model is not finite")
     return ReceivedModel(layout, point, version)
-
-
-def _moved(
-    start: FloatArray | None, layout: Layout, steps: Sequence[Step]
-) -> FloatArray:
-    point: FloatArray = np.empty(layout.point_shape, layout.point_dtype)
-    for step in steps:
-        step.apply(point, start)
-        start = None
-    return point

@@ -32,7 +32,7 @@ from fedtrellis.wire.broadcast import (
     receive,
 )
 from fedtrellis.wire.flower_internals import filled, log
-from fedtrellis.wire.local_work import Steps, run_together
+from fedtrellis.wire.local_work import Steps, run_alone, run_together
 from fedtrellis.wire.protocol import (
     AGREED,
     CONFIG,
@@ -180,10 +180,7 @@ class MethodClient(NumPyClient):
         Exception
             What the steps raise.
         """
-        (found,) = run_together([self], [parameters], [config])
-        if isinstance(found, Exception):
-            raise found
-        arrays, examples, metrics = found
+        arrays, examples, metrics = run_alone(self, parameters, config)
         return list(arrays), examples, metrics
 
     def evaluate(

@@ -54,8 +54,15 @@ except ImportError as error:
     reason = str(error).partition(" (/")[0]  # without the file's path
     raise ImportError(_unfit(reason), name=error.name) from error
 
-__all__ = ["CHUNK_SIZE", "LOGGER_NAME", "ConsoleHandler", "ErrorCode"]
-__all__ += ["NodeInfo", "Run", "log"]
+__all__ = [
+    "CHUNK_SIZE",
+    "LOGGER_NAME",
+    "ConsoleHandler",
+    "ErrorCode",
+    "NodeInfo",
+    "Run",
+    "log",
+]
 
 
 # -------------------------------------------------------------------------- records

@@ -12,6 +12,7 @@ import json
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from flwr.app import (
     Context,
     Error,
     Message,
+    MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
@@ -46,6 +48,7 @@ from fedtrellis.wire.flower_internals import (
     Run,
     content_bytes,
     envelope_bytes,
+    items_to_bytes,
     join_run,
     message_bytes,
     name_message,
@@ -366,13 +369,14 @@ class LocalGrid(Grid):
         """
         replies = self._handlers().ask(list(asked.values()))
         digits = len(str(server_round))
+        statuses: dict[int, int] = {}  # bytes of those that replies have in common
         found: dict[str, NodeReply | Reason] = {}
         for name, reply in zip(asked, replies, strict=True):
             node_id, request = asked[name]
             failed = reply if isinstance(reply, str) else None
             down, up = _envelopes(request.kind, digits, node_id.bit_length(), failed)
             if failed is None:
-                up += _reply_bytes(reply)
+                up += _reply_bytes(reply, statuses)
             found[name] = reply if failed is None else failure(_RAISED, failed)
             traffic.down += down + request.nbytes
             traffic.up += up
@@ -523,38 +527,40 @@ def _envelopes(kind: str, digits: int, bits: int, error: str | None) -> tuple[in
     return envelope_bytes(request), envelope_bytes(reply)
 
 
-def _reply_bytes(reply: NodeReply) -> int:
-    """Bytes of a reply's records, computed once for all that are alike."""
-    described, arrays = None, reply.arrays
-    if arrays is not None:
-        described = tuple([(array.dtype, array.shape) for array in arrays])
-        size = sum([array.nbytes for array in arrays])
+def _reply_bytes(reply: NodeReply, statuses: dict[int, int]) -> int:
+    """Bytes of a reply's records; ``statuses`` are those of a wave, by their ids."""
+    metrics = len(items_to_bytes(MetricRecord, reply.metrics)) if reply.metrics else 0
+    described = None
+    if reply.arrays is not None:
+        described = tuple([(array.dtype, array.shape) for array in reply.arrays])
+    frame = _frame(described, bool(metrics))
+    if frame is None:
         # of equal arrays one is sent: what is in several of them counts
-        if not travels_as_one(described) or size > CHUNK_SIZE // 2:
-            return content_bytes(reply.content)
-    # a stand-in of the same length
-    client = "0" * len(reply.client.encode())
-    status, metrics = map(_alike, (reply.status, reply.metrics))
-    return _bytes_of(client, status, described, metrics)
+        return content_bytes(reply.content)
+    shared = statuses.get(id(reply.status))
+    if shared is None:
+        shared = len(items_to_bytes(ConfigRecord, reply.status))
+        statuses[id(reply.status)] = shared
+    status = shared + _name_bytes(reply.client)
+    return frame + len(str(status)) + status + len(str(metrics)) + metrics
 
 
-def _alike(items: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Items that take as many bytes, whatever their floats and bytes are."""
-    made = []
-    for name, value in items.items():
-        if type(value) is float:
-            value = 0.5  # which is no integer
-        elif type(value) is bytes:
-            value = bytes(len(value))
-        made.append((name, tuple(value) if type(value) is list else value))
-    return tuple(made)
+@lru_cache(maxsize=16384)
+def _name_bytes(client: str) -> int:
+    return len(items_to_bytes(ConfigRecord, {"client-id": client}))
 
 
 @lru_cache(maxsize=4096)
-def _bytes_of(
-    client: str, status: Any, described: Described | None, metrics: Any
-) -> int:
+def _frame(described: Described | None, measured: bool) -> int | None:
+    """Bytes of a reply's records but for bodies; None: the arrays' content counts."""
     arrays = None
     if described is not None:
+        size = sum([prod(shape) * dtype.itemsize for dtype, shape in described])
+        if not travels_as_one(described) or size > CHUNK_SIZE // 2:
+            return None
         arrays = [np.empty(shape, dtype) for dtype, shape in described]
-    return content_bytes(NodeReply(client, dict(status), arrays, dict(metrics)).content)
+    metrics = {"": 0.0} if measured else {}
+    body = len(items_to_bytes(MetricRecord, metrics))
+    size = content_bytes(NodeReply("", {}, arrays, metrics).content)
+    # a body's length stands before it
+    return size - sum(n + len(str(n)) for n in (_name_bytes(""), body))

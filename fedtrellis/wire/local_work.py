@@ -2,9 +2,9 @@
 
 The method ``steps`` of a :class:`~fedtrellis.MethodClient` is a generator. It yields a
 :class:`Request` wherever it needs its loss, is sent the answer, and returns what the
-client sends to the server. :func:`run_together` lets the steps of clients go on until
-they ask for something, and answers all at once: each with its own client's loss, or
-gradients by one call where the objectives can be stacked.
+client sends to the server. :func:`run_alone` answers with the client's own loss;
+:func:`run_together` lets the steps of many clients go on until they ask for something,
+and answers all at once, gradients by one call where the objectives can be stacked.
 """
 
 from __future__ import annotations
@@ -200,6 +200,27 @@ def _steps(
     return returned  # type: ignore[no-any-return]
 
 
+def run_alone(
+    client: Any, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+) -> Result:
+    """Take a client's steps, whose requests its own ``objective`` answers."""
+    # what overflows on the way is left to the steps' own checks
+    with np.errstate(over="ignore", invalid="ignore"):
+        steps = _steps(client, parameters, config)
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = request.answer(client.objective, client.layout)
+                except Exception as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
 def run_together(
     clients: Sequence[Any],
     parameters: Sequence[Sequence[NDArray[Any]]],
@@ -217,7 +238,6 @@ def run_together(
     steps = [_steps(*one) for one in given]
     active: Sequence[int] = range(len(steps))
     answers: Sequence[Any] = [None] * len(steps)
-    # what overflows on the way is left to the steps' own checks
     with np.errstate(over="ignore", invalid="ignore"):
         while active:
             asking, requests = [], []

@@ -252,5 +252,5 @@ def test_a_model_of_another_dtype_than_it_says_is_refused() -> None:
             with pytest.raises(ValueError, match=f"for a model of {said}|dtype"):
                 taken(server, None, **{"model-dtype": said})
     wide = taken(ModelBroadcast(Layout(((9,),)), np.ones(9)), None)
-    with pytest.raises(ValueError, match="'bfloat16'\\); in this session it had"):
+    with pytest.raises(ValueError, match="of bfloat16; in this session it had"):
         taken(server, wide)
