@@ -291,7 +291,8 @@ class Conversation:
         self, server_round: int, kind: str, entries: Entries, timeout: float
     ) -> Mapping[str, Message | NodeReply | Reason]:
         """What clients reply to one wave, or why not, in the order of the entries."""
-        grid, nodes = self.grid, [self.client(name).node_id for name in entries]
+        grid, known = self.grid, self.registry.clients
+        nodes = [known[name].node_id for name in entries]
         local = isinstance(grid, LocalGrid) and grid.asks(kind, nodes)
         asked = self._requests(server_round, kind, entries)
         if isinstance(grid, LocalGrid) and local:
@@ -307,10 +308,10 @@ class Conversation:
         self, messages: Mapping[str, Message], timeout: float
     ) -> dict[str, Message | Reason]:
         """What clients reply to their messages, or why not."""
-        clients = [self.client(name) for name in messages]
-        sent = list(messages.values())
-        found = exchange(self.grid, sent, timeout, self.traffic, clients)
-        return {name: found[self.client(name).node_id] for name in messages}
+        clients = {name: self.registry.clients[name] for name in messages}
+        sent, them = list(messages.values()), list(clients.values())
+        found = exchange(self.grid, sent, timeout, self.traffic, them)
+        return {name: found[client.node_id] for name, client in clients.items()}
 
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]

@@ -125,18 +125,21 @@ class RoundStrategy(LoopStrategy):
             common["sum-points"] = self._sent_arrays[0]
             if self.options.client_weights == "examples":
                 common["sum-largest"] = float(max(self._examples_of(self.clients)))
-        made: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        made: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
         entries: dict[str, Mapping[str, Any]] = {}
         for name in asked:
             own = self.instruction(server_round, name)
-            if any(isinstance(value, np.ndarray) for value in own.values()):
+            if np.ndarray in map(type, own.values()):
                 entries[name] = common | own  # which go with the client's model
                 continue
             # equal ones are sent as one: look among the last that differ
-            same = next((whole for one, whole in made[-_LAST:] if one == own), None)
-            if same is None:
-                made.append((own, same := common | own))
-            entries[name] = same
+            for one, whole in made[-_LAST:]:
+                if one == own:
+                    entries[name] = whole
+                    break
+            else:
+                entries[name] = common | own
+                made.append((own, entries[name]))
         return entries
 
     def _use(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from types import GeneratorType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,10 +176,10 @@ class Descent:
         return points.reshape(-1, *peers.layout.point_shape)
 
 
-def _steps(
+def _begin(
     client: Any, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
-) -> Generator[Request, Any, Result]:
-    """A client's steps; what they return is what ``fit`` returns, or one point."""
+) -> Steps:
+    """A client's steps, not yet started; it knows its ``layout`` from here on."""
     if isinstance(parameters, Layers):
         client.layout, x = parameters.layout, parameters.whole
     else:
@@ -194,10 +194,14 @@ def _steps(
             f"{type(client).__name__}.steps returned a {type(steps).__name__}, "
             "expected a generator: what asks for nothing is a method fit"
         )
-    returned: Any = yield from steps
+    return steps
+
+
+def _result_of(returned: Any, layout: Layout) -> Result:
+    """What ``fit`` returns, of what ``steps`` has returned: that, or one point."""
     if isinstance(returned, np.ndarray):
-        returned = [client.layout.to_wire(returned)], 0, {}
-    return returned  # type: ignore[no-any-return]
+        return [layout.to_wire(returned)], 0, {}
+    return cast(Result, returned)
 
 
 def run_alone(
@@ -206,7 +210,7 @@ def run_alone(
     """Take a client's steps, whose requests its own ``objective`` answers."""
     # what overflows on the way is left to the steps' own checks
     with np.errstate(over="ignore", invalid="ignore"):
-        steps = _steps(client, parameters, config)
+        steps = _begin(client, parameters, config)
         try:
             request = next(steps)
             while True:
@@ -217,8 +221,7 @@ def run_alone(
                 else:
                     request = steps.send(answer)
         except StopIteration as end:
-            result: Result = end.value
-            return result
+            return _result_of(end.value, client.layout)
 
 
 def run_together(
@@ -234,11 +237,15 @@ def run_together(
     layout = Layout.of(parameters[0])
     everybody = Peers([getattr(c, "objective", None) for c in clients], layout)
     results: dict[int, Any] = {}
-    given = zip(clients, parameters, configs, strict=True)
-    steps = [_steps(*one) for one in given]
-    active: Sequence[int] = range(len(steps))
-    answers: Sequence[Any] = [None] * len(steps)
+    steps: dict[int, Steps] = {}
     with np.errstate(over="ignore", invalid="ignore"):
+        for i, given in enumerate(zip(clients, parameters, configs, strict=True)):
+            try:
+                steps[i] = _begin(*given)
+            except Exception as error:
+                results[i] = error
+        active: list[int] = list(steps)
+        answers: Sequence[Any] = [None] * len(active)
         while active:
             asking, requests = [], []
             for i, answer in zip(active, answers, strict=True):
@@ -249,7 +256,10 @@ def run_together(
                         requests.append(steps[i].send(answer))
                     asking.append(i)
                 except StopIteration as end:
-                    results[i] = end.value
+                    try:
+                        results[i] = _result_of(end.value, layout)
+                    except Exception as error:
+                        results[i] = error
                 except Exception as error:
                     results[i] = error
             active, peers = asking, everybody
