@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="fedtrellis", description="Federated optimisation for Flower."
     )
+    parser.add_argument("--version", action="version", version=version("fedtrellis"))
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add(name: str, act: Any, help: str) -> argparse.ArgumentParser:
@@ -63,5 +65,8 @@ def _list(options: argparse.Namespace) -> None:
 
 def _resume(options: argparse.Namespace) -> None:
     directory = Path(options.directory).expanduser().resolve()
+    if not (directory / "config.toml").is_file():  # a folder of records: the last
+        records = sorted(file.parent for file in directory.glob("*/config.toml"))
+        directory = records[-1] if records else directory
     options.run_config = [f'resume="{directory}"', *options.run_config]
     _run(options)

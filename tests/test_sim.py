@@ -116,6 +116,7 @@ BAD = [
     # a setting without its owner
     ("penalty=0.1", "-c key = 'penalty' is not known (did you mean 'fedfw.penalty'?)"),
     ('method="fedprox" local-steps=3', "(did you mean 'fedprox.local-steps'?)"),
+    ('method="fedprox" lr=1', "(did you mean 'fedprox.step-size'?)"),
     ("k=3", "-c key = 'k' is not known (did you mean 'k-support-ball.k'?)"),
     ("rounds", "'rounds' is no key=value"),
     ("rounds=3 method=fedgia", "all of it in single ones: 'method=\"fedgia\"'"),

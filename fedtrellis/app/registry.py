@@ -269,15 +269,19 @@ class AppRegistry:
     def check_known(self, overrides: Config, where: str) -> None:
         """Refuse keys that do not exist, with the closest one."""
         method = overrides.get("method", RunSettings.method)
-        advice = "python sim.py --list NAME prints those of a method or task"
+        advice = "fedtrellis list NAME prints those of a method or task"
         for key in overrides:
             if key not in self.fields:
                 # a setting without its owner is first of all that of the run's method
-                own = f"{method}.{key}"
-                known = [own] if own in self.fields else list(self.fields)
-                check_choice(f"{where} key", key, known, advice)
+                own = f"{method}.{_SYNONYMS.get(key, key)}"
+                if own in self.fields:
+                    meant = f"is not known (did you mean {own!r}?); {advice}"
+                    raise SettingsError(f"{where} key = {key!r} {meant}")
+                check_choice(f"{where} key", key, list(self.fields), advice)
 
 
+# what other packages call a setting
+_SYNONYMS = {"lr": "step-size", "learning-rate": "step-size"}
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
 
 

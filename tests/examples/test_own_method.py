@@ -56,7 +56,7 @@ def test_the_command_lists_runs_resumes_and_tunes_it(tmp_path: Path) -> None:
     words = ["--nodes", "4", "--out", str(runs), "-c"]
     call("fedtrellis", "run", *words, f"{CONFIG} rounds=3")
     (first,) = runs.iterdir()
-    call("fedtrellis", "resume", str(first), *words, "rounds=6")
+    call("fedtrellis", "resume", str(runs), *words, "rounds=6")  # the last one in it
     (second,) = set(runs.iterdir()) - {first}
     for record, rounds in ((first, 3), (second, 6)):
         expected = feddyn(rounds, alpha=2.0, step=0.05, k=3)
