@@ -11,10 +11,8 @@ from fedtrellis.app.command_line import read_config
 from tasks import TASKS, HybridTask
 from tests.harness import history_of, model_of, run_app
 
-ROOT = Path(__file__).resolve().parents[1]
 # so few nodes have features and samples for two holders only
-ACCEPT = 'hyfdca.exposed="accept" '
-HYBRID = f'method="hyfdca" task="hybrid-svm" {ACCEPT}'
+HYBRID = 'method="hyfdca" task="hybrid-svm" hyfdca.exposed="accept" '
 
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -232,14 +232,6 @@ def test_without_the_mod_or_without_the_wrapper() -> None:
     assert all("wrap the ServerApp's strategy" in why for why in reasons(grid))
 
 
-def test_a_node_without_a_key_takes_part_in_simulations_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("fedtrellis.server.secure_sum.LocalGrid", FedAvg)
-    with pytest.raises(SettingsError, match="has no key, .* make one with fedtrellis-"):
-        run(SecureSums(FedAvg(**PLAIN)), [secure_sum_mod])
-
-
 def test_with_a_key_nothing_else_travels_in_the_clear(tmp_path: Path) -> None:
     key = tmp_path / "all.key"
     key.write_bytes(backend_class("stream").generate().secret_bytes())

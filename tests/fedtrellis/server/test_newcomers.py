@@ -78,9 +78,6 @@ def test_nobody_waits_for_nodes_of_this_process(
     strategy = FedAvgGD(step_size=0.1, callbacks=[CheckNodes()])
     start(strategy, grid_of(FedAvgGDClient, LOSSES))
     assert "dealt" in strategy.conversation.registry.refuse({})
-    # too few of them are an error at once, not after the ten minutes
-    with pytest.raises(TimeoutError, match="6 of 7 nodes connected"):
-        start(FedAvgGD(step_size=0.1, min_nodes=7), grid_of(FedAvgGDClient, LOSSES))
 
 
 def joining(strategy: Any, client: Any, after: int, rounds: int) -> list[Array]:

@@ -64,6 +64,20 @@ def test_a_run_is_what_can_be_worked_out_by_hand() -> None:
     assert strategy.conversation.session != first.session
 
 
+def test_answers_are_used_in_the_order_of_identities() -> None:
+    """Whenever they come, be it in a second wave."""
+
+    class Shuffled(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            return super().pull_messages(message_ids)[::-1]
+
+    grid = Shuffled(client_app(StepClient), 12)
+    strategy = Steps(callbacks=[at({1: lambda: contexts(grid)[3].state.clear()})])
+    start(strategy, grid, rounds=2)
+    assert strategy.used == [str(i) for i in range(12)]
+    assert [record.round_trips for record in strategy.history] == [1, 2]
+
+
 # ------------------------------------------------------------------- refused answers
 
 Spoil = Callable[[RecordDict], None]
