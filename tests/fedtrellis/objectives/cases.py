@@ -51,8 +51,8 @@ FLOWS, DISTANCES = features(4, 4, 1), features(4, 4, 2)
 MASK = np.random.default_rng(3).random((4, 4)) < 0.4
 
 
-def perceptron(rows: Any = slice(None), **options: Any) -> LowRankPerceptron:
-    return LowRankPerceptron(features()[rows], LABELS[rows], 3, 4, **options)
+def perceptron(**options: Any) -> LowRankPerceptron:
+    return LowRankPerceptron(features(), LABELS, 3, 4, **options)
 
 
 def classifier() -> PerceptronClassifier:
@@ -64,12 +64,12 @@ def classifier() -> PerceptronClassifier:
     )
 
 
-def perturbation(rows: Any = slice(None), **options: Any) -> UniversalPerturbation:
-    images = np.random.default_rng(1).uniform(size=(5, 2, 3))[rows]
+def perturbation(**options: Any) -> UniversalPerturbation:
+    images = np.random.default_rng(1).uniform(size=(5, 2, 3))
     return UniversalPerturbation(classifier(), images, 2, balance=0.3, **options)
 
 
-def torch_objective(rows: Any = slice(None), **options: Any) -> Objective:
+def torch_objective(**options: Any) -> Objective:
     torch = pytest.importorskip("torch")
     from fedtrellis.objectives.torch_objective import TorchObjective
 
@@ -80,7 +80,7 @@ def torch_objective(rows: Any = slice(None), **options: Any) -> Objective:
     norm.running_var.copy_(torch.linspace(0.5, 2, 5))
     layers = nn.Linear(3, 5), norm, nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3)
     model = nn.Sequential(*layers).double()
-    loss, data = nn.functional.cross_entropy, (features()[rows], LABELS[rows])
+    loss, data = nn.functional.cross_entropy, (features(), LABELS)
     return TorchObjective(model, loss, data, weight=2.0, **options)
 
 
@@ -90,13 +90,10 @@ BOUNDED: dict[str, Callable[[], Objective]] = {
     "least squares, half mean, l2": lambda: LeastSquares(
         features(), TARGETS, scale="half-mean", l2=0.7, weight=2.0
     ),
-    "least squares, wide": lambda: LeastSquares(features(5, 9), TARGETS, l2=0.1),
     "least squares, sparse": lambda: LeastSquares(csr(features()), TARGETS, l2=0.2),
-    "logistic": lambda: Logistic(features(), BITS),
     "logistic, l2": lambda: Logistic(features(), BITS, l2=0.3, weight=4.0),
     "logistic, sparse": lambda: Logistic(csr(features()), BITS, l2=0.3),
     "logistic, sparse, wide": lambda: Logistic(csr(features(5, 8)), BITS),
-    "logistic, nonconvex": lambda: NonconvexLogistic(features(), BITS, l2=0.4),
     "logistic, nonconvex, sparse": lambda: NonconvexLogistic(
         csr(features()), BITS, l2=0.7, weight=3.0
     ),
@@ -107,7 +104,6 @@ BOUNDED: dict[str, Callable[[], Objective]] = {
     "multinomial, free intercept": lambda: MultinomialLogistic(
         features(), LABELS, 3, l2=0.3, weight=2.0, free_intercept=True
     ),
-    "multinomial": lambda: MultinomialLogistic(features(), LABELS, 3),
     "multinomial, no intercept": lambda: MultinomialLogistic(
         features(), LABELS, 4, intercept=False, l2=0.1, weight=2.0
     ),
@@ -115,7 +111,6 @@ BOUNDED: dict[str, Callable[[], Objective]] = {
         csr(features(5, 7)), LABELS, 3, l2=0.2
     ),
     "matrix completion": lambda: MatrixCompletion(*ENTRIES, (3, 4), weight=2.0),
-    "assignment": lambda: QuadraticAssignment(FLOWS, DISTANCES),
     "assignment, mask": lambda: QuadraticAssignment(
         FLOWS, DISTANCES, mask=MASK, weight=3.0
     ),
@@ -144,20 +139,11 @@ CASES: dict[str, Callable[[], Objective]] = {
     "perceptron, full": lambda: perceptron(rank=None, weight=0.4),
     "perturbation": lambda: perturbation(weight=1.4),
 }
-every_objective = pytest.mark.parametrize("name", CASES)
-bounded_objectives = pytest.mark.parametrize("name", BOUNDED)
-curved_objectives = pytest.mark.parametrize("name", CURVED)
 
 
 def point(objective: Objective, seed: int = 0, scale: float = 1.0) -> Array:
     rng = np.random.default_rng([seed, 77])
     return scale * rng.standard_normal(objective.shape)
-
-
-def dense_bound(objective: Objective) -> Array:
-    bound = objective.hessian_bound()
-    assert isinstance(bound, np.ndarray)
-    return bound
 
 
 def finite_difference(

@@ -47,17 +47,9 @@ def normalised() -> nn.Module:
     return model
 
 
-def convolution() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(6, 7)
-    )
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "tied": (Tied, True),
     "normalised": (normalised, False),
-    "convolution": (convolution, False),
-    "linear": (lambda: nn.Linear(6, 7), False),
 }
 
 

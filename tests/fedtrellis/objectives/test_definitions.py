@@ -1,21 +1,36 @@
-"""Matrix completion, assignment, components, networks and attacks, by definition."""
+"""Each objective by its definition: numbers by hand, plain loops, other libraries."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
+import cvxpy as cp
 import numpy as np
 import pytest
+import scipy.sparse
 from numpy.typing import NDArray
 from scipy.special import log_softmax
+from sklearn.metrics import log_loss
 
-from fedtrellis.objectives import MatrixCompletion, QuadraticAssignment
+from fedtrellis.domains import Domain, L1Ball, L2Ball, Simplex
+from fedtrellis.objectives import (
+    LeastSquares,
+    Logistic,
+    MatrixCompletion,
+    MultinomialLogistic,
+    QuadraticAssignment,
+)
+from fedtrellis.objectives.base import MeanObjective
 from fedtrellis.objectives.demonstrations import (
     LowRankPerceptron,
     PerceptronClassifier,
     UniversalPerturbation,
 )
+from fedtrellis.objectives.linear_models import DesignMatrix, StackedLinear
 from fedtrellis.objectives.matrices import PrincipalComponents
+from fedtrellis.objectives.reference import certified_minimum
 from fedtrellis.wire.arrays import Layout
+from tests.fedtrellis.domains.cases import solve
 from tests.fedtrellis.objectives.cases import (
     DISTANCES,
     ENTRIES,
@@ -24,10 +39,144 @@ from tests.fedtrellis.objectives.cases import (
     MASK,
     Array,
     classifier,
+    csr,
     features,
     perceptron,
     point,
 )
+
+# -- linear models
+
+
+def test_least_squares_by_hand() -> None:
+    # A = [[1, 2], [3, 4]], b = [1, 1], x = [1, 0]: residuals 0 and 2, ‖x‖² = 1
+    A, b, x = [[1, 2], [3, 4]], [1, 1], np.array([1.0, 0.0])
+    assert LeastSquares(A, b, weight=10, l2=3.0).value(x) == 10 * (4.0 + 1.5)
+    assert LeastSquares(A, b, scale="half-mean").value(x) == 1.0
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_it_is_scikit_learns_log_loss(
+    classes: int, sparse: bool, intercept: bool
+) -> None:
+    A, labels = features(40, 6), np.arange(40) % min(classes, 4)
+    options: dict[str, Any] = {"l2": 0.4, "weight": 2.5, "intercept": intercept}
+    make: Any = Logistic
+    if classes > 2:
+        make, options["classes"] = MultinomialLogistic, classes
+    objective = make(csr(A) if sparse else A, labels, **options)
+    x = point(objective)
+    scores = np.hstack([A, np.ones((40, 1))]) @ x if intercept else A @ x
+    penalised = x
+    if classes == 2:  # the intercept is not penalised
+        penalised, scores = x[:6], np.column_stack([np.zeros(40), scores])
+    probabilities = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    loss = log_loss(labels, probabilities, labels=range(classes))
+    expected = 2.5 * (loss + 0.2 * np.sum(penalised**2))
+    assert objective.value(x) == pytest.approx(expected, rel=1e-12)
+    predicted = probabilities.argmax(axis=1)
+    np.testing.assert_array_equal(objective.predict(x), predicted)
+    assert objective.metrics(x) == {"accuracy": np.mean(predicted == labels)}
+
+
+def test_large_scores_do_not_overflow() -> None:
+    A, x = np.array([[1e4], [-1e4], [1e4], [-1e4]]), np.ones(1)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        logistic = Logistic(A, [0, 0, 1, 1])
+        # 10⁴ for the two on the wrong side
+        np.testing.assert_array_equal(logistic.values(np.stack([x, -x])), [5e3, 5e3])
+        np.testing.assert_array_equal(logistic.gradient(x), [5e3])
+        multinomial = MultinomialLogistic(A, [0, 0, 1, 1], 2, intercept=False)
+        assert multinomial.value(np.array([[0.0, 1.0]])) == 5e3
+        gradient = multinomial.gradient(np.array([[0.0, 1.0]]))
+        np.testing.assert_array_equal(gradient, [[-5e3, 5e3]])
+
+
+@pytest.mark.parametrize("columns", [None, 3, 129])
+@pytest.mark.parametrize("layout", ["C", "F", "csr"])
+def test_products_with_the_data_are_those_of_the_dense_matrix(
+    columns: int | None, layout: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((40, 7))
+    kept: Any = np.array(data, order="C" if layout == "csr" else layout)
+    kept = scipy.sparse.csr_array(data) if layout == "csr" else kept
+    tail = () if columns is None else (columns,)
+    x, y = rng.standard_normal((8, *tail)), rng.standard_normal((40, *tail))
+    dense = np.column_stack([data, np.ones(40)])
+    design = DesignMatrix(kept, intercept=True)
+    np.testing.assert_allclose(design.apply(x), dense @ x, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(design.adjoint(y), dense.T @ y, rtol=1e-12, atol=1e-12)
+
+
+KINDS: dict[str, Callable[[Any, Any], Any]] = {
+    "squares": lambda A, rng: LeastSquares(A, rng.normal(size=len(A)), l2=0.1 * len(A)),
+    "logistic": lambda A, rng: Logistic(A, rng.integers(2, size=len(A))),
+    "multinomial": lambda A, rng: MultinomialLogistic(
+        A, rng.integers(4, size=len(A)), 4
+    ),
+}
+
+
+def test_the_mean_is_of_clients_and_metrics_are_of_all_examples() -> None:
+    rng = np.random.default_rng(0)
+    data = [(rng.standard_normal((d, 4)), rng.integers(0, 2, d)) for d in (2, 5, 9)]
+    parts = [Logistic(A, b, l2=0.1) for A, b in data]
+    f, x = MeanObjective(parts), np.array([0.3, -1.0, 2.0, 0.0])
+    assert f.value(x) == pytest.approx(np.mean([p.value(x) for p in parts]), rel=1e-13)
+    expected = np.mean([p.gradient(x) for p in parts], axis=0)
+    np.testing.assert_allclose(f.gradient(x), expected, rtol=1e-13)
+    assert (f.shape, f.num_examples) == ((4,), 16)
+    whole = Logistic(*(np.concatenate(arrays) for arrays in zip(*data, strict=True)))
+    assert f.metrics(x)["accuracy"] == pytest.approx(whole.metrics(x)["accuracy"])
+    mixed = MeanObjective([parts[0], LeastSquares(data[1][0], np.zeros(5))])
+    assert mixed.metrics(x) == {}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("sizes", [[7, 7, 7], [9, 5, 8]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stacks_gradients_are_those_of_each(
+    kind: str, sizes: list[int], dtype: str
+) -> None:
+    rng = np.random.default_rng(6)
+    models = [KINDS[kind](rng.standard_normal((size, 6)), rng) for size in sizes]
+    each = [model.of_dtype(dtype) for model in models]
+    points = rng.standard_normal((3, *each[0].shape)).astype(dtype)
+    stacked = StackedLinear(each)
+    tolerance = 1e-13 if dtype == "float64" else 2e-6
+    rows = [rng.permutation(size)[: size - k] for k, size in enumerate(sizes)]
+    none: list[Any] = [None] * 3
+    for batches in (None, rows):
+        expected = [
+            model._gradient(x, some)
+            for model, x, some in zip(each, points, batches or none, strict=True)
+        ]
+        found = stacked.gradients(points, batches)
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+# -- minima that are certified
+
+
+@pytest.mark.parametrize("domain", [L1Ball(2.0), L2Ball(1.5), Simplex(1.0)], ids=repr)
+def test_a_certified_minimum_is_cvxpys(domain: Domain) -> None:
+    rng = np.random.default_rng(1)
+    A, b = rng.normal(size=(30, 12)), rng.normal(size=30)
+    objective, x = LeastSquares(A, b), cp.Variable(12)
+    optimum = objective.value(solve(cp.sum_squares(A @ x - b), domain, x))
+    found = certified_minimum(objective, domain, np.zeros(12), 1e-9)
+    assert domain.contains(found.point)
+    assert found.gap <= 1e-9 * max(1.0, found.value)
+    assert found.value == pytest.approx(optimum, rel=1e-6)
+    early = certified_minimum(objective, domain, np.ones(12), 1e-9, max_iterations=3)
+    assert early.gap > 10 * found.gap
+    assert early.value - early.gap <= found.value + 1e-12 <= early.value + 1e-9
+
+
+# -- matrices and networks
 
 
 def test_matrix_completion_is_the_loop_over_observations() -> None:
@@ -60,8 +209,6 @@ def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     assert not np.allclose(DISTANCES, DISTANCES.T)
     expected = four_fold(X, np.ones((4, 4), dtype=bool))
     assert whole.value(X) == pytest.approx(expected, rel=1e-12)
-    trace = np.trace(FLOWS @ X @ DISTANCES.T @ X.T)
-    assert whole.value(X) == pytest.approx(trace, rel=1e-12)
     part = QuadraticAssignment(FLOWS, DISTANCES, mask=MASK, weight=3.0)
     assert part.value(X) == pytest.approx(3.0 * four_fold(X, MASK), rel=1e-12)
     assert part.num_examples == MASK.sum()
@@ -95,12 +242,9 @@ def test_components_are_those_of_the_sum(d: int) -> None:
     gap = f.value(x) - f.optimum()
     assert gap > 0.01
     assert metrics["optimality-gap"] == pytest.approx(gap, rel=1e-9)
-    best = f.metrics(V[:, :3])
-    assert best["subspace-error"] < 1e-12
-    assert abs(best["optimality-gap"]) < 1e-12
 
 
-KINDS: dict[str, dict[str, Any]] = {
+NETS: dict[str, dict[str, Any]] = {
     "factored": {"rank": 2, "weight": 1.7},
     "matrix": {"rank": 2, "factored": False},
     "full": {"rank": None, "weight": 0.4},
@@ -122,16 +266,16 @@ def by_definition(f: LowRankPerceptron, x: Array) -> float:
     return float(f.weight * total / len(LABELS))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NETS)
 def test_values_are_those_of_the_definition(kind: str) -> None:
-    f = perceptron(**KINDS[kind])
+    f = perceptron(**NETS[kind])
     points = 0.5 * np.random.default_rng(1).standard_normal((9, *f.shape))
     expected = [by_definition(f, x) for x in points]
     np.testing.assert_allclose(f.values(points), expected, rtol=1e-12)
 
 
 def test_the_start_is_one_network_on_each_manifold() -> None:
-    nets = {k: perceptron(**KINDS[k] | {"weight": 1.0}) for k in KINDS}
+    nets = {k: perceptron(**NETS[k] | {"weight": 1.0}) for k in NETS}
     starts = {k: f.initial_point(np.random.default_rng(5)) for k, f in nets.items()}
     for kind, f in nets.items():
         assert [array.shape for array in starts[kind]] == f.shapes
