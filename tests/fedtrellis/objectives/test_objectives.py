@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_mini_batches_average_to_the_gradient(name: str, batch_size: int) -> Non
     batches = [FixedBatch(subset) for subset in subsets]
     gradients = [objective.stochastic_gradient(x, b, batch_size) for b in batches]
     whole = objective.gradient(x)
-    near = {"rtol": 1e-10, "atol": 1e-12}
+    near: Any = {"rtol": 1e-10, "atol": 1e-12}
     np.testing.assert_allclose(np.mean(gradients, axis=0), whole, **near)
     assert np.std(gradients, axis=0).max() > 1e-3
     values = [objective.values(points, b, batch_size=batch_size) for b in batches]
@@ -161,8 +162,8 @@ def test_curvature_is_how_the_slope_along_the_direction_changes(name: str) -> No
     assert objective.quadratic == (name.split()[0].strip(",") in QUADRATIC)
     if objective.quadratic:  # the parabola along any line
         d, gamma = point(objective, 5), 3.7
-        slope, curvature = np.vdot(objective.gradient(x), d), objective.curvature(x, d)
-        parabola = objective.value(x) + gamma * slope + 0.5 * gamma**2 * curvature
+        slope, bend = np.vdot(objective.gradient(x), d), objective.curvature(x, d) or 0
+        parabola = objective.value(x) + gamma * slope + 0.5 * gamma**2 * bend
         end = objective.value(x + gamma * d)
         assert end == pytest.approx(parabola, rel=1e-12, abs=1e-12)
 

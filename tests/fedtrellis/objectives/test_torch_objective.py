@@ -53,7 +53,7 @@ def random_point(target: TorchObjective, seed: int = 0) -> list[Array]:
 @pytest.mark.parametrize("limit", [1, 5, 4096])
 def test_a_linear_module_is_multinomial_logistic(limit: int) -> None:
     """However many examples are in a pass."""
-    more = {"l2": 0.3, "weight": 2.5}
+    more: Any = {"l2": 0.3, "weight": 2.5}
     ours = objective(nn.Linear(6, 4).double(), batch_size_limit=limit, **more)
     expected = MultinomialLogistic(*DATA, 4, **more)
     W = np.random.default_rng(1).standard_normal((7, 4))
