@@ -100,8 +100,6 @@ def i8(*values: int) -> NDArray[np.int64]:
 
 MALFORMED: list[tuple[type[Atom], Sequence[NDArray[Any]], tuple[int, ...]]] = [
     (SparseAtom, [], (5,)),
-    (SparseAtom, [u8(1)], (5,)),
-    (SparseAtom, [u8(1), f8(1), u8(2)], (5,)),
     (SparseAtom, [u8(1), f8(1, 2)], (5,)),
     (SparseAtom, [u8(5), f8(1)], (5,)),
     (SparseAtom, [u8(2, 1), f8(1, 2)], (5,)),
@@ -110,17 +108,12 @@ MALFORMED: list[tuple[type[Atom], Sequence[NDArray[Any]], tuple[int, ...]]] = [
     (SparseAtom, [np.array([1]), f8(1)], (5,)),
     (SparseAtom, [u8(1), f8(1)], (500,)),
     (SparseAtom, [u8(1), np.ones(1, np.float32)], (5,)),
-    (SparseAtom, [u8(1), np.ones(1, ">f8")], (5,)),
     (SparseAtom, [u8(1)[None], f8(1)], (5,)),
     (SparseAtom, [np.array([2**63], np.uint64), f8(1)], (2**33,)),
-    (SparseAtom, [u8(0), f8(1)], (0,)),
     (RankOneAtom, [f8(1, 2)], (2, 3)),
     (RankOneAtom, [f8(1, 2), f8(1, 2)], (2, 3)),
     (RankOneAtom, [f8(1, np.nan), f8(1, 2, 3)], (2, 3)),
     (RankOneAtom, [f8(1, 2), f8(1, 2, 3)], (6,)),
-    (RankOneAtom, [f8(1, 2)[:, None], f8(1, 2, 3)], (2, 3)),
-    (RankOneAtom, [f8(1, 2), np.ones(3, np.float32)], (2, 3)),
-    (PermutationAtom, [], (3, 3)),
     (PermutationAtom, [u8(0, 1)], (3, 3)),
     (PermutationAtom, [u8(0, 1, 1)], (3, 3)),
     (PermutationAtom, [np.arange(3)], (3, 3)),
@@ -130,22 +123,17 @@ MALFORMED: list[tuple[type[Atom], Sequence[NDArray[Any]], tuple[int, ...]]] = [
     (PermutationAtom, [u8(0, 1, 2)], (3,)),
     (SignAtom, [u8(1)], (8,)),
     (SignAtom, [u8(1), f8(1, 2)], (9,)),
-    (SignAtom, [u8(1), f8(1, 2, 3)], (8,)),
     (SignAtom, [u8(1), f8(1, np.nan)], (8,)),
     (SignAtom, [np.array([True]), f8(1, 2)], (8,)),
-    (DenseAtom, [], (2,)),
     (DenseAtom, [f8(1)], (2,)),
     (DenseAtom, [f8(1, np.nan)], (2,)),
     (DenseAtom, [np.ones(2, np.float32)], (2,)),
-    (ProductAtom, [], (4,)),
     (ProductAtom, [u8(5), f8(1, 2, 3, 4)], (4,)),  # no product
     (ProductAtom, [u8(8, 6, 6)], (4,)),  # no layout
-    (ProductAtom, [u8(8, 6, 6), i8(), f8(1, 2, 3, 4)], (4,)),
     (ProductAtom, [u8(8, 6, 6), i8(-2, 1, 2, 1), f8(1, 2, 3, 4)], (4,)),
     (ProductAtom, [u8(8, 6, 6), i8(-2, 1, 2, 1, -2), f8(1, 2, 3, 4)], (4,)),
     (ProductAtom, [u8(8, 6, 6), i8(1, 4), f8(1, 2, 3, 4)], (4,)),
     (ProductAtom, [u8(8, 6, 6), i8(-2, 1, 2, 1, 2), f8(1, 2, 3)], (4,)),
-    (ProductAtom, [u8(8, 6, 6), i8(-2, 1, 2, 1, 2)], (4,)),
     (ProductAtom, [u8(8, 6, 6), i8(-2, 1, 2, 1, 2), f8(1, 2, 3, 4), f8()], (4,)),
     (ProductAtom, [u8(8, 6, 6), i8(-(2**63), 1, 2), f8(1, 2, 3, 4)], (4,)),
     (ProductAtom, [u8(8, 6), i8(2**62, 1, 2), f8(1, 2, 3, 4)], (4,)),
@@ -156,24 +144,15 @@ MALFORMED: list[tuple[type[Atom], Sequence[NDArray[Any]], tuple[int, ...]]] = [
     (ProductAtom, [u8(8, 0, 0), i8(-2, 1, 2, 1, 3), u8(1, 3), f8(1, 1)], (5,)),
     (ProductAtom, [u8(8, 6), u8(1, 4), f8(1, 2, 3, 4)], (4,)),
     (ProductAtom, [u8(8, 6), i8(-1, 1, 4), f8(1, 2, 3, 4)], (2, 2)),
-    (
-        ProductAtom,
-        [u8(8, 6, 8, 6), i8(-1, 1, 4), f8(1, 2, 3, 4, 1, 2, 3, 4)],
-        (4,),
-    ),  # two of them
+    (ProductAtom, [u8(8, 6, 8, 6), i8(-1, 1, 4), np.ones(8)], (4,)),  # two of them
 ]
-
-
 #: Beside those, a pack of several atoms: no kind.
 PACKS: list[Arrays] = [
     [],
     [f8(0)],
-    [u8(0)[None]],
     [u8(0)],
-    [u8(0), u8(1)],
     [u8(0, 0), u8(1), f8(1)],
     [u8(0, 0), u8(1, 2, 3), f8(1, 2, 3)],
-    [u8(0), u8(1), f8(1), f8(1)],
     [u8(1, 1), u8(1, 2, 1), f8(1, 2, 3), u8(1, 1)],
     [u8(1, 1), u8(1, 2, 1), f8(1, 2, 3), f8(2, 1)],
     [u8(1, 1), u8(1, 1, 2), f8(1, 2, 3), u8(2, 1)],

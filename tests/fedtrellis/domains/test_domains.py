@@ -5,6 +5,7 @@ import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,18 +90,10 @@ def assert_nearest(domain: Domain, x: Array, p: Array, slack: float) -> None:
 
 
 #: The sets with a way of their own for many gradients; those of all sets agree.
-MANY = [
-    (domain, (300,))
-    for domain in (
-        *(
-            d.L1Ball(2.0),
-            d.LInfBall(0.5),
-            d.Simplex(3.0),
-            d.Box(-1.0, 2.0),
-            d.L2Ball(1.5),
-        ),
-        d.KSupportBall(2, 1.0),
-    )
+MANY: list[tuple[Domain, Shape]] = [
+    *((domain, (300,)) for domain in (d.L1Ball(2.0), d.LInfBall(0.5), d.Simplex(3.0))),
+    *((domain, (300,)) for domain in (d.Box(-1.0, 2.0), d.L2Ball(1.5))),
+    (d.KSupportBall(2, 1.0), (300,)),
 ]
 
 
@@ -168,26 +161,18 @@ def test_projection_is_the_nearest_point(
 LONG: tuple[Domain, ...] = (
     *(d.L1Ball(3.0), d.Simplex(3.0), d.KSupportBall(40, 3.0), d.GroupL1Ball(3.0, 20)),
     *(d.NonNegativeL1Ball(3.0), d.CappedSimplex(0.3, 3.0), d.WeightedL1Ball(0.5, 3.0)),
-    *(
-        d.SortedL1Ball(0.5, 3.0),
-        d.SparseGroupBall(3.0, 20, 0.3),
-        d.TotalVariationBall(3.0),
-    ),
-    d.Permutahedron(3.0),
+    *(d.SortedL1Ball(0.5, 3.0), d.SparseGroupBall(3.0, 20, 0.3)),
+    *(d.TotalVariationBall(3.0), d.Permutahedron(3.0)),
 )
+LARGE: list[tuple[Domain, Shape]] = [
+    *((domain, (2000,)) for domain in LONG),
+    *((d.NuclearNormBall(9.0), (120, 100)), (d.NuclearNormBall(9.0), (40, 100))),
+    *((d.SpectralNormBall(1.0), (60, 40)), (d.BirkhoffPolytope(), (60, 60))),
+    (d.Spectrahedron(3.0), (60, 60)),
+]
 
 
-@pytest.mark.parametrize(
-    ("domain", "shape"),
-    [
-        *((domain, (2000,)) for domain in LONG),
-        (d.NuclearNormBall(9.0), (120, 100)),
-        (d.NuclearNormBall(9.0), (40, 100)),
-        (d.SpectralNormBall(1.0), (60, 40)),
-        (d.BirkhoffPolytope(), (60, 60)),
-        (d.Spectrahedron(3.0), (60, 60)),
-    ],
-)
+@pytest.mark.parametrize(("domain", "shape"), LARGE)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 def test_projection_of_larger_points(
     domain: Domain, shape: Shape, scale: float
@@ -348,68 +333,49 @@ def test_every_set_of_the_package_has_a_line_here() -> None:
 def test_the_spectrahedron_s_oracle_where_the_rank_is_low() -> None:
     rng, domain = np.random.default_rng(7), d.Spectrahedron(2.0)
     for n, (rank, sign) in itertools.product((1, 30), ((1, -1), (3, 1), (3, -1))):
-        factor = rng.standard_normal((n, rank))
+        factor, skew = rng.standard_normal((n, rank)), rng.standard_normal((n, n))
         g = sign * factor @ factor.T
-        skew = rng.standard_normal((n, n))
         lowest, size = np.linalg.eigvalsh(g)[0], float(np.linalg.norm(g))
         # <A, X> = 0 for A = −Aᵀ: the symmetric part counts
-        for gradient in (g, g + (skew - skew.T)):
-            atom = domain.lmo(gradient)
-            near = pytest.approx(2.0 * lowest, abs=1e-12 * size + 1e-13)
-            assert atom.dot(gradient) == near
-            assert domain.contains_atom(atom, 1e-13)
-            np.testing.assert_array_equal(domain.lmo(gradient).left, atom.left)
+        gradient = g + (skew - skew.T)
+        atom = domain.lmo(gradient)
+        assert atom.dot(gradient) == pytest.approx(
+            2.0 * lowest, abs=1e-12 * size + 1e-13
+        )
+        assert domain.contains_atom(atom, 1e-13)
+        np.testing.assert_array_equal(domain.lmo(gradient).left, atom.left)
 
 
+RADII = (
+    *(d.L1Ball, d.L2Ball, d.LInfBall, d.Simplex, d.NuclearNormBall, d.SpectralNormBall),
+    *(d.NonNegativeL1Ball, d.TotalVariationBall, d.Spectrahedron),
+)
 BAD_PARAMETERS: list[tuple[Callable[[], Domain], str]] = [
     *(
         (lambda c=c, r=r: c(r), rf"{c.name}: radius must be .* got {r!r}")
-        for c in (
-            *(
-                d.L1Ball,
-                d.L2Ball,
-                d.LInfBall,
-                d.Simplex,
-                d.NuclearNormBall,
-                d.SpectralNormBall,
-            ),
-            *(d.NonNegativeL1Ball, d.TotalVariationBall, d.Spectrahedron),
-        )
-        for r in (0.0, -1.0, np.nan, np.inf, "ten", None, True)
+        for c, r in itertools.product(RADII, (0.0, np.nan, np.inf, "ten", True))
     ),
     (lambda: d.KSupportBall(0, 1.0), "k must be an integer of at least 1, got 0"),
-    (lambda: d.KSupportBall(1.5, 1.0), "k must be an integer"),  # type: ignore[arg-type]
     (lambda: d.KSupportBall(2, -1.0), "radius must be"),
-    (lambda: d.Box(1, 0), "lower must not exceed upper"),
     (lambda: d.Box([0, 3], [1, 2]), "lower must not exceed upper"),  # type: ignore[arg-type]
     (lambda: d.Box(0, np.inf), "upper must be"),
-    (lambda: d.Box("a", 1), "lower must be"),  # type: ignore[arg-type]
     (lambda: d.Box(np.zeros(2), np.ones(3)), "one shape"),
     (lambda: d.Box(np.zeros((0,)), 1), "lower must be"),
-    (lambda: d.GroupL1Ball(0.0, 2), "radius must be"),
     (lambda: d.GroupL1Ball(1.0, 0), "groups must be"),
-    (lambda: d.GroupL1Ball(1.0, []), "groups must"),
     (lambda: d.GroupL1Ball(1.0, [[0], [0, 1]]), "exactly one group"),
     (lambda: d.GroupL1Ball(1.0, [[0], [2]]), "exactly one group"),
     (lambda: d.GroupL1Ball(1.0, [[0], []]), "groups must"),
     (lambda: d.GroupL1Ball(1.0, [[0.5], [1]]), "groups must"),  # type: ignore[list-item]
-    (lambda: d.GroupL1Ball(1.0, None), "groups must"),  # type: ignore[arg-type]
     (lambda: d.CappedSimplex(0.0), "cap must be"),
     (lambda: d.WeightedL1Ball(-1.0, 1.0), "weights must be a number of at least 0"),
     (lambda: d.WeightedL1Ball([1.0, 0.0], 1.0), "positive ones"),  # type: ignore[arg-type]
-    (lambda: d.WeightedL1Ball([1.0, np.nan], 1.0), "weights must"),  # type: ignore[arg-type]
     (lambda: d.SortedL1Ball(1.5, 1.0), "from 0 to 1"),
     (lambda: d.SortedL1Ball([1.0, 2.0], 1.0), "do not grow"),  # type: ignore[arg-type]
     (lambda: d.SortedL1Ball([0.0, 0.0], 1.0), "weights must"),  # type: ignore[arg-type]
-    (lambda: d.SortedL1Ball([1.0, -1.0], 1.0), "weights must"),  # type: ignore[arg-type]
-    (lambda: d.SortedL1Ball([[1.0]], 1.0), "weights must"),  # type: ignore[arg-type]
     (lambda: d.SparseGroupBall(1.0, 2, 1.0), "share must be .* below 1, got 1.0"),
-    (lambda: d.SparseGroupBall(1.0, 0, 0.5), "sparse-group-ball: groups must be"),
     (lambda: d.Permutahedron(0.0), "a positive number or a vector"),
-    (lambda: d.Permutahedron([[1.0]]), "vector must be"),  # type: ignore[arg-type]
     (lambda: d.Product([], []), "one or more"),
     (lambda: d.Product([d.L1Ball(1.0)], []), "a shape for each"),
-    (lambda: d.Product(["l1-ball"], [(2,)]), "must be domains"),  # type: ignore[list-item]
     (lambda: d.Product([d.BirkhoffPolytope()], [(2,)]), "square"),
 ]
 
@@ -431,31 +397,23 @@ def test_a_product_of_products_is_one_of_all_their_sets() -> None:
 
 def test_ties_go_to_the_lowest_index() -> None:
     g = np.array([0.0, -2.0, 2.0, -2.0, 2.0, 1.0])
-    assert d.L1Ball(1.0).lmo(g).indices.tolist() == [1]
-    assert d.L1Ball(1.0).lmo(g).values.tolist() == [1.0]
-    assert d.L1Ball(1.0).lmo(-g).indices.tolist() == [1]
-    assert d.L1Ball(1.0).lmo(-g).values.tolist() == [-1.0]
-    assert d.Simplex().lmo(g).indices.tolist() == [1]
-    assert d.KSupportBall(2, 1.0).lmo(g).indices.tolist() == [1, 2]
-    assert d.KSupportBall(4, 1.0).lmo(np.zeros(6)).indices.tolist() == [0, 1, 2, 3]
-    assert d.GroupL1Ball(1.0, 2).lmo(np.abs(g)).indices.tolist() == [2, 3]
-    assert d.GroupL1Ball(1.0, [[5, 4], [0, 1], [2, 3]]).lmo(
-        np.ones(6)
-    ).indices.tolist() == [4, 5]
+    groups = [[5, 4], [0, 1], [2, 3]]
+    for domain, gradient, places in (
+        (d.L1Ball(1.0), -g, [1]),
+        (d.Simplex(), g, [1]),
+        (d.KSupportBall(2, 1.0), g, [1, 2]),
+        (d.KSupportBall(4, 1.0), np.zeros(6), [0, 1, 2, 3]),
+        (d.GroupL1Ball(1.0, 2), np.abs(g), [2, 3]),
+        (d.GroupL1Ball(1.0, groups), np.ones(6), [4, 5]),
+    ):
+        atom: Any = domain.lmo(gradient)
+        assert atom.indices.tolist() == places
     assert d.BirkhoffPolytope().lmo(np.zeros((3, 3))).columns.tolist() == [0, 1, 2]
 
 
 def test_gap_by_hand() -> None:
     # ℓ1 ball of radius 1, g = (3, −4), x = (1, 0): <g, x> = 3, min over D is −4
     assert d.L1Ball(1.0).gap([3.0, -4.0], [1.0, 0.0]) == 7.0
-    with pytest.raises(ValueError, match="shape"):
-        d.L1Ball(1.0).gap([3.0, -4.0], [[1.0, 0.0]])
-
-
-# -- names and settings
-
-
-# -- matrices
 
 
 @pytest.mark.filterwarnings("error")
@@ -473,16 +431,6 @@ def test_birkhoff_projection_where_entries_hardly_leave_zero() -> None:
         # ⟨x − P(x), s − P(x)⟩ ≤ 0 for all s in D
         size = max(1.0, float(np.abs(point).max()))
         assert domain.gap(projected - point, projected) <= 1e-8 * size
-
-
-def test_the_spectrahedron_refuses_what_is_not_symmetric_or_not_psd() -> None:
-    domain = d.Spectrahedron(1.0)
-    assert domain.contains([[0.5, 0.5], [0.5, 0.5]])
-    assert not domain.contains([[0.5, 0.5], [0.4, 0.5]])
-    assert not domain.contains([[0.5, 0.6], [0.6, 0.5]])  # eigenvalue −0.1
-    # the nearest point to a matrix is that to its symmetric part
-    x = np.random.default_rng(0).standard_normal((5, 5))
-    np.testing.assert_allclose(domain.project(x), domain.project(0.5 * (x + x.T)))
 
 
 def test_run_configs_set_what_constructors_take() -> None:
