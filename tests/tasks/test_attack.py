@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedtrellis.objectives.demonstrations import OnnxClassifier, PerceptronClassifier
-from fedtrellis.settings import SettingsError
 from tasks import Attack
 from tasks.attack import _ARRAYS, _digits_classifier, _images
 from tests.harness import refused, run_app
@@ -97,7 +96,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (("n", 8, 8), {"scores": "probabilities"}, "which are no probabilities"),
     (b"nothing of the kind", {}, "is no ONNX model that can be run"),
     (b"", {"classifier_path": "weights.npz"}, "must name an ONNX model, FILE.onnx"),
-    (b"", {"classifier_path": "absent.onnx"}, "'absent.onnx': there is no file"),
 ]
 
 
@@ -114,7 +112,7 @@ def test_models_that_do_not_fit(
             path, PerceptronClassifier([np.ones((size, 10))], [np.arange(10.0)]), model
         )
     made = attack(**{"classifier_path": str(path)} | settings)
-    refused(match, made.check, (SettingsError, FileNotFoundError))
+    refused(match, made.check)
 
 
 def test_cifar_s_clients(tmp_path: Path) -> None:

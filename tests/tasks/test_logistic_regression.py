@@ -122,11 +122,8 @@ def test_files_that_do_not_suit_their_settings(tmp_path: Path) -> None:
     path = tmp_path / "three.txt"
     settings: dict[str, Any] = {"dataset": "file", "path": str(path)}
     sparse_rows(path, 3)
-    for more, match in (
-        ({}, "there must be 2"),
-        ({"classes": 4}, "there must be 4"),
-        ({"classes": 3, "regularizer": "nonconvex"}, "allowed: l2"),
-    ):
-        refused(match, make(**settings, **more).check)
+    refused("there must be 2", make(**settings).check)
+    settings["classes"] = 3
+    refused("allowed: l2", make(**settings, regularizer="nonconvex").check)
     sparse_rows(path, 3, 4)
-    refused("2 and 1 and 1 examples", make(2, **settings, classes=3).check)
+    refused("2 and 1 and 1 examples", make(2, **settings).check)

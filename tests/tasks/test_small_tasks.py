@@ -14,7 +14,6 @@ import tasks.data
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
 from fedtrellis.wire.arrays import Layout
 from tasks import (
-    Digits,
     KernelPCA,
     Lasso,
     LinearRegression,
@@ -23,7 +22,6 @@ from tasks import (
     QuadraticAssignmentTask,
 )
 from tasks.data.task import data_of
-from tasks.matrices import synthetic_ratings
 
 # -- linear regression and lasso
 
@@ -60,7 +58,6 @@ def test_every_client_has_one_of_the_three_distributions() -> None:
 def test_sizes_are_uniform_between_their_bounds() -> None:
     sizes = np.diff(data_of(linear(2000, features=1)).starts)
     assert (sizes.min(), sizes.max()) == (50, 150)
-    assert sizes.mean() == pytest.approx(100, abs=2)
     assert sizes.std() == pytest.approx(np.sqrt((101**2 - 1) / 12), rel=0.05)
 
 
@@ -90,13 +87,6 @@ def test_lasso_s_data_is_what_the_paper_describes() -> None:
     # 80 000 entries with variances from U[1, 2]
     assert A.mean() == pytest.approx(0.0, abs=0.02)
     assert A.var() == pytest.approx(1.5, abs=0.05)
-    columns = A.var(axis=0)
-    assert columns.std() == pytest.approx(np.sqrt(1 / 12 + 2 * 2.33 / 200), rel=0.15)
-
-
-def test_the_split_does_not_depend_on_the_number_of_clients() -> None:
-    few, many = (data_of(Digits(num_clients=n, seed=0)) for n in (2, 50))
-    np.testing.assert_array_equal(few.test_features, many.test_features)
 
 
 # -- networks
@@ -184,15 +174,6 @@ def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     observed[tuple(data.features.T.astype(int))] = 1
     np.testing.assert_array_equal(np.sum(held, axis=0), observed)
     assert {int(h.sum()) for h in held} <= {162 // n, 162 // n + 1}
-
-
-def test_generated_ratings_are_those_of_a_matrix_of_rank_3() -> None:
-    cells, values, shape, radius = synthetic_ratings(0)
-    assert shape == (60, 50)
-    assert len(values) == len(np.unique(cells @ [50, 1])) == 1500
-    whole = np.zeros(shape)
-    whole[tuple(cells.T)] = 2.0 * values  # unbiased: half of the entries are seen
-    assert np.linalg.svd(whole)[1][:3].sum() == pytest.approx(radius, rel=0.25)
 
 
 def test_the_stored_permutation_costs_9552() -> None:

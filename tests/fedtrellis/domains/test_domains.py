@@ -24,7 +24,6 @@ from fedtrellis.domains.atoms import (
     pack_atoms,
     unpack_atoms,
 )
-from fedtrellis.settings import SettingsError
 from tests.fedtrellis.domains.cases import (
     CASES,
     EXAMPLES,
@@ -294,14 +293,10 @@ BAD_SHAPES: list[tuple[Domain, Shape, str]] = [
     *((domain, (0, *shape[1:]), "has no points of shape") for domain, shape in CASES),
     (d.Box(np.zeros(3), 1), (3, 1), r"\(3,\)"),
     (d.KSupportBall(4, 1.0), (3,), "k = 4"),
-    (d.NuclearNormBall(1.0), (4,), "matrices"),
     (d.SpectralNormBall(1.0), (2, 2, 2), "matrices"),
-    (d.BirkhoffPolytope(), (4, 5), "square"),
-    (d.GroupL1Ball(1.0, 3), (7,), "multiple"),
     (d.GroupL1Ball(1.0, [[0], [1, 2]]), (4,), "has 4"),
     (d.CappedSimplex(0.2, 1.0), (4,), "cap may be no less than 0.25"),
     (d.WeightedL1Ball(np.ones(3), 1.0), (4,), r"\(3,\)"),
-    (d.SortedL1Ball(np.ones(3), 1.0), (4,), "has 4"),
     (d.SparseGroupBall(1.0, 3), (7,), "multiple"),
     (d.Permutahedron(np.ones(3)), (2,), "has 2"),
     (d.Spectrahedron(1.0), (2, 3), "square"),
@@ -431,17 +426,6 @@ def test_birkhoff_projection_where_entries_hardly_leave_zero() -> None:
         # ⟨x − P(x), s − P(x)⟩ ≤ 0 for all s in D
         size = max(1.0, float(np.abs(point).max()))
         assert domain.gap(projected - point, projected) <= 1e-8 * size
-
-
-def test_run_configs_set_what_constructors_take() -> None:
-    without = {name for name, cls in d.RUN_DOMAINS.items() if not cls.has_radius()}
-    assert without == {"box", "birkhoff-polytope", "permutahedron", "whole-space"}
-    config = {"box.lower": -2, "k-support-ball.k": 3, "lower": 7.0}
-    assert d.Box.from_config(config, radius=5.0) == d.Box(-2.0, 1.0)
-    assert d.KSupportBall.from_config(config, radius=5.0) == d.KSupportBall(3, 5.0)
-    assert d.GroupL1Ball.from_config({}, radius=5.0) == d.GroupL1Ball(5.0, 10)
-    with pytest.raises(SettingsError, match=r"k-support-ball\.k = 0 must be at lea"):
-        d.KSupportBall.from_config({"k-support-ball.k": 0}, radius=1.0)
 
 
 @all_cases

@@ -108,15 +108,13 @@ def test_the_projection_is_on_the_manifold_and_no_point_is_nearer(
     assert violation(manifold, y) <= 1e-13
     np.testing.assert_allclose(manifold.project(y), y, atol=1e-12 * size)
     assert manifold.contains(y, 1e-12)
-    distance = float(np.linalg.norm(x - y))
-    found = np.linalg.norm(x - manifold.project(x))
-    assert found == pytest.approx(distance, abs=1e-12)
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     others = [manifold.random_point(rng) for _ in range(20)]
     steps = manifold.random_tangent(y, rng, 20)
     for size in (1e-3, 0.1, 1.0):  # and points near the projection, all around it
         others += list(manifold.retract(y, size * steps))
         others += list(manifold.project(x + size * rng.standard_normal(steps.shape)))
+    distance = float(np.linalg.norm(x - y))
     nearest = min(float(np.linalg.norm(x - other)) for other in others)
     assert distance <= nearest + 1e-11 * max(1.0, distance)
 
@@ -272,8 +270,7 @@ def test_lengths_whose_squares_are_no_floats(size: float) -> None:
 
 
 def test_fixed_rank_factors() -> None:
-    rng = np.random.default_rng(8)
-    manifold = FixedRank((6, 5), 2)
+    rng, manifold = np.random.default_rng(8), FixedRank((6, 5), 2)
     x = np.stack([manifold.random_point(rng) for _ in range(3)])
     for points in (x, x[0]):
         u, s, vt = manifold.factors(points)

@@ -118,9 +118,6 @@ BOUNDED: dict[str, Callable[[], Objective]] = {
 #: Those with curvatures along directions.
 CURVED: dict[str, Callable[[], Objective]] = {
     **BOUNDED,
-    "least squares, many columns": lambda: LeastSquares(
-        features(5, 90), TARGETS, l2=0.1
-    ),
     "logistic, many columns": lambda: Logistic(features(5, 90), BITS, l2=0.1),
     "multinomial, many columns": lambda: MultinomialLogistic(
         features(5, 90), LABELS, 3, weight=2.0

@@ -1,13 +1,12 @@
 """Each objective by its definition: numbers by hand, plain loops, other libraries."""
 
 import itertools
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import cvxpy as cp
 import numpy as np
 import pytest
-import scipy.sparse
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 from sklearn.metrics import log_loss
@@ -26,7 +25,7 @@ from fedtrellis.objectives.demonstrations import (
     PerceptronClassifier,
     UniversalPerturbation,
 )
-from fedtrellis.objectives.linear_models import DesignMatrix, StackedLinear
+from fedtrellis.objectives.linear_models import StackedLinear
 from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.objectives.reference import certified_minimum
 from fedtrellis.wire.arrays import Layout
@@ -94,32 +93,6 @@ def test_large_scores_do_not_overflow() -> None:
         np.testing.assert_array_equal(gradient, [[-5e3, 5e3]])
 
 
-@pytest.mark.parametrize("columns", [None, 3, 129])
-@pytest.mark.parametrize("layout", ["C", "F", "csr"])
-def test_products_with_the_data_are_those_of_the_dense_matrix(
-    columns: int | None, layout: Any
-) -> None:
-    rng = np.random.default_rng(0)
-    data = rng.standard_normal((40, 7))
-    kept: Any = np.array(data, order="C" if layout == "csr" else layout)
-    kept = scipy.sparse.csr_array(data) if layout == "csr" else kept
-    tail = () if columns is None else (columns,)
-    x, y = rng.standard_normal((8, *tail)), rng.standard_normal((40, *tail))
-    dense = np.column_stack([data, np.ones(40)])
-    design = DesignMatrix(kept, intercept=True)
-    np.testing.assert_allclose(design.apply(x), dense @ x, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(design.adjoint(y), dense.T @ y, rtol=1e-12, atol=1e-12)
-
-
-KINDS: dict[str, Callable[[Any, Any], Any]] = {
-    "squares": lambda A, rng: LeastSquares(A, rng.normal(size=len(A)), l2=0.1 * len(A)),
-    "logistic": lambda A, rng: Logistic(A, rng.integers(2, size=len(A))),
-    "multinomial": lambda A, rng: MultinomialLogistic(
-        A, rng.integers(4, size=len(A)), 4
-    ),
-}
-
-
 def test_the_mean_is_of_clients_and_metrics_are_of_all_examples() -> None:
     rng = np.random.default_rng(0)
     data = [(rng.standard_normal((d, 4)), rng.integers(0, 2, d)) for d in (2, 5, 9)]
@@ -136,26 +109,23 @@ def test_the_mean_is_of_clients_and_metrics_are_of_all_examples() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("sizes", [[7, 7, 7], [9, 5, 8]])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stacks_gradients_are_those_of_each(
-    kind: str, sizes: list[int], dtype: str
-) -> None:
-    rng = np.random.default_rng(6)
-    models = [KINDS[kind](rng.standard_normal((size, 6)), rng) for size in sizes]
-    each = [model.of_dtype(dtype) for model in models]
+@pytest.mark.parametrize("kind", [LeastSquares, Logistic, MultinomialLogistic])
+def test_a_stacks_gradients_are_those_of_each(kind: Any, dtype: str) -> None:
+    rng, near = np.random.default_rng(6), 1e-13 if dtype == "float64" else 2e-6
+    more = {"classes": 4} if kind is MultinomialLogistic else {"l2": 0.1}
+    each: list[Any] = [
+        kind(rng.standard_normal((size, 6)), rng.integers(2, size=size), **more)
+        for size in (9, 5, 8)
+    ]
+    each = [model.of_dtype(dtype) for model in each]
     points = rng.standard_normal((3, *each[0].shape)).astype(dtype)
-    stacked = StackedLinear(each)
-    tolerance = 1e-13 if dtype == "float64" else 2e-6
-    rows = [rng.permutation(size)[: size - k] for k, size in enumerate(sizes)]
-    none: list[Any] = [None] * 3
-    for batches in (None, rows):
-        expected = [
-            model._gradient(x, some)
-            for model, x, some in zip(each, points, batches or none, strict=True)
-        ]
-        found = stacked.gradients(points, batches)
-        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    rows = [rng.permutation(model.num_examples)[:4] for model in each]
+    for some in ([None] * 3, rows):
+        parts = zip(each, points, some, strict=True)
+        expected = [model._gradient(x, own) for model, x, own in parts]
+        given = None if some[0] is None else rows
+        found = StackedLinear(each).gradients(points, given)
+        np.testing.assert_allclose(found, expected, rtol=near, atol=near)
 
 
 # -- minima that are certified
@@ -205,8 +175,6 @@ def four_fold(X: Array, chosen: NDArray[np.bool_]) -> float:
 def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     whole = QuadraticAssignment(FLOWS, DISTANCES)
     X = point(whole)
-    assert not np.allclose(FLOWS, FLOWS.T)
-    assert not np.allclose(DISTANCES, DISTANCES.T)
     expected = four_fold(X, np.ones((4, 4), dtype=bool))
     assert whole.value(X) == pytest.approx(expected, rel=1e-12)
     part = QuadraticAssignment(FLOWS, DISTANCES, mask=MASK, weight=3.0)
@@ -214,14 +182,10 @@ def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     assert part.num_examples == MASK.sum()
 
 
-def components(d: int = 30, p: int = 7, r: int = 3) -> tuple[Array, Any]:
-    A = np.random.default_rng(d).standard_normal((d, p))
-    return A, PrincipalComponents(A, r, weight=1.5)
-
-
 @pytest.mark.parametrize("d", [4, 30])
 def test_components_are_those_of_the_sum(d: int) -> None:
-    A, f = components(d)
+    A = np.random.default_rng(d).standard_normal((d, 7))
+    f = PrincipalComponents(A, 3, weight=1.5)
     points = np.random.default_rng(1).standard_normal((6, 7, 3))
     # −(weight/2d) Σ_j Tr(xᵀ a_j a_jᵀ x), a loop over the examples
     expected = [
@@ -239,9 +203,6 @@ def test_components_are_those_of_the_sum(d: int) -> None:
     rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
     metrics = f.metrics(x @ rotation)
     assert metrics["subspace-error"] == pytest.approx(np.sin(angle), rel=1e-9)
-    gap = f.value(x) - f.optimum()
-    assert gap > 0.01
-    assert metrics["optimality-gap"] == pytest.approx(gap, rel=1e-9)
 
 
 NETS: dict[str, dict[str, Any]] = {
@@ -278,16 +239,12 @@ def test_the_start_is_one_network_on_each_manifold() -> None:
     nets = {k: perceptron(**NETS[k] | {"weight": 1.0}) for k in NETS}
     starts = {k: f.initial_point(np.random.default_rng(5)) for k, f in nets.items()}
     for kind, f in nets.items():
-        assert [array.shape for array in starts[kind]] == f.shapes
         flat = np.concatenate([array.ravel() for array in starts[kind]])
-        assert f.manifold().shape == f.shape
         assert f.manifold().contains(flat, 1e-12)
+    # the best of rank 2 to that of full rank
     U, s, Vt = np.linalg.svd(starts["full"][0], full_matrices=False)
     best = (U[:, :2] * s[:2]) @ Vt[:2]
-    for kind in ("factored", "matrix"):
-        first, *rest = starts[kind]
-        near = (first * rest[0]) @ rest[1].T if kind == "factored" else first
-        np.testing.assert_allclose(near, best, atol=1e-13)
+    np.testing.assert_allclose(starts["matrix"][0], best, atol=1e-13)
     values = [nets[kind].value(starts[kind]) for kind in ("factored", "matrix")]
     assert values[0] == pytest.approx(values[1], rel=1e-13)
 
@@ -295,26 +252,13 @@ def test_the_start_is_one_network_on_each_manifold() -> None:
 IMAGES = np.random.default_rng(1).uniform(size=(17, 2, 3))
 
 
-def made(box: Any = None, **changes: Any) -> UniversalPerturbation:
-    settings = {"balance": 0.3, "weight": 1.4} | changes
-    return UniversalPerturbation(box or classifier(), IMAGES, 2, **settings)
-
-
-POINTS = 0.5 * np.random.default_rng(2).standard_normal((5, 2, 3))
-
-
-class OutputsOnly:
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def logits(self, images: np.ndarray) -> np.ndarray:
-        self.asked += len(images)
-        return classifier().logits(images)
-
-
-def test_values_are_those_of_the_definition_attack() -> None:
+def test_an_attack_s_values_are_those_of_the_definition() -> None:
+    """They need the classifier's outputs only."""
+    box = SimpleNamespace(logits=classifier().logits)
+    f = UniversalPerturbation(box, IMAGES, 2, balance=0.3, weight=1.4)
+    points = 0.5 * np.random.default_rng(2).standard_normal((5, 2, 3))
     expected = []
-    for delta in POINTS:
+    for delta in points:
         losses = []
         for a in IMAGES:
             # the scores' differences are those of the log-probabilities
@@ -322,28 +266,18 @@ def test_values_are_those_of_the_definition_attack() -> None:
             rival = max(p[k] for k in range(4) if k != 2)
             losses.append(max(p[2] - rival, 0.0))
         expected.append(1.4 * (np.mean(losses) + 0.3 * (delta**2).sum()))
-    np.testing.assert_allclose(made().values(POINTS), expected, rtol=1e-12)
-
-
-def test_values_need_outputs_only() -> None:
-    box = OutputsOnly()
-    f = made(box)
-    box.asked = 0
-    np.testing.assert_array_equal(f.values(POINTS), made().values(POINTS))
-    assert box.asked == 5 * 17
-    with pytest.raises(NotImplementedError, match="OutputsOnly has no pullback"):
-        f.gradient(POINTS[0])
+    np.testing.assert_allclose(f.values(points), expected, rtol=1e-12)
+    with pytest.raises(NotImplementedError, match="Namespace has no pullback"):
+        f.gradient(points[0])
 
 
 def test_what_is_refused() -> None:
-    for label in (-1, 4, 1.5):
-        with pytest.raises(ValueError, match="from 0 to 3"):
-            UniversalPerturbation(classifier(), IMAGES, label)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least 1"):
-        UniversalPerturbation(classifier(), IMAGES[:0], 0)
-    with pytest.raises(ValueError, match="balance"):
-        made(balance=-1.0)
-    for shape, biases in (((2, 3), [3, 3]), ((2, 3), [2])):
-        weights = [np.ones(shape)] * len(biases)
-        with pytest.raises(ValueError, match="do not make a perceptron"):
-            PerceptronClassifier(weights, [np.ones(n) for n in biases])
+    for label, images, balance, match in (
+        (4, IMAGES, 0.0, "from 0 to 3"),
+        (0, IMAGES[:0], 0.0, "at least 1"),
+        (0, IMAGES, -1.0, "balance"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            UniversalPerturbation(classifier(), images, label, balance=balance)
+    with pytest.raises(ValueError, match="do not make a perceptron"):
+        PerceptronClassifier([np.ones((2, 3))] * 2, [np.ones(3)] * 2)

@@ -18,11 +18,11 @@ import pytest
 import sim
 from fedtrellis import LocalGrid
 from tasks import DataFileError, QuadraticAssignmentTask
-from tasks.data.datasets import read_cifar, read_idx, read_idx_pair
+from tasks.data.datasets import read_cifar, read_idx
 from tasks.data.readers import read_ratings, read_table
 from tasks.data.table import Schema
-from tasks.linear import LogisticRegression, load_table
-from tests.tasks.data.files import idx, real
+from tasks.linear import load_table
+from tests.tasks.data.files import idx
 
 TWO = Schema(2, target="class", labels=("no", "yes"))
 NAMED = Schema(2, ("age", "weight"), "class", ("0", "1"))
@@ -44,12 +44,10 @@ CSV: list[tuple[str | bytes, Schema, str]] = [
     ("a,a,label\n1,2,no\n", TWO, "columns 1 and 2 have one name"),
     ("a,,label\n1,2,no\n", TWO, "column 2 has no name"),
     ("a,b,c,label\n1,2,3,no\n", TWO, "3 feature columns; data.features says 2"),
-    ("a,label\n1,no\n", TWO, "1 feature columns; data.features says 2"),
     ("a,b,label\n", TWO, "cannot be read as a csv table"),
     ("a,b,label\n1,2,no\n1,s3cret,no\n", TWO, "row 2, column 'b': must be a finite"),
     ("a,b,label\n1,2,no\n1,,no\n", TWO, "row 2, column 'b': is empty"),
     ("label,a,b\nno,1,2\nno,-inf,77.125\n", TWO, "row 2, column 'a': must be a finite"),
-    ("a,b,label\n1,2_0,no\n", TWO, "row 1, column 'b': must be a finite"),
     ("a,b,label\n1,١,no\n", TWO, "row 1, column 'b': must be a finite"),
     (b"a,b,label\n1,\xff77.125,no\n", TWO, "row 1, column 'b': must be a finite"),
     ("a,b,label\n1,2,s3cret\n", TWO, "row 1, column 'label': is not among the labels"),
@@ -70,14 +68,12 @@ CSV: list[tuple[str | bytes, Schema, str]] = [
         COUNTED,
         "'count': must be 0 or a finite number from",
     ),
-    ("a,label,count\n1,0,s3cret\n", COUNTED, "'count': must be 0 or a finite number"),
 ]
 LINE = "line {}: must be a label and index:value pairs of finite numbers"
 LIBSVM: list[tuple[str, Schema, str]] = [
     ("", DIGITS, "no examples"),
     ("77.125 1:1\n", DIGITS, "row 1, column 'label': is not among the labels"),
     ("0 1:1\n1 1:s3cret\n", DIGITS, LINE.format(2)),
-    ("0 1:1\n1 2:nan\n", DIGITS, LINE.format(2)),
     ("s3cret 1:1\n", DIGITS, LINE.format(1)),
     ("0 0:77.125\n", DIGITS, LINE.format(1)),
     ("0 1:1\n\n0 3:77.125\n", DIGITS, LINE.format(3)),
@@ -85,7 +81,6 @@ LIBSVM: list[tuple[str, Schema, str]] = [
     ("0 1:77.125\n", NAMED, "no names for features"),
 ]
 NPZ: list[tuple[dict[str, Any], Schema, str]] = [
-    ({"labels": [0]}, TWO, "must have an array 'features'"),
     ({"features": [["s3cret"]]}, TWO, "'features' must be of numbers"),
     ({"features": [[1, 77.125, 3]], "labels": ["no"]}, TWO, "3 feature columns"),
     ({"features": [[1, np.nan]], "labels": ["no"]}, TWO, "row 1, column '2': must be"),
@@ -112,10 +107,8 @@ RATINGS = [
 ]
 ASSIGNMENTS = [
     ("", "must start with the order"),
-    ("2.5 1 1", "must start with the order"),
     ("2\n1 2 3 4\n5 6 7", "asks for 8 entries of A and B, the file has 7"),
     ("2\n1 2 3 4\n5 s3cret 7 8", "finite numbers, and nothing else"),
-    ("2\n1 2 3 4\n5 nan 7 8", "finite"),
     ("2\n1 2 3 4\n0 0 0 0", "zeros only"),
 ]
 BITS = "0;" * 1024 + "negative\n"
@@ -134,10 +127,8 @@ IMAGES = idx(np.arange(60).reshape(5, 3, 4))
 IDX = [
     (b"", "magic number"),
     (idx(np.arange(5)), "magic number"),  # labels where images are expected
-    (b"\0\0\x0d\3" + IMAGES[4:], "magic number"),  # floats
     (IMAGES[:9], "magic number .* and 3 dimensions"),
     (IMAGES[:-1], "ask for 60 bytes of data, the file has 59"),
-    (IMAGES + b"\0", "the file has 61"),
     (b"\0\0\x08\3" + struct.pack(">3I", 0, 28, 28), "dimensions"),
     (b"\0\0\x08\3" + struct.pack(">3I", *[2**32 - 1] * 3), "dimensions"),
 ]
@@ -236,17 +227,9 @@ def test_a_pair_of_idx_files(tmp_path: Path) -> None:
             read_table(tmp_path, schema)
         said = str(caught.value).replace(str(tmp_path), "")
         assert not {"77", b"s3cret".hex()[:8], "b's3"} & set(re.split(r"[ ,]", said))
-    with pytest.raises(DataFileError, match="6 labels for the 2 images"):
-        read_idx_pair(images, labels)
     labels.unlink()
     with pytest.raises(DataFileError, match=r"has 0 files \*labels-idx1-ubyte"):
         read_table(tmp_path, schema)
-
-
-def test_a_real_file_of_too_many_classes() -> None:
-    path: Any = {"path": str(real("libsvm/news20_multiclass.bz2"))}
-    with pytest.raises(DataFileError, match="20 labels; there must be 2"):
-        LogisticRegression(num_clients=1, seed=0, dataset="libsvm", **path)._table()
 
 
 def told(error: BaseException | None) -> str:
@@ -262,12 +245,11 @@ def told(error: BaseException | None) -> str:
     [
         ("logistic-regression", "a.csv", b"a,b,label\n77.125,s3cret,1\n"),
         ("logistic-regression", "a.svm", b"s3cret 77.125:2\n"),
-        ("logistic-regression", "a.npz", b"s3cret 77.125"),
         ("kernel-pca", "a.csv.gz", gzip.compress(b"a,b\n77.125,s3cret\n")),
         ("hybrid-svm", "a.csv", b"id,a,label\npatient-9,1,77.125\n"),
         ("matrix-completion", "a.data", b"77.125\ts3cret\t2\n"),
     ],
-    ids=range(6),  # they are in the file's path
+    ids=range(5),  # they are in the file's path
 )
 def test_a_bad_file_tells_nobody_what_it_holds(
     tmp_path: Path,

@@ -25,17 +25,6 @@ def deal(n: int, partition: str, seed: int = 0, **settings: Any) -> list[Any]:
     return list(made.deal(LABELS))
 
 
-@pytest.mark.parametrize("n", [4, 37])
-@pytest.mark.parametrize("partition", SHARED)
-def test_every_example_is_dealt_once(partition: str, n: int) -> None:
-    shares = deal(n, partition)
-    assert len(shares) == n
-    assert min(map(len, shares)) >= 1
-    np.testing.assert_array_equal(
-        np.sort(np.concatenate(shares)), np.arange(len(LABELS))
-    )
-
-
 def test_iid_shares_are_equal_and_those_of_flwr_datasets() -> None:
     partitioners = pytest.importorskip("flwr_datasets.partitioner")
     datasets = pytest.importorskip("datasets")

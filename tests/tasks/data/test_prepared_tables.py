@@ -297,29 +297,20 @@ def test_a_matrix_leaves_as_factors_or_a_permutation(
         assert why in capsys.readouterr().err
 
 
-NODES = 3
-
-
-def write_nodes(folder: Path, frame: pd.DataFrame, task: str) -> list[dict[str, Any]]:
-    """Unequal parts, each in its own columns' order; the nodes' configs."""
-    configs = []
-    for number, rows in enumerate(np.split(np.arange(len(frame)), [100, 180])):
-        part = table_for(frame, task).iloc[rows]
-        shown = part[sorted(part, reverse=number == 1)]
-        path = folder / f"{number}.csv"
-        shown.to_csv(path, index=False, sep=",;\t"[number])
-        configs.append({"client-id": str(number), "data": str(path)})
-    return configs
-
-
 def run_on_nodes(
     folder: Path, frame: pd.DataFrame, config: dict[str, Any], **faults: Any
 ) -> Any:
-    task = config["task"]
-    nodes = write_nodes(folder, frame, task)
+    """Unequal parts, each in its own columns' order."""
+    task, nodes = config["task"], []
+    for number, rows in enumerate(np.split(np.arange(len(frame)), [100, 180])):
+        part = table_for(frame, task).iloc[rows]
+        path = folder / f"{number}.csv"
+        columns = sorted(part, reverse=number == 1)
+        part[columns].to_csv(path, index=False, sep=",;\t"[number])
+        nodes.append({"client-id": str(number), "data": str(path)})
     config = config | {f"{task}.dataset": "nodes", "data.label-column": label_of(task)}
-    config |= {"min-nodes": NODES, "picture": False, "data.examples": len(frame)}
-    record = run_app(config, NODES, folder / "nodes", node_configs=nodes, **faults)
+    config |= {"min-nodes": 3, "picture": False, "data.examples": len(frame)}
+    record = run_app(config, 3, folder / "nodes", node_configs=nodes, **faults)
     return fedtrellis.load_run(record)
 
 

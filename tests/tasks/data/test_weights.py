@@ -110,13 +110,8 @@ def test_raw_columns_are_one_model_however_they_are_split(
     ("change", "match"),
     [
         ({"method": "hyfem"}, "'hyfem' does not know hybrid-linear.class-weight"),
-        (
-            {"method": "hyfem", "hybrid-linear.class-weight": ""},
-            "'hyfem' does not know data.weight-column",
-        ),
         ({"hybrid-linear.class-weight": "ja:2"}, "'ja:2', which is not a class"),
         ({"hybrid-linear.class-weight": "yes:-2"}, "must be a finite number from 0"),
-        ({"hybrid-linear.loss": "squared"}, "which is none of classes"),
         ({"data.weight-column": "x1"}, "'x1', which is the name of another column"),
         ({"data.weight-column": "weight"}, "column 4 is not among data.feature-names"),
     ],
