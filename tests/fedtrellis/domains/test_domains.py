@@ -341,7 +341,7 @@ def test_the_spectrahedron_s_oracle_where_the_rank_is_low() -> None:
         np.testing.assert_array_equal(domain.lmo(gradient).left, atom.left)
 
 
-RADII = (
+RADII: tuple[type[Domain], ...] = (
     *(d.L1Ball, d.L2Ball, d.LInfBall, d.Simplex, d.NuclearNormBall, d.SpectralNormBall),
     *(d.NonNegativeL1Ball, d.TotalVariationBall, d.Spectrahedron),
 )
