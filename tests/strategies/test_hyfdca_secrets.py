@@ -72,7 +72,8 @@ def left_of_the_pairs(X: Array, sums: Array) -> float:
 
 def test_no_combination_of_classes_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     X, sums, weights = what_the_server_sees(monkeypatch, 30)
-    assert left_of_the_pairs(X, sums) > 0.3
+    # 0.3 to 0.9, by secret coins; below 1e-6 without them
+    assert left_of_the_pairs(X, sums) > 0.01
     pairs = np.array([a - b for t in sums for a, b in combinations(t, 2)])
     seen = pairs, sums, weights, sums - weights
     every = np.vstack([one.reshape(-1, P) for one in seen])
