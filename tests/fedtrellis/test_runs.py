@@ -23,19 +23,14 @@ CONFIGS = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     path = tmp_path_factory.mktemp("records")
     for config in CONFIGS:
         common = f'task="lasso" rounds={ROUNDS} reference=true '
         assert not sim.app.command_line(
             ["--nodes", "4", "--out", str(path), "-c", common + config]
         )
-    return path
-
-
-@pytest.fixture(scope="module")
-def runs(folder: Path) -> list[Run]:
-    return find_runs(folder)
+    return find_runs(path)
 
 
 def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:

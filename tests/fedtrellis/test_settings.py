@@ -1,120 +1,85 @@
-"""Settings: every wrong value ends in one line that says what is allowed."""
+"""Settings: what can become a field's type does, and all else ends in one line."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import pydoc
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedtrellis.settings import (
-    Declared,
-    SettingsError,
-    given,
-    keys,
-    parse_values,
-    setting,
-)
-from strategies import FedFW
+from fedtrellis.settings import keys, parse_values, setting
+from strategies import FedGiA, FedLMO
 from tests.harness import refused
 
 
-class Common(Declared):
-    """What all have."""
+class Faster(FedLMO):
+    """The same with another default, and one setting more."""
 
-    seed: int = setting(0, "of everything random", minimum=0)
-    heights: tuple[str, ...] = given("in order", default=(), shown=False)
-
-
-class Method(Declared, options=Common):
-    """A method."""
-
-    measures: tuple[str, ...] = ()
-    name: ClassVar[str]
-
-    where: object = given("d, the set", kw_only=False)
-    weight: float = setting(None, "weight", symbol="λ", auto=0.5, minimum=0.0)
-    scale: float = setting(None, "found later", above=0.0)
-    fraction: float = setting(0.5, "a part", above=0.0, below=1.0)
-    steps: int = setting(3, "steps a round", minimum=1)
-    kind: str = setting("a", "which", choices=("a", "b"))
-
-
-class Faster(Method):
-    """The same with other defaults, and one setting more."""
-
-    steps: int = setting(9, "more steps", minimum=1)
+    local_steps: int = setting(9, "more steps", minimum=1)
     extra: bool = setting(False, "whether there is more")
 
 
-def test_fields_are_keyword_arguments_and_a_subclass_says_what_is_different() -> None:
-    parameters = inspect.signature(Method).parameters
-    assert list(parameters) == [
-        *("where", "weight", "scale", "fraction", "steps", "kind", "seed", "heights")
-    ]
-    assert parameters["where"].kind is parameters["where"].POSITIONAL_OR_KEYWORD
-    assert parameters["steps"].kind is parameters["steps"].KEYWORD_ONLY
-    assert Method.__annotations__["measures"] == "tuple[str, ...]"
-    with pytest.raises(TypeError, match="where"):
-        Method()  # type: ignore[call-arg]
-    one: Any = Method("d", seed=2)  # type: ignore[call-arg]
-    assert (one.options.seed, one.options.heights) == (2, ())
-    assert (Faster("d").steps, Faster("d").fraction) == (9, 0.5)
-    assert (Method("d").steps, Faster.steps, Method.steps) == (3, 9, 3)
-    assert set(keys(Faster)) - set(keys(Method)) == {"extra"}
-    with pytest.raises(SettingsError, match="seed = -1 must be at least 0"):
-        Faster("d", seed=-1)  # type: ignore[call-arg]
+def test_a_subclass_says_what_is_different() -> None:
+    made: Any = Faster(seed=2)
+    assert (made.local_steps, made.momentum, made.options.seed) == (9, 0.9, 2)
+    assert (FedLMO().local_steps, Faster.local_steps, FedLMO.local_steps) == (5, 9, 5)
+    assert set(keys(Faster)) - set(keys(FedLMO)) == {"extra"}
+    refused("seed = -1 must be at least 0", lambda: Faster(seed=-1))
+    with pytest.raises(TypeError, match="positional"):
+        FedLMO("corrected")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("sigma", "steps", "expected"),
     [
-        ({}, (0.5, None, 0.5, 3)),
-        ({"weight": "auto", "scale": "auto"}, (0.5, None, 0.5, 3)),
-        ({"weight": np.float32(0.25), "steps": np.int64(7)}, (0.25, None, 0.5, 7)),
-        ({"weight": np.float64(2), "steps": np.float64(7)}, (2.0, None, 0.5, 7)),
+        ("auto", 3, (None, 3)),
+        (None, 3, (None, 3)),
+        (np.float32(0.25), np.int64(7), (0.25, 7)),
+        (2, np.float64(7), (2.0, 7)),
     ],
 )
 def test_values_become_their_fields_types(
-    values: dict[str, Any], expected: tuple[Any, ...]
+    sigma: Any, steps: Any, expected: tuple[Any, ...]
 ) -> None:
-    made = Method("d", **values)
-    found = (made.weight, made.scale, made.fraction, made.steps)
+    made = FedGiA(sigma=sigma, local_steps=steps)
+    found = (made.sigma, made.local_steps)
     assert found == expected
     assert [type(value) for value in found] == [type(value) for value in expected]
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("name", "value", "message"),
     [
-        ({"steps": 0}, "steps = 0 must be at least 1"),
-        ({"steps": "auto"}, "steps = 'auto' must be a whole number, not a str"),
-        ({"steps": 2.5}, "steps = 2.5 must be a whole number, not a float"),
-        ({"steps": np.bool_(True)}, "must be a whole number, not a bool"),
-        (
-            {"fraction": math.nan},
-            "fraction = nan must be greater than 0 and below 1 and finite",
-        ),
-        ({"weight": -1}, "weight = -1.0 must be at least 0, or 'auto'"),
-        ({"scale": math.inf}, "scale = inf must be greater than 0 and finite"),
-        ({"kind": 3}, "kind = 3 must be a text, not a int"),
-        ({"extra": "true"}, "extra = 'true' must be true or false, not a str"),
-        ({"scale": True}, "scale = True must be a number, not a bool"),
+        ("steps", 0, "= 0 must be at least 1"),
+        ("steps", "auto", "= 'auto' must be a whole number, not a str"),
+        ("steps", 2.5, "= 2.5 must be a whole number, not a float"),
+        ("steps", np.bool_(True), "must be a whole number, not a bool"),
+        ("fraction", math.nan, "= nan must be greater than 0 and below 1 and finite"),
+        ("weight", -1, "= -1.0 must be at least 0, or 'auto'"),
+        ("weight", math.inf, "= inf must be at least 0 and finite"),
+        ("weight", True, "= True must be a number, not a bool, or 'auto'"),
+        ("kind", 3, "= 3 must be a text, not a int"),
+        ("extra", "true", "= 'true' must be true or false, not a str"),
     ],
 )
 def test_a_constructor_checks_as_a_run_config_does(
-    values: dict[str, Any], message: str
+    name: str, value: Any, message: str
 ) -> None:
-    said = refused(message, lambda: Faster("d", **values))
-    ((name, value),) = values.items()
-    again = refused(".", lambda: parse_values(Faster, {f"m.{name}": value}, "m."))
-    assert again == f"m.{said}"
+    class Method(FedLMO):
+        weight: float = setting(None, "weight", auto=0.5, minimum=0.0)
+        fraction: float = setting(0.5, "a part", above=0.0, below=1.0)
+        steps: int = setting(3, "steps a round", minimum=1)
+        kind: str = setting("a", "which", choices=("a", "b"))
+        extra: bool = setting(False, "whether there is more")
+
+    said = refused(f"^{name} .*{message}", lambda: Method(**{name: value}))
+    config = {f"m.{name}": value}
+    assert f"m.{said}" == refused(".", lambda: parse_values(Method, config, "m."))
 
 
-def test_help_lists_a_classs_own_fields_as_numpydoc_has_them() -> None:
-    shown = pydoc.plain(pydoc.render_doc(FedFW))
-    assert re.search(r"penalty : float, default auto\n.*λ_0, weight of the", shown)
+def test_help_lists_fields_as_numpydoc_has_them() -> None:
+    shown = pydoc.plain(pydoc.render_doc(FedGiA))
+    assert re.search(r"sigma : float", shown)

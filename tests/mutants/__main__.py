@@ -36,8 +36,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -79,16 +78,14 @@ def write(file: Path, about: dict[str, Any], mutants: list[Mutant]) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def claimed(name: str, wait: bool = False) -> Iterator[bool]:
-    """Whether a piece of work is this process's alone."""
-    with (WORK / "locks" / name).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+def claim(name: str) -> bool:
+    """Whether a piece of work is this process's alone, until it ends."""
+    file = os.open(WORK / "locks" / name, os.O_WRONLY | os.O_CREAT)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def draw_all(file: Path, count: int, seed: int, keep: Path | None) -> None:
@@ -256,13 +253,12 @@ def map_all(file: Path, only: str) -> None:
 
         if only not in tests or tests.startswith("tests/system/"):
             continue
-        with claimed(into.name) as mine:
-            known = read(into)["places"] if into.exists() else []
-            if mine and not {place.name for place in places} <= set(known):
-                start = seconds()
-                fork(work, WORK / "logs" / f"{into.stem}.txt", 3600)
-                counts = f"{len(read(into)['tests'])} passed"
-                print(f"{seconds() - start:6.1f} s  {tests}: {counts}", flush=True)
+        known = read(into)["places"] if into.exists() else []
+        if not {place.name for place in places} <= set(known) and claim(into.name):
+            start = seconds()
+            fork(work, WORK / "logs" / f"{into.stem}.txt", 3600)
+            counts = f"{len(read(into)['tests'])} passed"
+            print(f"{seconds() - start:6.1f} s  {tests}: {counts}", flush=True)
 
 
 class Chosen:
@@ -331,17 +327,15 @@ def run_all(file: Path, only: str) -> None:
     # from all wings in turn, so that half of the work says something about each
     for mutant in random.Random(0).sample(mutants, len(mutants)):
         name = mutant["id"]
-        if only not in mutant["wing"]:
+        judged = {m["id"] for m in read(file)["mutants"] if "verdict" in m}
+        if only not in mutant["wing"] or name in judged or not claim(name):
             continue
-        with claimed(name) as mine:
-            judged = {m["id"] for m in read(file)["mutants"] if "verdict" in m}
-            if not mine or name in judged:
-                continue
-            verdict = judge(places[name], covering.get(name, {}))
-            with claimed("file", wait=True):
-                kept = read(file)
-                all_ = [m | verdict if m["id"] == name else m for m in kept["mutants"]]
-                write(file, kept["about"], all_)
+        verdict = judge(places[name], covering.get(name, {}))
+        with (WORK / "locks" / "file").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            kept = read(file)
+            all_ = [m | verdict if m["id"] == name else m for m in kept["mutants"]]
+            write(file, kept["about"], all_)
         words = (mutant["wing"], verdict["verdict"], verdict.get("test", ""))
         print(f"{verdict.get('seconds', 0.0):6.1f} s ", *words, flush=True)
 
@@ -357,19 +351,14 @@ def table(file: Path, show: bool) -> None:
         numbers = (len(those), *(counts[verdict] for verdict in VERDICTS), round(share))
         print(f"{wing:>11}" + "".join(f"{number:11}" for number in numbers))
     print(f"{sum(m.get('seconds', 0.0) for m in mutants) / 3600:.2f} hours of CPU")
-    changes = Counter(
-        (m["earlier"], m.get("verdict")) for m in mutants if "earlier" in m
-    )
+    again = [m for m in mutants if "earlier" in m]
+    changes = Counter((m["earlier"], m.get("verdict")) for m in again)
     for (before, now), count in sorted(changes.items(), key=str):
         print(f"{count} were {before}, are {now}")
     for m in mutants if show else ():
         if m.get("verdict") in VERDICTS[2:]:
-            print(
-                "\n{id} {verdict}\n    {file} {function}, {operator}: {line}".format(
-                    **m
-                )
-            )
-            print(f"    {m['before']}\n    -> {m['after']}")
+            print("\n{id} {verdict}\n    {file} {function}".format(**m))
+            print("    {operator}: {before}\n    -> {after}".format(**m))
 
 
 def main() -> None:

@@ -8,11 +8,12 @@ import io
 import itertools
 import json
 import logging
+import platform
 import secrets
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,17 +166,11 @@ def quiet(name: str) -> Iterator[None]:
 
 def machine() -> dict[str, str]:
     """What the last bits of a run may depend on, besides the code."""
-    import flwr
-    import scipy
-    import sklearn
-
     pools = (p for p in threadpool_info() if p["user_api"] == "blas")
     kernels = {f"{p['internal_api']} {p.get('architecture')}" for p in pools}
+    packages = ("numpy", "scipy", "scikit-learn", "flwr")
     return {
-        "python": sys.version.split()[0],
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-        "scikit-learn": sklearn.__version__,
-        "flwr": flwr.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
         "blas": ", ".join(sorted(kernels)),
     }

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -189,10 +188,6 @@ class Deployment(Flower):
         self.link.kill()
         self.link.wait(timeout=60)
         self.link = self._start_link()
-
-    def kill_server_app(self) -> None:
-        """End the process in which the run's ServerApp is."""
-        os.kill(int((self.faults / "server.pid").read_text()), signal.SIGKILL)
 
     def start(self, config: str, parent: Path) -> Record:
         """Start a run, by its settings or by a file of them; wait for its record."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import cast
 
 from flwr.app import ConfigRecord, Context, Message
-from flwr.serverapp import Grid, ServerApp
 
 import sim
 from fedtrellis.wire.client import client_app as make_client_app
@@ -41,11 +40,4 @@ def strike(
 
 client_app = make_client_app(sim.app.client_fn, mods=[strike])
 
-server_app = ServerApp()
-
-
-@server_app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run as the checkout's app does."""
-    (FOLDER / "server.pid").write_text(str(os.getpid()))
-    sim.app.run(grid, context.run_config)
+server_app = sim.server_app

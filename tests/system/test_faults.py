@@ -97,23 +97,18 @@ def test_a_supernode_killed_between_computing_and_answering(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["superlink", "server-app"])
 @every_family
-def test_a_server_killed_and_the_run_resumed(
-    deployment: Deployment, family: str, victim: str, tmp_path: Path
+def test_a_superlink_killed_and_the_run_resumed(
+    deployment: Deployment, family: str, tmp_path: Path
 ) -> None:
-    """The run has failed; a new one goes on, with clients whose states are gone."""
+    """Its run has failed; a new one goes on, with clients whose states are gone."""
     config = f"{FAMILIES[family]} rounds=6 timeout=120.0 checkpoint-every=1"
     record = deployment.start(config, tmp_path / "deployed")
     wait_for(lambda: len(record.history) > 3, 400, "no third round")
-    if victim == "superlink":
-        deployment.restart_link()
-    else:
-        deployment.kill_server_app()
+    deployment.restart_link()
     assert deployment.status() == "finished:failed"
     # nobody could say otherwise, but a ServerApp that sees its SuperLink go
-    said = ("running", "failed") if victim == "superlink" else ("running",)
-    assert record.summary["status"] in said
+    assert record.summary["status"] in ("running", "failed", "interrupted")
     with np.load(record.directory / "checkpoint.npz") as file:
         t = int(json.loads(file["meta"].tobytes())["round"])
     assert 2 <= t < 6

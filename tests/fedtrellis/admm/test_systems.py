@@ -8,11 +8,13 @@ import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
+from scipy.sparse.linalg import aslinearoperator
 
 from fedtrellis.admm import shifted_systems
 from fedtrellis.admm.hessians import FactorHessian, lipschitz_of, majoriser_of
@@ -151,15 +153,9 @@ def test_conjugate_gradients_say_when_they_do_not_converge() -> None:
         system.solve(np.ones(200))
 
 
-class Bounded:
+def bounded(bound: Any) -> Any:
     """A loss of whose second derivatives a matrix or an operator is the bound."""
-
-    def __init__(self, bound: Any) -> None:
-        self.hessian_bound = lambda: bound
-
-
-def operator(order: int) -> Any:
-    return scipy.sparse.linalg.aslinearoperator(np.eye(order))
+    return SimpleNamespace(hessian_bound=lambda: bound)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +175,9 @@ def operator(order: int) -> Any:
         (lambda: sparse_squares(4000, 800, 60), 1, ConjugateGradientSystem),
         # above order 2048, though the data are larger
         (lambda: sparse_squares(2049, 4000, 1500), 1, ConjugateGradientSystem),
-        (lambda: Bounded(np.eye(30)), 6, SpectralSystem),
-        (lambda: Bounded(operator(500)), 1, CholeskySystem),
-        (lambda: Bounded(operator(501)), 1, ConjugateGradientSystem),
+        (lambda: bounded(np.eye(30)), 6, SpectralSystem),
+        (lambda: bounded(aslinearoperator(np.eye(500))), 1, CholeskySystem),
+        (lambda: bounded(aslinearoperator(np.eye(501))), 1, ConjugateGradientSystem),
     ],
 )
 def test_the_system_suits_the_order_and_the_data(

@@ -34,10 +34,7 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
 
     whole = Plugin([(Harder, HarderClient)], [], [])
     loads = {"bad": broken, "good": lambda: whole, "odd": lambda: "not a plug-in"}
-    entries = [
-        SimpleNamespace(name=name, load=load, value=f"{name}:plugin")
-        for name, load in loads.items()
-    ]
+    entries = [SimpleNamespace(name=k, load=v, value="x:y") for k, v in loads.items()]
     # what is installed here, which the checkout's app looks for only once
     sim.app.default_config()
     monkeypatch.setattr(
@@ -46,12 +43,9 @@ def test_a_plug_in_that_is_broken_stops_nobody_and_is_told_of(
     )
     app = App(methods=pairs(strategies, clients), tasks=TASKS.values())
     assert "harder" in app.registry.methods
-    assert [record.getMessage() for record in caplog.records] == [
-        "plug-in 'bad' cannot be loaded: ImportError: no such thing",
-        "plug-in 'odd' cannot be loaded: TypeError: odd:plugin is no "
-        "fedtrellis.app.Plugin",
-    ]
-    assert app.command_line(["-c", 'method="worse"']) == 1
+    bad, odd = (record.getMessage() for record in caplog.records)
+    assert bad == "plug-in 'bad' cannot be loaded: ImportError: no such thing"
+    assert odd.startswith("plug-in 'odd' cannot be loaded: TypeError: x:y is no ")
 
 
 def test_writing_the_block_leaves_the_rest_and_changes_nothing_twice(
