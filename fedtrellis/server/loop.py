@@ -566,8 +566,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     configure_train = aggregate_train = _driven
     configure_evaluate = aggregate_evaluate = _driven
 
-    def _settings(self) -> dict[str, Any]:
-        """The settings that :meth:`summary` logs; the mean goes without a line."""
+    def summary(self) -> None:
+        """Log the strategy's settings; the mean goes without a line."""
         shown = {**self.options._described(), **self._described()}
         for part in self._parts:
             if type(part) is not Mean:
@@ -575,11 +575,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 before = value if option == "aggregation" else option
                 settings = part._described().items()
                 shown |= {option: value, **{f"{before} {n}": v for n, v in settings}}
-        return shown
-
-    def summary(self) -> None:
-        """Log the strategy's settings."""
-        for name, value in self._settings().items():
+        for name, value in shown.items():
             log(INFO, "\t├── %s: %s", name, value)
 
     def start(

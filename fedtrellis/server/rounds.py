@@ -74,11 +74,8 @@ class RoundStrategy(LoopStrategy):
     def check(self, answer: Answer) -> Any:
         """Turn an answer into what :meth:`aggregate` takes.
 
-        Raises
-        ------
-        ValueError
-            If the answer is malformed or not finite; its message is the reason that
-            the log and the history give, and the answer is as if it had been lost.
+        ValueError: it is malformed or not finite, and as if it had been lost; the
+        message is the reason that the log and the history give.
         """
 
     @abstractmethod

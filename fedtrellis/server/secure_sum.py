@@ -263,8 +263,9 @@ class SecureSum(Mean):
     ) -> tuple[list[Answer], set[str]]:
         """The answers of complete blocks: each member's is its block's mean."""
         strategy, result, anew = conversation.strategy, list[Answer](), set[str]()
+        model, layout = strategy.broadcast.model, strategy.broadcast.layout
         weights = strategy._weights_in_sums()
-        least = strategy._sent_arrays[1] * strategy.broadcast.model.size
+        least = strategy._sent_arrays[1] * model.size
         for members, total in self.sums(conversation, answers, least):
             # who came without the state that it had before
             known = {a.client: conversation.client(a.client) for a in members}
@@ -277,8 +278,11 @@ class SecureSum(Mean):
                 anew |= known.keys()
                 continue
             total /= sum(map(weights.__getitem__, known))
-            arrays, numbers = self._cut(total, strategy, points)
-            own: Any = {"arrays": arrays, "numbers": numbers, "norm": None}
+            own: Any = {"arrays": [], "numbers": total[least:], "norm": None}
+            for index, part in enumerate(total[:least].reshape(-1, *model.shape)):
+                point = part + model if index < points else part
+                sent = layout.to_wire(point.astype(layout.point_dtype))
+                own["arrays"].append(sent)
             result += [replace(answer, **own) for answer in members]
         return result, anew
 
@@ -312,17 +316,6 @@ class SecureSum(Mean):
         if len({term.size for term in terms}) > 1:
             raise ValueError("the block's terms have different lengths")
         return self._coding.values(total_of(terms, len(answers)))
-
-    def _cut(
-        self, values: FloatArray, strategy: Any, points: int
-    ) -> tuple[list[NDArray[Any]], FloatArray]:
-        """The arrays and scalars of a mean answer."""
-        model, layout = strategy.broadcast.model, strategy.broadcast.layout
-        size, arrays = strategy._sent_arrays[1] * model.size, list[NDArray[Any]]()
-        for part in values[:size].reshape(-1, *model.shape):
-            point = part + model if len(arrays) < points else part
-            arrays.append(layout.to_wire(point.astype(layout.point_dtype)))
-        return arrays, values[size:]
 
     # ---------------------------------------------------------------------- afterwards
 

@@ -149,36 +149,19 @@ class MethodClient(NumPyClient):
         is sent the answer. Clients side by side take turns: a context such as
         ``np.errstate`` must not span a ``yield``.
 
-        Parameters
-        ----------
-        x : ndarray of shape ``layout.point_shape``
-            The model, in one read-only array; of several arrays, the vector of all
-            their entries.
-        config : dict
-            What the server sent; not to be changed.
-
-        Returns
-        -------
-        ndarray or tuple
-            A point, which is sent in the model's shape and dtype; or all that ``fit``
-            returns.
+        ``x`` is the model, one read-only ndarray of shape ``layout.point_shape``: of
+        several arrays, the vector of all their entries. ``config`` is what the server
+        sent, not to be changed. Returns a point, an ndarray that is sent in the model's
+        shape and dtype; or all that ``fit`` returns.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither steps nor fit")
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Take the steps alone.
+        """Take the steps alone, which may raise anything.
 
-        Returns
-        -------
-        (list of ndarray, int, dict)
-            What is sent, the number of examples (0: not revealed), and metrics.
-
-        Raises
-        ------
-        Exception
-            What the steps raise.
+        Returns what is sent, the number of examples (0: not revealed), and metrics.
         """
         arrays, examples, metrics = run_alone(self, parameters, config)
         return list(arrays), examples, metrics

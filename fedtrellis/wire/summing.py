@@ -152,21 +152,9 @@ def secure_sum_mod(
     which is in the node's log. Evaluations and answers to queries pass, where the node
     has a key only if its node config has ``exposed = "accept"``.
 
-    Parameters
-    ----------
-    msg : Message
-    context : Context
-        Keys are named in the node config, as for ``aggregation = "secure-sum"``; only
-        the clients of a simulation need none.
-    call_next : callable
-        The app, or its next mod.
-
-    Raises
-    ------
-    SettingsError
-        The message asks for an answer in the clear.
-    RuntimeError
-        The app failed.
+    Keys are named in the node config, as for ``aggregation = "secure-sum"``; only the
+    clients of a simulation need none. SettingsError: the message asks for an answer in
+    the clear. RuntimeError: the app failed.
 
     Examples
     --------
