@@ -301,7 +301,9 @@ class Progress(Callback):
         texts = {name: f"{name} {value:.4g}" for name, value in record.metrics.items()}
         now, number = time.time(), record.round
         shown = texts if self._bar is None else self._older | texts
-        self._older |= {name: f"{t} (round {number})" for name, t in texts.items()}
+        self._older |= {
+            name: f"{text} (round {number})" for name, text in texts.items()
+        }
         parts = [shown[name] for name in (*CRITERIA, *QUALITIES) if name in shown]
         parts.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
         often = self._total <= self.lines or number in (0, 1, self._total)

@@ -558,9 +558,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _driven(self, *arguments: Any, **more: Any) -> Any:
         """Refuse Flower's own loop; RuntimeError."""
         raise RuntimeError(
-            f"{type(self).__name__} has a loop and messages of its own, which another "
-            "loop or a wrapper, such as Flower's DifferentialPrivacy..., cannot drive: "
-            "call its own start"
+            f"{type(self).__name__} has a loop and messages of its own: call start; "
+            "no wrapper, such as Flower's DifferentialPrivacy..., can drive it"
         )
 
     configure_train = aggregate_train = _driven

@@ -255,7 +255,9 @@ def plot_convergence(
     from matplotlib.figure import Figure
 
     if not panels:
-        names = {name for rounds in runs.values() for r in rounds for name in r.metrics}
+        names = {
+            name for history in runs.values() for r in history for name in r.metrics
+        }
         firsts = [[n for n in all_ if n in names][:1] for all_ in (_GAPS, QUALITIES)]
         more = [(name, "rounds") for first in firsts for name in first]
         panels = [("loss", "rounds"), *more, ("loss", "bytes")]

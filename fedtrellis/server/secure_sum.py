@@ -421,8 +421,7 @@ class SecureSums(Strategy):
         if not isinstance(strategy, FedAvg) or kinds & _REFUSED:
             raise SettingsError(
                 f"SecureSums cannot wrap {type(strategy).__name__}, which needs single "
-                "answers; it takes FedAvg, FedAvgM, FedAdam, FedAdagrad, FedYogi, "
-                "FedProx and what derives from these"
+                "answers; it takes FedAvg, FedProx, and those with a server's optimiser"
             )
         if unknown := sorted(set(settings) - _SETTINGS):
             raise SettingsError(
@@ -432,9 +431,8 @@ class SecureSums(Strategy):
         self._sum = SecureSum(**settings)
         if strategy.fraction_evaluate > 0.0 and self._sum.exposed != "accept":
             raise SettingsError(
-                f"fraction_evaluate = {strategy.fraction_evaluate:g}: clients' "
-                "evaluations would travel in the clear; give fraction_evaluate=0.0, or "
-                "exposed='accept' to SecureSums"
+                f"fraction_evaluate = {strategy.fraction_evaluate:g}: evaluations "
+                "would travel in the clear; give 0.0, or exposed='accept' to SecureSums"
             )
         if not 0.0 < largest_weight < np.inf or self._sum.value_range < 1.0:
             raise SettingsError(

@@ -252,8 +252,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, str]:
     """The ``.npy`` header of a C-contiguous array, and the dtype's name."""
     if dtype.kind not in _ALLOWED_KINDS:
         raise ValueError(
-            f"an array of dtype {dtype} cannot travel; "
-            "allowed: float, integer and boolean arrays"
+            f"an array of dtype {dtype} cannot travel; allowed: float, integer, boolean"
         )
     buffer = io.BytesIO()
     head = {"descr": dtype.str, "fortran_order": False, "shape": shape}

@@ -180,11 +180,8 @@ class MethodClient(NumPyClient):
         """Refuse Flower's older API, which calls this, by a TypeError."""
         name = type(self).__name__
         raise TypeError(
-            f"{name} cannot be converted with .to_client(), and "
-            "flwr.client.ClientApp(client_fn=...) cannot run it: return the "
-            f"{name} itself from client_fn, make the ClientApp with "
-            "app = fedtrellis.client_app(client_fn), and start a strategy of "
-            "fedtrellis.strategies on the server"
+            f"{name} has no .to_client(): return it itself from client_fn, and "
+            "make the ClientApp with app = fedtrellis.client_app(client_fn)"
         )
 
 

@@ -77,10 +77,14 @@ def filled(record: T, items: Mapping[str, Any]) -> T:
 
     Flower's check of each item's type takes a fifth of a round trip in this process.
     """
-    data, plain = record.__dict__.get("_data"), True
-    if isinstance(record, ConfigRecord):
-        plain = _PLAIN.issuperset(map(type, items.values()))
-    (data if isinstance(data, dict) and plain else record).update(items)
+    data = record.__dict__.get("_data")
+    if isinstance(data, dict) and (
+        not isinstance(record, ConfigRecord)
+        or _PLAIN.issuperset(map(type, items.values()))
+    ):
+        data.update(items)
+    else:
+        record.update(items)
     return record
 
 

@@ -119,10 +119,10 @@ class Nodes:
                     replies[place] = app(request, contexts[node_id])
                 except Exception as error:
                     replies[place] = error
-        return [
-            f"{type(r).__name__}: {r}" if isinstance(r, Exception) else r
-            for r in replies
-        ]
+        for place, reply in enumerate(replies):
+            if isinstance(reply, Exception):
+                replies[place] = f"{type(reply).__name__}: {reply}"
+        return replies
 
     def states(self, names: Collection[str] | None = None) -> dict[str, bytes]:
         """Nodes' states as bytes, by client identity; None: every node's."""
@@ -400,8 +400,10 @@ class LocalGrid(Grid):
             if "request_loss" in strikes:
                 continue
             client = client_identity(self._contexts[node_id])
-            wiped += [client] if "wipe" in strikes else []
-            forgetful += [client] if "state_loss" in strikes else []
+            if "wipe" in strikes:
+                wiped.append(client)
+            if "state_loss" in strikes:
+                forgetful.append(client)
             struck.append((message, strikes))
             if self.encode:
                 message, size = through_bytes(message, self._shared)

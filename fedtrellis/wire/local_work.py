@@ -192,7 +192,7 @@ def _begin(
     if type(steps) is not GeneratorType:
         raise TypeError(
             f"{type(client).__name__}.steps returned a {type(steps).__name__}, "
-            "expected a generator: what asks for nothing is a method fit"
+            "expected a generator"
         )
     return steps
 

@@ -157,7 +157,9 @@ def client_identity(context: Context) -> str:
 
 def identity_order(identity: str) -> tuple[int, int, str]:
     """Sort key for client identities: numbers by value, then the rest by name."""
-    return (0, int(identity), identity) if identity.isdecimal() else (1, 0, identity)
+    if identity.isdecimal():
+        return (0, int(identity), identity)
+    return (1, 0, identity)
 
 
 def is_count(value: Any) -> TypeGuard[int]:
@@ -312,8 +314,10 @@ class Kept(NamedTuple):
 
     def decoded(self) -> dict[str, NDArray[Any]]:
         """The arrays, read-only."""
-        items = self.arrays.items()
-        return {n: decode(a) if type(a) is Array else a for n, a in items}
+        return {
+            name: decode(value) if type(value) is Array else value
+            for name, value in self.arrays.items()
+        }
 
 
 class ClientMemory(NamedTuple):

@@ -187,8 +187,7 @@ def secure_sum_mod(
             if node_secrets(context).kind == "run" and not simulated:
                 raise SettingsError(
                     f"{who} has no key, and this is no simulation: make one with "
-                    "fedtrellis-keys (identity and roster, or new), and name it in the "
-                    "node config (identity-file and roster-file, or key-file)"
+                    "fedtrellis-keys, and name it in the node config"
                 )
             arrays = sum_phase(f"fit_sum_{config['step']}", context, config)
     except CodedError as error:

@@ -30,8 +30,7 @@ class Workers:
     def __init__(self, shares: Iterable[Any]) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise SettingsError(
-                f"workers = {len(list(shares))} needs a system where processes can be "
-                "forked, such as Linux; allowed here: 1"
+                f"workers = {len(list(shares))} needs a system that forks; allowed: 1"
             )
         fork = multiprocessing.get_context("fork")
         self._stop = fork.Event()
