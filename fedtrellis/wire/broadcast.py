@@ -184,13 +184,18 @@ class ModelBroadcast:
         if base is not None:
             shapes, known = {}, self.version - base
         since = [change for change, _ in islice(reversed(self._changes), known)][::-1]
-        if not self._has_steps:
-            if base is not None and (arrays := self._entries_since(since)):
+        if base is not None and not self._has_steps:
+            changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
+            indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
+            values = self.layout.to_wire(self.model.reshape(-1)[changed])
+            if indices.nbytes + values.nbytes < self._whole()[1]:
                 config |= {"model-encoding": "entries", "model-base": base}
-                return array_record(arrays, join=True), config
+                return array_record([indices, values], join=True), config
         # a first step that forgets what was there before is where anyone can start
-        elif (base is not None or (since and since[0].decay == 0.0)) and (
-            self._worth_sending(since)
+        elif (
+            self._has_steps
+            and (base is not None or (since and since[0].decay == 0.0))
+            and self._worth_sending(since)
         ):
             config |= {"model-encoding": "steps", "model-base": self.version - known}
             return array_record(pack_steps(since), join=True), config | shapes
@@ -202,14 +207,6 @@ class ModelBroadcast:
         """All of the model as it travels, and its bytes."""
         arrays = sparse_or_dense(self.layout.to_wire(self.model))
         return arrays, sum(array.nbytes for array in arrays)
-
-    def _entries_since(self, since: list[NDArray[np.intp]]) -> list[NDArray[Any]]:
-        """Indices and values of what has changed; none: the model whole is smaller."""
-        changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
-        indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
-        values = self.layout.to_wire(self.model.reshape(-1)[changed])
-        nbytes = indices.nbytes + values.nbytes
-        return [indices, values] if nbytes < self._whole()[1] else []
 
     def _worth_sending(self, steps: Sequence[Step]) -> bool:
         """Whether the steps are smaller than the model whole."""
