@@ -292,10 +292,8 @@ def plot_convergence(
 # -------------------------------------------------------------------------- checkpoints
 
 # The file is a ``.npz`` of arrays and one JSON text: the model, the method's state, who
-# the clients are and which of their rounds were used. The rounds themselves, which only
-# ever grow, are appended to a file beside it. A grid in this process has its clients'
-# states saved too, so that such a run goes on exactly as it would have; clients on
-# other machines keep theirs, or are given back what the server can replay.
+# the clients are and which of their rounds were used, and their states on a grid in this
+# process. The rounds themselves, which only ever grow, are appended to a file beside it.
 
 _FORMAT = 1
 

@@ -322,8 +322,7 @@ def decode(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order=cast(Any, order))
 
 
-# An array costs about 350 bytes on the wire beside its data (its names, the hashes of
-# its objects, headers), so small ones travel as one.
+# An array costs about 350 bytes beside its data, so small ones travel as one.
 JOINED = "joined"
 _JOINED_MAX_BYTES = 65_536
 _DTYPES = (

@@ -76,8 +76,7 @@ MAX_COUNT = 10**6
 # of them, and their data, stay in the cache.
 _ENTRIES, _CLIENTS = 2**18, 1024
 
-# Phases of rounds of several waves that the clients' classes defined so far have, as
-# keys: a message of type ``train.NAME`` is for a client's ``fit_NAME``.
+# Phases of the clients' classes so far: ``train.NAME`` is for a client's ``fit_NAME``.
 _PHASES: dict[str, None] = dict.fromkeys(n.removeprefix(PHASE) for n in SUM_PHASES)
 
 
@@ -419,8 +418,7 @@ def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
     """Fill in replies as :func:`serve`, where clients' steps go side by side."""
     waiting: dict[Layout, list[int]] = defaultdict(list)
     place = -1
-    # what a wave makes for each client it drops at the end, and it makes no cycles:
-    # Python would go through all nodes again and again to find that out
+    # a wave makes no cycles: Python would go through all nodes to find that out
     collects = gc.isenabled()
     gc.disable()
     try:

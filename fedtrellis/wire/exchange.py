@@ -35,10 +35,8 @@ ClientKeys = Literal["bound", "free"]
 
 # Seconds between two looks at which nodes are there grow from the one to the other.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
-# A wave's answers are polled for after this share of its time so far: no wave lasts
-# much longer than its slowest answer. A request names every message that is still
-# waited for, and a wave to n nodes lasts as long as n messages take: at a fixed wait
-# polling would cost n times n, at a share it costs n log n.
+# A wave's answers are polled for after this share of its time so far. A request names
+# every message that is waited for: for n nodes polling costs n log n, at a fixed wait n².
 _WAIT_SHARE = 0.05
 # Seconds without a new node after which a run goes on with those that are there.
 _STILL = 3.0

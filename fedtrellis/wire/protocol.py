@@ -130,8 +130,7 @@ STATUS, ARRAYS, METRICS = "status", "arrays", "metrics"
 _META, _STORED = "fedtrellis.meta", "fedtrellis.arrays"
 _MODEL, _KEPT = "model", ("committed", "provisional")
 
-#: How many examples a client has: among what it says before round 1, and among the
-#: metrics of an evaluation.
+#: How many examples a client has, before round 1 and among an evaluation's metrics.
 EXAMPLES = "num-examples"
 
 NO_ROUND = -1
