@@ -292,8 +292,8 @@ def plot_convergence(
 # -------------------------------------------------------------------------- checkpoints
 
 # The file is a ``.npz`` of arrays and one JSON text: the model, the method's state, who
-# the clients are and which of their rounds were used, and their states on a grid in this
-# process. The rounds themselves, which only ever grow, are appended to a file beside it.
+# the clients are, which of their rounds were used, and on a local grid their states.
+# Its rounds, which only ever grow, are appended to a file beside it.
 
 _FORMAT = 1
 

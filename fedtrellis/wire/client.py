@@ -179,8 +179,8 @@ class MethodClient(NumPyClient):
         """Refuse Flower's older API, which calls this, by a TypeError."""
         name = type(self).__name__
         raise TypeError(
-            f"{name} has no .to_client(): return it itself from client_fn, and "
-            "make the ClientApp with app = fedtrellis.client_app(client_fn)"
+            f"{name} has no .to_client(): return the {name} itself from client_fn, "
+            "and make the ClientApp with app = fedtrellis.client_app(client_fn)"
         )
 
 

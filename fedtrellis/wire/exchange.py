@@ -36,7 +36,7 @@ ClientKeys = Literal["bound", "free"]
 # Seconds between two looks at which nodes are there grow from the one to the other.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.005, 0.25
 # A wave's answers are polled for after this share of its time so far. A request names
-# every message that is waited for: for n nodes polling costs n log n, at a fixed wait n².
+# every message waited for: polling n nodes costs n log n, at a fixed wait n times n.
 _WAIT_SHARE = 0.05
 # Seconds without a new node after which a run goes on with those that are there.
 _STILL = 3.0
