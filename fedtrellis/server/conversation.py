@@ -246,9 +246,8 @@ class Conversation:
     ) -> dict[str, Answer]:
         """As :meth:`ask`, and again those whose answer was lost, in so many waves.
 
-        ``entries`` makes what a client is sent, anew for each wave; ``take`` may raise
-        ValueError to drop an answer. Returns those that were taken; SettingsError where
-        a client refused with ``code``, or with any if that is empty.
+        ``entries`` is asked anew for each wave; ``take`` may raise ValueError to drop
+        an answer. SettingsError: a client refused with ``code``, or any if it is empty.
         """
         taken: dict[str, Answer] = {}
         for _ in range(attempts):

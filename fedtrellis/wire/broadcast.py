@@ -240,9 +240,8 @@ def receive(
 ) -> ReceivedModel:
     """Make the model out of what the server sent and what the client had.
 
-    ``config`` is what :meth:`ModelBroadcast.encode` returned, ``stored`` what the
-    client has of this session. RestoreNeededError: the steps start from a version that
-    the client does not have. ValueError: what arrived is malformed.
+    ``config`` is what :meth:`ModelBroadcast.encode` returned. RestoreNeededError: the
+    client lacks the version to start from. ValueError: what arrived is malformed.
     """
     encoding, version = config["model-encoding"], config["model-version"]
     base = config.get("model-base", -1)

@@ -473,8 +473,7 @@ def _side_by_side(
 class MethodApp(ClientApp):
     """A ``ClientApp`` whose train messages can be handled many at once.
 
-    Ray pickles the app with every message: as a name, if a module holds it, so that a
-    process imports it once and keeps what it caches.
+    Ray pickles it with every message: as a name that a process imports once, if it can.
     """
 
     def __init__(

@@ -103,10 +103,9 @@ def exchange(
 ) -> dict[int, Message | Reason]:
     """Send one wave, at most one message to a node; each node's reply, or why none.
 
-    A grid with a method ``settled(message_ids)`` is asked whether waiting for the rest
-    makes sense at all (a message that was lost in this process will not come), and one
-    with ``bytes_of(message)`` what a message took. Of ``clients``, which the requests
-    are for, it is noted down who may be a message behind, see :func:`_still_behind`.
+    A grid with a method ``settled(message_ids)`` is asked whether to wait for the rest
+    at all, and one with ``bytes_of(message)`` what a message took. Of ``clients``, whom
+    the requests are for, it is noted down who may be a message behind.
     """
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
     # that of a grid within it may see other messages
@@ -215,9 +214,8 @@ def _gather(
 def await_nodes(grid: Grid, count: int, timeout: float) -> int:
     """Wait for the nodes before anything is computed for them; how many there are.
 
-    In a simulation until one has answered. By then all are registered, and Ray is up,
-    whose processes are forked from this one: a fork while another thread computes ends
-    the threads of OpenBLAS, and that thread never returns (or the fork does not).
+    In a simulation until one has answered: Ray's processes are forked from this one,
+    and a fork while another thread computes may never return, or that thread. A
     TimeoutError: fewer than ``count``.
     """
     if hasattr(grid, "settled") or not is_simulation(grid):

@@ -229,10 +229,9 @@ def run_together(
     parameters: Sequence[Sequence[NDArray[Any]]],
     configs: Sequence[Mapping[str, Any]],
 ) -> list[Result | Exception]:
-    """What each client's ``fit`` returns, or the exception that it raises.
+    """What each client's ``fit``, the base class's, returns to rounding, or raises.
 
-    Numbers are those of each client alone to rounding, and what one raises ends its own
-    work. Their ``fit`` is that of the base class, and their models have one layout.
+    Their models have one layout.
     """
     layout = Layout.of(parameters[0])
     everybody = Peers([getattr(c, "objective", None) for c in clients], layout)

@@ -65,10 +65,7 @@ class Workers:
         self._ask(dict.fromkeys(range(len(self._pools)), ("load", dict(states))))
 
     def _ask(self, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What processes return for an order to each; RuntimeError: one has ended.
-
-        An interruption lets each finish its request: the nodes' states are whole.
-        """
+        """What processes return for an order to each; RuntimeError: one has ended."""
         futures: dict[int, Future[Any]] = {}
         number = 0
         try:
@@ -92,6 +89,7 @@ class Workers:
                 ) from None
             raise RuntimeError(f"{who} failed: {error!r}") from error
         except BaseException:
+            # each finishes its request, so that the nodes' states are whole
             self._stop.set()
             try:
                 wait(futures.values())
