@@ -80,22 +80,16 @@ class FrankWolfeStrategy(RoundStrategy):
         "array, else the vector of all entries, layer after layer",
         kw_only=False,
     )
-    client_domains: Mapping[str, Domain] | Sequence[Domain] = given(
-        "larger sets D_i ⊇ D by the clients that have them, or a list of sets of which "
-        "any client may have one; the intersection of all clients' sets must be D",
+    client_domains: Sequence[Domain] = given(
+        "larger sets D_i ⊇ D, of which any client may have one; the intersection of "
+        "all clients' sets must be D",
         default=(),
         shown=False,
     )
 
     def _settle_domains(self, shape: tuple[int, ...]) -> None:
         """Find out which set each client has, of what was declared and what it sent."""
-        given = self.client_domains
-        named: Mapping[str, Domain] = given if isinstance(given, Mapping) else {}
-        anybody: Sequence[Domain] = () if isinstance(given, Mapping) else given
-        for name in sorted(named.keys() - set(self.clients)):
-            known = ", ".join(self.clients[:20])
-            raise SettingsError(f"client_domains has {name!r}; the clients are {known}")
-        for domain in (*named.values(), *anybody):
+        for domain in self.client_domains:
             domain.check_shape(shape)
             rng = generator(0, "directions")
             for _ in range(_DIRECTIONS):
@@ -106,20 +100,15 @@ class FrankWolfeStrategy(RoundStrategy):
                     what = f"{domain!r}, which does not enclose {self.domain!r}"
                     raise SettingsError(f"client_domains has {what}")
         # D_i, the client's own set, or D
-        self._domains = {
-            name: self._domain_from(name, named.get(name), anybody)
-            for name in self.clients
-        }
+        self._domains = {name: self._domain_of(name) for name in self.clients}
         self._may_leave = any(d is not self.domain for d in self._domains.values())
         self._was_outside = False
 
-    def _domain_from(
-        self, name: str, its_own: Domain | None, anybody: Sequence[Domain]
-    ) -> Domain:
+    def _domain_of(self, name: str) -> Domain:
         sent = str(self._client_properties(name).get("domain", ""))
-        allowed = [d for d in (its_own, self.domain, *anybody) if d is not None]
+        allowed = [self.domain, *self.client_domains]
         if not sent:  # a client of somebody else's
-            return allowed[0]
+            return self.domain
         for domain in allowed:
             if alike(sent, describe(domain)):
                 return domain

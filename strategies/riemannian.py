@@ -155,8 +155,8 @@ class FirstOrderRFL(StepsByBounds):
         # how many clients were averaged in it
         self._averaged = self.num_clients
         self._step_norm, self._largest = inf, 0.0
-        # a narrow x is rounded; z, ẑ and c_i are float64
-        self._carried = None if layout.dtype == "float64" else np.zeros(point.shape)
+        # what rounding a narrow x took; z, ẑ and c_i are float64
+        self._carried = np.zeros(point.shape)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """η, η_g of the step that made x, τ, and what mini-batches need.
@@ -185,16 +185,12 @@ class FirstOrderRFL(StepsByBounds):
         # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
         mean = self.average(list(answers.values()), z)
         x = z + self.settled_server_step_size * (mean - z)
-        if self._carried is None:
-            self.broadcast.replace(x)
-        else:
-            # rounding x by e takes |S| e/η̃ from Σ c_i: the next x gives it back, or it
-            # would add up over the rounds
-            share = len(answers) / self.total_step
-            x -= self._carried / share
-            self.broadcast.replace(x)
-            self._carried = share * (self.broadcast.model - x)
+        # rounding x by e takes |S| e/η̃ from Σ c_i: the next x gives it back
+        share = len(answers) / self.total_step
+        exact = x - self._carried / share
+        self.broadcast.replace(exact)
         x = self.broadcast.model
+        self._carried = share * (x - exact)
         if self.correction:
             direction = (z - x) / self.total_step
             for name, point in answers.items():
@@ -235,13 +231,12 @@ class FirstOrderRFL(StepsByBounds):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Every c_i, which round x is of, and how many clients it averaged."""
-        carried = {} if self._carried is None else {"carried": self._carried}
         return {
             **super().state(),
             "largest": np.array(self._largest),
             "x-round": np.array(self._x_round),
             "averaged": np.array(self._averaged),
-            **carried,
+            "carried": self._carried,
             **{f"{name}/c": c_i for name, c_i in self._corrections.items()},
         }
 
@@ -251,8 +246,7 @@ class FirstOrderRFL(StepsByBounds):
         self._largest = float(state["largest"])
         self._x_round, self._averaged = int(state["x-round"]), int(state["averaged"])
         self._z = self.manifold.project(self.broadcast.model)
-        if self._carried is not None:
-            self._carried = np.array(state["carried"])
+        self._carried = np.array(state["carried"])
         self._corrections = {
             name: np.array(state[f"{name}/c"]) for name in self.clients
         }

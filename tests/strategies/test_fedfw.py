@@ -370,11 +370,9 @@ SETS = [BALL, BALL, BALL, L2Ball(RADIUS), BALL]
 @pytest.mark.parametrize(
     ("domains", "declared", "says"),
     [
-        (SETS, {}, "client 3 works on L2Ball(radius=3.0), and the strategy on L1Ball("),
-        ([L1Ball(3.1), *[BALL] * 4], {}, "client 0 works on L1Ball(radius=3.1)"),
-        (SETS, {"2": L2Ball(3.0)}, "client 3 works on L2Ball(radius=3.0)"),
-        (SETS, {"5": L2Ball(3.0)}, "client_domains has '5'; the clients are 0,"),
-        (SETS, {"3": L2Ball(1.0)}, "L2Ball(radius=1.0), which does not enclose L1Ball"),
+        (SETS, [], "client 3 works on L2Ball(radius=3.0), and the strategy on L1Ball("),
+        ([L1Ball(3.1), *[BALL] * 4], [], "client 0 works on L1Ball(radius=3.1)"),
+        (SETS, [L2Ball(1.0)], "L2Ball(radius=1.0), which does not enclose L1Ball"),
     ],
 )
 def test_another_set_ends_the_run_before_round_1(
@@ -393,21 +391,20 @@ def test_larger_sets_that_are_declared() -> None:
     rng = np.random.default_rng(4)
     losses = [Distance(rng.standard_normal(400)) for _ in range(N)]
     how: Any = {"losses": losses, "start": np.zeros(400), "domains": domains}
-    for declared in (domains[1:4:2], {"1": domains[1], "3": domains[3]}):
-        more: Any = {"penalty": 0.5, "client_domains": declared}
-        strategy = FedFW(BALL, variant="plain", **more)
-        played, grid = recorded(strategy, 5, **how)
-        assert [record.used for record in strategy.history] == [N] * 5
-        kinds = [SparseAtom, DenseAtom, SparseAtom, SignAtom, SparseAtom]
-        for (_, i), messages in grid.answers.items():
-            arrays = record_arrays(messages[0].content.array_records[ARRAYS])
-            (atom,) = unpack_atoms(arrays, (400,))
-            assert isinstance(atom, kinds[i])
-        check_mean(played)
-        # an atom of the others may be outside, and the model says so each round
-        outside = [float(np.abs(model).sum() > RADIUS) for model in played.models]
-        assert 1.0 in outside
-        assert outside == [m["outside-domain"] for m in played.watch.metrics]
+    more: Any = {"penalty": 0.5, "client_domains": domains[1:4:2]}
+    strategy = FedFW(BALL, variant="plain", **more)
+    played, grid = recorded(strategy, 5, **how)
+    assert [record.used for record in strategy.history] == [N] * 5
+    kinds = [SparseAtom, DenseAtom, SparseAtom, SignAtom, SparseAtom]
+    for (_, i), messages in grid.answers.items():
+        arrays = record_arrays(messages[0].content.array_records[ARRAYS])
+        (atom,) = unpack_atoms(arrays, (400,))
+        assert isinstance(atom, kinds[i])
+    check_mean(played)
+    # an atom of the others may be outside, and the model says so each round
+    outside = [float(np.abs(model).sum() > RADIUS) for model in played.models]
+    assert 1.0 in outside
+    assert outside == [m["outside-domain"] for m in played.watch.metrics]
 
 
 def test_who_announces_nothing_is_taken_and_its_atoms_are_looked_at() -> None:
