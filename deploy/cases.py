@@ -51,6 +51,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "projected-fedavg": ("rows", _ROWS),
     "feddr": ("rows", _ROWS),
     "fedgia": ("rows", f'{_ROWS} fedgia.hessian="gram"'),
+    "fedavg": ("rows", _ROWS),
     "fedavg-gd": ("rows", _ROWS),
     "local-sgd": ("rows", _ROWS),
     "fedprox": ("rows", _ROWS),

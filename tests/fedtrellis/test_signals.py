@@ -72,10 +72,3 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     with signals_interrupt():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-def test_within_each_other_the_outermost_counts() -> None:
-    with pytest.raises(Interrupted), signals_interrupt():
-        with pytest.raises(Interrupted), signals_interrupt():
-            signal.raise_signal(signal.SIGTERM)
-        check_signals()
