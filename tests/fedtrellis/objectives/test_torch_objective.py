@@ -247,10 +247,8 @@ def test_what_differs_in_more_than_data_is_no_cohort() -> None:
     ):
         assert not stacks(different)
     # settings that cannot be compared
-    own = [nn.Linear(6, 4) for _ in range(8)]
-    for module in own:
-        vars(module)["rule"] = lambda: 1
-    assert TorchObjective.stack([objective(module) for module in own]) is None
+    own = [objective(loss=lambda z, y: cross_entropy(z, y)) for _ in range(8)]
+    assert TorchObjective.stack(own) is None
 
 
 # -- data
@@ -375,6 +373,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("dtype is 'int8'; it must be one of", lambda: objective(dtype="int8")),
     ("device is 'tpu'", lambda: TorchObjective(MIXED, sum_loss, DATA, device="tpu")),
     ("data is a int", lambda: of_data(7)),
+    ("data has 0 examples", lambda: of_data(Subset(PAIRS, []))),
     ("collate_fn is for a Dataset", lambda: of_data((1, 2), collate_fn=len)),
     (r"keys\(\['x', 'scale', 'labels'\]\)", lambda: of_data(Named(), target_key="y")),
     ("have 23 of each", lambda: of_data(PAIRS, collate_fn=first_only).value(X[:28])),

@@ -105,6 +105,7 @@ def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
     [
         ({"data.features": 3, "data.feature-names": "a,b"}, "which has 2 names"),
         ({"data.feature-names": "a,,b"}, "between two commas"),
+        ({"data.features": 3, "data.labels": "a,b,c"}, "3 classes; the task has 2"),
         ({"data.features": 3, "logistic-regression.partition": "labels"}, "no meaning"),
         (
             {"data.features": 3, "logistic-regression.scaling": "standard"},
