@@ -19,6 +19,20 @@ H_KINDS = {
 
 
 @pytest.mark.parametrize("kind", H_KINDS)
+def test_the_prox_is_the_minimum(kind: str) -> None:
+    h, rng = H_KINDS[kind], np.random.default_rng(0)
+    v, weight = 2.0 * rng.standard_normal(12), rng.uniform(0.2, 3.0, 12)
+
+    def value(x: Array) -> Array:
+        square = weight / 2 * (x - v) ** 2
+        return np.asarray(h.l1 * np.abs(x) + h.l2 / 2 * x**2 + square)
+
+    x = h.prox(v, weight)
+    for step in (1e-6, -1e-6):  # it is convex: no neighbour is lower
+        assert np.all(value(x) <= value(np.clip(x + step, h.lower, h.upper)))
+
+
+@pytest.mark.parametrize("kind", H_KINDS)
 def test_composite_minima(kind: str) -> None:
     """Of h plus a quadratic of condition 1 000, beside L-BFGS-B on x = p − q."""
     h, n, rng = H_KINDS[kind], 15, np.random.default_rng(0)
