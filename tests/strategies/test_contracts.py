@@ -39,7 +39,6 @@ REPLAYED = [n for n in EVERY if n not in ("fedgia", "hyfem", "hybrid-fedavg")]
 #: FedFW's server replays the steps of each client, one by one or since a checkpoint.
 SUMMED = [name for name in EVERY if re.match("fedfw (plain|augm|stoch)", name)]
 NARROW = [name for name, m in EVERY.items() if "float32" in m.make().dtypes]
-STATEFUL = [name for name in REPLAYED if EVERY[name].make().stateful]
 
 
 def check_same(
@@ -95,19 +94,6 @@ def test_whoever_was_not_heard_was_not_asked(name: str, encode: bool) -> None:
     for record in ran.strategy.history:
         assert every or record.sampled - record.used == len(record.rejected)
     check_replayed(name, ran, participation=p)
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_nodes_that_never_keep_anything(name: str) -> None:
-    method = EVERY[name]
-    ran = method.play(method.grid(4, wipe=0.5, state_loss=1.0), 12)
-    assert all(record.used == 4 for record in ran.strategy.history)
-    losses = method.losses[:4]
-    assert sum(f.value(ran.model) - f.value(method.start) for f in losses) < 0.0
-    if not method.forgets:
-        kept = method.play(method.grid(4), 12)
-        for mine, theirs in zip(ran.models, kept.models, strict=True):
-            assert distance(mine, theirs) <= NEAR.get(name, 1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -405,14 +405,3 @@ def test_larger_sets_that_are_declared() -> None:
     outside = [float(np.abs(model).sum() > RADIUS) for model in played.models]
     assert 1.0 in outside
     assert outside == [m["outside-domain"] for m in played.watch.metrics]
-
-
-def test_who_announces_nothing_is_taken_and_its_atoms_are_looked_at() -> None:
-    class Foreign(FedFWClient):
-        def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-            return {}
-
-    strategy = FedFW(BALL, variant="plain")
-    recorded(strategy, 5, domains=SETS, client=Foreign)
-    why = [("3", "an atom lies outside L1Ball(radius=3.0)")]
-    assert [record.rejected for record in strategy.history] == [why] * 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from tests.harness import (
     Array,
     Distance,
     Recorder,
-    Stop,
     app_of,
     distance,
     grid_of,
@@ -260,15 +258,6 @@ def test_stop_rule_is_that_of_the_gradient(hessian: str, lost: float) -> None:
         assert last.round < 400
         assert square <= x.size * 1e-10
         assert lost or last.train["stop-residual"] == pytest.approx(square, rel=1e-4)
-
-
-def test_a_resumed_run_keeps_a_sigma_that_was_set(tmp_path: Path) -> None:
-    losses, file = least_squares(m=4), tmp_path / "checkpoint"
-    run(losses, 4, checkpoint=file)
-    with pytest.raises(SettingsError, match="the run to go on with adapts it"):
-        run(losses, 9, resume=file, sigma=1.0)
-    run(losses, 9, sigma=0.5, callbacks=[Stop(4)], checkpoint=file)
-    assert run(losses, 9, resume=file)[0].settled_sigma == 0.5
 
 
 def test_one_liar_does_not_choose_sigma() -> None:
