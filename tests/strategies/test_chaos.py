@@ -7,7 +7,6 @@ The long forms are ``python -m tests.strategies.soak_runs``, ``fuzz_runs`` and
 from __future__ import annotations
 
 import logging
-import re
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from flwr.clientapp import ClientApp
 
 import sim
 from fedtrellis.domains import L1Ball
-from tests.harness import distance, number_of, refused
+from tests.harness import distance, number_of
 from tests.strategies.fuzz_runs import Fuzzed, Tally, fuzz
 from tests.strategies.hyfdca_runs import Forgets
 from tests.strategies.liar_runs import BOUND, OWN_LOSS, apart, run
@@ -108,30 +107,6 @@ def test_rounds_that_the_server_forgot_are_not_taken_for_those_it_used(
     first = [list(range(NODES))] * 4
     lost = method.play(method.grid(NODES), sets=[*first, *ran.used])
     assert distance(ran.models, lost.models[4:]) < 1e-9
-
-
-@pytest.mark.parametrize("name", [n for n in CASES if n not in SINGLE])
-def test_no_entry_may_be_missing_or_have_another_shape(
-    name: str, tmp_path: Path
-) -> None:
-    method, path = CASES[name], tmp_path / "checkpoint.npz"
-
-    def go(rounds: int, **options: Any) -> Any:
-        return method.play(method.grid(NODES, seed=1), rounds, **options)
-
-    go(2, checkpoint=path)
-    with np.load(path) as file:
-        arrays = dict(file)
-    # of those that differ in a number only, one
-    for entry in {re.sub(r"\d+", "0", entry): entry for entry in arrays}.values():
-        np.savez(path, **{n: a for n, a in arrays.items() if n != entry})
-        said = refused(f"no entry {entry!r}", lambda: go(3, resume=path))
-        assert str(path) in said
-        if entry != "meta":
-            np.savez(path, **(arrays | {entry: arrays[entry][None]}))
-            refused(re.escape(repr(entry)), lambda: go(3, resume=path))
-    np.savez(path, **arrays)
-    go(3, resume=path)
 
 
 # -------------------------------------------------------------------------- the fuzzing

@@ -1,7 +1,6 @@
-"""A wave's clients at once, and no message of it: the same runs.
+"""A wave of which no message is made: the same runs, unless somebody would see it.
 
-That cohorts of all methods are their clients one by one is a contract of all methods,
-with shares of one size; here these differ, and clients say and do more.
+That cohorts of all methods are their clients one by one is a contract of all methods.
 """
 
 from __future__ import annotations
@@ -15,42 +14,20 @@ from flwr.app import Context
 
 from clients import FedAvgGDClient
 from fedtrellis import LocalGrid, client_app
-from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic
-from fedtrellis.wire.local_work import run_together
+from fedtrellis.objectives import LeastSquares
 from strategies import FedAvgGD
 from tests.harness import Played, distance, grid_of, node_states, play
-from tests.strategies.methods import EVERYTHING, on
 
-#: Uneven shares; the largest is more than twice the smallest.
-SIZES = (5, 9, 7, 12, 6, 8, 9)
-
-
-class Own(LeastSquares):
-    """An objective that nobody can stack."""
-
-    stack: Any = None
-
-
-def losses(kind: str) -> list[Any]:
-    rng = np.random.default_rng(5)
-    made: list[Any] = []
-    own: dict[str, Any]
-    for size in SIZES:
-        X = rng.standard_normal((size, 4))
-        b = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.1 * rng.standard_normal(size)
-        classes = rng.integers(0, 3, size)
-        own = {
-            "squares": LeastSquares(X, b, scale="half-mean", l2=0.01, weight=2.0),
-            "own": Own(X, b, scale="half-mean"),
-            "logistic": Logistic(X, b > 0.0, l2=0.1),
-            "mlr": MultinomialLogistic(X, classes, 3, l2=0.01),
-        }
-        made.append(own[kind])
-    return made
+_RNG = np.random.default_rng(5)
+#: Of uneven shares.
+LOSSES = [
+    LeastSquares(_RNG.standard_normal((size, 4)), _RNG.standard_normal(size))
+    for size in (5, 9, 7, 12, 6, 8, 9)
+]
 
 
 def average(client: Any, strategy: Any = FedAvgGD, rounds: int = 2, **grid: Any) -> Any:
-    made = grid_of(client, losses("squares"), **grid)
+    made = grid_of(client, LOSSES, **grid)
     return play(strategy(step_size=0.01), made, np.zeros(4), rounds)
 
 
@@ -67,38 +44,6 @@ def check_same(one: Played[Any], many: Played[Any]) -> None:
     for name, state in first.items():
         assert state.keys() == second[name].keys()
         assert all(distance(state[key], second[name][key]) <= 1e-12 for key in state)
-
-
-@pytest.mark.parametrize("faults", [EVERYTHING, {}])
-@pytest.mark.parametrize(
-    ("kind", "method", "part"),
-    [
-        *(("squares", "FedAvgGD", 1.0), ("own", "FedAvgGD", 0.4)),
-        *(("logistic", "FedProx", 1.0), ("mlr", "Scaffold", 1.0)),
-    ],
-)
-def test_a_cohort_of_uneven_shares_is_its_clients_one_by_one(
-    kind: str,
-    method: str,
-    part: float,
-    faults: dict[str, float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counts: list[int] = []
-
-    def counted(clients: Any, *given: Any) -> Any:
-        counts.append(len(clients))
-        return run_together(clients, *given)
-
-    monkeypatch.setattr("fedtrellis.wire.client.run_together", counted)
-    start = np.zeros((5, 3) if kind == "mlr" else 4)
-    case = on(losses(kind), start, 8)(method, batch_fraction=part, step_size=0.05)
-    one, many = (
-        case.play(case.grid(7, seed=3, batched=b, **faults), 8, participation=0.7)
-        for b in (False, True)
-    )
-    assert max(counts) > 1  # clients did go together
-    check_same(one, many)
 
 
 class Teller(FedAvgGDClient):
@@ -149,7 +94,7 @@ def test_whoever_overrides_the_grid_or_the_fit_or_has_mods_is_asked() -> None:
         return call_next(message, context)
 
     def client(context: Context) -> Any:
-        return FedAvgGDClient(context, losses("squares")[0])
+        return FedAvgGDClient(context, LOSSES[0])
 
     modded = LocalGrid(client_app(client, mods=[mod]), 3, batched=True)
     play(FedAvgGD(step_size=0.01), modded, np.zeros(4), 2)

@@ -196,8 +196,10 @@ def test_another_run_s_checkpoint_is_refused(saved: Path) -> None:
     refuses("number of clients is 4, this run's is 5", here, grid_of(5))
     rewrite(saved, lambda meta, arrays: arrays.update({"state/more": np.zeros(2)}))
     refuses("it has an entry 'state/more' too many", here)
-    rewrite(saved, lambda meta, arrays: meta.pop("session"))
-    refuses("it has no entry 'session'", here)
+    rewrite(saved, lambda meta, arrays: arrays.update(model=np.zeros(())))
+    refuses("its entry 'model' has shape ()", here)
+    rewrite(saved, lambda meta, arrays: arrays.pop("model"))
+    refuses("it has no entry 'model'", here)
 
 
 def test_a_stateful_method_says_what_a_checkpoint_holds(saved: Path) -> None:
