@@ -1,7 +1,7 @@
 """Models of HyFDCA against scikit-learn's, coefficient by coefficient, encrypted.
 
 With several classes, weights of samples and classes, an elastic net, an intercept and
-raw columns; and what of that is refused.
+raw columns, such as an income in euros beside an age; and what of that is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from numpy.testing import assert_allclose
+from scipy import sparse
 from sklearn.linear_model import (
     ElasticNet,
     LogisticRegression,
@@ -24,9 +25,13 @@ from sklearn.linear_model import (
 )
 from sklearn.preprocessing import StandardScaler
 
+from clients.hyfdca import NewSamples, Predictions
+from clients.hyfdca.run import ClientRun, column_sums
 from fedtrellis import LocalGrid
+from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
-from fedtrellis.dual.weights import outweighed
+from fedtrellis.dual.weights import in_parts, of_parts
+from fedtrellis.encryption.fixed_point import RangeError
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
@@ -281,23 +286,6 @@ def test_the_certificate_is_true() -> None:
         assert primal == pytest.approx(float(value.value), rel=1e-9)
 
 
-def test_the_certificate_of_classes_is_the_sum_of_theirs() -> None:
-    split = classes_split(4, "smoothed-hinge")
-    run = Run(split, 12, classes=4)
-    loss = make_loss(split.loss)
-    problems = [
-        RegularizedLoss(split.X, against_the_rest(split, c), loss, LAMBDA)
-        for c in range(4)
-    ]
-    values = [one.value(run.model[:, c]) for c, one in enumerate(problems)]
-    optima = [central_optimum(one).value for one in problems]
-    strategy = run.strategy
-    assert_allclose(strategy._primals, values, rtol=1e-12)
-    assert (strategy._duals <= np.array(optima) + 1e-9).all()
-    gap = run.metric("duality-gap")[-1]
-    assert gap == pytest.approx(sum(values) - strategy._duals.sum())
-
-
 def test_classes_in_the_clear_group_by_group() -> None:
     split = classes_split(3, "logistic", cut=(2, 2))
     hidden = Run(split, 150, classes=3, tolerance=1e-11).model
@@ -320,39 +308,31 @@ def test_a_run_that_goes_on_has_its_weights_and_scales(tmp_path: Path) -> None:
 
 def test_a_run_from_an_earlier_model_is_never_worse_than_it() -> None:
     split = classes_split(3, "logistic")
-    found = Run(split, 60, classes=3, tolerance=1e-6)
+    settings: Any = {"classes": 3, "tolerance": 1e-6, "encryption": "stream"}
+    found = Run(split, 60, **settings)
 
-    def again(rounds: int, **options: Any) -> tuple[HyFDCA, Array]:
-        settings: Any = {"classes": 3, "tolerance": 1e-6, "encryption": "stream"}
-        settings |= {"feature_names": split.names, **options}
-        strategy = HyFDCA("logistic", LAMBDA, **settings)
+    def again(rounds: int, start: Array, **options: Any) -> tuple[HyFDCA, Array]:
+        options = {**settings, "feature_names": split.names, **options}
+        strategy = HyFDCA("logistic", LAMBDA, **options)
         grid = LocalGrid(split.app(), split.num_clients, seed=0)
-        start = ArrayRecord([found.model[:, : strategy.classes].squeeze()])
-        result = strategy.start(grid, start, num_rounds=rounds)
+        result = strategy.start(grid, ArrayRecord([start]), num_rounds=rounds)
         return strategy, result.arrays.to_numpy_ndarrays()[0]
 
-    strategy, model = again(1)
+    strategy, model = again(1, found.model)
     # P of the given weights is known after one iteration, and they are the best
     value = float(found.strategy._primals.sum())
     assert strategy.history[-1].train["primal"] == pytest.approx(value, rel=1e-9)
     assert_allclose(model, found.model, rtol=1e-9)
-    strategy, model = again(60)
+    strategy, model = again(60, found.model)
     assert strategy.converged()
     assert_allclose(model, found.model, rtol=0, atol=0.02)
-    with pytest.raises(SettingsError, match="'practical' starts at weights of 0"):
-        again(2, step="practical", secure_sum=False, classes=1)
-
-
-def spoilt(change: Callable[[Array], Any]) -> Split:
-    return with_weights(two_classes("logistic"), np.asarray(change(fractions())))
-
-
-def some(value: float) -> Split:
-    return spoilt(lambda s: np.where(s > 2.9, value, s))
+    paper: Any = {"step": "practical", "secure_sum": False, "classes": 1}
+    why = "'practical' starts at weights of 0"
+    refused(why, lambda: again(2, found.model[:, 0], **paper))
 
 
 def contradicting() -> Split:
-    split = spoilt(lambda s: s)
+    split = with_weights(two_classes("logistic"), fractions())
     split.change = lambda k, c: setattr(c, "weights", c.weights + float(k == 1))
     return split
 
@@ -367,18 +347,19 @@ UNFIT: list[tuple[Callable[[], Split], dict[str, Any], str]] = [
         {"classes": 4, "class_weight": "balanced"},
         "no sample of any weight is of class 3",
     ),
-    (lambda: spoilt(lambda s: s), {"step": "line-search"}, "does not go with step"),
-    (lambda: some(-1.0), {}, "weights must be finite numbers from 0"),
-    (lambda: some(np.inf), {}, "weights must be finite"),
-    (lambda: some(np.nan), {}, "samples have weights on none of"),
+    (contradicting, {"step": "line-search"}, "does not go with step"),
     (contradicting, {}, "samples have other weights on another"),
-    (lambda: spoilt(lambda s: 1e-6 * s), {}, "weights must be 0 or at least 0.0001"),
-    (lambda: spoilt(lambda s: 0.0 * s), {}, "the weights of all samples are 0"),
-    (lambda: spoilt(lambda s: 1e9 * s), {}, "largest|too large|exceeds|range"),
-    (
-        lambda: two_classes("logistic"),
-        {"client": {"weights": np.ones(3)}},
-        r"weights have shape \(3,\), expected",
+    *(
+        (partial(with_weights, two_classes("logistic"), change(fractions())), {}, why)
+        for change, why in (
+            (lambda s: -s, "weights must be finite numbers from 0"),
+            (lambda s: np.inf * s, "weights must be finite"),
+            (lambda s: np.where(s > 2.9, np.nan, s), "have weights on none of"),
+            (lambda s: 1e-6 * s, "weights must be 0 or at least 0.0001"),
+            (lambda s: 0.0 * s, "the weights of all samples are 0"),
+            (lambda s: 1e9 * s, "largest|too large|exceeds|range"),
+            (lambda s: s[:, None], r"weights have shape \(40, 1\), expected"),
+        )
     ),
 ]
 
@@ -401,13 +382,183 @@ def test_a_few_samples_that_outweigh_the_rest_are_refused() -> None:
     Run(split, 2, exposed="accept")
 
 
-def test_what_outweighs() -> None:
-    for weights, answer in (
-        ([1.0, 1.0, 1.0], False),
-        ([1.0, 1.0], True),
-        ([1.0, 1.0, 1e-3], True),
-        ([1.0, 1.0, 0.03], False),
-        ([1.0, 1.0, 0.0, 0.0], True),
-        ([0.0] * 5, False),  # they add nothing at all
-    ):
-        assert outweighed(np.array(weights), 3) == answer
+# ------------------------------------------------------------------------- raw columns
+
+SPLITS = {"horizontal": (4, 1), "vertical": (1, 3), "hybrid": (3, 2)}
+
+
+def table(n: int = 120, constant: float = 1.0) -> tuple[Array, Array]:
+    """Income, age, year, a length in metres, a yes or no, and a constant column."""
+    rng = np.random.default_rng(0)
+    columns = [
+        rng.lognormal(10.5, 0.5, n),
+        rng.integers(18, 90, n).astype(float),
+        2015.0 + rng.integers(0, 6, n),
+        1e-6 * rng.standard_normal(n),
+        (rng.random(n) < 0.4).astype(float),
+        np.full(n, constant),
+    ]
+    X = np.stack(columns if constant else columns[:-1], axis=1)
+    Z = (X - X.mean(axis=0)) / np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
+    z = Z @ rng.standard_normal(X.shape[1]) + 0.7 + 0.5 * rng.standard_normal(n)
+    return X, np.where(z > 0.0, 1.0, -1.0)
+
+
+def _split(kind: str, **options: Any) -> Split:
+    X, y = table(**options)
+    return Split(X, y, grid_parts(len(X), X.shape[1], *SPLITS[kind]), "logistic", 0.1)
+
+
+def _away(one: Array, other: Array) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def _run(split: Split, rounds: int = 300, **options: Any) -> Run:
+    return Run(split, rounds, **{"standardize": True, "exposed": "accept", **options})
+
+
+def test_without_a_constant_column_nothing_is_shifted() -> None:
+    """Scores have nothing to hold what means add: columns are scaled alone."""
+    split = _split("hybrid", constant=0.0)
+    run = _run(split, **LAST_DIGITS)
+    scales = np.sqrt(np.square(split.X).mean(axis=0))
+    problem = RegularizedLoss(split.X / scales, split.y, make_loss("logistic"), 0.1)
+    best = central_optimum(problem, 1e-13)
+    assert np.abs(run.model * scales - best.w).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"step": "line-search"},
+        {"step": "practical", "secure_sum": False},
+        {"classes": 3},
+        {"local_passes": 2, "secure_sum": False, "kind": "horizontal"},
+    ],
+)
+def test_sparse_rows_are_dense_rows(options: dict[str, Any]) -> None:
+    """Shifted, they stay sparse; a column of one client and of two for one sample."""
+    models, kind = [], options.pop("kind", "hybrid")
+    for make in (np.asarray, sparse.csr_array):
+        split = _split(kind)
+        if "classes" in options:
+            split.y = np.where(split.y < 0, 0.0, 1.0 + (split.X[:, 1] > 50.0))
+        split.X = make(split.X)
+        models.append(_run(split, 6, **options).model)
+    # passes go through the samples in an order of the run's
+    near = 1e-2 if "local_passes" in options else 1e-9
+    assert _away(models[1], models[0]) < near
+
+
+def test_two_holders_of_a_sample_subtract_a_mean_once() -> None:
+    """Entries dealt one by one: both have the column, and each has other entries."""
+    X, y = table()
+    mine = np.random.default_rng(1).random(X.shape) < 0.5
+    held = np.arange(len(X)), np.arange(X.shape[1])
+    whole = Split(X, y, [held], "logistic", 0.1)
+    halves = Split(X, y, [held] * 2, "logistic", 0.1)
+    halves.change = lambda k, c: setattr(c, "features", np.where(mine == k, X, 0.0))
+    models = [_run(split, **LAST_DIGITS).model for split in (whole, halves)]
+    assert _away(models[1], models[0]) < 1e-6
+
+
+@pytest.mark.parametrize("loss", ["smoothed-hinge", "logistic"])
+def test_new_raw_samples_are_scored_and_calibrated(loss: str) -> None:
+    """In raw units; with probabilities where the loss has some, or there are labels."""
+    X, y = table(320)
+    new, names = X[200:], [f"new-{i}" for i in range(120)]
+    split = Split(X[:200], y[:200], grid_parts(200, X.shape[1], 1, 3), loss, 0.1)
+    told: dict[int, Predictions] = {}
+
+    def change(k: int, client: Any) -> None:
+        # one client has labels, of half of them
+        labels = np.where(np.arange(120) < 60, y[200:], np.nan) if k == 0 else None
+        client.new_samples = NewSamples(new[:, split.parts[k][1]], names, labels)
+        client.on_predictions = lambda found: told.__setitem__(k, found)
+
+    split.change = change
+    run = _run(split, 30, encryption="stream", client_evaluate_every=30)
+    for found in told.values():
+        assert list(found.sample_ids) == names
+        assert np.abs(found.scores - new @ run.model).max() < 1e-8
+        assert np.array_equal(found.predicted, np.sign(found.scores))
+        if loss == "logistic":
+            expected = 1.0 / (1.0 + np.exp(-found.scores))
+            assert_allclose(np.asarray(found.probabilities), expected)
+    assert told[1].calibrated is told[2].calibrated is None
+    # which tests of it compare with scikit-learn's
+    sigmoid = Sigmoid.of(told[0].scores[:60], y[200:260] > 0)
+    expected = sigmoid.probabilities(told[0].scores)
+    assert_allclose(np.asarray(told[0].calibrated), expected)
+
+
+def test_an_honest_server_reads_the_sum_over_all_holders_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split, seen, hidden = _split("hybrid"), dict[str, Any](), ClientRun.hidden
+
+    def sending(run: ClientRun, rows: Any, ends: Any) -> Any:
+        words = hidden(run, rows, ends)
+        return seen.setdefault(run.part.client_id, words) if len(ends) == 0 else words
+
+    monkeypatch.setattr(ClientRun, "hidden", sending)
+    run = _run(split, 2, encryption="stream")
+    scales = run.strategy._scales
+    assert scales is not None
+    assert_allclose(scales.means[:-1], split.X[:, :-1].mean(axis=0))
+    for name, words in seen.items():
+        rows, columns = split.parts[int(name)]
+        plain = in_parts(column_sums(split.X[rows][:, columns]), split.num_clients)
+        assert not np.isin(words, plain.ravel()).any()
+    # of all holders but one there is no sum either: its masks are left
+    others = [k for k in seen if 0 in split.parts[int(k)][1]][1:]
+    with np.errstate(over="ignore"):
+        part = sum(seen[k][:-1].reshape(6, 2, -1)[:, :, 0] for k in others)
+    rest = np.concatenate([split.parts[int(k)][0] for k in others])
+    assert not np.isclose(of_parts(np.asarray(part))[0], split.X[rest, 0].sum())
+
+
+def test_columns_of_which_two_sums_say_too_much_are_refused() -> None:
+    X, y = table()
+    X = np.column_stack([X, np.zeros(len(X))])
+    parts = grid_parts(len(X), X.shape[1], 4, 1)
+    own = parts[0][0][:4]
+    X[own, -1] = 1.0  # a count, and nothing else
+    _run(Split(X, y, parts, "logistic", 0.1), 1, exposed="refuse")
+    X[own, -1] = [3.0, 5.0, 8.0, 2.0]
+    split = Split(X, y, parts, "logistic", 0.1)
+    why = "'feature-0006' is not zero in 4 of its"
+    refused(why, lambda: _run(split, 1, exposed="refuse"))
+
+
+def test_numbers_of_any_size_add_up_in_words() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((5, 40)) * 10.0 ** rng.integers(-30, 38, 40)
+    words = np.zeros((6, 40), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for one in values:
+            words = words + in_parts(one, len(values))
+    total = values.sum(axis=0)
+    sizes = np.abs(values).max(axis=0)
+    assert (np.abs(of_parts(words) - total) <= 1e-15 * sizes + 2.0**-110).all()
+    for bad in (np.inf, np.nan, 1e43):
+        with pytest.raises(RangeError):
+            in_parts(np.array([bad]), 5)
+    split = _split("hybrid")
+    split.X = split.X * 1e22
+    refused("sum of squares is too large", lambda: _run(split, 1))
+
+
+def test_the_bundle_remembers_what_there_is_room_for() -> None:
+    X, y = np.random.default_rng(0).standard_normal((20, 40_000)), np.ones(20)
+    y[::2] = -1.0
+    split = Split(X[:, :20_000], y, grid_parts(20, 20_000, 4, 1), "logistic", 0.1)
+    run = _run(split, 7, memory_limit=1, standardize=False)
+    # 2^20 bytes are 6.5 vectors of 160 000
+    assert run.steps.bundle.memory == 5
+    assert len(run.steps.bundle.ids) <= 5
+    assert (np.diff(run.metric("dual-bound")) >= -1e-12).all()
+    wide = Split(X, y, grid_parts(20, 40_000, 4, 1), "logistic", 0.1)
+    why = "memory_limit = 1 MiB is too little"
+    refused(why, lambda: Run(wide, 1, memory_limit=1))
