@@ -27,7 +27,9 @@ from tests.harness import contexts, node_states, number_of
 
 Array = NDArray[np.float64]
 Part = tuple[NDArray[np.int64], NDArray[np.int64]]
-KINDS = ("hybrid", "horizontal", "vertical")
+#: Sample groups × feature groups.
+CUTS = {"hybrid": (3, 2), "horizontal": (6, 1), "vertical": (1, 3)}
+KINDS = tuple(CUTS)
 # a group's α moves without the others', and v_k is no sum
 APART: dict[str, Any] = {"secure_sum": False}
 # what nodes want of holders, samples and entries by default
@@ -371,7 +373,6 @@ def small(
     y = z if loss == "squared" else np.where(z > 0, 1.0, -1.0)
     if loss == "poisson":
         y = np.maximum(np.round(3.0 * z), 0.0)
-    cut = {"hybrid": (3, 2), "horizontal": (6, 1), "vertical": (1, 3)}
     if parts == "irregular":
         rows = [np.arange(64), np.arange(32), np.arange(32, 96), np.arange(64, 96)]
         first, second = np.arange(6), np.arange(6, 12)
@@ -379,5 +380,5 @@ def small(
     elif parts == "with one alone":
         parts = [*grid_parts(90, p, 3, 2), (np.arange(90, 96), np.arange(p))]
     elif isinstance(parts, str):
-        parts = grid_parts(n, p, *cut[parts])
+        parts = grid_parts(n, p, *CUTS[parts])
     return Split(X, y, parts, loss, regularization)
