@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
-from scipy import sparse
 
 from clients import HyFDCAClient
-from clients.hyfdca.run import NodeRules, entry_counts
+from clients.hyfdca.run import NodeRules
 from fedtrellis import Callback, LocalGrid, RoundRecord, client_app
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.encryption import node_secrets
@@ -32,8 +31,6 @@ CUTS = {"hybrid": (3, 2), "horizontal": (6, 1), "vertical": (1, 3)}
 KINDS = tuple(CUTS)
 # a group's α moves without the others', and v_k is no sum
 APART: dict[str, Any] = {"secure_sum": False}
-# what nodes want of holders, samples and entries by default
-LEAST = NodeRules().least
 
 
 def grid_parts(n: int, p: int, sample_groups: int, feature_groups: int) -> list[Part]:
@@ -46,10 +43,7 @@ def grid_parts(n: int, p: int, sample_groups: int, feature_groups: int) -> list[
 class Split:
     """Data, who holds what of it, and the problem as one computer sees it.
 
-    Entries of a column that is not zero in fewer than ``least`` of a client's samples
-    are left out of X itself, whatever the data: sums would give them away, so clients
-    refuse them, and P* is that of what is run. ``change`` is given each client with its
-    number, and may alter it.
+    ``change`` is given each client with its number, and may alter it.
     """
 
     change: Callable[[int, Any], Any] | None = None
@@ -61,9 +55,8 @@ class Split:
         parts: Sequence[Part],
         loss: str = "hinge",
         regularization: float = 1e-3,
-        least: int = LEAST,
     ) -> None:
-        self.X, self.y, self.parts = _without_rare(X, parts, least), y, list(parts)
+        self.X, self.y, self.parts = X, y, list(parts)
         self.loss, self.regularization = loss, regularization
         self.weights: Array | None = None
         self.n, self.p = X.shape
@@ -73,16 +66,6 @@ class Split:
     @property
     def num_clients(self) -> int:
         return len(self.parts)
-
-    @property
-    def exposed(self) -> bool:
-        """Whether sums over those who hold a feature or a sample are over too few."""
-        held = np.zeros((self.num_clients, self.n), dtype=bool)
-        owned = np.zeros((self.num_clients, self.p), dtype=bool)
-        for k, (rows, columns) in enumerate(self.parts):
-            held[k, rows], owned[k, columns] = True, True
-        _, sizes = np.unique(held, axis=1, return_counts=True)
-        return bool(min(owned.sum(axis=0).min(), sizes.min()) < LEAST)
 
     @cached_property
     def problem(self) -> RegularizedLoss:
@@ -111,15 +94,6 @@ class Split:
 
     def app(self, **options: Any) -> Any:
         return client_app(lambda context: self.client(context, **options))
-
-
-def _without_rare(X: Any, parts: Sequence[Part], least: int) -> Any:
-    """X without the entries that are the only few of a client's column."""
-    X = X.copy() if isinstance(X, np.ndarray) else X.tolil()
-    for rows, columns in parts:
-        counts = entry_counts(X[rows][:, columns])
-        X[np.ix_(rows, columns[(counts > 0) & (counts < least)])] = 0.0
-    return X if isinstance(X, np.ndarray) else sparse.csr_array(X)
 
 
 class Watch(Callback):
@@ -240,32 +214,30 @@ class View:
         assert np.abs(w - self.steps.w).max() < tolerance
 
 
-class ToTheLastDigits(HyFDCA):
-    """Stops twenty rounds after the gap has come to 1e-11.
+class LastDigits(Callback):
+    """Ends a run twenty rounds after the gap has come to 1e-11.
 
     Hidden sums let D be known to 1e-13 or so, and a tolerance near that is met or not
     as their rounding has it; P, and with it the model, is known to more.
     """
 
-    def converged(self) -> bool:
-        reached = [
-            r.round for r in self.history if "primal" in r.train and self._close(r)
-        ]
-        return bool(reached) and self.history[-1].round >= reached[0] + 20
+    left = 20
 
-    def _close(self, record: Any) -> bool:
-        gap, primal = record.train["duality-gap"], record.train["primal"]
-        return bool(gap <= 1e-11 * abs(primal))
+    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
+        gap, primal = (record.train.get(k, np.inf) for k in ("duality-gap", "primal"))
+        self.left -= bool(self.left < 20 or gap <= 1e-11 * abs(primal) < np.inf)
+        return self.left < 0
 
 
-LAST_DIGITS: dict[str, Any] = {"strategy": ToTheLastDigits, "tolerance": 1e-12}
+def last_digits() -> dict[str, Any]:
+    """Options of a run to the last digits."""
+    return {"callbacks": [LastDigits()], "tolerance": 1e-15}
 
 
 class Run(View):
     """One run, and what its clients and its server have at the end.
 
-    Where the split or the settings make clients' own sums readable, its nodes accept
-    that unless ``exposed`` says otherwise: what they refuse has tests of its own.
+    Its nodes accept whatever sums give away: what they refuse has tests of its own.
     """
 
     def __init__(
@@ -290,9 +262,7 @@ class Run(View):
             "tolerance": 0.0,
             "feature_names": split.names,
             "max_failed_rounds": 10**6,
-            "exposed": "accept"
-            if split.exposed or not options.get("secure_sum", True)
-            else "refuse",
+            "exposed": "accept",
             **options,
         }
         callbacks = list(settings.pop("callbacks", []))
@@ -326,6 +296,7 @@ class Nodes:
 
     def __init__(self, folder: Path, split: Split, kind: str = "roster") -> None:
         self.split, self.kind, self.folder = split, kind, folder
+        self.rules = NodeRules(exposed="accept")
         folder.mkdir()
         self.key, self.names = folder / "key", [str(k) for k in range(len(split.parts))]
         write_key_pair(self.key, folder / "context")
@@ -345,8 +316,7 @@ class Nodes:
         if self.kind == "roster":
             del own["key"]
             own |= {what: self.of(name, what) for what in ("identity", "roster")}
-        rules = NodeRules(exposed="accept" if self.split.exposed else "refuse")
-        return self.split.client(context, rules=rules, **own)
+        return self.split.client(context, rules=self.rules, **own)
 
     def run(self, rounds: int, **options: Any) -> Run:
         node_secrets._cached.cache_clear()

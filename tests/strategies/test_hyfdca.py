@@ -67,9 +67,7 @@ def test_the_dual_never_falls(kind: str, options: dict[str, Any], share: float) 
     """
     options = dict(options)
     split = small(options.pop("loss", "hinge"), kind)
-    # as few as one sample of a group move at a time
-    each: Any = {"each": lambda run, _: run.note_dual(), "exposed": "accept"}
-    run = Run(split, 40, **each, **options)
+    run = Run(split, 40, each=lambda run, _: run.note_dual(), **options)
     duals, history = np.array(run.duals), run.strategy.history
     assert (np.diff(duals) >= -1e-12).all()
     assert share * split.optimum < duals[-1] <= split.optimum * (1 + 1e-9)

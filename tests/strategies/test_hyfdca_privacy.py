@@ -24,7 +24,7 @@ from fedtrellis.encryption.node_secrets import shared_run_key
 from fedtrellis.wire.arrays import decode, record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, MODEL, RESTORE
 from tests.harness import refused
-from tests.strategies.hyfdca_runs import Array, Run, Split, Sums, small
+from tests.strategies.hyfdca_runs import APART, Array, Run, Split, Sums, small
 
 
 class Recorded(LocalGrid):
@@ -79,16 +79,13 @@ def _is_in(values: Any, every: Array, relative: float = 1e-12) -> int:
     return int((np.searchsorted(every, values + size, "right") > below).sum())
 
 
-OPEN = {"secure_sum": False, "exposed": "accept"}
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"loss": "logistic", "encryption": "tenseal-bfv"},
         {"loss": "squared", "local_fraction": 0.5, "slots": "chosen"},
-        {"loss": "logistic", **OPEN, "step": "practical"},
-        {"loss": "squared", **OPEN, "kind": "horizontal", "local_passes": 1},
+        {"loss": "logistic", **APART, "step": "practical"},
+        {"loss": "squared", **APART, "kind": "horizontal", "local_passes": 1},
         {"loss": "logistic", "weighted": True, "class_weight": "balanced"},
     ],
     ids=["bfv", "chosen", "practical", "passes", "weights"],
@@ -204,7 +201,7 @@ def test_a_runs_own_key_is_removed(
     assert not list(tmp_path.rglob("*.key"))
 
 
-@pytest.mark.parametrize("options", [{"least": 2}, {"step": "practical", **OPEN}])
+@pytest.mark.parametrize("options", [{"least": 2}, {"step": "practical", **APART}])
 def test_a_client_is_sent_its_own_features_weights_and_its_own_groups(
     options: dict[str, Any],
 ) -> None:

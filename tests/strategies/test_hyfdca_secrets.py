@@ -88,7 +88,7 @@ def test_a_rare_class_that_is_balanced_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its first sum is nearly its one row, which has half of the weight."""
-    options = {"class_weight": "balanced"}
+    options = {"class_weight": "balanced", "exposed": "refuse"}
     why = "class 2, which 1 of all samples have"
     refused(why, lambda: what_the_server_sees(monkeypatch, 1, **options))
     options["exposed"] = "accept"
@@ -136,6 +136,7 @@ def test_server_and_a_client_open_nothing_of_other_groups(
 ) -> None:
     """Client 2 hands its keys to the server, which opens what it holds, no more."""
     nodes, opened = Nodes(tmp_path / "nodes", shared_and_local()), list[int]()
+    nodes.rules = NodeRules()
     refused("its node's log says which", lambda: nodes.run(3))  # nothing is encrypted
     search = MixtureSteps._search
 
