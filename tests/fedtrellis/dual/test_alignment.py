@@ -95,23 +95,6 @@ def test_groups_are_those_of_brute_force(
     np.testing.assert_equal(vars(again), vars(alignment))
 
 
-def test_columns_and_the_models_order() -> None:
-    samples = {"0": [1, 2], "1": [2, 3], "2": [3]}
-    features = {"0": ["b", "a"], "1": ["c", "a"], "2": ["d"]}
-    alignment = _align(samples, features)
-    assert alignment.feature_names == ["b", "a", "c", "d"]
-    columns = {k: v.tolist() for k, v in alignment.columns.items()}
-    assert columns == {"0": [0, 1], "1": [2, 1], "2": [3]}
-    # 0 and 1 share a sample and a feature; 1 and 2 but a sample
-    (g,) = [g for g, one in enumerate(alignment.groups) if one.holders == ("0", "1")]
-    assert alignment.overlaps() == {"0": [g], "1": [g]}
-    alignment = _align(samples, features, feature_names=["a", "b", "c", "d"])
-    assert alignment.columns["1"].tolist() == [2, 0]
-    for held, own in (([], ["f"]), ([1], [])):
-        make = partial(_align, {"a": held}, {"a": own})
-        refused("client a has no samples or no features", make, ValueError)
-
-
 def _agreed() -> Agreement:
     samples = {"a": [1, 2, 3], "b": [2, 3], "c": [4]}
     alignment = _align(samples, {"a": ["x", "y"], "b": ["z"], "c": ["y"]})

@@ -10,7 +10,6 @@ from scipy import sparse
 
 from clients.hyfdca.proposals import local_dual_passes
 from fedtrellis.dual.bundle import DualBundle
-from fedtrellis.dual.penalty import maximise_over_simplices
 from fedtrellis.objectives.losses import LOSSES, make_loss
 
 Array = NDArray[np.float64]
@@ -74,30 +73,6 @@ def test_each_search_is_the_best_over_all_that_is_remembered(memory: int) -> Non
         value = bundle.dual_values().sum()
         assert value == pytest.approx(best - 0.5 * λ * float(rest @ rest), abs=1e-9)
     assert value > 0.1
-
-
-@pytest.mark.parametrize("rank", [1, 3, 40], ids=["line", "singular", "definite"])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_maximum_is_cvxpys(seed: int, rank: int) -> None:
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, 9, rng.integers(1, 6))
-    stops = np.cumsum(sizes)
-    blocks = [slice(int(e - s), int(e)) for s, e in zip(sizes, stops, strict=True)]
-    n = int(stops[-1])
-    V = rng.standard_normal((n, rank)) * 10.0 ** rng.uniform(-1, 1)
-    b = rng.standard_normal(n)
-    if n > 2:
-        V[n // 2], b[n // 2] = V[0], b[0]  # the same point twice
-    start = rng.random(n)
-    for block in blocks:
-        start[block] /= start[block].sum()
-    best = optimum_over_simplices(V, b, blocks)
-    theta = maximise_over_simplices(V @ V.T, b, start, blocks)
-    assert (theta >= 0.0).all()
-    for block in blocks:
-        assert theta[block].sum() == pytest.approx(1.0, abs=1e-12)
-    found = b @ theta - 0.5 * np.square(V.T @ theta).sum()
-    assert found == pytest.approx(best, abs=1e-8 * (1.0 + abs(best)))
 
 
 @pytest.mark.parametrize("sigma", [1.0, 4.0])

@@ -40,24 +40,6 @@ def certified(problem: RegularizedLoss) -> None:
     assert away <= np.sqrt(2 * found.gap / λ) + 1e-6
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_formulas(name: str) -> None:
-    X, y = small()
-    y, loss = suited(name, y), make_loss(name, 0.5)
-    problem = RegularizedLoss(csr_array(X), y, loss, 0.3)
-    rng = np.random.default_rng(1)
-    w, alpha = rng.standard_normal(5), y * rng.random(60)
-    primal = 0.15 * w @ w + loss.value(X @ w, y).mean()
-    assert problem.value(w) == pytest.approx(primal, rel=1e-14)
-    gradient = 0.3 * w - X.T @ loss.dual_point(X @ w, y) / 60
-    np.testing.assert_allclose(problem.gradient(w), gradient, atol=1e-14)
-    point = X.T @ alpha / (0.3 * 60)
-    dual = -0.15 * point @ point - loss.conjugate(alpha, y).mean()
-    assert problem.dual_value(alpha) == pytest.approx(dual, rel=1e-14)
-    if name != "poisson":
-        assert problem.metrics(w) == {"accuracy": np.mean((X @ w > 0) == (y > 0))}
-
-
 def test_what_is_refused() -> None:
     X, y = small()
     given: Any = {"features": X, "labels": y, "loss": Hinge(), "regularization": 0.1}

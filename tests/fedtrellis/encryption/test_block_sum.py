@@ -13,7 +13,6 @@ from fedtrellis.encryption.block_sum import (
     BlockMember,
     Introduction,
     LostKeyError,
-    deal,
     discrete_normal,
     total_of,
 )
@@ -223,16 +222,6 @@ def test_keys_of_the_server_s_own_open_nothing(
     assert attacked(tmp_path / "1") != 7.0
     monkeypatch.setattr(NodeSecrets, "shared_with", lambda self, *_: b"")
     assert attacked(tmp_path / "2") == 7.0
-
-
-def test_clients_are_dealt_into_blocks_of_a_size() -> None:
-    names = [str(k) for k in range(11)]
-    for count, size, sizes in ((11, 4, [6, 5]), (11, 100, [11]), (5, 3, [5])):
-        blocks = deal(names[:count], size)
-        assert [len(block) for block in blocks] == sizes
-        assert [name for block in blocks for name in block] == names[:count]
-    refused("at least 3 clients", lambda: deal(names[:2], 3))
-    refused("block-size = 2", lambda: deal(names, 2))
 
 
 @pytest.mark.parametrize("deviation", [1, 50])
