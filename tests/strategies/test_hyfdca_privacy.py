@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -188,17 +187,6 @@ def test_the_server_has_no_secret_key() -> None:
             context = record_arrays(cast(ArrayRecord, content[ARRAYS]))[-1].tobytes()
             assert not load_evaluation(context)._root
             assert len(context) < 1000  # no room for a key of the scheme
-
-
-def test_a_runs_own_key_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    during: list[Path] = []
-    Run(small(n=24), 1, each=lambda *_: during.extend(tmp_path.rglob("*.key")))
-    refused("loss", lambda: Run(small(n=24), 3, client={"loss": "squared"}))
-    assert len(during) == 1
-    assert not list(tmp_path.rglob("*.key"))
 
 
 @pytest.mark.parametrize("options", [{"least": 2}, {"step": "practical", **APART}])

@@ -32,7 +32,6 @@ from tests.harness import refused
 from tests.strategies.hyfdca_runs import (
     Array,
     Nodes,
-    Part,
     Run,
     Split,
     Sums,
@@ -112,30 +111,11 @@ def test_one_mixing_for_all_classes_would_give_rare_classes_away(
     assert left_of_the_pairs(X, sums) < 1e-6
 
 
-def shared_and_local() -> Split:
-    """Six clients, three holders a feature; each has samples of its own beside others.
-
-    Clients 2k and 2k + 1 hold the two halves of the features, and share 16 samples.
-    """
-    first, second = np.arange(6), np.arange(6, 12)
-    parts: list[Part] = []
-    for start in range(0, 144, 48):
-        parts += [
-            (np.arange(start, start + 32), first),
-            (np.arange(start + 16, start + 48), second),
-        ]
-    whole = small(parts=parts, n=144)
-    held = np.zeros_like(whole.X)
-    for rows, columns in parts:
-        held[np.ix_(rows, columns)] = whole.X[np.ix_(rows, columns)]
-    return Split(held, whole.y, parts, regularization=whole.regularization)
-
-
 def test_server_and_a_client_open_nothing_of_other_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Client 2 hands its keys to the server, which opens what it holds, no more."""
-    nodes, opened = Nodes(tmp_path / "nodes", shared_and_local()), list[int]()
+    nodes, opened = Nodes(tmp_path / "nodes", small()), list[int]()
     nodes.rules = NodeRules()
     refused("its node's log says which", lambda: nodes.run(3))  # nothing is encrypted
     search = MixtureSteps._search
