@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedtrellis.dual.bundle import DualBundle
 from fedtrellis.dual.regularized_loss import central_optimum
-from fedtrellis.objectives.losses import LOSSES
-from reproduce.hyfdca.one_place import Proposer, Table, bundle, paper_step
+from fedtrellis.objectives.losses import LOSSES, make_loss
 from strategies import HyFDCA
 from tests.harness import refused
-from tests.strategies.hyfdca_runs import APART, CUTS, KINDS, Run, small
+from tests.strategies.hyfdca_runs import APART, CUTS, KINDS, Array, Run, Split, small
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,6 @@ def test_every_split_and_loss_against_the_central_optimum(kind: str, loss: str) 
 LINE: dict[str, Any] = {"step": "line-search"}
 CHOSEN: dict[str, Any] = {"slots": "chosen"}
 PAPERS = ("practical", "theoretical")
-PROPOSALS = {"bundle": "dual-point", "line-search": "coordinate"}
 #: Splits, settings, and what share of P* D comes to in 40 iterations.
 SAFE: list[tuple[str, dict[str, Any], float]] = [
     ("hybrid", {"participation": 0.5, "local_fraction": 0.1}, 0.25),
@@ -116,6 +116,70 @@ def test_primal_and_dual_are_those_of_one_computer(
     assert np.array_equal(run.model, models[int(np.argmin(primal))])
 
 
+class Paper:
+    """Algorithms 1 to 5 in one place, with stale values of those who are away."""
+
+    def __init__(self, split: Split, step: str) -> None:
+        self.split, self.step, self.before = split, step, set(range(len(split.parts)))
+        self.scale, self.w = split.regularization * split.n, np.zeros(split.p)
+        self.alpha, count = np.zeros(split.n), np.zeros(split.n)
+        for rows, _ in split.parts:
+            count[rows] += 1.0
+        self.holders, self.horizontal = count, count.max() == 1.0
+        self.products = [np.zeros(split.n) for _ in split.parts]
+        self.hat = [np.zeros(split.p) for _ in split.parts]
+
+    def primal(self, clients: set[int]) -> None:
+        for k in clients:
+            rows, columns = self.split.parts[k]
+            X = self.split.X[np.ix_(rows, columns)]
+            self.hat[k][columns] = X.T @ self.alpha[rows] / self.scale
+        self.w = np.sum(self.hat, axis=0)
+
+    def iterate(self, here: set[int], gamma: float) -> Array:
+        self.primal(here - self.before)
+        for k in here:
+            rows, columns = self.split.parts[k]
+            X = self.split.X[np.ix_(rows, columns)]
+            self.products[k][rows] = X @ self.w[columns]
+        z, loss = np.sum(self.products, axis=0), make_loss(self.split.loss)
+        change = np.zeros(self.split.n)
+        for k in here:
+            rows = self.split.parts[k][0]
+            given, y = (self.alpha[rows], z[rows]), self.split.y[rows]
+            if self.step == "practical":
+                delta = loss.coordinate_step(*given, 1.0, y, self.scale)
+            else:
+                c = 1.0 if self.horizontal else len(rows) / self.split.n
+                λ = self.split.regularization
+                delta = loss.theoretical_step(*given, y, c, gamma, λ)
+            change[rows] += gamma * delta / self.holders[rows]
+        self.alpha, self.before = self.alpha + change, here
+        self.primal(here)
+        return self.w
+
+
+def mixtures(split: Split, groups: list[Any], step: str) -> Iterator[Array]:
+    """The hinge loss's bundle, or line search, in one place; every group is a unit."""
+    X, y, scale = split.X, split.y, split.regularization * split.n
+    memory, loss, q = 40 if step == "bundle" else 2, make_loss("hinge"), (X**2).sum(1)
+    search = DualBundle(split.p, len(groups), split.regularization, memory)
+    points, alpha = [{0: np.zeros(len(rows))} for rows in groups], np.zeros(split.n)
+    while True:
+        z, told = X @ search.w, {}
+        a = alpha + loss.coordinate_step(alpha, z, q, y, scale)
+        a = loss.dual_point(z, y) if step == "bundle" else a
+        for u, rows in enumerate(groups):
+            points[u][search.new_ids(u, 1)[0]] = a[rows]
+            V = (a[rows] @ X[rows] / scale)[None]
+            told[u] = V, np.array([a[rows] @ y[rows] / split.n])
+        for u, mixture in search.search(list(told), told).items():
+            mixed = mixture.weights @ [points[u][i] for i in mixture.ids.tolist()]
+            points[u] = {i: points[u][i] for i in mixture.keep.tolist()}
+            points[u][mixture.alpha_id] = alpha[groups[u]] = mixed
+        yield search.w
+
+
 @pytest.mark.parametrize(
     ("kind", "step", "options"),
     [
@@ -126,32 +190,23 @@ def test_primal_and_dual_are_those_of_one_computer(
     ],
 )
 def test_a_step_is_that_of_one_place(kind: str, step: str, options: Any) -> None:
-    """The paper's with stale values of those who are away."""
     # two dual points of a group that differ in one sample put it right at its kink,
     # where rounding decides: larger groups have none
-    split = small(parts=kind, n=180 if kind == "horizontal" else 48)
+    loss = "logistic" if step in PAPERS and not options else "hinge"
+    split = small(loss, kind, n=180 if kind == "horizontal" else 48)
     split.X = split.X / np.linalg.norm(split.X, axis=1, keepdims=True)
-    G, Q = CUTS[kind]
-    groups, blocks = [np.arange(g, split.n, G) for g in range(G)], np.arange(split.p)
-    held = groups, np.array_split(blocks, Q)
-    there: dict[int, set[int]] = {}
-    table = Table(split.X, split.y, split.regularization, *held, split.optimum)
-    if step in PAPERS:
-        gamma = (lambda t: 1.0 / t) if "cyclic_groups" in options else lambda t: 1.0
-        # horizontally its c is 1
-        own: Any = {"gamma": gamma, "weight": 1.0 if kind == "horizontal" else None}
-        states = paper_step(table, step, available=there.__getitem__, **own)
-    else:
-        proposer = Proposer(table, (PROPOSALS[step],))
-        states = bundle(table, proposer, 40 if step == "bundle" else 2)
-    next(states)
+    G = CUTS[kind][0]
+    own = mixtures(split, [np.arange(g, split.n, G) for g in range(G)], step)
+    plain = Paper(split, step)
 
     def look(run: Run, t: int) -> None:
-        there[t] = {int(name) for name in run.strategy.sample(t)}
-        w = next(states).w
-        assert np.abs(run.steps.w - w).max() < 1e-8 * (1 + np.abs(w).max())
         if step in PAPERS:
+            here = {int(name) for name in run.strategy.sample(t)}
+            w = plain.iterate(here, 1.0 / t if "cyclic_groups" in options else 1.0)
             run.check_reported()
+        else:
+            w = next(own)
+        assert np.abs(run.steps.w - w).max() < 1e-8 * (1 + np.abs(w).max())
 
     run = Run(split, 12, step=step, each=look, **APART, **options)
     assert np.abs(run.steps.w).max() > 1e-4

@@ -14,6 +14,7 @@ from fedtrellis.encryption.cipher import PlainCipher
 from strategies import HyFDCA
 from strategies.hyfdca import mixtures
 from strategies.hyfdca.mixtures import MixtureSteps
+from strategies.hyfdca.steps import add_shares
 from tests.harness import Stop, calm, refused
 from tests.strategies.hyfdca_runs import APART, Run, small
 from tests.strategies.methods import EVERYTHING
@@ -159,10 +160,9 @@ def test_rounds_in_which_nothing_can_move_have_failed(
     secure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers come in all the time, and lead nowhere: each sum has a flipped bit."""
-    honest = mixtures.add_shares
 
     def damaged(*given: Any) -> Any:
-        total, spoilt = honest(*given)
+        total, spoilt = add_shares(*given)
         _flip(total or [])
         return total, spoilt
 
