@@ -184,25 +184,6 @@ def test_sparse_features_give_the_same(kind: Any) -> None:
     check(run_of(HyFEM, [doubled], start=start), [doubled], start=start)
 
 
-def test_it_settles_at_the_minimum_of_its_own_objective() -> None:
-    """Clients with one sample, so that SGD is gradient descent."""
-    rng, options = np.random.default_rng(8), {"loss": "squared", "regularization": 0.3}
-    data = [
-        Data(rng.standard_normal((1, len(own))), own, rng.standard_normal(1))
-        for own in ([0, 1, 2], [2, 1], [2, 3])
-    ]
-    steady: Any = {"step_offset": 1e9, "step_size": 0.2e9, "local_steps": 10, **options}
-    run = run_of(HyFEM, data, 100, matching=1.0, start=np.zeros(4), **steady)
-    pulls = np.zeros(4)
-    for k, own in enumerate(data):
-        assert own.labels is not None
-        w, x = run.strategy.local_model(str(k)), own.features[0]
-        pull = w - run.model[own.columns]
-        pulls[own.columns] += pull
-        assert np.abs((x @ w - own.labels) * x + 0.3 * w + pull).max() < 1e-8
-    assert np.abs(pulls).max() < 1e-8
-
-
 @BOTH
 def test_clients_without_labels_are_left_out(method: Any, logged: list[str]) -> None:
     data = hybrid()

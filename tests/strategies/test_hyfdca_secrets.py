@@ -83,19 +83,6 @@ def test_no_combination_of_classes_is_a_row(monkeypatch: pytest.MonkeyPatch) -> 
         assert not len(rows_in_differences(some, X, 4, 1e-11))
 
 
-def test_a_rare_class_that_is_balanced_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its first sum is nearly its one row, which has half of the weight."""
-    options = {"class_weight": "balanced", "exposed": "refuse"}
-    why = "class 2, which 1 of all samples have"
-    refused(why, lambda: what_the_server_sees(monkeypatch, 1, **options))
-    options["exposed"] = "accept"
-    X, sums, _ = what_the_server_sees(monkeypatch, 1, **options)
-    one, other = X[30], sums[0, 2]
-    assert abs(one @ other) > 0.9 * np.linalg.norm(one) * np.linalg.norm(other)
-
-
 def test_one_mixing_for_all_classes_would_give_rare_classes_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,6 @@ from fedtrellis.dual.alignment import (
     Agreement,
     Alignment,
     Group,
-    HeldGroup,
     align,
 )
 from fedtrellis.encryption.block_sum import Introduction
@@ -119,23 +118,6 @@ def test_the_digest_changes_with_everything_that_is_agreed() -> None:
         replace(one, members=(member(fresh=b"0"), *one.members[1:])),
     ]
     assert len({other.digest for other in [one, *others]}) == len(others) + 1
-
-
-def test_held_groups_deal_out_a_clients_samples() -> None:
-    """Whatever a server writes: a group of 10¹² samples was a vector of 8 TB."""
-    rows = {6: np.array([4, 0]), 11: np.array([1, 2, 3])}
-    arrays = HeldGroup.pack(rows)
-    found = {one.group: one.rows for one in HeldGroup.unpack(arrays, 5)}
-    np.testing.assert_equal(found, rows)
-    for key, wrong in (
-        ("rows", [4, 0, 1, 2, 2]),
-        ("rows", [4, 0, 1, 2, 5]),
-        ("sizes", [6, -1]),
-        ("sizes", [2, 10**12]),
-    ):
-        bad = {**arrays, key: np.array(wrong)}
-        why = "do not deal out this client's 5 samples"
-        refused(why, partial(HeldGroup.unpack, bad, 5), ValueError)
 
 
 def test_what_is_no_agreement_or_contradicts_itself_is_refused() -> None:

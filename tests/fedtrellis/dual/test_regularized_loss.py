@@ -1,8 +1,5 @@
 """The primal, the dual and the central optimum, by certificates and cvxpy."""
 
-from functools import partial
-from typing import Any
-
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -10,8 +7,7 @@ from scipy.sparse import csr_array, random_array
 from sklearn.datasets import load_digits
 
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
-from fedtrellis.objectives.losses import LOSSES, Hinge, make_loss
-from tests.harness import refused
+from fedtrellis.objectives.losses import LOSSES, make_loss
 
 
 def small(n: int = 60, p: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -38,20 +34,6 @@ def certified(problem: RegularizedLoss) -> None:
     # w = (1/λN) Σ α_i x_i up to what the gap leaves: (λ/2)‖w − w_α‖² ≤ gap
     away = np.linalg.norm(problem.primal_of(found.alpha) - found.w)
     assert away <= np.sqrt(2 * found.gap / λ) + 1e-6
-
-
-def test_what_is_refused() -> None:
-    X, y = small()
-    given: Any = {"features": X, "labels": y, "loss": Hinge(), "regularization": 0.1}
-    for change, match in (
-        ({"labels": np.zeros(60)}, "label 0 is 0; .* -1 or"),
-        ({"labels": np.ones(59)}, "59 entries; it must have 60"),
-        ({"regularization": np.nan}, "regularization is nan"),
-        ({"features": np.full((60, 2), np.inf)}, "NaN or infinite"),
-        ({"features": np.ones(60)}, "must have 2 axes"),
-    ):
-        options = {**given, **change}
-        refused(match, partial(RegularizedLoss, **options), ValueError)
 
 
 @pytest.mark.parametrize("name", LOSSES)

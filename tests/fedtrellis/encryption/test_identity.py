@@ -304,8 +304,6 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: Captured) -> None:
         ("'a' is there twice", *roster, b, "a=" + b.partition("=")[2]),
         ("at least two nodes", *roster),
         ("NAME=PUBLIC", *roster, b[:-1]),
-        ("cannot be read", *roster, tmp_path / "none"),
-        ("is not text", *roster, text),
         ("client id", "identity", "--name", "a=b", "--key", key),
         ("cannot be made", *new, key),
         ("neither a key", "show", text),
