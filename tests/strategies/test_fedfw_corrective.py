@@ -480,14 +480,6 @@ def test_clients_evaluate_the_mean_and_keep_what_they_were_sent() -> None:
     assert np.abs(rounds[-1]["mean"] - rounds[-1]["z"]).max() > 1e-6
 
 
-def test_a_client_with_nothing_to_say_takes_part() -> None:
-    """A loss that is constant has no gradient, and no curvature along it."""
-    losses = [LeastSquares(np.zeros((2, 3)), np.ones(2)), Distance(np.eye(3)[0] * 2.0)]
-    ran, _ = run(Problem(losses, L1Ball(1.0), np.zeros(3)), 60)
-    assert all(used == [0, 1] for used in ran.used)
-    np.testing.assert_allclose(ran.model, [1.0, 0.0, 0.0], atol=1e-6)
-
-
 def test_a_large_matrix_ends_at_the_minimum_by_its_leading_pairs() -> None:
     """F* by accelerated projected gradient steps on the whole matrix."""
     rng, shape = np.random.default_rng(3), (150, 130)
