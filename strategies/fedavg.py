@@ -283,8 +283,6 @@ class FedAvg(LocalSGD):
 
     Examples
     --------
-    Run as :class:`FedAvgGD` is, with ``FedAvgClient`` on the nodes:
-
     >>> from fedtrellis.strategies import FedAvg
     >>> FedAvg(local_steps=10, client_weights="examples").step_schedule
     'constant'
