@@ -245,7 +245,11 @@ class Median(Aggregation):
     def of_held(
         self, points: FloatArray, held: NDArray[np.bool_], otherwise: FloatArray
     ) -> FloatArray:
-        """As :meth:`combine`, of points (n, p) that lack what is not ``held``."""
+        """As :meth:`combine`, of points of shape (n, p) that lack some coordinates.
+
+        ``held``, of the same shape, says which each has; ``otherwise``, of shape (p,),
+        is for coordinates that fewer than :data:`LEAST` points have.
+        """
         counts = held.sum(axis=0)
         ordered = np.sort(np.where(held, points, np.inf), axis=0)
         result = otherwise.copy()

@@ -203,7 +203,10 @@ def listed(names: Sequence[str], length: int = 5) -> str:
 
 
 def progress_of(history: Sequence[RoundRecord]) -> dict[str, float]:
-    """``progress``: which part of the loss's fall the last tenth of rounds brought."""
+    """``progress``: which part of the loss's fall the last tenth of the rounds brought.
+
+    Empty where the loss did not fall, or was not measured before and in that tenth.
+    """
     losses = [(r.round, r.metrics["loss"]) for r in history if "loss" in r.metrics]
     last = history[-1].round if history else 0
     tenth = last - max(1, last // 10)

@@ -103,18 +103,34 @@ def refusal_of(status: Mapping[str, Any]) -> Reason | None:
 
 
 class Conversation:
-    """A run's messages to its clients, and their answers."""
+    """A run's messages to its clients, and their answers.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's, or a :class:`~fedtrellis.LocalGrid`.
+    strategy : LoopStrategy
+        The method.
+
+    Attributes
+    ----------
+    registry : Registry
+        Who the clients are, and what each is known to have.
+    session : str
+        Of this run, for good: state of another session is never used.
+    epoch : str
+        Of this server's time in the session; empty until it goes on from a checkpoint.
+    traffic : Traffic
+        Bytes, waves and dropped answers of the round so far.
+    """
 
     # any: the module of strategies imports this one
     def __init__(self, grid: Grid, strategy: Any) -> None:
         self.grid, self.strategy = grid, strategy
         keys, refuse = strategy.options.client_keys, strategy._refuse_newcomer
-        #: Who the clients are, and what each is known to have.
         self.registry = Registry(keys, refuse)
         self.registry.agreed = strategy.agreed
-        #: Of this run, and of this server's time in it since a checkpoint, if any.
         self.session, self.epoch = secrets.token_hex(4), ""
-        #: Bytes, waves and dropped answers of the round so far.
         self.traffic = Traffic()
 
     @property
@@ -205,9 +221,15 @@ class Conversation:
         those that passed the checks, in the clients' order; why the others did not is
         in :attr:`traffic`.
         """
-        expected = {"session": self.session, "server-round": server_round}
+        expected = {
+            "session": self.session,
+            "server-round": server_round,
+            "in-sync": True,
+        }
         if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
             expected["phase"] = phase
+        if self.strategy.keep_model or kind == "evaluate":
+            expected["model-version"] = self.strategy.broadcast.version
         order = todo = [name for name in self.names if name in entries]
         answers: dict[str, Answer] = {}
         for _ in range(2):
@@ -246,8 +268,10 @@ class Conversation:
     ) -> dict[str, Answer]:
         """As :meth:`ask`, and again those whose answer was lost, in so many waves.
 
-        ``entries`` is asked anew for each wave; ``take`` may raise ValueError to drop
-        an answer. SettingsError: a client refused with ``code``, or any if it is empty.
+        ``entries`` makes what a client is sent, by its name and anew for each wave;
+        ``take`` may raise ValueError with the reason to drop an answer. Returns those
+        that were taken; SettingsError where a client refused with ``code``, or with any
+        if that is empty.
         """
         taken: dict[str, Answer] = {}
         for _ in range(attempts):
@@ -278,7 +302,11 @@ class Conversation:
         timeout: float,
         clients: Sequence[str],
     ) -> dict[str, Answer]:
-        """As :meth:`ask_again`, before round 1: SettingsError, TimeoutError."""
+        """As :meth:`ask_again`, before round 1, until each client has answered.
+
+        SettingsError where one refused, TimeoutError where one never answered, or never
+        well.
+        """
         asked = kind, entries, take, timeout, clients, SETUP_ATTEMPTS, ""
         taken = self.ask_again(0, *asked)
         if missing := sorted(set(clients) - taken.keys(), key=identity_order):
@@ -322,29 +350,33 @@ class Conversation:
             if isinstance(reply, Message):
                 reply = NodeReply.of(reply.content)
             status, numbers = reply.status, np.empty(0)
-            if reply.client != name:
-                return Reason(
-                    f"the answer has client-id {reply.client!r}, not {name!r}"
-                )
-            for key in ("session", "server-round", "phase"):
-                if (found := status.get(key)) != (value := expected.get(key)):
-                    return Reason(f"the answer has {key} {found!r}, not {value!r}")
-            if "refused" in status and (refusal := refusal_of(status)):
-                return refusal
-            if not isinstance(in_sync := status.get("in-sync"), bool):
-                return Reason(f"the answer has in-sync {in_sync!r}")
-            if not in_sync:
-                client = self.registry.clients[name]
-                client.ready, client.version = False, None
-                return None
-            if data := status.get("numbers", b""):
+            alike = reply.client == name and status == expected
+            if not alike or status["in-sync"] is not True:  # 1 is not True
+                if reply.client != name:
+                    of = f"client-id {reply.client!r}, not {name!r}"
+                    return Reason(f"the answer has {of}")
+                for key in ("session", "server-round", "phase"):
+                    if (found := status.get(key)) != (value := expected.get(key)):
+                        return Reason(f"the answer has {key} {found!r}, not {value!r}")
+                if "refused" in status and (refusal := refusal_of(status)):
+                    return refusal
+                if not isinstance(in_sync := status.get("in-sync"), bool):
+                    return Reason(f"the answer has in-sync {in_sync!r}")
+                if not in_sync:
+                    client = self.registry.clients[name]
+                    client.ready, client.version = False, None
+                    return None
+                data = status.get("numbers", b"")
                 if not isinstance(data, bytes) or len(data) % 8:
-                    return Reason("the answer's numbers are not numbers of 8 bytes")
-                check_moderate(numbers := np.frombuffer(data, dtype="<f8"))
+                    return Reason(
+                        "the answer's numbers are not numbers of 8 bytes each"
+                    )
+                if data:
+                    check_moderate(numbers := np.frombuffer(data, dtype="<f8"))
             version = None
             if self.strategy.keep_model:
-                version, now = status.get("model-version"), self.strategy.broadcast
-                if type(version) is not int or version != now.version:
+                version = status.get("model-version")
+                if type(version) is not int or version != expected["model-version"]:
                     return Reason(f"the answer is for model version {version!r}")
             arrays = reply.arrays or []
             norm = moderate_norm(arrays[0]) if len(arrays) == 1 else None
@@ -362,8 +394,10 @@ def mean_metrics(
 ) -> MetricRecord | None:
     """Mean of several clients' metrics, weighted by their ``num-examples`` or equally.
 
-    Or with ``median`` the weighted median. The record has the numbers that all with
-    examples name, and the sum of ``num-examples``; None if nobody has any.
+    One without examples (no labels, say) does not take metrics away from the others.
+    With ``median`` it is the weighted median: nobody with less than half of the weight
+    can choose it. The record has the numbers that all with examples name, and the sum
+    of ``num-examples``; None if nobody has any.
     """
     counted = [m for m in metrics if m[EXAMPLES] > 0]
     if not counted:

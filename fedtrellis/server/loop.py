@@ -869,8 +869,10 @@ class Loop:
 
 
 def check_same_code(grid: Any) -> None:
-    """Raise SettingsError for a simulation whose clients would be of another app."""
-    # Ray's workers look for packages first where the SuperLink was started
+    """Raise SettingsError for a simulation whose clients would be of another app.
+
+    Ray's workers look for packages first where the SuperLink was started.
+    """
     here = Path.cwd()
     # where Flower unpacks what ``flwr run`` sends, each app in a folder of its own
     apps = [Path(entry) for entry in sys.path if Path(entry).parent.name == "apps"]

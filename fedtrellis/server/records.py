@@ -116,10 +116,14 @@ class RunRecord(Callback):
     ``model.npz``                the model's arrays, by the names they had
     ``model.json``               what they mean, of a linear model of a table
     ``checkpoint.npz``           what ``resume`` needs
-    ``convergence.png``          loss, gap and quality, unless ``picture`` is False
+    ``convergence.png``          loss, gap and quality over rounds and bytes, unless
+                                 ``picture`` is False
     ============================ =====================================================
 
-    ``config`` is the run config, flat; ``reference`` is F*; ``title`` is the picture's.
+    ``directory`` is made if it is not there; ``config`` is the run config, flat;
+    ``reference``, for the picture and the summary, is F*; ``title`` is the picture's.
+    ``status`` is one of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`; ``picture``
+    says whether one is drawn in the end.
     """
 
     def __init__(
@@ -245,10 +249,11 @@ def plot_convergence(
     reference: float | None = None,
     panels: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Draw loss (or its distance to F*, the ``reference``), gap and quality of runs.
+    """Draw loss (or its distance to F*), gap and quality of runs to a file.
 
     ``runs`` are histories by name; ``panels`` are metrics, each with a key of
-    :data:`AXES`, to draw instead.
+    :data:`AXES`, to draw instead. With F*, the ``reference``, and for a gap the axis is
+    logarithmic, which has no place for what rounding made negative.
     """
     need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display; slow to load
@@ -276,7 +281,6 @@ def plot_convergence(
             }[against]
             values = np.array([r.metrics.get(metric, np.nan) for r in history])
             values -= optimum
-            # a logarithmic axis has no place for what rounding made negative
             there = ((0.0 if distance else -_LARGEST) < values) & (values < _LARGEST)
             axes.plot(np.array(along)[there], values[there], label=name)
         scale = "log" if distance else "linear"
@@ -488,7 +492,11 @@ def flwr_command(directory: Path) -> str:
 def ending_in_order(
     record: RunRecord, command: Callable[[Path], str], as_json: bool = False
 ) -> Iterator[None]:
-    """Name an interrupted record, and the command that resumes it, in a line."""
+    """Run what is inside so that it can be interrupted, and its record has its end.
+
+    A signal waits until a strategy's state is whole. A line on the standard error, or
+    with ``as_json`` an object, names the record and the ``command`` that resumes it.
+    """
     with signals_interrupt():
         try:
             yield

@@ -186,7 +186,11 @@ class SecureSum(Mean):
         members: Mapping[str, Introduction] | None = None,
         everyone: bool = False,
     ) -> None:
-        """Let members of blocks agree on keys, ``members`` of whom they are known."""
+        """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`.
+
+        ``members`` is what they sent of themselves, where they need not be asked.
+        Before round 1 ``everyone`` has to answer.
+        """
 
         def wave(step: str, of: Mapping[str, Any], take: Any) -> dict[str, Answer]:
             asked = f"train.sum_{step}", of.__getitem__, take, timeout, list(of)
@@ -289,7 +293,10 @@ class SecureSum(Mean):
     def sums(
         self, conversation: Conversation, answers: Sequence[Answer], least: int
     ) -> Iterator[tuple[list[Answer], FloatArray]]:
-        """Members' answers and the sum, of so many numbers, of each complete block."""
+        """The members' answers and the sum of each block in which all answered.
+
+        A sum has at least so many numbers.
+        """
         by_name = {answer.client: answer for answer in answers}
         for block in self.blocks:
             there = [by_name[name] for name in block if name in by_name]
@@ -421,7 +428,8 @@ class SecureSums(Strategy):
         if not isinstance(strategy, FedAvg) or kinds & _REFUSED:
             raise SettingsError(
                 f"SecureSums cannot wrap {type(strategy).__name__}, which needs single "
-                "answers; it takes FedAvg, FedProx, and those with a server's optimiser"
+                "answers; it takes FedAvg, FedAvgM, FedAdam, FedAdagrad, FedYogi, "
+                "FedProx and what derives from these"
             )
         if unknown := sorted(set(settings) - _SETTINGS):
             raise SettingsError(

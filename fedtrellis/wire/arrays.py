@@ -103,7 +103,10 @@ class Layout:
         return np.dtype(_TYPES[self.dtype][1])
 
     def rounded(self, point: NDArray[Any]) -> FloatArray:
-        """A new array of numbers that the dtype can hold, or a FloatingPointError."""
+        """A point as a new C-contiguous array of numbers that the dtype can hold.
+
+        FloatingPointError: an entry is too large for it.
+        """
         with np.errstate(over="ignore"):
             made = np.array(point, dtype=self.point_dtype, order="C")
         made = self.from_wire(self.to_wire(made))
@@ -114,7 +117,10 @@ class Layout:
         return made
 
     def to_wire(self, point: NDArray[Any]) -> NDArray[Any]:
-        """A point as it travels, rounded to the model's dtype; if it is, no copy."""
+        """A point as it travels, rounded to the model's dtype; no copy if it is of it.
+
+        What is too large for the dtype becomes infinite, and is refused on arrival.
+        """
         if point.dtype == self.wire_dtype == self.point_dtype:
             return point
         with np.errstate(over="ignore"):
@@ -304,8 +310,8 @@ def owned(array: NDArray[Any]) -> NDArray[Any]:
 def decode(array: Array) -> NDArray[Any]:
     """Read a Flower ``Array`` as a read-only ndarray, without copying its data.
 
-    ValueError: it is none of an allowed dtype, or another number of bytes than its
-    header says, which cannot make this function allocate.
+    ValueError: the bytes are no array of a float, integer or boolean dtype, or their
+    number does not fit the shape, so that a header cannot make this function allocate.
     """
     if array.stype != _NUMPY_STYPE:
         raise ValueError(f"array has serialisation {array.stype!r}, not numpy.ndarray")
@@ -383,7 +389,10 @@ def travels_as_one(described: Described) -> bool:
 
 
 def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRecord:
-    """An ``ArrayRecord`` with Flower's keys; with ``join`` small ones may be one."""
+    """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ...
+
+    With ``join``, for messages of our own, several small arrays may travel as one.
+    """
     several = join and len(arrays) > 1
     if several and travels_as_one(tuple([(a.dtype, a.shape) for a in arrays])):
         return filled(ArrayRecord(), {JOINED: encode(join_arrays(arrays))})

@@ -118,7 +118,11 @@ def unpack_steps(arrays: Sequence[NDArray[Any]], layout: Layout) -> list[Step]:
 
 
 class ModelBroadcast:
-    """The server's half: the model, its version, and what led to it."""
+    """The server's half: the model, its version, and what led to it.
+
+    The ``model`` to start from, of shape ``layout.point_shape``, is copied and rounded
+    to the layout's dtype.
+    """
 
     def __init__(self, layout: Layout, model: FloatArray, version: int = 0) -> None:
         self.layout = layout
@@ -143,7 +147,11 @@ class ModelBroadcast:
         self._remember(None, self.model.nbytes + 1)  # which nothing outlasts
 
     def revise(self, model: FloatArray) -> None:
-        """Set the model to one of which many entries may be those of the one before."""
+        """Set the model to one of which many entries may be those of the one before.
+
+        A client that has an earlier version is sent the entries that changed since, if
+        these are smaller than the model whole.
+        """
         before = bits_of(self.model.reshape(-1))
         self.model = self.layout.rounded(model)
         # bits, not values: −0.0 is not 0.0
@@ -171,7 +179,11 @@ class ModelBroadcast:
             self._nbytes -= self._changes.popleft()[1]
 
     def encode(self, base: int | None) -> tuple[ArrayRecord, Config]:
-        """The model, and its keys, for a client of version ``base``; read-only."""
+        """The model for a client that has version ``base`` (None: has none).
+
+        Its arrays, and the keys that :func:`receive` needs beside them; shared between
+        the clients it is for, and not to be changed.
+        """
         if base is not None and not 0 <= self.version - base <= len(self._changes):
             base = None
         if base not in self._encoded:
@@ -240,8 +252,11 @@ def receive(
 ) -> ReceivedModel:
     """Make the model out of what the server sent and what the client had.
 
-    ``config`` is what :meth:`ModelBroadcast.encode` returned. RestoreNeededError: the
-    client lacks the version to start from. ValueError: what arrived is malformed.
+    ``config`` is what :meth:`ModelBroadcast.encode` returned, of the right types;
+    ``stored`` is what the client has of this session. A model that comes as its entries
+    or as steps has at most ``max_parameters``: a few bytes could declare any number.
+    RestoreNeededError: the steps start from a version that the client does not have.
+    ValueError: what arrived is malformed, or of other shapes than before.
     """
     encoding, version = config["model-encoding"], config["model-version"]
     base = config.get("model-base", -1)

@@ -233,7 +233,10 @@ def speaks_for(kind: Any, many: str, one: str) -> bool:
 def evaluate_objective(
     objective: Any, parameters: Sequence[NDArray[Any]]
 ) -> tuple[float, int, dict[str, Any]]:
-    """What ``NumPyClient.evaluate`` returns, of an objective at a model."""
+    """What ``NumPyClient.evaluate`` returns, of an objective at a model's arrays.
+
+    The objective has ``value(x)`` and ``num_examples``, and maybe ``metrics(x)``.
+    """
     layout = Layout.of(parameters)
     x = layout.objective_point(layout.point(parameters))
     metrics = getattr(objective, "metrics", None)
@@ -246,7 +249,11 @@ def evaluate_objective(
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """A request at a client: begin, call, finish; with what they raise, failed."""
+    """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
+
+    Whoever calls these calls :meth:`failed` with what they raise: the client's state is
+    then what it was before.
+    """
 
     app: MethodApp
     function: str
@@ -473,7 +480,10 @@ def _side_by_side(
 class MethodApp(ClientApp):
     """A ``ClientApp`` whose train messages can be handled many at once.
 
-    Ray pickles it with every message: as a name that a process imports once, if it can.
+    Ray pickles the app with every message. One that a module holds, as Flower's
+    projects have it, is pickled as the module's name and its own, so that a process
+    imports it once and keeps what it caches; another one is pickled with its
+    ``client_fn``, and nothing more.
     """
 
     def __init__(
@@ -516,7 +526,10 @@ class MethodApp(ClientApp):
 
 
 def by_name(thing: object) -> tuple[Any, tuple[str]] | None:
-    """How to pickle an object as the name that a module holds it by, if one does."""
+    """How to pickle an object as the name that a module holds it by, if one does.
+
+    ``__main__`` is another module in every process.
+    """
     known = vars(thing)
     if "_name" not in known:
         places = [

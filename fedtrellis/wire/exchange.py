@@ -50,8 +50,10 @@ Code = Literal["dropped", "no-answer", "crashed", "error", "refused"]
 class Reason(str):
     """Why there is no usable answer: a text for people, and codes to go by.
 
-    ``"crashed"``: a SuperNode gave its ClientApp up; ``"error"``: any other error came;
-    ``"refused"``, with the code of the client's CodedError: it says that it will not.
+    The code is ``"no-answer"``; ``"crashed"``, a SuperNode gave its ClientApp up;
+    ``"error"``, any other error instead of an answer; ``"refused"``, the client says
+    that it will not; or ``"dropped"``, the answer was no good. ``refusal`` is the code
+    of the client's :class:`~fedtrellis.settings.CodedError`, if it refused.
     """
 
     code: Code
@@ -101,11 +103,17 @@ def exchange(
     traffic: Traffic,
     clients: Sequence[Client] = (),
 ) -> dict[int, Message | Reason]:
-    """Send one wave, at most one message to a node; each node's reply, or why none.
+    """Send one wave, at most one message to a node, and wait for the replies.
 
-    A grid with a method ``settled(message_ids)`` is asked whether to wait for the rest
-    at all, and one with ``bytes_of(message)`` what a message took. Of ``clients``, whom
-    the requests are for, it is noted down who may be a message behind.
+    Returns for each node its reply, or the reason why there is none; ``traffic`` counts
+    the bytes, and a signal may end the wait. A grid with a method
+    ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
+    message that was lost in this process will not come), and one with
+    ``bytes_of(message)`` what a message took.
+
+    Of ``clients``, which the requests are for, it is noted down who may be a message
+    behind. Such a client gets a second message later on, which pushes the answer to the
+    first one out: when 15 s have gone by without any answer, or half of the timeout.
     """
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
     # that of a grid within it may see other messages
@@ -212,11 +220,13 @@ def _gather(
 
 
 def await_nodes(grid: Grid, count: int, timeout: float) -> int:
-    """Wait for the nodes before anything is computed for them; how many there are.
+    """Wait for the nodes before anything is computed for them.
 
-    In a simulation until one has answered: Ray's processes are forked from this one,
-    and a fork while another thread computes may never return, or that thread. A
-    TimeoutError: fewer than ``count``.
+    In a simulation until one has answered. By then all are registered, and Ray is up,
+    whose processes are forked from this one: a fork while another thread computes ends
+    the threads of OpenBLAS, and that thread never returns (or the fork does not).
+
+    Returns how many there are; TimeoutError: fewer than ``count``.
     """
     if hasattr(grid, "settled") or not is_simulation(grid):
         return _gather(grid, count, timeout)
@@ -254,8 +264,9 @@ class Client:
 class Registry:
     """The run's clients by their stable identities, whatever nodes they are on.
 
-    By ``client_keys`` a client keeps the key of the node that first answered for it;
-    None: if that key is a lasting one. ``refuse``: why a later client cannot take part.
+    By ``client_keys`` a client has to keep the key of the node that first answered for
+    it; None: if that key is a lasting one. ``refuse`` says why a client of such
+    properties, that comes after the start, cannot take part.
     """
 
     def __init__(
@@ -273,7 +284,10 @@ class Registry:
         self.agreed = ""
 
     def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
-        """Take in the nodes before the start, until no further ones come."""
+        """Take in the nodes before the start, until no further ones come.
+
+        TimeoutError: fewer than ``count`` came; else errors of :meth:`introduce`.
+        """
         why = f"no other one has connected for {_STILL:g} s"
 
         def whole(count: int) -> bool:
@@ -292,7 +306,13 @@ class Registry:
     def introduce(
         self, grid: Grid, timeout: float, traffic: Traffic, started: bool
     ) -> None:
-        """Ask new nodes who they are; RuntimeError: none at all can be used."""
+        """Ask nodes that are not known yet who they are.
+
+        Before the start every node becomes a client. Afterwards a known client that
+        comes back on another node is taken in, and a new one unless it is refused.
+        SettingsError: two connected nodes have one identity. RuntimeError: no node can
+        be used at all.
+        """
         connected = set(grid.get_node_ids())
         known = {client.node_id for client in self.clients.values()}
         new = sorted(connected - known - self._left_out)

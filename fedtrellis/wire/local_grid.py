@@ -346,7 +346,10 @@ class LocalGrid(Grid):
         return plain and {"push_messages", "pull_messages"}.isdisjoint(vars(self))
 
     def asks(self, kind: str, node_ids: Iterable[int]) -> bool:
-        """Whether :meth:`ask` will do: nobody could see or touch a message."""
+        """Whether nodes can be asked for this kind of thing by :meth:`ask`.
+
+        Not where messages would travel as bytes, or something may happen to them.
+        """
         return (
             self.untouched
             and not self.encode
@@ -365,7 +368,8 @@ class LocalGrid(Grid):
     ) -> dict[str, NodeReply | Reason]:
         """The replies of nodes, or why there is none, where :meth:`asks` allows it.
 
-        ``traffic`` counts the bytes that messages would have taken.
+        By the clients' names, at most one request to a node. ``traffic`` counts the
+        bytes that messages would have taken, which are not made.
         """
         replies = self._handlers().ask(list(asked.values()))
         digits = len(str(server_round))

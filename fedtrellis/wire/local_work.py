@@ -31,9 +31,10 @@ Steps = Generator["Request", Any, Any]
 class Request(Protocol):
     """What steps may yield: anything that a client's loss can answer.
 
-    One whose requests can be answered many at once has a static method
-    ``answer_many(asked, peers)``, too, given the :class:`Peers` that ask: a sequence of
-    answers, or None to have them answered one by one.
+    A class whose requests can be answered many at once has a static method
+    ``answer_many(asked, peers)`` too: given the requests of several clients and the
+    :class:`Peers` that they are, it returns a sequence of answers, or None for those
+    that are to be answered one by one.
     """
 
     def answer(self, objective: Any, layout: Layout) -> Any:
@@ -125,8 +126,22 @@ class Descent:
     x_k ← x_{k−1} − γ_k (∇f_i(x_{k−1}) + pull · (x_{k−1} − x_0)), k = 1, 2, …
 
     An objective whose points live elsewhere, as PyTorch's do, offers
-    ``local_steps(x, sizes, rng, batch_size, pull=)``; stacked objectives take them as
-    one array, up to ‖x_k‖ = ``bound``. Else the answer is None, and nothing is drawn.
+    ``local_steps(x, sizes, rng, batch_size, pull=)``. Those of stacked objectives are
+    taken as one array. Else the answer is None, and nothing has been drawn: the steps
+    then ask for gradients.
+
+    Parameters
+    ----------
+    point : ndarray of shape ``layout.point_shape``
+        x_0, which is not changed.
+    sizes : sequence of float
+        γ_1, γ_2, …
+    batches : MiniBatches, optional
+        One is drawn for each step; None: all examples.
+    pull : float
+        How strongly the steps are pulled back to x_0.
+    bound : float
+        Where a stack has gone beyond ‖x_k‖ = bound, None is answered.
     """
 
     point: FloatArray
@@ -207,8 +222,10 @@ def _result_of(returned: Any, layout: Layout) -> Result:
 def run_alone(
     client: Any, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
 ) -> Result:
-    """Take a client's steps, whose requests its own ``objective`` answers."""
-    # what overflows on the way is left to the steps' own checks
+    """Take a client's steps, whose requests its own ``objective`` answers.
+
+    What overflows on the way is left to the steps' own checks, and no warning.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         steps = _begin(client, parameters, config)
         try:
@@ -229,9 +246,11 @@ def run_together(
     parameters: Sequence[Sequence[NDArray[Any]]],
     configs: Sequence[Mapping[str, Any]],
 ) -> list[Result | Exception]:
-    """What each client's ``fit``, the base class's, returns to rounding, or raises.
+    """What each client's ``fit`` would return, or the exception that it would raise.
 
-    Their models have one layout.
+    Mini-batches are the same, and numbers the same to rounding. What one client raises
+    ends its own work alone. Their ``fit`` is that of the base class, and their models
+    have one layout.
     """
     layout = Layout.of(parameters[0])
     everybody = Peers([getattr(c, "objective", None) for c in clients], layout)
@@ -280,7 +299,10 @@ class Peers:
         return stack(self.objectives)
 
     def points(self, asked: Sequence[Any]) -> FloatArray:
-        """The points of requests, stacked in a new array; ValueError: another shape."""
+        """The points of requests, as stacked objectives take them: a new array.
+
+        ValueError: one has another shape than the model.
+        """
         layout = self.layout
         if {request.point.shape for request in asked} != {layout.point_shape}:
             raise ValueError("a point does not have the model's shape")

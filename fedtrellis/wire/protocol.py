@@ -105,7 +105,12 @@ def _records(
 
 
 def read_request(content: RecordDict, max_count: int) -> Named:
-    """A request's config, once its records are right and its numbers small enough."""
+    """A request's config, once its records are right and it asks for no more than this.
+
+    That is up to ``max_count`` local steps, samples or examples, and samples in all
+    local steps together. ValueError: a record is missing or of another kind, or a
+    number too large.
+    """
     needed = {CONFIG: ConfigRecord, MODEL: ArrayRecord}
     sent = _records("request", content, needed, {RESTORE: ArrayRecord})[CONFIG]
     config = Named("the request's config", dict(sent.items()))
@@ -147,10 +152,13 @@ _INDICES, _VALUES = ".indices", ".values"
 
 
 def client_identity(context: Context) -> str:
-    """The name by which a client is known over restarts."""
+    """The name by which a client is known over restarts.
+
+    ``client-id`` of its node config, else its ``partition-id``, else its node id, which
+    Flower draws anew when an unauthenticated SuperNode restarts.
+    """
     config = context.node_config
     name = config.get("client-id", config.get("partition-id"))
-    # Flower draws a node id anew when an unauthenticated SuperNode restarts
     return f"node-{context.node_id}" if name is None else str(name)
 
 
@@ -178,7 +186,10 @@ def check_moderate(array: NDArray[Any]) -> None:
 
 
 def moderate_norm(array: NDArray[Any]) -> float | None:
-    """‖a‖ of a contiguous array of float64, if it, as all numbers, is moderate."""
+    """‖a‖ of a contiguous array of float64, if it is at most :data:`LARGEST`.
+
+    Then so are its numbers, which takes one pass to find out.
+    """
     if array.dtype != np.float64 or not array.flags.c_contiguous:
         return None
     flat = array.reshape(-1)
@@ -202,7 +213,11 @@ class NodeRequest:
         return content_bytes(self.content)
 
     def read(self, max_count: int) -> tuple[Named, dict[str, Any], ArrayRecord]:
-        """As :func:`read_request`, once for all; a reply's status; the model."""
+        """As :func:`read_request`, once for all clients, which have one ``max_count``.
+
+        Beside it the status that each of them answers with, and the model's record.
+        None of it is to be changed.
+        """
         if self._read is None:
             config = read_request(self.content, max_count)
             status = {key: config[key] for key in ("session", "server-round")}
@@ -241,7 +256,10 @@ class NodeReply:
 
     @classmethod
     def of(cls, content: RecordDict) -> NodeReply:
-        """Inverse of :attr:`content`; what is none may raise anything."""
+        """Inverse of :attr:`content`; ValueError if the records are not a reply's.
+
+        What arrived may raise anything else, too. Nothing in it is trusted.
+        """
         other = {ARRAYS: ArrayRecord, METRICS: MetricRecord}
         records = _records("answer", content, {STATUS: ConfigRecord}, other)
         arrays = record_arrays(records[ARRAYS]) if ARRAYS in records else None
@@ -291,12 +309,14 @@ def unpack_restore(
 
 
 class Kept(NamedTuple):
-    """A method's arrays after one of its client's rounds."""
+    """A method's arrays after one of its client's rounds.
+
+    They are encoded, or read-only ones that nobody else has.
+    """
 
     round: int = NO_ROUND
     epoch: str = ""
-    #: Encoded, or read-only ones that nobody else has; can be pickled.
-    arrays: Mapping[str, Any] = {}
+    arrays: Mapping[str, Any] = {}  # which can be pickled, and nobody changes
 
     @classmethod
     def after(cls, config: Mapping[str, Any], state: Mapping[str, Any]) -> Kept:
@@ -372,7 +392,12 @@ class ClientMemory(NamedTuple):
     def take_request(
         self, model: ReceivedModel, content: RecordDict, config: Mapping[str, Any]
     ) -> ClientMemory:
-        """The memory after a request, or a RestoreNeededError."""
+        """The memory with the model received, and the state that the server wants.
+
+        ``content`` and ``config`` are as :func:`read_request` wants them.
+        RestoreNeededError: the state cannot be had with what the request holds.
+        ValueError: the request is malformed.
+        """
         used = config.get("used-round")
         if used is None:  # the method's clients have no state
             return self._replace(model=model)
@@ -399,7 +424,10 @@ class ClientMemory(NamedTuple):
 
 
 class NodeContext(Context):
-    """A node's context, whose memory becomes records where somebody looks at them."""
+    """A node's context in this process, which holds its memory as it is worked with.
+
+    Records are made of it where somebody looks at :attr:`state`.
+    """
 
     _records: RecordDict
     _memory: ClientMemory | None = None

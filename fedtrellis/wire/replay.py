@@ -30,7 +30,8 @@ _MIN_SCALE = 1e-100
 class ReplayedIterate:
     """x = scale · (share · base + entries + the steps still pending).
 
-    The base is shared and never changed; the entries are an array, or a sparse one's.
+    The base, where x starts, is shared between iterates and never changed. The entries
+    are an array, or the indices and values of a sparse one.
     """
 
     def __init__(self, base: FloatArray) -> None:

@@ -83,7 +83,11 @@ def hidden(
     client: Any,
     arrays: Sequence[NDArray[Any]],
 ) -> Words:
-    """The term of an answer: of its first ``sum-points`` arrays, models, the change."""
+    """The term of an answer, of the arrays that ``fit`` returned and what it left.
+
+    Of the first ``sum-points`` arrays, which are models, the change from ``model`` is
+    hidden. Raises what BlockMember does; RangeError: a number does not fit.
+    """
     x, parts = model.point, []
     for index, array in enumerate(arrays):
         part = model.layout.from_wire(array).astype(np.float64)

@@ -25,7 +25,12 @@ _PATIENCE = 5.0
 
 
 class Workers:
-    """Nodes in forked processes, where their states stay: a pool of one a share."""
+    """Nodes in processes, where their states stay: a pool of one for each share.
+
+    The processes are copies of this one (they are forked), so a ``client_fn`` may be
+    any function, and what it has loaded is there. Each of ``shares`` is a ``Nodes``,
+    with the states that they have now. SettingsError: this system cannot fork.
+    """
 
     def __init__(self, shares: Iterable[Any]) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
