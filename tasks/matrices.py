@@ -15,7 +15,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.domains.numerics import thin_svd
+from fedtrellis.domains.singular import kept_pairs
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import MatrixCompletion, QuadraticAssignment
 from fedtrellis.objectives.matrices import PrincipalComponents
@@ -223,10 +223,8 @@ class MatrixCompletionTask(Task):
     def parts(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return factors with X = left rightᵀ, and the shortest ones."""
         (x,) = arrays.values()
-        u, s, v = thin_svd(x.astype(np.float64))
-        # what is below is rounding
-        rank = int(np.sum(s > len(s) * np.finfo(np.float64).eps * s[:1]))
-        return {"left": u[:, :rank] * s[:rank], "right": v[:rank].T}
+        left, values, right = kept_pairs(x.astype(np.float64))
+        return {"left": left * values, "right": right}
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""

@@ -16,7 +16,7 @@ from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.domains.atoms import rounding
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 from fedtrellis.domains.matrices import NuclearNormBall
-from fedtrellis.domains.singular import SimilarPairs
+from fedtrellis.domains.singular import SimilarPairs, kept_pairs
 from fedtrellis.domains.vectors import L1Ball
 
 __all__ = ["Entries", "Factors", "projected_steps"]
@@ -28,8 +28,6 @@ _ZERO = 2.0
 _ROUNDED = 1e-3
 # A share of the diameter that is rounding of the float64 arithmetic.
 _TOLERANCE = 1e-9
-# A singular value below this share of the largest is rounding.
-_RANK_TOLERANCE = 1e-13
 # From so many rows and columns on, a matrix is projected by the singular pairs that
 # the projection keeps.
 _LARGE = 128
@@ -206,9 +204,7 @@ class Factors(Iterate, form="low-rank"):
     def at(cls, point: FloatArray, form: Form) -> Self:
         """A matrix by its singular value decomposition, U √Σ and V √Σ."""
         point = point.astype(np.float64, copy=False)
-        left, values, right = np.linalg.svd(point, full_matrices=False)
-        rank = int((values > _RANK_TOLERANCE * values[0]).sum())
-        return cls._of_pairs(left[:, :rank], values[:rank], right[:rank].T, form)
+        return cls._of_pairs(*kept_pairs(point), form)
 
     @classmethod
     def _of_pairs(

@@ -424,7 +424,10 @@ class BirkhoffPolytope(_Square):
                 if length < 1e-12:
                     break
             if length < 1e-8:
-                break  # entries close to 0 come and go with the support
+                # entries close to 0 come and go with the support
+                if size <= _STALLED:
+                    return primal
+                break
             dual = dual + length * step
             value, residual, primal = trial
         # φ falls in each of these: the least over u, and then over v
@@ -435,12 +438,10 @@ class BirkhoffPolytope(_Square):
                 z = (z + ((1.0 - sums) / counts).min(axis=1)[:, None]).T
             primal = np.maximum(z, 0.0)
             off = float(np.abs(primal.sum(axis=1) - 1.0).max())
-            if off <= tolerance * math.sqrt(n):
-                break
-        if off > _STALLED:
-            why = f"row sums are off by {off:.1e}"
-            raise RuntimeError(f"{self.name}: the projection did not converge: {why}")
-        return primal
+            if off <= _STALLED:
+                return primal
+        why = f"row sums are off by {off:.1e}"
+        raise RuntimeError(f"{self.name}: the projection did not converge: {why}")
 
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether X ≥ −tolerance and all sums are 1 ± tolerance."""

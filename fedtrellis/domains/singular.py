@@ -258,6 +258,16 @@ _ROUNDING = 1e-13
 _BESIDE = 8
 
 
+def kept_pairs(
+    x: FloatArray, keep: Callable[[FloatArray], FloatArray] = np.asarray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """U (m, k), keep(σ) (k,) and V (n, k) of X = U Σ Vᵀ, where they are above 0."""
+    left, values, right = thin_svd(x)
+    kept = keep(values)
+    k = int((kept > _ROUNDING * kept[0]).sum())
+    return left[:, :k], kept[:k], right[:k].T
+
+
 class SimilarPairs:
     """Singular pairs of similar matrices that a projection keeps, by one pass for each.
 
@@ -285,10 +295,7 @@ class SimilarPairs:
             k = self._rank = int((kept > _ROUNDING * kept[0]).sum())
             if k < size:
                 return u @ left[:, :k], kept[:k], self._v[:, :k]
-        left, values, right = thin_svd(x)
-        kept = keep(values)
-        k = int((kept > _ROUNDING * kept[0]).sum())
-        return left[:, :k], kept[:k], right[:k].T
+        return kept_pairs(x, keep)
 
 
 def sparse_plus_low_rank(
