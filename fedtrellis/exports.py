@@ -47,10 +47,10 @@ def export(
 
         onnx.save(graph(model), path)
     else:
-        need("joblib", "an export to scikit-learn", "sklearn")
-        import joblib
+        made = pipeline(model)
+        import joblib  # scikit-learn's
 
-        joblib.dump(pipeline(model), path)
+        joblib.dump(made, path)
 
 
 def _in_units(model: TableModel) -> dict[str, NDArray[Any]]:
@@ -174,7 +174,8 @@ def pipeline(model: TableModel) -> Any:
 
     It takes dates as ISO 8601 has them. SettingsError: scikit-learn has no such model.
     """
-    need("sklearn", "an export to scikit-learn", "sklearn")
+    for module in ("pandas", "sklearn"):
+        need(module, "an export to scikit-learn", "data")
     import pandas as pd
     from sklearn.compose import ColumnTransformer
     from sklearn.impute import MissingIndicator, SimpleImputer

@@ -252,6 +252,7 @@ def _finished(directory: str | Path) -> tuple[Run, TableModel]:
 
 def predict(options: argparse.Namespace) -> None:
     """Predict each row of a table, with the classes' probabilities, as csv."""
+    need("pandas", "fedtrellis predict", "data")
     import pandas as pd
 
     _, model = _finished(options.directory)
