@@ -103,7 +103,7 @@ class FirstOrderRFL(StepsByBounds):
     tolerance: float | None = setting(
         None,
         "stop when ‖P_M(x^{k+1}) − P_M(x^k)‖ / η̃, with η̃ = η_g η τ, is at most this "
-        "share of its largest so far; 0: never; auto: 1e-6, and never where the steps "
+        "share of its largest so far; 0: never; auto: 1e-8, and never where the steps "
         "are random or biased",
         note="it is the paper's measure ‖G_η̃(P_M(x^k))‖ with the round's mean estimate "
         "instead of the gradient",
@@ -116,7 +116,7 @@ class FirstOrderRFL(StepsByBounds):
         biased = not self.correction and self.local_steps > 1
         if self.tolerance is None:
             exact = type(self) is FirstOrderRFL and not (biased or self.batch_size)
-            self.tolerance = 1e-6 if exact else 0.0
+            self.tolerance = 1e-8 if exact else 0.0
         if self.tolerance and biased:
             beside = f"correction = False and local_steps = {self.local_steps}"
             raise refused("tolerance", self.tolerance, f"does not fit {beside}", ["0"])
