@@ -26,8 +26,7 @@ class FedGiAClient(StatefulClient):
     ----------
     context : Context
         What ``client_fn`` was given. Node config: ``slow=true`` keeps this client out
-        of C; ``factor-file="PATH"`` keeps r_i and the factor of H_i in a private file,
-        for nodes where every message is a process of its own.
+        of C.
     objective : object
         f_i, with ``gradient(x)``; for H_i and r_i ``lipschitz()`` and
         ``hessian_bound()`` (or ``hessian_factor()``), as the objectives of
@@ -73,8 +72,6 @@ class FedGiAClient(StatefulClient):
         super().__init__(context)
         self.objective = objective
         self.hessian = curvature if hessian is None else hessian
-        path = context.node_config.get("factor-file")
-        self.factor_file = None if path is None else str(path)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """r_i, a diagonal above H_i, and whether this client is to be spared.
@@ -97,10 +94,8 @@ class FedGiAClient(StatefulClient):
         if modulus is not None:
             properties["strong-convexity"] = float(modulus)
         try:
-            properties["lipschitz"] = lipschitz_of(
-                self.objective, self.hessian, self.factor_file
-            )
-            majoriser = majoriser_of(self.objective, self.hessian, self.factor_file)
+            properties["lipschitz"] = lipschitz_of(self.objective, self.hessian)
+            majoriser = majoriser_of(self.objective, self.hessian)
             properties["majoriser"] = np.asarray(majoriser, dtype="<f8").tobytes()
             if hasattr(self.hessian, "solve"):
                 properties["one-sigma"] = True
@@ -145,10 +140,8 @@ class FedGiAClient(StatefulClient):
                 config["hessian"],
                 weight=1.0 / m,
                 shift=number,
-                steps=steps,
                 scale=None if scale is None else scale.reshape(-1),
                 user_hessian=self.hessian,
-                factor_file=self.factor_file,
             )
             u, d = system.admm_steps(u, steps)
             d = d.reshape(x.shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,6 +16,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
+from fedtrellis.admm.kept import KeptFor
 from fedtrellis.dual.alignment import Agreement, HeldGroup, feature_digests
 from fedtrellis.dual.weights import Shifted, normalised, targets_of
 from fedtrellis.encryption import Cipher, EncryptionError, backend_class
@@ -359,7 +359,7 @@ class ClientRun:
 
         numbers = np.concatenate([shifts.ravel(), scales, kinds])
         mark = hashlib.sha256(numbers.tobytes()).digest()
-        return kept(features, ("standardised", mark), made)
+        return _made.get(features, ("standardised", mark), made)
 
     def first_columns(self, g: int, new: bool) -> NDArray[np.bool_]:
         """Which of this client's columns no holder before it in a group has."""
@@ -451,16 +451,12 @@ class Predictions(NamedTuple):
         −1 or 1; of several classes their number; of regressions the expected value.
     probabilities : ndarray of the scores' shape, or None
         σ(xᵀw) of the logistic loss, whose model says so; None of other losses.
-    calibrated : ndarray of the scores' shape, or None
-        By Platt's sigmoid, fitted to the new samples of which this node has labels, at
-        least five of each class and of the rest; else None.
     """
 
     sample_ids: Sequence[str]
     scores: FloatArray
     predicted: FloatArray
     probabilities: FloatArray | None
-    calibrated: FloatArray | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -547,20 +543,8 @@ class SplitPart(SplitClient):
 
 
 # What was made of data that is alive, so that a client that is made anew for each
-# message does not make it for each: by the data's id and what it is.
-_KEPT: dict[tuple[Any, ...], tuple[weakref.ref[Any], Any]] = {}
-
-
-def kept(features: Any, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """What is made of some data, made once as long as the data is alive."""
-    key = id(features), *what
-    known = _KEPT.get(key)
-    if known is not None and known[0]() is features:
-        return known[1]
-    made = make()
-    # of the key alone: a reference to the data would keep it alive
-    _KEPT[key] = weakref.ref(features, lambda _: _KEPT.pop(key, None)), made
-    return made
+# message does not make it for each.
+_made: KeptFor[Any] = KeptFor(most=4)
 
 
 def entry_counts(features: Any) -> NDArray[np.int64]:
@@ -584,7 +568,7 @@ def without_rare(features: Any, least: int) -> Any:
         found.eliminate_zeros()
         return found
 
-    found = kept(features, ("without rare", least), left)
+    found = _made.get(features, ("without rare", least), left)
     return features if found is None else found
 
 

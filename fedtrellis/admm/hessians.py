@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from fedtrellis.admm.kept import FactorFile, KeptFor
+from fedtrellis.admm.kept import KeptFor
 from fedtrellis.objectives.base import (
     Array,
     check_array,
@@ -69,10 +69,6 @@ class FactorHessian:
         c = self.c * float(q[0] ** 2) if alike else self.c * q * q
         return FactorHessian(A, self.s, c)
 
-    def identity(self) -> tuple[Any, ...]:
-        """Return the matrix and the numbers that all of H depends on."""
-        return self.A, self.s, self.c
-
 
 class BoundHessian:
     """H as an ndarray or LinearOperator.
@@ -107,10 +103,6 @@ class BoundHessian:
             symmetric_operator(self.order, lambda v: q * self.product(q * v))
         )
 
-    def identity(self) -> tuple[Any, ...]:
-        """Return H: nothing else tells all that it depends on."""
-        return (self.matrix(),)
-
 
 #: A symmetric positive semi-definite p × p matrix that majorises a loss.
 KnownHessian = FactorHessian | BoundHessian
@@ -138,7 +130,7 @@ def call_method(objective: Any, method: str) -> Any:
         return None
 
 
-def _required(objective: Any, method: str) -> Any:
+def required(objective: Any, method: str) -> Any:
     """Return what a method returns; ValueError where there is none."""
     value = call_method(objective, method)
     if value is None:
@@ -155,7 +147,7 @@ def hessian_of(objective: Any) -> KnownHessian:
     factor = _factor_of(objective)
     if factor is not None:
         return factor
-    bound = _required(objective, "hessian_bound")
+    bound = required(objective, "hessian_bound")
     name = f"hessian_bound() of objective {type(objective).__name__}"
     order = int(bound.shape[0])
     if bound.shape != (order, order) or size_of(objective) not in (None, order):
@@ -180,26 +172,23 @@ def _factor_of(objective: Any) -> FactorHessian | None:
     return FactorHessian(matrix, s, c)
 
 
-def lipschitz_of(
-    objective: Any, user_hessian: Any = None, factor_file: str | None = None
-) -> float:
+def lipschitz_of(objective: Any, user_hessian: Any = None) -> float:
     """Return r_i, the largest eigenvalue of H; ValueError unless it is above 0.
 
     It is the ``user_hessian`` itself if that is a number, its largest entry if it is
     an array, the ``lipschitz`` (a number or a method) of an object with ``solve`` if
-    that has it, and else the objective's ``lipschitz()``, which is kept in the file if
-    there is one and the objective has ``hessian_factor()``.
+    that has it, and else the objective's ``lipschitz()``.
     """
     name = f"lipschitz() of objective {type(objective).__name__}"
     if user_hessian is None:
-        value = objective_lipschitz(objective, factor_file)
+        value = required(objective, "lipschitz")
     elif not hasattr(user_hessian, "solve"):
         name = "hessian"
         value = float(np.max(user_diagonal(user_hessian, size_of(objective))))
     else:
         own = getattr(user_hessian, "lipschitz", None)
         if own is None:
-            value = objective_lipschitz(objective, None)
+            value = required(objective, "lipschitz")
         else:
             name = f"lipschitz of hessian, of type {type(user_hessian).__name__},"
             value = own() if callable(own) else own
@@ -209,24 +198,6 @@ def lipschitz_of(
             f"{name} is 0, as for data that are all zero; r_i must be above 0"
         )
     return number
-
-
-def objective_lipschitz(objective: Any, factor_file: str | None) -> Any:
-    """Return ``objective.lipschitz()``, from the file where it is kept."""
-    file = FactorFile(factor_file)
-    # without a factor no fingerprint costs less than the constant
-    factor = _factor_of(objective) if factor_file else None
-    if factor is None:
-        return _required(objective, "lipschitz")
-    # A subclass may know a better constant of the same matrix, so its name counts.
-    kind = f"{type(objective).__module__}.{type(objective).__qualname__}"
-    kept = file.get(
-        "lipschitz",
-        lambda: {"value": _required(objective, "lipschitz")},
-        kind,
-        *factor.identity(),
-    )
-    return float(kept["value"])
 
 
 def user_diagonal(given: Any, size: int | None) -> float | Array:
@@ -255,9 +226,7 @@ def user_diagonal(given: Any, size: int | None) -> float | Array:
 _majorisers: KeptFor[float | Array] = KeptFor(most=1)
 
 
-def majoriser_of(
-    objective: Any, user_hessian: Any = None, factor_file: str | None = None
-) -> float | Array:
+def majoriser_of(objective: Any, user_hessian: Any = None) -> float | Array:
     """Return d with diag(d) ⪰ H: a vector, or one number where no diagonal is known.
 
     With D = diag(H) and c = λ_max(D^(−1/2) H D^(−1/2)) it is c·D: a column that is a
@@ -273,7 +242,7 @@ def majoriser_of(
     float or ndarray of float64 of shape (p,)
         At least 0, and somewhere above; 0 in a column of zeros.
     """
-    largest = lipschitz_of(objective, user_hessian, factor_file)
+    largest = lipschitz_of(objective, user_hessian)
     if isinstance(user_hessian, np.ndarray):
         return user_diagonal(user_hessian, None)
     if user_hessian is not None:
@@ -285,13 +254,7 @@ def majoriser_of(
             return largest
         H = hessian_of(objective)
         D = H.diagonal()
-        if D is None:
-            return largest
-        keep = factor_file if isinstance(H, FactorHessian) else None
-        made: Array = FactorFile(keep).get(
-            "majoriser", lambda: {"value": _times_largest(H, D)}, "", *H.identity()
-        )["value"]
-        return made
+        return largest if D is None else _times_largest(H, D)
 
     return _majorisers.get(objective, None, make)
 

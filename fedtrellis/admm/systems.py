@@ -1,21 +1,18 @@
 """The system (weight · H + shift · I) d = u, and the ways to solve it.
 
-By a factor of a dense matrix, by a formula where H is a diagonal, by H's products, or
-by a user's own object; :mod:`fedtrellis.admm.shifted_systems` chooses. A factor is
-``parts``, arrays by name, which a class's ``factorise`` makes: what another process
-made will do as well.
+By a Cholesky factor, by a formula where H is a diagonal, by H's products, or by a
+user's own object; :mod:`fedtrellis.admm.shifted_systems` chooses.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy  # its parts are loaded when first used
 
-from fedtrellis.admm.hessians import KnownHessian
+from fedtrellis.admm.hessians import FactorHessian, KnownHessian
 from fedtrellis.objectives.base import Array, check_array, symmetric_operator
 
 
@@ -62,16 +59,6 @@ class ShiftedSystem:
             d = self.solve(w)
         return w, d
 
-    def _closed_form(self, eigenvalues: Any, steps: int) -> tuple[Any, Any]:
-        """Return ρ^{k−1} and ρ^{k−1}/(weight λ + σ), the eigenvalues of w and d.
-
-        ρ = weight λ/(weight λ + σ) is that of I − σ (weight H + σ I)⁻¹.
-        """
-        scaled = self.weight * eigenvalues
-        total = scaled + self.shift
-        power = (scaled / total) ** (steps - 1)
-        return power, power / total
-
 
 class DiagonalSystem(ShiftedSystem):
     """H = diag(h), or h · I for a number h ≥ 0; any number of steps costs one."""
@@ -87,8 +74,11 @@ class DiagonalSystem(ShiftedSystem):
             raise ValueError(
                 f"the diagonal of H has {shape[0]} entries; x has {u.size}"
             )
-        power, power_over = self._closed_form(self._diagonal, steps)
-        return power * u, power_over * u
+        # ρ = weight h/(weight h + σ)
+        scaled = self.weight * self._diagonal
+        total = scaled + self.shift
+        power = (scaled / total) ** (steps - 1)
+        return power * u, (power / total) * u
 
 
 class ConjugateGradientSystem(ShiftedSystem):
@@ -157,70 +147,34 @@ class UserSystem(ShiftedSystem):
         return answer / self.weight
 
 
-class FactoredSystem(ShiftedSystem):
-    """A system that a factor solves, the ``parts`` that :meth:`factorise` returns."""
+class CholeskySystem(ShiftedSystem):
+    """Any H, from the Cholesky factor of weight · H + shift · I, of order p.
 
-    #: Whether the parts depend on H only.
-    any_shift: ClassVar[bool]
+    A LinAlgError: H is indefinite.
+    """
 
-    def __init__(
-        self, H: Any, parts: Mapping[str, Array], weight: float, shift: float
-    ) -> None:
+    def __init__(self, H: KnownHessian, weight: float, shift: float) -> None:
         super().__init__(weight, shift)
-        self._H, self._parts = H, parts
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Compute what all solves share; LinAlgError if H is indefinite."""
-
-    @staticmethod
-    @abstractmethod
-    def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
-        """Return the factor, arrays by name; LinAlgError if H is indefinite."""
-
-
-class CholeskySystem(FactoredSystem):
-    """Any H, from the Cholesky factor of weight · H + shift · I."""
-
-    any_shift = False
-
-    @staticmethod
-    def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
-        """Return the Cholesky factor, of order p."""
-        return _cholesky(H.matrix(), weight, shift)
+        self._factor = _cholesky(H.matrix(), weight, shift)
 
     def solve(self, u: Array) -> Array:
         """Return d by two triangular solves."""
-        return _cholesky_solve(self._parts["factor"], u)
+        return _cholesky_solve(self._factor, u)
 
 
-class WideCholeskySystem(FactoredSystem):
+class WideCholeskySystem(ShiftedSystem):
     """H = s AᵀA + c I with A of shape (d, p), d < p, in O(dp) a solve.
 
     With a = weight c + σ, t = weight s/a and G = I + t AAᵀ, of order d, Woodbury's
-    identity is M⁻¹ = (I − t Aᵀ G⁻¹ A)/a. H is a FactorHessian.
+    identity is M⁻¹ = (I − t Aᵀ G⁻¹ A)/a.
     """
 
-    any_shift = False
-
-    def _prepare(self) -> None:
-        self._A, self._adjoint = self._H.A, self._H.A.T
-        self._a = self.weight * self._H.c + self.shift
-        self._t = self.weight * self._H.s / self._a
-        self._factor = self._parts["factor"]
-
-    @staticmethod
-    def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
-        """Return the Cholesky factor of G."""
-        return _cholesky(H.outer(), weight * H.s / (weight * H.c + shift), 1.0)
-
-    def solve(self, u: Array) -> Array:
-        """Return d = (u − t Aᵀ G⁻¹ A u)/a."""
-        y = _cholesky_solve(self._factor, self._A @ u)
-        d: Array = self._adjoint @ (-self._t * y)
-        d += u
-        d /= self._a
-        return d
+    def __init__(self, H: FactorHessian, weight: float, shift: float) -> None:
+        super().__init__(weight, shift)
+        self._A, self._adjoint = H.A, H.A.T
+        self._a = weight * float(H.c) + shift
+        self._t = weight * H.s / self._a
+        self._factor = _cholesky(H.outer(), self._t, 1.0)
 
     def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
         """Take the steps in the d dimensions of A u: two products with A in all.
@@ -250,81 +204,15 @@ class WideCholeskySystem(FactoredSystem):
         return w, d
 
 
-class SpectralSystem(FactoredSystem):
-    """Any H = QΛQᵀ; any number of steps costs one."""
-
-    any_shift = True
-
-    def _prepare(self) -> None:
-        self._values, self._vectors = self._parts["values"], self._parts["vectors"]
-        if not self.weight * self._values[0] + self.shift > 0.0:
-            raise np.linalg.LinAlgError(f"it has the eigenvalue {self._values[0]:g}")
-
-    @staticmethod
-    def factorise(H: KnownHessian, weight: float, shift: float) -> dict[str, Array]:
-        """Return the eigenvalues and eigenvectors, of order p."""
-        return _spectrum(H.matrix())
-
-    def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
-        """Return w = Q ρ^{k−1} Qᵀ u and d = Q [ρ^{k−1}/(weight Λ + σ)] Qᵀ u."""
-        coordinates = self._vectors.T @ u
-        power, power_over = self._closed_form(self._values, steps)
-        w: Array = self._vectors @ (power * coordinates)
-        d: Array = self._vectors @ (power_over * coordinates)
-        return w, d
-
-
-class WideSpectralSystem(FactoredSystem):
-    """H = s AᵀA + c I with A of shape (d, p), d < p; any number of steps costs one.
-
-    With AAᵀ = UΛUᵀ, of order d, a function f of H is
-    f(H) = f(c) I + Aᵀ U [(f(c + sΛ) − f(c))/Λ] Uᵀ A. H is a FactorHessian.
-    """
-
-    any_shift = True
-
-    def _prepare(self) -> None:
-        self._A, self._adjoint = self._H.A, self._H.A.T
-        values, self._vectors = self._parts["values"], self._parts["vectors"]
-        # Eigenvalues that are 0 but for rounding: A has no such direction.
-        self._present = values > np.finfo(np.float64).eps * len(values) * values[-1]
-        self._values = np.where(self._present, values, 1.0)
-
-    @staticmethod
-    def factorise(H: Any, weight: float, shift: float) -> dict[str, Array]:
-        """Return the eigenvalues and eigenvectors of AAᵀ."""
-        return _spectrum(H.outer())
-
-    def admm_steps(self, u: Array, steps: int) -> tuple[Array, Array]:
-        """Return w and d, f(H) u for their two f, by one product with A and one Aᵀ."""
-        coordinates = self._vectors.T @ (self._A @ u)
-        at_c = self._closed_form(self._H.c, steps)
-        at_values = self._closed_form(self._H.c + self._H.s * self._values, steps)
-        # f(c) u + Aᵀ U [(f(c + sΛ) − f(c))/Λ] Uᵀ A u
-        quotients = [
-            np.where(self._present, (value - base) / self._values, 0.0)
-            for value, base in zip(at_values, at_c, strict=True)
-        ]
-        columns = np.stack(quotients, axis=1) * coordinates[:, None]
-        both = self._adjoint @ (self._vectors @ columns)
-        return both[:, 0] + at_c[0] * u, both[:, 1] + at_c[1] * u
-
-
-def _cholesky(H: Array, weight: float, shift: float) -> dict[str, Array]:
+def _cholesky(H: Array, weight: float, shift: float) -> Array:
     M = weight * H
     M[np.diag_indices(len(M))] += shift
-    factor, _ = scipy.linalg.cho_factor(
+    factor: Array = scipy.linalg.cho_factor(
         M, lower=True, overwrite_a=True, check_finite=False
-    )
-    return {"factor": factor}
+    )[0]
+    return factor
 
 
 def _cholesky_solve(factor: Array, right: Array) -> Array:
     result: Array = scipy.linalg.cho_solve((factor, True), right, check_finite=False)
     return result
-
-
-def _spectrum(H: Array) -> dict[str, Array]:
-    # "evd" takes three quarters of the time of the default driver
-    values, vectors = scipy.linalg.eigh(H, driver="evd", check_finite=False)
-    return {"values": values, "vectors": vectors}

@@ -158,15 +158,10 @@ class Deployment(Flower):
             f"node-{k}",
             *("flower-supernode", "--port", str(free_port())),
             *("--superlink", f"127.0.0.1:{self.port}", "--node-config"),
-            f"partition-id={k} num-partitions={NODES} "
-            f'factor-file="{self.factor_file(k)}"',
+            f"partition-id={k} num-partitions={NODES}",
         )
         (self.faults / f"{k}.pid").write_text(str(node.pid))
         return node
-
-    def factor_file(self, k: int) -> Path:
-        """Where a node keeps FedGiA's factor."""
-        return self.folder / f"factor-{k}.npz"
 
     def revive(self) -> None:
         """Start what a test has left dead, and forget faults that it never met."""

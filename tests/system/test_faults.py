@@ -55,19 +55,6 @@ def wiped(server_round: int) -> dict[Where, list[set[str]]]:
     return {(str(k), server_round, ""): [{"wipe"}] for k in range(NODES)}
 
 
-def test_fedgias_clients_keep_their_factors_between_processes(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    files = [deployment.factor_file(k) for k in range(NODES)]
-    for file in files:
-        file.unlink(missing_ok=True)
-    config = f'{FAMILIES["fedgia"]} fedgia.hessian="gram" rounds=2'
-    record = deployment.start(config, tmp_path / "deployed")
-    deployment.finish(record)
-    check_same(record, simulated(config, tmp_path / "local"), 1e-12)
-    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
-
-
 @pytest.mark.slow
 @every_family
 def test_a_supernode_killed_between_computing_and_answering(

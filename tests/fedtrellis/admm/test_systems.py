@@ -1,13 +1,10 @@
-"""FedGiA's linear systems, majorisers and what is kept of them between processes.
+"""FedGiA's linear systems, majorisers and what is kept of them.
 
 Against explicit inverses and plain loops.
 """
 
-import os
-import stat
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +14,12 @@ import scipy.sparse
 from scipy.sparse.linalg import aslinearoperator
 
 from fedtrellis.admm import shifted_systems
-from fedtrellis.admm.hessians import FactorHessian, lipschitz_of, majoriser_of
+from fedtrellis.admm.hessians import FactorHessian, majoriser_of
 from fedtrellis.admm.shifted_systems import cached_system, make_system
 from fedtrellis.admm.systems import (
     CholeskySystem,
     ConjugateGradientSystem,
-    SpectralSystem,
     WideCholeskySystem,
-    WideSpectralSystem,
 )
 from fedtrellis.objectives import (
     LeastSquares,
@@ -35,7 +30,7 @@ from fedtrellis.objectives import (
 from tests.harness import Array
 
 WEIGHT = 0.125
-FACTORED = (CholeskySystem, SpectralSystem, WideCholeskySystem, WideSpectralSystem)
+FACTORED = (CholeskySystem, WideCholeskySystem)
 HALF = np.arange(30) % 2
 
 
@@ -94,7 +89,7 @@ OBJECTIVES: dict[str, Callable[[], Any]] = {
 def make(
     objective: Any, hessian: str = "gram", build: Any = make_system, **options: Any
 ) -> Any:
-    options = {"weight": WEIGHT, "shift": 0.3, "steps": 1, **options}
+    options = {"weight": WEIGHT, "shift": 0.3, **options}
     return build(objective, hessian, **options)
 
 
@@ -140,8 +135,7 @@ def test_systems_agree_with_explicit_matrices(kind: Any, c: float) -> None:
                 if kind is ConjugateGradientSystem:
                     system = kind(known.product, WEIGHT, sigma)
                 else:
-                    parts = kind.factorise(known, WEIGHT, sigma)
-                    system = kind(known, parts, WEIGHT, sigma)
+                    system = kind(known, WEIGHT, sigma)
                 check_system(system, H, u)
 
 
@@ -159,29 +153,26 @@ def bounded(bound: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("objective", "steps", "expected"),
+    ("objective", "expected"),
     [
-        (lambda: squares(60, 20), 6, SpectralSystem),
-        (lambda: squares(20, 60), 5, WideCholeskySystem),
-        # the threshold grows with the smaller order
-        (lambda: squares(500, 300), 9, CholeskySystem),
-        (lambda: squares(300, 500), 10, WideSpectralSystem),
+        (lambda: squares(60, 20), CholeskySystem),
+        (lambda: squares(20, 60), WideCholeskySystem),
         # a factor no larger than the data, or than 2 MB
-        (lambda: squares(600, 700), 1, WideCholeskySystem),
-        (lambda: sparse_squares(500, 4000, 10), 1, WideCholeskySystem),
-        (lambda: sparse_squares(501, 4000, 10), 1, ConjugateGradientSystem),
-        (lambda: sparse_squares(4000, 501, 60), 1, CholeskySystem),
+        (lambda: squares(600, 700), WideCholeskySystem),
+        (lambda: sparse_squares(500, 4000, 10), WideCholeskySystem),
+        (lambda: sparse_squares(501, 4000, 10), ConjugateGradientSystem),
+        (lambda: sparse_squares(4000, 501, 60), CholeskySystem),
         # above order 2048, though the data are larger
-        (lambda: sparse_squares(2049, 4000, 1500), 1, ConjugateGradientSystem),
-        (lambda: bounded(np.eye(30)), 6, SpectralSystem),
-        (lambda: bounded(aslinearoperator(np.eye(500))), 1, CholeskySystem),
-        (lambda: bounded(aslinearoperator(np.eye(501))), 1, ConjugateGradientSystem),
+        (lambda: sparse_squares(2049, 4000, 1500), ConjugateGradientSystem),
+        (lambda: bounded(np.eye(30)), CholeskySystem),
+        (lambda: bounded(aslinearoperator(np.eye(500))), CholeskySystem),
+        (lambda: bounded(aslinearoperator(np.eye(501))), ConjugateGradientSystem),
     ],
 )
 def test_the_system_suits_the_order_and_the_data(
-    objective: Callable[[], Any], steps: int, expected: type
+    objective: Callable[[], Any], expected: type
 ) -> None:
-    assert type(make(objective(), steps=steps)) is expected
+    assert type(make(objective())) is expected
 
 
 @pytest.mark.parametrize(
@@ -189,7 +180,6 @@ def test_the_system_suits_the_order_and_the_data(
     [
         ({"hessian": "full"}, "hessian is 'full'; allowed: 'gram', 'diagonal'"),
         ({"weight": 0.0}, "weight is 0.0; it must be a finite number above 0"),
-        ({"steps": 1.5}, "steps is 1.5; it must be a whole number of at least 1"),
         ({"user_hessian": -1.0}, "hessian is -1.0; it must be a finite number at"),
         ({"user_hessian": np.ones(2)}, "hessian has 2 entries; it must have 3"),
         ({"user_hessian": np.array([1, -2, 1])}, "hessian has the entry -2; all"),
@@ -239,7 +229,7 @@ def test_steps_are_those_with_a_diagonal_sigma(
         for _ in range(steps - 1):
             w = w - sigma @ np.linalg.solve(0.2 * H + sigma, w)
         d = np.linalg.solve(0.2 * H + sigma, w)
-        how = {"scale": scale, "weight": 0.2, "shift": 0.7, "steps": steps}
+        how = {"scale": scale, "weight": 0.2, "shift": 0.7}
         system = make(objective, hessian, cached_system, **how)
         again = make(objective, hessian, cached_system, **how)
         assert (again is system) is not by_products
@@ -267,110 +257,3 @@ def test_a_system_is_made_once_and_the_last_two_are_kept(kind: str) -> None:
     assert cached(objective) is first
     assert cached(objective, 0.5) is third
     assert cached(objective, 0.4) is not other
-
-
-# -- the file: used when it fits, and never else ---------------------------------------
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many factorisations were made since it was last called."""
-    count: list[Any] = []
-    for cls in FACTORED:
-
-        def counting(*args: Any, original: Any = cls.factorise) -> Any:
-            count.append(original)
-            return original(*args)
-
-        monkeypatch.setattr(cls, "factorise", staticmethod(counting))
-
-    def since() -> int:
-        found = len(count)
-        count.clear()
-        return found
-
-    return since
-
-
-@pytest.mark.parametrize("columns", [5, 50])
-@pytest.mark.parametrize("steps", [1, 10])
-def test_a_factor_is_kept_and_one_of_something_else_is_not_used(
-    steps: int, columns: int, tmp_path: Path, made: Callable[[], int]
-) -> None:
-    objective, path = squares(20, columns), tmp_path / "factor.npz"
-    changed = np.array(objective.hessian_factor()[0])
-    changed[3, 2] = np.nextafter(changed[3, 2], np.inf)
-    near = [
-        LeastSquares(changed, np.zeros(20), scale="half-mean", l2=l2)
-        for l2 in (0.1, 0.2)
-    ]
-    for given, shift, expected in (
-        # a new process has a new objective of the same data
-        *((objective, 0.3, 1), (squares(20, columns), 0.3, 0)),
-        # an eigendecomposition holds for every σ
-        (objective, 0.4, 1 if steps == 1 else 0),
-        *((squares(20, columns, seed=1), 0.4, 1), (near[0], 0.3, 1), (near[1], 0.3, 1)),
-    ):
-        system = make(given, steps=steps, shift=shift, factor_file=str(path))
-        check_system(system, np.asarray(given.hessian_bound()), np.ones(columns))
-        assert made() == expected
-    assert os.listdir(tmp_path) == ["factor.npz"]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_file_keeps_the_majoriser(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "factor.npz")
-    first = majoriser_of(OBJECTIVES["logistic"](), None, path)
-    monkeypatch.delattr("fedtrellis.admm.hessians.largest_eigenvalue")
-    again = majoriser_of(OBJECTIVES["logistic"](), None, path)
-    np.testing.assert_array_equal(again, first)
-
-
-@pytest.mark.parametrize("damage", ["empty", "foreign", "cut", "flipped", "pickled"])
-def test_a_damaged_file_is_written_anew(
-    damage: str, tmp_path: Path, made: Callable[[], int]
-) -> None:
-    path, objective = tmp_path / "factor.npz", squares(40, 30)
-    make(objective, factor_file=str(path))
-    whole = path.read_bytes()
-
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return (os.mkdir, (str(tmp_path / "exploded"),))
-
-    if damage == "pickled":
-        bomb: Any = np.array([Bomb()], dtype=object)
-        np.savez(path, **{"factor/fingerprint": bomb, "factor/factor": bomb})
-    else:
-        flipped = whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:]
-        contents = {"empty": b"", "foreign": b"PK\x03\x04broken", "flipped": flipped}
-        path.write_bytes(contents.get(damage, whole[: len(whole) // 2]))
-    made()
-    system = make(objective, factor_file=str(path))
-    assert made() == 1
-    check_system(system, np.asarray(objective.hessian_bound()), np.ones(30))
-    make(objective, factor_file=str(path))
-    assert made() == 0
-    assert os.listdir(tmp_path) == ["factor.npz"]
-
-
-def test_a_file_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong: list[tuple[Any, str]] = [
-        (str(tmp_path / "none" / "f"), "factor-file = '.*none.f': its folder does not"),
-        (str(tmp_path), r"factor-file = '.*' is a folder"),
-        (3, "factor-file = 3 must be the path"),
-    ]
-    for path, message in wrong:
-        for use in (make, lipschitz_of):
-            with pytest.raises(ValueError, match=message):
-                use(squares(9, 4), factor_file=path)
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ValueError, match=r"f\.npz' cannot be written: No space left"):
-        make(squares(9, 4), factor_file=str(tmp_path / "f.npz"))
-    assert not os.listdir(tmp_path)
