@@ -94,9 +94,8 @@ def test_scores_of_new_samples_stay_on_the_nodes(tmp_path: Path) -> None:
             for row in csv.DictReader(file):
                 score = float(row["score"])
                 assert float(row["predicted"]) == (1.0 if score >= 0.0 else -1.0)
-                # the hinge loss says no probability; what is known of labels does
+                # the hinge loss says no probability
                 assert not row["probability"]
-                assert 0.0 < float(row["calibrated"]) < 1.0
                 # all holders of a sample are given the same score
                 assert scores.setdefault(row["id"], score) == score
         data = task.test_client_data(i)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.dual.calibration import Sigmoid, shares
 from fedtrellis.dual.weights import targets_of
 from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
@@ -23,17 +23,11 @@ from .run import (
     as_arrays,
 )
 
-# A sigmoid of fewer samples of a class, or outside of it, would be made of chance.
-_LEAST = 5
-
 
 def predictions_of(
-    loss: DualLoss, sample_ids: Sequence[str], scores: FloatArray, labels: FloatArray
+    loss: DualLoss, sample_ids: Sequence[str], scores: FloatArray
 ) -> Predictions:
-    """Predict from scores, (n,) or (n, C), and calibrate where there are labels enough.
-
-    ``labels``, of shape (n,), are NaN where this node has none.
-    """
+    """Predict from scores, (n,) or (n, C)."""
     several = scores.ndim == 2
     there = ~np.isnan(scores if not several else scores.sum(axis=1))
     if several:
@@ -43,17 +37,19 @@ def predictions_of(
     else:
         predicted = np.exp(scores) if loss.labels == "counts" else scores
     predicted = np.where(there, predicted, np.nan)
-    if loss.labels != "signs":
-        return Predictions(sample_ids, scores, predicted, None, None)
     probabilities = shares(scores) if loss.name == "logistic" else None
-    known = there & ~np.isnan(labels)
-    y = labels[known]
-    positive = y[:, None] == np.arange(scores.shape[1]) if several else y > 0.0
-    calibrated = None
-    counts = np.minimum(positive.sum(axis=0), (~positive).sum(axis=0))
-    if np.min(counts, initial=len(y)) >= _LEAST:
-        calibrated = Sigmoid.of(scores[known], positive).probabilities(scores)
-    return Predictions(sample_ids, scores, predicted, probabilities, calibrated)
+    return Predictions(sample_ids, scores, predicted, probabilities)
+
+
+def shares(scores: FloatArray) -> FloatArray:
+    """σ of each; with several columns, each class against the rest, over their sum."""
+    found: FloatArray = scipy.special.expit(scores)
+    if found.ndim == 2:
+        total = found.sum(axis=1, keepdims=True)
+        # where all are 0 no class is likelier than another
+        even = np.full_like(found, 1.0 / found.shape[1])
+        found = np.divide(found, total, out=even, where=total != 0.0)
+    return found
 
 
 def new_products(run: ClientRun) -> list[NDArray[Any]]:
@@ -91,7 +87,7 @@ def evaluate(run: ClientRun) -> tuple[float, int, dict[str, Any]]:
     y = np.full(n, np.nan) if new.labels is None else np.asarray(new.labels, float)
     found = scores[0] if C == 1 else scores.T.copy()
     if part.on_predictions is not None:
-        part.on_predictions(predictions_of(run.loss, new.sample_ids, found, y))
+        part.on_predictions(predictions_of(run.loss, new.sample_ids, found))
     return _measured(run, scores, y)
 
 

@@ -378,7 +378,6 @@ def write_predictions(path: str, found: Any) -> None:
         ("score", found.scores),
         ("predicted", found.predicted),
         ("probability", found.probabilities),
-        ("calibrated", found.calibrated),
     ):
         values = np.full_like(found.scores, np.nan) if values is None else values
         parts = {name: values}

@@ -10,20 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.model_selection import StratifiedKFold
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.weights import BALANCED
 from fedtrellis.objectives.base import Array, check_number
 
 from .base import FederatedModel, Found, dual_ascent, sparse_regression
-from .partitions import Partitions, check_positive, known, read_partitions
-
-# Parts of the samples that probabilities are calibrated with.
-_FOLDS = 5
+from .partitions import Partitions, known, read_partitions
 
 
 class _Scored:
@@ -67,8 +61,8 @@ class _Classifier(_Scored, ClassifierMixin, FederatedModel):  # type: ignore[mis
     def _learn(self, partitions: Partitions) -> None:
         C = check_number("C", self.C, positive=True)
         # a class of weight 0 is none
-        targets = partitions.kept(partitions.weights() > 0.0).targets()
-        targets = np.array(targets.tolist())
+        counted = partitions.weights() > 0.0
+        targets = np.array(partitions.joined("targets")[counted].tolist())
         check_classification_targets(targets)
         self.classes_ = np.unique(targets)
         if len(self.classes_) < 2:
@@ -245,19 +239,6 @@ class FederatedSVC(_Classifier):
     against the rest, ``OneVsRestClassifier(SVC(kernel="linear", C=C))``. Other
     parameters and attributes are those of :class:`FederatedLogisticRegression`.
 
-    Parameters
-    ----------
-    probability : bool, default False
-        Whether there is ``predict_proba``: Platt's sigmoid of the scores, fitted to
-        samples that a model of the others scores, in five parts. That takes five more
-        runs. It is ``CalibratedClassifierCV(method="sigmoid", ensemble=False,
-        cv=StratifiedKFold(5, shuffle=True, random_state=0))``.
-
-    Attributes
-    ----------
-    sigmoid_ : Sigmoid
-        With ``probability``: the slopes and offsets.
-
     Examples
     --------
     >>> import numpy as np
@@ -270,43 +251,7 @@ class FederatedSVC(_Classifier):
     1.0
     """
 
-    _: KW_ONLY
-    probability: bool = False
     _loss = "hinge"
-
-    def _learn(self, partitions: Partitions) -> None:
-        super()._learn(partitions)
-        if self.probability:
-            self.sigmoid_ = self._calibrated(partitions)
-
-    def _calibrated(self, partitions: Partitions) -> Sigmoid:
-        """Return the sigmoid of scores of samples that a model has not seen."""
-        X, targets = partitions.table(partitions.names)
-        y = _numbered(targets, self.classes_)
-        s = partitions.weights()
-        counts = np.unique(y[s > 0.0], return_counts=True)[1]
-        if counts.min() < _FOLDS:
-            raise ValueError(
-                f"probability needs {_FOLDS} samples of each class, and one has "
-                f"{counts.min()}"
-            )
-        C, count = float(self.C), len(self.classes_)
-        scores = np.zeros((len(y), count if count > 2 else 1))
-        folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-        for seen, rest in folds.split(X, y):
-            part = partitions.kept(np.isin(np.arange(len(y)), seen))
-            check_positive(part.weights())
-            _, found = self._fitted(part, C)
-            self._check_arrived(found)
-            scores[rest] = X[rest] @ np.atleast_2d(found.coef).T + found.intercept
-        inside = y[:, None] == (np.arange(count) if count > 2 else np.ones(1))
-        return Sigmoid.of(scores, inside, s if partitions.weighted else None)
-
-    @available_if(lambda self: self.probability)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> Array:
-        """Return each class's probability, (n, K), by Platt's sigmoid."""
-        found = self.sigmoid_.probabilities(self.decision_function(X))
-        return np.column_stack([1.0 - found, found]) if found.ndim == 1 else found
 
 
 class _Regressor(_Scored, RegressorMixin, FederatedModel):  # type: ignore[misc]

@@ -92,19 +92,6 @@ class Partitions:
             )
         return float(scale)
 
-    def kept(self, chosen: NDArray[np.bool_]) -> Partitions:
-        """Return the same of some samples; a node that has none of them is left out."""
-        numbers, parts = np.cumsum(chosen) - 1, []
-        for part in self.parts:
-            mine = chosen[part.rows]
-            if mine.any():
-                own = part.targets, part.weights
-                kept = (None if one is None else one[mine] for one in own)
-                rows = numbers[part.rows[mine]]
-                parts.append(Part(part.features[mine], part.names, rows, *kept))
-        ids = tuple(self.ids[i] for i in np.flatnonzero(chosen))
-        return Partitions(tuple(parts), self.names, ids, self.named, self.split)
-
     def table(self, names: Sequence[str]) -> tuple[Array, NDArray[Any]]:
         """Return whole rows of these columns, and their targets."""
         absent = [name for name in names if name not in self.names]

@@ -16,9 +16,6 @@ import pytest
 from flwr.app import ArrayRecord
 from numpy.testing import assert_allclose
 from scipy import sparse
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import make_classification
-from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
     ElasticNet,
     LogisticRegression,
@@ -26,12 +23,10 @@ from sklearn.linear_model import (
     Ridge,
 )
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
 
 from clients.hyfdca import NewSamples, Predictions
 from clients.hyfdca.run import ClientRun, column_sums
 from fedtrellis import LocalGrid
-from fedtrellis.dual.calibration import Sigmoid
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
 from fedtrellis.dual.weights import in_parts, of_parts
 from fedtrellis.objectives.losses import make_loss
@@ -441,8 +436,8 @@ def test_two_holders_of_a_sample_subtract_a_mean_once() -> None:
 
 
 @pytest.mark.parametrize("loss", ["smoothed-hinge", "logistic"])
-def test_new_raw_samples_are_scored_and_calibrated(loss: str) -> None:
-    """In raw units; with probabilities where the loss has some, or there are labels."""
+def test_new_raw_samples_are_scored(loss: str) -> None:
+    """In raw units; with probabilities where the loss has some."""
     whole = raw(two_classes(loss, n=320))
     X, y, names = whole.X, whole.y, [f"new-{i}" for i in range(120)]
     new, split = X[200:], Split(X[:200], y[:200], grid_parts(200, P, 1, 3), loss, 0.1)
@@ -463,25 +458,6 @@ def test_new_raw_samples_are_scored_and_calibrated(loss: str) -> None:
         if loss == "logistic":
             expected = 1.0 / (1.0 + np.exp(-found.scores))
             assert_allclose(np.asarray(found.probabilities), expected)
-    assert told[1].calibrated is told[2].calibrated is None
-    # which tests of it compare with scikit-learn's
-    sigmoid = Sigmoid.of(told[0].scores[:60], y[200:260] > 0)
-    expected = sigmoid.probabilities(told[0].scores)
-    assert_allclose(np.asarray(told[0].calibrated), expected)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
-def test_probabilities_are_calibrated_as_scikit_learn_has_it(scale: float) -> None:
-    X, y = make_classification(600, 8, flip_y=0.1, random_state=0)
-    X *= scale
-    model = LinearSVC(C=1.0 / scale).fit(X[:200], y[:200])
-    frozen = CalibratedClassifierCV(FrozenEstimator(model), method="sigmoid")
-    expected = frozen.fit(X[200:400], y[200:400]).predict_proba(X)[:, 1]
-    held_out = model.decision_function(X[200:400])
-    found = Sigmoid.of(held_out, y[200:400] == 1)
-    p = found.probabilities(model.decision_function(X))
-    # scikit-learn's stops at a gradient of 1e-6
-    assert np.abs(p - expected).max() < 1e-5
 
 
 def test_an_honest_server_reads_the_sum_over_all_holders_and_no_other(

@@ -220,7 +220,7 @@ def test_a_support_vector_machine_and_its_probabilities() -> None:
     y = (X @ rng.standard_normal(3) + rng.standard_normal(60) > 0.0).astype(int)
     s = np.round(rng.uniform(0.5, 2.0, 60), 2)
     machine: Any = SVC(kernel="linear", C=0.1, tol=1e-10)
-    model = FederatedSVC(C=0.1, probability=True, tol=1e-7)
+    model = FederatedSVC(C=0.1, tol=1e-7)
     nodes = [(X[part], y[part]) for part in halves]
     model.fit(nodes, sample_weight=[s[part] for part in halves])
     alone = machine.fit(X, y, sample_weight=s)
@@ -231,11 +231,13 @@ def test_a_support_vector_machine_and_its_probabilities() -> None:
     assert model.objective_ == pytest.approx(least, rel=1e-6)
     assert (model.predict(X) == alone.predict(X)).all()
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
-    calibrated = CalibratedClassifierCV(
-        machine, method="sigmoid", cv=folds, ensemble=False
-    ).fit(X, y, sample_weight=s)
-    expected = calibrated.predict_proba(X)
-    assert model.predict_proba(X) == pytest.approx(expected, abs=1e-5)
+    found, expected = (
+        CalibratedClassifierCV(each, method="sigmoid", cv=folds, ensemble=False)
+        .fit(X, y, sample_weight=s)
+        .predict_proba(X)
+        for each in (model, machine)
+    )
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 A = pd.DataFrame({"a": [0.0, 1.0, 2.0], "label": [0, 1, 1]}, index=["i", "j", "k"])
