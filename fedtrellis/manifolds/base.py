@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms.base import cut
 from fedtrellis.domains.base import FloatArray, Shape
-from fedtrellis.domains.numerics import positive, positive_integer, unit_vectors
+from fedtrellis.domains.numerics import positive, unit_vectors
 
 __all__ = [
     "Euclidean",
@@ -107,19 +107,6 @@ class Manifold(ABC):
         x, v = self._pair(point, tangent)
         # Retr_x(v) = P_M(x + v)
         return self.project(x + v)
-
-    def random_tangent(
-        self, point: ArrayLike, rng: np.random.Generator, count: int
-    ) -> FloatArray:
-        """Draw ``count`` standard normal vectors in the tangent space at one point.
-
-        They are standard normal vectors of R^n, projected: an array of shape
-        (count, *S), the point of M being of shape S.
-        """
-        count = positive_integer(self.name, "count", count)
-        x = self._finite(point, "point")
-        self.check_shape(x.shape)
-        return self.project_tangent(x, rng.standard_normal((count, *self.shape)))
 
     def random_point(self, rng: np.random.Generator) -> FloatArray:
         """Draw a point, the projection of a standard normal array.

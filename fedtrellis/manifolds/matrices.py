@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from numpy.typing import ArrayLike
-
 from fedtrellis.domains.numerics import positive_integer, thin_svd
 from fedtrellis.domains.singular import polar_factor
 from fedtrellis.manifolds.base import (
@@ -111,19 +109,6 @@ class FixedRank(Manifold):
                 f"got {rank}"
             )
         object.__setattr__(self, "rank", rank)
-
-    def factors(self, point: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the R largest singular triples U, s, Vᵀ of a point or a batch.
-
-        Of shapes (p, R), (R,), (R, r), or (m, p, R), (m, R), (m, R, r) in float64; s
-        decreases. ValueError if the point is not finite, or neither a point of this
-        shape nor a batch.
-        """
-        x = self._finite(point, "point")
-        left, values, right = self._factors(self._batch(x))
-        if x.ndim == 2:
-            return left[0], values[0], right[0]
-        return left, values, right
 
     def _factors(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         left, values, right = thin_svd(x)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedtrellis.domains.numerics import thin_svd
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
 from fedtrellis.objectives import base
 from fedtrellis.objectives.base import Array, FiniteSum, IntArray, Point, PointForms
@@ -92,7 +93,8 @@ class LowRankPerceptron(FiniteSum):
         )
         first = [W]
         if self.bound_on_rank is not None:
-            U, s, Vt = FixedRank(W.shape, self.bound_on_rank).factors(W)
+            R, (U, s, Vt) = self.bound_on_rank, thin_svd(W)
+            U, s, Vt = U[:, :R], s[:R], Vt[:R]
             first = (
                 [U.copy(), s.copy(), Vt.T.copy()] if self.factored else [(U * s) @ Vt]
             )

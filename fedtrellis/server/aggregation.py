@@ -240,27 +240,8 @@ class Median(Aggregation):
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """In each coordinate the mean of the values in the middle."""
-        return self._middle(np.sort(points, axis=0), len(points))
-
-    def of_held(
-        self, points: FloatArray, held: NDArray[np.bool_], otherwise: FloatArray
-    ) -> FloatArray:
-        """As :meth:`combine`, of points of shape (n, p) that lack some coordinates.
-
-        ``held``, of the same shape, says which each has; ``otherwise``, of shape (p,),
-        is for coordinates that fewer than :data:`LEAST` points have.
-        """
-        counts = held.sum(axis=0)
-        ordered = np.sort(np.where(held, points, np.inf), axis=0)
-        result = otherwise.copy()
-        for count in np.unique(counts[counts >= LEAST]):
-            alike = counts == count
-            result[alike] = self._middle(ordered[:count, alike], int(count))
-        return result
-
-    def _middle(self, ordered: FloatArray, count: int) -> FloatArray:
-        """The mean of what is left of sorted values, both ends cut off."""
-        cut = self._cut(count)
+        count = len(points)
+        cut, ordered = self._cut(count), np.sort(points, axis=0)
         middle: FloatArray = ordered[cut : count - cut].mean(axis=0, dtype=np.float64)
         return middle
 

@@ -65,7 +65,8 @@ def variants(values: Values, manifold: Manifold, samples: int) -> dict[str, Step
     def tangent(move: Map) -> Step:
         def step(x: FloatArray, rng: np.random.Generator) -> FloatArray:
             # G = (1/m) Σ_j [F(Retr_x(μ u_j)) − F(x)]/μ · u_j, u_j in T_x M
-            u = manifold.random_tangent(x, rng, samples)
+            normal = rng.standard_normal((samples, *x.shape))
+            u = manifold.project_tangent(x, normal)
             f = values(np.concatenate((x[None], move(x, SMOOTHING * u))))
             gradient = np.tensordot((f[1:] - f[0]) / SMOOTHING, u, 1) / samples
             # x ← Retr_x(−η G)

@@ -169,7 +169,7 @@ def violations(name: str, strategy: Any, grid: LocalGrid, conduct: Conduct) -> E
     else:
         found["mirrors"] = mirrored(strategy, states)
     if name == "hyfem":
-        pairs = [(s["w"], strategy.local_model(who)) for who, s in states.items()]
+        pairs = [(s["w"], strategy._local[who]) for who, s in states.items()]
         found["mirrors = clients' w_k"] = max(distance(*pair) for pair in pairs)
     if name.startswith("fedgia gram"):
         parts = _optimal_in_parts(strategy, states, conduct.asked_at)

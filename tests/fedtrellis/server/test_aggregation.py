@@ -75,15 +75,3 @@ def test_one_of_at_least_three_cannot_choose(
         # three steps, none of them longer than the farthest of the others is then
         assert np.linalg.norm(result) <= 7.0 * np.linalg.norm(honest, axis=1).max()
     assert np.linalg.norm(Mean().combine(x, centre)) >= abs(lie) / n - 10.0
-
-
-@pytest.mark.parametrize("rule", BY_COORDINATE)
-def test_points_that_lack_coordinates(rule: type[Median]) -> None:
-    x, otherwise = points(9, (6,)), np.full(6, 7.0)
-    held = np.arange(9)[:, None] < np.array([9, 5, 3, 2, 1, 0])
-    result = rule().of_held(x, held, otherwise)
-    for j, count in enumerate([9, 5, 3]):
-        alone = rule().combine(x[:count, j : j + 1], otherwise[:1])
-        assert result[j] == pytest.approx(float(alone[0]), rel=1e-13)
-    # a majority of fewer is none
-    assert result[3:].tolist() == [7.0] * 3
