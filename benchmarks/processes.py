@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
+from deploy.deployment import free_port, processes_with
+
 __all__ = ["ROOT", "cpu_seconds", "environment", "stop_processes"]
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -26,8 +21,8 @@ def environment(home: Path) -> dict[str, str]:
     return {
         **os.environ,
         "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(_free_port()),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
         "FLWR_TELEMETRY_ENABLED": "0",
         # apps run in this environment, as it is
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -43,18 +38,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def _processes_of(home: Path) -> list[int]:
-    """Process ids of all processes that have this FLWR_HOME."""
-    mark = f"FLWR_HOME={home}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return processes_with(f"FLWR_HOME={home}".encode())
 
 
 def stop_processes(home: Path) -> None:

@@ -31,11 +31,17 @@ class TrialError(Exception):
     """Something did not happen that should have."""
 
 
+_held: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Return a port for one server of this machine: nobody else gets it by chance."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    # a server that sets it too can listen there, although the port stays taken
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _held.append(held)
+    return int(held.getsockname()[1])
 
 
 class Deployment:
@@ -116,14 +122,8 @@ class Deployment:
     def start_superlink(self) -> None:
         """Start the SuperLink, and wait until it answers over TLS."""
         certificates, state = self.folder / "certificates", self.folder / "superlink"
-        self.superlink = self._start(
-            "superlink",
-            HERE / "superlink.sh",
-            certificates,
-            state,
-            "--port",
-            self.port,
-        )
+        command = (HERE / "superlink.sh", certificates, state, "--port", self.port)
+        self.superlink = self._start("superlink", *command)
         self.wait_for(self._answers, "the SuperLink to answer")
 
     def register(self) -> None:

@@ -124,7 +124,7 @@ def mutate_array(rng: Rng, array: Array) -> Array:
     dtype = choose(rng, ("<f4", "<i8", ">f8", "?", "u1"))
     with np.errstate(all="ignore"):
         alike = [flat, values[..., None], np.asfortranarray(values), flat[:-1]]
-        alike += [np.tile(flat, 2), values.astype(dtype), values[:0, None]]
+        alike += [np.tile(flat, 2), values.astype(dtype), flat[:0, None]]
     return encode(choose(rng, alike))
 
 

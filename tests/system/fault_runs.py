@@ -117,7 +117,7 @@ class Deployment(Flower):
         )
         shutil.copy(Path(__file__).with_name("faulty_app.py"), self.bundle)
         (self.bundle / "pyproject.toml").write_text(BUNDLE)
-        self.port, self.control = free_port(), free_port()
+        self.port = free_port()
         (self.home / "config.toml").write_text(
             '[superlink]\ndefault = "trial"\n'
             f'[superlink.trial]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
@@ -142,7 +142,6 @@ class Deployment(Flower):
         link = self._start(
             "link",
             *("flower-superlink", "--port", str(self.port)),
-            *("--control-api-address", f"127.0.0.1:{self.control}"),
             *("--database", str(self.memory / "state.db")),
         )
 
@@ -150,7 +149,7 @@ class Deployment(Flower):
             with socket.socket() as s:
                 return s.connect_ex(("127.0.0.1", self.port)) == 0
 
-        wait_for(listens, 300, "the SuperLink does not listen")
+        self.wait_for(listens, 300, "the SuperLink does not listen")
         return link
 
     def _start_node(self, k: int) -> subprocess.Popen[bytes]:
@@ -195,25 +194,35 @@ class Deployment(Flower):
             found = set(parent.glob("*")) - before
             return [path for path in found if (path / "summary.json").is_file()]
 
-        wait_for(lambda: bool(begun()), 400, f"no record: {output[-2000:]}")
+        def alive() -> bool:
+            return all(p.poll() is None for p in (self.link, *self.nodes.values()))
+
+        self.wait_for(lambda: bool(begun()) or not alive(), 400, f"no record: {output}")
+        assert begun(), f"a process has ended\n{self.logs()}"
         (directory,) = begun()
         return Record(directory)
 
     def finish(self, record: Record) -> None:
         """Wait for the end of a run, which has to be a good one."""
-        wait_for(lambda: record.summary["status"] != "running", 1200, "it goes on")
+        self.wait_for(lambda: record.summary["status"] != "running", 1200, "it goes on")
         assert record.summary["status"] == "round limit", record.summary
+
+    def wait_for(self, condition: Callable[[], bool], limit: float, what: str) -> None:
+        """Wait until something has happened; if it does not, show the logs."""
+        deadline = time.monotonic() + limit
+        while not condition():
+            late = time.monotonic() > deadline
+            assert not late, f"after {limit} s: {what}\n{self.logs()}"
+            time.sleep(0.2)
+
+    def logs(self) -> str:
+        """What each process wrote last."""
+        files = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in files)
 
     def stop(self) -> None:
         super().stop()
         shutil.rmtree(self.memory)
-
-
-def wait_for(condition: Callable[[], bool], limit: float, what: str) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"after {limit} s: {what}"
-        time.sleep(0.2)
 
 
 class ScriptedGrid(LocalGrid):

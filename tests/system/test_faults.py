@@ -23,7 +23,6 @@ from fault_runs import (
     Where,
     check_same,
     simulated,
-    wait_for,
 )
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
@@ -91,7 +90,7 @@ def test_a_superlink_killed_and_the_run_resumed(
     """Its run has failed; a new one goes on, with clients whose states are gone."""
     config = f"{FAMILIES[family]} rounds=6 timeout=120.0 checkpoint-every=1"
     record = deployment.start(config, tmp_path / "deployed")
-    wait_for(lambda: len(record.history) > 3, 400, "no third round")
+    deployment.wait_for(lambda: len(record.history) > 3, 400, "no third round")
     deployment.restart_link()
     assert deployment.status() == "finished:failed"
     # nobody could say otherwise, but a ServerApp that sees its SuperLink go

@@ -250,6 +250,18 @@ def test_nodes_that_cannot_introduce_themselves_are_left_out(spoil: Any) -> None
     assert any("introduction" in why for _, why in strategy.history[0].rejected)
 
 
+def test_a_node_that_knows_no_number_of_partitions_takes_part() -> None:
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        reply = cast(Message, call_next(message, context))
+        if message.metadata.message_type == "query.hello":
+            cast(ConfigRecord, reply.content["config"])["num-partitions"] = [1]
+        return reply
+
+    strategy = Steps()
+    start(strategy, grid_of(mod=mod), rounds=1)
+    assert strategy.clients == ["0", "1", "2"]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_app_that_is_not_ours_ends_the_run_and_says_what_to_use() -> None:
     functions = ClientApp()
