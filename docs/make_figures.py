@@ -105,7 +105,8 @@ def main() -> None:
     task, start = experiment.task, experiment.start_point()
     best = certified_minimum(task.objective(), experiment.domain, start, 1e-7)
     histories = {name: history(overrides) for name, overrides in RUNS.items()}
-    plot_convergence(histories, ROOT / "docs/convergence.png", reference=best.value)
+    curves = {name: [(records, best.value)] for name, records in histories.items()}
+    plot_convergence(curves, ROOT / "docs/convergence.png")
     for name, records in histories.items():
         last = records[-1].metrics
         print(

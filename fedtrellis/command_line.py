@@ -19,7 +19,9 @@ from fedtrellis.runs import (
     compare_runs,
     export_model,
     list_runs,
+    load_run,
     predict,
+    print_runs,
 )
 from fedtrellis.tune.command_line import add_search_options, search
 
@@ -56,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     """Run a federated method in this process, as Flower would run it."""
-    installed_app().run_in_process(options, "fedtrellis run")
+    records = installed_app().run_in_process(options, "fedtrellis run")
+    if options.seeds is not None and options.format == "text":
+        print_runs([load_run(record) for record in records])
 
 
 def _list(options: argparse.Namespace) -> None:

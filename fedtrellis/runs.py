@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.app.command_line import flatten
+from fedtrellis.app.command_line import flatten, shown_seeds
 from fedtrellis.exports import EXPORTS, export
 from fedtrellis.files import naming
-from fedtrellis.server.callbacks import CRITERIA, QUALITIES, RoundRecord, format_bytes
+from fedtrellis.server.callbacks import (
+    CRITERIA,
+    ENDINGS,
+    QUALITIES,
+    RoundRecord,
+    format_bytes,
+)
 from fedtrellis.server.records import (
     AXES,
     default_results_dir,
@@ -36,8 +44,8 @@ __all__ = ["Run", "find_runs", "load_run"]
 
 # what a round is, beside its metrics; seconds and bytes are those of this round alone
 _OF_A_ROUND = ("round", "sampled", "used", "bytes_up", "bytes_down", "seconds")
-# what the name has anyway, and where a run's files and lines went
-_UNNAMED = ("method", "resume", "results-dir", "log-format")
+# where a run's files and lines went
+_ELSEWHERE = ("resume", "results-dir", "log-format", "picture", "track")
 
 
 @dataclass(frozen=True)
@@ -106,14 +114,23 @@ class Run:
             found = {name: arrays[name] for name in arrays.files}
         return TableModel(found, json.loads(about) if about else None)
 
-    def _used(self) -> dict[str, Any]:
-        """The settings of the run, its method and its task, not those of others."""
-        owners = self.settings.get("method"), self.settings.get("task")
-        return {
-            key: value
-            for key, value in self.settings.items()
-            if "." not in key or key.split(".")[0] in owners
-        }
+    @property
+    def seed(self) -> int:
+        """The run's seed; 0 of a record that has none."""
+        return int(self.settings.get("seed", 0))
+
+    @cached_property
+    def _setting(self) -> dict[str, Any]:
+        """What runs of one setting share: all but the seed, and where files went."""
+        # an empty text is the task's default, and a missing key is no difference
+        of = {"clients": self.summary.get("clients", ""), **self.settings}
+        without = (*_ELSEWHERE, "seed")
+        return {k: v for k, v in of.items() if k not in without and v != ""}
+
+    def _data(self) -> dict[str, Any]:
+        """What its data is made of: task, settings of it and of data, clients."""
+        of = ("task", self.settings.get("task"), "data", "clients")
+        return {k: v for k, v in self._setting.items() if k.split(".")[0] in of}
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
         """The history as columns of float64, of shape (rounds + 1,), by name.
@@ -220,26 +237,38 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
     """What ``fedtrellis compare`` takes."""
     add = parser.add_argument
-    add("directories", metavar="DIR", nargs="+", help="a run's record")
+    text = "a run's record, or a folder of records"
+    add("directories", metavar="DIR", nargs="+", help=text)
     add("--x", choices=list(AXES), default="rounds", help="drawn over [rounds]")
     add("--metric", help="loss, gap, ... [a table of all, and a picture of the loss]")
     add("--out", metavar="FILE", help="a picture: .png, .svg or .pdf")
-    text = "take runs of different tasks [refused]"
-    add("--different-tasks", action="store_true", help=text)
+    add("--csv", metavar="FILE", help="a table with a row a run")
+    text = "take runs on different data [refused]"
+    add("--different-data", action="store_true", help=text)
 
 
 def list_runs(options: argparse.Namespace) -> None:
-    """Print a line a run, the oldest first."""
-    runs = find_runs(options.directory)
+    """Print a line a setting, the oldest first: its runs differ in the seed alone."""
+    print_runs(find_runs(options.directory))
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    """Print a line for the runs of each setting, with the first one's record."""
     if not runs:
         print("no runs yet")
         return
-    print(f"{'status':12}{'rounds':8}{'loss':12}record")
-    for run in runs:
-        rounds = run.summary.get("rounds", 0)
-        loss = run.summary.get("metrics", {}).get("loss")
-        shown = "–" if loss is None else f"{loss:.6g}"
-        print(f"{run.status:12}{rounds:<8}{shown:12}{run.directory}")
+    print(f"{'status':12}{'rounds':8}{'seeds':8}{'loss':20}record")
+    for group in grouped(runs):
+        ended = [run.summary for run in group if run.status in ENDINGS]
+        summaries = ended or [run.summary for run in group]
+        losses = [s.get("metrics", {}).get("loss", math.nan) for s in summaries]
+        rounds = sorted({run.summary.get("rounds", 0) for run in group})
+        print(
+            f"{_statuses([run.status for run in group]):12}"
+            f"{'–'.join(map(str, {rounds[0]: 0, rounds[-1]: 0})):8}"
+            f"{shown_seeds([run.seed for run in group]):8}"
+            f"{spread(losses):20}{group[0].directory}"
+        )
 
 
 def _finished(directory: str | Path) -> tuple[Run, TableModel]:
@@ -273,89 +302,220 @@ def export_model(options: argparse.Namespace) -> None:
 
 
 def compare_runs(options: argparse.Namespace) -> None:
-    """Print the table, and draw the curves if a file is named."""
+    """Print the table, and write what else is asked for: curves, a csv file."""
     need("pandas", "fedtrellis compare", "report")
-    runs = [load_run(directory) for directory in options.directories]
-    tasks = list(dict.fromkeys(str(run.settings.get("task", "?")) for run in runs))
-    if len(tasks) > 1 and not options.different_tasks:
-        what = f"the runs are of different tasks: {', '.join(tasks)}"
-        raise SettingsError(f"{what}; --different-tasks compares them all the same")
+    runs = [run for directory in options.directories for run in _records(directory)]
+    groups, known = grouped(runs), _known(runs)
+    if not options.different_data:
+        _check_data(groups)
     if options.metric is not None:
-        check_choice("--metric", options.metric, _known(runs))
-    shown = table(runs, options.metric)
-    print(shown.to_string(na_rep="–", float_format="{:.6g}".format))
+        check_choice("--metric", options.metric, known)
+    metrics = [n for n in (*CRITERIA, *QUALITIES) if n in known]
+    metrics = [options.metric] if options.metric else metrics
+    found = frame_of(groups)
+    print(table(found, metrics).to_string())
+    pairs = differences(found, metrics)
+    if not pairs.empty:
+        print(f"\nLess {found['setting'][0]}, paired by seed\n{pairs.to_string()}")
+    if len(found) > len(groups):
+        print("\n±: half of a 95 % confidence interval of the mean over seeds")
+    if options.csv is not None:
+        with naming(path := Path(options.csv).expanduser()):
+            found.to_csv(path, index=False)
+        print(f"Table: {options.csv}")
     if options.out is not None:
-        compare(runs, options.out, options.x, options.metric or "loss")
+        compare(groups, options.out, options.x, options.metric or "loss")
         print(f"Curves: {options.out}")
+
+
+def _records(directory: str) -> list[Run]:
+    """A run, or those of a folder of records."""
+    path = Path(directory).expanduser()
+    inside = path.is_dir() and not (path / "summary.json").is_file()
+    found = find_runs(path) if inside else []
+    return found or [load_run(directory)]
+
+
+def grouped(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that differ in the seed alone together; a seed once more begins a group."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    times: Counter[tuple[str, int]] = Counter()
+    for run in runs:
+        what = repr(sorted(run._setting.items()))
+        times[what, run.seed] += 1
+        found.setdefault((what, times[what, run.seed]), []).append(run)
+    return list(found.values())
+
+
+def _check_data(groups: Sequence[Sequence[Run]]) -> None:
+    """SettingsError if runs are of different tasks or data; it names what differs."""
+    first = groups[0]
+    one, seeds = first[0]._data(), {run.seed for run in first}
+    for group in groups[1:]:
+        other = group[0]._data()
+        pairs = {key: (one.get(key), other.get(key)) for key in one | other}
+        if not seeds.intersection(run.seed for run in group):
+            pairs["seed"] = first[0].seed, group[0].seed
+        for key, (mine, theirs) in pairs.items():
+            if mine != theirs and (key != "clients" or None not in (mine, theirs)):
+                what = (
+                    f"the runs are on different data: {key} = {mine!r} and {theirs!r}"
+                )
+                hint = "--different-data compares them all the same"
+                raise SettingsError(f"{what}; {hint}")
 
 
 def _known(runs: Sequence[Run]) -> set[str]:
     return {name for run in runs for name in run.columns()}
 
 
-def names(runs: Sequence[Run]) -> list[str]:
-    """A short name for each run: its method and what it does not share with the rest.
+def names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """A short name for each setting: its method and what it does not share with others.
 
-    ``fedgia``, ``fedfw variant=plain``; runs of equal settings are numbered.
+    ``fedgia``, ``fedfw variant=plain``; settings that are equal are numbered.
     """
-    values: dict[str, set[str]] = {}
-    for key, value in (item for run in runs for item in run._used().items()):
-        values.setdefault(key, set()).add(repr(value))
-    found = []
-    for run in runs:
+    firsts = [group[0] for group in groups]
+    # settings of another run's method or task say nothing of this one
+    owners = {run.settings.get(kind) for run in firsts for kind in ("method", "task")}
+    mine = [
+        {
+            key: value
+            for key, value in run._setting.items()
+            if key.split(".")[0] not in owners - {*run.settings.values()}
+        }
+        for run in firsts
+    ]
+    found: list[str] = []
+    for run, setting in zip(firsts, mine, strict=True):
         method = str(run.settings.get("method", "?"))
         parts = [
             f"{key.removeprefix(f'{method}.')}={value}"
-            for key, value in run._used().items()
-            # an empty text is the task's default; a missing key is no difference
-            if len(values[key]) > 1 and value != "" and key not in _UNNAMED
+            for key, value in setting.items()
+            if key != "method" and any(other.get(key, value) != value for other in mine)
         ]
-        found.append(" ".join([method, *parts]))
-    numbered = []
-    for i, name in enumerate(found):
-        if found.count(name) > 1:
-            number = found[: i + 1].count(name)
-            name = f"{name} ({number})"
-        numbered.append(name)
-    return numbered
+        name = " ".join([method, *parts])
+        number = 1 + sum(known.partition(" (")[0] == name for known in found)
+        found.append(f"{name} ({number})" if number > 1 else name)
+    return found
 
 
-def table(runs: Sequence[Run], metric: str | None = None) -> pd.DataFrame:
-    """Last values of a metric, or of all, and totals: a row a run, by its name."""
+def _statuses(statuses: Sequence[str]) -> str:
+    """How the runs of a setting ended, with numbers where they differ."""
+    counts = Counter(statuses)
+    if len(counts) == 1:
+        return statuses[0]
+    return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % confidence interval by Student's t.
+
+    Of a single value the half is NaN.
+    """
+    from scipy.special import stdtrit  # slow to load
+
+    n = len(values)
+    if n < 2:
+        return float(np.mean(values)), float("nan")
+    half = stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(n)
+    return float(np.mean(values)), float(half)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± half of its interval, as tables have it; a single value as it is."""
+    there = [value for value in values if not np.isnan(value)]
+    if not there:
+        return "–"
+    mean, half = interval(there)
+    if not half > 0.0:
+        return f"{mean:.6g}"
+    places = 1 - math.floor(math.log10(half)) if math.isfinite(half) else 8
+    if abs(mean) >= 1e7 or places > 7:
+        return f"{mean:.3e} ± {half:.1e}"
+    return f"{mean:.{max(places, 0)}f} ± {half:.{max(places, 0)}f}"
+
+
+def frame_of(groups: Sequence[Sequence[Run]]) -> pd.DataFrame:
+    """A row a run: its setting's name, seed, status, last metrics, totals, record."""
     import pandas as pd
 
-    known = _known(runs)
-    metrics = [name for name in (*CRITERIA, *QUALITIES) if name in known]
-    rows = []
-    for run in runs:
+    def row(run: Run) -> dict[str, Any]:
         frame = run.frame()
-        last = {} if frame.empty else frame.ffill().iloc[-1]
-        rows.append(
-            {
-                "status": run.status,
-                "rounds": max(frame.index, default=0),
-                **{m: last.get(m) for m in ([metric] if metric else metrics)},
-                "up": format_bytes(frame["bytes_up"].sum()),
-                "down": format_bytes(frame["bytes_down"].sum()),
-                "seconds": frame["seconds"].sum().round(1),
-            }
-        )
-    return pd.DataFrame(rows, index=names(runs))
+        totals = frame[["bytes_up", "bytes_down", "seconds"]].sum()
+        last = frame.drop(columns=[*_OF_A_ROUND[1:]]).ffill()
+        metrics = {} if last.empty else last.iloc[-1]
+        return {"rounds": max(frame.index, default=0), **metrics, **totals}
+
+    return pd.DataFrame(
+        {"setting": name, "seed": run.seed, "status": run.status}
+        | row(run)
+        | {"record": str(run.directory)}
+        for name, group in zip(names(groups), groups, strict=True)
+        for run in group
+    )
+
+
+def table(found: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """Last values of metrics, and totals, of :func:`frame_of`: a row a setting.
+
+    Over several seeds the mean ± half of its 95 % interval; runs that were cut short
+    are left out of it, unless all were.
+    """
+    import pandas as pd
+
+    rows = {}
+    for name, group in found.groupby("setting", sort=False):
+        ended = group[group["status"].isin(ENDINGS)]
+        ended = group if ended.empty else ended
+        rows[name] = {
+            "status": _statuses(group["status"].tolist()),
+            "seeds": shown_seeds(group["seed"].tolist()),
+            **{name: spread(ended[name].tolist()) for name in ("rounds", *metrics)},
+            "up": format_bytes(ended["bytes_up"].mean()),
+            "down": format_bytes(ended["bytes_down"].mean()),
+            "seconds": f"{ended['seconds'].mean():.1f}",
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def differences(found: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """Each setting less the first, by seed, as :func:`table`; with two pairs or more.
+
+    Runs that were cut short have no pair.
+    """
+    import pandas as pd
+
+    rows = {}
+    first, *rest = found["setting"].unique()
+    ended = found[found["status"].isin(ENDINGS)].set_index("seed")
+    one = ended.loc[ended["setting"] == first, [*metrics]]
+    for name in rest:
+        pairs = ended.loc[ended["setting"] == name, [*metrics]].sub(one)
+        pairs = pairs.loc[pairs.index.intersection(one.index)].dropna(how="all")
+        if len(pairs) > 1:
+            cells = {metric: spread(pairs[metric].tolist()) for metric in metrics}
+            rows[name] = {"seeds": shown_seeds(pairs.index.tolist()), **cells}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def compare(
-    runs: Sequence[Run], out: str | Path, x: str = "rounds", metric: str = "loss"
+    groups: Sequence[Sequence[Run]],
+    out: str | Path,
+    x: str = "rounds",
+    metric: str = "loss",
 ) -> None:
-    """Draw the runs' curves into one file.
+    """Draw each setting's curve into one file: the median over seeds, and a band.
 
-    Bytes and seconds add up over the rounds. The loss of runs that know F* of one
-    problem is drawn as its distance to F*; distances and gaps are logarithmic.
+    Bytes and seconds add up over the rounds. If all runs know F*, the loss is drawn as
+    its distance to that; distances and gaps are logarithmic.
     """
+    runs = [run for group in groups for run in group]
     check_choice("metric", metric, _known(runs))
-    optima = {run.reference for run in runs}
-    optimum = optima.pop() if len(optima) == 1 else None
+    certified = all(run.reference is not None for run in runs)
     path = Path(out).expanduser()
-    histories = [run.history for run in runs]
-    curves = dict(zip(names(runs), histories, strict=True))
+    curves = {
+        name: [(run.history, run.reference if certified else None) for run in group]
+        for name, group in zip(names(groups), groups, strict=True)
+    }
     with naming(path):
-        plot_convergence(curves, path, optimum, [(metric, x)])
+        plot_convergence(curves, path, [(metric, x)])

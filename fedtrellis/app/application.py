@@ -26,6 +26,7 @@ from fedtrellis.app.command_line import (
     flatten,
     perform,
     read_config,
+    read_seeds,
 )
 from fedtrellis.app.experiment import CheckNodes, Experiment
 from fedtrellis.app.registry import (
@@ -311,8 +312,8 @@ class App:
 
         return perform(act, parser, arguments)
 
-    def run_in_process(self, options: argparse.Namespace, program: str) -> None:
-        """Run what the ``program``'s command line says on a grid in this process."""
+    def run_in_process(self, options: argparse.Namespace, program: str) -> list[Path]:
+        """Run what a command line says on a grid in this process; the runs' records."""
         overrides = read_config(options.run_config)
         if options.format is not None:
             overrides["log-format"] = options.format
@@ -328,6 +329,12 @@ class App:
             config |= self._saved(Path(overrides["resume"]))
         self.registry.check_known({"method": config["method"]} | overrides, "-c")
         config |= overrides
+        seeds = [config["seed"]]
+        if options.seeds is not None:
+            seeds = read_seeds(options.seeds)
+            for key in ("seed", "resume"):
+                if overrides.get(key) not in (None, ""):
+                    raise refused(key, overrides[key], "does not go with --seeds")
         options.format = config["log-format"]
         nodes, words = options.nodes, options.node_config
         entries = read_config(words, "--node-config")
@@ -336,19 +343,22 @@ class App:
         for number in map(str, range(nodes)):
             own = {k: text.replace("{partition}", number) for k, text in texts.items()}
             node_configs.append(entries | own)
-        grid = LocalGrid(
-            self.client_app,
-            nodes,
-            # checked here, so that a bad value is reported before anything is built
-            seed=parse_values(RunOptions, config)["seed"],
-            run_config=config,
-            node_configs=node_configs or None,
-            batched=True,
-            workers=options.workers,
-        )
         again = partial(sim_command, nodes=nodes, node_configs=words, program=program)
-        with contextlib.closing(grid):
-            self.run(grid, config, again)
+        records = []
+        for config["seed"] in seeds:
+            grid = LocalGrid(
+                self.client_app,
+                nodes,
+                # checked here, so that a bad value is reported before anything is built
+                seed=parse_values(RunOptions, config)["seed"],
+                run_config=config,
+                node_configs=node_configs or None,
+                batched=True,
+                workers=options.workers,
+            )
+            with contextlib.closing(grid):
+                records.append(self.run(grid, config, again))
+        return records
 
 
 @lru_cache(maxsize=1)

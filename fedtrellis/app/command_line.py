@@ -59,6 +59,34 @@ def read_config(arguments: Sequence[str], option: str = "-c") -> dict[str, Any]:
     return overrides
 
 
+def read_seeds(text: str) -> list[int]:
+    """Seeds from ``--seeds``: ``0..4``, with both ends, or ``0,1,5``."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        if not (first.isdecimal() and (last.isdecimal() if dots else not last)):
+            raise SettingsError(f"--seeds {text!r} must be like 0..4 or 0,1,5")
+        found += range(int(first), int(last or first) + 1)
+    if not found or len(set(found)) < len(found):
+        raise SettingsError(
+            f"--seeds {text!r} must have each seed once, and at least one"
+        )
+    return found
+
+
+def shown_seeds(seeds: Sequence[int]) -> str:
+    """What :func:`read_seeds` reads."""
+    known = sorted(seeds)
+    if len(known) > 1 and known == [*range(known[0], known[-1] + 1)]:
+        return f"{known[0]}..{known[-1]}"
+    return ",".join(map(str, known))
+
+
+def add_seeds(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option ``--seeds``, for :func:`read_seeds`."""
+    parser.add_argument("--seeds", metavar="0..4", help=what)
+
+
 def add_run_config(parser: argparse.ArgumentParser, what: str) -> None:
     """The option ``-c``, for :func:`read_config`."""
     parser.add_argument(
@@ -77,6 +105,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     text = "processes that the nodes are spread over, where clients take long [1]"
     add("--workers", type=int, default=1, metavar="N", help=text)
     add_run_config(parser, "settings")
+    add_seeds(parser, "a run with each of these, 0..4 or 0,1,5 [the setting seed]")
     text = "entries of every node's config, as flower-supernode takes them; "
     text += "{partition} in a text becomes the node's number from 0"
     several: Any = {"action": "append", "default": [], "metavar": "'key=value ...'"}

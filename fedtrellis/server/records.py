@@ -143,6 +143,7 @@ class RunRecord(Callback):
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
+        self._clients: int | None = None  # those of the start
         self._began = time.time()
         again = {**config, "resume": str(self.directory)}
         for name, values in (("config.toml", config), ("resume.toml", again)):
@@ -169,6 +170,7 @@ class RunRecord(Callback):
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
         self._rounds, self.status = [], "running"
+        self._clients = strategy.num_clients
         (self.directory / "history.jsonl").unlink(missing_ok=True)
         self._append(strategy.history)
 
@@ -190,9 +192,10 @@ class RunRecord(Callback):
             with replacing(self.directory / "model.json") as file:
                 file.write(json.dumps(self.meaning, indent=1).encode())
         if self.picture:
-            runs = {self.title or type(strategy).__name__: strategy.history}
+            title = self.title or type(strategy).__name__
             with naming(picture := self.directory / "convergence.png"):
-                plot_convergence(runs, picture, self.reference)
+                runs = {title: [(strategy.history, self.reference)]}
+                plot_convergence(runs, picture)
         self.warnings += [strategy.caution] if strategy.caution else []
         last = summarise(strategy.history)["metrics"]
         self.warnings += no_better(last, self.baseline)
@@ -209,6 +212,8 @@ class RunRecord(Callback):
     def _write_summary(self, how: Mapping[str, str]) -> None:
         self.status = how["status"]
         summary: dict[str, Any] = {**how, **summarise(self._rounds)}
+        if self._clients is not None:
+            summary["clients"] = self._clients
         if self.reference is not None:
             summary["reference_optimum"] = self.reference
             if "loss" in summary["metrics"]:
@@ -244,45 +249,53 @@ def no_better(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> li
 
 
 def plot_convergence(
-    runs: Mapping[str, Sequence[RoundRecord]],
+    runs: Mapping[str, Sequence[tuple[Sequence[RoundRecord], float | None]]],
     path: str | Path,
-    reference: float | None = None,
     panels: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Draw loss (or its distance to F*), gap and quality of runs to a file.
 
-    ``runs`` are histories by name; ``panels`` are metrics, each with a key of
-    :data:`AXES`, to draw instead. With F*, the ``reference``, and for a gap the axis is
+    ``runs`` are histories by name, each with its F* or None; those of one name, over
+    several seeds, are drawn as their median, and a band from the least to the largest.
+    One that ended before the others stays where it was. ``panels`` are metrics, each
+    with a key of :data:`AXES`, to draw instead. With F* and for a gap the axis is
     logarithmic, which has no place for what rounding made negative.
     """
     need("matplotlib", f"the picture {path}", "plots")
     # the object interface: no global state, no display; slow to load
     from matplotlib.figure import Figure
 
+    every = [run for several in runs.values() for run in several]
     if not panels:
-        names = {
-            name for history in runs.values() for r in history for name in r.metrics
-        }
+        names = {name for history, _ in every for r in history for name in r.metrics}
         firsts = [[n for n in all_ if n in names][:1] for all_ in (_GAPS, QUALITIES)]
         more = [(name, "rounds") for first in firsts for name in first]
         panels = [("loss", "rounds"), *more, ("loss", "bytes")]
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
     everywhere = figure.subplots(1, len(panels), squeeze=False)
     for axes, (metric, against) in zip(everywhere[0], panels, strict=True):
-        optimum, label = 0.0, CRITERIA.get(metric, metric)
-        distance = metric in _GAPS
-        if metric == "loss" and reference is not None:
-            distance, optimum, label = True, reference, f"{label} − F*"
-        for name, history in runs.items():
-            along = {
-                "rounds": [r.round for r in history],
-                "bytes": np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6,
-                "seconds": np.cumsum([r.seconds for r in history]),
-            }[against]
-            values = np.array([r.metrics.get(metric, np.nan) for r in history])
-            values -= optimum
-            there = ((0.0 if distance else -_LARGEST) < values) & (values < _LARGEST)
-            axes.plot(np.array(along)[there], values[there], label=name)
+        label = CRITERIA.get(metric, metric)
+        certified = metric == "loss" and any(best is not None for _, best in every)
+        label = f"{label} − F*" if certified else label
+        distance = certified or metric in _GAPS
+        least = 0.0 if distance else -_LARGEST
+        for name, several in runs.items():
+            drawn = [
+                _line(history, metric, against, best if certified else 0.0)
+                for history, best in several
+            ]
+            lines = [z for z in drawn if len(z)] or [np.full((1, 2), np.nan)]
+            longest = max(map(len, lines))
+            padded = [np.pad(z, ((0, longest - len(z)), (0, 0)), "edge") for z in lines]
+            along, values = np.moveaxis(np.array(padded), -1, 0)
+            middle, x = np.median(values, axis=0), np.median(along, axis=0)
+            there = (least < middle) & (middle < _LARGEST)
+            (line,) = axes.plot(x[there], middle[there], label=name)
+            if len(several) > 1:
+                ends = values.min(axis=0)[there], values.max(axis=0)[there]
+                axes.fill_between(
+                    x[there], *ends, color=line.get_color(), alpha=0.2, lw=0
+                )
         scale = "log" if distance else "linear"
         axes.set(xlabel=AXES[against], ylabel=label, yscale=scale)
         axes.grid(True, alpha=0.3)
@@ -291,6 +304,21 @@ def plot_convergence(
     else:
         figure.suptitle(next(iter(runs)))
     figure.savefig(path, dpi=120)
+
+
+def _line(
+    history: Sequence[RoundRecord], metric: str, against: str, optimum: float | None
+) -> NDArray[np.float64]:
+    """Where a curve is drawn, and its values, of shape (rounds with the metric, 2)."""
+    along = {
+        "rounds": np.array([r.round for r in history]),
+        "bytes": np.cumsum([r.bytes_up + r.bytes_down for r in history]) / 1e6,
+        "seconds": np.cumsum([r.seconds for r in history]),
+    }[against]
+    values = np.array([r.metrics.get(metric, np.nan) for r in history])
+    values = np.clip(values - (optimum or 0.0), -2 * _LARGEST, 2 * _LARGEST)
+    curve: NDArray[np.float64] = np.column_stack([along, values])[~np.isnan(values)]
+    return curve
 
 
 # -------------------------------------------------------------------------- checkpoints

@@ -8,7 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 from fedtrellis.app.application import load_app, one_line
-from fedtrellis.app.command_line import add_run_config, read_config
+from fedtrellis.app.command_line import (
+    add_run_config,
+    add_seeds,
+    read_config,
+    read_seeds,
+)
 from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError, check_choice, need
 from fedtrellis.signals import signals_interrupt
@@ -26,6 +31,8 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     add("--trials", type=int, help=f"how many [what the file says, or {_TRIALS}]")
     add("--nodes", type=int, default=10, help="simulated nodes [10]")
     add_run_config(tune, "settings of all trials")
+    text = "runs of each trial, whose metrics are averaged [one, of the setting seed]"
+    add_seeds(tune, text)
     add("--sampler", default="random", help="who draws: random or tpe [random]")
     text = "which trials end early: none, median, halving or hyperband [none]"
     add("--pruner", default="none", help=text)
@@ -66,7 +73,16 @@ def search(options: argparse.Namespace) -> None:
         check_choice("-c: key", key, app.config, tuning.NO_KEY)
         if key in space:
             raise SettingsError(f"-c {key} = {fixed[key]!r}: the search is over it")
-    for key in ("results-dir", "resume"):  # each trial has its own, and begins anew
+    seeds = [] if options.seeds is None else read_seeds(options.seeds)
+    if seeds and "seed" not in app.config:
+        raise SettingsError(
+            f"--seeds {options.seeds}: the app's run config has no seed"
+        )
+    for key in (
+        "results-dir",
+        "resume",
+        *["seed"][: len(seeds)],
+    ):  # each trial has its own, and begins anew
         if key in space or key in fixed:
             raise SettingsError(f"{key} cannot be set here: each trial has its own")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -77,6 +93,7 @@ def search(options: argparse.Namespace) -> None:
         config={**app.config, **fixed},
         space=space,
         nodes=options.nodes,
+        seeds=seeds,
         out=out,
         trials=options.trials or trials or _TRIALS,
         seed=options.seed,
@@ -93,6 +110,7 @@ def search(options: argparse.Namespace) -> None:
     about = {
         "app": app.name,
         **{name: getattr(options, name) for name in kept},
+        "seeds": seeds,
         "config": fixed,
         "search": {key: f"{each!r}" for key, each in space.items()},
     }

@@ -35,7 +35,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fedtrellis.app.application import load_app, one_line
 from fedtrellis.app.command_line import flatten
 from fedtrellis.random import generator
-from fedtrellis.runs import load_run
+from fedtrellis.runs import interval, load_run
 from fedtrellis.server.callbacks import Call, RoundRecord, observed_by
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import AUTO, SettingsError, check_choice, convert
@@ -64,7 +64,8 @@ class Search:
     """What a search is: its app (None: the package's own), settings, space and study.
 
     ``config`` is the run config that all trials share, but for ``results-dir``;
-    ``space`` has what each key that is searched over may be; ``out`` is absolute.
+    ``space`` has what each key that is searched over may be; ``out`` is absolute. A
+    trial has a run for each of ``seeds``, or one.
     """
 
     app: Path | None
@@ -76,6 +77,7 @@ class Search:
     seed: int = 0
     sampler: str = "random"
     pruner: str = "none"
+    seeds: Sequence[int] = ()
 
     def study(self) -> optuna.Study:
         """Open its study, or make it; several processes write, each in its turn."""
@@ -205,11 +207,12 @@ def _end(study: optuna.Study, number: int, outcome: dict[str, Any]) -> None:
 
 
 def perform(search: Search, trial: Trial) -> dict[str, Any]:
-    """Run a trial on a LocalGrid, and measure it.
+    """Run a trial on a LocalGrid, with each seed, and measure it: means over them.
 
-    What the app shows and raises goes into ``runs/NUMBER/log.txt``. The outcome has
-    ``status`` ("completed", "pruned", "diverged" or "failed"), ``reason``, ``record``
-    (relative to the search's directory) and the finite metrics.
+    It ends with the first run that is not completed. What the app shows and raises goes
+    into ``runs/NUMBER/log.txt``. The outcome has ``status`` ("completed", "pruned",
+    "diverged" or "failed"), ``reason``, ``record`` (relative to the search's directory)
+    and the finite metrics.
     """
     directory = search.out / "runs" / f"{trial.number:03d}"
     if directory.exists():  # left by a search that was interrupted in this trial
@@ -217,9 +220,17 @@ def perform(search: Search, trial: Trial) -> dict[str, Any]:
     directory.mkdir(parents=True)
     with (directory / "log.txt").open("w", encoding="utf-8") as log:
         try:
-            with _quiet(log):
-                pruned = _run(search, trial, directory)
-            outcome = _measured(_record(directory), pruned)
+            found: list[dict[str, Any]] = []
+            seeds: Sequence[int | None] = search.seeds or [None]
+            for seed in seeds:
+                folder = directory if seed is None else directory / f"seed-{seed}"
+                folder.mkdir(exist_ok=True)
+                with _quiet(log):
+                    pruned = _run(search, trial, folder, seed)
+                found.append(_measured(_record(folder), pruned))
+                if found[-1]["status"] != "completed":
+                    break
+            outcome = _mean(found)
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=log)
             outcome = {"reason": one_line(error), "status": "failed"}
@@ -227,6 +238,19 @@ def perform(search: Search, trial: Trial) -> dict[str, Any]:
     where = "" if record is None else str(record.relative_to(search.out))
     # the status is written last: what has one has all
     return {"record": where, **outcome}
+
+
+def _mean(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The outcome of runs that differ in the seed: means, if all were completed.
+
+    ``loss-interval`` is half of the loss's interval.
+    """
+    outcome = dict(found[-1])
+    if outcome["status"] == "completed" and len(found) > 1:
+        for name in METRICS.keys() & outcome.keys():
+            outcome[name] = float(np.mean([each[name] for each in found]))
+        outcome["loss-interval"] = interval([each["loss"] for each in found])[1]
+    return outcome
 
 
 def _record(directory: Path) -> Path | None:
@@ -248,10 +272,14 @@ def _quiet(log: TextIO) -> Iterator[None]:
         logger.handlers, logger.propagate = handlers, propagate
 
 
-def _run(search: Search, trial: Trial, directory: Path) -> int:
-    """Run it, its pruner given each loss; the round it was pruned in, or 0."""
+def _run(search: Search, trial: Trial, directory: Path, of: int | None) -> int:
+    """Run it, its pruner given each loss; the round it was pruned in, or 0.
+
+    With several seeds the pruner sees the first one's losses.
+    """
     app, pruned = load_app(search.app), 0
     config = {**search.config, **trial.params, "results-dir": str(directory)}
+    config |= {} if of is None else {"seed": of}
     seed = config.get("seed")
     seed = seed if isinstance(seed, int) else 0
     grid = LocalGrid(app.client_app, search.nodes, seed=seed, run_config=config)
@@ -267,7 +295,7 @@ def _run(search: Search, trial: Trial, directory: Path) -> int:
         return bool(pruned)
 
     # without a pruner no round is written down
-    watched = search.pruner != "none"
+    watched = search.pruner != "none" and of in (None, *search.seeds[:1])
     with observed_by(Call(watch)) if watched else nullcontext():
         app.server_app(grid, Context(0, 0, {}, RecordDict(), config))
     return pruned

@@ -4,13 +4,24 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from scipy import stats
 
 import fedtrellis
 import sim
 from fedtrellis.command_line import main
-from fedtrellis.runs import Run, compare, find_runs, load_run, names
+from fedtrellis.runs import (
+    Run,
+    compare,
+    find_runs,
+    grouped,
+    interval,
+    load_run,
+    names,
+    spread,
+)
 from fedtrellis.settings import SettingsError
 from tests.harness import history_of, model_of
 
@@ -54,12 +65,14 @@ def test_curves_are_the_runs_over_what_was_asked_for(
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
     )
-    compare(runs, tmp_path / "a.png", "bytes", "gap")
-    compare(runs, tmp_path / "b.png")
+    groups = grouped(runs)
+    assert groups == [[run] for run in runs]
+    compare(groups, tmp_path / "a.png", "bytes", "gap")
+    compare(groups, tmp_path / "b.png")
     columns = runs[1].columns()
     line = figures[0].axes[0].lines[1]
     sent = np.cumsum(columns["bytes_up"] + columns["bytes_down"])
-    assert line.get_label() == names(runs)[1]
+    assert line.get_label() == names(groups)[1] == "fedfw variant=plain"
     assert np.array_equal(line.get_xdata(), sent / 1e6)
     assert np.array_equal(line.get_ydata(), columns["gap"])
     # all know F* of the one problem
@@ -67,6 +80,106 @@ def test_curves_are_the_runs_over_what_was_asked_for(
     losses = figures[1].axes[0].lines[1].get_ydata()
     assert runs[1].reference is not None
     assert np.allclose(losses, columns["loss"] - runs[1].reference)
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two settings on one task, over seeds 0, 1, 2 and 1, 2, 3."""
+    path = tmp_path_factory.mktemp("seeded")
+    for config, seeds in zip((CONFIGS[0], CONFIGS[2]), ("0..2", "1,2,3"), strict=True):
+        common = f'task="lasso" rounds={ROUNDS} reference=true picture=false '
+        words = ["--nodes", "3", "--out", str(path), "--seeds", seeds]
+        assert main(["run", *words, "-c", common + config]) == 0
+    return path
+
+
+def test_runs_of_several_seeds_are_one_line_a_mean_and_an_interval(
+    seeded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = find_runs(seeded)
+    groups = grouped(runs[::-1])
+    assert [sorted(run.seed for run in group) for group in groups] == [
+        [1, 2, 3],
+        [0, 1, 2],
+    ]
+    assert main(["runs", str(seeded)]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    losses = [run.summary["metrics"]["loss"] for run in runs[:3]]
+    assert len(lines) == 2
+    assert f"0..2    {spread(losses)} " in lines[0]
+    # by SciPy's own interval
+    low, high = stats.t.interval(0.95, 2, np.mean(losses), stats.sem(losses))
+    assert np.allclose(interval(losses), (np.mean(losses), (high - low) / 2))
+
+    csv = tmp_path / "runs.csv"
+    assert main(["compare", str(seeded), "--csv", str(csv), "--metric", "loss"]) == 0
+    shown = capsys.readouterr().out
+    frame = pd.read_csv(csv)
+    assert frame["seed"].tolist() == [0, 1, 2, 1, 2, 3]
+    assert frame["bytes_up"].tolist() == [
+        run.columns()["bytes_up"].sum() for run in runs
+    ]
+    one, other = (
+        part.set_index("seed")["loss"] for _, part in frame.groupby("setting")
+    )
+    pairs = spread((other - one).dropna().tolist())
+    assert "Less fedfw, paired by seed" in shown
+    (line,) = (x for x in shown.splitlines() if x.startswith("projected-fedavg  1..2"))
+    assert line.endswith(pairs)
+
+
+def test_the_curve_of_several_seeds_is_their_median_in_a_band(
+    seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
+    )
+    groups = grouped(find_runs(seeded))
+    ended = groups[0][0]
+    del ended.history[-1]  # one that needed a round less stays where it was
+    compare(groups, tmp_path / "a.png")
+    (axes,) = figures[0].axes
+    found = [
+        run.columns()["loss"] - run.summary["reference_optimum"] for run in groups[0]
+    ]
+    found[0] = np.append(found[0], found[0][-1])
+    assert len(axes.lines) == len(axes.collections) == 2
+    assert np.allclose(axes.lines[0].get_ydata(), np.median(found, axis=0))
+    band = axes.collections[0].get_paths()[0].get_extents()
+    assert np.allclose((band.ymin, band.ymax), (np.min(found), np.max(found)))
+
+
+def test_what_was_cut_short_is_counted_and_not_averaged(
+    seeded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(seeded, tmp_path / "runs")
+    runs = find_runs(folder)
+    summary = runs[0].directory / "summary.json"
+    summary.write_text(summary.read_text().replace("round limit", "diverged"))
+    assert main(["compare", *(str(run.directory) for run in runs[:3])]) == 0
+    kept = [run.columns()["loss"][-1] for run in runs[1:3]]
+    shown = capsys.readouterr().out
+    assert "1 diverged, 2 round limit" in shown
+    assert spread(kept) in shown
+
+
+def test_runs_on_different_data_are_refused_by_what_differs(
+    runs: list[Run], seeded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = str(runs[0].directory)
+    others = [run.directory for run in find_runs(seeded)]
+    for other, what in (
+        (others[0], "clients = 4 and 3"),
+        (others[-1], "clients = 4 and 3"),
+    ):
+        assert main(["compare", first, str(other)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"the runs are on different data: {what}; --different-data" in line
+        assert main(["compare", first, str(other), "--different-data"]) == 0
+        assert "clients=4" in capsys.readouterr().out
+    assert main(["compare", str(others[0]), str(others[-1])]) == 1
+    assert "seed = 0 and 3" in capsys.readouterr().err
 
 
 def test_what_cannot_be_compared_is_said_in_one_line(
@@ -78,6 +191,9 @@ def test_what_cannot_be_compared_is_said_in_one_line(
         (["compare", run, "--metric", "accuracy"], "--metric = 'accuracy'"),
         (["compare", run, "--out", "/nowhere/x.png"], "No such file or directory:"),
         (["runs", "/nowhere"], "'/nowhere' is not a directory"),
+        (["run", "--seeds", "4..0"], "--seeds '4..0' must have each seed once"),
+        (["run", "--seeds", "a"], "--seeds 'a' must be like 0..4 or 0,1,5"),
+        (["run", "--seeds", "0", "-c", "seed=3"], "seed = 3 does not go with --seeds"),
     ):
         assert main(arguments) == 1
         (line,) = capsys.readouterr().err.splitlines()

@@ -215,7 +215,7 @@ def test_the_picture_of_whatever_numbers_is_a_png(tmp_path: Path) -> None:
     diverged = [RoundRecord(t, evaluation={"loss": v}) for t, v in enumerate(numbers)]
     for history in [], diverged, diverged[-1:]:
         path = tmp_path / "a.png"
-        plot_convergence({"one": history}, path, reference=3.0)
+        plot_convergence({"one": [(history, 3.0)]}, path)
         assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -235,7 +235,7 @@ def test_the_picture_has_the_panels_that_there_are_numbers_for(
         assert list(cast(Any, megabytes.get_xdata())) == [0.0, 1100 / 1e6]
 
     monkeypatch.setattr(Figure, "savefig", keep)
-    plot_convergence({"one": HISTORY}, tmp_path / "a.png", reference=3.0)
+    plot_convergence({"one": [(HISTORY, 3.0)]}, tmp_path / "a.png")
     by_round = ("round", "F(x̄) − F*")
     by_bytes = ("MB up and down, all nodes", "F(x̄) − F*")
     assert drawn == [[by_round, ("round", "Frank-Wolfe gap"), by_bytes]]

@@ -140,7 +140,7 @@ def main(grid, context):
     folder.mkdir()
     with (folder / "history.jsonl").open("w") as file:
         for i in range(4):
-            loss = (config["x"] - 3.0) ** 2 + 400.0 * 0.1**i
+            loss = (config["x"] - 3.0) ** 2 + 400.0 * 0.1**i + config["seed"]
             line = {"round": i, "seconds": 0.5, "evaluation": {"loss": loss}}
             file.write(json.dumps(line) + "\\n")
     (folder / "summary.json").write_text('{"status": "completed"}')
@@ -161,7 +161,7 @@ def app(tmp_path: Path) -> Path:
         [tool.flwr.app]
         components.serverapp = "{name}:server_app"
         components.clientapp = "{name}:client_app"
-        config = {{x = 0.0, wait = 0.0, results-dir = ""}}
+        config = {{x = 0.0, wait = 0.0, seed = 0, results-dir = ""}}
         """
     )
     (tmp_path / "search.toml").write_text(
@@ -198,6 +198,20 @@ def test_the_same_seed_gives_the_same_trials(app: Path, tmp_path: Path) -> None:
     assert search("parts", 5) == whole
     assert search("other", 2, seed=1) != whole[:2]
     assert search("jobs", 5, jobs=2) == whole
+
+
+def test_a_trial_over_seeds_has_the_mean_of_its_runs(app: Path, tmp_path: Path) -> None:
+    """The app's loss has its seed added: 0, 1 and 5 are 2 on average."""
+    assert main(command(app, "--trials", 2)) == 0
+    alone = [trial.user_attrs["loss"] for trial in study_in(tmp_path / "out").trials]
+    out = tmp_path / "seeds"
+    assert main(command(app, "--trials", 2, "--out", out, "--seeds", "0,1,5")) == 0
+    found = [trial.user_attrs for trial in study_in(out).trials]
+    assert_allclose([each["loss"] for each in found], np.add(alone, 2.0))
+    # t with two degrees of freedom, and a deviation of √7 over √3 runs
+    assert_allclose(found[0]["loss-interval"], 4.302653 * math.sqrt(7 / 3), rtol=1e-6)
+    assert len(list(out.glob("runs/000/seed-*/mine/history.jsonl"))) == 3
+    assert main(command(app, "--out", out, "--seeds", "0..2")) == 1  # another search
 
 
 def test_an_interrupted_search_goes_on_where_it_was(app: Path, tmp_path: Path) -> None:
@@ -278,6 +292,7 @@ def test_diverged_and_failed_trials_are_reported(
         (["-c", "metod=1"], "key = 'metod' is not known .* 'method'"),
         (["-c", "fedgia.local-steps=3"], "local-steps = 3: the search is over it"),
         (["-c", 'results-dir="x"'], "results-dir cannot be set here"),
+        (["--seeds", "0..2", "-c", "seed=1"], "seed cannot be set here"),
         (["--sampler", "grid"], "--sampler = 'grid' is not known; .* random, tpe"),
         (["--pruner", "mean"], r"--pruner = 'mean' is not known \(did you .* 'median'"),
         (["--search", "nowhere.toml"], "--search 'nowhere.toml': .*No such file"),
