@@ -348,5 +348,5 @@ class FedLMOClient(StatefulDescent):
 def _received(numbers: bytes, layout: Layout) -> FloatArray:
     """A vector of the model's shape that the server sent beside the model."""
     return layout.from_wire(
-        np.frombuffer(numbers, layout.wire_dtype).reshape(layout.point_shape)
+        np.frombuffer(numbers, layout.point_dtype).reshape(layout.point_shape)
     )

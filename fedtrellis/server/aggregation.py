@@ -20,7 +20,6 @@ from fedtrellis.privacy import Budget, SecretNoise, clipped
 from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.settings import Declared, SettingsError, given, setting
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.wire.protocol import check_moderate
 
 Points = Sequence[FloatArray] | FloatArray
 
@@ -153,22 +152,17 @@ class Aggregation(Declared, ABC):
     def take(self, answer: Answer, shape: tuple[int, ...], layout: Layout) -> Any:
         """The one vector of an answer, for :meth:`combine`; ValueError if it is none.
 
-        Here a dense array of this shape, in the dtype that the model travels in.
+        Here a dense array of this shape, in the model's dtype.
         """
         if len(answer.arrays) != 1:
             raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
-        array, dtype = answer.arrays[0], layout.wire_dtype
+        array, dtype = answer.arrays[0], layout.point_dtype
         if array.shape != shape or array.dtype != dtype:
             raise ValueError(
                 f"the answer has shape {array.shape} and dtype {array.dtype}, "
                 f"expected {shape} and {dtype}"
             )
-        if dtype is layout.point_dtype:
-            return array
-        point = layout.from_wire(array)
-        if array.dtype.kind != "f":
-            check_moderate(point)  # of bits nobody could tell before
-        return point
+        return array
 
     def lost(self, answers: int, least: int) -> str:
         """Why so many checked answers come to nothing; empty if they do not.

@@ -915,8 +915,7 @@ def _check_ended(strategy: LoopStrategy) -> str:
     else:
         end, size, dtype = measured[-1], abs(start), strategy.broadcast.layout.dtype
         risen = f"its loss ended at {end:.3g} and was {start:.3g} before round 1"
-        # bfloat16 has 8 bits
-        bits = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
+        bits = float(np.finfo(dtype).eps)
         if end > start + _BEYOND * max(1.0, size):
             why = strategy._diverged(risen) or risen
         elif end > start + np.sqrt(bits) * size and not (

@@ -4,18 +4,7 @@ Flower's own conversion goes through ``numpy.save`` and ``numpy.load``; these fu
 write and read the same bytes (a ``.npy`` file, so either side may be plain Flower)
 without their overhead, and refuse what is malformed before anything is allocated.
 
-A model computes in :attr:`Layout.point_dtype` and travels in :attr:`Layout.wire_dtype`:
-
-========== ============== ==========================================
-dtype      computes in    travels as
-========== ============== ==========================================
-float64    float64        float64
-float32    float32        float32
-float16    float32        float16
-bfloat16   float32        uint16, the upper half of a float32's bits
-========== ============== ==========================================
-
-NumPy has no bfloat16: here it is float32 numbers that a bfloat16 can hold. Server and
+A model is computed with, kept and sent in one dtype, float64 or float32. Server and
 clients have the same numbers, because a model is rounded when it is set.
 """
 
@@ -38,15 +27,8 @@ from fedtrellis.wire.flower_internals import filled
 FloatArray = NDArray[np.float64]
 
 #: What a model may be made of, the widest first.
-DType = Literal["float64", "float32", "float16", "bfloat16"]
+DType = Literal["float64", "float32"]
 DTYPES: tuple[DType, ...] = get_args(DType)
-# What points and gradients are in memory, and as they travel.
-_TYPES = {
-    "float64": ("d", "<d"),
-    "float32": ("f", "<f"),
-    "float16": ("f", "<e"),
-    "bfloat16": ("f", "<H"),
-}
 
 
 @dataclass(frozen=True)
@@ -66,9 +48,9 @@ class Layout:
     dtype: str = "float64"
 
     def __post_init__(self) -> None:
-        if self.dtype not in _TYPES:
+        if self.dtype not in DTYPES:
             raise ValueError(
-                f"a model's dtype is {self.dtype!r}; allowed: {', '.join(_TYPES)}"
+                f"a model's dtype is {self.dtype!r}; allowed: {', '.join(DTYPES)}"
             )
 
     @classmethod
@@ -76,9 +58,8 @@ class Layout:
         """Layout of arrays: of the widest dtype; float64 where one is of integers."""
         if isinstance(arrays, Layers):
             return arrays.layout
-        names = {array.dtype.name for array in arrays}
-        known = [name for name in _TYPES if name in names]
-        dtype = known[0] if known and len(known) == len(names) else "float64"
+        narrow = {array.dtype.name for array in arrays} <= {"float32", "float16"}
+        dtype = "float32" if narrow else "float64"
         return cls(tuple(array.shape for array in arrays), dtype)
 
     @cached_property
@@ -94,13 +75,8 @@ class Layout:
 
     @cached_property
     def point_dtype(self) -> np.dtype[Any]:
-        """Of points and gradients in memory: float64, or float32."""
-        return np.dtype(_TYPES[self.dtype][0])
-
-    @cached_property
-    def wire_dtype(self) -> np.dtype[Any]:
-        """Of a point's entries as they travel."""
-        return np.dtype(_TYPES[self.dtype][1])
+        """Of points and gradients, in memory and as they travel."""
+        return np.dtype(self.dtype)
 
     def rounded(self, point: NDArray[Any]) -> FloatArray:
         """A point as a new C-contiguous array of numbers that the dtype can hold.
@@ -109,7 +85,6 @@ class Layout:
         """
         with np.errstate(over="ignore"):
             made = np.array(point, dtype=self.point_dtype, order="C")
-        made = self.from_wire(self.to_wire(made))
         if self.dtype != "float64" and not np.isfinite(made).all():
             raise FloatingPointError(
                 f"the model has numbers too large for {self.dtype}"
@@ -121,30 +96,16 @@ class Layout:
 
         What is too large for the dtype becomes infinite, and is refused on arrival.
         """
-        if point.dtype == self.wire_dtype == self.point_dtype:
-            return point
         with np.errstate(over="ignore"):
-            made = np.asarray(point, dtype=self.point_dtype)
-            if self.dtype != "bfloat16":
-                return made.astype(self.wire_dtype, copy=False)
-        bits = np.ascontiguousarray(made).view(np.uint32)
-        # to the nearest, of two to the even one: what is cut off is below, at, or above
-        # one half. NaN, whose bits may all be cut off, stays one
-        upper = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-        upper[np.isnan(made)] = 0x7FC0
-        return upper.astype(self.wire_dtype)
+            return point.astype(self.point_dtype, copy=False)
 
     def from_wire(self, array: NDArray[Any]) -> FloatArray:
-        """Inverse of :meth:`to_wire`, maybe read-only; ValueError: another dtype."""
-        if array.dtype != self.wire_dtype:
+        """What arrived, maybe read-only; ValueError: it is of another dtype."""
+        if array.dtype != self.point_dtype:
             raise ValueError(
-                f"an array of dtype {array.dtype} for a model of {self.dtype}, "
-                f"expected {self.wire_dtype}"
+                f"an array of dtype {array.dtype} for a model of {self.dtype}"
             )
-        if self.dtype == "bfloat16":
-            bits = array.astype(np.uint32) << 16
-            return cast(FloatArray, bits.view(np.float32))
-        return cast(FloatArray, array.astype(self.point_dtype, copy=False))
+        return array
 
     def point(self, arrays: Sequence[NDArray[Any]]) -> FloatArray:
         """Join the layers into one point of ``point_dtype`` (no copy of a single)."""
@@ -214,7 +175,7 @@ class Layout:
 
     @staticmethod
     def from_list(numbers: Sequence[int], dtype: str = "float64") -> Layout:
-        """Inverse of :meth:`to_list`; ValueError if it is not a list of shapes."""
+        """Inverse of :meth:`to_list`."""
         return _layout_of(tuple(numbers), dtype)
 
     def entries(self) -> dict[str, Any]:
@@ -228,18 +189,13 @@ def _layout_of(numbers: tuple[int, ...], dtype: str) -> Layout:
     shapes, start = [], 0
     while start < len(numbers):
         stop = start + 1 + numbers[start]
-        shape = numbers[start + 1 : stop]
-        if stop <= start or stop > len(numbers) or min(shape, default=0) < 0:
-            raise ValueError(f"{list(numbers)} is not a list of shapes")
-        shapes.append(shape)
+        shapes.append(numbers[start + 1 : stop])
         start = stop
-    if not shapes:
-        raise ValueError("a model needs at least one array")
     return Layout(tuple(shapes), dtype)
 
 
 class Layers(list[FloatArray]):
-    """A model's layers, which know that the model is one of bfloat16, for example."""
+    """A model's layers, which know the point that they are views of."""
 
     layout: Layout
     #: The point that they are views of, of shape ``layout.point_shape``.

@@ -36,15 +36,12 @@ from fedtrellis.wire.arrays import (
     Layout,
     array_record,
     bits_of,
-    check_entries,
     encode,
     from_sparse_or_dense,
     record_arrays,
     sparse_or_dense,
 )
 
-#: Parameters that a message may declare without bringing them, see :func:`receive`.
-MAX_PARAMETERS = 10**8
 # One step of so few atoms is sent without a look at the whole model.
 _FEW_ATOMS = 100
 
@@ -103,13 +100,11 @@ def pack_steps(steps: Sequence[Step]) -> list[NDArray[Any]]:
 
 
 def unpack_steps(arrays: Sequence[NDArray[Any]], layout: Layout) -> list[Step]:
-    """Inverse of :func:`pack_steps`, for a model's points; ValueError: malformed."""
+    """Inverse of :func:`pack_steps`, for a model's points."""
     if not arrays:
         return []
     (table, *others), shape, dtype = arrays, layout.point_shape, layout.point_dtype
     atoms = unpack_atoms(others, shape, dtype, drawn=True) if others else []
-    if table.ndim != 2 or table[:, 2].sum() != len(atoms):
-        raise ValueError(f"{len(atoms)} atoms for a table of steps {table.tolist()}")
     rest = iter(atoms)
     return [
         Step(decay, weight, tuple(islice(rest, int(count))))
@@ -245,72 +240,37 @@ class ReceivedModel:
 
 
 def receive(
-    record: ArrayRecord,
-    config: Mapping[str, Any],
-    stored: ReceivedModel | None,
-    max_parameters: int = MAX_PARAMETERS,
+    record: ArrayRecord, config: Mapping[str, Any], stored: ReceivedModel | None
 ) -> ReceivedModel:
     """Make the model out of what the server sent and what the client had.
 
-    ``config`` is what :meth:`ModelBroadcast.encode` returned, of the right types;
-    ``stored`` is what the client has of this session. A model that comes as its entries
-    or as steps has at most ``max_parameters``: a few bytes could declare any number.
-    RestoreNeededError: the steps start from a version that the client does not have.
-    ValueError: what arrived is malformed, or of other shapes than before.
+    ``config`` is what :meth:`ModelBroadcast.encode` returned; ``stored`` is what the
+    client has of this session. RestoreNeededError: what came starts from a version that
+    the client does not have. ValueError: the model is not finite.
     """
     encoding, version = config["model-encoding"], config["model-version"]
-    base = config.get("model-base", -1)
-    layout: Layout | None = None
+    base, arrays = config.get("model-base", -1), record_arrays(record)
     if "model-shapes" in config:
         dtype = config.get("model-dtype", "float64")
         layout = Layout.from_list(config["model-shapes"], dtype)
-        if stored is not None and layout != stored.layout:
-            known = f"{list(stored.layout.shapes)} of {stored.layout.dtype}"
-            raise ValueError(
-                f"the model has shapes {list(layout.shapes)} of {layout.dtype}; "
-                f"in this session it had {known}"
-            )
-        # a dense model brings all of its entries, whatever it declares
-        if encoding != "dense" and layout.size > max_parameters:
-            raise ValueError(
-                f"model-shapes declare {layout.size} parameters; this client takes at "
-                f"most {max_parameters} (client_app's max_parameters)"
-            )
+    elif stored is not None:
+        layout = stored.layout
     if encoding in ("dense", "sparse"):
-        if layout is None:
-            raise ValueError("a whole model came without its shapes")
-        arrays = record_arrays(record)
-        if len(arrays) != (1 if encoding == "dense" else 2):
-            raise ValueError(f"a {encoding} model came in {len(arrays)} arrays")
         point = layout.from_wire(from_sparse_or_dense(arrays, layout.point_shape))
-    elif encoding not in ("entries", "steps"):
-        raise ValueError(f"model-encoding is {encoding!r}")
     # what the client has may be newer than what the server believes, but not older
     elif stored is not None and base <= stored.version <= version:
-        layout = stored.layout
-        if encoding == "entries":
-            arrays = record_arrays(record)
-            if len(arrays) != 2:
-                raise ValueError(f"changed entries came in {len(arrays)} arrays")
-            indices, values = arrays
-            check_entries(indices, values, layout.size)
-            point = stored.point.copy()
-            point.reshape(-1)[indices] = layout.from_wire(values)
-        elif stored.version == version:
+        if stored.version == version:
             return stored
+        point = stored.point.copy()
+        if encoding == "entries":
+            indices, values = arrays
+            point.reshape(-1)[indices] = layout.from_wire(values)
         else:
-            steps = unpack_steps(record_arrays(record), layout)
-            if len(steps) != version - base:
-                raise ValueError(f"{len(steps)} steps from version {base} to {version}")
-            point = stored.point.copy()
-            for step in steps[stored.version - base :]:
+            for step in unpack_steps(arrays, layout)[stored.version - base :]:
                 step.apply(point)
-    elif encoding == "steps" and layout is not None:
-        steps = unpack_steps(record_arrays(record), layout)
-        if not steps or steps[0].decay != 0.0:
-            raise ValueError("steps without a base do not start from nothing")
+    elif encoding == "steps" and "model-shapes" in config:
         point = np.empty(layout.point_shape, layout.point_dtype)
-        for step in steps:
+        for step in unpack_steps(arrays, layout):  # the first forgets what was there
             step.apply(point)
     else:
         have = "none" if stored is None else stored.version

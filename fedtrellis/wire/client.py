@@ -25,12 +25,7 @@ from numpy.typing import NDArray
 from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout, owned
-from fedtrellis.wire.broadcast import (
-    MAX_PARAMETERS,
-    ReceivedModel,
-    RestoreNeededError,
-    receive,
-)
+from fedtrellis.wire.broadcast import ReceivedModel, RestoreNeededError, receive
 from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_work import Steps, run_alone, run_together
 from fedtrellis.wire.protocol import (
@@ -68,9 +63,6 @@ _PLAIN_MODS = (
     "secagg_mod",
     "secaggplus_mod",
 )
-
-#: Local steps, samples and the like that a request may ask for, see :func:`client_app`.
-MAX_COUNT = 10**6
 
 # Entries of the points of clients side by side, and clients: so many that a few arrays
 # of them, and their data, stay in the cache.
@@ -282,7 +274,7 @@ class Serving:
         if AGREED in request.content:
             context.state[AGREED] = request.content[AGREED]
         self._before = {n: r.copy() for n, r in records.items()} if records else {}
-        config, self._status, record = request.read(app.max_count)
+        config, self._status, record = request.read
         self.config, session = config, config["session"]
         if held is None or held.session != session:
             held = ClientMemory.load(records, session)
@@ -290,7 +282,7 @@ class Serving:
         key = id(record), held.model
         model = self.received.get(key)
         if model is None:
-            model = receive(record, config, held.model, app.max_parameters)
+            model = receive(record, config, held.model)
             model.point.setflags(write=False)
             self.received[key] = model
         self._memory = held.take_request(model, request.content, config)
@@ -486,12 +478,9 @@ class MethodApp(ClientApp):
     ``client_fn``, and nothing more.
     """
 
-    def __init__(
-        self, client_fn: ClientFn, max_parameters: int, max_count: int, mods: Any
-    ) -> None:
+    def __init__(self, client_fn: ClientFn, mods: Any) -> None:
         super().__init__(mods=mods)
         self.client_fn = client_fn
-        self.max_parameters, self.max_count = max_parameters, max_count
         #: Whether no mods and no lifespan are around the handling of a message.
         self.plain = not mods
         #: By types of messages, the client's methods that they are for.
@@ -582,13 +571,7 @@ def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
     return Message(filled(RecordDict(), records), reply_to=message)
 
 
-def client_app(
-    client_fn: ClientFn,
-    *,
-    mods: list[Any] | None = None,
-    max_parameters: int = MAX_PARAMETERS,
-    max_count: int = MAX_COUNT,
-) -> ClientApp:
+def client_app(client_fn: ClientFn, *, mods: list[Any] | None = None) -> ClientApp:
     """Make a Flower ``ClientApp`` of a function that makes NumPy clients.
 
     Parameters
@@ -600,12 +583,6 @@ def client_app(
         (methods ``fit_NAME``) has to be defined before the app is made.
     mods : list, optional
         Flower mods around every message.
-    max_parameters : int
-        The largest model that a message may declare without bringing all its entries,
-        as steps and sparse models do: what is beyond is refused unallocated.
-    max_count : int
-        The largest number of local steps, samples, passes or examples of a mini-batch
-        that a request may ask for.
 
     Returns
     -------
@@ -630,4 +607,4 @@ def client_app(
                 f"mods has {name}, which clips or perturbs the one plain array of "
                 "Flower's own messages; these methods' messages are others"
             )
-    return MethodApp(client_fn, max_parameters, max_count, mods)
+    return MethodApp(client_fn, mods)

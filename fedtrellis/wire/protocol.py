@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite, prod, sqrt
+from math import isfinite, sqrt
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
@@ -66,10 +66,6 @@ AGREED = "agreed"
 PHASE = "fit_"
 # Names of the records in a request.
 CONFIG, MODEL, RESTORE = "config", "model", "restore"
-# How often a client is to do something, or how many numbers it is to draw.
-_COUNTS = ("local-steps", "samples", "batch-size", "local-passes")
-# What a client keeps a number for each of: so many samples in each of so many steps.
-_TOGETHER = ("local-steps", "samples")
 
 
 class MissingError(KeyError):
@@ -85,48 +81,6 @@ class Named(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise MissingError(f"{self._what} has no {key!r}")
-
-
-def _records(
-    what: str, content: RecordDict, needed: dict[str, Any], other: dict[str, Any]
-) -> dict[str, Any]:
-    """What has arrived, once its records are of the right kinds, or a ValueError."""
-    records: dict[str, Any] = dict(content.items())
-    for name in needed:
-        if name not in records:
-            raise ValueError(f"the {what} has no {name}")
-    for name, kind in (needed | other).items():
-        if name in records and not isinstance(records[name], kind):
-            raise ValueError(
-                f"the {what}'s {name!r} is a {type(records[name]).__name__}, "
-                f"expected {kind.__name__}"
-            )
-    return records
-
-
-def read_request(content: RecordDict, max_count: int) -> Named:
-    """A request's config, once its records are right and it asks for no more than this.
-
-    That is up to ``max_count`` local steps, samples or examples, and samples in all
-    local steps together. ValueError: a record is missing or of another kind, or a
-    number too large.
-    """
-    needed = {CONFIG: ConfigRecord, MODEL: ArrayRecord}
-    sent = _records("request", content, needed, {RESTORE: ArrayRecord})[CONFIG]
-    config = Named("the request's config", dict(sent.items()))
-    limit = f"this client takes up to {max_count} (client_app's max_count)"
-    for key, value in config.items():
-        # such as a number for each of so many steps
-        if isinstance(value, list) and len(value) > max_count:
-            raise ValueError(f"the request has {len(value)} numbers for {key}; {limit}")
-    for key in _COUNTS:
-        count = config.get(key, 0)
-        if not (type(count) is int and 0 <= count <= max_count):
-            raise ValueError(f"the request has {key} = {count!r}; {limit}")
-    if (together := prod([config.get(key, 1) for key in _TOGETHER])) > max_count:
-        names = " times ".join(_TOGETHER)
-        raise ValueError(f"the request has {names} = {together}; {limit}")
-    return config
 
 
 # Names of the records in an answer, and in a client's context.state.
@@ -146,8 +100,7 @@ LARGEST = 1e100
 #: request says another under ``answer-bound``.
 ANSWER_BOUND = 1e9
 
-# A restored array may come as its non-zero entries, and grow to the model's size.
-_MAX_SPARSE = 8
+# A restored array may come as its non-zero entries.
 _INDICES, _VALUES = ".indices", ".values"
 
 
@@ -205,31 +158,28 @@ class NodeRequest:
     #: The message's type: ``"train"``, ``"train.NAME"`` or ``"evaluate"``.
     kind: str
     content: RecordDict  # not to be changed
-    _read: tuple[Named, dict[str, Any], ArrayRecord] | None = None
 
     @cached_property
     def nbytes(self) -> int:
         """Bytes of its records in a message."""
         return content_bytes(self.content)
 
-    def read(self, max_count: int) -> tuple[Named, dict[str, Any], ArrayRecord]:
-        """As :func:`read_request`, once for all clients, which have one ``max_count``.
+    @cached_property
+    def read(self) -> tuple[Named, dict[str, Any], ArrayRecord]:
+        """The config, the status to answer with, and the model's record.
 
-        Beside it the status that each of them answers with, and the model's record.
-        None of it is to be changed.
+        They are made once for all clients, and not to be changed.
         """
-        if self._read is None:
-            config = read_request(self.content, max_count)
-            status = {key: config[key] for key in ("session", "server-round")}
-            status["in-sync"] = True
-            # a round has several phases, whose answers nothing else distinguishes
-            if phase := self.kind.partition(".")[2]:
-                status["phase"] = phase
-            if self.kind == "evaluate" or config.get("keep-model", True):
-                status["model-version"] = config["model-version"]
-            model = cast(ArrayRecord, self.content[MODEL])
-            self._read = config, status, model
-        return self._read
+        records = Named("the request", dict(self.content.items()))
+        config = Named("the request's config", dict(records[CONFIG].items()))
+        status = {key: config[key] for key in ("session", "server-round")}
+        status["in-sync"] = True
+        # a round has several phases, whose answers nothing else distinguishes
+        if phase := self.kind.partition(".")[2]:
+            status["phase"] = phase
+        if self.kind == "evaluate" or config.get("keep-model", True):
+            status["model-version"] = config["model-version"]
+        return config, status, records[MODEL]
 
 
 @dataclass(slots=True)
@@ -260,8 +210,14 @@ class NodeReply:
 
         What arrived may raise anything else, too. Nothing in it is trusted.
         """
-        other = {ARRAYS: ArrayRecord, METRICS: MetricRecord}
-        records = _records("answer", content, {STATUS: ConfigRecord}, other)
+        records: dict[str, Any] = dict(content.items())
+        kinds = {STATUS: ConfigRecord, ARRAYS: ArrayRecord, METRICS: MetricRecord}
+        if STATUS not in records:
+            raise ValueError(f"the answer has no {STATUS}")
+        for name, kind in kinds.items():
+            if name in records and type(records[name]) is not kind:
+                found = type(records[name]).__name__
+                raise ValueError(f"the answer's {name!r} is a {found}")
         arrays = record_arrays(records[ARRAYS]) if ARRAYS in records else None
         metrics = dict(records.get(METRICS, {}).items())
         status = dict(records[STATUS].items())
@@ -295,17 +251,14 @@ def unpack_restore(
     """Inverse of :func:`pack_restore`, encoded as the client stores it."""
     names = config.get("restore-as-model", [])
     state = dict.fromkeys(names, model.encoded) if names else {}
-    whole = [name for name in record if not name.endswith((_INDICES, _VALUES))]
-    parts = set(record) - {*whole}
-    sparse = {name.removesuffix(_INDICES).removesuffix(_VALUES) for name in parts}
-    if len(sparse) > _MAX_SPARSE:
-        raise ValueError(f"more than {_MAX_SPARSE} sparse arrays are to be restored")
-    for name in sorted(sparse):
-        if not {name + _INDICES, name + _VALUES} <= record.keys():
-            raise ValueError(f"the indices or values of {name!r} are missing")
-        pair = [decode(record[name + end]) for end in (_INDICES, _VALUES)]
-        state[name] = encode(from_sparse_or_dense(pair, model.layout.point_shape))
-    return state | {name: record[name] for name in whole}
+    for name, array in record.items():
+        if name.endswith(_INDICES):
+            name = name.removesuffix(_INDICES)
+            pair = decode(array), decode(record[name + _VALUES])
+            state[name] = encode(from_sparse_or_dense(pair, model.layout.point_shape))
+        elif not name.endswith(_VALUES):
+            state[name] = array
+    return state
 
 
 class Kept(NamedTuple):
@@ -394,9 +347,8 @@ class ClientMemory(NamedTuple):
     ) -> ClientMemory:
         """The memory with the model received, and the state that the server wants.
 
-        ``content`` and ``config`` are as :func:`read_request` wants them.
-        RestoreNeededError: the state cannot be had with what the request holds.
-        ValueError: the request is malformed.
+        ``content`` and ``config`` are a request's. RestoreNeededError: the state cannot
+        be had with what it holds.
         """
         used = config.get("used-round")
         if used is None:  # the method's clients have no state

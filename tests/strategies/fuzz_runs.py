@@ -1,4 +1,4 @@
-"""Mutated Messages for the clients and the server of every method.
+"""Mutated answers for the server of every method.
 
 ``python -m tests.strategies.fuzz_runs`` gives 10 000 to them and prints a table;
 ``--messages``, ``--seed``, and names of cases, make it another.
@@ -27,7 +27,6 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
-    Context,
     Message,
     MetricRecord,
     RecordDict,
@@ -35,7 +34,6 @@ from flwr.app import (
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.server.callbacks import DivergedError
-from fedtrellis.server.conversation import refusal_of
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import encode
 from fedtrellis.wire.exchange import Reason
@@ -44,8 +42,8 @@ from strategies.hyfdca.mixtures import WrongReportError
 from tests.harness import Recorder, contexts
 from tests.strategies.soak_runs import CASES, NODES, evaluates
 
-#: What one message may make a client or the server allocate at a time: so many times
-#: the largest of the message, the model and the client's state, and this much besides.
+#: What one answer may make the server allocate at a time: so many times the larger of
+#: the answer and the model, and this much besides.
 TIMES, BESIDES = 16, 2_000_000
 #: CPU seconds after which a message counts as endless.
 SECONDS = 10.0
@@ -237,16 +235,12 @@ _SETUP = ["query.hello", "train.align", "train.agree", "train.labels", "train.re
 
 
 class Fuzzed(LocalGrid):
-    """Nodes get mutated requests beside the real ones, and replies are spoilt.
-
-    With ``only`` the replies to one kind of message are spoilt.
-    """
+    """Replies are mutated; with ``only`` those to one kind of message."""
 
     rng: Rng
-    to_clients: Tally
     to_server: Tally
     others: Sequence[RecordDict] = ()
-    only, share = "", 0.1
+    only = ""
 
     def _strikes(self, message: Message) -> set[str]:
         if not self.only:
@@ -262,47 +256,6 @@ class Fuzzed(LocalGrid):
         if len(seen) < 200:
             seen.append(reply.content)
         return Message(mutate_content(self.rng, reply.content, pool), reply_to=message)
-
-    def _deliver(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            for _ in range(self.rng.poisson(self.share)):
-                self._mutated(message)
-        super()._deliver(messages)
-
-    def _mutated(self, message: Message) -> None:
-        """What a copy of the node makes of the request with something wrong.
-
-        One that is refused leaves the state in the node's context as it was.
-        """
-        tally, about = self.to_clients, message.metadata
-        content = mutate_content(self.rng, message.content, self.others)
-        kind = about.message_type
-        if self.rng.random() < 0.05:
-            kind = choose(self.rng, ["train", "evaluate", *_SETUP])
-        wrong = Message(content, about.dst_node_id, kind, group_id=about.group_id)
-        node = self._contexts[about.dst_node_id]
-        state = RecordDict(dict(node.state))
-        copy = Context(1, node.node_id, node.node_config, state, {})
-        before = {key: dict(record) for key, record in state.items()}
-        arrays = [a for r in before.values() for a in r.values() if type(a) is Array]
-        held = sum(len(array.data) for array in arrays)
-        tally.messages += 1
-        refused = ""
-        try:
-            with tally.bounded(max(message_bytes(wrong), held)):
-                reply = self.client_app(wrong, copy)
-        except Exception as error:
-            refused = f"{type(error).__name__}: {error}"
-        else:
-            status = dict(reply.content.get("status", {}))
-            if said := refusal_of(status):
-                refused = f"{said.refusal}: {said}"
-            elif not status.get("in-sync", True):
-                refused = "OutOfSync: the client asks to be restored"
-        if refused:
-            tally.refuse(refused)
-            if {key: dict(record) for key, record in state.items()} != before:
-                tally.problems.append("a refused message has changed the state")
 
 
 def _watch(strategy: Any, tally: Tally, model: int) -> None:
@@ -365,29 +318,27 @@ def strangers() -> list[RecordDict]:
     return found
 
 
-def fuzz(name: str, messages: int, rng: Rng, rounds: int = 12) -> tuple[Tally, Tally]:
-    """Runs in which requests and replies are mutated, until there were enough of both.
+def fuzz(name: str, messages: int, rng: Rng, rounds: int = 12) -> Tally:
+    """Runs in which replies are mutated, until there were enough.
 
     One run in three is tampered with before round 1 only; it may end there, with a
     reason.
     """
-    tallies = Tally(), Tally()
+    tally = Tally()
     for turn in count():
         only = choose(rng, _SETUP) if turn % 3 == 2 else ""
-        _one_run(name, rng, tallies, rounds, only)
-        if min(tally.messages for tally in tallies) >= messages:
-            return tallies
+        _one_run(name, rng, tally, rounds, only)
+        if tally.messages >= messages:
+            return tally
     raise AssertionError
 
 
-def _one_run(
-    name: str, rng: Rng, tallies: tuple[Tally, Tally], rounds: int, only: str
-) -> None:
+def _one_run(name: str, rng: Rng, to_server: Tally, rounds: int, only: str) -> None:
     rate = 0.5 if only else choose(rng, (0.1, 0.4, 1.0))
-    method, (to_clients, to_server) = CASES[name], tallies
+    method = CASES[name]
     grid = method.grid(NODES, Fuzzed, seed=int(rng.integers(2**31)), garbage=rate)
     grid.rng, grid.only, grid.others = rng, only, strangers()
-    grid.to_clients, grid.to_server = to_clients, to_server
+    grid.to_server = to_server
 
     class Calm(Callback):
         """The preparation and the last rounds are spared, unless it is its turn.
@@ -440,17 +391,17 @@ def main() -> int:
     given = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     names = given.names or [name for name in CASES if not name.endswith("float32")]
-    each, failed = -(-given.messages // (2 * len(names))), False
-    print("to,messages,refused,of the allowed memory,problems", flush=True)
+    each, failed = -(-given.messages // len(names)), False
+    print("method,messages,refused,of the allowed memory,problems", flush=True)
     tracemalloc.start()
     for name in names:
         rng = np.random.default_rng([given.seed, *name.encode()])
-        for to, t in zip(("clients", "server"), fuzz(name, each, rng), strict=True):
-            what = f"{t.messages},{t.refused},{t.peak:.2f},{len(t.problems)}"
-            print(f"{name} {to},{what}", flush=True)
-            for problem, times in Counter(t.problems).items():
-                failed = True
-                print(f"{name} {to}: {problem} ({times} times)", file=sys.stderr)
+        t = fuzz(name, each, rng)
+        what = f"{t.messages},{t.refused},{t.peak:.2f},{len(t.problems)}"
+        print(f"{name},{what}", flush=True)
+        for problem, times in Counter(t.problems).items():
+            failed = True
+            print(f"{name}: {problem} ({times} times)", file=sys.stderr)
     return int(failed)
 
 

@@ -36,7 +36,6 @@ EVERYTHING: dict[str, Any] = {
     "duplicate": 0.1,
 }
 #: What the clients take from a server: far more than these problems need.
-LIMITS: dict[str, Any] = {"max_parameters": 10_000, "max_count": 1_000}
 RULES = ("mean", "median", "trimmed-mean", "clipping")
 
 
@@ -110,7 +109,7 @@ class Method:
         def client(context: Context) -> Any:
             return self.client(context, losses[number_of(context)])
 
-        return kind(client_app(client, **LIMITS), len(losses), **options)
+        return kind(client_app(client), len(losses), **options)
 
     def strategy(self, **settings: Any) -> Any:
         return self.make(**{"seed": SEED, "max_failed_rounds": 10**6, **settings})

@@ -157,15 +157,12 @@ def test_float32_ends_where_float64_does(name: str) -> None:
     assert 0.0 < away <= 1e-5
     assert distance(ends[0], double.start) > 1e-3
     # scales, shares of a change and a pool's sums are numbers of their own
-    if "bfloat16" not in single.make().dtypes or re.search("-sgd$|kseed", name):
+    if re.search("fw|wolfe|rfl|-sgd$|kseed", name):
         return
-    for dtype, wire in (("float32", "float32"), ("bfloat16", "uint16")):
-        ran = single.play(grid := single.grid(5, Recorder, encode=True), 3, dtype=dtype)
-        assert wire in dtypes_of(grid, MODEL)
-        # which entries are kept travels as bits
-        assert dtypes_of(grid, ARRAYS) <= {wire, "uint8"}
-        layout, model = ran.strategy.broadcast.layout, ran.strategy.broadcast.model
-        assert distance(layout.rounded(ran.model), layout.rounded(model)) == 0.0
+    single.play(grid := single.grid(5, Recorder, encode=True), 3)
+    assert "float32" in dtypes_of(grid, MODEL)
+    # which entries are kept travels as bits
+    assert dtypes_of(grid, ARRAYS) <= {"float32", "uint8"}
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if not n.startswith("hy")])
