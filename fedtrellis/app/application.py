@@ -43,7 +43,6 @@ from fedtrellis.server.callbacks import (
     EarlyStop,
     JsonLines,
     Progress,
-    json_log,
 )
 from fedtrellis.server.options import RunOptions
 from fedtrellis.server.records import (
@@ -199,43 +198,41 @@ class App:
         """
         config = {**self.registry.defaults, **config}
         settings = parse(RunSettings, config)
-        as_json = settings.log_format == "json"
-        with json_log() if as_json else contextlib.nullcontext():
-            experiment, resume = self._meet(grid, config, settings)
-            task = experiment.task
-            # finds what only the strategy can find wrong, before there is a record
-            warnings = experiment.example._warnings()
-            reference, point = experiment.reference(), experiment.start_point()
-            elsewhere = experiment.options["client_evaluate_every"] > 0
-            if settings.stop_metric and not (task.on_nodes or elsewhere):
-                known = experiment.evaluate(experiment.layout.layers(point))
-                check_choice("stop-metric", settings.stop_metric, known)
-            record = _record_of(experiment)
-            record.reference, record.warnings = reference, warnings
-            record.baseline, record.meaning = task.baseline(), task.meaning()
-            examples = task.nodes.examples if task.on_nodes else None
-            called = [
-                CheckNodes(experiment.options["min_nodes"], examples),
-                record,
-                _progress(experiment.config, record),
-                *make_trackers(settings.track, record.directory),
-            ]
-            if settings.stop_metric:
-                metric, tolerance = settings.stop_metric, settings.stop_tolerance
-                called.append(EarlyStop(metric, tolerance))
-            with ending_in_order(record, resume_command, as_json):
-                strategy = experiment.strategy(
-                    callbacks=called, checkpoint=record.checkpoint, resume=resume
-                )
-                strategy.agreed = experiment.config[_AGREED_KEY]
-                experiment.start(strategy, grid, point=point)
-            if not as_json:
-                for line in (f"Ended: {record.status}", *warnings):
-                    print(line)
-                losses = [r.metrics.get("loss") for r in strategy.history]
-                if reference is not None and losses[-1] is not None:
-                    print(f"loss − F* = {losses[-1] - reference:.6g}")
-                print(f"Record: {record.directory}", flush=True)
+        experiment, resume = self._meet(grid, config, settings)
+        task = experiment.task
+        # finds what only the strategy can find wrong, before there is a record
+        warnings = experiment.example._warnings()
+        reference, point = experiment.reference(), experiment.start_point()
+        elsewhere = experiment.options["client_evaluate_every"] > 0
+        if settings.stop_metric and not (task.on_nodes or elsewhere):
+            known = experiment.evaluate(experiment.layout.layers(point))
+            check_choice("stop-metric", settings.stop_metric, known)
+        record = _record_of(experiment)
+        record.reference, record.warnings = reference, warnings
+        record.baseline, record.meaning = task.baseline(), task.meaning()
+        examples = task.nodes.examples if task.on_nodes else None
+        called = [
+            CheckNodes(experiment.options["min_nodes"], examples),
+            record,
+            _progress(experiment.config, record),
+            *make_trackers(settings.track, record.directory),
+        ]
+        if settings.stop_metric:
+            metric, tolerance = settings.stop_metric, settings.stop_tolerance
+            called.append(EarlyStop(metric, tolerance))
+        with ending_in_order(record, resume_command):
+            strategy = experiment.strategy(
+                callbacks=called, checkpoint=record.checkpoint, resume=resume
+            )
+            strategy.agreed = experiment.config[_AGREED_KEY]
+            experiment.start(strategy, grid, point=point)
+        if settings.log_format == "text":
+            for line in (f"Ended: {record.status}", *warnings):
+                print(line)
+            losses = [r.metrics.get("loss") for r in strategy.history]
+            if reference is not None and losses[-1] is not None:
+                print(f"loss − F* = {losses[-1] - reference:.6g}")
+            print(f"Record: {record.directory}", flush=True)
         return record.directory
 
     def _meet(

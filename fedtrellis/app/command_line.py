@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.server.callbacks import LOG_FORMATS, print_json, settle_colours
 from fedtrellis.server.records import DEFAULT_NODES
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import Interrupted
@@ -112,7 +111,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--node-config", help=text, **several)
     add("--out", metavar="DIR", help="where the run's record goes")
     text = "text, or JSON objects, one a line: the setting log-format"
-    add("--format", choices=LOG_FORMATS, help=text)
+    add("--format", choices=("text", "json"), help=text)
     add("--debug", action="store_true", help="show tracebacks")
 
 
@@ -129,7 +128,6 @@ def perform(
     if rest:
         hint = "; settings follow -c: -c 'KEY=VALUE ...'" if "=" in rest[0] else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
-    settle_colours()
     try:
         act(options)
         sys.stdout.flush()
@@ -145,10 +143,7 @@ def perform(
         told = vars(options)
         if told.get("debug"):
             traceback.print_exc()
-        if told.get("format") == "json":
-            print_json("error", file=sys.stderr, error=f"{error}")
-        else:
-            program = " ".join([parser.prog, *filter(None, [told.get("command")])])
-            print(f"{program}: error: {error}", file=sys.stderr)
+        program = " ".join([parser.prog, *filter(None, [told.get("command")])])
+        print(f"{program}: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedtrellis.domains import RUN_DOMAINS, Domain
-from fedtrellis.server.callbacks import LOG_FORMATS
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.records import to_toml
@@ -77,7 +76,7 @@ class RunSettings:
         "", "trackers, with commas between: tensorboard, mlflow, wandb, openmetrics"
     )
     log_format: str = setting(
-        "text", "a line a round for people, or JSON objects", choices=LOG_FORMATS
+        "text", "a line a round for people, or JSON objects", choices=("text", "json")
     )
 
 

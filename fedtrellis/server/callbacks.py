@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +12,11 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from logging import INFO
-from typing import Any, TextIO
+from typing import Any
 
 from flwr.serverapp.strategy import Result
 
-from fedtrellis.wire.flower_internals import LOGGER_NAME, ConsoleHandler, log
+from fedtrellis.wire.flower_internals import log
 
 #: What shows best how far a run has come, with and without a constraint, in order; and
 #: what the axis of a picture says.
@@ -31,7 +29,6 @@ CRITERIA = {
 }
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
-LOG_FORMATS = ("text", "json")
 #: How a run ends that was not cut short: the method's own rule says that it is solved,
 #: a callback stopped it, or it had all its rounds.
 ENDINGS = ("converged", "stopped", "round limit")
@@ -202,21 +199,6 @@ def listed(names: Sequence[str], length: int = 5) -> str:
     return ", ".join(names[:length]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def progress_of(history: Sequence[RoundRecord]) -> dict[str, float]:
-    """``progress``: which part of the loss's fall the last tenth of the rounds brought.
-
-    Empty where the loss did not fall, or was not measured before and in that tenth.
-    """
-    losses = [(r.round, r.metrics["loss"]) for r in history if "loss" in r.metrics]
-    last = history[-1].round if history else 0
-    tenth = last - max(1, last // 10)
-    before = [loss for number, loss in losses if number <= tenth]
-    if not before or losses[-1][0] <= tenth:
-        return {}
-    fall = losses[0][1] - losses[-1][1]
-    return {"progress": (before[-1] - losses[-1][1]) / fall} if fall > 0.0 else {}
-
-
 def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
     """Totals and last metrics of a history."""
     metrics: dict[str, float] = {}
@@ -230,7 +212,6 @@ def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
         **{name: sum(getattr(record, name) for record in history) for name in added},
         "rejected": reasons.total(),
         "rejected_by_reason": dict(reasons.most_common()),
-        **progress_of(history),
     }
 
 
@@ -242,22 +223,16 @@ def in_a_line(history: Sequence[RoundRecord]) -> str:
     shown += [f"{name} {value:.6g}" for name, value in total["metrics"].items()]
     shown += [f"↑ {up} ↓ {down}", f"{total['seconds']:.2f} s"]
     shown.append(f"{total['used']} of {total['sampled']} used")
-    if "progress" in total:
-        share = f"{100.0 * total['progress']:.2g} %"
-        shown.append(f"last tenth of the rounds {share} of the loss's fall")
     if reasons := total["rejected_by_reason"]:
         shown.append(f"{total['rejected']} dropped, most often: {next(iter(reasons))}")
     return "  ".join(shown)
 
 
 class Progress(Callback):
-    """Loss, bytes and time left: a live bar on a terminal, a line a round elsewhere.
+    """Logs a line a round, and the totals in the end.
 
-    Where there is no terminal each round is a line of the log, but of a run of more
-    than ``lines`` rounds at most one a second, and the totals end the run. ``console``,
-    a ``rich.console.Console``, is where to draw, by default the standard output;
-    without a ``bar`` there is none. A run with neither this callback nor
-    :class:`JsonLines` has one for its log.
+    Of a run of more than ``lines`` rounds at most one a second. A run with neither this
+    callback nor :class:`JsonLines` has one of these.
 
     Examples
     --------
@@ -265,95 +240,48 @@ class Progress(Callback):
     >>> callback = Progress(lines=100)
     """
 
-    def __init__(
-        self, lines: int = 1000, console: Any = None, bar: bool = True
-    ) -> None:
-        self.lines, self._console, self._wanted = lines, console, bar
-        self._bar: Any = None
+    def __init__(self, lines: int = 1000) -> None:
+        self.lines = lines
 
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
-        """Begin to count, and start the bar if there is a terminal to draw it on."""
+        """Begin to count."""
         # a resumed run's rounds so far count
         total = summarise(strategy.history)
         self._up, self._down = total["bytes_up"], total["bytes_down"]
-        self._older: dict[str, str] = {}  # a metric, and of which round
         self._began, self._first, self._total = time.time(), first_round, num_rounds
         self._logged = -math.inf
-        if not self._wanted:
-            return
-        # rich takes a while to load
-        from rich import progress
-        from rich.console import Console
-
-        console = self._console or Console()
-        if console.is_terminal:
-            self._bar = progress.Progress(
-                *("round", progress.MofNCompleteColumn(), progress.BarColumn(24)),
-                *("{task.fields[text]}", progress.TimeElapsedColumn()),
-                *("left", progress.TimeRemainingColumn()),
-                console=console,
-            )
-            task = {"total": num_rounds, "completed": first_round - 1, "text": ""}
-            self._task = self._bar.add_task("", **task)
-            self._bar.start()
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        """Draw or log."""
+        """Log a line."""
         self._up += record.bytes_up
         self._down += record.bytes_down
-        texts = {name: f"{name} {value:.4g}" for name, value in record.metrics.items()}
         now, number = time.time(), record.round
-        shown = texts if self._bar is None else self._older | texts
-        self._older |= {
-            name: f"{text} (round {number})" for name, text in texts.items()
-        }
-        parts = [shown[name] for name in (*CRITERIA, *QUALITIES) if name in shown]
-        parts.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
         often = self._total <= self.lines or number in (0, 1, self._total)
-        dropped = [f"{len(record.rejected)} dropped"] if record.rejected else []
-        if self._bar is not None:
-            text = "  ".join(parts + dropped)
-            self._bar.update(self._task, completed=number, text=text)
-        elif often or now - self._logged >= 1.0:
-            self._logged = now
-            if number:
-                parts.insert(0, f"{record.used} of {record.sampled} used")
-                parts.append(f"{record.seconds:.2f} s")
-            if (done := number - self._first + 1) > 0:
-                rest = (now - self._began) / done * (self._total - number)
-                parts.append(f"{rest:.0f} s left")
-            text = "  ".join(parts + dropped)
-            log(INFO, "round %d/%d  %s", number, self._total, text)
+        if not often and now - self._logged < 1.0:
+            return
+        self._logged = now
+        parts = [f"{record.used} of {record.sampled} used"] if number else []
+        known = [n for n in (*CRITERIA, *QUALITIES) if n in record.metrics]
+        parts += [f"{name} {record.metrics[name]:.4g}" for name in known]
+        parts.append(f"↑ {format_bytes(self._up)} ↓ {format_bytes(self._down)}")
+        parts += [f"{record.seconds:.2f} s"] if number else []
+        if (done := number - self._first + 1) > 0:
+            rest = (now - self._began) / done * (self._total - number)
+            parts.append(f"{rest:.0f} s left")
+        parts += [f"{len(record.rejected)} dropped"] if record.rejected else []
+        log(INFO, "round %d/%d  %s", number, self._total, "  ".join(parts))
 
     def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
-        if self._bar is not None:
-            self._bar.stop()  # it stays as it is
-            self._bar = None
         log(INFO, "total: %s", in_a_line(strategy.history))
 
 
 # ------------------------------------------------------------------ as machines read it
 
 
-def _to_json(event: str, fields: Mapping[str, Any]) -> str:
-    def plain(value: Any) -> Any:
-        return dict(value) if isinstance(value, Mapping) else str(value)
-
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    text = json.dumps({"event": event, "time": now, **fields}, default=plain)
-    # JSON has no NaN and no infinities: null instead
-    finite = json.loads(text, parse_constant=lambda name: None)
-    return json.dumps(finite, ensure_ascii=False)
-
-
-def print_json(event: str, file: TextIO | None = None, **fields: Any) -> None:
-    """Print one event as one line of JSON, to the standard output by default."""
-    # one write: under flwr run others write to the same log
-    print(_to_json(event, fields) + "\n", end="", file=file, flush=True)
-
-
 class JsonLines(Callback):
     """Prints a JSON object a line: ``start``, ``round`` for every round, ``end``.
+
+    They go to the standard output; Flower's log goes to the standard error.
 
     =========== ======================================================================
     ``start``   ``strategy``, ``clients``, ``first_round``, ``rounds``
@@ -363,7 +291,7 @@ class JsonLines(Callback):
     ``end``     ``status`` (one of :data:`STATUSES`), ``error`` if one ended it,
                 ``rounds``, ``metrics`` (the last of each), ``sampled``, ``used``,
                 ``rejected``, ``rejected_by_reason``, ``bytes_up``, ``bytes_down``,
-                ``seconds``, ``progress`` (see :func:`progress_of`)
+                ``seconds``
     =========== ======================================================================
 
     Each has its ``event`` and the ``time`` (ISO 8601, UTC); a number that is not
@@ -388,7 +316,7 @@ class JsonLines(Callback):
         self._rounds = num_rounds
         name, n = type(strategy).__name__, strategy.num_clients
         what = {"first_round": first_round, "rounds": num_rounds, **self.start}
-        print_json("start", strategy=name, clients=n, **what)
+        _print_json("start", {"strategy": name, "clients": n, **what})
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Print ``round``; round 0 is the model that the run starts from."""
@@ -396,44 +324,22 @@ class JsonLines(Callback):
         for kind in ("train", "client_evaluation", "evaluation"):
             del fields[kind]
         fields["rejected"] = [{"client": w, "reason": y} for w, y in record.rejected]
-        print_json("round", rounds=self._rounds, **fields, metrics=record.metrics)
+        fields |= {"rounds": self._rounds, "metrics": record.metrics}
+        _print_json("round", fields)
 
     def _ended(self, strategy: Any, how: Mapping[str, str]) -> None:
-        print_json("end", None, **how, **summarise(strategy.history), **self.end)
+        _print_json("end", {**how, **summarise(strategy.history), **self.end})
 
 
-def _consoles() -> list[ConsoleHandler]:
-    """Flower's own handlers of its log."""
-    handlers = logging.getLogger(LOGGER_NAME).handlers
-    return [handler for handler in handlers if isinstance(handler, ConsoleHandler)]
+def _print_json(event: str, fields: Mapping[str, Any]) -> None:
+    """Print one event as one line of JSON, to the standard output."""
 
+    def plain(value: Any) -> Any:
+        return dict(value) if isinstance(value, Mapping) else str(value)
 
-def settle_colours() -> None:
-    """Flower's log lines have colours on a terminal only, and not under NO_COLOR."""
-    for handler in _consoles():
-        wanted = handler.stream.isatty() and not os.environ.get("NO_COLOR")
-        handler.colored = wanted
-
-
-@contextmanager
-def json_log() -> Iterator[None]:
-    """Make Flower's log lines JSON objects, with event ``log``, and an error, too."""
-
-    def as_json(record: logging.LogRecord) -> str:
-        fields = {"level": record.levelname, "message": record.getMessage().strip()}
-        if record.exc_info:
-            fields["traceback"] = logging.Formatter().formatException(record.exc_info)
-        return _to_json("log", fields)
-
-    consoles = _consoles()
-    for handler in consoles:
-        # it takes no Formatter; and as its stream changes over time, it has to stay
-        handler.format = as_json  # type: ignore[method-assign]
-    try:
-        yield
-    except BaseException as error:
-        print_json("error", error=f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        for handler in consoles:
-            del handler.format
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    text = json.dumps({"event": event, "time": now, **fields}, default=plain)
+    # JSON has no NaN and no infinities: null instead
+    finite = json.loads(text, parse_constant=lambda name: None)
+    # one write: under flwr run others write to the same log
+    print(json.dumps(finite, ensure_ascii=False) + "\n", end="", flush=True)

@@ -335,10 +335,8 @@ class Conversation:
         self, messages: Mapping[str, Message], timeout: float
     ) -> dict[str, Message | Reason]:
         """What clients reply to their messages, or why not."""
-        clients = {name: self.registry.clients[name] for name in messages}
-        sent, them = list(messages.values()), list(clients.values())
-        found = exchange(self.grid, sent, timeout, self.traffic, them)
-        return {name: found[client.node_id] for name, client in clients.items()}
+        found = exchange(self.grid, list(messages.values()), timeout, self.traffic)
+        return {name: found[self.client(name).node_id] for name in messages}
 
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]

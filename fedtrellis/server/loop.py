@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from logging import INFO, WARNING, getLogger
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -58,22 +58,6 @@ Needs = Literal["sum", "each"]
 
 # No method's loss rises by this factor and is on its way: not one of them is so random.
 _BEYOND = 1e6
-
-# Flower's parameters, and what is the same here
-_INSTEAD = {
-    "fraction_train": "participation",
-    "min_train_nodes": "min_nodes",
-    "min_available_nodes": "min_nodes",
-    "min_evaluate_nodes": "min_nodes",
-    "fraction_evaluate": "client_evaluate_every, the rounds between evaluations on all "
-    "clients",
-    "weighted_by_key": "client_weights, where the method has a mean to weigh; else "
-    "weight each objective by its share",
-    "train_metrics_aggr_fn": "strategy.history, or a callback",
-    "evaluate_metrics_aggr_fn": "evaluation_weights, or a callback",
-    "arrayrecord_key": "nothing: the messages are the method's own",
-    "configrecord_key": "nothing: the messages are the method's own",
-}
 
 # a type checker takes the options' fields for keywords of the constructor, as they are
 if TYPE_CHECKING:
@@ -183,18 +167,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     _private_mechanism: ClassVar[Mechanism | None] = None  # of privacy="local"
     _private_releases = 1  # of a client in a round
 
-    # an editor completes the declared fields, which this signature would hide
+    # a type checker would take every name for one
     if not TYPE_CHECKING:
-
-        def __new__(cls, *args: Any, **options: Any) -> Self:
-            """Point Flower's parameters to ours, before the constructor meets them."""
-            for name in options:
-                if name in _INSTEAD:
-                    raise TypeError(
-                        f"{cls.__name__} has no parameter {name!r} of Flower's FedAvg; "
-                        f"here it is {_INSTEAD[name]}"
-                    )
-            return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:
             """An option of the run."""
@@ -209,16 +183,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             options = self.__dict__.get("options")
             there = options is not None and name in options.__dict__
             object.__setattr__(options if there else self, name, value)
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        # of Flower's own loop nothing can be overridden
-        for hook in sorted(Strategy.__abstractmethods__ - {"summary"}):
-            if getattr(cls, hook) is not LoopStrategy._driven:
-                raise TypeError(
-                    f"{cls.__name__} overrides {hook}, which nobody calls: override "
-                    "run_round, or use a callback"
-                )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -645,7 +609,7 @@ class Loop:
         self.callbacks = list(self.options.callbacks)
         tells = any(isinstance(one, Progress | JsonLines) for one in self.callbacks)
         if getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells:
-            self.callbacks.append(Progress(bar=False))
+            self.callbacks.append(Progress())
 
     def go(self, initial: ArrayRecord) -> Result:
         """From the first message to the last; parameters are those of ``start``."""

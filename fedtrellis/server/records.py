@@ -35,7 +35,6 @@ from fedtrellis.server.callbacks import (
     Callback,
     RoundRecord,
     how_it_ended,
-    print_json,
     summarise,
 )
 from fedtrellis.settings import SettingsError, need
@@ -369,7 +368,6 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
         "version": broadcast.version,
         "planned-rounds": strategy.planned_rounds,
         "clients": clients,
-        "shapes": {name: list(np.shape(array)) for name, array in arrays.items()},
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     return arrays
@@ -416,9 +414,6 @@ class Checkpoint:
                 self._arrays = {name: file[name] for name in file.files}
             meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
             self._layout = Layout.from_list(meta["layout"], meta["dtype"])
-            for name, shape in meta["shapes"].items():
-                if (found := self._arrays[name].shape) != tuple(shape):
-                    raise ValueError(f"its entry {name!r} has shape {found}")
             self.planned_rounds = int(meta["planned-rounds"])
             self._last_round = int(meta["round"])
             self.keys = {
@@ -471,11 +466,9 @@ class Checkpoint:
         """Model, state and clients; any exception means that they do not fit."""
         meta, conversation = self._meta, strategy.conversation
         conversation.session = meta["session"]
-        model, state = self._arrays["model"], self._of("state/")
+        model = self._arrays["model"]
         strategy.broadcast = ModelBroadcast(self._layout, model, meta["version"])
-        strategy.load_state(state)
-        if foreign := sorted(set(state) - set(strategy.state())):
-            raise ValueError(f"it has an entry {'state/' + foreign[0]!r} too many")
+        strategy.load_state(self._of("state/"))
         for name, saved in meta["clients"].items():
             # its version of the model is left open: whoever has one gets it whole
             client = conversation.client(name)
@@ -518,12 +511,12 @@ def flwr_command(directory: Path) -> str:
 
 @contextmanager
 def ending_in_order(
-    record: RunRecord, command: Callable[[Path], str], as_json: bool = False
+    record: RunRecord, command: Callable[[Path], str]
 ) -> Iterator[None]:
     """Run what is inside so that it can be interrupted, and its record has its end.
 
-    A signal waits until a strategy's state is whole. A line on the standard error, or
-    with ``as_json`` an object, names the record and the ``command`` that resumes it.
+    A signal waits until a strategy's state is whole. A line on the standard error names
+    the record and the ``command`` that resumes it.
     """
     with signals_interrupt():
         try:
@@ -533,17 +526,13 @@ def ending_in_order(
                 record.on_failure(None, error)
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            where, how, rest = record.directory, None, "all rounds were finished"
+            where, rest = record.directory, "all rounds were finished"
             if record.status not in ENDINGS:
                 rest = "no round was finished: start it again"
                 if record.checkpoint.is_file():
-                    how = command(where)
-                    rest = f"to go on: {how}"
-            if as_json:
-                print_json("interrupted", sys.stderr, record=str(where), resume=how)
-            else:
-                line = f"interrupted; record: {where}; {rest}"
-                print(line, file=sys.stderr, flush=True)
+                    rest = f"to go on: {command(where)}"
+            line = f"interrupted; record: {where}; {rest}"
+            print(line, file=sys.stderr, flush=True)
             if isinstance(error, Interrupted):
                 raise
             raise Interrupted(signal.SIGINT) from error

@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import window
 from fedtrellis.wire.flower_internals import (
-    ErrorCode,
     is_simulation,
     log,
     message_bytes,
@@ -41,19 +40,16 @@ _WAIT_SHARE = 0.05
 # Seconds without a new node after which a run goes on with those that are there.
 _STILL = 3.0
 _REASON_LENGTH = 500
-# Seconds without any answer until a client that may be behind is nudged: by then it
-# should be done, as two ClientApps at a time would overwrite each other's state.
-_NUDGE_AFTER = 15.0
-Code = Literal["dropped", "no-answer", "crashed", "error", "refused"]
+Code = Literal["dropped", "no-answer", "error", "refused"]
 
 
 class Reason(str):
     """Why there is no usable answer: a text for people, and codes to go by.
 
-    The code is ``"no-answer"``; ``"crashed"``, a SuperNode gave its ClientApp up;
-    ``"error"``, any other error instead of an answer; ``"refused"``, the client says
-    that it will not; or ``"dropped"``, the answer was no good. ``refusal`` is the code
-    of the client's :class:`~fedtrellis.settings.CodedError`, if it refused.
+    The code is ``"no-answer"``; ``"error"``, an error instead of an answer;
+    ``"refused"``, the client says that it will not; or ``"dropped"``, the answer was no
+    good. ``refusal`` is the code of the client's
+    :class:`~fedtrellis.settings.CodedError`, if it refused.
     """
 
     code: Code
@@ -69,8 +65,7 @@ class Reason(str):
 def failure(code: int, reason: str | None) -> Reason:
     """Why there is an error instead of an answer."""
     text = (reason or "no reason given").strip()[-_REASON_LENGTH:]
-    crashed = code == ErrorCode.CLIENT_APP_CRASHED
-    return Reason(f"error {code}: {text}", "crashed" if crashed else "error")
+    return Reason(f"error {code}: {text}", "error")
 
 
 NO_ANSWER = Reason("no answer", "no-answer")
@@ -97,11 +92,7 @@ class Traffic:
 
 @window()
 def exchange(
-    grid: Grid,
-    requests: Sequence[Message],
-    timeout: float,
-    traffic: Traffic,
-    clients: Sequence[Client] = (),
+    grid: Grid, requests: Sequence[Message], timeout: float, traffic: Traffic
 ) -> dict[int, Message | Reason]:
     """Send one wave, at most one message to a node, and wait for the replies.
 
@@ -110,10 +101,6 @@ def exchange(
     ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
     message that was lost in this process will not come), and one with
     ``bytes_of(message)`` what a message took.
-
-    Of ``clients``, which the requests are for, it is noted down who may be a message
-    behind. Such a client gets a second message later on, which pushes the answer to the
-    first one out: when 15 s have gone by without any answer, or half of the timeout.
     """
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
     # that of a grid within it may see other messages
@@ -121,8 +108,6 @@ def exchange(
     if size_of is None or not measured:  # a grid may change what it sends
         size_of = message_bytes
         traffic.down += sum(map(size_of, requests))
-    # in this process there is nobody in between who could keep an answer back
-    behind = [] if settled else _still_behind(grid, clients)
     unsent = Reason("the request could not be sent", "error")
     to = [request.metadata.dst_node_id for request in requests]
     result: dict[int, Message | Reason] = dict.fromkeys(to, unsent)
@@ -131,10 +116,9 @@ def exchange(
     waiting = {message_id: request for message_id, request in sent if message_id}
     if measured:
         traffic.down += sum(map(size_of, requests))
-    began = quiet_since = time.monotonic()
+    began = time.monotonic()
     deadline = began + timeout
     while waiting:
-        before = len(waiting)
         for reply in grid.pull_messages(list(waiting)):
             # an unavailable node's error names another node: the id is what counts
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -153,23 +137,10 @@ def exchange(
         now = time.monotonic()
         if not waiting or (settled and settled(list(waiting))) or now > deadline:
             break
-        quiet_since = now if len(waiting) < before else quiet_since
-        if behind and now > min(quiet_since + _NUDGE_AFTER, began + timeout / 2):
-            # messages whose answers nobody needs
-            silent = {request.metadata.dst_node_id for request in waiting.values()}
-            late = [client for client in behind if client.node_id in silent]
-            hellos = [_hello(client.node_id) for client in late]
-            nudges = grid.push_messages(hellos) if late else []
-            for client, nudge in zip(late, nudges, strict=False):
-                client.nudge = nudge or ""
-            behind = []
         wait = max(_SHORTEST_WAIT, _WAIT_SHARE * (now - began))
         time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
     for request in waiting.values():
         result[request.metadata.dst_node_id] = NO_ANSWER
-    for client in clients:
-        code = getattr(result[client.node_id], "code", "")
-        client.behind |= code in ("no-answer", "crashed")
     return result
 
 
@@ -177,20 +148,6 @@ def _hello(node_id: int, agreed: str = "") -> Message:
     known = {AGREED: ConfigRecord({AGREED: agreed})} if agreed else {}
     content = RecordDict({**known})
     return Message(content, dst_node_id=node_id, message_type=HELLO, group_id="0")
-
-
-def _still_behind(grid: Grid, clients: Sequence[Client]) -> list[Client]:
-    """The clients that are behind, less those whose nudge has been answered.
-
-    If a ClientApp answers that its SuperNode had given up, its answer goes out instead
-    of the next one, and so on: no answer is ever in time again. A second message, after
-    15 s of silence or half of the timeout, pushes the answer to the first one out.
-    """
-    nudged = {client.nudge: client for client in clients if client.nudge}
-    for reply in grid.pull_messages(list(nudged)) if nudged else ():
-        if client := nudged.get(reply.metadata.reply_to_message_id):
-            client.behind, client.nudge = False, ""
-    return [client for client in clients if client.behind]
 
 
 def _connected(grid: Grid, few: Callable[[set[int]], bool], seconds: float) -> bool:
@@ -255,8 +212,6 @@ class Client:
     epoch: str = ""  # the epoch of that round
     version: int | None = None  # the model version that it is known to have
     ready: bool = False  # whether it is known to have state of this session
-    behind: bool = False  # whether its node may send each answer a message late
-    nudge: str = ""  # the last message that was sent to push an answer out
     key: Key = Key()  # of the node that answers for it
     properties: dict[str, Any] = field(default_factory=dict)
 
@@ -318,15 +273,14 @@ class Registry:
         new = sorted(connected - known - self._left_out)
         if not new:
             return
-        # an earlier run may have left any of them a message behind
-        strangers = {node_id: Client(node_id, behind=True) for node_id in new}
+        strangers = {node_id: Client(node_id) for node_id in new}
         for node in grid.get_nodes():
             if stranger := strangers.get(node.node_id):
                 data = node.public_key
                 digest = sha256(data).hexdigest() if data else ""
                 stranger.key = Key(digest, bool(node.name))
         requests = [_hello(node_id, self.agreed) for node_id in new]
-        replies = exchange(grid, requests, timeout, traffic, list(strangers.values()))
+        replies = exchange(grid, requests, timeout, traffic)
         first = ""
         for node_id, reply in replies.items():
             why = reply if isinstance(reply, str) else ""
@@ -351,7 +305,6 @@ class Registry:
     ) -> str:
         """Make a node a client, or the one that it was; or say why it is refused."""
         node_id, key = stranger.node_id, stranger.key
-        stranger.behind = bool(stranger.nudge)
         status, properties = (hello.content.get(one) for one in (STATUS, CONFIG))
         name = status.get("client-id") if isinstance(status, ConfigRecord) else None
         if not isinstance(name, str) or not name:
@@ -380,7 +333,6 @@ class Registry:
             self.clients[name] = stranger
         elif known.node_id not in connected:
             known.node_id, known.key = node_id, stranger.key
-            known.behind, known.nudge = stranger.behind, stranger.nudge
         elif started:
             # a node that died counts as connected for a while; its successor is
             # asked again in the next round

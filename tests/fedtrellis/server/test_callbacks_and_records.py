@@ -1,9 +1,7 @@
 """What a run leaves behind: its records, its progress, its picture."""
 
-import io
 import json
 import tomllib
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +12,12 @@ from flwr.serverapp.strategy import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from rich.console import Console
 
 from clients import FedAvgGDClient
-from fedtrellis import EarlyStop, JsonLines, Progress, RoundRecord
+from fedtrellis import EarlyStop, JsonLines, RoundRecord
 from fedtrellis.server.callbacks import (
     Call,
     in_a_line,
-    progress_of,
     summarise,
 )
 from fedtrellis.server.records import RunRecord, plot_convergence, to_toml
@@ -142,11 +138,6 @@ def test_summaries_have_totals_and_last_metrics() -> None:
         "rounds 2  loss 5  gap 2  ↑ 150 B ↓ 1.5 kB  0.75 s  3 of 4 used  "
         "1 dropped, most often: late"
     )
-    # 1/t: of the fall of 19/20 the rounds 19 and 20 bring 1/18 − 1/20
-    falling = [RoundRecord(t, evaluation={"loss": 1 / max(1, t)}) for t in range(21)]
-    assert progress_of(falling)["progress"] == pytest.approx(0.1 / 18 / 0.95)
-    rising = [RoundRecord(t, evaluation={"loss": t}) for t in range(21)]
-    assert progress_of(falling[:1]) == progress_of(rising) == {}
     # of metrics of one name the server's counts
     both: Config = {"client_evaluation": {"loss": 2.0, "b": 2.0}}
     record = RoundRecord(1, train={"loss": 1.0}, evaluation={"loss": 3.0}, **both)
@@ -165,28 +156,6 @@ def test_early_stop_compares_its_metric() -> None:
 
 
 # -------------------------------------------------------------------------- progress
-
-
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
-def test_on_a_terminal_a_bar_is_drawn_and_nothing_logged(
-    error: BaseException | None, logged: list[str]
-) -> None:
-    """It says of which round an older metric is; the cursor is back in the end."""
-
-    def end(record: RoundRecord) -> bool:
-        if error and record.round == 3:
-            raise error
-        return record.round == 3
-
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=200)
-    with pytest.raises(KeyboardInterrupt) if error else nullcontext():
-        run(callbacks=[Progress(console=terminal), Call(end)], evaluate_every=2)
-    for part in ("3/4", "accuracy 0.5", f"loss {3.0 + 15 / 4**2:.4g} (round 2)"):
-        assert part in screen.getvalue()
-    assert screen.getvalue().count("\x1b[?25l") == 1
-    assert screen.getvalue().count("\x1b[?25h") == 1
-    assert not [line for line in logged if line.startswith("round ")]
 
 
 def test_json_lines_have_reasons_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:

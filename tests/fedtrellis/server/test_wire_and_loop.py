@@ -31,7 +31,6 @@ from fedtrellis.wire.exchange import Reason, Traffic, exchange
 from tests.fedtrellis.server.steps import (
     EVERY,
     SIZE,
-    Remote,
     StepClient,
     Steps,
     at,
@@ -439,51 +438,3 @@ def test_a_long_wave_costs_few_requests(
     began = now[0]
     assert wave(Slow([], ["m1"]), [10], 100.0)[0] == {10: "no answer"}
     assert 100.0 <= now[0] - began < 100.1
-
-
-class OneBehind(Remote):
-    """A grid one of whose SuperNodes sends each answer when the next message comes.
-
-    ``for_good``: that of another run's message, too.
-    """
-
-    def __init__(self, for_good: bool) -> None:
-        super().__init__(grid_of())
-        self.for_good, self.node_id = for_good, min(self.get_node_ids())
-        self.late, self.nudges = "", 0
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        ids = self.inner.push_messages(messages)
-        for message_id, message in zip(ids, messages, strict=True):
-            if message.metadata.dst_node_id == self.node_id:
-                hello = message.metadata.message_type.startswith("query")
-                self.nudges += hello
-                if not hello or self.late or self.for_good:
-                    self.late = message_id
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return self.inner.pull_messages(i for i in message_ids if i != self.late)
-
-
-@pytest.mark.parametrize(
-    ("for_good", "used", "nudges"),
-    [
-        # found out in the first round; from then on every answer is in time, and it
-        # was introduced first
-        (False, [2, 3, 3, 3], 1 + 3),
-        # by an earlier run: it takes part from the start
-        (True, [3, 3, 3, 3], 2 + 4),
-    ],
-)
-def test_a_node_that_is_a_message_behind_is_nudged(
-    for_good: bool, used: list[int], nudges: int
-) -> None:
-    """As a SuperNode is once it has given up a ClientApp that answers all the same."""
-    strategy, grid = Steps(), OneBehind(for_good)
-    start(strategy, cast(LocalGrid, grid), 4, timeout=0.4)
-    assert used_of(strategy) == used
-    assert strategy.num_clients == 3
-    assert not strategy.refused
-    assert grid.nudges == nudges
