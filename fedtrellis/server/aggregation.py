@@ -417,11 +417,6 @@ class Private(Budget, Aggregation):
     def metrics(self) -> dict[str, float]:
         """ε of what was released so far; nothing where no guarantee holds."""
         self._rounds += 1
-        if self._releases < self._rounds:
-            raise RuntimeError(
-                f"a round's model was made without the noise of {self.wanted}: "
-                "aggregate has to use self.average or self.mean_of"
-            )
         if self._cohorts.participation < 1.0 and self._draws < self._rounds:
             raise RuntimeError(
                 f"{self.wanted} relies on secret coins, and sample does not ask for "

@@ -198,8 +198,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.used: list[str] = []
         # clients whose state is no longer known, and begins at zero
         self._zeroed: set[str] = set()
-        # ‖x‖ of an array, which a version of the model is or has
-        self._model_size: tuple[Any, int, float] = None, 0, 0.0
         options = self.options
         chosen, kinds = options.aggregation, {kind.name: kind for kind in AGGREGATIONS}
         #: The run's own aggregation.
@@ -343,9 +341,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         reference = self.broadcast.model if reference is None else reference
         aggregator, layout = self.aggregator, self.broadcast.layout
         point: FloatArray = aggregator.take(answer, reference.shape, layout)
-        # ‖x_i‖ ≤ b, whatever x is, needs no look at x
         if answer.norm is None or answer.norm > self.options.answer_bound:
-            self._check_proportion(point, reference, answer.norm)
+            self._check_proportion(point, reference)
         return point
 
     def average(self, points: Points, centre: FloatArray) -> FloatArray:
@@ -388,21 +385,15 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         # n·p may lie above a whole number by rounding alone: 0.07·100 is 7.0…01
         return int(np.ceil(self.num_clients * self.options.participation - 1e-9))
 
-    def _check_proportion(
-        self, point: FloatArray, reference: FloatArray, norm: float | None = None
-    ) -> None:
-        """Raise ValueError for a point, of a norm that may be known, far beyond x."""
-        size = _norm(point) if norm is None else norm
-        known, version, scale = self._model_size
-        if known is not reference or version != self.broadcast.version:
-            scale = _norm(reference)
-            self._model_size = reference, self.broadcast.version, scale
-        # ‖x_i‖ ≤ b · max(1, ‖x‖)
-        if not size <= self.options.answer_bound * max(1.0, scale):
+    def _check_proportion(self, point: FloatArray, reference: FloatArray) -> None:
+        """Raise ValueError for a point far beyond x: ‖x_i‖ > b · max(1, ‖x‖)."""
+        size, bound = _norm(point), self.options.answer_bound
+        if size <= bound:  # whatever x is
+            return
+        if not size <= bound * (scale := _norm(reference)):
             raise ValueError(
                 f"the answer has norm {size:.3g}, the model {scale:.3g}: beyond "
-                f"answer-bound = {self.options.answer_bound:g}; local steps that "
-                "diverge, or a lie"
+                f"answer-bound = {bound:g}; local steps that diverge, or a lie"
             )
 
     # -------------------------------------------------------- messages and evaluations

@@ -292,8 +292,6 @@ _DTYPES = (
     *(np.dtype(name) for name in ("<u8", "<i8", "<f2", "<f4", "<f8")),
 )
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-#: Dtypes and shapes of arrays.
-Described = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 
 
 def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
@@ -334,24 +332,15 @@ def split_arrays(joined: NDArray[Any]) -> list[NDArray[Any]]:
     return arrays
 
 
-@lru_cache(maxsize=4096)
-def travels_as_one(described: Described) -> bool:
-    """Whether arrays are so few, or so small and of such kinds, that they are one."""
-    return len(described) == 1 or (
-        1 < len(described) < 256
-        and sum(prod(s) * d.itemsize for d, s in described) <= _JOINED_MAX_BYTES
-        and all(d in _DTYPE_CODES and len(s) < 256 for d, s in described)
-    )
-
-
 def array_record(arrays: Sequence[NDArray[Any]], join: bool = False) -> ArrayRecord:
     """Make an ``ArrayRecord`` with the keys Flower gives a list: "0", "1", ...
 
     With ``join``, for messages of our own, several small arrays may travel as one.
     """
-    several = join and len(arrays) > 1
-    if several and travels_as_one(tuple([(a.dtype, a.shape) for a in arrays])):
-        return filled(ArrayRecord(), {JOINED: encode(join_arrays(arrays))})
+    if join and 1 < len(arrays) < 256:
+        small = sum([array.nbytes for array in arrays]) <= _JOINED_MAX_BYTES
+        if small and _DTYPE_CODES.keys() >= {array.dtype for array in arrays}:
+            return filled(ArrayRecord(), {JOINED: encode(join_arrays(arrays))})
     return filled(ArrayRecord(), {str(i): encode(a) for i, a in enumerate(arrays)})
 
 

@@ -290,14 +290,10 @@ class Registry:
                 first = first or f": {why}"
                 traffic.reject(f"on node {node_id}", why)
         if not self.clients:
-            # so Flower says of ClientApp(client_fn=...), and of an app of functions
-            theirs = f"Invalid message type: {HELLO}", "No query function"
-            if any(text in first for text in theirs):
-                first += (
-                    " (the nodes' ClientApp was not made by fedtrellis; make it with "
-                    "app = fedtrellis.client_app(client_fn))"
-                )
-            raise RuntimeError(f"none of {len(new)} nodes can be used{first}")
+            raise RuntimeError(
+                f"none of {len(new)} nodes can be used{first} (their ClientApp has to "
+                "be made by fedtrellis.client_app)"
+            )
         self.names = sorted(self.clients, key=identity_order)
 
     def _take_in(

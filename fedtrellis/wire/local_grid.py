@@ -12,7 +12,6 @@ import json
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -31,12 +30,7 @@ from flwr.serverapp import Grid
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, refused
 from fedtrellis.signals import window
-from fedtrellis.wire.arrays import (
-    Described,
-    array_record,
-    record_arrays,
-    travels_as_one,
-)
+from fedtrellis.wire.arrays import array_record, record_arrays
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.client import MethodApp, Serving, serve, serve_together
 from fedtrellis.wire.exchange import Reason, Traffic, failure
@@ -57,6 +51,7 @@ from fedtrellis.wire.flower_internals import (
     through_bytes,
 )
 from fedtrellis.wire.protocol import (
+    ARRAYS,
     NodeContext,
     NodeReply,
     NodeRequest,
@@ -557,16 +552,23 @@ def _name_bytes(client: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _frame(described: Described | None, measured: bool) -> int | None:
-    """Bytes of a reply's records but for bodies; None: the arrays' content counts."""
+def _frame(
+    described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...] | None, measured: bool
+) -> int | None:
+    """Bytes of a reply's records but for bodies; None: the arrays' content counts.
+
+    ``described`` has dtypes and shapes of its arrays.
+    """
     arrays = None
     if described is not None:
-        size = sum([prod(shape) * dtype.itemsize for dtype, shape in described])
-        if not travels_as_one(described) or size > CHUNK_SIZE // 2:
-            return None
         arrays = [np.empty(shape, dtype) for dtype, shape in described]
+        if sum([array.nbytes for array in arrays]) > CHUNK_SIZE // 2:
+            return None
     metrics = {"": 0.0} if measured else {}
     body = len(items_to_bytes(MetricRecord, metrics))
-    size = content_bytes(NodeReply("", {}, arrays, metrics).content)
+    content = NodeReply("", {}, arrays, metrics).content
+    if len(content.get(ARRAYS, ())) > 1:
+        return None
+    size = content_bytes(content)
     # a body's length stands before it
     return size - sum(n + len(str(n)) for n in (_name_bytes(""), body))

@@ -305,11 +305,6 @@ class Another(FedAvgGD):
         return {}
 
 
-class Silent(FedAvgGD):
-    def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        return {}
-
-
 class Chosen(FedAvgGD):
     def sample(self, server_round: int) -> list[str]:
         return self.clients[server_round % 2 :: 2]
@@ -325,7 +320,6 @@ REFUSED: Sequence[tuple[Any, dict[str, Any], Any, str]] = [
     (FedAvgGD, {"resume": "file.npz"}, SettingsError, "resume does not apply beside"),
     (Waves, {}, SettingsError, "which overrides run_round"),
     (Another, {}, TypeError, "gives no single answers"),
-    (Silent, {}, RuntimeError, "made without the noise of aggregation = 'private'"),
     (Chosen, {}, RuntimeError, "relies on secret coins"),
     *(
         (FedFW, FW | LOCAL | more, SettingsError, re.escape(message))
