@@ -292,7 +292,7 @@ class Registry:
         if not self.clients:
             raise RuntimeError(
                 f"none of {len(new)} nodes can be used{first} (their ClientApp has to "
-                "be made by fedtrellis.client_app)"
+                "be app = fedtrellis.client_app(client_fn))"
             )
         self.names = sorted(self.clients, key=identity_order)
 
