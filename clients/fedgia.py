@@ -115,7 +115,7 @@ class FedGiAClient(StatefulClient):
         numbers = [found["lipschitz"], found.get("strong-convexity", 0.0)]
         self.numbers = np.array([*numbers, float("one-sigma" in found)])
         point = diagonal.reshape(layout.point_shape)
-        return [layout.to_wire(point.astype(layout.point_dtype))], 0, {}
+        return [layout.to_wire(point)], 0, {}
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """ADMM steps, or one gradient step, from x; the answer is z_i."""

@@ -285,8 +285,7 @@ class SecureSum(Mean):
             own: Any = {"arrays": [], "numbers": total[least:], "norm": None}
             for index, part in enumerate(total[:least].reshape(-1, *model.shape)):
                 point = part + model if index < points else part
-                sent = layout.to_wire(point.astype(layout.point_dtype))
-                own["arrays"].append(sent)
+                own["arrays"].append(point.astype(layout.point_dtype))
             result += [replace(answer, **own) for answer in members]
         return result, anew
 

@@ -194,7 +194,7 @@ class ModelBroadcast:
         if base is not None and not self._has_steps:
             changed = np.unique(np.concatenate([np.empty(0, np.intp), *since]))
             indices = changed.astype(np.min_scalar_type(max(self.model.size - 1, 0)))
-            values = self.layout.to_wire(self.model.reshape(-1)[changed])
+            values = self.model.reshape(-1)[changed]
             if indices.nbytes + values.nbytes < self._whole()[1]:
                 config |= {"model-encoding": "entries", "model-base": base}
                 return array_record([indices, values], join=True), config
@@ -212,7 +212,7 @@ class ModelBroadcast:
 
     def _whole(self) -> tuple[list[NDArray[Any]], int]:
         """All of the model as it travels, and its bytes."""
-        arrays = sparse_or_dense(self.layout.to_wire(self.model))
+        arrays = sparse_or_dense(self.model)
         return arrays, sum(array.nbytes for array in arrays)
 
     def _worth_sending(self, steps: Sequence[Step]) -> bool:
@@ -256,7 +256,7 @@ def receive(
     elif stored is not None:
         layout = stored.layout
     if encoding in ("dense", "sparse"):
-        point = layout.from_wire(from_sparse_or_dense(arrays, layout.point_shape))
+        point = from_sparse_or_dense(arrays, layout.point_shape)
     # what the client has may be newer than what the server believes, but not older
     elif stored is not None and base <= stored.version <= version:
         if stored.version == version:
@@ -264,7 +264,7 @@ def receive(
         point = stored.point.copy()
         if encoding == "entries":
             indices, values = arrays
-            point.reshape(-1)[indices] = layout.from_wire(values)
+            point.reshape(-1)[indices] = values
         else:
             for step in unpack_steps(arrays, layout)[stored.version - base :]:
                 step.apply(point)

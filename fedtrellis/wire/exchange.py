@@ -124,14 +124,10 @@ def exchange(
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
             if request is None:
                 continue  # late, or a copy of one that was taken
-            kind, node_id = request.metadata.message_type, request.metadata.dst_node_id
+            node_id = request.metadata.dst_node_id
             traffic.up += size_of(reply)
             if reply.has_error():
                 result[node_id] = failure(reply.error.code, reply.error.reason)
-            elif (said := reply.metadata.message_type) != kind:
-                # errors may have a type of Flower's own, an answer has its request's
-                text = f"the answer is one to {said!r}, not to {kind!r}"
-                result[node_id] = Reason(text)
             else:
                 result[node_id] = reply
         now = time.monotonic()

@@ -401,9 +401,6 @@ def test_answers_and_errors_belong_to_the_request_that_they_name() -> None:
     for ids in (["m1", None], ["m1"]):
         result, _ = wave(Script([[a]], cast(Any, ids)), [10, 20])
         assert result == {10: a, 20: "the request could not be sent"}
-    b.metadata.message_type = "train.propose"
-    result, _ = wave(Script([[b, a]], ["m1", "m2"]), [10, 20])
-    assert result == {10: a, 20: "the answer is one to 'train.propose', not to 'train'"}
     # Flower's own reply for a node that is gone comes from the SuperLink, and its word
     # for what it does not know any more has a type of Flower's
     gone = reply("m2", 1, Error(3, "Node Unavailable"))
