@@ -40,11 +40,9 @@ def falling(default: StepSchedule) -> Any:
 
 def unpacked(strategy: RoundStrategy, answer: Answer, by: Any) -> FloatArray:
     """What a compressor packed; dense, as nobody can add it up else, of a sum."""
-    x, layout = strategy.broadcast.model, strategy.broadcast.layout
     if strategy.aggregator.seen_by == "client":
-        dense: FloatArray = strategy.aggregator.take(answer, x.shape, layout)
-        return dense
-    change: FloatArray = by.unpack(answer.arrays, layout)
+        return strategy._only_array(answer, strategy.broadcast.model.shape)
+    change: FloatArray = by.unpack(answer.arrays, strategy.broadcast.layout)
     if not np.isfinite(change).all():
         raise ValueError("the answer is not finite")
     return change

@@ -19,6 +19,7 @@ from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
+from fedtrellis.wire.exchange import NO_ANSWER
 from fedtrellis.wire.flower_internals import log
 
 # F(x) − F* over F(x_0) − F* at a solution; a tolerance above 10⁻⁹ allows for more.
@@ -423,7 +424,7 @@ class FedGiA(RoundStrategy):
     ) -> dict[str, float] | None:
         metrics, search = super()._use(server_round, answers), self._search
         refused = [why for _, why in self.conversation.traffic.rejected]
-        lost = metrics is None and any(why.code != "no-answer" for why in refused)
+        lost = metrics is None and any(why is not NO_ANSWER for why in refused)
         if lost and search is not None:
             # nobody had a number to answer with: x was too far
             self._answered[:] = False

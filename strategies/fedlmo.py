@@ -244,12 +244,12 @@ class FedLMO(RoundStrategy):
 
     def check(self, answer: Answer) -> Any:
         """x_i and h_i or m_i, one of them, or C(D_i − v_i)."""
-        model, layout = self.broadcast.model, self.broadcast.layout
+        shape = self.broadcast.model.shape
         if self.variant == "local":
             return self.take_point(answer)
         # a gradient is in no proportion to the model
         if self.variant == "server":
-            return self.aggregator.take(answer, model.shape, layout)
+            return self._only_array(answer, shape)
         if self.variant == "ef21":
             return unpacked(self, answer, self._compressor)
         if len(answer.arrays) != 2:
@@ -257,7 +257,7 @@ class FedLMO(RoundStrategy):
         point, mean = answer.arrays
         return (
             self.take_point(replace(answer, arrays=[point])),
-            self.aggregator.take(replace(answer, arrays=[mean]), model.shape, layout),
+            self._only_array(replace(answer, arrays=[mean]), shape),
         )
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:

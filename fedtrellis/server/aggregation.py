@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedtrellis.privacy import Budget, SecretNoise, clipped
 from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.settings import Declared, SettingsError, given, setting
-from fedtrellis.wire.arrays import FloatArray, Layout
+from fedtrellis.wire.arrays import FloatArray
 
 Points = Sequence[FloatArray] | FloatArray
 
@@ -65,8 +65,8 @@ class Aggregation(Declared, ABC):
     defaults for what looks at answers in the clear, once. An object serves one run at a
     time: a strategy makes a copy of its own. A run calls :meth:`begin` and
     :meth:`prepare`; in a round :meth:`cohort`, :meth:`entries`, :meth:`ask`,
-    :meth:`opened`, :meth:`take` for each answer, :meth:`lost`, :meth:`combine` as often
-    as the method likes, :meth:`metrics`; and in the end :meth:`finish`.
+    :meth:`opened`, :meth:`lost`, :meth:`combine` as often as the method likes,
+    :meth:`metrics`; and in the end :meth:`finish`.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class Aggregation(Declared, ABC):
         """After the last round, and after a failure."""
 
     def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
-        """Whom a round asks, of those that were drawn for it."""
+        """Whom a round asks, instead of those that were drawn for it; called once."""
         return list(drawn)
 
     def entries(self, cohort: Sequence[str]) -> dict[str, Any]:
@@ -148,21 +148,6 @@ class Aggregation(Declared, ABC):
         those whose states, as the server replays them, begin anew in the next round.
         """
         return answers, set()
-
-    def take(self, answer: Answer, shape: tuple[int, ...], layout: Layout) -> Any:
-        """The one vector of an answer, for :meth:`combine`; ValueError if it is none.
-
-        Here a dense array of this shape, in the model's dtype.
-        """
-        if len(answer.arrays) != 1:
-            raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
-        array, dtype = answer.arrays[0], layout.point_dtype
-        if array.shape != shape or array.dtype != dtype:
-            raise ValueError(
-                f"the answer has shape {array.shape} and dtype {array.dtype}, "
-                f"expected {shape} and {dtype}"
-            )
-        return array
 
     def lost(self, answers: int, least: int) -> str:
         """Why so many checked answers come to nothing; empty if they do not.
@@ -378,24 +363,19 @@ class Private(Budget, Aggregation):
         self.open(cohorts.rounds, n, how)
         self._noise = SecretNoise(self.test_seed)
         self._weight = cohorts.expected * n
-        self._drawn: tuple[int, list[str]] = 0, []
-        self._rounds = self._draws = self._releases = 0
+        self._releases = 0
 
     def cohort(self, server_round: int, drawn: Sequence[str]) -> list[str]:
         """The clients of a round, by coins that nobody can draw again."""
         cohorts = self._cohorts
         if cohorts.participation == 1.0:
             return list(drawn)
-        if self._drawn[0] != server_round:
-            clients = cohorts.clients
-            coins = self._noise.uniform((len(clients),))
-            if cohorts.fixed is not None:
-                chosen = sorted(coins.argsort()[: cohorts.fixed].tolist())
-            else:
-                chosen = (coins < cohorts.participation).nonzero()[0].tolist()
-            self._drawn = server_round, [clients[i] for i in chosen]
-            self._draws += 1
-        return self._drawn[1]
+        coins = self._noise.uniform((len(cohorts.clients),))
+        if cohorts.fixed is not None:
+            chosen = sorted(coins.argsort()[: cohorts.fixed].tolist())
+        else:
+            chosen = (coins < cohorts.participation).nonzero()[0].tolist()
+        return [cohorts.clients[i] for i in chosen]
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """The noisy mean of what the points change in the centre.
@@ -416,12 +396,6 @@ class Private(Budget, Aggregation):
 
     def metrics(self) -> dict[str, float]:
         """ε of what was released so far; nothing where no guarantee holds."""
-        self._rounds += 1
-        if self._cohorts.participation < 1.0 and self._draws < self._rounds:
-            raise RuntimeError(
-                f"{self.wanted} relies on secret coins, and sample does not ask for "
-                "them: it has to use super().sample"
-            )
         if self.test_seed is not None:
             return {}
         return self.spent(self._releases)

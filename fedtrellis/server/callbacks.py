@@ -33,6 +33,8 @@ QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassi
 #: a callback stopped it, or it had all its rounds.
 ENDINGS = ("converged", "stopped", "round limit")
 STATUSES = ("running", *ENDINGS, "diverged", "interrupted", "failed")
+# Rounds of a run of which each has a line of the log.
+_ALL_LOGGED = 1000
 
 
 @dataclass
@@ -231,17 +233,14 @@ def in_a_line(history: Sequence[RoundRecord]) -> str:
 class Progress(Callback):
     """Logs a line a round, and the totals in the end.
 
-    Of a run of more than ``lines`` rounds at most one a second. A run with neither this
+    Of a run of more than 1 000 rounds at most one a second. A run with neither this
     callback nor :class:`JsonLines` has one of these.
 
     Examples
     --------
     >>> from fedtrellis import Progress
-    >>> callback = Progress(lines=100)
+    >>> callback = Progress()
     """
-
-    def __init__(self, lines: int = 1000) -> None:
-        self.lines = lines
 
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Begin to count."""
@@ -256,7 +255,7 @@ class Progress(Callback):
         self._up += record.bytes_up
         self._down += record.bytes_down
         now, number = time.time(), record.round
-        often = self._total <= self.lines or number in (0, 1, self._total)
+        often = self._total <= _ALL_LOGGED or number in (0, 1, self._total)
         if not often and now - self._logged < 1.0:
             return
         self._logged = now

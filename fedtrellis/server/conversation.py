@@ -21,7 +21,14 @@ from fedtrellis.encryption.releases import ReleaseError
 from fedtrellis.server.callbacks import listed
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.exchange import Client, Reason, Registry, Traffic, exchange
+from fedtrellis.wire.exchange import (
+    NO_ANSWER,
+    Client,
+    Reason,
+    Registry,
+    Traffic,
+    exchange,
+)
 from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import (
@@ -99,7 +106,7 @@ def refusal_of(status: Mapping[str, Any]) -> Reason | None:
     code, why = status.get("refused"), status.get("why")
     if not (isinstance(code, str) and code and isinstance(why, str)):
         return None
-    return Reason(why, "refused", code)
+    return Reason(why, code)
 
 
 class Conversation:
@@ -245,7 +252,7 @@ class Conversation:
                     todo.append(name)
                 else:
                     self.reject(name, answer)
-                    silent += [name] if answer.code == "no-answer" else []
+                    silent += [name] if answer is NO_ANSWER else []
             if silent:
                 names = listed(sorted(silent, key=identity_order), 20)
                 log(WARNING, "round %d: no answer from client %s", server_round, names)

@@ -293,7 +293,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def sample(self, server_round: int) -> list[str]:
         """The clients of a round; depends on the seed and the round alone.
 
-        But for an aggregation that has them drawn by secret coins, or without some.
+        An aggregation may draw others, by secret coins or as whole blocks.
         """
         options, n = self.options, self.num_clients
         drawn = list(self.clients)
@@ -304,7 +304,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             else:
                 chosen = np.flatnonzero(rng.random(n) < options.participation)
             drawn = [drawn[index] for index in chosen]
-        return self.aggregator.cohort(server_round, drawn)
+        return drawn
 
     def _check_model(self, layout: Layout) -> None:
         """Raise ValueError if the model does not fit, before any message is sent."""
@@ -339,11 +339,22 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         of proportion; the message is the reason that log and history give.
         """
         reference = self.broadcast.model if reference is None else reference
-        aggregator, layout = self.aggregator, self.broadcast.layout
-        point: FloatArray = aggregator.take(answer, reference.shape, layout)
+        point = self._only_array(answer, reference.shape)
         if answer.norm is None or answer.norm > self.options.answer_bound:
             self._check_proportion(point, reference)
         return point
+
+    def _only_array(self, answer: Answer, shape: tuple[int, ...]) -> FloatArray:
+        """The one dense array of an answer; ValueError if it is of another kind."""
+        if len(answer.arrays) != 1:
+            raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 1")
+        array, dtype = answer.arrays[0], self.broadcast.layout.point_dtype
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(
+                f"the answer has shape {array.shape} and dtype {array.dtype}, "
+                f"expected {shape} and {dtype}"
+            )
+        return array
 
     def average(self, points: Points, centre: FloatArray) -> FloatArray:
         r"""What some points come to, by the run's aggregation; float64, of shape S.

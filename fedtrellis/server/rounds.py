@@ -110,7 +110,8 @@ class RoundStrategy(LoopStrategy):
 
     def _entries(self, server_round: int, config: ConfigRecord) -> Entries:
         """Draw a round's clients; its requests, one object where they are the same."""
-        asked = self.sampled = self.sample(server_round)
+        drawn = self.sample(server_round)
+        asked = self.sampled = self.aggregator.cohort(server_round, drawn)
         if not asked:
             return {}
         common: dict[str, Any] = {**config, "num-clients": len(self.clients)}

@@ -161,10 +161,6 @@ class MethodClient(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """f_i(x), the number of examples and the objective's metrics."""
-        if not hasattr(self, "objective"):
-            found: tuple[float, int, dict[str, Any]]
-            found = super().evaluate(parameters, config)
-            return found
         return evaluate_objective(self.objective, parameters)
 
     def to_client(self) -> Client:

@@ -40,35 +40,31 @@ _WAIT_SHARE = 0.05
 # Seconds without a new node after which a run goes on with those that are there.
 _STILL = 3.0
 _REASON_LENGTH = 500
-Code = Literal["dropped", "no-answer", "error", "refused"]
 
 
 class Reason(str):
-    """Why there is no usable answer: a text for people, and codes to go by.
+    """Why there is no usable answer, as people read it.
 
-    The code is ``"no-answer"``; ``"error"``, an error instead of an answer;
-    ``"refused"``, the client says that it will not; or ``"dropped"``, the answer was no
-    good. ``refusal`` is the code of the client's
-    :class:`~fedtrellis.settings.CodedError`, if it refused.
+    ``refusal`` is the code of the client's :class:`~fedtrellis.settings.CodedError`, if
+    it refused.
     """
 
-    code: Code
     refusal: str
 
-    def __new__(cls, text: str, code: Code = "dropped", refusal: str = "") -> Reason:
-        """Make the text, and give it its codes."""
+    def __new__(cls, text: str, refusal: str = "") -> Reason:
+        """Make the text, and give it its code."""
         self = super().__new__(cls, text)
-        self.code, self.refusal = code, refusal
+        self.refusal = refusal
         return self
 
 
 def failure(code: int, reason: str | None) -> Reason:
     """Why there is an error instead of an answer."""
     text = (reason or "no reason given").strip()[-_REASON_LENGTH:]
-    return Reason(f"error {code}: {text}", "error")
+    return Reason(f"error {code}: {text}")
 
 
-NO_ANSWER = Reason("no answer", "no-answer")
+NO_ANSWER = Reason("no answer")
 
 
 @dataclass
@@ -84,9 +80,9 @@ class Traffic:
         """Note down why an answer is dropped, and log it (lost ones by the wave)."""
         why = reason if isinstance(reason, Reason) else Reason(reason)
         if len(why) > _REASON_LENGTH:  # it may quote what a client sent
-            why = Reason(why[:_REASON_LENGTH] + " ...", why.code, why.refusal)
+            why = Reason(why[:_REASON_LENGTH] + " ...", why.refusal)
         self.rejected.append((who, why))
-        if why.code != "no-answer":
+        if why is not NO_ANSWER:
             log(WARNING, "answer of client %s dropped: %s", who, why)
 
 
@@ -108,7 +104,7 @@ def exchange(
     if size_of is None or not measured:  # a grid may change what it sends
         size_of = message_bytes
         traffic.down += sum(map(size_of, requests))
-    unsent = Reason("the request could not be sent", "error")
+    unsent = Reason("the request could not be sent")
     to = [request.metadata.dst_node_id for request in requests]
     result: dict[int, Message | Reason] = dict.fromkeys(to, unsent)
     message_ids = grid.push_messages(list(requests))

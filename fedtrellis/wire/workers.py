@@ -6,13 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_EXCEPTION,
-    BrokenExecutor,
-    Future,
-    ProcessPoolExecutor,
-    wait,
-)
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from multiprocessing import connection
 from threading import Thread
 from typing import Any
@@ -72,36 +66,26 @@ class Workers:
     def _ask(self, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """What processes return for an order to each; RuntimeError: one has ended."""
         futures: dict[int, Future[Any]] = {}
-        number = 0
         try:
             with deferred():
                 for number, order in orders.items():
                     futures[number] = self._pools[number].submit(_do, *order)
-            wait(futures.values(), return_when=FIRST_EXCEPTION)
-            results = {}
-            for number in sorted(futures, key=lambda n: not futures[n].done()):
-                results[number] = futures[number].result()
-            return results
-        except Exception as error:
-            process = self._processes[number]
-            broken = isinstance(error, BrokenExecutor) or process.exitcode is not None
+            return {number: future.result() for number, future in futures.items()}
+        except BrokenExecutor:
             self.close()
-            who = f"worker {number} of {len(self._pools)}"
-            if broken:
-                raise RuntimeError(
-                    f"{who} ended with exit code {process.exitcode}, and its nodes' "
-                    "states with it; a checkpoint has those of its round"
-                ) from None
-            raise RuntimeError(f"{who} failed: {error!r}") from error
+            codes = [process.exitcode for process in self._processes]
+            ended = ", ".join(str(code) for code in codes if code)
+            raise RuntimeError(
+                f"a worker ended with exit code {ended}, and its nodes' states with "
+                "it; a checkpoint has those of its round"
+            ) from None
         except BaseException:
             # each finishes its request, so that the nodes' states are whole
             self._stop.set()
             try:
                 wait(futures.values())
+            finally:
                 self._stop.clear()
-            except BaseException:
-                self.close()
-                raise
             raise
 
     def close(self) -> None:

@@ -305,11 +305,6 @@ class Another(FedAvgGD):
         return {}
 
 
-class Chosen(FedAvgGD):
-    def sample(self, server_round: int) -> list[str]:
-        return self.clients[server_round % 2 :: 2]
-
-
 REFUSED: Sequence[tuple[Any, dict[str, Any], Any, str]] = [
     (Scaffold, {}, SettingsError, "does not apply to scaffold; allowed: mean, median"),
     (CompressedSGD, {}, SettingsError, "to compressed-sgd; allowed: mean, median"),
@@ -320,7 +315,6 @@ REFUSED: Sequence[tuple[Any, dict[str, Any], Any, str]] = [
     (FedAvgGD, {"resume": "file.npz"}, SettingsError, "resume does not apply beside"),
     (Waves, {}, SettingsError, "which overrides run_round"),
     (Another, {}, TypeError, "gives no single answers"),
-    (Chosen, {}, RuntimeError, "relies on secret coins"),
     *(
         (FedFW, FW | LOCAL | more, SettingsError, re.escape(message))
         for more, message in (

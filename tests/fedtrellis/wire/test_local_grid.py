@@ -232,7 +232,7 @@ def test_a_process_that_dies_ends_the_run_and_the_others(
     grids: Callable[..., LocalGrid],
 ) -> None:
     grid = grids(Dying, workers=2)
-    with pytest.raises(RuntimeError, match="worker . of 2 ended with exit code 7"):
+    with pytest.raises(RuntimeError, match="a worker ended with exit code 7"):
         play(FedAvgGD(), grid, np.zeros(4), rounds=2)
     assert all(gone(pid) for pid in pids(grid))
 
