@@ -150,7 +150,8 @@ class LocalGrid(Grid):
     node_configs : sequence of mapping, optional
         More entries for each node's config.
     encode : bool
-        Whether messages travel as bytes.
+        Whether messages travel as bytes. ``bytes_down`` and ``bytes_up`` then count
+        them.
     batched : bool
         Whether the clients of a wave take their ``steps`` side by side, where they have
         no ``fit`` of their own. Messages, states and faults are the same, and models to
@@ -221,6 +222,7 @@ class LocalGrid(Grid):
         self.faults = {name: float(faults.get(name, 0.0)) for name in FAULTS}
         self.encode, self.batched, self.workers = encode, batched, workers
         self.fault_counts = dict.fromkeys(FAULTS, 0)
+        self.bytes_up = self.bytes_down = 0
         self._seed = seed
         # ids that look as arbitrary as Flower's, so that nobody counts on their order
         ids = generator(seed, "node ids").choice(2**62, size=num_nodes, replace=False)
@@ -403,6 +405,7 @@ class LocalGrid(Grid):
             struck.append((message, strikes))
             if self.encode:
                 message, size = through_bytes(message, self._shared)
+                self.bytes_down += size
                 self._sizes[message.metadata.message_id] = size
             asked.append((node_id, message))
         if wiped:
@@ -440,6 +443,7 @@ class LocalGrid(Grid):
         name_message(answer, f"late-{int(number)}" if late else f"{number}-reply")
         if self.encode:
             answer, size = through_bytes(answer)
+            self.bytes_up += size
             self._sizes[answer.metadata.message_id] = size
         copies = [answer] if late or "duplicate" not in strikes else [answer, answer]
         (self._late if late else self._replies).extend(copies)
