@@ -28,6 +28,7 @@ BENCHMARKS = {
     "engines": "engines.comparison",
     "fine-tuning": "fine_tuning",
     "held-out": "held_out",
+    "sets": "sets",
     "networks": "networks",
     "constrained-cnn": "networks.constrained",
     "scale": "scale",

@@ -270,7 +270,7 @@ class Experiment:
         return strategy.start(
             self.grid() if grid is None else grid,
             self.initial_arrays(point),
-            num_rounds=self.run.rounds or (1000 if stops else 50),
+            num_rounds=self.run.rounds or (1000 if stops else self.task.rounds),
             timeout=self.run.timeout,
             evaluate_fn=evaluate_fn,
         )

@@ -45,7 +45,8 @@ class RunSettings:
     task: str = setting("digits", "what is learnt")
     rounds: int | None = setting(
         None,
-        "rounds; auto: 50, or as many as the method's tolerance takes, 1000 at most",
+        "rounds; auto: as many as the method's tolerance takes, 1000 at most; without "
+        "one 50, or what the task says",
         minimum=1,
     )
     domain: str = setting("", "the constraint; empty: the task's own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -124,8 +125,10 @@ class QuadraticAssignment(FiniteSum):
 
     A and B, flows and distances, have shape (n, n). E is where the ``mask``, a bool
     array of shape (n, n), is true. The examples that a mini-batch samples are the
-    entries of E. The ``weight`` is a positive factor on the whole function. A
-    ValueError: A and B are not square of one order, or E is empty.
+    entries of E. The ``weight`` is a positive factor on the whole function. With k > 1
+    ``copies`` a point is k matrices, an array of shape (k, n, n) or a list, and the
+    function the mean of their f. A ValueError: A and B are not square of one order, E
+    is empty, or a parameter is not allowed.
 
     Hessian bound: ‖∇f(X) − ∇f(Z)‖ ≤ 2 weight ‖A_E‖₂ ‖B‖₂ ‖X − Z‖, so Θ is that times I
     (the Hessian itself is indefinite). The relaxation to the Birkhoff polytope is
@@ -154,6 +157,7 @@ class QuadraticAssignment(FiniteSum):
         *,
         mask: ArrayLike | None = None,
         weight: float = 1.0,
+        copies: int = 1,
     ) -> None:
         A, self._B = base.check_array("A", A, 2), base.check_array("B", B, 2)
         shapes, order = (A.shape, self._B.shape), len(A)
@@ -165,18 +169,26 @@ class QuadraticAssignment(FiniteSum):
             found = f"mask has dtype {chosen.dtype} and shape {chosen.shape}"
             wanted = f"bool of shape {A.shape}, and true somewhere"
             raise ValueError(f"{found}; it must be {wanted}")
-        self.shape = A.shape
+        copies = base.check_count("copies", copies, 1)
+        self.shape = A.shape if copies == 1 else (copies, *A.shape)
         self._weigh(weight)
+        self._scale = self.weight / copies
         self._A = np.where(chosen, A, 0.0)
         self._entries = np.flatnonzero(chosen)
         self.num_examples = len(self._entries)
 
+    def _point(self, x: Any, name: str = "x") -> Array:
+        return super()._point(np.stack(x) if isinstance(x, list) else x, name)
+
+    def _like(self, x: Any, gradient: Array) -> Any:
+        return list(gradient) if isinstance(x, list) else gradient
+
     def _part(self, rows: IntArray | None) -> Array:
-        """Return weight · A on the entries sampled, 0 elsewhere."""
+        """Return weight/k · A on the entries sampled, 0 elsewhere."""
         if rows is None:
-            return self.weight * self._A
-        part, entries = np.zeros(self.shape), self._entries[rows]
-        scale = self.weight * self._inverse(rows)
+            return self._scale * self._A
+        part, entries = np.zeros(self._A.shape), self._entries[rows]
+        scale = self._scale * self._inverse(rows)
         part.flat[entries] = scale * self._A.flat[entries]
         return part
 
@@ -195,15 +207,16 @@ class QuadraticAssignment(FiniteSum):
         return 2.0 * self._value(self._point(direction, "direction"))
 
     def _room(self, rows: IntArray | None) -> int:
-        return self.shape[0] ** 2
+        return math.prod(self.shape)
 
     def _values(self, points: Array, rows: IntArray | None) -> Array:
         products = self._part(rows) @ (points @ self._B.T)
-        return np.asarray(np.einsum("mij,mij->m", products, points))
+        flat = len(points), math.prod(self.shape)
+        return np.einsum("mk,mk->m", products.reshape(flat), points.reshape(flat))
 
     def hessian_bound(self) -> Bound:
-        """Return 2 weight ‖A_E‖₂ ‖B‖₂ · I."""
-        return base.diagonal_bound(np.full(self.shape[0] ** 2, self.lipschitz()))
+        """Return 2 weight/k ‖A_E‖₂ ‖B‖₂ · I."""
+        return base.diagonal_bound(np.full(math.prod(self.shape), self.lipschitz()))
 
     @cached_property
     def _norms(self) -> float:
@@ -211,8 +224,8 @@ class QuadraticAssignment(FiniteSum):
         return float(np.linalg.norm(self._A, 2) * np.linalg.norm(self._B, 2))
 
     def lipschitz(self) -> float:
-        """Return 2 weight ‖A_E‖₂ ‖B‖₂, computed once."""
-        return 2.0 * self.weight * self._norms
+        """Return 2 weight/k ‖A_E‖₂ ‖B‖₂, computed once."""
+        return 2.0 * self._scale * self._norms
 
 
 class PrincipalComponents(FiniteSum):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import quadratic_assignment
 
 from reproduce.common import (
@@ -20,8 +19,9 @@ from reproduce.common import (
 )
 from reproduce.drawing import new_figure, panel, save, table
 from tasks import QuadraticAssignmentTask, make_task
+from tasks.matrices import random_start
 
-__all__ = ["ITEMS", "random_start"]
+__all__ = ["ITEMS"]
 
 HERE = Path(__file__).parent
 NODES = 72
@@ -36,19 +36,6 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_start(order: int, seed: int) -> NDArray[np.float64]:
-    """Half the barycentre and half a random doubly stochastic matrix.
-
-    As ``scipy.optimize.quadratic_assignment`` makes its randomised starts: Sinkhorn's
-    balancing of a uniform matrix.
-    """
-    matrix = np.random.default_rng(seed).uniform(size=(order, order))
-    for _ in range(200):
-        matrix /= matrix.sum(axis=1, keepdims=True)
-        matrix /= matrix.sum(axis=0, keepdims=True)
-    return np.asarray((matrix + 1.0 / order) / 2.0)
-
-
 def compute(options: Options) -> dict[str, Any]:
     """Long runs from the barycentre, short ones from random starts, and FAQ."""
     base = read_config(HERE / "chr12a.toml")
@@ -61,7 +48,8 @@ def compute(options: Options) -> dict[str, Any]:
     task = make_task("quadratic-assignment", app_config(base), NODES, 0)
     assert isinstance(task, QuadraticAssignmentTask)
     A, B, optimum = task.instance()
-    points = [random_start(len(A), seed) for seed in range(starts)]
+    seeds = map(np.random.default_rng, range(starts))
+    points = [random_start(len(A), rng) for rng in seeds]
     cases = {name: base | s | {"rounds": long} for name, s in methods.items()}
     far = repeat(options, cases, [0], NODES, curve=True, every=0)
     runs = [

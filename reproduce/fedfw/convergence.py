@@ -12,8 +12,7 @@ from reproduce.claims import counted
 from reproduce.common import Item, Options, Run, execute, read_config, repeat
 from reproduce.drawing import new_figure, panel, save, table
 from reproduce.rates import batched, late_slope, optimum
-
-from .assignment import random_start
+from tasks.matrices import random_start
 
 __all__ = ["ITEMS"]
 
@@ -161,7 +160,9 @@ def compute_nonconvex(options: Options) -> dict[str, Any]:
                 curve=True,
                 every=max(1, T // LOOKS),
                 grid=batched,
-                start=random_start(ORDER, seed) if config == "chr12a" else None,
+                start=random_start(ORDER, np.random.default_rng(seed))
+                if config == "chr12a"
+                else None,
             )
             for seed in seeds
             for T in lengths[problem]

@@ -141,6 +141,8 @@ class Task(ABC):
     #: by the name of the strategy's field; FedFW's ``penalty`` is λ_0 for about ten
     #: clients
     suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    #: the rounds of a run that no tolerance ends
+    rounds: ClassVar[int] = 50
     #: whether F is known to be convex
     convex: ClassVar[bool] = True
     #: whether F has a minimum without a constraint

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import quadratic_assignment
 from sklearn.datasets import load_digits, load_iris
 from sklearn.decomposition import PCA
 
+import sim
 import tasks.data
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
 from fedtrellis.wire.arrays import Layout
@@ -188,6 +190,23 @@ def test_the_stored_permutation_costs_9552() -> None:
     assert task.metrics([x + noise]) == metrics
     # the barycentre
     np.testing.assert_array_equal(task.initial_point()[0], np.full((12, 12), 1 / 12))
+
+
+def test_a_run_from_ten_starts_is_no_worse_than_faq() -> None:
+    task = "quadratic-assignment"
+    experiment = sim.app.experiment({"task": task, f"{task}.starts": 10}, 6)
+    A, B, _ = experiment.task.instance()
+    starts = experiment.task.initial_point()
+    assert np.sum(starts, axis=1) == pytest.approx(1.0)
+    assert np.sum(starts, axis=2) == pytest.approx(1.0)
+    faq = [
+        quadratic_assignment(A, B, method="faq", options={"P0": x}).fun for x in starts
+    ]
+    model = experiment.start().arrays.to_numpy_ndarrays()
+    costs = [experiment.task.cost(experiment.task.round(x)) for x in model]
+    assert np.mean(costs) <= 1.1 * np.mean(faq)
+    best = {"assignment-cost": min(costs), "assignment-excess": min(costs) / 9552 - 1}
+    assert experiment.task.metrics(model) == best
 
 
 def test_an_assignment_from_a_file(tmp_path: Path) -> None:

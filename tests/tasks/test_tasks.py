@@ -26,6 +26,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("lasso", {"rows": 37, "columns": 50, "nonzeros": 4}),
     ("lasso", {"noise": 0.5}),
     ("quadratic-assignment", {}),
+    ("quadratic-assignment", {"starts": 3}),
     ("matrix-completion", {}),
     ("classification", {"train-limit": 2000}),
     ("classification", {"partition": "natural"}),
@@ -159,7 +160,7 @@ def test_starts_domains_and_metrics_fit(name: str, config: dict[str, Any]) -> No
     for domain_name, radius in task.domains().items():
         assert radius >= 0.0
         domain = RUN_DOMAINS[domain_name].from_config({}, radius or 1.0)
-        domain.check_shape((flat(start).size,) if len(start) > 1 else start[0].shape)
+        task.model_set(domain).check_shape(Layout(tuple(task.shapes())).point_shape)
     manifold = task.manifold()
     assert (manifold is not None) == (name in ON_MANIFOLDS)
     if manifold is not None:
