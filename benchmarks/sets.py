@@ -17,8 +17,10 @@ from .report import Comparison, Row
 __all__ = ["FULL", "QUICK", "assignments", "compare"]
 
 #: Instances of QAPLIB, whose files lie in FEDTRELLIS_DATA; "" is the built-in chr12a.
-FULL = ("chr12a", "chr12c", "chr15b", "chr15c", "nug12", "nug14", "rou15")
-FULL += ("tai12a", "tai12b", "tai15a", "tai15b")
+FULL = (
+    *("chr12a", "chr12c", "chr15b", "chr15c", "nug12", "nug14", "rou15"),
+    *("tai12a", "tai12b", "tai15a", "tai15b"),
+)
 QUICK = ("",)
 NODES, STARTS = 10, 10
 

@@ -361,9 +361,11 @@ class QuadraticAssignmentTask(Nonconvex):
         A, B, _ = self.instance()
         mask = np.zeros(A.shape, dtype=np.bool_)
         mask.flat[features] = True
-        if not self._deals_a():
-            B, mask = np.where(mask, B, 0.0), None
-        return QuadraticAssignment(A, B, mask=mask, weight=weight, copies=self.starts)
+        if self._deals_a():
+            options: dict[str, Any] = {"mask": mask}
+        else:
+            B, options = np.where(mask, B, 0.0), {}
+        return QuadraticAssignment(A, B, weight=weight, copies=self.starts, **options)
 
     def round(self, x: Point) -> NDArray[np.intp]:
         """Return the permutation p nearest to X, the one with the largest Σ X_i,p(i).

@@ -212,7 +212,8 @@ class QuadraticAssignment(FiniteSum):
     def _values(self, points: Array, rows: IntArray | None) -> Array:
         products = self._part(rows) @ (points @ self._B.T)
         flat = len(points), math.prod(self.shape)
-        return np.einsum("mk,mk->m", products.reshape(flat), points.reshape(flat))
+        pairs = products.reshape(flat), points.reshape(flat)
+        return np.asarray(np.einsum("mk,mk->m", *pairs))
 
     def hessian_bound(self) -> Bound:
         """Return 2 weight/k ‖A_E‖₂ ‖B‖₂ · I."""
