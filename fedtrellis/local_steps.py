@@ -22,29 +22,25 @@ MOST_CURVED = 2.0
 # Turns of a power iteration: the curvature along the steepest direction, about.
 _POWERS = 20
 
-#: How γ_k falls, see :func:`step_size_at`.
+#: How γ_k falls, see :func:`step_sizes`.
 StepSchedule = Literal["log", "constant", "inverse-sqrt"]
-
-
-def step_size_at(schedule: str, size: float, k: int) -> float:
-    """γ_k, the step size of iteration k = 1, 2, … over all rounds, with γ_1 = size."""
-    if schedule == "log":
-        # γ_k = a / log₂(k + 1)
-        return size / log2(k + 1)
-    if schedule == "inverse-sqrt":
-        # γ_k = a / √k
-        return size / sqrt(k)
-    return size
 
 
 @lru_cache(maxsize=8)  # once for all clients of a round
 def step_sizes(
     schedule: str, size: float, count: int, server_round: int
 ) -> tuple[float, ...]:
-    """The step sizes γ_k of the ``count`` = k_0 iterations of a round."""
+    """The sizes γ_k of a round's ``count`` = k_0 steps; k counts over all rounds."""
     # k = (t − 1) k_0 + j, j = 1..k_0, in round t: whoever sits out misses his k
     before = (server_round - 1) * count
-    return tuple(step_size_at(schedule, size, before + j) for j in range(1, count + 1))
+    steps = range(before + 1, before + count + 1)
+    if schedule == "log":
+        # γ_k = a / log₂(k + 1)
+        return tuple(size / log2(k + 1) for k in steps)
+    if schedule == "inverse-sqrt":
+        # γ_k = a / √k
+        return tuple(size / sqrt(k) for k in steps)
+    return (size,) * count
 
 
 def sizes_of(config: Mapping[str, Any]) -> tuple[float, ...]:

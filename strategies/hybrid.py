@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import HASH_BYTES, Alignment, Group, align
+from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.conversation import Answer
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, given, setting
@@ -58,6 +59,15 @@ class HybridStrategy(LoopStrategy):
     #: know who has which feature is sent none.
     match_samples = True
 
+    loss: str = given(
+        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
+    )
+    regularization: float = given(
+        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
+    )
+    smoothing: float = given(
+        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
+    )
     feature_names: Sequence[str] | None = given(
         "the model's features, in the order of its one array; by default all that the "
         "clients name, in the order of the clients and of each client's own",

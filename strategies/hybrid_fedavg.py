@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.objectives.losses import LOSSES
 from fedtrellis.server.aggregation import Aggregation, Mean
 from fedtrellis.server.conversation import Answer, Conversation
 from fedtrellis.server.rounds import RoundStrategy
@@ -90,15 +89,6 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
     match_samples = False
     _kept: tuple[str, ...] = ("_alignment", "_labelled")
 
-    loss: str = given(
-        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
-    )
-    regularization: float = given(
-        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
-    )
-    smoothing: float = given(
-        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
-    )
     # nobody waits for those who did not answer, so nobody is asked twice
     retries: int = given("requests of a round are not repeated", default=0, shown=False)
     local_steps: int = setting(

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.dual.weights import targets_of
+from fedtrellis.dual.weights import shares, targets_of
 from fedtrellis.objectives.losses import DualLoss
 from fedtrellis.wire.arrays import FloatArray
 
@@ -39,17 +38,6 @@ def predictions_of(
     predicted = np.where(there, predicted, np.nan)
     probabilities = shares(scores) if loss.name == "logistic" else None
     return Predictions(sample_ids, scores, predicted, probabilities)
-
-
-def shares(scores: FloatArray) -> FloatArray:
-    """σ of each; with several columns, each class against the rest, over their sum."""
-    found: FloatArray = scipy.special.expit(scores)
-    if found.ndim == 2:
-        total = found.sum(axis=1, keepdims=True)
-        # where all are 0 no class is likelier than another
-        even = np.full_like(found, 1.0 / found.shape[1])
-        found = np.divide(found, total, out=even, where=total != 0.0)
-    return found
 
 
 def new_products(run: ClientRun) -> list[NDArray[Any]]:

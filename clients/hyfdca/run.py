@@ -547,16 +547,11 @@ class SplitPart(SplitClient):
 _made: KeptFor[Any] = KeptFor(most=4)
 
 
-def entry_counts(features: Any) -> NDArray[np.int64]:
-    """Return the number of non-zero entries of each column, shape (p_k,)."""
-    return np.asarray((features != 0.0).sum(axis=0), dtype=np.int64).ravel()
-
-
 def without_rare(features: Any, least: int) -> Any:
     """Features with zeros in the columns that have fewer than ``least`` entries."""
 
     def left() -> Any:
-        counts = entry_counts(features)
+        counts = np.asarray((features != 0.0).sum(axis=0)).ravel()
         keep = np.where((counts > 0) & (counts < least), 0.0, 1.0)
         if keep.all():
             return None

@@ -115,10 +115,9 @@ class QuasiNewton:
         self,
         scale: Array,
         h: Separable,
-        memory: int = MEMORY,
         dtype: Any = np.float64,
     ) -> None:
-        self.scale, self.h, self.memory = scale, h, memory
+        self.scale, self.h = scale, h
         self._smallest = _ULPS * float(np.finfo(dtype).eps)
         self.growth = 1.0
         self.best: Array | None = None
@@ -221,8 +220,8 @@ class QuasiNewton:
         s, y = step * self._root, change / self._root
         if not curvature > _FLAT * float(np.linalg.norm(s) * np.linalg.norm(y)):
             return
-        self._steps = np.concatenate([self._steps, s[None]])[-self.memory :]
-        self._changes = np.concatenate([self._changes, y[None]])[-self.memory :]
+        self._steps = np.concatenate([self._steps, s[None]])[-MEMORY:]
+        self._changes = np.concatenate([self._changes, y[None]])[-MEMORY:]
 
     def _long(self, x: Array, gradient: Array) -> Array:
         last_s, last_y = self._steps[-1], self._changes[-1]

@@ -1,7 +1,6 @@
 """The contract of a constraint set, and what balls and sets of vectors share."""
 
 import dataclasses
-import inspect
 import math
 import re
 from abc import ABC, abstractmethod
@@ -81,22 +80,6 @@ class Domain(ABC):
     by_nonzeros: ClassVar[bool] = False
     #: Whether x is in D where each of its entries is, whatever its place.
     _entrywise: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Check the arguments of the five methods, which clients call much later."""
-        super().__init_subclass__(**options)
-        for name in sorted(Domain.__abstractmethods__):
-            method = vars(cls).get(name)
-            if not inspect.isfunction(method):
-                continue
-            taken = list(inspect.signature(getattr(Domain, name)).parameters)
-            try:
-                inspect.signature(method).bind(*taken)
-            except TypeError:
-                raise TypeError(
-                    f"{cls.__name__}.{name} must take ({', '.join(taken)}), as "
-                    f"Domain.{name} does"
-                ) from None
 
     @abstractmethod
     def lmo(self, gradient: ArrayLike) -> Atom:

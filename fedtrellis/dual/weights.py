@@ -62,6 +62,17 @@ def targets_of(y: FloatArray, classes: int) -> FloatArray:
     return np.where(y == np.arange(classes)[:, None], 1.0, -1.0)
 
 
+def shares(scores: FloatArray) -> FloatArray:
+    """σ of each; with several columns, each class against the rest, over their sum."""
+    found: FloatArray = scipy.special.expit(scores)
+    if found.ndim == 2:
+        total = found.sum(axis=1, keepdims=True)
+        # where all are 0 no class is likelier than another
+        even = np.full_like(found, 1.0 / found.shape[1])
+        found = np.divide(found, total, out=even, where=total != 0.0)
+    return found
+
+
 def class_rule(given: str | Mapping[Any, Any] | None, classes: int) -> ClassRule:
     """Return C classes' weights as the clients agree on them; empty: there are none.
 

@@ -145,21 +145,17 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
         return np.asarray(rows @ np.asarray(self.coef_).T + self.intercept_)
 
     def _keep(self, found: Found, units: float) -> None:
-        """Set what a run certifies."""
-        self._check_arrived(found)
+        """Set what a run certifies, and warn if it ended before its gap was small."""
         self.objective_ = units * found.objective
         self.gap_ = units * found.gap
         self.history_ = found.history
-
-    def _check_arrived(self, found: Found) -> None:
-        """Warn if a run ended before its gap was small enough."""
         if not found.gap <= self.tol * found.scale:
             warnings.warn(
                 f"not converged after {len(found.history)} of max_iter = "
                 f"{self.max_iter} rounds: the gap is {found.gap:.3g}, tol = "
                 f"{self.tol:g} allows {self.tol * found.scale:.3g}",
                 ConvergenceWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
 
 

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from fedtrellis.dual.weights import BALANCED
+from fedtrellis.dual.weights import BALANCED, shares
 from fedtrellis.objectives.base import Array, check_number
 
 from .base import FederatedModel, Found, dual_ascent, sparse_regression
@@ -218,12 +217,8 @@ class FederatedLogisticRegression(_Classifier):
 
     def predict_proba(self, X: Any) -> Array:
         """Return each class's probability, (n, K): σ(xᵀw + b), normalised."""
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            second = expit(scores)
-            return np.column_stack([1.0 - second, second])
-        shares = expit(scores)
-        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+        found = shares(self.decision_function(X))
+        return np.column_stack([1.0 - found, found]) if found.ndim == 1 else found
 
     def predict_log_proba(self, X: Any) -> Array:
         """Return the logarithm of :meth:`predict_proba`."""

@@ -54,11 +54,6 @@ class Partitions:
             seen[part.rows] = True
         return masks
 
-    @property
-    def weighted(self) -> bool:
-        """Whether rows have weights."""
-        return any(part.weights is not None for part in self.parts)
-
     def joined(self, what: str) -> NDArray[Any]:
         """Return every sample's ``targets`` or ``weights``, (N,) objects, or None.
 
@@ -77,7 +72,7 @@ class Partitions:
 
     def weights(self) -> Array:
         """Return every sample's weight, (N,); NaN where it has none, 1 without any."""
-        if not self.weighted:
+        if all(part.weights is None for part in self.parts):
             return np.ones(len(self.ids))
         return self.joined("weights").astype(np.float64)
 

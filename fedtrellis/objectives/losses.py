@@ -163,13 +163,9 @@ class DualLoss(ScoreLoss):
         ‖x_i‖²: on longer rows the step may be too long. Nothing moves where u = α.
 
         α lies in the conjugate's domain; c, the ``weight`` (c_k), and γ (γ_t) are in
-        (0, 1], and λ, the ``regularization``, is above 0, else it is a ValueError. The
-        algorithm prints u in ∂l(z) where its proof has −u.
+        (0, 1], and λ, the ``regularization``, is above 0. The algorithm prints u in
+        ∂l(z) where its proof has −u.
         """
-        for name, number in (("weight", weight), ("gamma", gamma)):
-            if not 0.0 < number <= 1.0:
-                raise ValueError(f"{name} is {number!r}; it must be in (0, 1]")
-        check_number("regularization", regularization, positive=True)
         # In terms of Δ = s c γ (u − α) this is the coordinate step with q = 1 and
         # scale = λ, held between 0 and c γ (u − α): the function is concave.
         longest = weight * gamma * (self.dual_point(z, y) - alpha)

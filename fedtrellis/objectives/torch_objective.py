@@ -246,10 +246,6 @@ class TorchObjective(ModuleLoss):
         """
         return self._forms.split(to_numpy(self.flat.initial))
 
-    def parameters_to_vector(self, parameters: Sequence[Array]) -> Array:
-        """Return a list of arrays as one flat array of shape (p,)."""
-        return self._forms.vector(parameters)
-
     def _tensor(self, x: Point) -> Tensor:
         """Return a point as a new vector of its dtype on the device."""
         return torch.from_numpy(self._forms.vector(x)).to(self.device)

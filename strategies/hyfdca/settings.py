@@ -33,15 +33,6 @@ _PINNED = (
 class HyFDCASettings(HybridStrategy):
     """The settings of :class:`~strategies.HyFDCA`, which has the method itself."""
 
-    loss: str = given(
-        "of a score", default="hinge", kw_only=False, choices=tuple(LOSSES)
-    )
-    regularization: float = given(
-        "weight of (1/2)‖w‖²", default=1e-3, kw_only=False, symbol="λ", above=0.0
-    )
-    smoothing: float = given(
-        "of the smoothed hinge loss", default=1.0, symbol="g", above=0.0
-    )
     classes: int = given(
         "1, or how many there are, 3 or more, each against the rest",
         note="Labels are then numbers from 0, the model has shape (p, C), and the loss "

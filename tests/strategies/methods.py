@@ -176,7 +176,7 @@ def _on_features(method: str) -> Method:
         client,
         np.zeros(P),
         losses=(*np.sign(B), -np.sign(B[-1])),
-        rules=("mean", "median", "trimmed-mean"),
+        rules=("mean",),
     )
 
 

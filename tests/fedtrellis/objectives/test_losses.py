@@ -189,6 +189,3 @@ def test_a_weight_of_nothing(name: str) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="label 1 is -1; .* finite and at least 0"):
         POISSON.check_labels(np.array([0.0, -1.0]))
-    for numbers, match in (((0, 1, 1), "weight is 0"), ((1, -1, 1), "gamma is -1")):
-        with pytest.raises(ValueError, match=match):
-            Hinge().theoretical_step(one(0.0), one(0.0), one(1.0), *numbers)

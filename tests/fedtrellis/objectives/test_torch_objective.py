@@ -84,7 +84,7 @@ def test_parameters_may_have_no_axes() -> None:
     mse, data = nn.functional.mse_loss, (INPUTS, targets)
     f = objective(Affine(), loss=mse, data=data, weight=2.0, l2=0.1)
     x = random_point(f)
-    flat = f.parameters_to_vector(x)
+    flat = f._forms.vector(x)
     # the same by hand: 2 (mean (D x − targets)² + 0.05 ‖x‖²)
     design = np.column_stack([np.ones(23), INPUTS])
     error = design @ flat - targets
@@ -94,7 +94,7 @@ def test_parameters_may_have_no_axes() -> None:
     np.testing.assert_allclose(f.gradient(flat), slope, rtol=1e-11)
     parts = f.gradient(x)
     assert [part.shape for part in parts] == f.shapes == [(), (6,)]
-    np.testing.assert_allclose(f.parameters_to_vector(parts), slope, rtol=1e-11)
+    np.testing.assert_allclose(f._forms.vector(parts), slope, rtol=1e-11)
     np.testing.assert_allclose(f.values(np.stack([flat] * 2)), [value] * 2, rtol=1e-12)
 
 
@@ -133,7 +133,7 @@ def test_local_steps_are_those_of_torchs_sgd(net: str, dtype: Any, limit: int) -
     options: Any = {"weight": 2.0, "l2": 0.1, "batch_size_limit": limit}
     target = objective(model, loss=nn.CrossEntropyLoss(), **options)
     assert (target.closed is not None) == (net != "perceptron")
-    start = target.parameters_to_vector(target.initial_point())
+    start = target._forms.vector(target.initial_point())
     before, sizes = start.copy(), (0.5, 0.4, 0.3)
     anchors = [p.detach().clone() for p in model.parameters()]
     for rows in (tuple(range(23)), (1, 5, 7, 20)):
@@ -163,7 +163,7 @@ def test_local_steps_are_those_of_torchs_sgd(net: str, dtype: Any, limit: int) -
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float64])
 def test_a_model_can_compute_in_another_dtype(dtype: Any) -> None:
     target, exact = objective(dtype=dtype), objective(dtype="float64")
-    x = exact.parameters_to_vector(exact.initial_point())
+    x = exact._forms.vector(exact.initial_point())
     error = np.abs(target.gradient(x) - exact.gradient(x)).max()
     assert error == 0.0 if dtype is torch.float64 else 0.0 < error < 0.01
     wide = np.float64 if dtype is torch.float64 else np.float32
@@ -203,7 +203,7 @@ def test_a_cohort_is_its_objectives_one_by_one(net: str) -> None:
         objectives.append(objective(make(), data=data, weight=1.0 + i, l2=0.01 * i))
     stacked = TorchObjective.stack(objectives)
     assert stacked is not None
-    x = objectives[0].parameters_to_vector(objectives[0].initial_point())
+    x = objectives[0]._forms.vector(objectives[0].initial_point())
     points = (x + 0.1 * rng.standard_normal((16, len(x)))).astype(x.dtype)
     tolerance: dict[str, Any] = {"rtol": 0.0, "atol": 1e-13}
     if x.itemsize == 4:
