@@ -7,6 +7,7 @@ differ: then it is not their mean either.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,7 +194,44 @@ class Mean(Aggregation):
         return mean
 
 
-class Median(Aggregation):
+class Robust(Aggregation):
+    """Base class: an average that bears some liars, and refuses a run of more.
+
+    A subclass implements :meth:`bears`.
+    """
+
+    robust = True
+    least = LEAST
+
+    liars: int = setting(
+        0,
+        "clients that may lie; a run in which so many could choose the result is "
+        "refused, and a round does without its answers",
+        symbol="k",
+        minimum=0,
+    )
+
+    @abstractmethod
+    def bears(self, answers: int) -> int:
+        """How many lies among so many answers cannot choose the result."""
+
+    def _needed(self) -> int:
+        """The fewest answers, k lies among them, that come to something."""
+        return next(n for n in itertools.count(LEAST) if self.bears(n) >= self.liars)
+
+    def begin(self, cohorts: Cohorts) -> None:
+        """SettingsError if the clients are too few for it, or for so many liars."""
+        super().begin(cohorts)
+        if (n := len(cohorts.clients)) < self._needed():
+            why = f"of {n} clients it bears {self.bears(n)} that lie"
+            raise SettingsError(f"{self.name}.liars = {self.liars}: {why}")
+
+    def lost(self, answers: int, least: int) -> str:
+        """As for any average; a round's own answers have to be enough for k liars."""
+        return super().lost(answers, max(least, self._needed()) if least > 1 else least)
+
+
+class Median(Robust):
     """The coordinate-wise median.
 
     Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
@@ -209,18 +247,15 @@ class Median(Aggregation):
 
     name = "median"
     about = "the median of each coordinate"
-    robust = True
-    least = LEAST
 
-    def _cut(self, count: int) -> int:
-        """How many of so many values are left out at either end."""
-        # the median is what is left if as many are cut off as can be
-        return (count - 1) // 2
+    def bears(self, answers: int) -> int:
+        """As many as are left out at either end: all but one, or two in the middle."""
+        return (answers - 1) // 2
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """In each coordinate the mean of the values in the middle."""
         count = len(points)
-        cut, ordered = self._cut(count), np.sort(points, axis=0)
+        cut, ordered = self.bears(count), np.sort(points, axis=0)
         middle: FloatArray = ordered[cut : count - cut].mean(axis=0, dtype=np.float64)
         return middle
 
@@ -253,12 +288,13 @@ class TrimmedMean(Median):
         below=0.5,
     )
 
-    def _cut(self, count: int) -> int:
+    def bears(self, answers: int) -> int:
+        """As many as are left out at either end, ⌈βn⌉."""
         # β·n may lie above a whole number by rounding alone
-        return min(super()._cut(count), ceil(self.fraction * count - 1e-9))
+        return min(super().bears(answers), ceil(self.fraction * answers - 1e-9))
 
 
-class Clipping(Aggregation):
+class Clipping(Robust):
     """Centred clipping, from the last result v.
 
     ::
@@ -280,8 +316,6 @@ class Clipping(Aggregation):
 
     name = "clipping"
     about = "centred clipping: no answer counts for more than a radius"
-    robust = True
-    least = LEAST
 
     radius: float = setting(
         None,
@@ -290,6 +324,10 @@ class Clipping(Aggregation):
         symbol="τ",
         above=0.0,
     )
+
+    def bears(self, answers: int) -> int:
+        """Fewer than half."""
+        return (answers - 1) // 2
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """The centre, moved towards the points."""

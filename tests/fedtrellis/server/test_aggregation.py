@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import trim_mean
 
-from fedtrellis import Clipping, Mean, Median, TrimmedMean
-from fedtrellis.server.aggregation import LEAST, Aggregation
+from fedtrellis import Clipping, Mean, Median, SettingsError, TrimmedMean
+from fedtrellis.server.aggregation import LEAST, Aggregation, Cohorts, Robust
 
 Array = NDArray[np.float64]
 BY_COORDINATE = (Median, TrimmedMean)
@@ -51,6 +51,31 @@ def test_centred_clipping(radius: float | None) -> None:
 def test_clipping_where_most_are_at_the_centre() -> None:
     x = np.concatenate([np.zeros((4, 3)), np.full((1, 3), 1e9)])
     assert np.array_equal(Clipping().combine(x, np.zeros(3)), np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "bears"),
+    [
+        (Median(liars=3), 7, 3),
+        (Clipping(liars=3), 7, 3),
+        (TrimmedMean(liars=3), 11, 3),  # ⌈0.2 · 10⌉ = 2
+        (TrimmedMean(liars=3, fraction=0.4), 7, 3),
+        (TrimmedMean(), 3, 1),
+    ],
+)
+def test_more_liars_than_a_rule_bears_are_refused(
+    rule: Robust, clients: int, bears: int
+) -> None:
+    def begin(n: int) -> None:
+        rule.begin(Cohorts([str(i) for i in range(n)], 1.0, None, 1.0, 9))
+
+    begin(clients)
+    with pytest.raises(SettingsError):
+        begin(clients - 1)
+    assert rule.bears(clients) == bears
+    assert not rule.lost(clients, LEAST)
+    assert "at least" in rule.lost(clients - 1, LEAST)
+    assert not rule.lost(1, 1)  # the others' earlier answers count
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
