@@ -6,7 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+from zipfile import is_zipfile
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @contextmanager
@@ -47,3 +51,19 @@ def replacing(
         # on a full disk others need the room
         with suppress(OSError):
             temporary.unlink()
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a ``.npz`` file, by name; ValueError if it is none of numbers."""
+    with path.open("rb") as raw:
+        # NumPy takes anything else for a pickle, and names ways to load it unsafely
+        if not is_zipfile(raw):
+            raise ValueError("it is no .npz file")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {}
+            for name in file.files:
+                try:
+                    arrays[name] = np.asarray(file[name])
+                except ValueError:
+                    raise ValueError(f"its entry {name!r} is no array") from None
+            return arrays

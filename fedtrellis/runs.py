@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.app.command_line import flatten, shown_seeds
 from fedtrellis.exports import EXPORTS, export
-from fedtrellis.files import naming
+from fedtrellis.files import naming, read_arrays
 from fedtrellis.server.callbacks import (
     CRITERIA,
     ENDINGS,
@@ -30,8 +30,10 @@ from fedtrellis.server.callbacks import (
 from fedtrellis.server.records import (
     AXES,
     default_results_dir,
+    is_alive,
     plot_convergence,
     read_history,
+    refusing,
 )
 from fedtrellis.settings import SettingsError, check_choice, need
 from fedtrellis.tables import SHARES, TableModel
@@ -86,8 +88,14 @@ class Run:
 
     @property
     def status(self) -> str:
-        """One of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`."""
-        return str(self.summary.get("status", "running"))
+        """One of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`, or ``"dead"``.
+
+        A dead run's process has ended without a word.
+        """
+        found = str(self.summary.get("status", "running"))
+        process = self.summary.get("process", {})
+        alive = found != "running" or is_alive(process, self.directory / "summary.json")
+        return found if alive else "dead"
 
     @property
     def title(self) -> str:
@@ -110,8 +118,8 @@ class Run:
         if not path.is_file():
             return None
         about = _text(self.directory / "model.json")
-        with np.load(path) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
+        with refusing(f"{path} cannot be read"):
+            found = read_arrays(path)
         return TableModel(found, json.loads(about) if about else None)
 
     @property
@@ -179,15 +187,15 @@ def load_run(directory: str | Path) -> Run:
     # a strategy of somebody else may leave no config.toml
     if not (path / "summary.json").is_file():
         raise SettingsError(f"{str(directory)!r} is not the record of a run")
-    name = "config.toml"
-    try:
-        settings = flatten(tomllib.loads(_text(path / name)))
-        name = "summary.json"
-        summary = json.loads(_text(path / name) or "{}")
-        name = "history.jsonl"
-        history = read_history(_text(path / name))
-    except (OSError, TypeError, ValueError) as error:
-        raise SettingsError(f"{path / name} cannot be read: {error}") from None
+    with refusing(f"{path / 'config.toml'} cannot be read"):
+        settings = flatten(tomllib.loads(_text(path / "config.toml")))
+    with refusing(f"{path / 'summary.json'} cannot be read"):
+        summary = json.loads(_text(path / "summary.json") or "{}")
+        numbers = summary.get("rounds", 0), *summary.get("metrics", {}).values()
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError("it is no summary of a run")
+    with refusing(f"{path / 'history.jsonl'} cannot be read"):
+        history = read_history(_text(path / "history.jsonl"))
     return Run(path, settings, summary, history)
 
 
@@ -208,10 +216,16 @@ def find_runs(parent: str | Path | None = None) -> list[Run]:
     >>> find_runs(tempfile.mkdtemp())
     []
     """
+    files = sorted(_folder(parent).glob("*/summary.json"))
+    return [load_run(file.parent) for file in files]
+
+
+def _folder(parent: str | Path | None) -> Path:
+    """The directory of :func:`find_runs`."""
     path = Path(parent).expanduser() if parent else default_results_dir()
     if parent is not None and not path.is_dir():
         raise SettingsError(f"{str(parent)!r} is not a directory")
-    return [load_run(file.parent) for file in sorted(path.glob("*/summary.json"))]
+    return path
 
 
 def add_runs_options(parser: argparse.ArgumentParser) -> None:
@@ -249,11 +263,21 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 
 def list_runs(options: argparse.Namespace) -> None:
     """Print a line a setting, the oldest first: its runs differ in the seed alone."""
-    print_runs(find_runs(options.directory))
+    path = _folder(options.directory)
+    runs = []
+    for file in sorted(path.glob("*/summary.json")):
+        try:
+            runs.append(load_run(file.parent))
+        except SettingsError as error:
+            print(f"unreadable  {error}")
+    print_runs(runs)
 
 
 def print_runs(runs: Sequence[Run]) -> None:
-    """Print a line for the runs of each setting, with the first one's record."""
+    """Print a line for the runs of each setting, with the first one's record.
+
+    A dead run has a line more, of how to go on.
+    """
     if not runs:
         print("no runs yet")
         return
@@ -269,6 +293,12 @@ def print_runs(runs: Sequence[Run]) -> None:
             f"{shown_seeds([run.seed for run in group]):8}"
             f"{spread(losses):20}{group[0].directory}"
         )
+        for run in group:
+            if run.status == "dead":
+                how = run.summary.get("resume", f"fedtrellis resume {run.directory}")
+                there = (run.directory / "checkpoint.npz").is_file()
+                how = f"to go on: {how}" if there else "no checkpoint: start it again"
+                print(f"{'':12}{how}")
 
 
 def _finished(directory: str | Path) -> tuple[Run, TableModel]:

@@ -3,9 +3,11 @@
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +20,7 @@ import pytest
 import sim
 from clients import FedFWClient
 from fedtrellis import Callback, EarlyStop, RoundStrategy
+from fedtrellis.command_line import main
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
@@ -115,6 +118,31 @@ def test_a_signal_leaves_the_last_finished_round(
     assert np.array_equal(model_of(rest), model_of(whole))
 
 
+def test_a_run_beside_flowers_main_thread_ends_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a simulation: Flower asks what it was given to end, and then exits."""
+    handlers: list[Callable[[], None]] = []
+    monkeypatch.setattr(
+        "fedtrellis.server.records.at_exit", lambda handler: handlers.append(handler)
+    )
+
+    def ends() -> None:
+        with pytest.raises(Interrupted):
+            run(tmp_path, loss=0.0, **{"rounds": 10**6, "stop-metric": ""})
+
+    thread = threading.Thread(target=ends)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*/checkpoint.npz")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    handlers[0]()
+    (record,) = tmp_path.iterdir()
+    assert check_summary(record, "interrupted")[-1]["round"] == checkpoint_round(record)
+    thread.join(60)
+    handlers[0]()  # a second time there is nothing to wait for
+
+
 # what is mixed at random for secure sums is another in each run
 HYFDCA = (
     'method="hyfdca" task="hybrid-svm" hybrid-svm.dataset="breast-cancer" rounds=60 '
@@ -167,6 +195,44 @@ def test_a_process_that_is_told_to_end_goes_on_where_it_was(tmp_path: Path) -> N
     rounds = [line["round"] for line in check_summary(rest, "round limit")]
     assert rounds == [line["round"] for line in history_of(whole)]
     np.testing.assert_allclose(model_of(rest), model_of(whole), rtol=0, atol=1e-9)
+
+
+def test_a_killed_run_is_dead_and_its_line_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = 'task="lasso" lasso.rows=30 fedfw.variant="plain" rounds=100000'
+
+    def listed() -> list[str]:
+        capsys.readouterr()
+        assert main(["runs", str(tmp_path)]) == 0
+        return capsys.readouterr().out.splitlines()[1:]
+
+    arguments = ("--nodes", "3", "--out", str(tmp_path), "-c", config)
+    process = sim_py(*arguments, before=lambda: None)
+    summary: dict[str, Any] = {"rounds": 0}
+    deadline = time.monotonic() + 120
+    while not summary["rounds"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+        for path in tmp_path.glob("*/summary.json"):
+            summary = json.loads(path.read_text())
+    record = path.parent
+    assert summary["rounds"] % 10 == 0 < checkpoint_round(record)
+    monkeypatch.setattr("fedtrellis.server.records._SILENCE", 0.0)
+    assert [line.split()[0] for line in listed()] == ["running"]  # by its process
+    process.kill()
+    process.communicate(timeout=60)
+    dead, how = listed()
+    assert dead.startswith("dead ")
+    command = how.strip().removeprefix("to go on: python sim.py ")
+    again = ["-c", f"rounds={(last := checkpoint_round(record)) + 2}"]
+    assert sim.app.command_line([*shlex.split(command), *again]) == 0
+    (rest,) = set(tmp_path.iterdir()) - {record}
+    assert history_of(rest)[-1]["round"] == last + 2
+    # of another host there is only the last sign of life
+    monkeypatch.undo()
+    assert listed()[0].startswith("running ")
+    os.utime(path, times=(0.0, 0.0))
+    assert listed()[0].startswith("dead ")
 
 
 @pytest.mark.parametrize("full", ["history.jsonl", "checkpoint.npz"])

@@ -7,6 +7,7 @@ import contextlib
 import json
 import operator
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
@@ -40,6 +41,7 @@ from fedtrellis.app.registry import (
 )
 from fedtrellis.server.callbacks import (
     Callback,
+    DivergedError,
     EarlyStop,
     JsonLines,
     Progress,
@@ -60,10 +62,11 @@ from fedtrellis.settings import (
     parse_values,
     refused,
 )
+from fedtrellis.signals import Interrupted
 from fedtrellis.trackers import make_trackers
 from fedtrellis.wire.client import by_name, client_app
 from fedtrellis.wire.exchange import Traffic, await_nodes, exchange
-from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.flower_internals import is_simulation, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import AGREED
 from fedtrellis.wire.summing import hides
@@ -114,7 +117,15 @@ class App:
         return by_name(self) or (_remade, self._made_of)
 
     def _main(self, grid: Grid, context: Context) -> None:
-        self.run(grid, context.run_config)
+        try:
+            self.run(grid, context.run_config)
+        except Interrupted:
+            # elsewhere Flower's own thread is ending the process
+            if threading.current_thread() is threading.main_thread():
+                raise
+        except (SettingsError, DivergedError, TimeoutError) as error:
+            # Flower prints all of a traceback, which says nothing more
+            raise error.with_traceback(None) from None
 
     def _make(self, items: tuple[tuple[str, Any], ...], num_clients: int) -> Experiment:
         return Experiment(self, dict(items), num_clients)
@@ -190,11 +201,12 @@ class App:
         self,
         grid: Grid,
         config: Config,
-        resume_command: Callable[[Path], str] = flwr_command,
+        resume_command: Callable[[Path], str] | None = None,
     ) -> Path:
         """Run a flat config on any grid; return the directory of the run's record.
 
-        ``resume_command`` makes what an interrupted run names to go on.
+        ``resume_command`` makes what an interrupted run names to go on, by default a
+        ``flwr run``.
         """
         config = {**self.registry.defaults, **config}
         settings = parse(RunSettings, config)
@@ -210,6 +222,11 @@ class App:
         record = _record_of(experiment)
         record.reference, record.warnings = reference, warnings
         record.baseline, record.meaning = task.baseline(), task.meaning()
+        if resume_command is None:
+            simulated = not isinstance(grid, LocalGrid) and is_simulation(grid)
+            nodes = len(list(grid.get_node_ids())) if simulated else 0
+            resume_command = partial(flwr_command, nodes=nodes)
+        record.resume = resume_command(record.directory)
         examples = task.nodes.examples if task.on_nodes else None
         called = [
             CheckNodes(experiment.options["min_nodes"], examples),
@@ -220,7 +237,7 @@ class App:
         if settings.stop_metric:
             metric, tolerance = settings.stop_metric, settings.stop_tolerance
             called.append(EarlyStop(metric, tolerance))
-        with ending_in_order(record, resume_command):
+        with ending_in_order(record):
             strategy = experiment.strategy(
                 callbacks=called, checkpoint=record.checkpoint, resume=resume
             )
@@ -243,6 +260,9 @@ class App:
             # relative to what? a bundle's folder, or that of a SuperLink
             if config[key] and not Path(config[key]).expanduser().is_absolute():
                 raise refused(key, config[key], "must be an absolute path")
+        if settings.stop_tolerance and not settings.stop_metric:
+            why = "has no effect without a stop-metric"
+            raise refused("stop-tolerance", settings.stop_tolerance, why)
         options = parse_values(RunOptions, config)
         make_trackers(settings.track, Path())
         self.registry.choose("method", settings.method)
@@ -370,7 +390,7 @@ def _record_of(experiment: Experiment) -> RunRecord:
     parent = Path(run.results_dir or default_results_dir())
     name = f"{run.method}-{run.task}"
     try:
-        record = RunRecord.create(parent, name, experiment.config)
+        record = RunRecord.create(parent, name, experiment.own_config)
     except OSError as error:
         why = f"cannot be written: {error}"
         raise refused("results-dir", str(parent), why) from None

@@ -129,6 +129,8 @@ def perform(
         hint = "; settings follow -c: -c 'KEY=VALUE ...'" if "=" in rest[0] else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     try:
+        if getattr(options, "out", None) == "":
+            raise SettingsError("--out = '' must be the name of a file or folder")
         act(options)
         sys.stdout.flush()
     except Interrupted as interrupted:

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from fedtrellis.app.registry import AppRegistry, Config, MethodEntry, RunSettings
 from fedtrellis.domains import Domain, Product, WholeSpace, fitting_domains
+from fedtrellis.files import read_arrays
 from fedtrellis.manifolds import Euclidean
 from fedtrellis.server.callbacks import Callback
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
+from fedtrellis.server.records import refusing
 from fedtrellis.settings import (
     SettingsError,
     arguments_of,
@@ -42,8 +44,9 @@ class Experiment:
 
     Attributes
     ----------
-    config, run : dict, RunSettings
-        Every key of the run config, flat, and what it says of the run.
+    config, own_config, run : dict, dict, RunSettings
+        Every key of the run config, flat; those that the run goes by, without other
+        methods', tasks', sets' and aggregations'; and what they say of the run.
     options, settings : dict
         Of every strategy and of the method, by field; None where they find themselves.
     entry, client_app, task, layout, domain, manifold
@@ -143,6 +146,7 @@ class Experiment:
         if radius and not chosen.has_radius():
             raise SettingsError(f"radius = {radius}: {name} has none; allowed: 0")
         registry.refuse_foreign(self.config, domain=name)
+        self.own_config = registry.without_foreign(self.config, domain=name)
         if issubclass(chosen, WholeSpace):
             if method._bounded:
                 raise refused("domain", name, f"{unfit} needs a bounded set")
@@ -335,18 +339,14 @@ def read_model(path: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any
     """The arrays of a ``.npz`` file, or of a record's ``model.npz``, in float64."""
     file, wanted = Path(path).expanduser(), list(shapes)
     file = file / "model.npz" if file.is_dir() else file
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = [np.asarray(archive[name], np.float64) for name in archive.files]
+    why = "is no .npz of arrays, nor the record of a completed run"
+    with refusing(f"initial-model = {path!r} {why}"):
+        arrays = [np.asarray(one, np.float64) for one in read_arrays(file).values()]
         found = [array.shape for array in arrays]
         if found != wanted:
             raise ValueError(f"it has shapes {found}; this run's model has {wanted}")
         if not all(np.isfinite(array).all() for array in arrays):
             raise ValueError("it is not finite")
-    except Exception as error:  # NumPy's or its archive's: it is something else
-        why = " ".join(str(error).split())
-        why = f"is no .npz of arrays, nor the record of a completed run: {why}"
-        raise refused("initial-model", path, why) from None
     return arrays
 
 

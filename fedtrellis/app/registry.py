@@ -248,10 +248,11 @@ class AppRegistry:
         others = [g for g in self.groups if used.get(g.kind, g.owner) != g.owner]
         return {key: group for group in others for key in group.fields if key in config}
 
-    def without_foreign(self, config: Config) -> dict[str, Any]:
-        """Leave out settings of methods and tasks that the run does not use."""
+    def without_foreign(self, config: Config, **used: str) -> dict[str, Any]:
+        """Leave out settings of methods, tasks and more that the run does not use."""
         whole = {**self.defaults, **config}
-        foreign = self.foreign(config, method=whole["method"], task=whole["task"])
+        named = {kind: whole[kind] for kind in ("method", "task", "aggregation")}
+        foreign = self.foreign(config, **named, **used)
         return {key: value for key, value in config.items() if key not in foreign}
 
     def refuse_foreign(self, config: Config, **used: str) -> None:

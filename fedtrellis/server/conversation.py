@@ -342,8 +342,10 @@ class Conversation:
         self, messages: Mapping[str, Message], timeout: float
     ) -> dict[str, Message | Reason]:
         """What clients reply to their messages, or why not."""
-        found = exchange(self.grid, list(messages.values()), timeout, self.traffic)
-        return {name: found[self.client(name).node_id] for name in messages}
+        nodes = {self.client(name).node_id: name for name in messages}
+        sent = list(messages.values())
+        found = exchange(self.grid, sent, timeout, self.traffic, nodes)
+        return {name: found[node] for node, name in nodes.items()}
 
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]

@@ -44,7 +44,12 @@ from fedtrellis.server.callbacks import (
 )
 from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, RunOptions
-from fedtrellis.server.records import Checkpoint, pack_checkpoint, write_checkpoint
+from fedtrellis.server.records import (
+    Checkpoint,
+    RunRecord,
+    pack_checkpoint,
+    write_checkpoint,
+)
 from fedtrellis.settings import Declared, SettingsError, refused
 from fedtrellis.signals import check_signals, deferred
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
@@ -830,7 +835,9 @@ class Loop:
             return
         arrays = pack_checkpoint(self.strategy, self.grid, self.whole)
         path, history = Path(self.options.checkpoint), self.strategy.history
-        write_checkpoint(path, arrays, history, self._saved)
+        records = [one for one in self.callbacks if isinstance(one, RunRecord)]
+        recorded = path in [one.checkpoint for one in records]
+        write_checkpoint(path, arrays, history, self._saved, recorded)
         self._saved = len(history)
 
 

@@ -11,9 +11,11 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -27,7 +29,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis.files import naming, replacing
+from fedtrellis.files import naming, read_arrays, replacing
 from fedtrellis.server.callbacks import (
     CRITERIA,
     ENDINGS,
@@ -42,7 +44,7 @@ from fedtrellis.signals import Interrupted, deferred, signals_interrupt
 from fedtrellis.wire.arrays import Layout, decode
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Key
-from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.flower_internals import at_exit, log
 
 # of python sim.py without --nodes
 DEFAULT_NODES = 10
@@ -55,6 +57,8 @@ AXES = {
 _GAPS = [*CRITERIA][1:]
 # what an axis has room for
 _LARGEST = 1e100
+# Seconds between two signs of life in a record, and without one until a run is dead.
+_HEARTBEAT, _SILENCE = 5.0, 30.0
 
 
 def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
@@ -122,7 +126,9 @@ class RunRecord(Callback):
     ``directory`` is made if it is not there; ``config`` is the run config, flat;
     ``reference``, for the picture and the summary, is F*; ``title`` is the picture's.
     ``status`` is one of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`; ``picture``
-    says whether one is drawn in the end.
+    says whether one is drawn in the end. While the run goes on the summary says which
+    process of which host it is, and is refreshed with checkpoints, at most once a
+    second; its file is touched every few seconds (:func:`is_alive`).
     """
 
     def __init__(
@@ -141,14 +147,23 @@ class RunRecord(Callback):
         self.meaning: Mapping[str, Any] = {}
         #: What a reader of the summary must not overlook.
         self.warnings: list[str] = []
+        #: The command that goes on from the record, if it is known.
+        self.resume = ""
         self._rounds: list[RoundRecord] = []  # those that history.jsonl has
         self._clients: int | None = None  # those of the start
-        self._began = time.time()
+        self._began, self._over = time.time(), threading.Event()
         again = {**config, "resume": str(self.directory)}
         for name, values in (("config.toml", config), ("resume.toml", again)):
-            with naming(path := self.directory / name):
-                path.write_text(to_toml(values), encoding="utf-8")
+            with replacing(self.directory / name) as file:
+                file.write(to_toml(values).encode())
         self._write_summary({"status": "running"})
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Give a sign of life every few seconds, until the run has ended."""
+        while not self._over.wait(_HEARTBEAT):
+            with suppress(OSError):
+                os.utime(self.directory / "summary.json")
 
     @classmethod
     def create(cls, parent: Path, name: str, config: Mapping[str, Any]) -> RunRecord:
@@ -166,21 +181,31 @@ class RunRecord(Callback):
         """Where the run's checkpoint belongs."""
         return self.directory / "checkpoint.npz"
 
+    @property
+    def history(self) -> Path:
+        """Where its rounds are, those of the checkpoint too."""
+        return self.directory / "history.jsonl"
+
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
         self._rounds, self.status = [], "running"
         self._clients = strategy.num_clients
-        (self.directory / "history.jsonl").unlink(missing_ok=True)
+        self.history.unlink(missing_ok=True)
         self._append(strategy.history)
+        self._write_summary({"status": "running"})
 
     def _append(self, records: Sequence[RoundRecord]) -> None:
         lines = [json.dumps(record.to_dict()) for record in records]
-        append_lines(self.directory / "history.jsonl", lines)
+        append_lines(self.history, lines)
         self._rounds += records
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        """Append a line."""
+        """Append a line; with a checkpoint the summary is refreshed."""
         self._append([record])
+        due = record.round % strategy.checkpoint_every == 0
+        # its sums are over all rounds
+        if due and time.monotonic() - self._refreshed >= 1.0:
+            self._write_summary({"status": "running"})
 
     def on_end(self, strategy: Any, result: Result) -> None:
         """Write model, summary and, where it is wanted, the picture."""
@@ -209,10 +234,16 @@ class RunRecord(Callback):
                 log(WARNING, "the summary has the run as still going on: %s", again)
 
     def _write_summary(self, how: Mapping[str, str]) -> None:
-        self.status = how["status"]
+        self.status, self._refreshed = how["status"], time.monotonic()
         summary: dict[str, Any] = {**how, **summarise(self._rounds)}
         if self._clients is not None:
             summary["clients"] = self._clients
+        if self.status == "running":
+            summary["process"] = _this_process()
+        else:
+            self._over.set()
+        if self.resume and self.status not in ENDINGS:
+            summary["resume"] = self.resume
         if self.reference is not None:
             summary["reference_optimum"] = self.reference
             if "loss" in summary["metrics"]:
@@ -230,6 +261,33 @@ class RunRecord(Callback):
                 raise
             # on a full disk the room that it has may be enough
             path.write_bytes(data)
+
+
+def _started(process: int) -> str:
+    """When a process began, as its kernel counts; empty: there is none, or no /proc."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    # what is only there to be waited for has ended
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _this_process() -> dict[str, Any]:
+    number = os.getpid()
+    return {"host": socket.gethostname(), "id": number, "started": _started(number)}
+
+
+def is_alive(process: Mapping[str, Any], summary: Path) -> bool:
+    """Whether a run goes on, by what its summary says of its ``process``.
+
+    That is there, on this host; or the file was touched within half a minute.
+    """
+    started = process.get("started")
+    here = process.get("host") == socket.gethostname()
+    if here and started and _started(process.get("id", 0)) == started:
+        return True
+    return time.time() - summary.stat().st_mtime < _SILENCE
 
 
 def no_better(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
@@ -324,13 +382,15 @@ def _line(
 
 # The file is a ``.npz`` of arrays and one JSON text: the model, the method's state, who
 # the clients are, which of their rounds were used, and on a local grid their states.
-# Its rounds, which only ever grow, are appended to a file beside it.
+# Its rounds, which only ever grow, are appended to a file beside it; where a record has
+# them already, in the same folder, that is the file.
 
 _FORMAT = 1
 
 
 def _history_path(path: Path) -> Path:
-    return path.with_name(path.name + ".history.jsonl")
+    apart = path.with_name(path.name + ".history.jsonl")
+    return apart if apart.exists() else path.with_name("history.jsonl")
 
 
 def _of_run(strategy: Any, layout: Layout) -> dict[str, Any]:
@@ -374,23 +434,34 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
 
 
 def write_checkpoint(
-    path: Path, arrays: dict[str, Any], history: Sequence[RoundRecord], saved: int
+    path: Path,
+    arrays: dict[str, Any],
+    history: Sequence[RoundRecord],
+    saved: int,
+    recorded: bool,
 ) -> None:
-    """Write a checkpoint, and the rounds beside it after the first ``saved``."""
+    """Write a checkpoint, and the rounds beside it after the first ``saved``.
+
+    If they are ``recorded``, ``history.jsonl`` beside it has them all.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    apart = path.with_name(path.name + ".history.jsonl")
     lines = [json.dumps(record.to_dict()) for record in history[saved:]]
-    if saved:
-        append_lines(_history_path(path), lines, sync=True)
+    if recorded:
+        append_lines(path.with_name("history.jsonl"), (), sync=True)
+        apart.unlink(missing_ok=True)
+    elif saved:
+        append_lines(apart, lines, sync=True)
     else:
         # a resumed run may be writing over the history that it was resumed from
-        with replacing(_history_path(path)) as file:
+        with replacing(apart) as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
     with replacing(path) as file:
         np.savez(file, **arrays)
 
 
 @contextmanager
-def _refused(what: str) -> Iterator[None]:
+def refusing(what: str) -> Iterator[None]:
     """Make any error a SettingsError of one line."""
     try:
         yield
@@ -409,9 +480,8 @@ class Checkpoint:
         self._path, self._name = path, f"resume = {str(path)!r}"
         if not path.is_file():
             raise SettingsError(f"{self._name}: there is no such checkpoint")
-        with _refused(f"{self._name} is no checkpoint"):
-            with np.load(path, allow_pickle=False) as file:
-                self._arrays = {name: file[name] for name in file.files}
+        with refusing(f"{self._name} is no checkpoint"):
+            self._arrays = read_arrays(path)
             meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
             self._layout = Layout.from_list(meta["layout"], meta["dtype"])
             self.planned_rounds = int(meta["planned-rounds"])
@@ -423,12 +493,12 @@ class Checkpoint:
 
     def load(self, strategy: Any, grid: Any) -> list[RoundRecord]:
         """Put a strategy that has been set up where it was; the rounds so far."""
-        with _refused(f"{self._name} does not fit this {type(strategy).__name__}"):
+        with refusing(f"{self._name} does not fit this {type(strategy).__name__}"):
             self._check_same_run(strategy)
             self._put_back(strategy, grid)
         # later rounds were never part of a checkpoint
         path, last_round = _history_path(self._path), self._last_round
-        with _refused(f"{self._name}: its history cannot be read"):
+        with refusing(f"{self._name}: its history cannot be read"):
             records = read_history(path.read_text(encoding="utf-8"))
             records = [record for record in records if record.round <= last_round]
             if not records or records[-1].round != last_round:
@@ -503,22 +573,22 @@ def sim_command(
     return shlex.join([*program.split(), *words, "-c", f'resume="{directory}"'])
 
 
-def flwr_command(directory: Path) -> str:
-    """The ``flwr run`` that goes on from a record."""
-    path = str(directory / "resume.toml")
-    return shlex.join(["flwr", "run", ".", "--stream", "--run-config", path])
+def flwr_command(directory: Path, nodes: int = 0) -> str:
+    """The ``flwr run`` that goes on from a record; with so many simulated nodes."""
+    words = ["flwr", "run", ".", "--stream"]
+    if nodes:
+        words += ["--federation-config", f"num-supernodes={nodes}"]
+    return shlex.join([*words, "--run-config", str(directory / "resume.toml")])
 
 
 @contextmanager
-def ending_in_order(
-    record: RunRecord, command: Callable[[Path], str]
-) -> Iterator[None]:
+def ending_in_order(record: RunRecord) -> Iterator[None]:
     """Run what is inside so that it can be interrupted, and its record has its end.
 
     A signal waits until a strategy's state is whole. A line on the standard error names
-    the record and the ``command`` that resumes it.
+    the record and the command that resumes it.
     """
-    with signals_interrupt():
+    with signals_interrupt(at_exit):
         try:
             yield
         except BaseException as error:
@@ -530,7 +600,7 @@ def ending_in_order(
             if record.status not in ENDINGS:
                 rest = "no round was finished: start it again"
                 if record.checkpoint.is_file():
-                    rest = f"to go on: {command(where)}"
+                    rest = f"to go on: {record.resume}"
             line = f"interrupted; record: {where}; {rest}"
             print(line, file=sys.stderr, flush=True)
             if isinstance(error, Interrupted):

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
-from fedtrellis.signals import window
+from fedtrellis.signals import pause, window
 from fedtrellis.wire.flower_internals import (
     is_simulation,
     log,
@@ -40,6 +40,10 @@ _WAIT_SHARE = 0.05
 # Seconds without a new node after which a run goes on with those that are there.
 _STILL = 3.0
 _REASON_LENGTH = 500
+# Seconds between two lines of the log on whom a wait is for.
+_SAID_EVERY = 10.0
+# How a reason of Flower's begins where it is Ray's for an actor that is no more.
+_DEAD_ACTOR = "<class 'ray.exceptions.ActorDiedError'>"
 
 
 class Reason(str):
@@ -75,28 +79,35 @@ class Traffic:
     down: int = 0
     rejected: list[tuple[str, Reason]] = field(default_factory=list)
     waves: int = 0  # round trips of the round itself, without introductions
+    _logged: set[str] = field(default_factory=set)
 
     def reject(self, who: str, reason: str) -> None:
-        """Note down why an answer is dropped, and log it (lost ones by the wave)."""
+        """Note down why an answer is dropped, and log each reason once."""
         why = reason if isinstance(reason, Reason) else Reason(reason)
         if len(why) > _REASON_LENGTH:  # it may quote what a client sent
             why = Reason(why[:_REASON_LENGTH] + " ...", why.refusal)
         self.rejected.append((who, why))
-        if why is not NO_ANSWER:
+        if why is not NO_ANSWER and why not in self._logged:
+            self._logged.add(why)
             log(WARNING, "answer of client %s dropped: %s", who, why)
 
 
 @window()
 def exchange(
-    grid: Grid, requests: Sequence[Message], timeout: float, traffic: Traffic
+    grid: Grid,
+    requests: Sequence[Message],
+    timeout: float,
+    traffic: Traffic,
+    names: Mapping[int, str] | None = None,
 ) -> dict[int, Message | Reason]:
     """Send one wave, at most one message to a node, and wait for the replies.
 
     Returns for each node its reply, or the reason why there is none; ``traffic`` counts
-    the bytes, and a signal may end the wait. A grid with a method
+    the bytes, and a signal may end the wait. A long one is logged with whom it is for,
+    by the clients' ``names``. A grid with a method
     ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
     message that was lost in this process will not come), and one with
-    ``bytes_of(message)`` what a message took.
+    ``bytes_of(message)`` what a message took. RuntimeError: an actor of Ray has died.
     """
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
     # that of a grid within it may see other messages
@@ -112,7 +123,7 @@ def exchange(
     waiting = {message_id: request for message_id, request in sent if message_id}
     if measured:
         traffic.down += sum(map(size_of, requests))
-    began = time.monotonic()
+    began = spoke = time.monotonic()
     deadline = began + timeout
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
@@ -123,14 +134,25 @@ def exchange(
             node_id = request.metadata.dst_node_id
             traffic.up += size_of(reply)
             if reply.has_error():
+                actor_died = str(reply.error.reason).startswith(_DEAD_ACTOR)
+                if actor_died and is_simulation(grid):
+                    # Flower starts no other, and goes on giving it messages
+                    raise RuntimeError("an actor of Ray has died, and stays dead")
                 result[node_id] = failure(reply.error.code, reply.error.reason)
             else:
                 result[node_id] = reply
         now = time.monotonic()
         if not waiting or (settled and settled(list(waiting))) or now > deadline:
             break
+        if now - spoke >= _SAID_EVERY:
+            spoke = now
+            nodes = [request.metadata.dst_node_id for request in waiting.values()]
+            who = [(names or {}).get(node, f"on node {node}") for node in nodes]
+            rest = f" and {len(who) - 5} more" if len(who) > 5 else ""
+            text = "waiting for client %s%s: %.0f of %g s"
+            log(INFO, text, ", ".join(who[:5]), rest, now - began, timeout)
         wait = max(_SHORTEST_WAIT, _WAIT_SHARE * (now - began))
-        time.sleep(min(wait, max(deadline - now, _SHORTEST_WAIT)))
+        pause(min(wait, max(deadline - now, _SHORTEST_WAIT)))
     for request in waiting.values():
         result[request.metadata.dst_node_id] = NO_ANSWER
     return result
@@ -144,12 +166,17 @@ def _hello(node_id: int, agreed: str = "") -> Message:
 
 def _connected(grid: Grid, few: Callable[[set[int]], bool], seconds: float) -> bool:
     """Whether the nodes are no longer too few, or will not be in so many seconds."""
-    deadline, wait = time.monotonic() + seconds, _SHORTEST_WAIT
-    while few(set(grid.get_node_ids())):
+    began, wait, spoke = time.monotonic(), _SHORTEST_WAIT, 0.0
+    while few(there := set(grid.get_node_ids())):
+        waited = time.monotonic() - began
         # in this process all are there from the beginning, or never will be
-        if hasattr(grid, "settled") or time.monotonic() > deadline:
+        if hasattr(grid, "settled") or waited > seconds:
             return False
-        time.sleep(wait)
+        if waited - spoke >= _SAID_EVERY:
+            spoke = waited
+            text = "waiting for more nodes; %d connected: %.0f of %g s"
+            log(INFO, text, len(there), waited, seconds)
+        pause(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
     return True
 
@@ -160,7 +187,9 @@ def _gather(
     """Wait for so many nodes, until no others come or a ``look`` at all is enough."""
     if not _connected(grid, lambda found: len(found) < count, timeout):
         found = len(list(grid.get_node_ids()))
-        raise TimeoutError(f"{found} of {count} nodes connected within {timeout:g} s")
+        waits = timeout and not hasattr(grid, "settled")
+        why = f"connected within {timeout:g} s" if waits else "are all there will be"
+        raise TimeoutError(f"min-nodes = {count}: {found} nodes {why}")
     while True:
         there = set(grid.get_node_ids())
         done = look is not None and look(len(there))

@@ -12,7 +12,8 @@ messages travel as the same bodies, and their objects' bytes are counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ try:
     from flwr.proto.recorddict_pb2 import ConfigRecord as _ProtoConfig
     from flwr.proto.recorddict_pb2 import MetricRecord as _ProtoMetrics
     from flwr.proto.recorddict_pb2 import RecordDict as _ProtoRecords
+    from flwr.supercore.exit import add_exit_handler
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
@@ -276,6 +278,21 @@ def join_run(run_id: int) -> None:
         TaskIdentity.run_id = run_id
         TaskIdentity.node_id = SUPERLINK_NODE_ID
         TaskIdentity.task_id = 1
+
+
+def at_exit(handler: Callable[[], None]) -> None:
+    """Call a handler when Flower ends this process, and end Ray's then.
+
+    Both before the five seconds are counted after which Flower's exit is by force,
+    which leaves some of Ray's processes to themselves.
+    """
+
+    def end() -> None:
+        handler()
+        if ray := sys.modules.get("ray"):
+            ray.shutdown()
+
+    add_exit_handler(end, run_before_force_exit=True)
 
 
 def is_simulation(grid: Any) -> bool:

@@ -1,5 +1,6 @@
 """Records read back, listed and compared: three runs of three methods, made once."""
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -190,6 +191,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(
         (["compare", "/nowhere"], "'/nowhere' is not the record of a run"),
         (["compare", run, "--metric", "accuracy"], "--metric = 'accuracy'"),
         (["compare", run, "--out", "/nowhere/x.png"], "No such file or directory:"),
+        (["compare", run, "--out", ""], "--out = '' must be the name of a file"),
         (["runs", "/nowhere"], "'/nowhere' is not a directory"),
         (["run", "--seeds", "4..0"], "--seeds '4..0' must have each seed once"),
         (["run", "--seeds", "a"], "--seeds 'a' must be like 0..4 or 0,1,5"),
@@ -213,3 +215,50 @@ def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(
     history.write_text("{}\n" + text)
     with pytest.raises(SettingsError, match=r"history\.jsonl cannot be read"):
         load_run(record)
+
+
+def test_a_record_of_junk_takes_one_line_and_the_others_are_listed(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, junk in (
+        ("summary.json", b"{"),
+        ("summary.json", b"[1]"),
+        ("summary.json", b'{"metrics": 3}'),
+        ("summary.json", b'{"metrics": {"loss": "x"}}'),
+        ("config.toml", b"x = "),
+        ("history.jsonl", b"\xff\x00"),
+        ("history.jsonl", b"3\n"),
+    ):
+        record = shutil.copytree(runs[0].directory, tmp_path / "record")
+        (record / name).write_bytes(junk)
+        shutil.copytree(runs[1].directory, tmp_path / "whole")
+        assert main(["runs", str(tmp_path)]) == 0
+        bad, _, good = capsys.readouterr().out.splitlines()
+        assert bad.startswith("unreadable ")
+        assert f"{record / name} cannot be read: " in bad
+        assert good.startswith("round limit ")
+        shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("junk", [b"hello", pickle.dumps({}), b"PK\x03\x04", b""])
+def test_what_is_no_archive_is_never_advised_to_be_loaded_unsafely(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str], junk: bytes
+) -> None:
+    record = shutil.copytree(runs[0].directory, tmp_path / "record")
+    (record / "model.npz").write_bytes(junk)
+    (record / "checkpoint.npz").write_bytes(junk)
+    for arguments in (
+        ["predict", str(record), "table.csv"],
+        ["resume", str(record), "--nodes", "4"],
+        ["run", "--nodes", "4", "-c", f'task="lasso" initial-model="{record}"'],
+    ):
+        assert main([*arguments]) == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert "it is no .npz file" in line
+        assert "pickle" not in line
+
+
+def test_a_config_holds_the_settings_of_its_run_alone(runs: list[Run]) -> None:
+    for run in runs:
+        groups = {key.split(".")[0] for key in run.settings if "." in key}
+        assert groups == {run.settings["method"], "lasso", "data"}

@@ -81,7 +81,7 @@ def test_a_run_leaves_all_its_files(tmp_path: Path) -> None:
     assert seen == [0, 1, 2, 3, 4]
     assert {file.name for file in path.iterdir()} == {
         *("config.toml", "resume.toml", "history.jsonl", "summary.json", "model.npz"),
-        *("checkpoint.npz", "checkpoint.npz.history.jsonl", "convergence.png"),
+        *("checkpoint.npz", "convergence.png"),
     }
     for name, more in (("config", {}), ("resume", {"resume": str(record.directory)})):
         config = tomllib.loads((path / f"{name}.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,176 @@
+"""Every way in which a run of Flower ends: what its record says, and how it goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_runs import NODES, Deployment, Record, check_same, simulated
+from flower_process import Flower, processes_of
+
+from fedtrellis.runs import load_run
+from fedtrellis.server.records import Checkpoint
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONFIG = 'task="lasso" lasso.rows=30 lasso.columns=20 fedfw.variant="plain"'
+LONG = f"{CONFIG} rounds=1000000 checkpoint-every=2"
+#: Seconds until a status is true, and no process is left.
+LIMIT = 60.0
+
+
+def processes(flower: Flower, *names: str) -> list[int]:
+    """Those of a Flower whose command has one of these names in it."""
+    pids = []
+    for pid in processes_of(flower.home):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        if any(name in command for name in names):
+            pids.append(pid)
+    return pids
+
+
+def wait_for(condition: Callable[[], bool], limit: float, what: str) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"after {limit} s: {what}"
+        time.sleep(0.2)
+
+
+def end(flower: Flower, cause: str | int, name: str, *where: str) -> None:
+    """Stop the newest run, or give a signal to one process."""
+    if isinstance(cause, int):
+        os.kill(processes(flower, name)[0], cause)
+        return
+    text = flower("list", *where, "--format", "json")
+    runs = json.loads(text[text.index("{") :])["runs"]
+    newest = max(runs, key=lambda run: run["pending-at"])
+    assert "successfully stopped" in flower("stop", str(newest["run-id"]), *where)
+
+
+def check_ended(record: Record, expected: str, left: Callable[[], list[int]]) -> None:
+    began = time.monotonic()
+    path = record.directory
+    wait_for(lambda: load_run(path).status == expected, LIMIT, str(record.summary))
+    rest = LIMIT - (time.monotonic() - began)
+    wait_for(lambda: not left(), rest, f"processes are left: {left()}")
+
+
+def next_rounds(record: Record, again: Path) -> tuple[str, str]:
+    """A file that resumes for two rounds, and the settings of the whole run."""
+    checkpoint = record.directory / "checkpoint.npz"
+    rounds = Checkpoint(checkpoint)._last_round + 2
+    return record.resume_file(again, rounds=rounds), f"{CONFIG} rounds={rounds}"
+
+
+def has_checkpoint(parent: Path) -> bool:
+    return any(parent.glob("*/checkpoint.npz"))
+
+
+def stream(flower: Flower, config: str, parent: Path, *more: str) -> Any:
+    words = ["run", ".", "--stream", "--run-config", f'{config} results-dir="{parent}"']
+    return subprocess.Popen(
+        [flower.program, *words, *more],
+        cwd=flower.cwd,
+        env=flower.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.fixture
+def flower() -> Iterator[Flower]:
+    # pytest's own folders are too deep for Ray's sockets
+    with tempfile.TemporaryDirectory() as folder:
+        made = Flower(Path(folder))
+        yield made
+        made.stop()
+
+
+@pytest.mark.parametrize(
+    ("cause", "name", "expected", "of_flower"),
+    [
+        ("flwr stop", "", "interrupted", "finished:stopped"),
+        (signal.SIGINT, "flwr-simulation", "interrupted", "finished:failed"),
+        (signal.SIGTERM, "flwr-simulation", "dead", "finished:failed"),
+        (signal.SIGKILL, "flwr-simulation", "dead", "finished:failed"),
+        (signal.SIGKILL, "ray::ClientApp", "failed", "finished:failed"),
+    ],
+)
+def test_a_run_on_ray(
+    flower: Flower,
+    tmp_path: Path,
+    cause: str | int,
+    name: str,
+    expected: str,
+    of_flower: str,
+) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    size = f"{NODES} client-resources-num-cpus=1"
+    process = stream(
+        flower, LONG, first, "--federation-config", f"num-supernodes={size}"
+    )
+    wait_for(lambda: has_checkpoint(first), 300, "no checkpoint")
+    (directory,) = first.iterdir()
+    record = Record(directory)
+    end(flower, cause, name)
+    ours = ("flwr-simulation", "ray::", "raylet", "gcs_server")
+    check_ended(record, expected, lambda: processes(flower, *ours))
+    # the end of the stream is all that flwr reports; a SuperLink waits for two signs of
+    # life before it gives a process up
+    assert process.wait(3 * LIMIT) == 0
+    assert flower.status() == of_flower
+    assert f"num-supernodes={NODES}" in record.summary["resume"]
+    resume, whole = next_rounds(record, again)
+    flower.run(resume, size)
+    (rest,) = again.iterdir()
+    check_same(Record(rest), simulated(whole, tmp_path / "whole"))
+
+
+def test_ctrl_c_ends_the_log_and_not_the_run(flower: Flower, tmp_path: Path) -> None:
+    process = stream(flower, LONG, tmp_path)
+    wait_for(lambda: has_checkpoint(tmp_path), 300, "no checkpoint")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LIMIT) == 0
+    (directory,) = tmp_path.iterdir()
+    rounds = len(Record(directory).history)
+    wait_for(lambda: len(Record(directory).history) > rounds, LIMIT, "no round more")
+    assert load_run(directory).status == "running"
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    made = Deployment(tmp_path_factory.mktemp("deployment") / "it")
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("flwr stop", "interrupted"),
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "interrupted"),
+        (signal.SIGKILL, "dead"),
+    ],
+)
+def test_a_deployed_run(
+    deployment: Deployment, tmp_path: Path, cause: str | int, expected: str
+) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    record = deployment.start(LONG, first)
+    wait_for(lambda: has_checkpoint(first), 300, "no checkpoint")
+    end(deployment, cause, "flwr-serverapp", "trial")
+    check_ended(record, expected, lambda: processes(deployment, "flwr-serverapp"))
+    resume, whole = next_rounds(record, again)
+    rest = deployment.start(resume, again)
+    deployment.finish(rest)
+    check_same(rest, simulated(whole, tmp_path / "whole"))
