@@ -179,7 +179,7 @@ class ClientRun:
     def pair(self, other: str) -> bytes:
         """Return 32 bytes that this client and another have, in this run."""
         agreement, config = self.agreement, self.config
-        key = agreement.members[agreement.index(other)].key
+        key = agreement.members[agreement.names.index(other)].key
         of = other, key, config["session"], config["encryption"]
         return expand(self.node.shared_with(*of), "run", agreement.digest)
 

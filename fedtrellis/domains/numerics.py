@@ -131,12 +131,6 @@ def unit_vectors(x: FloatArray) -> tuple[FloatArray, FloatArray]:
         return unit, norms * scale[..., 0]
 
 
-def unit_columns(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return every column over its norm, (m, p, r), and the norms, (m, 1, r)."""
-    unit, norms = unit_vectors(x.swapaxes(1, 2))
-    return np.ascontiguousarray(unit.swapaxes(1, 2)), norms[:, None, :]
-
-
 def thin_svd(x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the thin SVD U, σ, Vᵀ of a matrix, or of each of a batch; σ decreases."""
     scaled, scale = power_of_two_scaled(x, (-2, -1))

@@ -12,7 +12,7 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike, NDArray
 
 from fedtrellis.domains.base import FloatArray
-from fedtrellis.domains.numerics import magnitude, thin_svd, unit, unit_columns
+from fedtrellis.domains.numerics import magnitude, thin_svd, unit, unit_vectors
 
 if TYPE_CHECKING:
     from scipy.sparse import sparray, spmatrix
@@ -401,7 +401,8 @@ def polar_factor(x: FloatArray, smallest: float = 1e-3) -> FloatArray:
     array([0.6, 0.8])
     """
     if x.shape[2] == 1:  # x/‖x‖
-        return unit_columns(x)[0]
+        columns, _ = unit_vectors(x.swapaxes(1, 2))
+        return np.ascontiguousarray(columns.swapaxes(1, 2))
     with np.errstate(over="ignore", invalid="ignore"):
         gram = x.swapaxes(1, 2) @ x
         excess = gram - np.eye(x.shape[2])

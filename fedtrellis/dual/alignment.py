@@ -269,10 +269,6 @@ class Agreement:
         """The members' names."""
         return tuple(member.name for member in self.members)
 
-    def index(self, name: str) -> int:
-        """Which member this is; ValueError if it is none."""
-        return self.names.index(name)
-
     @cached_property
     def holdings(self) -> NDArray[np.bool_]:
         """Which member holds which feature, shape (K, p)."""
