@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedtrellis.runs import load_run
+    from fedtrellis.runs import load_run, run
     from fedtrellis.server.aggregation import (
         Aggregation,
         Clipping,
@@ -38,12 +38,12 @@ __all__ += ["JsonLines", "LocalGrid", "LoopStrategy", "Mean", "Median", "MethodC
 __all__ += ["MiniBatches", "Private", "Progress", "RoundRecord", "RoundStrategy"]
 __all__ += ["RunOptions", "SecureSum", "SecureSums", "SettingsError", "StatefulClient"]
 __all__ += ["TrimmedMean", "__version__", "client_app", "given", "load_run"]
-__all__ += ["secure_sum_mod", "setting"]
+__all__ += ["run", "secure_sum_mod", "setting"]
 
 # Imported when they are asked for: a node starts a process for every message, and needs
 # nothing of the server's, nor a server of the nodes'.
 _HOMES = {
-    "runs": ("load_run",),
+    "runs": ("load_run", "run"),
     "server.aggregation": (
         *("Aggregation", "Clipping", "Mean", "Median", "Private", "TrimmedMean"),
     ),

@@ -8,7 +8,7 @@ import math
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.app.application import installed_app
 from fedtrellis.app.command_line import flatten, shown_seeds
 from fedtrellis.exports import EXPORTS, export
 from fedtrellis.files import naming, read_arrays
@@ -29,6 +30,7 @@ from fedtrellis.server.callbacks import (
 )
 from fedtrellis.server.records import (
     AXES,
+    DEFAULT_NODES,
     default_results_dir,
     is_alive,
     plot_convergence,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # the rest serves the commands ``fedtrellis runs`` and ``fedtrellis compare``
-__all__ = ["Run", "find_runs", "load_run"]
+__all__ = ["Run", "find_runs", "load_run", "run"]
 
 # what a round is, beside its metrics; seconds and bytes are those of this round alone
 _OF_A_ROUND = ("round", "sampled", "used", "bytes_up", "bytes_down", "seconds")
@@ -168,6 +170,31 @@ class Run:
 
         frame = pd.DataFrame(self.columns())
         return frame.astype({"round": int}).set_index("round")
+
+
+def run(
+    settings: Mapping[str, Any],
+    nodes: int = DEFAULT_NODES,
+    node_configs: Sequence[Mapping[str, Any]] = (),
+) -> Run:
+    """Run a method on nodes in this process, as ``fedtrellis run``; return its record.
+
+    ``settings`` are those of the run config that are not as by default, and
+    ``node_configs`` the nodes' configs, one each. SettingsError: one is not allowed.
+
+    Examples
+    --------
+    >>> import fedtrellis
+    >>> settings = {"method": "fedgia", "task": "linear-regression", "rounds": 3}
+    >>> fedtrellis.run(settings, nodes=4).status  # doctest: +SKIP
+    'round limit'
+    """
+    app, config = installed_app(), dict(settings)
+    app.registry.check_known(config, "settings")
+    if config.get("results-dir"):
+        config["results-dir"] = str(Path(config["results-dir"]).expanduser().resolve())
+    config = app.default_config() | config
+    return load_run(app.run_on_nodes(config, nodes, node_configs))
 
 
 def load_run(directory: str | Path) -> Run:

@@ -661,5 +661,6 @@ class LogisticRegression(PartitionedTask):
             return Table(features, classes)
         if table.labels and len(table.labels) != self.classes:
             kind = f"{len(table.labels)} labels; there must be {self.classes}"
-            fault(Path(self.path), kind)
+            mend = f", or logistic-regression.classes = {len(table.labels)}"
+            fault(Path(self.path), kind + mend * self.on_file)
         return table

@@ -9,7 +9,7 @@ import operator
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -363,19 +363,31 @@ class App:
         again = partial(sim_command, nodes=nodes, node_configs=words, program=program)
         records = []
         for config["seed"] in seeds:
-            grid = LocalGrid(
-                self.client_app,
-                nodes,
-                # checked here, so that a bad value is reported before anything is built
-                seed=parse_values(RunOptions, config)["seed"],
-                run_config=config,
-                node_configs=node_configs or None,
-                batched=True,
-                workers=options.workers,
-            )
-            with contextlib.closing(grid):
-                records.append(self.run(grid, config, again))
+            given = config, nodes, node_configs, options.workers, again
+            records.append(self.run_on_nodes(*given))
         return records
+
+    def run_on_nodes(
+        self,
+        config: Config,
+        nodes: int,
+        node_configs: Sequence[Mapping[str, Any]] = (),
+        workers: int = 1,
+        resume_command: Callable[[Path], str] = flwr_command,
+    ) -> Path:
+        """:meth:`run` a config of all keys on a grid in this process."""
+        grid = LocalGrid(
+            self.client_app,
+            nodes,
+            # checked here, so that a bad value is reported before anything is built
+            seed=parse_values(RunOptions, config)["seed"],
+            run_config=config,
+            node_configs=node_configs or None,
+            batched=True,
+            workers=workers,
+        )
+        with contextlib.closing(grid):
+            return self.run(grid, config, resume_command)
 
 
 @lru_cache(maxsize=1)
