@@ -10,14 +10,19 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedtrellis.local_steps import answer_lipschitz, mini_batches
+from fedtrellis.local_steps import answer_bound, answer_lipschitz, mini_batches
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import DifferentiableLoss, Loss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 from fedtrellis.wire.local_work import Gradient, Steps
-from fedtrellis.zeroth_order import Estimate, evaluator, projection_estimate
+from fedtrellis.zeroth_order import (
+    Estimate,
+    evaluator,
+    projection_estimate,
+    step_curvature,
+)
 
 
 class FirstOrderRFLClient(StatefulClient):
@@ -134,6 +139,15 @@ class ZerothOrderRFLClient(FirstOrderRFLClient):
     def __init__(self, context: Context, objective: Loss, manifold: Manifold) -> None:
         values: Any = objective  # of the base class's gradient there are estimates
         super().__init__(context, values, manifold)
+
+    def fit_lipschitz(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        """The curvature of f_i along a step, at P_M(x)."""
+        layout = Layout.of(parameters)
+        x, project = layout.point(parameters), self.manifold.project
+        r = step_curvature(self, x, layout, config, project)
+        return answer_bound(r, layout, config)
 
     def begin(self, config: dict[str, Any]) -> None:
         """Prepare mini-batches and directions."""

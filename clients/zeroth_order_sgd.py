@@ -12,7 +12,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.packing import PooledSigns, StreamedSigns, signed
-from fedtrellis.local_steps import sizes_of
+from fedtrellis.local_steps import answer_bound, sizes_of
 from fedtrellis.objectives import Loss
 from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
@@ -25,6 +25,7 @@ from fedtrellis.zeroth_order import (
     from_pool,
     mark_of,
     pool_choice,
+    step_curvature,
 )
 
 Arrays = list[NDArray[Any]]
@@ -74,6 +75,12 @@ class ZerothOrderSGDClient(StatefulClient):
     @announcement.setter
     def announcement(self, of_node_file: Mapping[str, Any]) -> None:
         self._node_file = of_node_file
+
+    def fit_lipschitz(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
+        """The curvature of f_i along a step."""
+        x, layout = self._model(parameters, config)
+        r = step_curvature(self, x, layout, config)
+        return answer_bound(r, layout, config)
 
     def fit(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
         """The scalars of τ steps, or their signs.

@@ -185,14 +185,16 @@ def pipeline(model: TableModel) -> Any:
 
     frame, epoch = pd.DataFrame, pd.Timestamp(0, tz="UTC")
     iso: Any = {"func": pd.to_datetime, "format": "ISO8601", "utc": True}
+
+    def step(act: Any, **given: Any) -> Any:
+        return FunctionTransformer(act, kw_args=given)
+
     days = [
-        FunctionTransformer(act, kw_args=given)
-        for act, given in (
-            (frame.apply, iso),
-            (frame.sub, {"other": epoch}),
-            (frame.div, {"other": pd.Timedelta(days=1)}),
-        )
+        *(step(frame.apply, **iso), step(frame.sub, other=epoch)),
+        step(frame.div, other=pd.Timedelta(days=1)),
     ]
+    # whole numbers without a point, as categories have them
+    texts = [step(frame.convert_dtypes), step(frame.astype, dtype=str)]
     parts, b = _parts(model)
     if model.loss not in ("squared", *SHARES):
         why = f"the loss is {model.loss}"
@@ -204,7 +206,9 @@ def pipeline(model: TableModel) -> Any:
         if column.kind == "category":
             known: Any = [list(column.categories)]
             more: Any = {"handle_unknown": "ignore", "sparse_output": False}
-            makers.append(OneHotEncoder(categories=known, **more))
+            makers.append(
+                make_pipeline(*texts, OneHotEncoder(categories=known, **more))
+            )
             example[name] = [column.categories[0]]
         else:
             dated = days if column.kind == "date" else []

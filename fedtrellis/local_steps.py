@@ -92,6 +92,13 @@ def answer_lipschitz(
     """``fit_lipschitz`` of a client: its r_i, for :func:`largest_bound`."""
     layout = Layout.of(parameters)
     r = lipschitz_at(client.objective, layout, layout.point(parameters), config)
+    return answer_bound(r, layout, config)
+
+
+def answer_bound(
+    r: float, layout: Layout, config: Mapping[str, Any]
+) -> tuple[list[Any], int, dict[str, Any]]:
+    """What a client sends of r_i."""
     if ATTEMPT in config:  # a term of a sum is a model
         return [layout.to_wire(np.full(layout.point_shape, r))], 0, {}
     return [], 0, {"lipschitz": r}

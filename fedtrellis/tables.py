@@ -191,10 +191,13 @@ def _as_texts(values: pd.Series) -> pd.Series:
 # -------------------------------------------------------- what owners say of columns
 
 
-def describe(frame: pd.DataFrame, least: int) -> dict[str, Any]:
+def describe(
+    frame: pd.DataFrame, least: int, categories: Iterable[str] = ()
+) -> dict[str, Any]:
     """Say of each column what it may be: counts of cells, and values that are common.
 
-    A category's value is named if at least ``least`` rows have it.
+    A category's value is named if at least ``least`` rows have it; those of
+    ``categories`` are some, whatever stands in them.
     """
     found = {}
     for name in frame:
@@ -203,9 +206,12 @@ def describe(frame: pd.DataFrame, least: int) -> dict[str, Any]:
             "rows": len(values),
             "missing": int(values.isna().sum()),
         }
-        about["unlike-numbers"] = int(as_numbers(values)[1].sum())
+        there = (~values.isna()).to_numpy() if name in categories else None
+        bad = as_numbers(values)[1] if there is None else there
+        about["unlike-numbers"] = int(bad.sum())
         if about["unlike-numbers"]:
-            about["unlike-dates"] = int(_as_days(values)[1].sum())
+            bad = _as_days(values)[1] if there is None else there
+            about["unlike-dates"] = int(bad.sum())
             counts = _as_texts(values).value_counts()
             common = counts[counts >= least]
             about["values"] = sorted(common.index)
@@ -261,7 +267,7 @@ def columns_of(found: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
 
 
 def agree(
-    summaries: Sequence[Mapping[str, Any]], least: int, ignored: Iterable[str] = ()
+    summaries: Sequence[Mapping[str, Any]], least: int
 ) -> tuple[list[Column], list[str]]:
     """Make columns of what owners say of them, and a line for each that is left out.
 
@@ -275,8 +281,6 @@ def agree(
     rare = {n: None for s in summaries for n in s if n not in names}
     dropped += [f"column {name!r} is left out: not every file has it" for name in rare]
     for name in names:
-        if name in ignored:
-            continue
         of = [summary[name] for summary in summaries]
         rows, gone = (sum(s[key] for s in of) for key in ("rows", "missing"))
         unlike = sum(s["unlike-numbers"] for s in of)

@@ -14,10 +14,10 @@ known to whoever has the m scalars and the generator's seed: :func:`combine`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite, nan, prod
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,14 @@ __all__ = [
     "directions",
     "evaluator",
     "projection_estimate",
+    "step_curvature",
 ]
 
 
 # Directions are drawn and used in blocks of at most this many entries (8 MiB).
 _BLOCK_ENTRIES = 2**20
+# Directions whose pairs a curvature is measured along, at most.
+_MEASURED = 20
 
 
 def directions(
@@ -373,6 +376,47 @@ def projection_estimate(
     # G^P = (n/m) Σ_j s_j u_j
     gradient = (point.size / samples) * total
     return Estimate(gradient, scalars, dropped, evaluations)
+
+
+def step_curvature(
+    client: Any,
+    x: FloatArray,
+    layout: Layout,
+    config: Mapping[str, Any],
+    project: Callable[[FloatArray], FloatArray] = np.asarray,
+) -> float:
+    """Return r, so that 1/r is a size of a client's steps along m = ``samples``.
+
+    A step −(γ/m) U Uᵀ∇F, where U's m columns are directions u_j of length √n, lowers F
+    to second order while γ < 2m/λ, with λ the largest eigenvalue of M = Uᵀ∇²F U, by
+    size. r = λ/m at x, with M from F's values on one mini-batch::
+
+        M_jk ≈ [F(x + h(u_j + u_k)) − F(x + h u_j) − F(x + h u_k) + F(x)] / h²
+
+    All points are projected. m is at most 20 here, and less where directions are long,
+    which makes r larger rather than smaller. It takes (m + 1)(m + 2)/2 values, and says
+    nothing of points far from x. ``config`` has ``samples``, ``batch-size``, ``seed``.
+    """
+    rng = generator(config["seed"], "curvature", client.client_id)
+    size = config["batch-size"]
+    values = evaluator(client.objective, layout, batch_size=size, rng=rng.spawn(1)[0])
+    x = project(x.astype(np.float64))
+    m = max(1, min(config["samples"], _MEASURED, _BLOCK_ENTRIES // x.size))
+    # differences of second order lose half of the digits
+    h = float(np.finfo(layout.point_dtype).eps) ** 0.25
+    h *= max(1.0, float(np.linalg.norm(x)))
+    # from x itself, u_0 = 0
+    steps = np.concatenate([np.zeros((1, *x.shape)), directions(rng, m, x.shape)])
+    pairs, ask, found = np.triu_indices(m + 1), values.repeated(), []
+    ends = np.cumsum(block_lengths(len(pairs[0]), x.size))[:-1]
+    for j, k in zip(*(np.split(part, ends) for part in pairs), strict=True):
+        found.append(ask(project(x + h * (steps[j] + steps[k]))))
+    F = np.zeros((m + 1, m + 1))
+    F[pairs] = np.concatenate(found)
+    F += np.triu(F, 1).T
+    M = (F[1:, 1:] - F[1:, :1] - F[:1, 1:] + F[0, 0]) * (x.size / h**2)
+    known = np.isfinite(M).all()
+    return float(np.abs(np.linalg.eigvalsh(M)).max()) / m if known else nan
 
 
 def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatArray]:

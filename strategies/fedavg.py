@@ -61,14 +61,14 @@ class StepsByBounds(RoundStrategy):
         r, the largest r_i; NaN where no step needs it.
     """
 
-    # settings that the clients' r_i may stand for, and that of their mini-batches
+    # settings that the clients' r_i may stand for, and what they need to find these
     _sizes: ClassVar[tuple[str, ...]] = ("step_size",)
-    _batch: ClassVar[str] = "batch_fraction"
+    _measured_by: ClassVar[tuple[str, ...]] = ("batch_fraction",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lipschitz = nan
-        clip = getattr(self.aggregator, "clip", None)
+        clip = getattr(self.local_noise or self.aggregator, "clip", None)
         if self._automatic and clip is not None:
             why = "does not apply beside a clip of what clients send, who would send "
             why += "a constant of their data unclipped"
@@ -94,11 +94,11 @@ class StepsByBounds(RoundStrategy):
 
     def _bounds(self, conversation: Conversation, timeout: float) -> dict[str, float]:
         """The r_i, by one wave before round 1, or their blocks' means."""
-        phase, entries = "train.lipschitz", entries_of(self, self._batch)
+        phase, entries = "train.lipschitz", entries_of(self, *self._measured_by)
         names, bounds = conversation.names, dict[str, float]()
         if self.aggregator.seen_by == "client":
             answers = hidden_bounds(self, conversation, phase, timeout, entries)
-            return {a.client: float(a.arrays[0].flat[0]) for a in answers}
+            return {a.client: float([*a.arrays, a.numbers][0].flat[0]) for a in answers}
 
         def take(answer: Any) -> None:
             r = answer.metrics.get("lipschitz")
@@ -653,7 +653,7 @@ class ProjectedFedAvg(LocalModels):
     batch_size: int = setting(0, "examples in a local mini-batch; 0: all", minimum=0)
 
     _sizes: ClassVar[tuple[str, ...]] = ("local_step_size",)
-    _batch: ClassVar[str] = "batch_size"
+    _measured_by: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps."""

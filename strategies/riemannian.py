@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf, prod, sqrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class FirstOrderRFL(StepsByBounds):
     # c_i is sent whole; what an older round left would be taken for newer
     _keep_old_state = False
     _state_settings = ("correction",)
-    _batch = "batch_size"
+    _measured_by: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     manifold: Manifold = given(
         "M, in the shape of the model: an array's own shape if the model has one "
@@ -280,7 +280,8 @@ class ZerothOrderRFL(FirstOrderRFL):
     Metrics of a round, beside ``step-norm``: ``evaluations``, the values that the
     clients computed, and ``dropped-values`` if there were any.
 
-    Theory asks for a step size η that shrinks like 1/(p·r).
+    Theory asks for a step size η that shrinks like 1/(p·r), as the automatic one does:
+    :func:`fedtrellis.zeroth_order.step_curvature`.
 
     Examples
     --------
@@ -297,7 +298,15 @@ class ZerothOrderRFL(FirstOrderRFL):
     _linear = False
     about = "Riemannian federated learning from function values"
 
-    step_size: float = setting(0.01, "of a local step", symbol="η", above=0.0)
+    _measured_by = ("batch_size", "samples", "seed")
+
+    step_size: float | None = setting(
+        None,
+        "of a local step; auto: 1/(r η_g τ), r the largest curvature of a client's f_i "
+        "along a step, measured at the start",
+        symbol="η",
+        above=0.0,
+    )
     samples: int = setting(50, "directions of a step", symbol="m", minimum=1)
     smoothing: float = setting(1e-4, "length of a difference", symbol="μ", above=0.0)
     shared_samples: bool = setting(

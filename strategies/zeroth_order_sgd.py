@@ -12,20 +12,19 @@ from fedtrellis.domains.atoms import RandomSigns
 from fedtrellis.local_steps import StepSchedule, step_sizes
 from fedtrellis.server.aggregation import Aggregation
 from fedtrellis.server.conversation import Answer, scalars_of
-from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import entries_of, setting
+from fedtrellis.settings import entries_of, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.broadcast import ModelBroadcast, Step
 from fedtrellis.zeroth_order import START, from_pool, mark_of, pool_choice
 
-from .fedavg import falling
+from .fedavg import StepsByBounds, falling
 
 Variant = Literal["decomfl", "fedkseed", "feedsign"]
 # whose clients all answer about the same directions
 _SHARED = ("decomfl", "feedsign")
 
 
-class ZerothOrderSGD(RoundStrategy):
+class ZerothOrderSGD(StepsByBounds):
     """Local steps along directions that all clients share, and a model of scalars.
 
     For min over x of f(x) = (1/n) Σ_i f_i(x), of which clients can only compute values.
@@ -89,14 +88,17 @@ class ZerothOrderSGD(RoundStrategy):
     dtypes = DTYPES
     _private_mechanism = "gaussian"
     _sent_arrays = (0, 0)
+    _measured_by = ("batch_size", "samples", "seed")
 
     local_steps: int = setting(1, "steps of a client in a round", symbol="τ", minimum=1)
     samples: int = setting(10, "directions of a step", symbol="m", minimum=1)
-    step_size: float = setting(
-        1e-3,
-        "of the first step",
+    step_size: float | None = setting(
+        None,
+        "of the first step; auto: 1/r, r the largest curvature of a client's f_i along "
+        "a step, measured at the start",
         note="an estimate is about √(p/m) times as long as the gradient, p the number "
-        "of parameters, so steps are that much shorter than those of SGD",
+        "of parameters, so steps are that much shorter than those of SGD. Signs "
+        "(feedsign) do not know how long they should be: there it has to be set",
         symbol="a",
         above=0.0,
     )
@@ -127,6 +129,9 @@ class ZerothOrderSGD(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.variant == "feedsign" and self.step_size is None:
+            why = "does not apply to variant = 'feedsign', which has signs alone"
+            raise refused("step_size", "auto", why, ["numbers above 0"])
         # a client of a pool keeps x_0
         self.stateful = self.variant == "fedkseed"
 
@@ -170,13 +175,14 @@ class ZerothOrderSGD(RoundStrategy):
         return {} if known else {START: self._start}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Nothing but the model, or the weights of a pool, which are sent as one."""
-        return {}
+        """r, beside the model or the weights of a pool, which are sent as one."""
+        return {"lipschitz": np.array(self.lipschitz)}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What a client's steps need."""
-        steps = ("local_steps", "samples", "step_size", "step_schedule", "smoothing")
-        return entries_of(self, *steps, "batch_size", "variant", "seed")
+        steps = ("local_steps", "samples", "step_schedule", "smoothing")
+        entries = entries_of(self, *steps, "batch_size", "variant", "seed")
+        return self._with_sizes(entries)
 
     def check(self, answer: Answer) -> NDArray[Any]:
         """The scalars or signs, of shape (τ·m,).
@@ -225,6 +231,6 @@ class ZerothOrderSGD(RoundStrategy):
 
     def _weights(self, server_round: int) -> FloatArray:
         """γ_k/m of each of a round's scalars, of shape (τ·m,)."""
-        schedule, size = self.step_schedule, self.step_size
+        schedule, size = self.step_schedule, self._settled("step_size")
         sizes = step_sizes(schedule, size, self.local_steps, server_round)
         return np.repeat(sizes, self.samples) / self.samples

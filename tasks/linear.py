@@ -41,6 +41,7 @@ from .data.table import (
     NODES,
     Schema,
     Table,
+    dense,
     divide,
     fault,
     norms,
@@ -86,6 +87,17 @@ class RegressionTask(Task):
     )
     path: str = setting(
         "", "the file, with dataset = 'file'", only={"dataset": (FILE,)}
+    )
+    sorted_by: str = setting(
+        "",
+        "column of the file in whose order its rows are dealt, consecutive ones to a "
+        "client; the label column: by quantiles of the target; empty: at random",
+        only={"dataset": (FILE,)},
+    )
+    uneven: bool = setting(
+        False,
+        "whether a file is dealt in shares of random sizes",
+        only={"dataset": (FILE,)},
     )
 
     def shapes(self) -> list[tuple[int, ...]]:  # noqa: D102
@@ -133,7 +145,7 @@ class RegressionTask(Task):
         if not self.on_file:
             return self._generated()[0]
         table = self._own_table("number")
-        shares = self._dealt(table.targets)
+        shares = self._dealt(table)
         dealt = arrange(table.features, table.targets, shares)
         if not table.columns:
             return dealt
@@ -142,8 +154,19 @@ class RegressionTask(Task):
         features, targets = made.scaled(features), targets - made.offset
         return Dealt(features, targets, starts, preparation=made)
 
-    def _dealt(self, targets: Array) -> list[Indices]:
-        order = generator(self.seed, "partition").permutation(len(targets))
+    def _dealt(self, table: Table) -> list[Indices]:
+        rng = generator(self.seed, "partition")
+        order = rng.permutation(len(table.targets))
+        if self.sorted_by == self.nodes.label_column:
+            order = order[np.argsort(table.targets[order], kind="stable")]
+        elif self.sorted_by:
+            of = [c.name for c in table.columns for _ in c.features()] or table.names
+            places = [j for j, name in enumerate(of) if name == self.sorted_by]
+            if not places:
+                raise self.refused("sorted_by", f"is no column of {self.path}")
+            order = order[np.lexsort(dense(table.features[:, places])[order].T)]
+        if self.uneven:
+            return cut_at_random(order, self.num_clients, rng)
         return np.array_split(order, self.num_clients)
 
     def _loss_of_variance(self, made: Preparation) -> float:
@@ -322,6 +345,22 @@ class LinearRegression(RegressionTask):
             # column j is multiplied by κ^(−(j−1)/(2(p−1)))
             A *= self.condition ** -np.linspace(0.0, 0.5, self.features)
         return Dealt(A, b, np.cumsum([0, *sizes]).astype(np.intp)), None
+
+
+def cut_at_random(
+    order: Indices, clients: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Cut rows into shares, none below a fortieth of the mean.
+
+    So it is in the FedGiA authors' code, which draws all cuts again until no share is
+    too small. For many clients this takes for ever: here every share has its least, and
+    the rest is cut.
+    """
+    least = math.ceil(0.025 * len(order) / clients)
+    spare = len(order) - clients * least
+    cuts = np.sort(rng.integers(0, spare + 1, clients - 1))
+    sizes = np.diff([0, *cuts, spare]) + least
+    return np.split(order, np.cumsum(sizes)[:-1])
 
 
 def load_table(dataset: str, path: Path) -> Table:
@@ -554,22 +593,12 @@ class LogisticRegression(PartitionedTask):
         return loss | {name: float(np.mean(tests == first))}
 
     def deal(self, labels: NDArray[Any]) -> list[Indices]:
-        """Deal examples to the clients; ``uneven`` cuts a random order at random.
-
-        No share is below a fortieth of the mean, as in the FedGiA authors' code.
-        """
+        """Deal examples to the clients; ``uneven`` cuts a random order at random."""
         if self.partition != "uneven":
             return super().deal(labels)
         self.check_clients(len(labels))
         rng = generator(self.seed, "partition")
-        order = rng.permutation(len(labels))
-        least = 0.025 * len(labels) / self.num_clients
-        # the authors draw all cuts again until no share is too small, which for many
-        # clients takes for ever: here every share has its least, the rest is cut
-        spare = len(labels) - self.num_clients * math.ceil(least)
-        cuts = np.sort(rng.integers(0, spare + 1, self.num_clients - 1))
-        sizes = np.diff([0, *cuts, spare]) + math.ceil(least)
-        return np.split(order, np.cumsum(sizes)[:-1])
+        return cut_at_random(rng.permutation(len(labels)), self.num_clients, rng)
 
     def _loss(
         self, features: Any, targets: Any, weight: float, examples: float = 1.0

@@ -103,11 +103,13 @@ def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
     if _format(path) == ".csv":
         label = [schema.label_column] * (schema.target == "class")
         frame = read_frame(path, bad_rows, texts=label)
-        for name in (schema.label_column, *schema.names):
+        apart = schema.label_column, *schema.ignored
+        for name in (*apart, *schema.names, *schema.categories):
             if name not in frame:
                 fault(path, f"{_FIRST} has no column {name!r}")
         columns = [*frame]
-        entries = frame.pop(schema.label_column)
+        entries = frame[schema.label_column]
+        frame = frame.drop(columns=[*apart])
     elif is_dense(path):
         table = read_npz(path, dataclasses.replace(schema, target="none", features=0))
         names = table.names or _numbered(table.features.shape[1])
@@ -128,7 +130,8 @@ def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
 
 def summary_of(schema: Schema, least: int, bad_rows: str, path: Path) -> dict[str, Any]:
     """Return what the owner of a file says of its columns, see ``tables.describe``."""
-    return describe(_read_labelled((schema, bad_rows), path)[0], least)
+    frame = _read_labelled((schema, bad_rows), path)[0]
+    return describe(frame, least, schema.categories)
 
 
 def read_columns(

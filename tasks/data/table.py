@@ -73,6 +73,12 @@ class DataSettings:
     least: int = setting(
         5, "rows that a category needs, and a sign that a cell is missing", minimum=1
     )
+    drop: str = setting(
+        "", "columns that are not read, such as numbers of rows, with commas between"
+    )
+    categories: str = setting(
+        "", "columns whose numbers are names of categories, with commas between"
+    )
     bad_rows: str = setting(
         "refuse",
         "what becomes of a row that cannot be read; dropped ones are counted",
@@ -81,6 +87,13 @@ class DataSettings:
     agreed: str = setting(
         "", "how nodes' tables are prepared, from a record; empty: they agree on it"
     )
+
+    def kinds(self) -> dict[str, Any]:
+        """Return what is said of single columns, by fields of a Schema."""
+        return {
+            "ignored": _listed("data.drop", self.drop, "", 0),
+            "categories": _listed("data.categories", self.categories, "", 0),
+        }
 
     def preparation(self) -> Preparation | None:
         """Return what nodes agreed on; a SettingsError: it is something else."""
@@ -173,6 +186,8 @@ class Schema:
     weight_column: str = ""
     #: columns that are not read
     ignored: tuple[str, ...] = ()
+    #: columns that are categories, where the table is prepared
+    categories: tuple[str, ...] = ()
 
     def columns(self) -> dict[str, bool]:
         """Return what there is beside features, and whether a file must have it."""

@@ -200,7 +200,8 @@ class Task(ABC):
         task = parse(cls, config, f"{cls.name}.", **more)
         # columns are looked for in a file of the user's, too
         columns = ("label_column", *["weight_column"] * cls.weighs)
-        columns += ("prepare", "least", "bad_rows") * cls.prepares
+        prepared = ("prepare", "least", "bad_rows", "drop", "categories")
+        columns += prepared * cls.prepares
         known = columns if task.on_file else ()
         for key, entry in keys(DataSettings, "data.").items():
             value = getattr(nodes, entry.name)
@@ -293,7 +294,7 @@ class Task(ABC):
         """Read the user's file; classes are counted from 0, whatever their labels."""
         nodes, path = self.nodes, data_path(f"{self.name}.path", self.path)
         own = nodes.label_column, False, nodes.weight_column
-        schema = Schema(0, (), target, (), *own)
+        schema = Schema(0, (), target, (), *own, **nodes.kinds())
         prepared = (nodes.least, nodes.bad_rows) if self.prepared else None
         found: Table = read_own_table((schema, prepared), path)
         return found
@@ -456,6 +457,7 @@ class Task(ABC):
             self.label_kind,
             self.nodes.class_labels(self.node_labels) if classes else (),
             self.nodes.label_column,
+            **self.nodes.kinds(),
         )
 
     def table_summary(

@@ -174,7 +174,12 @@ def test_an_upload_of_scalars_is_small() -> None:
     sizes, manifold = [], Sphere((20_000, 1))
     losses = [Distance(np.linspace(-1.0, 1.0, 20_000)[:, None])] * 2
     for upload in ("scalars", "dense"):
-        how: Any = {"samples": 50, "local_steps": 1, "smoothing": 1e-2}
+        how: Any = {
+            "samples": 50,
+            "local_steps": 1,
+            "smoothing": 1e-2,
+            "step_size": 0.1,
+        }
         strategy = ZerothOrderRFL(manifold, upload=upload, **how)
         grid = grid_of(ZerothOrderRFLClient, losses, manifold, encode=True)
         play(strategy, grid, np.eye(20_000, 1), 2)

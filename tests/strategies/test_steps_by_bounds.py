@@ -12,7 +12,10 @@ import pytest
 
 from fedtrellis import Private, SecureSum, clients, strategies
 from fedtrellis.domains import L2Ball
+from fedtrellis.manifolds import Euclidean
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.random import generator
+from fedtrellis.zeroth_order import directions
 from tests.harness import Array, grid_of, play, refused
 
 # three clients' rows; columns in units that differ by 10⁴, as tables have them
@@ -29,6 +32,20 @@ METHODS = {
 }
 
 
+# from function values, τ = 1
+BY_VALUES: dict[str, Any] = {
+    "ZerothOrderSGD": {"batch_size": 0, "samples": 3},
+    "ZerothOrderRFL": {"manifold": Euclidean((4,)), "local_steps": 1, "samples": 3},
+}
+
+
+class Values:
+    """A loss that only knows its value."""
+
+    def __init__(self, loss: LeastSquares) -> None:
+        self.value = loss.value
+
+
 class NoBound:
     """A loss that only knows its gradient."""
 
@@ -41,8 +58,9 @@ class NoBound:
 def run(
     name: str, losses: Sequence[Any] = LOSSES, rounds: int = 30, **options: Any
 ) -> Any:
-    strategy = getattr(strategies, name)(*METHODS[name], seed=1, **options)
-    grid = grid_of(getattr(clients, f"{name}Client"), losses)
+    strategy = getattr(strategies, name)(*METHODS.get(name, ()), seed=1, **options)
+    parts = [options["manifold"]] if "manifold" in options else []
+    grid = grid_of(getattr(clients, f"{name}Client"), losses, *parts)
     return play(strategy, grid, np.zeros(4), rounds)
 
 
@@ -63,6 +81,33 @@ def test_a_loss_that_knows_no_bound_is_measured() -> None:
     for dtype, near in (("float64", 1e-6), ("float32", 0.01)):
         ran = run("FedAvgGD", [NoBound(loss) for loss in LOSSES], 2, dtype=dtype)
         assert ran.strategy.lipschitz == pytest.approx(max(BOUNDS), rel=near)
+
+
+@pytest.mark.parametrize("name", BY_VALUES)
+def test_values_alone_give_a_size(name: str) -> None:
+    """The curvature along the directions of a step, as ∇²f has it."""
+    losses, found = [Values(loss) for loss in LOSSES], []
+    for i, a in enumerate(A):
+        u = 2.0 * directions(generator(1, "curvature", str(i)), 3, (4,))
+        found.append(float(np.linalg.eigvalsh(u @ (a.T @ a / len(a)) @ u.T)[-1]) / 3)
+    ran = run(name, losses, 60, **BY_VALUES[name])
+    assert ran.strategy.lipschitz == pytest.approx(max(found), rel=1e-4)
+    assert max(map(mean, ran.models)) <= mean(np.zeros(4))
+    assert mean(ran.model) < 0.5 * mean(np.zeros(4))
+    step = 1.0 / ran.strategy.lipschitz
+    step /= np.sqrt(3.0) if name == "ZerothOrderRFL" else 1.0  # η_g
+    same = run(name, losses, 60, **BY_VALUES[name], step_size=step).model
+    np.testing.assert_allclose(ran.model, same, rtol=1e-9)
+
+
+def test_where_values_give_no_size() -> None:
+    losses = [Values(loss) for loss in LOSSES]
+    made = partial(run, "ZerothOrderSGD", losses, 1, **BY_VALUES["ZerothOrderSGD"])
+    block = made(aggregation=SecureSum(value_range=1e9)).strategy.lipschitz
+    assert made().strategy.lipschitz < block  # the sum of all three
+    noise = {"privacy": "local", "privacy_clip": 1.0, "privacy_noise_multiplier": 1.0}
+    refused("step_size = 'auto' does not apply", partial(made, **noise))
+    refused("which has signs alone", partial(made, variant="feedsign"))
 
 
 def test_feddr_s_sizes_are_those_of_the_largest_bound() -> None:

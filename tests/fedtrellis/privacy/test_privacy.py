@@ -270,7 +270,8 @@ def test_fedfws_epsilon_counts_every_atom() -> None:
 @pytest.mark.parametrize("variant", ["decomfl", "feedsign", "fedkseed"])
 def test_scalars_without_noise_are_those_of_the_method(variant: Any) -> None:
     def model(**more: Any) -> Array:
-        strategy = ZerothOrderSGD(batch_size=0, samples=3, variant=variant, **more)
+        more |= {"variant": variant, "samples": 3, "step_size": 1e-3}
+        strategy = ZerothOrderSGD(batch_size=0, **more)
         grid = grid_of(ZerothOrderSGDClient, losses())
         return play(strategy, grid, np.zeros(4), rounds=4).model
 
@@ -279,7 +280,8 @@ def test_scalars_without_noise_are_those_of_the_method(variant: Any) -> None:
 
 
 def test_the_client_that_was_asked_most_counts() -> None:
-    strategy = ZerothOrderSGD(batch_size=0, participation=0.5, **LOCAL)
+    how: dict[str, Any] = {"batch_size": 0, "step_size": 1e-3, "participation": 0.5}
+    strategy = ZerothOrderSGD(**how, **LOCAL)
     grid = grid_of(ZerothOrderSGDClient, losses(6), reply_loss=0.3)
     run = play(strategy, grid, np.zeros(4), rounds=8)
     asked = [name for k in range(1, 9) for name in run.strategy.sample(k)]

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,35 @@ def run(
     assert main([*arguments, words + " ".join(settings)]) == 0
     last = max(out.iterdir(), key=lambda record: record.stat().st_mtime_ns)
     return fedtrellis.load_run(last)
+
+
+@pytest.mark.parametrize("task", ["lasso", "linear-regression"])
+def test_a_regression_s_rows_by_a_column_by_the_target_and_in_uneven_shares(
+    tmp_path: Path, frame: pd.DataFrame, task: str
+) -> None:
+    path = tmp_path / "table.csv"
+    table_for(frame, task).to_csv(path, index=False)
+    config = {"dataset": "file", "path": str(path)}
+
+    def dealt(**settings: Any) -> Any:
+        own = {f"{task}.{key.replace('_', '-')}": v for key, v in settings.items()}
+        own |= {f"{task}.{key}": value for key, value in config.items()}
+        own |= {"task": task, "method": "fedgia", "data.label-column": "price"}
+        data = data_of(sim.app.experiment(own, 3).task)
+        return data, [data.share(i) for i in range(3)]
+
+    _, shares = dealt(sorted_by="price")
+    for (_, lower), (_, upper) in pairwise(shares):
+        assert max(lower) <= min(upper)
+    data, shares = dealt(sorted_by="colour", uneven=True)
+    places = [j for j, n in enumerate(data.preparation.names()) if "colour" in n]
+    runs = np.diff(np.vstack([x for x, _ in shares])[:, places], axis=0).any(axis=1)
+    assert runs.sum() == 2  # of three colours, one after the other
+    sizes = [len(y) for _, y in shares]
+    assert sum(sizes) == len(frame)
+    assert max(sizes) > 1.5 * min(sizes)
+    with pytest.raises(SettingsError, match="'shade' is no column"):
+        dealt(sorted_by="shade")
 
 
 def test_what_is_worse_than_a_constant_is_warned_of(
@@ -206,9 +236,12 @@ def test_an_export_needs_nothing_of_ours(
 ) -> None:
     kept = frame.copy()
     kept.loc[::23, "since"] = pd.NaT
-    made = run(tmp_path, kept, task, f"{FEDFW} radius=20 rounds=20")
+    kept["ward"], kept["number"] = np.arange(len(kept)) % 4, np.arange(len(kept))
+    kinds = 'data.categories="ward" data.drop="number"'
+    made = run(tmp_path, kept, task, f"{FEDFW} radius=20 rounds=20 {kinds}")
     model, record = made.model, str(made.directory)
-    rows = kept.drop(columns=["price", "kind"])
+    assert model.preparation.names()[-4:] == ("ward=0", "ward=1", "ward=2", "ward=3")
+    rows = kept.drop(columns=["price", "kind", "number"])
     rows["since"] = rows["since"].dt.strftime("%Y-%m-%d")
     rows.loc[5, "colour"] = "violet"
     out = str(tmp_path / "model")
@@ -235,9 +268,10 @@ def test_an_export_needs_nothing_of_ours(
     assert scores == pytest.approx(model.scores(rows), abs=1e-8)
     assert main(["export", record, "--to", "onnx", "--out", out + ".onnx"]) == 0
     days = pd.to_datetime(rows["since"]) - pd.Timestamp(0)
-    given = rows.assign(since=days / pd.Timedelta(days=1))
+    given = rows.assign(since=days / pd.Timedelta(days=1), ward=rows["ward"].map(str))
+    texts = [*TEXTS, "ward"]
     inputs = {
-        name: given[[name]].to_numpy(object if name in TEXTS else np.float64)
+        name: given[[name]].to_numpy(object if name in texts else np.float64)
         for name in given
     }
     outputs = onnxruntime.InferenceSession(out + ".onnx").run(None, inputs)
