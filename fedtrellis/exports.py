@@ -40,7 +40,8 @@ def export(
         _network(network[0], network[1], model, to, path)
     elif to == "npz":
         with Path(path).open("wb") as file:
-            np.savez(file, **(_in_units(model) if model.known else task.parts(model)))
+            parts = _in_units(model) if model.known else task.parts(model) | model.about
+            np.savez(file, **parts)
     elif to == "onnx":
         need("onnx", "an export to ONNX", "onnx")
         import onnx

@@ -529,18 +529,18 @@ class TableModel(dict[str, NDArray[Any]]):
         about: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(arrays)
-        self._about = about
+        self.about = about or {}
 
     @property
     def known(self) -> bool:
         """Whether it is known what a row is."""
-        return self._about is not None
+        return "table" in self.about
 
     def _known(self) -> Mapping[str, Any]:
-        if self._about is None:
+        if not self.known:
             why = "it is not of a linear model of a table that the run prepared"
             raise SettingsError(f"the record does not say what a row is: {why}")
-        return self._about
+        return self.about
 
     @property
     def preparation(self) -> Preparation:

@@ -176,7 +176,9 @@ class MatrixCompletionTask(Task):
         "'auto': path's ratings, or generated ones; 'nodes': every node's own file",
         choices=("auto", NODES),
     )
-    path: str = setting("", "u.data of MovieLens-100k; empty for generated ratings")
+    path: str = setting(
+        "", "u.data of MovieLens-100k, or a csv file of ratings; empty: generated ones"
+    )
     test_fraction: float = setting(
         0.2, "share of the ratings kept for testing", above=0.0, maximum=0.9
     )
@@ -228,6 +230,10 @@ class MatrixCompletionTask(Task):
         left, values, right = kept_pairs(x.astype(np.float64))
         return {"left": left * values, "right": right}
 
+    def meaning(self) -> dict[str, Any]:
+        """Return what was taken off the ratings, if anything was."""
+        return {"mean": self._mean()} if self.centred else {}
+
     def metrics(self, x: Point) -> dict[str, float]:
         """Return ``"rmse"`` on the test ratings and ``"rmse-train"``."""
         train = math.sqrt(self.value(self.argument(x)))
@@ -235,16 +241,24 @@ class MatrixCompletionTask(Task):
 
     def _load(self) -> Dealt:
         cells, values = self._ratings()[:2]
-        split = generator(self.seed, "matrix-completion split")
-        held = kept = split.permutation(len(values))
-        # the order is random: any share of it will do
-        for share in filter(None, (self.test_fraction, self.validation_fraction)):
-            held, kept = np.split(kept, [held_out(len(kept), share)])
+        held, kept = self._split()
         if self.centred:
-            values = values - values[kept].mean()
+            values = values - self._mean()
         # The ratings are shuffled already: equal consecutive shares are random.
         starts = starts_of(np.array_split(kept, self.num_clients))
         return Dealt(cells[kept], values[kept], starts, cells[held], values[held])
+
+    def _split(self) -> tuple[Indices, Indices]:
+        """Return the ratings that are held out, and the others, shuffled."""
+        split = generator(self.seed, "matrix-completion split")
+        held = kept = split.permutation(len(self._ratings()[1]))
+        # the order is random: any share of it will do
+        for share in filter(None, (self.test_fraction, self.validation_fraction)):
+            held, kept = np.split(kept, [held_out(len(kept), share)])
+        return held, kept
+
+    def _mean(self) -> float:
+        return float(self._ratings()[1][self._split()[1]].mean())
 
     @once(4)
     def _ratings(self) -> tuple[Any, Array, tuple[int, int], float]:
@@ -256,7 +270,8 @@ class MatrixCompletionTask(Task):
         if len(values) < 2:
             fault(path, f"{len(values)} ratings; at least 2 are needed")
         users, items = (int(number) + 1 for number in cells.max(axis=0))
-        return cells, values, (users, items), _RADIUS
+        radius = 0.0 if ".csv" in path.suffixes else _RADIUS
+        return cells, values, (users, items), radius
 
 
 def synthetic_ratings(seed: int) -> tuple[Any, Array, tuple[int, int], float]:

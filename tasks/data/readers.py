@@ -106,7 +106,8 @@ def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
         apart = schema.label_column, *schema.ignored
         for name in (*apart, *schema.names, *schema.categories):
             if name not in frame:
-                fault(path, f"{_FIRST} has no column {name!r}")
+                hint = "; data.label-column names the label's" * (name == apart[0])
+                fault(path, f"{_FIRST} has no column {name!r}{hint}")
         columns = [*frame]
         entries = frame[schema.label_column]
         frame = frame.drop(columns=[*apart])
@@ -143,6 +144,10 @@ def read_columns(
     """
     frame, entries = _read_labelled((schema, bad_rows), path)
     label = as_numbers(entries)[1] if schema.target == "number" else np.zeros(1, bool)
+    if label.all():
+        fault(
+            path, "has no numbers; the task is a regression", None, schema.label_column
+        )
     bad = {schema.label_column: entries.isna().to_numpy() | label}
     for column in columns:
         if column.name not in frame:
@@ -241,11 +246,17 @@ def read_csv(path: Path, schema: Schema, *, header: Sequence[str] = ()) -> Table
 def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     """Read ratings as in MovieLens-100k's ``u.data``: user, item, rating in each line.
 
-    Users and items are whole numbers from 1 to ``users`` and ``items``, how many there
-    are on all nodes together, 0: any. The features are user and item, counted from 0.
+    Of a csv file the columns of these names. Users and items are whole numbers from 1
+    to ``users`` and ``items``, how many there are on all nodes together, 0: any. The
+    features are user and item, counted from 0.
     """
     names = ("user", "item", "rating", "time")
-    table = _cells(path, read_frame(path, names=names, separator=r"\s+")[[*names[:3]]])
+    plain: Any = {"names": names, "separator": r"\s+"}
+    frame = read_frame(path, **({} if _format(path) == ".csv" else plain))
+    for name in names[:3]:
+        if name not in frame:
+            fault(path, f"{_FIRST} has no column {name!r}")
+    table = _cells(path, frame[[*names[:3]]])
     # no real number is near the limit; one that is would ask for terabytes
     for column, (name, count) in enumerate((("user", users), ("item", items))):
         most = count or 10**6

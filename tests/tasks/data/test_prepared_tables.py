@@ -211,18 +211,18 @@ def test_a_record_predicts_as_scikit_learn_does(
     names += ["colour=red", "since", "centre=near", "centre=(other)"]
     assert list(model.preparation.names()) == names
     if label_of(task) == "price":  # in the target's units
-        assert model.predict(new) == pytest.approx(expected, abs=1e-5)
+        assert model.predict(new) == pytest.approx(expected, abs=1e-6)
         with pytest.raises(SettingsError, match="gives no class a probability"):
             model.predict_proba(new)
         return
     shares = theirs.predict_proba(known.iloc[::7])
-    assert model.predict_proba(rows) == pytest.approx(shares, abs=1e-5)
+    assert model.predict_proba(rows) == pytest.approx(shares, abs=1e-6)
     assert model.predict(new).tolist() == expected.tolist()
     capsys.readouterr()
     assert main(["predict", str(made.directory), str(new)]) == 0
     printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
     found = printed["probability of yes"].to_numpy()
-    assert found == pytest.approx(shares[:, 1], abs=1e-5)
+    assert found == pytest.approx(shares[:, 1], abs=1e-6)
     with pytest.raises(SettingsError, match="the table has no column 'small'"):
         model.predict(rows.drop(columns="small"))
     # no row of the table is in the record
@@ -307,8 +307,16 @@ def test_a_network_leaves_as_a_state_dict_and_a_graph(tmp_path: Path) -> None:
 def test_a_matrix_leaves_as_factors_or_a_permutation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    rng, csv = np.random.default_rng(0), tmp_path / "ratings.csv"
+    cells = [(i, j) for i in range(1, 13) for j in range(1, 9) if (i * j) % 3]
+    ratings = pd.DataFrame(cells, columns=["user", "item"])
+    ratings.assign(rating=rng.integers(1, 6, len(cells)), day="today").to_csv(
+        csv, index=False
+    )
+    completion = f'radius=20 matrix-completion.path="{csv}"'
+    more = {"matrix-completion": f"{completion} matrix-completion.centred=true"}
     for task in ("matrix-completion", "quadratic-assignment"):
-        words = f'task="{task}" rounds=2 picture=false'
+        words = f'task="{task}" rounds=2 picture=false {more.get(task, "")}'
         folder = tmp_path / task
         assert main(["run", "--nodes", "4", "--out", str(folder), "-c", words]) == 0
         (record,) = map(str, folder.iterdir())
@@ -319,6 +327,10 @@ def test_a_matrix_leaves_as_factors_or_a_permutation(
         with np.load(out) as parts:
             if task == "matrix-completion":
                 assert parts["left"] @ parts["right"].T == pytest.approx(X)
+                assert X.shape == (11, 8)
+                data = data_of(sim.app.experiment(read_config([words]), 4).task)
+                whole = data.targets + parts["mean"]
+                assert whole == pytest.approx(whole.round(), abs=1e-9)
                 assert parts["left"].shape[1] == np.linalg.matrix_rank(X)
             else:
                 assert sorted(parts["permutation"]) == list(range(12))
