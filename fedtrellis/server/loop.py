@@ -865,7 +865,9 @@ def check_same_code(grid: Any) -> None:
 def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
     """The error of rounds in which nobody had a usable answer, the last of them."""
     who, why = (record.rejected or [("?", "nobody was asked")])[-1]
-    return RuntimeError(f"no usable answer in {rounds}; the last: client {who}: {why}")
+    # steps that led nowhere are named so by the clients themselves
+    kind = DivergedError if FloatingPointError.__name__ in why else RuntimeError
+    return kind(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 
 def _check_ended(strategy: LoopStrategy) -> str:

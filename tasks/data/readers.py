@@ -43,6 +43,7 @@ from .table import (
     is_number,
     load_arrays,
     make_table,
+    read_at_most,
 )
 
 _UNREADABLE = "the file cannot be read or unpacked"
@@ -246,13 +247,14 @@ def read_csv(path: Path, schema: Schema, *, header: Sequence[str] = ()) -> Table
 def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     """Read ratings as in MovieLens-100k's ``u.data``: user, item, rating in each line.
 
-    Of a csv file the columns of these names. Users and items are whole numbers from 1
-    to ``users`` and ``items``, how many there are on all nodes together, 0: any. The
-    features are user and item, counted from 0.
+    Of a file whose first line names them the columns of these names. Users and items
+    are whole numbers from 1 to ``users`` and ``items``, how many there are on all nodes
+    together, 0: any. The features are user and item, counted from 0.
     """
     names = ("user", "item", "rating", "time")
     plain: Any = {"names": names, "separator": r"\s+"}
-    frame = read_frame(path, **({} if _format(path) == ".csv" else plain))
+    named = b"rating" in read_at_most(path, 2**16).split(b"\n")[0]
+    frame = read_frame(path, **({} if named else plain))
     for name in names[:3]:
         if name not in frame:
             fault(path, f"{_FIRST} has no column {name!r}")

@@ -16,6 +16,7 @@ import strategies
 from fedtrellis.domains import Box, L1Ball, L2Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
+from fedtrellis.server.callbacks import DivergedError
 from tests.harness import Array, Played, distance, grid_of, play
 
 cp: Any = cvxpy  # its functions are not typed
@@ -322,5 +323,5 @@ def test_one_diverging_client_is_left_out() -> None:
     # γ∇f_i overflows; or the sum of models whose entries are finite each
     for size in (1.0, 10.0):
         once = {"local_steps": 1, "step_size": size, "max_failed_rounds": 1}
-        with pytest.raises(RuntimeError, match="the local steps diverged"):
+        with pytest.raises(DivergedError, match="the local steps diverged"):
             played("FedAvgGD", 1, [Steep(A[0], B[0])] * 3, **once)

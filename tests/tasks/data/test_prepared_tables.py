@@ -84,6 +84,11 @@ def test_a_bad_row_is_refused_or_counted(
     ) as e:
         read_own_table((schema, (5, "refuse")), path)
     assert "SECRET" not in str(e.value)
+    for named, match in (("kind", "data.label-column names"), ("word", "no numbers")):
+        path.with_name("other.csv").write_text("a,word\n" + "1,x\n2,y\n" * 5)
+        other = Schema(0, target="number", label_column=named)
+        with pytest.raises(DataFileError, match=match):
+            read_own_table((other, (5, "drop")), path.with_name("other.csv"))
     with caplog.at_level("INFO", logger="flwr"):
         table = read_own_table((schema, (5, "drop")), path)
     assert len(table.features) == len(table.targets) == 38
