@@ -37,7 +37,6 @@ __all__ = [
     "directions",
     "evaluator",
     "projection_estimate",
-    "step_curvature",
 ]
 
 
