@@ -55,7 +55,7 @@ from fedtrellis.signals import check_signals, deferred
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Traffic
-from fedtrellis.wire.flower_internals import LOGGER_NAME, log
+from fedtrellis.wire.flower_internals import LOGGER_NAME, is_simulation, log
 from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -760,8 +760,7 @@ class Loop:
         strategy, conversation = self.strategy, self.conversation
         registry, traffic = conversation.registry, conversation.traffic
         registry.introduce(self.grid, self.timeout, traffic, started=True)
-        if strategy.clients is not registry.names:
-            strategy.clients = registry.names
+        strategy.clients = registry.names
         asked = conversation, server_round, self.train_config, self.timeout
         if strategy._one_wave:
             metrics = strategy.run_round(*asked)
@@ -849,7 +848,7 @@ def check_same_code(grid: Any) -> None:
     here = Path.cwd()
     # where Flower unpacks what ``flwr run`` sends, each app in a folder of its own
     apps = [Path(entry) for entry in sys.path if Path(entry).parent.name == "apps"]
-    for app in apps if type(grid).__name__ == "InMemoryGrid" else ():
+    for app in apps if is_simulation(grid) else ():
         packages = [file.parent.name for file in here.glob("*/__init__.py")]
         files = [file for name in packages for file in app.glob(f"{name}/**/*.py")]
         names = [str(file.relative_to(app)) for file in files]

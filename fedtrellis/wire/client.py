@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import Client, NumPyClient
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
@@ -162,14 +162,6 @@ class MethodClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """f_i(x), the number of examples and the objective's metrics."""
         return evaluate_objective(self.objective, parameters)
-
-    def to_client(self) -> Client:
-        """Refuse Flower's older API, which calls this, by a TypeError."""
-        name = type(self).__name__
-        raise TypeError(
-            f"{name} has no .to_client(): return the {name} itself from client_fn, "
-            "and make the ClientApp with app = fedtrellis.client_app(client_fn)"
-        )
 
 
 class StatefulClient(MethodClient):

@@ -274,10 +274,7 @@ def run_together(
                         requests.append(steps[i].send(answer))
                     asking.append(i)
                 except StopIteration as end:
-                    try:
-                        results[i] = _result_of(end.value, layout)
-                    except Exception as error:
-                        results[i] = error
+                    results[i] = _result_of(end.value, layout)
                 except Exception as error:
                     results[i] = error
             active, peers = asking, everybody

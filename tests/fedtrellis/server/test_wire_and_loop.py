@@ -275,9 +275,6 @@ def test_an_app_that_is_not_ours_ends_the_run_and_says_what_to_use() -> None:
     ):
         with pytest.raises(RuntimeError, match=way_out):
             start(Steps(), LocalGrid(app, 2))
-    # nor with Flower's own strategy, which such an app could otherwise talk to
-    with pytest.raises(TypeError, match="return the FedFWClient itself from client_fn"):
-        ours.to_client()
 
 
 # -------------------------------------------------------------------------- sampling
