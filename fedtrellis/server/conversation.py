@@ -373,12 +373,7 @@ class Conversation:
                     client = self.registry.clients[name]
                     client.ready, client.version = False, None
                     return None
-                data = status.get("numbers", b"")
-                if not isinstance(data, bytes) or len(data) % 8:
-                    return Reason(
-                        "the answer's numbers are not numbers of 8 bytes each"
-                    )
-                if data:
+                if data := status.get("numbers"):
                     check_moderate(numbers := np.frombuffer(data, dtype="<f8"))
             version = None
             if self.strategy.keep_model:

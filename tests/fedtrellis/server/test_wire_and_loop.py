@@ -125,7 +125,7 @@ SPOILT: list[tuple[Spoil, str]] = [
     (status("phase", "propose"), "phase 'propose', not None"),
     (status("model-version", 99), "model version 99"),
     (status("in-sync", "yes"), "in-sync 'yes'"),
-    (status("numbers", b"1234567"), "numbers are not numbers"),
+    (status("numbers", b"1234567"), "multiple of element size"),
     (without_in_sync, "in-sync"),
     (without("status"), "no status"),
     (without("arrays"), r"shapes \[\]"),
