@@ -17,10 +17,6 @@ for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(library, "1")
 
 
-#: Files that take more than half a minute.
-LONGEST = ("test_hyfdca_faults.py", "test_sim.py", "test_soak.py", "test_tuning.py")
-
-
 @pytest.fixture(autouse=True)
 def flower_logger() -> Iterator[None]:
     """Give each test Flower's logger as the first found it, whoever silenced it."""
@@ -58,15 +54,10 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leave out what is too slow for every day, unless ``-m`` names it.
 
-    What starts Flower's processes comes first, and then the longest of the other
-    files: no worker is left alone with one of them in the end.
+    What starts Flower's processes comes first, as one worker takes all of it, and the
+    short files in this folder come last: the workers end together.
     """
-    items.sort(
-        key=lambda item: (
-            item.get_closest_marker("system") is None,
-            item.path.name not in LONGEST,
-        )
-    )
+    items.sort(key=lambda item: item.get_closest_marker("system") is None)
     if "slow" in config.getoption("markexpr"):
         return
     kept: list[pytest.Item] = []

@@ -33,10 +33,14 @@ def test_engines_end_at_one_model() -> None:
         np.testing.assert_allclose(made.model, expected, atol=tolerance, rtol=0)
 
 
-def test_a_held_out_table_ends_at_its_optimum() -> None:
-    (result,) = held_out.compare(held_out.QUICK)
+@pytest.mark.parametrize(
+    ("name", "deals"),
+    [("ccard", 1), pytest.param("spector", 3, marks=pytest.mark.slow)],
+)
+def test_a_held_out_table_ends_at_its_optimum(name: str, deals: int) -> None:
+    (result,) = held_out.compare({name: held_out.FULL[name]})
     found = result.rows
-    assert len(found) == 4 * 7
+    assert len(found) == deals * 7
     assert all(row["met"] for row in found)
     ended = {(row["method"], row["ended"]) for row in found}
     stops = {(method, "converged") for method in ("fedgia", "fedfw")}

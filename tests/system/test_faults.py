@@ -7,7 +7,7 @@ process.
 Nothing depends on how long anything took: an answer that a busy machine gave too late
 is one more that was lost, on both sides.
 
-Most of them: ``python -m pytest -k faults -m slow tests/system``.
+Run by ``python -m pytest -k faults -m slow tests/system``.
 """
 
 import json
@@ -16,16 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_runs import (
-    FAMILIES,
-    NODES,
-    Deployment,
-    Where,
-    check_same,
-    simulated,
-)
+from fault_runs import FAMILIES, NODES, Deployment, Where, check_same, simulated
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -54,7 +47,6 @@ def wiped(server_round: int) -> dict[Where, list[set[str]]]:
     return {(str(k), server_round, ""): [{"wipe"}] for k in range(NODES)}
 
 
-@pytest.mark.slow
 @every_family
 def test_a_supernode_killed_between_computing_and_answering(
     deployment: Deployment, family: str, tmp_path: Path
@@ -82,7 +74,6 @@ def test_a_supernode_killed_between_computing_and_answering(
     check_same(record, simulated(config, tmp_path / "local", script))
 
 
-@pytest.mark.slow
 @every_family
 def test_a_superlink_killed_and_the_run_resumed(
     deployment: Deployment, family: str, tmp_path: Path
@@ -113,7 +104,6 @@ def test_a_superlink_killed_and_the_run_resumed(
         check_same(rest, simulated(config, tmp_path / "calm"))
 
 
-@pytest.mark.slow
 @every_family
 def test_a_run_of_this_process_goes_on_deployed(
     deployment: Deployment, family: str, tmp_path: Path

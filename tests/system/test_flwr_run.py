@@ -26,8 +26,8 @@ MORE = {
     "fedavg-gd, secure sums": 'method="fedavg-gd" aggregation="secure-sum"',
     "fedgia, secure sums": 'method="fedgia" aggregation="secure-sum"',
 }
-#: Those that run every day.
-DAILY = ("fedfw, plain", "hyfdca")
+#: That which runs every day.
+DAILY = "fedfw, plain"
 TASKS = {
     "split": "hybrid-svm",
     "manifold": "kernel-pca",
@@ -53,7 +53,7 @@ def config_of(case: str) -> str:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=() if case in DAILY else pytest.mark.slow)
+        pytest.param(case, marks=() if case == DAILY else pytest.mark.slow)
         for case in (*MORE, *sim.app.registry.methods)
     ],
 )
@@ -80,6 +80,7 @@ def test_ray_gives_the_run_that_this_process_gives(
             assert line[way] == pytest.approx(getattr(here, way), rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_bad_setting_fails_the_run_before_the_first_round(
     flower: Flower, tmp_path: Path
 ) -> None:

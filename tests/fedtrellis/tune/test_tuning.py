@@ -191,13 +191,13 @@ def test_the_same_seed_gives_the_same_trials(app: Path, tmp_path: Path) -> None:
         assert main(command(app, *more, "--seed", seed, "--jobs", jobs)) == 0
         return drawn_in(tmp_path / out)
 
-    whole = search("whole", 5)
-    assert len(whole) == 5
-    search("parts", 2)
+    whole = search("whole", 3)
+    assert len(whole) == 3
+    search("parts", 1)
     # it goes on, with more trials
-    assert search("parts", 5) == whole
-    assert search("other", 2, seed=1) != whole[:2]
-    assert search("jobs", 5, jobs=2) == whole
+    assert search("parts", 3) == whole
+    assert search("other", 1, seed=1) != whole[:1]
+    assert search("jobs", 3, jobs=2) == whole
 
 
 def test_a_trial_over_seeds_has_the_mean_of_its_runs(app: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_trial_over_seeds_has_the_mean_of_its_runs(app: Path, tmp_path: Path) 
 
 def test_an_interrupted_search_goes_on_where_it_was(app: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = command(app, "--jobs", 2, "--trials", 8)
+    words = command(app, "--jobs", 2, "--trials", 6)
     slow = [*words, "-c", "wait=0.4"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedtrellis", *slow],
@@ -229,25 +229,25 @@ def test_an_interrupted_search_goes_on_where_it_was(app: Path, tmp_path: Path) -
     for _ in range(2):
         assert process.stderr.readline().startswith("trial")
     process.terminate()
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM, stderr
     assert "are kept" in stderr
     assert "Traceback" not in stderr
     # its workers have gone too: nobody is left in its process group
     with pytest.raises(ProcessLookupError):  # noqa: PT012
-        for _ in range(100):
+        for _ in range(1000):
             os.killpg(process.pid, 0)
             time.sleep(0.1)
     assert not (out / "best.toml").exists()
 
     done = {t.number: t for t in study_in(out).trials if t.state.is_finished()}
-    assert 2 <= len(done) < 8
+    assert 2 <= len(done) < 6
     assert main(slow) == 0
     after = study_in(out).trials
     # what was complete was not run again
     assert done.items() <= {trial.number: trial for trial in after}.items()
     whole = tmp_path / "whole"
-    assert main(command(app, "--trials", 8, "--out", whole)) == 0
+    assert main(command(app, "--trials", 6, "--out", whole)) == 0
     expected = [(t.number, t.state, t.params, t.value) for t in study_in(whole).trials]
     assert [(t.number, t.state, t.params, t.value) for t in after] == expected
 
