@@ -8,6 +8,8 @@ import numpy as np
 from flwr.app import Context
 
 from fedtrellis.compressors import compressor
+from fedtrellis.domains import Domain, WholeSpace
+from fedtrellis.domains.product import towards
 from fedtrellis.layer_steps import LayerOracle, moved, with_momentum
 from fedtrellis.local_steps import (
     answer_lipschitz,
@@ -264,8 +266,8 @@ class FedDRClient(StatefulDescent):
 class FedLMOClient(StatefulDescent):
     """Takes LMO steps layer by layer, or answers with a gradient; see ``FedLMO``.
 
-    Parameters are those of :class:`FedAvgGDClient`; mini-batches need no
-    ``num_examples``.
+    Parameters are those of :class:`FedAvgGDClient`, and the strategy's ``domain`` if it
+    has one; mini-batches need no ``num_examples``.
 
     Notes
     -----
@@ -278,6 +280,15 @@ class FedLMOClient(StatefulDescent):
     >>> from fedtrellis.clients import FedLMOClient
     >>> app = client_app(lambda context: FedLMOClient(context, my_loss(context)))
     """
+
+    def __init__(
+        self,
+        context: Context,
+        objective: DifferentiableLoss,
+        domain: Domain | None = None,
+    ) -> None:
+        super().__init__(context, objective)
+        self.domain = WholeSpace() if domain is None else domain
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """x_i after k local steps, with h_i or m_i; h_i; or C(D_i − v_i).
@@ -331,6 +342,7 @@ class FedLMOClient(StatefulDescent):
             g = g + correction
             m, d = with_momentum(m, g, mu, nesterov)
             s = layout.point(oracle(layout.layers(d)))
+            s = towards(self.domain, d, x_i, s)
             x_i = moved(x_i, s, gamma, radius)
             check_steps(x_i, x, config)
         answer = [layout.to_wire(x_i)]

@@ -87,6 +87,12 @@ class FrankWolfeStrategy(RoundStrategy):
         shown=False,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.domain.bounded:
+            why = "FedFW needs a bounded set for every layer"
+            raise SettingsError(f"domain = {self.domain!r} is not bounded: {why}")
+
     def _settle_domains(self, shape: tuple[int, ...]) -> None:
         """Find out which set each client has, of what was declared and what it sent."""
         for domain in self.client_domains:

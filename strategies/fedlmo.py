@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.compressors import Compression, compressor
+from fedtrellis.domains import Domain, WholeSpace
+from fedtrellis.domains.atoms import rounding
+from fedtrellis.domains.product import towards
 from fedtrellis.layer_steps import (
     LayerOracle,
     Orthogonalization,
@@ -22,7 +25,7 @@ from fedtrellis.layer_steps import (
 )
 from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import entries_of, setting
+from fedtrellis.settings import entries_of, given, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 
 from .fedavg import unpacked
@@ -56,6 +59,9 @@ class FedLMO(RoundStrategy):
     In ``server`` a client sends h_i, the mean of k mini-batch gradients at x, and the
     server takes the step: m ← μ m + (1 − μ) (1/|S|) Σ h_i, x ← x + γ_t lmo(m).
 
+    Layers with a set D_l of their own (``domain``, made by ``constrain``) take the
+    steps x_i ← x_i + γ_t (a − x_i), a = argmin over D_l of ⟨m_i, a⟩, and start in D_l.
+
     In ``ef21`` the momentum is the clients', who send what the server lacks of it,
     compressed: D_i is m_i or Nesterov's, v_i what the server has of it::
 
@@ -77,7 +83,8 @@ class FedLMO(RoundStrategy):
 
     Notes
     -----
-    The matching client is ``FedLMOClient(context, objective)``. With one client, all of
+    The matching client is ``FedLMOClient(context, objective)``, with the same
+    ``domain`` if there is one. With one client, all of
     its examples, ``local``, ``scaling="muon"``, ``nesterov=True`` and
     ``orthogonalization="bfloat16"`` its steps are those of ``torch.optim.Muon`` without
     weight decay.
@@ -99,6 +106,11 @@ class FedLMO(RoundStrategy):
     keep_model = False
     _state_settings = ("variant", "compressor", "kept_fraction", "rank")
 
+    domain: Domain = given(
+        "what layers are kept in, see :func:`~fedtrellis.domains.constrain`",
+        default=WholeSpace(),
+        shown=False,
+    )
     variant: Variant = setting(
         "corrected",
         "local steps with control variates; with the mean of the clients' momenta; "
@@ -183,6 +195,8 @@ class FedLMO(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.radius and not isinstance(self.domain, WholeSpace):
+            raise refused("radius", self.radius, "does not go with a domain", ["0"])
         points = int(self.variant not in ("server", "ef21"))
         self._sent_arrays = points, 1 + (self.variant in _BESIDE)
 
@@ -206,6 +220,9 @@ class FedLMO(RoundStrategy):
             self.scaling,
             self.orthogonalization,
         )
+        start = self.broadcast.model
+        if (inside := self._inside(start)) is not start:
+            self.broadcast.replace(inside)
         zero = np.zeros_like(self.broadcast.model)
         # c_i, or with ef21 v_i
         self._vectors: dict[str, FloatArray] = {}
@@ -289,13 +306,19 @@ class FedLMO(RoundStrategy):
                 self._vectors.update(beside)
             self._publish()
             # x ← (1/|S|) Σ over S of x_i
-            self.broadcast.replace(self.mean_of(points, x))
+            self.broadcast.replace(self._inside(self.mean_of(points, x)))
         return {}
+
+    def _inside(self, x: FloatArray) -> FloatArray:
+        """A point of D: x itself, unless a client, a rule or rounding took it out."""
+        tolerance = rounding(self.broadcast.layout.point_dtype)
+        inside = self.domain.contains(x, tolerance)
+        return x if inside else self.domain.project(x)
 
     def _step(self, d: FloatArray, server_round: int) -> None:
         """Take the server's own step along lmo(D)."""
         x, layout = self.broadcast.model, self.broadcast.layout
-        s = layout.point(self._oracle(layout.layers(d)))
+        s = towards(self.domain, d, x, layout.point(self._oracle(layout.layers(d))))
         # x ← x + γ_t lmo(D), or (1 − γ_t) x + γ_t r lmo(D)
         gamma = self.step_size_at(server_round)
         self.broadcast.replace(moved(x, s, gamma, self.radius))

@@ -87,6 +87,18 @@ def test_what_nobody_rated_is_found_and_the_black_box_is_maximised() -> None:
     assert x @ mean @ x / 2 > 0.999 * names["best"]
 
 
+def test_the_constrained_layer_has_a_lower_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    names = run_program("one-layer.md")
+    free, wide, narrow = names["ranks"]
+    assert free > 2 * wide > 2 * narrow
+    assert min(names["accuracies"]) > 0.9
+    assert (tmp_path / "one-layer.png").stat().st_size > 10_000
+
+
 def test_split_columns_give_the_central_optimum() -> None:
     names = run_program("split-columns.md")
     X, y, w = names["X"], names["y"], names["w"]

@@ -344,7 +344,9 @@ class App:
         if overrides.get("resume"):
             # a record knows its own settings; what is given here comes on top
             config |= self._saved(Path(overrides["resume"]))
-        self.registry.check_known({"method": config["method"]} | overrides, "-c")
+        known = {key: config[key] for key in ("method", "task")}
+        lists = {"fedtrellis run": "fedtrellis list"}.get(program, f"{program} --list")
+        self.registry.check_known(known | overrides, "-c", lists)
         config |= overrides
         seeds = [config["seed"]]
         if options.seeds is not None:

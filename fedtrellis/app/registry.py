@@ -265,19 +265,24 @@ class AppRegistry:
             if config[key] not in (self.defaults[key], self.fields[key].default):
                 kind, own = group.kind, used[group.kind]
                 why = f"{kind} {group.owner!r}, and this run's {kind} is {own!r}"
+                meant = f"{own}.{key.partition('.')[2]}"
+                why += f" (did you mean {meant!r}?)" if meant in self.fields else ""
                 raise refused(key, config[key], f"is a setting of {why}")
 
-    def check_known(self, overrides: Config, where: str) -> None:
-        """Refuse keys that do not exist, with the closest one."""
-        method = overrides.get("method", RunSettings.method)
-        advice = "fedtrellis list NAME prints those of a method or task"
+    def check_known(
+        self, overrides: Config, where: str, lists: str = "python sim.py --list"
+    ) -> None:
+        """Refuse keys that do not exist, with the closest one; ``lists`` has them."""
+        advice = f"{lists} NAME prints those of a method or task"
         for key in overrides:
             if key not in self.fields:
-                # a setting without its owner is first of all that of the run's method
-                own = f"{method}.{_SYNONYMS.get(key, key)}"
-                if own in self.fields:
-                    meant = f"is not known (did you mean {own!r}?); {advice}"
-                    raise SettingsError(f"{where} key = {key!r} {meant}")
+                # a setting without its owner is first of all that of what runs here
+                word = _SYNONYMS.get(key, key)
+                for kind in ("method", "task", "domain", "aggregation"):
+                    own = f"{overrides.get(kind, self.defaults[kind])}.{word}"
+                    if own in self.fields:
+                        meant = f"is not known (did you mean {own!r}?); {advice}"
+                        raise SettingsError(f"{where} key = {key!r} {meant}")
                 check_choice(f"{where} key", key, list(self.fields), advice)
 
 

@@ -25,6 +25,7 @@ from fedtrellis.domains.vectors import TotalVariationBall as TotalVariationBall
 from fedtrellis.domains.weighted import Permutahedron as Permutahedron
 from fedtrellis.domains.matrices import Spectrahedron as Spectrahedron
 from fedtrellis.domains.product import Product as Product
+from fedtrellis.domains.product import constrain as constrain
 from fedtrellis.domains.vectors import WholeSpace as WholeSpace
 # isort: on
 
@@ -40,7 +41,7 @@ RUN_DOMAINS: dict[str, type[Domain]] = {
     cls.name: cls for cls in _SETS if cls is not Product
 }
 
-__all__ = ["RUN_DOMAINS", "Domain", "fitting_domains"]
+__all__ = ["RUN_DOMAINS", "Domain", "constrain", "fitting_domains"]
 __all__ += [cls.__name__ for cls in _SETS]
 
 

@@ -1,9 +1,9 @@
 """Products of sets: one for each layer of a model."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,14 +11,17 @@ from numpy.typing import ArrayLike
 from fedtrellis.domains.atoms import Atom, ProductAtom
 from fedtrellis.domains.atoms.base import cut
 from fedtrellis.domains.base import Domain, FloatArray, Shape
+from fedtrellis.domains.vectors import WholeSpace
+from fedtrellis.settings import check_choice
 
 
 @dataclass(frozen=True)
 class Product(Domain):
     """D_1 × … × D_k for one flat vector, the ravelled pieces one after the other.
 
-    The set of a model with a constraint for each layer. Everything separates over the
-    pieces.
+    The set of a model with a constraint for each layer; :func:`constrain` makes one
+    from layers' names. Everything separates over the pieces. With a ``WholeSpace``
+    among them it is not bounded: it has projections, and no oracle.
 
     Parameters
     ----------
@@ -64,6 +67,11 @@ class Product(Domain):
                 parts.append((domain, shape))
         object.__setattr__(self, "domains", tuple(domain for domain, _ in parts))
         object.__setattr__(self, "shapes", tuple(shape for _, shape in parts))
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        """Whether every D_i is."""
+        return all(domain.bounded for domain in self.domains)
 
     @property
     def size(self) -> int:
@@ -119,3 +127,59 @@ class Product(Domain):
         self.check_shape(shape)
         pairs = zip(self.domains, self.shapes, strict=True)
         return np.concatenate([domain.centre(s).reshape(-1) for domain, s in pairs])
+
+
+def constrain(
+    model: Any, sets: Mapping[str, Domain], rest: Domain | None = None
+) -> Domain:
+    """Constrain some layers of a PyTorch module.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Its parameters that require a gradient are the model's arrays, in their order,
+        as ``TorchObjective`` has them.
+    sets : mapping of str to Domain
+        By names of ``model.named_parameters()``.
+    rest : Domain, optional
+        The set of every other parameter; by default it is free (``WholeSpace``), which
+        ``FedFW`` refuses.
+
+    Returns
+    -------
+    Domain
+        The :class:`Product`; of a model of one array that array's set.
+
+    Raises
+    ------
+    ValueError
+        There is no such parameter, or a set has no points of its shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedtrellis.domains import NuclearNormBall, constrain
+    >>> domain = constrain(torch.nn.Linear(3, 2), {"weight": NuclearNormBall(10.0)})
+    >>> domain.domains
+    (NuclearNormBall(radius=10.0), WholeSpace())
+    """
+    learnt = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    for name in sets:
+        check_choice("constrain: layer", name, learnt)
+    free = WholeSpace() if rest is None else rest
+    shapes = [tuple(parameter.shape) for parameter in learnt.values()]
+    product = Product([sets.get(name, free) for name in learnt], shapes)
+    return product if len(shapes) > 1 else product.domains[0]
+
+
+def towards(domain: Domain, d: FloatArray, x: FloatArray, s: FloatArray) -> FloatArray:
+    """Return the direction s of a step at x, in D's layers that to its extreme point.
+
+    That is argmin over a in D of ⟨d, a⟩, less x. Free layers keep their part of s.
+    """
+    if isinstance(domain, Product):
+        cuts = [[piece for _, piece in domain.pieces(v)] for v in (d, x, s)]
+        moves = [towards(*each) for each in zip(domain.domains, *cuts, strict=True)]
+        return np.concatenate([move.reshape(-1) for move in moves])
+    # a − x, so that x + γ (a − x) stays in D
+    return domain.lmo(d).dense().astype(x.dtype) - x if domain.bounded else s

@@ -257,7 +257,8 @@ class WholeSpace(Domain):
     """Every array: the domain of an unconstrained problem.
 
     It is closed and convex but not bounded, so it has a projection (the identity) and
-    no linear minimisation oracle, and Frank-Wolfe's methods refuse it.
+    no linear minimisation oracle, and Frank-Wolfe's methods refuse it, also as the set
+    of one layer of a :class:`Product`.
 
     Examples
     --------

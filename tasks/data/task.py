@@ -2,9 +2,7 @@
 
 A task is a small frozen dataclass of settings, so that it can be hashed, compared and
 sent around. Its data is loaded or generated :func:`once` per process; under Ray
-anything else would be copied with every message. Equal random shares of labelled
-examples need nothing but NumPy; shares by label come from the partitioners of
-flwr-datasets, the extra ``data``, which see the labels only.
+anything else would be copied with every message.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +27,7 @@ from fedtrellis.encryption.releases import OwnRows
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
-from fedtrellis.settings import SettingsError, keys, need, parse, setting
+from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.tables import (
     Loss,
     Preparation,
@@ -655,8 +652,9 @@ class Nonconvex(Task):
 class PartitionedTask(Task):
     """A task whose labelled examples are dealt to the clients by a setting.
 
-    - ``iid``: shuffled, then equal consecutive shares, which is the
-      ``IidPartitioner`` of flwr-datasets on shuffled data;
+    The shares are those of flwr-datasets' partitioners on shuffled data:
+
+    - ``iid``: shuffled, then equal consecutive shares (``IidPartitioner``);
     - ``labels``: every client holds ``labels-per-client`` labels, client i the labels
       ik, ik + 1, …, ik + k − 1 (modulo their number) of a random order, and each
       label's examples are dealt evenly to those who hold it
@@ -702,21 +700,39 @@ class PartitionedTask(Task):
         if self.partition == "iid":
             rng = generator(self.seed, "partition")
             return np.array_split(rng.permutation(len(labels)), self.num_clients)
-        need("flwr_datasets", f"{self.name}.partition = {self.partition!r}", "data")
-        if self.partition == "labels":
-            return self._deal_labels(labels)
-        more = {"num_partitions": self.num_clients, "min_partition_size": 1}
-        try:
-            with warnings.catch_warnings():
-                # It draws again where a share is empty, and warns each time.
-                warnings.simplefilter("ignore")
-                kind = "DirichletPartitioner"
-                return self._partitioned(kind, labels, alpha=self.alpha, **more)
-        except ValueError as error:
-            why = "leaves a client without any; take a larger alpha or fewer clients"
-            raise self.refused("alpha", why) from error
+        order = generator(self.seed, "shuffle").permutation(len(labels))
+        rng = np.random.default_rng(derived_seed(self.seed, "partition"))
+        by_labels = self.partition == "labels"
+        make = self._label_parts if by_labels else self._dirichlet_parts
+        parts = make(labels[order], rng)
+        for part in parts:
+            rng.shuffle(part)
+        k = len(parts) // self.num_clients
+        starts = range(0, len(parts), k)
+        return [order[np.concatenate(parts[i : i + k])] for i in starts]
 
-    def _deal_labels(self, labels: NDArray[Any]) -> list[Indices]:
+    def _dirichlet_parts(
+        self, labels: NDArray[Any], rng: np.random.Generator
+    ) -> list[Indices]:
+        """A part for each client; drawn again, at most ten times, if one is empty."""
+        for _ in range(11):
+            parts: list[list[Indices]] = [[] for _ in range(self.num_clients)]
+            for label in np.unique(labels):
+                rows = np.flatnonzero(labels == label)
+                ends = np.cumsum(rng.dirichlet(np.full(self.num_clients, self.alpha)))
+                cuts = (ends * len(rows)).astype(int)[:-1]
+                for part, piece in zip(parts, np.split(rows, cuts), strict=True):
+                    part.append(piece)
+            found = [np.concatenate(part) for part in parts]
+            if min(map(len, found)) > 0:
+                return found
+        why = "leaves a client without any; take a larger alpha or fewer clients"
+        raise self.refused("alpha", why)
+
+    def _label_parts(
+        self, labels: NDArray[Any], rng: np.random.Generator
+    ) -> list[Indices]:
+        """K parts for each client, of one label each."""
         present, counts = np.unique(labels, return_counts=True)
         clients, k, count = self.num_clients, self.labels_per_client, len(present)
         # Labels in a random order, as ranks; part v gets the label of rank v modulo
@@ -735,28 +751,8 @@ class PartitionedTask(Task):
         if why:
             raise self.refused("labels_per_client", f"with {clients} clients: {why}")
         ranks = np.argsort(order)[np.searchsorted(present, labels)]
-        parts = self._partitioned(
-            "PathologicalPartitioner",
-            ranks,
-            num_partitions=clients * k,
-            num_classes_per_partition=1,
-            class_assignment_mode="deterministic",
-        )
-        return [np.concatenate(parts[i * k : (i + 1) * k]) for i in range(clients)]
-
-    def _partitioned(
-        self, kind: str, labels: NDArray[Any], **settings: Any
-    ) -> list[Indices]:
-        """Deal shuffled examples by a partitioner of flwr-datasets."""
-        from datasets import Dataset
-        from flwr_datasets import partitioner
-
-        order = generator(self.seed, "shuffle").permutation(len(labels))
-        seed = derived_seed(self.seed, "partition")
-        made = getattr(partitioner, kind)(partition_by="label", seed=seed, **settings)
-        # labels and indices alone: pixels would be copied many times over
-        made.dataset = Dataset.from_dict({"label": labels[order], "index": order})
-        return [
-            np.asarray(made.load_partition(i)["index"][:], dtype=np.intp)
-            for i in range(settings["num_partitions"])
+        split = [
+            np.array_split(np.flatnonzero(ranks == rank), holders[rank])
+            for rank in range(count)
         ]
+        return [split[v % count][v // count] for v in range(clients * k)]

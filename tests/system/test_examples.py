@@ -97,6 +97,23 @@ def test_the_quickstart_learns_a_sparse_classifier(
     assert 20.0 < norm <= 30.0
 
 
+def test_the_quickstart_with_one_constrained_layer(
+    installed: Flower, apps: Path
+) -> None:
+    app = apps / "one-layer"
+    shutil.copytree(apps / "quickstart-pytorch", app)
+    patch = ["git", "apply", "-p1", "one-layer.diff"]
+    subprocess.run(patch, cwd=app, check=True)
+    output = run_app(installed, app)
+    shown = r"accuracy ([\d.]+), .* rank (\d+) of 64, .* up to ([\d.]+)"
+    found = re.search(shown, output)
+    assert found, output[-3000:]
+    accuracy, rank, norm = map(float, found.groups())
+    assert accuracy > 0.85
+    assert rank < 40
+    assert 15.0 < norm <= 20.01
+
+
 def gap(task: Any, domain: Any, x: Any) -> float:
     """A bound of F(x) − F*."""
     objectives = [task.load_objective(i) for i in range(NODES)]

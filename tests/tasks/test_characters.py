@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 
 def test_clients_by_source_have_one_each() -> None:
-    pytest.importorskip("flwr_datasets")
     sizes: Any = {"train_passages": 120, "test_passages": 40, "context": 16}
     made = Characters(8, 0, partition="labels", width=16, blocks=1, **sizes)
     own, tests = (

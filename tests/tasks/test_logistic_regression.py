@@ -30,7 +30,6 @@ def sparse_rows(path: Path, classes: int, count: int = 50) -> tuple[Any, Any]:
 @pytest.mark.parametrize("regularizer", ["l2", "nonconvex"])
 @pytest.mark.parametrize("weighting", ["examples", "clients"])
 def test_the_losses_are_the_formulas(regularizer: str, weighting: str) -> None:
-    pytest.importorskip("flwr_datasets")
     n, l2 = 6, 0.05
     settings: Any = {"regularizer": regularizer, "weighting": weighting}
     task = make(n, l2=l2, partition="dirichlet", **settings)

@@ -74,8 +74,6 @@ def in_torch(name: str, config: dict[str, Any]) -> bool:
 def task_or_skip(name: str, config: dict[str, Any], n: int, seed: int = 0) -> Task:
     if in_torch(name, config):
         pytest.importorskip("torch")
-    if config.get(f"{name}.partition") in ("labels", "dirichlet"):
-        pytest.importorskip("flwr_datasets")
     return make_task(name, config, n, seed)
 
 

@@ -1,5 +1,6 @@
 """How labelled examples are dealt to clients."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,8 @@ import pytest
 
 from fedtrellis.random import generator
 from tasks import Digits
+from tasks.base import derived_seed
 from tests.harness import refused
-
-pytest.importorskip("flwr_datasets")
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1000)
 SHARED: dict[str, dict[str, Any]] = {
@@ -25,16 +25,41 @@ def deal(n: int, partition: str, seed: int = 0, **settings: Any) -> list[Any]:
     return list(made.deal(LABELS))
 
 
-def test_iid_shares_are_equal_and_those_of_flwr_datasets() -> None:
-    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+@pytest.mark.parametrize("n", [7, 20])
+@pytest.mark.parametrize("partition", SHARED)
+def test_shares_are_those_of_flwr_datasets(partition: str, n: int) -> None:
+    """Dirichlet(0.05) leaves one of 20 clients empty thrice, and is drawn again."""
+    alpha = 0.3 if n == 7 else 0.05
+    theirs = pytest.importorskip("flwr_datasets.partitioner")
     datasets = pytest.importorskip("datasets")
-    shares = deal(7, "iid")
-    assert {len(share) for share in shares} == {142, 143}
-    theirs = partitioners.IidPartitioner(num_partitions=7)
-    order = generator(0, "partition").permutation(len(LABELS))
-    theirs.dataset = datasets.Dataset.from_dict({"index": order})
-    for i, share in enumerate(shares):
-        assert share.tolist() == theirs.load_partition(i)["index"][:]
+    purpose = "partition" if partition == "iid" else "shuffle"
+    order, parts = generator(0, purpose).permutation(len(LABELS)), n
+    labels: Any = LABELS
+    seed = derived_seed(0, "partition")
+    options: dict[str, Any] = {"partition_by": "label", "seed": seed}
+    if partition == "iid":
+        made = theirs.IidPartitioner(num_partitions=n)
+    elif partition == "labels":
+        parts = 3 * n
+        ranks = np.argsort(generator(0, "label order").permutation(10))
+        labels = ranks[LABELS]
+        made = theirs.PathologicalPartitioner(
+            num_partitions=parts,
+            num_classes_per_partition=1,
+            class_assignment_mode="deterministic",
+            **options,
+        )
+    else:
+        made = theirs.DirichletPartitioner(
+            num_partitions=n, alpha=alpha, min_partition_size=1, **options
+        )
+    made.dataset = datasets.Dataset.from_dict({"label": labels[order], "index": order})
+    found = [made.load_partition(i)["index"][:] for i in range(parts)]
+    k = parts // n
+    expected = [[*chain(*found[i : i + k])] for i in range(0, parts, k)]
+    more = {"alpha": alpha} if partition == "dirichlet" else {}
+    shares = deal(n, partition, 0, **more)
+    assert [share.tolist() for share in shares] == expected
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 1), (10, 3), (4, 3), (25, 2), (3, 10)])
