@@ -1,4 +1,4 @@
-"""``fedtrellis``: run, list, resume, tune, runs, compare, predict, from any folder."""
+"""``fedtrellis``: run, list, resume, tune, runs, compare and more, from any folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtrellis.app.application import installed_app
 from fedtrellis.app.command_line import add_run_options, perform
+from fedtrellis.app.new_method import add_new_method_options, new_method
 from fedtrellis.app.registry import print_list
 from fedtrellis.runs import (
     add_compare_options,
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_predict_options(add("predict", predict, what))
     what = "a run's model for use without fedtrellis"
     add_export_options(add("export", export_model, what))
+    what = "a package with a method of one's own, and its tests"
+    add_new_method_options(add("new-method", new_method, what))
     return perform(lambda options: options.act(options), parser, arguments)
 
 

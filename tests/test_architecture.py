@@ -22,7 +22,7 @@ ORDER = (
     ("local_steps", "zeroth_order"),
     ("dual",),
     ("server",),
-    ("trackers", "estimators"),
+    ("trackers", "estimators", "testing"),
     ("app",),
     ("exports",),
     ("runs",),

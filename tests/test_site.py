@@ -95,7 +95,7 @@ def test_the_constrained_layer_has_a_lower_rank(
     names = run_program("one-layer.md")
     free, wide, narrow = names["ranks"]
     assert free > 2 * wide > 2 * narrow
-    assert min(names["accuracies"]) > 0.9
+    assert min(names["accuracies"]) > 0.85
     assert (tmp_path / "one-layer.png").stat().st_size > 10_000
 
 

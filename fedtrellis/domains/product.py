@@ -158,10 +158,9 @@ def constrain(
     Examples
     --------
     >>> import torch
-    >>> from fedtrellis.domains import NuclearNormBall, constrain
-    >>> domain = constrain(torch.nn.Linear(3, 2), {"weight": NuclearNormBall(10.0)})
-    >>> domain.domains
-    (NuclearNormBall(radius=10.0), WholeSpace())
+    >>> from fedtrellis.domains import L2Ball, constrain
+    >>> constrain(torch.nn.Linear(3, 2), {"weight": L2Ball(10.0)}).domains
+    (L2Ball(radius=10.0), WholeSpace())
     """
     learnt = {n: p for n, p in model.named_parameters() if p.requires_grad}
     for name in sets:

@@ -25,6 +25,7 @@ def deal(n: int, partition: str, seed: int = 0, **settings: Any) -> list[Any]:
     return list(made.deal(LABELS))
 
 
+@pytest.mark.filterwarnings("ignore:The specified min_partition_size")
 @pytest.mark.parametrize("n", [7, 20])
 @pytest.mark.parametrize("partition", SHARED)
 def test_shares_are_those_of_flwr_datasets(partition: str, n: int) -> None:

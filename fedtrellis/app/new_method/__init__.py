@@ -1,0 +1,42 @@
+"""``fedtrellis new-method NAME``: a package with a method, its client and its tests."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from fedtrellis.settings import SettingsError
+
+
+def add_new_method_options(parser: argparse.ArgumentParser) -> None:
+    """What ``fedtrellis new-method`` takes."""
+    parser.add_argument("name", metavar="NAME", help="of the method, such as my-method")
+
+
+def new_method(options: argparse.Namespace) -> None:
+    """Write a package in the folder NAME: both halves, entry point, tests."""
+    name: str = options.name
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise SettingsError(f"NAME {name!r} must be like my-method: a-z, 0-9 and -")
+    top, package = Path(name), name.replace("-", "_")
+    words = {
+        "CLASS": "".join(word.capitalize() for word in name.split("-")),
+        "PACKAGE": package,
+        "METHOD": name,
+    }
+    if top.exists():
+        raise SettingsError(f"NAME {name!r}: {str(top)!r} is there already")
+    for source, target in (
+        ("project", top / "pyproject.toml"),
+        ("init", top / package / "__init__.py"),
+        ("method", top / package / "method.py"),
+        ("test", top / "tests" / f"test_{package}.py"),
+    ):
+        text = files(__package__).joinpath(f"{source}.txt").read_text(encoding="utf-8")
+        for word, value in words.items():
+            text = text.replace(word, value)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    print(f"Written: {top}. Then: pip install -e {top} pytest; pytest {top}")

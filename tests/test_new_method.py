@@ -1,0 +1,123 @@
+"""``fedtrellis new-method``: its package keeps the contracts, and mistakes do not."""
+
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import FedFWClient, ScaffoldClient
+from fedtrellis.command_line import main
+from fedtrellis.domains import L1Ball
+from fedtrellis.testing import CONTRACTS
+from strategies import FedFW, Scaffold
+
+BALL = L1Ball(2.0)
+NAMES = [contract.__name__ for contract in CONTRACTS]
+EACH = pytest.mark.parametrize("contract", CONTRACTS, ids=NAMES)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The package that is generated, loaded; the command is run in a new folder."""
+    folder = tmp_path_factory.mktemp("new")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["new-method", "quite-new"]) == 0
+        assert main(["new-method", "quite-new"]) == 1
+        assert main(["new-method", "Quite_new"]) == 1
+        patch.syspath_prepend(folder / "quite-new")
+        yield importlib.import_module("quite_new")
+
+
+def test_its_own_tests_pass_as_generated(package: Any) -> None:
+    top = Path(package.__file__).parents[1]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(words, cwd=top, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(CONTRACTS)} passed" in done.stdout
+    assert (package.QuiteNew.name, len(package.plugin.methods)) == ("quite-new", 1)
+
+
+@EACH
+@pytest.mark.parametrize("name", ["scaffold", "fedfw", "feddyn"])
+def test_methods_of_ours_keep_them(contract: Callable[..., None], name: str) -> None:
+    feddyn: Any = importlib.import_module("majoritysign.feddyn")
+    strategy, client = {
+        "scaffold": (Scaffold, ScaffoldClient),
+        "fedfw": (partial(FedFW, BALL), lambda c, f: FedFWClient(c, f, BALL)),
+        "feddyn": (feddyn.FedDyn, feddyn.FedDynClient),
+    }[name]
+    contract(strategy, client)
+
+
+def mistakes(package: Any) -> dict[str, tuple[Any, Any]]:
+    """For each contract a method that breaks it."""
+    Right: Any = package.QuiteNew
+    Client: Any = package.QuiteNewClient
+
+    class Uphill(Right):  # type: ignore[misc]
+        def instruction(self, server_round: int, client: str) -> dict[str, Any]:
+            return {"step": -self.step_size, "steps": self.local_steps}
+
+    class Dice(Client):  # type: ignore[misc]
+        def steps(self, x: Any, config: Any) -> Any:
+            moved = yield from super().steps(x, config)
+            return moved + 0.01 * np.random.default_rng().normal(size=x.shape)
+
+    class Counts(Right):  # type: ignore[misc]
+        """What it counts is in no checkpoint."""
+
+        def setup(self, point: Any, layout: Any) -> None:
+            self.rounds = 0
+
+        def aggregate(self, server_round: int, answers: Any) -> dict[str, float]:
+            before = self.broadcast.model
+            found: dict[str, float] = super().aggregate(server_round, answers)
+            self.rounds += 1
+            step = (self.broadcast.model - before) / self.rounds
+            self.broadcast.replace(before + step)
+            return found
+
+    class Remembers(Client):  # type: ignore[misc]
+        """Its own memory, which no server knows, shows who was asked."""
+
+        asked: dict[str, int] = {}  # noqa: RUF012
+
+        def __init__(self, context: Any, objective: Any) -> None:
+            super().__init__(context, objective)
+            self.context = context
+
+        def steps(self, x: Any, config: Any) -> Any:
+            key = f"{id(self.context)}"
+            self.asked[key] = self.asked.get(key, 0) + 1
+            moved = yield from super().steps(x, config)
+            return x + (moved - x) / self.asked[key]
+
+    class Hides(Client):  # type: ignore[misc]
+        def steps(self, x: Any, config: Any) -> Any:
+            moved = yield from super().steps(x, config)
+            return np.nan_to_num(moved)
+
+    return {
+        "the_loss_falls": (Uphill, Client),
+        "the_seed_decides_everything": (Right, Dice),
+        "bytes_change_nothing": (Right, Dice),
+        "who_was_not_used_was_not_asked": (Right, Remembers),
+        "a_resumed_run_is_the_same": (Counts, Client),
+        "numbers_that_are_none_are_dropped": (Right, Hides),
+    }
+
+
+@EACH
+def test_a_mistake_breaks_its_contract(
+    contract: Callable[..., None], package: Any
+) -> None:
+    with pytest.raises(AssertionError, match=re.compile(".")):
+        contract(*mistakes(package)[contract.__name__])
