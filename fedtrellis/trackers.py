@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 from fedtrellis.files import replacing
 from fedtrellis.server.callbacks import ENDINGS, STATUSES, Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.settings import SettingsError, check_choice, need
+from fedtrellis.settings import SettingsError, check_choice, need, refused
 from fedtrellis.wire.flower_internals import log
 
 __all__ = ["MLflow", "OpenMetrics", "TensorBoard", "Tracker", "WeightsAndBiases"]
@@ -266,9 +266,9 @@ class OpenMetrics(Tracker):
     """A file that Prometheus collects, replaced in one step after every round.
 
     Point the textfile collector of a node exporter at its folder (the name must end
-    with ``.prom``), or serve it. It has the round and the rounds planned, the totals of
-    bytes, of answers used and dropped, the last value of each metric, when the last
-    round ended, and the run's status.
+    with ``.prom``), or let the run serve the same at ``/metrics``. It has the round and
+    the rounds planned, the totals of bytes, of answers used and dropped, the last value
+    of each metric, when the last round ended, and the run's status.
 
     Parameters
     ----------
@@ -276,6 +276,9 @@ class OpenMetrics(Tracker):
         The file; its folder has to be there.
     labels : mapping, optional
         Of every sample, such as ``{"run": "nightly"}``.
+    port : int
+        Where it is served as long as the run goes on, on this machine's own address
+        127.0.0.1; 0: nowhere.
 
     Examples
     --------
@@ -287,6 +290,7 @@ class OpenMetrics(Tracker):
 
     path: str | Path
     labels: Mapping[str, str] | None = None
+    port: int = 0
 
     def on_start(
         self, strategy: LoopStrategy, first_round: int, num_rounds: int
@@ -303,7 +307,13 @@ class OpenMetrics(Tracker):
         self._last: dict[str, float] = {}
         self._sums: dict[str, float] = defaultdict(float)
         self._round = 0
+        self._server: Any = None
         self.close("running")
+        if self.port:
+            from prometheus_client import start_http_server
+
+            served = start_http_server(self.port, "127.0.0.1", self._registry)
+            self._server = served[0]
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add the round to the totals."""
@@ -316,16 +326,19 @@ class OpenMetrics(Tracker):
         self.close("running")
 
     def close(self, status: str) -> None:
-        """Write the file."""
+        """Write the file; a run that ended is not served any more."""
         from prometheus_client import CollectorRegistry
         from prometheus_client.openmetrics import exposition
 
-        self._status = status
-        registry = CollectorRegistry()
-        registry.register(self)
+        self._status, self._time = status, time.time()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
         latest: Any = exposition.generate_latest
         with replacing(Path(self.path)) as file:
-            file.write(latest(registry))
+            file.write(latest(self._registry))
+        if status != "running" and self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
         """What prometheus_client asks for."""
@@ -342,7 +355,7 @@ class OpenMetrics(Tracker):
         yield family(Gauge, "round", "The last finished round.", {"": self._round})
         yield family(Gauge, "rounds_planned", "Rounds planned.", {"": self._planned})
         name = "last_round_timestamp_seconds"
-        yield family(Gauge, name, "When it ended.", {"": time.time()})
+        yield family(Gauge, name, "When it ended.", {"": self._time})
         sent = {way: self._sums[f"round/bytes-{way}"] for way in ("up", "down")}
         yield family(Counter, "bytes", "Bytes of messages.", sent, "direction")
         answers = {fate: self._sums[f"round/{fate}"] for fate in ("used", "dropped")}
@@ -355,6 +368,8 @@ class OpenMetrics(Tracker):
 def make_trackers(track: str, record: Path) -> list[Tracker]:
     """The trackers that a run config's ``track`` names, with commas between.
 
+    ``openmetrics:9100`` is served at that port, too.
+
     All but MLflow's write into the ``record``. SettingsError if one is not known, or
     its library is not installed.
     """
@@ -366,6 +381,11 @@ def make_trackers(track: str, record: Path) -> list[Tracker]:
     }
     made = []
     for name in filter(None, map(str.strip, track.split(","))):
+        name, _, port = name.partition(":")
+        if port and not (name == "openmetrics" and port.isdecimal()):
+            raise refused("track", track, "has a port that is none of openmetrics'")
         kind, arguments = known[check_choice("track", name, known)]
+        if name == "openmetrics" and port:
+            arguments = {**arguments, "port": int(port)}
         made.append(kind(**arguments))
     return made

@@ -74,7 +74,9 @@ class RunSettings:
     )
     picture: bool = setting(True, "whether Matplotlib draws the record's picture")
     track: str = setting(
-        "", "trackers, with commas between: tensorboard, mlflow, wandb, openmetrics"
+        "",
+        "trackers, with commas between: tensorboard, mlflow, wandb, openmetrics (or "
+        "openmetrics:PORT)",
     )
     log_format: str = setting(
         "text", "a line a round for people, or JSON objects", choices=("text", "json")

@@ -1,12 +1,16 @@
 """What trackers write, read back by the libraries that it is written for."""
 
 import json
+import re
+import socket
 import struct
 import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -145,6 +149,32 @@ def test_prometheus_reads_its_file_and_a_resumed_run_counts_on(tmp_path: Path) -
         assert now["bytes_total", "up"] == sum(r.bytes_up for r in run.history)
 
 
+def test_a_run_serves_its_metrics_until_it_ends(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address, path = f"http://127.0.0.1:{port}/metrics", tmp_path / "run.prom"
+    served: list[str] = []
+
+    class Scrape(OpenMetrics):
+        def write(self, step: int, values: Any) -> None:
+            super().write(step, values)
+            with urlopen(address, timeout=10) as answer:
+                served.append(answer.read().decode())
+
+    play(Scrape(path, port=port))
+    rounds = [re.findall(r"^fedtrellis_round{.*} (.*)$", page, re.M) for page in served]
+    assert rounds == [[f"{float(t)}"] for t in range(ROUNDS + 1)]
+    with pytest.raises(URLError):
+        urlopen(address, timeout=10)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused("OpenMetrics cannot start", lambda: play(OpenMetrics(path, port=port)))
+
+
 def test_a_tool_that_fails_costs_a_warning_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,5 +197,9 @@ def test_a_run_config_names_trackers(tmp_path: Path) -> None:
     settings = {"task": "lasso", "rounds": 2, "track": "openmetrics,"}
     path = run_app(settings, 2, tmp_path) / "metrics.prom"
     assert "fedtrellis_round" in path.read_text()
+    refused("a port that is none", lambda: make_trackers("mlflow:1", tmp_path))
+    refused("a port that is none", lambda: make_trackers("openmetrics:x", tmp_path))
+    (tracker,) = make_trackers("openmetrics:9100", tmp_path)
+    assert (tracker.name, vars(tracker)["port"]) == ("openmetrics", 9100)
     wrong = "track = 'prometheus' is not known"
     refused(wrong, lambda: make_trackers("prometheus", tmp_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from importlib.resources import files
+from keyword import iskeyword
 from pathlib import Path
 
 from fedtrellis.settings import SettingsError
@@ -18,7 +19,8 @@ def add_new_method_options(parser: argparse.ArgumentParser) -> None:
 def new_method(options: argparse.Namespace) -> None:
     """Write a package in the folder NAME: both halves, entry point, tests."""
     name: str = options.name
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+    fits = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)
+    if not fits or iskeyword(name):
         raise SettingsError(f"NAME {name!r} must be like my-method: a-z, 0-9 and -")
     top, package = Path(name), name.replace("-", "_")
     words = {
