@@ -31,6 +31,8 @@ _TOLERANCE = 1e-9
 # From so many rows and columns on, a matrix is projected by the singular pairs that
 # the projection keeps.
 _LARGE = 128
+# Steps of such matrices end where they promise this share of what the first did.
+_ENOUGH = 1e-3
 
 
 def projected_steps(
@@ -39,8 +41,11 @@ def projected_steps(
     start: FloatArray,
     steps: int,
     project: Any = None,
+    enough: float = 0.0,
 ) -> FloatArray:
     """So many spectral projected gradient steps; returns the last point.
+
+    Fewer, once a step's slope ⟨g, d⟩ is at most ``enough`` of the first one's.
 
     ::
 
@@ -60,7 +65,7 @@ def projected_steps(
     # M: at first by the curvature along the gradient, then along the last step
     bound: float | None = None
     last: tuple[FloatArray, FloatArray] | None = None
-    diameter = domain.diameter(x.shape)
+    diameter, steepest = domain.diameter(x.shape), 0.0
     for _ in range(steps):
         g = problem.gradient(x)
         if not (diameter > 0.0 and g.any()):
@@ -84,8 +89,9 @@ def projected_steps(
         moved = project(target) if face is None else domain.project_on(target, face)
         d = moved - x
         slope = float(np.vdot(g, d))
-        if not slope < 0.0:
+        if not slope < enough * steepest:
             break
+        steepest = steepest or slope
         gamma, bend = problem.line(x, d, slope, 1.0)
         if gamma == 0.0:
             break
@@ -233,7 +239,7 @@ class Factors(Iterate, form="low-rank"):
                 left, values, right = pairs.of(target, ball.project)
                 return np.asarray((left * values) @ right.T)
 
-            x = projected_steps(problem, domain, x, steps, project)
+            x = projected_steps(problem, domain, x, steps, project, _ENOUGH)
             found = self._of_pairs(*pairs.of(x, np.asarray), form)
         return [np.ascontiguousarray(array) for array in found.arrays()]
 

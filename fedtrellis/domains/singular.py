@@ -254,6 +254,8 @@ def _one_pair(a: Any, size: float, tolerance: float) -> SingularPairs | None:
 
 # A singular value below this share of the largest is rounding.
 _ROUNDING = 1e-13
+# Above this share of the largest, a squared singular value has the digits of its root.
+_FAR_FROM_ROUNDING = 1e-6
 # Pairs beside those that are kept: the next matrix may keep more.
 _BESIDE = 8
 
@@ -288,10 +290,17 @@ class SimilarPairs:
             more = self._rng.standard_normal((x.shape[1], size - known.shape[1]))
             v = np.hstack([known, _orthonormal(more, known)])
             u = np.linalg.qr(x @ v)[0]
-            # U Uᵀ X = U Rᵀ Vᵀ  with  Xᵀ U = V R
-            v, r = np.linalg.qr(x.T @ u)
-            left, values, right = np.linalg.svd(r.T)
-            self._v, kept = v @ right.T, keep(values)
+            z = x.T @ u
+            # Xᵀ U = V Σ Sᵀ  with  S Σ² Sᵀ = (Xᵀ U)ᵀ Xᵀ U
+            squares, s = np.linalg.eigh(z.T @ z)
+            if squares[0] > _FAR_FROM_ROUNDING * squares[-1]:
+                left, values = s[:, ::-1], np.sqrt(squares[::-1])
+                self._v = (z @ left) / values
+            else:  # Xᵀ U = V R
+                v, r = np.linalg.qr(z)
+                left, values, right = np.linalg.svd(r.T)
+                self._v = v @ right.T
+            kept = keep(values)
             k = self._rank = int((kept > _ROUNDING * kept[0]).sum())
             if k < size:
                 return u @ left[:, :k], kept[:k], self._v[:, :k]

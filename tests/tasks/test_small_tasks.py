@@ -178,6 +178,30 @@ def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     assert {int(h.sum()) for h in held} <= {162 // n, 162 // n + 1}
 
 
+def test_a_rating_is_its_biases_and_what_they_leave(tmp_path: Path) -> None:
+    rng, path, task = np.random.default_rng(0), tmp_path / "r.csv", "matrix-completion"
+    users, items = 3.5 + 0.5 * rng.normal(size=40), 0.5 * rng.normal(size=30)
+    seen = np.argwhere(rng.random((40, 30)) < 0.6)
+    rated = [(i + 1, j + 1, users[i] + items[j]) for i, j in seen]
+    lines = ["user,item,rating", *(f"{i},{j},{r}" for i, j, r in rated)]
+    path.write_text("\n".join(lines))
+    found = sim.app.experiment({"task": task, f"{task}.path": str(path)}, 3)
+    left, domain = data_of(found.task).targets, found.task.domains()
+    radius = 0.4 * left.std() * np.sqrt(1200)
+    assert domain == {"nuclear-norm-ball": pytest.approx(radius)}
+    # damping takes a part of a bias
+    assert found.evaluate(found.initial_arrays())["rmse"] < 0.5 * users.std()
+    known = {name: np.array(x) for name, x in found.task.meaning().items()}
+    sums = known["mean"] + known["user-biases"][:, None] + known["item-biases"]
+    _, kept = found.task._split()
+    i, j = seen[kept].T
+    assert sums[i, j] + left == pytest.approx(users[i] + items[j])
+    more = {f"{task}.biases": False, "radius": 50.0}
+    raw = sim.app.experiment({**found.config, **more}, 3)
+    assert data_of(raw.task).targets == pytest.approx(users[i] + items[j])
+    assert raw.task.meaning() == {}
+
+
 def test_the_stored_permutation_costs_9552() -> None:
     task = QuadraticAssignmentTask(num_clients=72, seed=0)
     text = resources.files(tasks.data).joinpath("chr12a.json").read_text()
