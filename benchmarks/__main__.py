@@ -24,7 +24,6 @@ BENCHMARKS = {
     "membership": "membership",
     "fedgia-safe": "fedgia_safe",
     "torch": "torch_speed",
-    "cohorts": "cohorts",
     "engines": "engines.comparison",
     "fine-tuning": "fine_tuning",
     "held-out": "held_out",
@@ -34,7 +33,7 @@ BENCHMARKS = {
     "scale": "scale",
 }
 #: Those that are measured only if they are named: minutes each, of Ray or tuning.
-BY_NAME = tuple(list(BENCHMARKS)[list(BENCHMARKS).index("cohorts") :])
+BY_NAME = tuple(list(BENCHMARKS)[list(BENCHMARKS).index("engines") :])
 
 
 def names(text: str) -> list[str]:

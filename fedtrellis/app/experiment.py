@@ -271,10 +271,11 @@ class Experiment:
         if evaluate_fn is None and not self.task.on_nodes:
             evaluate_fn = self.evaluate_fn
         stops = getattr(strategy, "tolerance", 0.0) > 0.0
+        usual = max(self.task.rounds, strategy.usual_rounds)
         return strategy.start(
             self.grid() if grid is None else grid,
             self.initial_arrays(point),
-            num_rounds=self.run.rounds or (1000 if stops else self.task.rounds),
+            num_rounds=self.run.rounds or (1000 if stops else usual),
             timeout=self.run.timeout,
             evaluate_fn=evaluate_fn,
         )

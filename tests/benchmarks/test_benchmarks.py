@@ -1,5 +1,6 @@
 """Benchmarks run in their quick form, and pages say what was stored."""
 
+import csv
 import json
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks.matrix import measure, page
 from benchmarks.matrix.methods import METHODS, methods_of
 from benchmarks.matrix.problems import CERTIFIED, PROBLEMS
 from benchmarks.matrix.runs import MORE, TUNING_SEED, VALUES
+from benchmarks.matrix.tables import markdown
 from benchmarks.networks.problems import PROBLEMS as NETWORKS
 from benchmarks.networks.runs import Runs
 from benchmarks.report import Spread
@@ -34,18 +36,57 @@ def test_engines_end_at_one_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "deals"),
-    [("ccard", 1), pytest.param("spector", 3, marks=pytest.mark.slow)],
+    ("name", "cells", "stop"),
+    # of numbers one deal and two estimators, of classes three and one
+    [("ccard", 8 + 4, 3), pytest.param("spector", 22 + 2, 7, marks=pytest.mark.slow)],
 )
-def test_a_held_out_table_ends_at_its_optimum(name: str, deals: int) -> None:
+def test_a_held_out_table_ends_as_it_should(name: str, cells: int, stop: int) -> None:
     (result,) = held_out.compare({name: held_out.FULL[name]})
     found = result.rows
-    assert len(found) == deals * 7
+    assert len(found) == cells
     assert all(row["met"] for row in found)
-    ended = {(row["method"], row["ended"]) for row in found}
-    stops = {(method, "converged") for method in ("fedgia", "fedfw")}
-    rest = {(m, "round limit") for m in (*held_out._FREE[1:], *held_out._IN_A_SET[1:])}
-    assert ended == stops | rest
+    assert all(row["ended"] == "converged" for row in found if "from twin" in row)
+    rest = [row for row in found if row["method"] not in held_out._TWINS]
+    for row in rest:
+        assert row["ended"] == "round limit"
+        assert row["rounds"] == (250 if row["method"] == "scaffold" else 50)
+    by_hand = [float(str(row["from raw"])) for row in found if "from raw" in row]
+    assert len(by_hand) == stop
+    # another file was read: it rounds otherwise
+    assert max(by_hand) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("method", "ended", "left", "more", "met"),
+    [
+        ("fedgia", "converged", 1e-6, {}, True),
+        ("fedgia", "converged", 2e-6, {}, False),
+        ("fedfw", "round limit", 1e-2, {}, True),
+        ("scaffold", "round limit", 2e-2, {}, False),
+        ("fedopt", "round limit", 0.9, {}, True),
+        ("fedopt", "round limit", 1.1, {}, False),
+        ("fedopt", "converged", 1e-9, {}, False),
+        ("fedgia", "converged", 0.0, {"from twin": "2e-4"}, False),
+        ("hyfdca", "converged", 0.0, {"from raw": "2e-6"}, False),
+    ],
+)
+def test_a_held_out_cell_is_judged(
+    method: str, ended: str, left: float, more: dict[str, str], met: bool
+) -> None:
+    row = {"method": method, "ended": ended, **more}
+    assert held_out.judged(row, left)["met"] is met
+
+
+def test_the_page_has_the_stored_held_out_cells() -> None:
+    with held_out.STORED.open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert {row["table"] for row in found} == set(held_out.FULL)
+    assert all(row["met"] == "True" for row in found)
+    stop = [row for row in found if row["method"] in held_out._TWINS]
+    assert 10 * sum(row["ended"] != "converged" for row in stop) <= len(stop)
+    table = markdown(held_out.by_method(found))
+    text = held_out.PAGE.read_text("utf-8")
+    assert f"<!-- held-out -->\n{table}\n<!-- end held-out -->" in text
 
 
 @pytest.mark.slow
