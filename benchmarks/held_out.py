@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import sim
-from fedtrellis import LocalGrid, load_run
+from fedtrellis import LocalGrid, estimators, load_run
 from reproduce.pages import update_page
 
 from .matrix.tables import markdown
@@ -177,19 +177,16 @@ def rows(tables: Mapping[str, str], folder: Path) -> Iterator[Row]:
 
 def estimated(of_table: Row, X: Any, y: Any, classes: bool) -> Iterator[Row]:
     """A line for every estimator and deal, on raw columns; left is its certificate."""
-    from fedtrellis import estimators as of
-
     N, raw = len(y), X - X.mean(axis=0)
     scaled, square = raw / X.std(axis=0), float(np.square(y - y.mean()).sum())
     # its columns, λ and μ, and its function at 0
-    kinds: dict[str, Any] = {
-        "logistic": (of.FederatedLogisticRegression, scaled, 0.0, 1 / N, N * np.log(2))
-    }
+    logistic = estimators.FederatedLogisticRegression
+    kinds: dict[str, Any] = {"logistic": (logistic, scaled, 0.0, 1 / N, N * np.log(2))}
     if not classes:
         # a tenth of what leaves no column
         alpha = 0.1 * float(np.abs(raw.T @ (y - y.mean())).max()) / N
-        kinds = {"ridge": (of.FederatedRidge, scaled, 0.0, 1 / N, square)}
-        kinds["lasso"] = of.FederatedLasso, raw, alpha, 0.0, square / (2 * N)
+        kinds = {"ridge": (estimators.FederatedRidge, scaled, 0.0, 1 / N, square)}
+        kinds["lasso"] = estimators.FederatedLasso, raw, alpha, 0.0, square / (2 * N)
     shuffled = np.random.default_rng(0).permutation(N)
     for method, (kind, Z, l1, l2, start) in kinds.items():
         model = kind(l1) if l1 else kind(standardize=True)
@@ -206,14 +203,15 @@ def estimated(of_table: Row, X: Any, y: Any, classes: bool) -> Iterator[Row]:
 
 
 def by_method(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A line a method: how its cells ended, and the worst of them."""
-    worst = ("rounds", "left", "from twin", "from raw")
-    made = [["method", "as asked", "converged", *worst, "over majority"]]
-    for method in dict.fromkeys(row["method"] for row in found):
-        of = [row for row in found if row["method"] == method]
+    """A line a method, the estimators and the others: the worst of its cells."""
+    worst = ("left", "from twin", "from raw")
+    made = [["method", "as asked", *worst, "over majority"]]
+    kinds = {name: f"`{name}`" for name in AIMS}
+    kinds |= dict.fromkeys(("logistic", "ridge", "lasso"), "estimators")
+    for kind in dict.fromkeys((*kinds.values(), "others")):
+        of = [row for row in found if kinds.get(row["method"], "others") == kind]
         met = sum(str(one["met"]) == "True" for one in of)
-        ends = sum(one["ended"] == "converged" for one in of)
-        line = [f"`{method}`", f"{met} of {len(of)}", str(ends)]
+        line = [kind, f"{met}/{len(of)}"]
         for name in worst:
             known = [str(one[name]) for one in of if one.get(name)]
             line.append(max(known, key=float, default=""))

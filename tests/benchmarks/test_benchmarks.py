@@ -19,7 +19,7 @@ from benchmarks.matrix.runs import MORE, TUNING_SEED, VALUES
 from benchmarks.matrix.tables import markdown
 from benchmarks.networks.problems import PROBLEMS as NETWORKS
 from benchmarks.networks.runs import Runs
-from benchmarks.report import Spread
+from benchmarks.report import Row, Spread
 from fedtrellis.domains import L1Ball
 from reproduce.provenance import KEYS
 
@@ -73,7 +73,7 @@ def test_a_held_out_table_ends_as_it_should(name: str, cells: int, stop: int) ->
 def test_a_held_out_cell_is_judged(
     method: str, ended: str, left: float, more: dict[str, str], met: bool
 ) -> None:
-    row = {"method": method, "ended": ended, **more}
+    row: Row = {"method": method, "ended": ended, **more}
     assert held_out.judged(row, left)["met"] is met
 
 
