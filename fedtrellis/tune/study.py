@@ -36,7 +36,7 @@ from fedtrellis.app.application import load_app, one_line
 from fedtrellis.app.command_line import flatten
 from fedtrellis.random import generator
 from fedtrellis.runs import interval, load_run
-from fedtrellis.server.callbacks import ENDINGS, Call, RoundRecord, observed_by
+from fedtrellis.server.callbacks import Call, RoundRecord, observed_by
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import AUTO, SettingsError, check_choice, convert
 from fedtrellis.signals import deferred
@@ -308,7 +308,7 @@ def _measured(record: Path | None, pruned: int) -> dict[str, Any]:
             "write one (fedtrellis.server.records.RunRecord)"
         )
     run = load_run(record)
-    if run.status not in ENDINGS:
+    if run.status in ("running", "dead", "diverged", "interrupted", "failed"):
         raise SettingsError(run.summary.get("error", f"status {run.status!r}"))
     if pruned:
         return {"reason": f"in round {pruned}", "status": "pruned"}
