@@ -54,7 +54,7 @@ def test_every_method_of_the_app_is_soaked() -> None:
 @pytest.mark.parametrize(
     ("name", "rounds"),
     [
-        *((name, 70) for name in CASES if name not in NOT_EVERY_DAY),
+        *((name, 100) for name in CASES if name not in NOT_EVERY_DAY),
         *(
             pytest.param(name, 2000 if name in SINGLE else 100, marks=pytest.mark.slow)
             for name in NOT_EVERY_DAY | set(SINGLE)
@@ -64,7 +64,7 @@ def test_every_method_of_the_app_is_soaked() -> None:
 def test_invariants_hold_and_nothing_is_kept(
     name: str, rounds: int, tmp_path: Path
 ) -> None:
-    """70 rounds of every method under losses, garbage, duplicates and restarts."""
+    """100 rounds of every method under losses, garbage, duplicates and restarts."""
     problems, _ = soak(name, rounds, tmp_path)
     assert problems == []
 
