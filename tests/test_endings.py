@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 
 import sim
 from clients import FedFWClient
-from fedtrellis import Callback, EarlyStop, RoundStrategy
+from fedtrellis import Callback, EarlyStop, LocalGrid, RoundStrategy
 from fedtrellis.command_line import main
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
@@ -141,6 +142,14 @@ def test_a_run_beside_flowers_main_thread_ends_with_the_process(
     assert check_summary(record, "interrupted")[-1]["round"] == checkpoint_round(record)
     thread.join(60)
     handlers[0]()  # a second time there is nothing to wait for
+
+
+def test_flower_has_no_frames_to_print_of_a_run_without_answers(tmp_path: Path) -> None:
+    config = sim.app.default_config() | {"results-dir": str(tmp_path)}
+    grid = LocalGrid(sim.client_app, 2, run_config=config, reply_loss=1.0)
+    with pytest.raises(RuntimeError, match="no usable answer") as caught:
+        sim.app._main(grid, Context(1, 1, {}, RecordDict(), config))
+    assert len(caught.traceback) == 2  # this call, and the line that raises it anew
 
 
 # what is mixed at random for secure sums is another in each run

@@ -41,7 +41,6 @@ from fedtrellis.app.registry import (
 )
 from fedtrellis.server.callbacks import (
     Callback,
-    DivergedError,
     EarlyStop,
     JsonLines,
     Progress,
@@ -65,7 +64,7 @@ from fedtrellis.settings import (
 from fedtrellis.signals import Interrupted
 from fedtrellis.trackers import make_trackers
 from fedtrellis.wire.client import by_name, client_app
-from fedtrellis.wire.exchange import Traffic, await_nodes, exchange
+from fedtrellis.wire.exchange import RunError, Traffic, await_nodes, exchange
 from fedtrellis.wire.flower_internals import is_simulation, log
 from fedtrellis.wire.local_grid import LocalGrid
 from fedtrellis.wire.protocol import AGREED
@@ -123,7 +122,7 @@ class App:
             # elsewhere Flower's own thread is ending the process
             if threading.current_thread() is threading.main_thread():
                 raise
-        except (SettingsError, DivergedError, TimeoutError) as error:
+        except (SettingsError, RunError, TimeoutError) as error:
             # Flower prints all of a traceback, which says nothing more
             raise error.with_traceback(None) from None
 

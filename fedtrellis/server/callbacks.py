@@ -16,6 +16,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import Result
 
+from fedtrellis.wire.exchange import RunError
 from fedtrellis.wire.flower_internals import log
 
 #: What shows best how far a run has come, with and without a constraint, in order; and
@@ -125,7 +126,7 @@ class Callback:
         """When the run ends, whatever its status."""
 
 
-class DivergedError(RuntimeError):
+class DivergedError(RunError):
     """The run's loss ended out of all proportion, or its measure did."""
 
 

@@ -54,7 +54,7 @@ from fedtrellis.settings import Declared, SettingsError, refused
 from fedtrellis.signals import check_signals, deferred
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
-from fedtrellis.wire.exchange import Traffic
+from fedtrellis.wire.exchange import RunError, Traffic
 from fedtrellis.wire.flower_internals import LOGGER_NAME, is_simulation, log
 from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
 
@@ -863,11 +863,11 @@ def check_same_code(grid: Any) -> None:
             )
 
 
-def _unanswered(rounds: str, record: RoundRecord) -> RuntimeError:
+def _unanswered(rounds: str, record: RoundRecord) -> RunError:
     """The error of rounds in which nobody had a usable answer, the last of them."""
     who, why = (record.rejected or [("?", "nobody was asked")])[-1]
     # steps that led nowhere are named so by the clients themselves
-    kind = DivergedError if FloatingPointError.__name__ in why else RuntimeError
+    kind = DivergedError if FloatingPointError.__name__ in why else RunError
     return kind(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 

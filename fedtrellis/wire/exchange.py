@@ -46,6 +46,10 @@ _SAID_EVERY = 10.0
 _DEAD_ACTOR = "<class 'ray.exceptions.ActorDiedError'>"
 
 
+class RunError(RuntimeError):
+    """What ended a run, in a line that says all of it."""
+
+
 class Reason(str):
     """Why there is no usable answer, as people read it.
 
@@ -107,7 +111,7 @@ def exchange(
     by the clients' ``names``. A grid with a method
     ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
     message that was lost in this process will not come), and one with
-    ``bytes_of(message)`` what a message took. RuntimeError: an actor of Ray has died.
+    ``bytes_of(message)`` what a message took. RunError: an actor of Ray has died.
     """
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
     # that of a grid within it may see other messages
@@ -137,7 +141,7 @@ def exchange(
                 actor_died = str(reply.error.reason).startswith(_DEAD_ACTOR)
                 if actor_died and is_simulation(grid):
                     # Flower starts no other, and goes on giving it messages
-                    raise RuntimeError("an actor of Ray has died, and stays dead")
+                    raise RunError("an actor of Ray has died, and stays dead")
                 result[node_id] = failure(reply.error.code, reply.error.reason)
             else:
                 result[node_id] = reply
@@ -286,7 +290,7 @@ class Registry:
 
         Before the start every node becomes a client. Afterwards a known client that
         comes back on another node is taken in, and a new one unless it is refused.
-        SettingsError: two connected nodes have one identity. RuntimeError: no node can
+        SettingsError: two connected nodes have one identity. RunError: no node can
         be used at all.
         """
         connected = set(grid.get_node_ids())
@@ -311,7 +315,7 @@ class Registry:
                 first = first or f": {why}"
                 traffic.reject(f"on node {node_id}", why)
         if not self.clients:
-            raise RuntimeError(
+            raise RunError(
                 f"none of {len(new)} nodes can be used{first} (their ClientApp has to "
                 "be app = fedtrellis.client_app(client_fn))"
             )

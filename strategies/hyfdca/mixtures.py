@@ -38,6 +38,7 @@ from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
 from fedtrellis.encryption.fixed_point import Coding
 from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.exchange import RunError
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import identity_order
 
@@ -51,7 +52,7 @@ _GAP = 1e-9
 _SAME = 1e-9
 
 
-class WrongReportError(RuntimeError):
+class WrongReportError(RunError):
     """What clients reported cannot be: one of those that are named lies, or errs."""
 
 
