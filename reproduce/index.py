@@ -30,11 +30,11 @@ cases for and against it, with 95 % intervals, sizes and minutes. A claim
 
 - **holds** if every case's interval keeps what is needed,
 - holds **partly** if some do,
-- **does not** hold if none does,
+- **does not** hold if none does (undecided, not refuted, if no case is *against* it),
 - is **not tested** if no experiment had at least three seeds.
 
 A case is *against* the paper if its whole interval breaks what is needed, and *open* if
-only a part of it does. A claim with open cases alone is undecided, not refuted.
+only a part of it does.
 [Figures and tables](exhibits.csv) names the items that reproduce each of a paper's
 figures and tables: `python -m reproduce PAPER ITEM --data DIR`, or `--all --quick`.
 
