@@ -42,6 +42,8 @@ from fedtrellis.wire.arrays import (
     sparse_or_dense,
 )
 
+#: Parameters that a message may declare without bringing them, see :func:`receive`.
+MAX_PARAMETERS = 10**8
 # One step of so few atoms is sent without a look at the whole model.
 _FEW_ATOMS = 100
 
@@ -246,13 +248,20 @@ def receive(
 
     ``config`` is what :meth:`ModelBroadcast.encode` returned; ``stored`` is what the
     client has of this session. RestoreNeededError: what came starts from a version that
-    the client does not have. ValueError: the model is not finite.
+    the client does not have. ValueError: the model is not finite, or has more than
+    :data:`MAX_PARAMETERS` and comes as its entries or as steps.
     """
     encoding, version = config["model-encoding"], config["model-version"]
     base, arrays = config.get("model-base", -1), record_arrays(record)
     if "model-shapes" in config:
         dtype = config.get("model-dtype", "float64")
         layout = Layout.from_list(config["model-shapes"], dtype)
+        # a dense model brings its entries; of the others a few bytes declare any number
+        if encoding != "dense" and layout.size > MAX_PARAMETERS:
+            raise ValueError(
+                f"model-shapes declare {layout.size} parameters that the message does "
+                f"not bring; allowed: at most {MAX_PARAMETERS}"
+            )
     elif stored is not None:
         layout = stored.layout
     if encoding in ("dense", "sparse"):

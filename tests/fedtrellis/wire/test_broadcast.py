@@ -299,3 +299,11 @@ def test_any_sequence_of_steps_is_replayed(
             assert len(made.iterate._pending) < replay._MAX_PENDING
         else:
             made.step(item, float(rng.random()), kinds(rng, shape))
+
+
+def test_a_few_bytes_declare_no_model_of_gigabytes() -> None:
+    sent = [np.zeros(0, dtype=np.int64), np.zeros(0)]
+    config = {"model-encoding": "sparse", "model-version": 0}
+    config["model-shapes"] = Layout(((2 * 10**8,),)).to_list()
+    with pytest.raises(ValueError, match="declare 200000000 parameters"):
+        receive(ArrayRecord(sent), config, None)
