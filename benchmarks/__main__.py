@@ -29,7 +29,6 @@ BENCHMARKS = {
     "held-out": "held_out",
     "sets": "sets",
     "networks": "networks",
-    "constrained-cnn": "networks.constrained",
     "scale": "scale",
 }
 #: Those that are measured only if they are named: minutes each, of Ray or tuning.

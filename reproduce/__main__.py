@@ -26,6 +26,7 @@ from reproduce.common import (
     save_results,
 )
 from reproduce.pages import pages_of, publish, update_page
+from reproduce.provenance import origin
 
 PAPERS = {
     "fedfw": fedfw,
@@ -41,11 +42,16 @@ def folder_of(paper: str) -> Path:
     return Path(__file__).parent / paper.replace("-", "_")
 
 
-def index_files() -> dict[Path, str]:
-    """The page with every claim and its verdict, and its data files, as stored."""
-    papers: dict[str, tuple[tuple[Paper, ...], Path]] = {
+def all_claims() -> dict[str, tuple[tuple[Paper, ...], Path]]:
+    """Papers with their claims, and their folders, by name."""
+    return {
         name: (paper.claims.PAPERS, folder_of(name)) for name, paper in PAPERS.items()
     }
+
+
+def index_files() -> dict[Path, str]:
+    """The page with every claim and its verdict, and its data files, as stored."""
+    papers = all_claims()
     files = {INDEX.parent / name: text for name, text in index.files(papers).items()}
     return {INDEX: index.page(papers), **files}
 
@@ -64,6 +70,7 @@ def write_index() -> None:
     """Write the page of all claims again, and each paper's summary of its own."""
     for path, text in index_files().items():
         path.write_text(text, encoding="utf-8")
+    index.picture(all_claims(), INDEX.parent)
     for paper in PAPERS:
         folder, texts = folder_of(paper), summaries(paper)
         update_page(pages_of(folder)[0], "claims", texts["claims"])
@@ -76,7 +83,7 @@ def processor_seconds() -> float:
     return now.user + now.system + now.children_user + now.children_system
 
 
-def measure(definition: Item, settings: Options) -> dict[str, Any]:
+def measure(definition: Item, settings: Options, command: str) -> dict[str, Any]:
     """Compute an item; its results with time, machine and provenance."""
     LEDGER.clear()
     began, busy = time.monotonic(), processor_seconds()
@@ -87,7 +94,8 @@ def measure(definition: Item, settings: Options) -> dict[str, Any]:
     results["jobs"] = max(settings.jobs, 1)
     results["machine"] = machine()
     compute = getattr(definition.compute, "func", definition.compute)
-    results["provenance"] = LEDGER.describe(compute.__module__)
+    described = LEDGER.describe(compute.__module__)
+    results["provenance"] = {**described, **origin(command), "data": LEDGER.digests()}
     return results
 
 
@@ -115,7 +123,9 @@ def run(paper: str, items: Sequence[str], options: argparse.Namespace) -> int:
         saved = out / "results" / f"{item}.json"
         try:
             if not options.render:
-                save_results(saved, measure(definition, settings))
+                command = f"python -m reproduce {paper} {item}"
+                command += f" --first-seed {settings.first}" * (settings.first > 0)
+                save_results(saved, measure(definition, settings, command))
             elif not saved.is_file():
                 raise SkippedError(f"there is no {saved}")
             results = load_results(saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from .common import read_csv
 
 __all__ = [
-    "VERDICTS",
+    "OUTCOMES",
+    "PROTOCOLS",
     "Claim",
     "Effect",
     "Effects",
     "Exhibit",
+    "Levels",
     "Paper",
     "Results",
     "Verdict",
@@ -33,9 +35,15 @@ __all__ = [
 
 #: Results of a paper's items by their names.
 Results = Mapping[str, dict[str, Any]]
-VERDICTS = ("holds", "partly", "does not", "not tested")
+#: What holds of a claim; between the first two are "k of n".
+OUTCOMES = ("holds", "in part", "contradicted", "undecided", "not tested")
+#: How far our experiment is the paper's: its algorithm, measure and sizes; smaller or
+#: fewer; or another algorithm, measure or problem.
+PROTOCOLS = ("the paper's", "reduced", "other")
 #: Fewer values than these have no interval that says anything.
 LEAST = 3
+#: Points within which an accuracy counts as the published one.
+NEAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ class Effect:
         Whether values are natural logarithms of ratios and are written as ratios.
     exact : bool
         Whether there is nothing random in the value, a count of bytes for example.
+    error : float
+        Probability that the interval misses the mean; a claim's cases share 0.05.
     """
 
     case: str
@@ -73,6 +83,7 @@ class Effect:
     exact: bool = False
     bound: float = 0.0
     below: bool = False
+    error: float = 0.05
 
     @property
     def mean(self) -> float:
@@ -80,7 +91,7 @@ class Effect:
         return float(np.mean(self.values))
 
     def interval(self) -> tuple[float, float] | None:
-        """Student's 95 % interval of the mean; None: too few values for one.
+        """Student's interval of the mean; None: too few values for one.
 
         An exact value is its own interval.
         """
@@ -91,10 +102,9 @@ class Effect:
             return self.mean, self.mean
         if count < LEAST:
             return None
-        # mean ± t_{0.975, n−1} s/√n
-        half = float(
-            t.ppf(0.975, count - 1) * np.std(self.values, ddof=1) / math.sqrt(count)
-        )
+        # mean ± t_{1 − error/2, n−1} s/√n
+        quantile = float(t.ppf(1.0 - self.error / 2.0, count - 1))
+        half = quantile * float(np.std(self.values, ddof=1)) / math.sqrt(count)
         return self.mean - half, self.mean + half
 
     def holds(self) -> bool | None:
@@ -166,6 +176,8 @@ def points(case: str, larger: Values, smaller: Values, **how: Any) -> Effect:
 
 
 Effects = Callable[[Results], list[Effect]]
+#: Pairs of a measured and a published accuracy, in percent.
+Levels = Callable[[Results], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -176,8 +188,12 @@ class Claim:
     ----------
     name : str
         Unique in the paper's folder.
+    short : str
+        The claim in a few words of ours.
     words, where : str
         The paper's, at most 30 of them; section, table or page.
+    protocol : str
+        One of :data:`PROTOCOLS`.
     theirs : str
         The paper's effect.
     size : str
@@ -188,16 +204,21 @@ class Claim:
         Whose stored results are needed.
     effects : callable
         From results to effects; a KeyError means that what it needs is not stored.
+    levels : callable, optional
+        From results to measured and published levels, where a level is published.
     """
 
     name: str
+    short: str
     words: str
     where: str
+    protocol: str
     theirs: str
     size: str
     meaning: str
     items: tuple[str, ...]
     effects: Effects
+    levels: Levels | None = None
 
 
 @dataclass(frozen=True)
@@ -207,14 +228,24 @@ class Verdict:
     Attributes
     ----------
     claim : Claim
-    word : str
-        One of :data:`VERDICTS`.
+    outcome : str
+        One of :data:`OUTCOMES`.
     effects : list of Effect
+    level : str
+        How many published levels are met, and the largest distance; empty: none are.
     """
 
     claim: Claim
-    word: str
+    outcome: str
     effects: list[Effect]
+    level: str = ""
+
+    @property
+    def word(self) -> str:
+        """The outcome as it is written; of a claim that holds in part "k of n"."""
+        held = sum(effect.holds() is True for effect in self.effects)
+        some = self.outcome == "in part"
+        return f"{held} of {len(self.effects)}" if some else self.outcome
 
 
 @dataclass(frozen=True)
@@ -246,13 +277,14 @@ def read_paper(
     letter: str,
     title: str,
     link: str,
-    judged: Mapping[str, tuple[str, Effects]],
+    judged: Mapping[str, tuple[Any, ...]],
 ) -> Paper:
     """A paper from what it says and shows, and how each of its claims is judged.
 
     ``statements.csv`` in its folder has its claims with what is measured, and
     ``contents.csv`` its figures and tables; ``judged`` has the items that a claim
-    needs, with spaces, and what measures it, in the claims' order.
+    needs, with spaces, what measures it, and its levels if some are published, in the
+    claims' order.
     """
     claims, exhibits = (
         [row for row in read_csv(folder / f"{name}.csv") if row.pop("paper") == letter]
@@ -265,8 +297,8 @@ def read_paper(
         link,
         letter,
         tuple(
-            Claim(items=tuple(items.split()), effects=effects, **row)
-            for row, (items, effects) in zip(claims, judged.values(), strict=True)
+            Claim(*row.values(), tuple(items.split()), *measured)
+            for row, (items, *measured) in zip(claims, judged.values(), strict=True)
         ),
         tuple(
             Exhibit(row["name"], row["shows"], tuple(row["items"].split()), row["note"])
@@ -278,19 +310,32 @@ def read_paper(
 def judge(claim: Claim, results: Results) -> Verdict:
     """Judge a claim by stored results; nobody writes a verdict by hand.
 
-    It *holds* where the 95 % interval of every case lies above 0, holds *partly* where
-    some do, *does not* hold where none does. Without one interval it is *not tested*.
+    The intervals of a claim's cases hold together at 95 % (Bonferroni). A case holds
+    where its whole interval lies above 0, and is against the paper where it lies below.
+    A claim *holds* where every case does, *in part* where some do; without one that
+    does it is *contradicted* where a case is against it, and else *undecided*. Without
+    an interval it is *not tested*.
     """
     try:
         effects = claim.effects(results)
     except KeyError:  # an item that has not been run, or was run in another form
-        effects = []
+        return Verdict(claim, "not tested", [])
+    random = sum(
+        effect.interval() is not None and not effect.exact for effect in effects
+    )
+    effects = [replace(effect, error=0.05 / max(random, 1)) for effect in effects]
     states = [effect.holds() for effect in effects]
-    tested = [state for state in states if state is not None]
-    if not tested:
-        word = "not tested"
-    elif all(tested) and len(tested) == len(states):
-        word = "holds"
+    if all(state is None for state in states):
+        outcome = "not tested"
+    elif any(states):
+        outcome = "holds" if all(states) else "in part"
     else:
-        word = "partly" if any(tested) else "does not"
-    return Verdict(claim, word, effects)
+        against = any(effect.refuted() for effect in effects)
+        outcome = "contradicted" if against else "undecided"
+    level = ""
+    if claim.levels is not None:
+        off = [ours - theirs for ours, theirs in claim.levels(results)]
+        met = sum(abs(value) <= NEAR for value in off)
+        level = f"{met} of {len(off)} levels within {NEAR:g} points, "
+        level += f"the farthest {max(off, key=abs):+.0f}"
+    return Verdict(claim, outcome, effects, level)

@@ -100,6 +100,7 @@ class Options:
         path = self.data / name
         if not path.exists():
             raise SkippedError(f"needs {name}, which is not in the --data folder")
+        LEDGER.read(name, path)
         return path
 
 

@@ -7,38 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import again
-from .claims import VERDICTS, Effect, Exhibit, Paper, Results, Verdict, counted, judge
+from .claims import OUTCOMES, Effect, Exhibit, Paper, Results, Verdict, counted, judge
 from .common import load_results
-from .drawing import table
+from .drawing import PALETTE, legend_below, new_figure, save, table
 from .pages import as_csv
 
-__all__ = ["case_table", "files", "page", "short_table", "stored"]
-
-#: A verdict names the cases that hold if they are at most so many.
-NAMED = 3
+__all__ = ["case_table", "files", "page", "picture", "short_table", "stored"]
 
 _HEAD = """# Five papers, what they claim and what holds
 
-Look up a claim here to see whether it holds. `python -m reproduce --index` computes
-this page, verdicts included, from the stored results.
+Look up a claim here to see whether it holds, how far, and for whom. `python -m
+reproduce --index` computes this page from the stored results.
 
 {count}
 
-Each claim is in the paper's words, and has a number to cite and link.
-[All claims](claims.csv) says what was measured, what the claim needs and the clearest
-cases for and against it, with 95 % intervals, sizes and minutes. A claim
+![cases of each claim](claims.png)
 
-- **holds** if every case's interval keeps what is needed,
-- holds **partly** if some do,
-- **does not** hold if none does (undecided, not refuted, if no case is *against* it),
-- is **not tested** if no experiment had at least three seeds.
-
-A case is *against* the paper if its whole interval breaks what is needed, and *open* if
-only a part of it does.
-[Figures and tables](exhibits.csv) names the items that reproduce each of a paper's
-figures and tables: `python -m reproduce PAPER ITEM --data DIR`, or `--all --quick`.
-
-## Claims
+A claim's *outcome* is about its cases, whose 95 % intervals hold all together: it
+**holds** where the whole interval of every case is as the paper has it, in **k of n**
+cases where that is so for some; without one it is **contradicted** if a case's whole
+interval is against it, and **undecided** if none is. The *protocol* is **the paper's**
+(its algorithm, measure and sizes), **reduced** (smaller or fewer), or **other**
+(another algorithm, measure or problem). [All claims](claims.csv) has the paper's
+words, what is measured and needed, sizes and minutes; a paper's page links every case.
+[Figures and tables](exhibits.csv) names the items that reproduce each of them: `python
+-m reproduce PAPER ITEM --data DIR`.
 
 """
 
@@ -51,7 +44,13 @@ all cases of an item together.
 
 """
 
-_CLAIMS = "no. | claim | verdict | our effect | the paper's | size | over | minutes"
+_CLAIMS = "no. | claim | in the paper's words | outcome | protocol | measured"
+_CLAIMS += " | level | the paper's | size | over | minutes"
+_SHORT = (
+    "no. | claim | outcome | protocol | measured: worst to best (needed) | the paper's"
+)
+#: Colours of the picture: for the paper, open, against it, not tested.
+_STATES = {"for": 2, "open": 5, "against": 1, "not tested": 3}
 
 
 def stored(folder: Path) -> Results:
@@ -60,77 +59,39 @@ def stored(folder: Path) -> Results:
     return {path.stem: load_results(path) for path in paths}
 
 
-def _ordered(effects: list[Effect]) -> list[Effect]:
-    """The effects that have intervals, the clearest for the paper first."""
-    found = [effect for effect in effects if effect.holds() is not None]
-
-    def clear(effect: Effect) -> tuple[int, float]:
-        interval = effect.interval()
-        assert interval is not None
-        # in units of its own size, so that points and ratios can be ranked
-        low, high = (end / max(abs(effect.mean), 1e-300) for end in interval)
-        # a case that is against the paper comes after every one that is open
-        return (-1, high) if effect.refuted() else (int(low > 0.0), low)
-
-    return sorted(found, key=clear, reverse=True)
+def state(effect: Effect) -> str:
+    """One of :data:`_STATES`."""
+    if effect.holds() is None:
+        return "not tested"
+    return "for" if effect.holds() else "against" if effect.refuted() else "open"
 
 
-def _common_need(verdict: Verdict) -> str | None:
-    """What all cases need; None where they differ."""
-    needs = {effect.needed() for effect in verdict.effects}
-    return needs.pop() if len(needs) == 1 else None
-
-
-def effect_text(verdict: Verdict, *, needed: bool = False) -> str:
-    """The clearest case for the paper, and the clearest against it.
-
-    With ``needed``, each says what the claim needs, unless all need the same.
-    """
-    several = needed and _common_need(verdict) is None
-
-    def told(effect: Effect) -> str:
-        need = f", needed {effect.needed()}" if several else ""
-        return f"{effect.written()} ({effect.case}{need})"
-
-    ordered = _ordered(verdict.effects)
-    if len(ordered) == 1:
-        return told(ordered[0])
-    if ordered:
-        return f"best {told(ordered[0])}, worst {told(ordered[-1])}"
-    return "; ".join(f"{e.written()}, {e.case}" for e in verdict.effects[:2]) or "–"
+def effect_text(verdict: Verdict) -> str:
+    """The measured extremes, from the worst to the best, of each kind of number."""
+    kinds: dict[str, list[Effect]] = {}
+    for effect in verdict.effects:
+        if effect.holds() is not None:
+            kinds.setdefault(effect.needed(), []).append(effect)
+    texts = []
+    for several in kinds.values():
+        ordered = sorted(several, key=lambda effect: effect.mean)
+        ends = [ordered[0], ordered[-1]][: len(ordered)]
+        texts.append(" to ".join(f"{e.written()} ({e.case})" for e in ends))
+    return "; ".join(texts) or "–"
 
 
 def measured_text(verdict: Verdict) -> str:
-    """What is measured, what the claim needs, and the two ends."""
-    if not verdict.effects:
-        return "–"
-    need = _common_need(verdict)
-    head = verdict.claim.meaning + (f", needed {need}" if need else "")
-    return f"{head}: {effect_text(verdict, needed=True)}"
-
-
-def word(verdict: Verdict) -> str:
-    """The verdict, where it holds, and how many cases say what."""
-    if verdict.word == "not tested":
-        return f"**{verdict.word}**"
-    cases: dict[str, list[str]] = {"": [], "against": [], "open": [], "not tested": []}
+    """The extremes in short, without intervals and cases."""
+    kinds: dict[str, list[Effect]] = {}
     for effect in verdict.effects:
-        state = {True: "", None: "not tested"}.get(effect.holds(), "open")
-        cases["against" if effect.refuted() else state].append(effect.case)
-
-    def named(some: list[str], before: str) -> str:
-        # more of them are on the paper's page
-        few = len(some) <= NAMED and len(verdict.effects) > 1
-        return f"{before}: {'; '.join(some)}" if few else before
-
-    held, of = cases.pop(""), counted(len(verdict.effects), "cases")
-    text = f"**{verdict.word}**, {len(held)} of {of}"
-    if verdict.word == "partly":
-        text = named(held, text)
-    others = "; ".join(
-        named(some, f"{len(some)} {state}") for state, some in cases.items() if some
-    )
-    return f"{text} ({others})" if others else text
+        kinds.setdefault(effect.needed(), []).append(effect)
+    texts = []
+    for need, several in kinds.items():
+        means = sorted(several, key=lambda effect: effect.mean)
+        numbers = dict.fromkeys(e.form.format(e.shown(e.mean)) for e in means)
+        ends = list(numbers)[:: max(len(numbers) - 1, 1)]
+        texts.append(f"{' to '.join(ends)} ({need})")
+    return "; ".join(texts) or "–"
 
 
 def _seeds(verdict: Verdict) -> str:
@@ -162,9 +123,10 @@ def full_rows(paper: Paper, results: Results) -> Iterator[tuple[str, ...]]:
     for number, verdict in numbered(paper, results):
         claim = verdict.claim
         words = f"“{claim.words}” ({claim.where})"
-        ours = (word(verdict), measured_text(verdict))
+        measured = f"{claim.meaning}: {effect_text(verdict)}"
+        ours = (verdict.word, claim.protocol, measured, verdict.level)
         facts = (_seeds(verdict), _minutes(verdict, results))
-        yield (number, words, *ours, claim.theirs, claim.size, *facts)
+        yield (number, claim.short, words, *ours, claim.theirs, claim.size, *facts)
 
 
 def exhibit_row(exhibit: Exhibit, paper: str, results: Results) -> tuple[str, ...]:
@@ -180,50 +142,69 @@ def exhibit_row(exhibit: Exhibit, paper: str, results: Results) -> tuple[str, ..
 
 def case_table(paper: Paper, results: Results) -> str:
     """All cases of all claims, for a paper's page of details."""
-    words = {True: "yes", False: "no", None: "not tested"}
     lines = [
         (
             *(f"{number} {verdict.claim.name}", verdict.claim.meaning, effect.case),
-            *(effect.written(), effect.needed(), words[effect.holds()]),
+            *(effect.written(), effect.needed(), state(effect)),
         )
         for number, verdict in numbered(paper, results)
         for effect in verdict.effects
     ]
-    head = "claim | what is measured | case | effect, 95 % | needed | holds"
+    head = "claim | what is measured | case | effect, 95 % for all | needed | it is"
     return table(head, lines)
 
 
-def short_table(paper: Paper, results: Results) -> str:
-    """Claims and verdicts, for a paper's own page."""
-    lines = [
-        (
-            f"[{number}](../README.md#{number.lower()}) {verdict.claim.name}",
-            *(f"**{verdict.word}**", effect_text(verdict)),
-        )
-        for number, verdict in numbered(paper, results)
-    ]
-    return table("claim | verdict | effect, 95 %", lines)
+def short_table(paper: Paper, results: Results, page: str = "") -> str:
+    """A claim a line; on the page of all papers with anchors, and links to ``page``."""
+    lines = []
+    for number, verdict in numbered(paper, results):
+        claim, anchor = verdict.claim, f"[{number}](../README.md#{number.lower()})"
+        measured = measured_text(verdict) + (verdict.level and f"; {verdict.level}")
+        if page:
+            anchor = f'<a id="{number.lower()}"></a>[{number}]({page})'
+        row = (f"**{verdict.word}**", claim.protocol, measured, claim.theirs)
+        lines.append((anchor, claim.short, *row))
+    return table(_SHORT, lines)
+
+
+def picture(papers: dict[str, tuple[tuple[Paper, ...], Path]], out: Path) -> None:
+    """Shares of each claim's cases that are for the paper, open, and against it."""
+    bars = []
+    for several, folder in papers.values():
+        results = stored(folder)
+        for paper in several:
+            for number, verdict in numbered(paper, results):
+                states = [state(effect) for effect in verdict.effects]
+                bars.append((number, states or ["not tested"]))
+    figure, ((axes,),) = new_figure(1)
+    figure.set_size_inches(14.0, 3.4)
+    for name, colour in _STATES.items():
+        heights = [100.0 * states.count(name) / len(states) for _, states in bars]
+        before = list(_STATES)[: list(_STATES).index(name)]
+        below = [100.0 * sum(map(s.count, before)) / len(s) for _, s in bars]
+        places, style = range(len(bars)), {"color": PALETTE[colour], "label": name}
+        axes.bar(places, heights, bottom=below, **style)
+    axes.set_xticks(range(len(bars)), [number for number, _ in bars], fontsize="small")
+    axes.set_ylabel("cases, %")
+    legend_below(figure, axes)
+    save(figure, out, "claims")
 
 
 def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
     """The whole page; ``papers`` are papers and folders by name."""
-    counts: dict[str, int] = dict.fromkeys(VERDICTS, 0)
+    counts: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
     claims = []
     for several, folder in papers.values():
         results = stored(folder)
         for paper in several:
-            lines = []
-            for number, verdict in numbered(paper, results):
-                counts[verdict.word] += 1
-                anchor = f'<a id="{number.lower()}"></a>[{number}](#{number.lower()})'
-                words = f"“{verdict.claim.words}” ({verdict.claim.where})"
-                lines.append((anchor, words, f"**{verdict.word}**"))
+            for _, verdict in numbered(paper, results):
+                counts[verdict.outcome] += 1
             title = f"[{paper.title}]({paper.link})" if paper.link else paper.title
-            rows = table("no. | claim | verdict", lines)
-            claims.append(f"### {title} ([page]({folder.name}/README.md))\n\n{rows}\n")
-    total = (sum(counts.values()), *counts.values())
-    head = "claims | hold | hold partly | do not hold | not tested"
-    start = _HEAD.format(count=table(head, [total]))
+            link = f"{folder.name}/README.md"
+            rows = short_table(paper, results, link)
+            claims.append(f"## {title} ([page]({link}))\n\n{rows}\n")
+    head = f"claims | {' | '.join(OUTCOMES)}"
+    start = _HEAD.format(count=table(head, [(sum(counts.values()), *counts.values())]))
     return start + "\n".join(claims) + _AGAIN + again.page() + "\n"
 
 

@@ -1,14 +1,18 @@
-"""Where a stored result comes from: seeds, settings and versions."""
+"""Where a stored result comes from: command, commit, seeds, settings and data."""
 
 from __future__ import annotations
 
+import platform
+import subprocess
 from collections.abc import Iterable
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-__all__ = ["KEYS", "Ledger", "versions"]
+__all__ = ["KEYS", "Ledger", "origin", "versions"]
 
-#: What every stored result has under ``provenance``.
+#: What every stored result has under ``provenance``; those of today :func:`origin` too.
 KEYS = ("seeds", "settings", "versions")
 _PACKAGES = ("fedtrellis", "flwr", "numpy", "scipy", "scikit-learn", "torch")
 
@@ -24,15 +28,46 @@ def versions() -> dict[str, str]:
     return found
 
 
+def origin(command: str) -> dict[str, str]:
+    """The command, the commit (with what is not committed) and the processor."""
+    told = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        found = subprocess.run(told, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        found = "unknown"
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        name = text.split("model name", 1)[1].split(":", 1)[1].split("\n", 1)[0]
+    except (OSError, IndexError):
+        name = platform.processor()
+    return {"command": command, "commit": found.strip(), "processor": name.strip()}
+
+
 class Ledger:
-    """Notes the configs of the runs that an item makes."""
+    """Notes the configs of the runs that an item makes, and the data files it reads."""
 
     def __init__(self) -> None:
         self._configs: list[dict[str, Any]] = []
+        self._files: dict[str, Path] = {}
 
     def clear(self) -> None:
-        """Forget the runs of the item before."""
-        self._configs = []
+        """Forget the item before."""
+        self._configs, self._files = [], {}
+
+    def read(self, name: str, path: Path) -> None:
+        """Note a data file, or a folder of them, down."""
+        self._files[name] = path
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the data files, of a folder that of its files in order."""
+        found = {}
+        for name, path in self._files.items():
+            inside = sorted(one for one in path.rglob("*") if one.is_file())
+            hashed = sha256()
+            for one in inside or [path]:
+                hashed.update(one.read_bytes())
+            found[name] = hashed.hexdigest()
+        return found
 
     def note(self, configs: Iterable[dict[str, Any]]) -> None:
         """Note runs down."""

@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from fedtrellis import Callback, RoundRecord
 from fedtrellis.app import Experiment
-from fedtrellis.objectives.reference import certified_minimum
 from fedtrellis.wire.arrays import record_arrays
 from reproduce.common import save_results
 
@@ -24,12 +23,9 @@ from .methods import METHODS, Method, compressed, facts
 from .problems import NODES, PROBLEMS, Problem, experiment, optimum
 from .runs import TUNING_SEED, VALUES, choose
 
-__all__ = ["CASES", "FILE", "Case", "balls_table", "compare", "complete", "table"]
+__all__ = ["CASES", "FILE", "Case", "compare", "complete", "table"]
 
 FILE = RESULTS / "equal-bytes.json"
-#: Radii of the ℓ1 ball whose optimum on MNIST is judged.
-RADII = (10.0, 30.0, 100.0, 300.0)
-
 #: From a problem, a seed, the experiment and the model to a measure of it.
 Judge = Callable[[Problem, int, Experiment, Any], float]
 
@@ -203,28 +199,6 @@ def _entry(case: Case, entrant: Method) -> dict[str, Any]:
     return {"settings": config, "tried": tried, "runs": runs}
 
 
-def whole_balls() -> list[dict[str, float]]:
-    """What the ℓ1 ball's certified optimum on MNIST comes to, by its radius."""
-    rows = []
-    for radius in RADII:
-        problem = _with("mnist-l1", {"radius": radius})
-        made = experiment(problem, 0, {"method": "fedfw"})
-        start = np.asarray(made.layout.objective_point(made.start_point()))
-        best = certified_minimum(
-            made.task.objective(), made.domain, start, 1e-3, max_iterations=1000
-        )
-        rows.append(
-            {
-                "radius": radius,
-                "loss": best.value,
-                "gap": best.gap,
-                "entries": int(np.count_nonzero(best.point)),
-                "accuracy": float(made.task.metrics(best.point)["accuracy"]),
-            }
-        )
-    return rows
-
-
 def compare(
     say: Callable[[str], None] = print, until: float = math.inf, anew: bool = False
 ) -> bool:
@@ -235,7 +209,6 @@ def compare(
         "provenance": now,
         "checkpoints": {name: list(one.checkpoints) for name, one in CASES.items()},
         "cases": before.get("cases", {}),
-        **({"balls": before["balls"]} if "balls" in before else {}),
     }
     for name, case in CASES.items():
         rows = results["cases"].setdefault(name, {})
@@ -248,16 +221,14 @@ def compare(
             save_results(FILE, results)
             values = [run["values"] for run in entry["runs"]]
             say(f"{name}: {entrant.title}: {values}")
-    if "balls" not in results:
-        results["balls"] = whole_balls()
-        save_results(FILE, results)
     return True
 
 
 def complete(results: Mapping[str, Any]) -> bool:
     """Whether every case has all its rows."""
-    return "balls" in results and all(
-        set(results["cases"].get(name, {})) == {one.title for one in case.entrants}
+    return all(
+        set(results.get("cases", {}).get(name, {}))
+        == {one.title for one in case.entrants}
         for name, case in CASES.items()
     )
 
@@ -283,18 +254,3 @@ def _cell(case: Case, row: Mapping[str, Any], place: int) -> str:
     told = f"{100 * value:.0f} %" if case.percent else f"{value:.2g}"
     losses = [one["loss"] or math.inf for one in row["tried"]]
     return told + "*" * (min(losses) in (losses[0], losses[-1]))
-
-
-def balls_table(results: Mapping[str, Any]) -> list[list[str]]:
-    """What the ℓ1 ball's optimum on MNIST comes to."""
-    head = "radius, training loss, certified to, non-zero entries, test accuracy"
-    return [head.split(", ")] + [
-        [
-            f"{row['radius']:g}",
-            f"{row['loss']:.3f}",
-            f"{row['gap']:.1g}",
-            f"{row['entries']:.0f} of 7850",
-            f"{100 * row['accuracy']:.0f} %",
-        ]
-        for row in results["balls"]
-    ]

@@ -110,10 +110,9 @@ class Method:
         """What a client computes in a round, in gradients."""
         return self.gradients + (0.0 if problem.quadratic else self.search)
 
-    @property
-    def family(self) -> str:
-        """What it is compared with others as: a method and its variants are one."""
-        return str(self.settings.get("compressor", self.method or self.name))
+    def given(self, problem: Problem) -> str:
+        """What it is told of the problem that no user knows; empty: nothing."""
+        return "given λ*" if self.penalised and problem.kind == "l1" else ""
 
     def key(self, setting: str) -> str:
         """The run config's key of a setting."""

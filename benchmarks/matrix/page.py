@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import LogNorm
 
 from reproduce.common import load_results
-from reproduce.drawing import MOST_LINES, new_figure, save, style_of
+from reproduce.drawing import new_figure, save
 from reproduce.pages import update_page
 
 from . import compressed
@@ -22,10 +23,9 @@ from .tables import (
     Cost,
     Results,
     details,
+    factors,
     first_table,
     markdown,
-    places_table,
-    profile,
 )
 
 __all__ = ["MEASURED", "PAGE", "files", "parts", "tables", "write"]
@@ -34,7 +34,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, MEASURED = DOCS / "matrix.md", DOCS / "measured"
 _WIDEST = 100.0
 _TITLES: dict[Cost, str] = {
-    "rounds": "rounds",
     "gradients": "gradients",
     "bytes": "bytes, up and down",
 }
@@ -62,12 +61,10 @@ def files(results: Results) -> dict[Path, str]:
     numbers = [row for name in results for row in details(results, name)]
     found: dict[Path, list[list[Any]]] = {
         DOCS / "matrix.csv": [list(numbers[0]), *(list(r.values()) for r in numbers)],
-        MEASURED / "matrix-places.csv": places_table(results),
     }
     stored = load_results(compressed.FILE) if compressed.FILE.is_file() else {}
     if compressed.complete(stored):
         found[MEASURED / "matrix-equal-bytes.csv"] = compressed.table(stored)
-        found[MEASURED / "matrix-balls.csv"] = compressed.balls_table(stored)
     return {path: _csv(rows) for path, rows in found.items()}
 
 
@@ -84,57 +81,35 @@ def write(folder: Path) -> None:
 def tables(folder: Path) -> str:
     """The tables of some results, to be read at once."""
     results = load_all(folder, list(PROBLEMS.values()))
-    return "\n\n".join(markdown(t(results)) for t in (places_table, first_table))
-
-
-def _groups(results: Results) -> dict[str, tuple[Results, list[str]]]:
-    """Problems over a set and without one, each with the methods for all of them."""
-    found: dict[str, tuple[Results, list[str]]] = {}
-    for title, none in (("over a set", False), ("without a set", True)):
-        part = {
-            name: stored
-            for name, stored in results.items()
-            if (PROBLEMS[name].kind == "none") == none
-        }
-        shared = [
-            name for name in METHODS if all(name in s["methods"] for s in part.values())
-        ]
-        if part and shared:
-            found[title] = part, shared
-    return found
-
-
-def _area(ratios: list[float]) -> float:
-    """The area under a profile on its logarithmic axis."""
-    return float(sum(np.log(_WIDEST / r) for r in ratios if r <= _WIDEST))
+    return markdown(first_table(results))
 
 
 def draw(results: Results) -> str:
-    """Draw profiles, a row of panels a group: the best six methods that ever arrive."""
-    made = _groups(results)
-    figure, axes = new_figure(3, len(made))
-    for row, (title, (part, names)) in zip(axes, made.items(), strict=True):
-        ranked = profile(part, names, "gradients")
-        best = sorted(names, key=lambda one: -_area(ranked[one]))[:MOST_LINES]
-        shown = [one for one in names if one in best and _area(ranked[one]) > 0.0]
-        for panel, (what, label) in zip(row, _TITLES.items(), strict=True):
-            # against all of them, whoever is drawn
-            ratios = profile(part, names, what)
-            for index, one in enumerate(shown):
-                reached = [r for r in ratios[one] if r <= _WIDEST]
-                count = len(reached)
-                steps = np.array([0.0, *np.arange(1.0, count + 1.0), count])
-                panel.step(
-                    [1.0, *reached, _WIDEST],
-                    steps / max(len(ratios[one]), 1),
-                    where="post",
-                    label=METHODS[one].title,
-                    **style_of(index),
-                )
-            panel.set_xscale("log")
-            panel.set_ylim(0.0, 1.02)
-            panel.set_title(f"{title}: {label}")
-            panel.set_xlabel("times the best method's")
-        row[0].set_ylabel("share of problems and seeds")
-        row[0].legend(fontsize=8, loc="lower right")
+    """Draw every method on every problem: its cost beside the least of all."""
+    names = [n for n in METHODS if any(n in s["methods"] for s in results.values())]
+    problems = [f"{PROBLEMS[name].title}, {PROBLEMS[name].over}" for name in results]
+    figure, (panels,) = new_figure(len(_TITLES))
+    figure.set_size_inches(9.0 * len(_TITLES), 0.36 * len(names) + 3.6)
+    for panel, (what, label) in zip(panels, _TITLES.items(), strict=True):
+        table = [list(factors(results, name, what).values()) for name in names]
+        shades = np.array([[np.nan if v is None else v for v in row] for row in table])
+        norm = LogNorm(1.0, _WIDEST)
+        panel.imshow(np.clip(shades, 1.0, _WIDEST), "viridis_r", norm, aspect="auto")
+        for place, value in np.ndenumerate(shades):
+            if not np.isnan(value):
+                text = f"{value:.2g}" if value < _WIDEST else f"{value:.0f}"
+                text = "never" if np.isinf(value) else text
+                dark = "white" if value > np.sqrt(_WIDEST) else "black"
+                where = {"ha": "center", "va": "center", "color": dark, "fontsize": 7}
+                panel.text(place[1], place[0], text, **where)
+        solved = np.isfinite(shades).sum(axis=1), (~np.isnan(shades)).sum(axis=1)
+        rows = [
+            f"{METHODS[name].title}, {a} of {b}"
+            for name, a, b in zip(names, *solved, strict=True)
+        ]
+        panel.set_yticks(range(len(rows)), rows, fontsize=8)
+        slanted = {"rotation": 40, "ha": "right", "fontsize": 8}
+        panel.set_xticks(range(len(problems)), problems, **slanted)
+        panel.set_title(f"{label} to 10⁻³, times the least of all; methods, solved")
+        panel.grid(visible=False)
     return save(figure, DOCS, "matrix")

@@ -1,10 +1,9 @@
-"""What the stored results say: costs to a gap, who is ahead, profiles."""
+"""What the stored results say: costs to a gap, and who is ahead."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, get_args
 
@@ -16,10 +15,9 @@ __all__ = [
     "Cost",
     "Results",
     "details",
+    "factors",
     "first_table",
     "markdown",
-    "places_table",
-    "profile",
 ]
 
 #: By problem, what :mod:`.measure` stores.
@@ -28,8 +26,6 @@ Cost = Literal["rounds", "gradients", "bytes", "seconds"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
 #: The gap that tables and the picture are about.
 TARGET = 1e-3
-#: What ahead means: by this factor on every seed.
-MARGIN = 1.1
 
 
 def costs(entry: Mapping[str, Any], what: Cost) -> list[float]:
@@ -39,99 +35,10 @@ def costs(entry: Mapping[str, Any], what: Cost) -> list[float]:
     return [float(sum(hit[k] for k in keys)) if hit else math.inf for hit in hits]
 
 
-@dataclass(frozen=True)
-class Place:
-    """How a method did on a problem by one cost, beside the best of another family.
-
-    ``ratios`` are its costs over the rival's, a seed each, NaN where neither arrived;
-    ``gap`` is the median of where it ended.
-    """
-
-    problem: str
-    what: Cost
-    rival: str
-    ratios: tuple[float, ...]
-    gap: float
-
-    @property
-    def typical(self) -> float:
-        """The median ratio; infinity where most seeds did not arrive."""
-        return median(r if not math.isnan(r) else math.inf for r in self.ratios)
-
-    @property
-    def ahead(self) -> bool:
-        """Whether it is ahead by the margin on every seed."""
-        return all(r * MARGIN <= 1.0 for r in self.ratios)
-
-
 def end_of(entry: Mapping[str, Any]) -> float:
     """The median gap that a method's runs ended at; a run that diverged is infinite."""
     ends = [math.inf if run["gap"] is None else run["gap"] for run in entry["runs"]]
     return float(median(ends))
-
-
-def places(results: Results, name: str) -> list[Place]:
-    """A method's places on all problems, by rounds, gradients and bytes."""
-    found = []
-    for problem, stored in results.items():
-        methods, family = stored["methods"], METHODS[name].family
-        rivals = [other for other in methods if METHODS[other].family != family]
-        if name not in methods or not rivals:
-            continue
-        for what in COSTS[:3]:
-            of = {other: costs(methods[other], what) for other in rivals}
-            rival = min(of, key=lambda other: median(of[other]))
-            pairs = zip(costs(methods[name], what), of[rival], strict=True)
-            ratios = tuple(_ratio(a, b) for a, b in pairs)
-            found.append(Place(problem, what, rival, ratios, end_of(methods[name])))
-    return found
-
-
-def _ratio(mine: float, theirs: float) -> float:
-    if math.isinf(mine) and math.isinf(theirs):
-        return math.nan
-    return mine / theirs if theirs else math.inf
-
-
-def times(number: float) -> str:
-    """A factor as it is read."""
-    return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"
-
-
-def _where(problem: str) -> str:
-    one = PROBLEMS[problem]
-    return one.title if one.over == "none" else f"{one.title}, {one.over}"
-
-
-def _best(found: Iterable[Place]) -> str:
-    best = min(found, key=lambda place: place.typical)
-    if not math.isfinite(best.typical):
-        nearest = min(found, key=lambda place: place.gap)
-        return f"never at 10⁻³; closest on {_where(nearest.problem)}: {nearest.gap:.1g}"
-    if best.ahead and best.typical == 0.0:
-        return f"{_where(best.problem)}: the only kind of method that gets there"
-    rival = METHODS[best.rival].title
-    if best.ahead:
-        factor = times(1.0 / best.typical)
-        return f"{_where(best.problem)}: {rival} takes {factor} times the {best.what}"
-    if best.typical <= MARGIN:
-        return f"{_where(best.problem)}: level with {rival} in {best.what}"
-    factor = times(best.typical)
-    return f"{_where(best.problem)}: {factor} times the {best.what} of {rival}"
-
-
-def _worst(found: Sequence[Place]) -> str:
-    lost = [place for place in found if not math.isfinite(place.typical)]
-    if lost:
-        worst = max(lost, key=lambda place: place.gap)
-        if math.isinf(worst.gap):
-            return f"{_where(worst.problem)}: diverges"
-        return f"{_where(worst.problem)}: ends at a gap of {worst.gap:.1g}"
-    worst = max(found, key=lambda place: place.typical)
-    rival, factor = METHODS[worst.rival].title, times(worst.typical)
-    if worst.typical <= 1.0:
-        return f"none: never behind {rival}, the next best"
-    return f"{_where(worst.problem)}: {factor} times the {worst.what} of {rival}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -139,16 +46,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     head, *rest = rows
     lines = (head, ["---"] * len(head), *rest)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def places_table(results: Results) -> list[list[str]]:
-    """Every method's best and worst place, a line each."""
-    rows = [["method", "best on", "worst on"]]
-    for name, method in METHODS.items():
-        found = places(results, name)
-        if found:
-            rows.append([method.title, _best(found), _worst(found)])
-    return rows
 
 
 def first_table(results: Results) -> list[list[str]]:
@@ -162,8 +59,9 @@ def first_table(results: Results) -> list[list[str]]:
                 for method, entry in stored["methods"].items()
             }
             best = min(medians, key=lambda method: medians[method])
-            told = _amount(medians[best], what)
-            row.append(f"{METHODS[best].title}: {told}" if told else "nobody")
+            told, given = _amount(medians[best], what), METHODS[best].given(one)
+            title = METHODS[best].title + (f" ({given})" if given else "")
+            row.append(f"{title}: {told}" if told else "nobody")
         rows.append([one.title, one.over, *row])
     return rows
 
@@ -199,6 +97,7 @@ def details(results: Results, problem: str) -> list[dict[str, Any]]:
             "problem": problem,
             "set": one.over,
             "method": METHODS[name].title,
+            "given": METHODS[name].given(one),
             "setting": tuned.get("chosen"),
             "at the grid's edge": "tuned" in entry and not tuned["inside"],
         }
@@ -218,34 +117,19 @@ def _medians(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: float(median(one[key] for one in costs)) for key in _KEYS}
 
 
-def profile(
-    results: Results, names: Sequence[str], what: Cost
-) -> dict[str, list[float]]:
-    """A performance profile: each instance's cost over the best method's.
+def factors(results: Results, method: str, what: Cost) -> dict[str, float | None]:
+    """By problem a method's median cost to the gap over the least of all methods.
 
-    Source: Dolan and Moré, "Benchmarking optimization software with performance
-    profiles", Mathematical Programming 2002.
-
-    Parameters
-    ----------
-    results : mapping
-        Of problems that all of ``names`` were run on.
-    names : sequence of str
-        The methods that are compared.
-    what : str
-
-    Returns
-    -------
-    dict
-        By method sorted ratios, one for each problem and seed; infinity where it did
-        not arrive. Instances that nobody solved are left out.
+    Infinity where most seeds did not arrive, None where it does not take part.
     """
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for stored in results.values():
-        of = [costs(stored["methods"][name], what) for name in names]
-        for instance in zip(*of, strict=True):
-            best = min(instance)
-            if math.isfinite(best):
-                for name, cost in zip(names, instance, strict=True):
-                    found[name].append(cost / best)
-    return {name: sorted(ratios) for name, ratios in found.items()}
+    found: dict[str, float | None] = {}
+    for problem, stored in results.items():
+        medians = {
+            name: median(costs(entry, what))
+            for name, entry in stored["methods"].items()
+        }
+        mine, best = medians.get(method), min(medians.values())
+        if mine is not None and math.isfinite(mine):
+            mine /= best
+        found[problem] = mine
+    return found

@@ -10,6 +10,7 @@ from . import (
     convergence,
     leakage,
     movielens,
+    oracles,
     ours,
     traffic,
 )
@@ -25,6 +26,7 @@ ITEMS: dict[str, Item] = {
     **convergence.ITEMS,
     **movielens.ITEMS,
     **assignment.ITEMS,
+    **oracles.ITEMS,
     **ours.ITEMS,
     **traffic.ITEMS,
 }

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from reproduce.claims import Effect, Effects, Results, paired, points, ratio, read_paper
+from reproduce.claims import (
+    Effect,
+    Effects,
+    Levels,
+    Results,
+    paired,
+    points,
+    ratio,
+    read_paper,
+)
 
 from .leakage import ATTACKS
 from .tables import BALLS, TABLES, published
@@ -53,6 +62,17 @@ def _against_feddr(number: int, ours: str) -> Effects:
     return effects
 
 
+def _levels(*numbers: int) -> Levels:
+    """Measured and published accuracies of every cell and method."""
+    return lambda found: [
+        (100.0 * float(np.mean(row["accuracy"])), theirs)
+        for item, _, rows in _cells(found, *numbers)
+        for method, row in rows.items()
+        for theirs in [published(item)[row["partition"], row["ball"]].get(method)]
+        if theirs is not None
+    ]
+
+
 def _sparse(found: Results) -> list[Effect]:
     """Bytes of a dense answer over bytes of an oracle's, as Flower encodes them."""
     return [
@@ -92,8 +112,16 @@ def _more_clients(found: Results) -> list[Effect]:
 
 
 def _same_influence(found: Results) -> list[Effect]:
-    measured = _participation(found, "loss")
-    return [effect for effect in measured if effect.case.startswith("MCLR")]
+    """Whether p moves the loss at least half as much with either λ_0."""
+    one, other = (
+        np.array(effect.values)
+        for effect in _participation(found, "loss")
+        if effect.case.startswith("MCLR")
+    )
+    return [
+        paired("λ_0 = 0.001 against half of 0.01", other, one / 2.0),
+        paired("λ_0 = 0.01 against half of 0.001", one, other / 2.0),
+    ]
 
 
 def _early_gap(found: Results) -> list[Effect]:
@@ -115,11 +143,6 @@ def _rate(item: str, power: float) -> Effects:
     ]
 
 
-def _both_rates(found: Results) -> list[Effect]:
-    """Of convex functions, and of others."""
-    return _rate("rates", -0.5)(found) + _rate("rates-nonconvex", -1 / 3)(found)
-
-
 def _faster(found: Results) -> list[Effect]:
     """FedFW's remaining error over FedFW+'s after as many rounds."""
     rows = {(row["problem"], row["method"]): row for row in found["rates"]["rows"]}
@@ -134,6 +157,13 @@ def _faster(found: Results) -> list[Effect]:
     ]
 
 
+def _cheaper_assignments(found: Results) -> list[Effect]:
+    """FedFW's costs over FedFW+'s from the same starts, with the paper's λ_0."""
+    short = found["workshop-chr12a"]["short"]
+    costs = (short[name]["cost"] for name in ("FedFW, λ_0 = 65", "FedFW+, λ_0 = 10"))
+    return [ratio("chr12a", *costs, unit="starts")]
+
+
 def _noise(found: Results) -> list[Effect]:
     """The error with noise over the error without, below twice."""
     rows = found["oracle-noise"]["rows"]
@@ -143,6 +173,14 @@ def _noise(found: Results) -> list[Effect]:
         ratio(f"σ = {row['sigma']:g} √η_t", 2.0 * np.array(plain), row["last"], **twice)
         for row in rows
         if row["decay"] and row["sigma"] > 0.0
+    ]
+
+
+def _quicker(found: Results) -> list[Effect]:
+    """Seconds of a projection over those of a linear minimisation."""
+    return [
+        ratio(row["set"], row["projection"], row["minimisation"], unit="points")
+        for row in found["oracle"]["rows"]
     ]
 
 
@@ -171,14 +209,23 @@ PAPERS = (
             "theorem-1": ("rates", _rate("rates", -0.5)),
             "theorem-2": ("rates-nonconvex", _rate("rates-nonconvex", -1.0 / 3.0)),
             "theorem-3": ("rates-stochastic", _rate("rates-stochastic", -1.0 / 3.0)),
-            "table-1": (_tables(1), _against_feddr(1, "FedFW")),
-            "table-2": (_tables(2), _against_feddr(2, "FedFW")),
-            "table-3": (_tables(3), _against_feddr(3, "FedFW-sto")),
+            "table-1": (_tables(1), _against_feddr(1, "FedFW"), _levels(1)),
+            "table-2": (_tables(2), _against_feddr(2, "FedFW"), _levels(2)),
+            "table-3": (_tables(3), _against_feddr(3, "FedFW-sto"), _levels(3)),
             "participation": ("figure-2 figure-3", _more_clients),
             "same-influence": ("figure-2 figure-3", _same_influence),
             "early-gap": ("early-gap", _early_gap),
             "plus": (f"rates {_tables(1)} {_tables(2)}", _faster),
             "appendix-a": ("appendix-a", _naive),
+            "some-clients": (
+                "rates-participation rates-nonconvex-half",
+                lambda found: [
+                    *_rate("rates-participation", -0.5)(found),
+                    *_rate("rates-nonconvex-half", -1.0 / 3.0)(found),
+                ],
+            ),
+            "split": ("split", _rate("split", -0.5)),
+            "oracle": ("oracle", _quicker),
         },
     ),
     read_paper(
@@ -186,6 +233,6 @@ PAPERS = (
         "W",
         "Federated Frank-Wolfe Algorithm, 2022 workshop paper",
         "",
-        {"workshop-rates": ("rates rates-nonconvex", _both_rates)},
+        {"assignment": ("workshop-chr12a", _cheaper_assignments)},
     ),
 )

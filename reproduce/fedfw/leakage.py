@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reproduce.common import Item, Options, SkippedError, workers
-from reproduce.drawing import new_figure, save, table
+from reproduce.drawing import table
 from tasks.data.datasets import read_cifar
 
 __all__ = ["ITEMS", "attack", "invert", "psnr"]
@@ -26,9 +26,6 @@ SHARED = {
     "l2": "ℓ2 ball's oracle",
     "l1": "ℓ1 ball's oracle",
 }
-# Of the test batch: a ship, a frog.
-IMAGES = (1, 7)
-RESTARTS = 3
 # The first images of the test batch that each attack is tried on, and its iterations.
 DEEP, SHORT = 16, 2000
 MANY, INVERTING = 50, 600
@@ -219,62 +216,6 @@ def _batch(options: Options) -> Any:
     return read_cifar(path)
 
 
-def compute(options: Options) -> dict[str, Any]:
-    """Attack two images with what is shared; of several starts the lowest loss."""
-    pixels, classes = _batch(options)
-    chosen = IMAGES[:1] if options.quick else IMAGES
-    restarts = 1 if options.quick else RESTARTS
-    iterations = 60 if options.quick else 5000
-    truths = {k: pixels[k].astype(np.float64) / 255.0 for k in chosen}
-    cases = [
-        (k, what, seed) for k in chosen for what in SHARED for seed in range(restarts)
-    ]
-    jobs = [
-        (attack, (truths[k], int(classes[k]), what, iterations, seed))
-        for k, what, seed in cases
-    ]
-    with workers(options.jobs) as pool:
-        found = dict(zip(cases, pool.map(_alone, jobs), strict=True))
-    images = []
-    for k in chosen:
-        row: dict[str, Any] = {"index": k, "truth": truths[k].round(4).tolist()}
-        for what in SHARED:
-            runs = [found[k, what, seed] for seed in range(restarts)]
-            best = min(runs, key=lambda run: run["loss"])
-            row[what] = {
-                "image": np.clip(best["image"], 0.0, 1.0).round(4).tolist(),
-                "loss": best["loss"],
-                "psnr": best["psnr"],
-                "all": [run["psnr"] for run in runs],
-            }
-        # what any guess reaches: the mean grey
-        row["grey"] = psnr(np.full(truths[k].shape, 0.5), truths[k])
-        images.append(row)
-    return {"images": images, "iterations": iterations, "restarts": restarts}
-
-
-def render(results: dict[str, Any], out: Path) -> str:
-    """Draw the images side by side."""
-    rows = results["images"]
-    figure, axes = new_figure(4, len(rows))
-    figure.set_size_inches(10.8, 2.9 * len(rows))
-    for line, row in zip(axes, rows, strict=True):
-        shown = {"the client's image": row["truth"]}
-        for what, name in SHARED.items():
-            run = row[what]
-            shown[f"{name}\n{run['psnr']:.1f} dB"] = run["image"]
-        for one, (name, pixels) in zip(line, shown.items(), strict=True):
-            one.imshow(np.array(pixels).transpose(1, 2, 0), vmin=0.0, vmax=1.0)
-            one.set_title(name, fontsize="medium")
-            one.axis("off")
-    return (
-        f"{save(figure, out, 'figure-1')}\n\n{results['iterations']:,} iterations of "
-        f"L-BFGS, {results['restarts']} starts, the one with the lowest loss is shown."
-    )
-
-
-# -------------------------------------------------------------------------- many images
-
 #: The attacks, by their names in the results.
 ATTACKS = {
     "deep leakage": "Deep Leakage (L-BFGS)",
@@ -282,7 +223,7 @@ ATTACKS = {
 }
 
 
-def compute_many(options: Options) -> dict[str, Any]:
+def compute(options: Options) -> dict[str, Any]:
     """The first images of the test batch, each attack from one start each."""
     pixels, classes = _batch(options)
     sizes = (2, 40, 3, 40) if options.quick else (DEEP, SHORT, MANY, INVERTING)
@@ -311,7 +252,7 @@ def compute_many(options: Options) -> dict[str, Any]:
     }
 
 
-def render_many(results: dict[str, Any], out: Path) -> str:
+def render(results: dict[str, Any], out: Path) -> str:
     """Write medians and quartiles of PSNR, and how often it beats plain grey."""
     grey, lines = np.array(results["grey"]), []
     for how, title in ATTACKS.items():
@@ -330,12 +271,5 @@ def render_many(results: dict[str, Any], out: Path) -> str:
 
 
 ITEMS = {
-    "leakage": Item(
-        "figure 1's claim on fifty images, two attacks", compute_many, render_many
-    ),
-    "figure-1": Item(
-        "Deep Leakage: an image from its gradient, and from oracles' answers",
-        compute,
-        render,
-    ),
+    "leakage": Item("figure 1's claim on fifty images, two attacks", compute, render),
 }

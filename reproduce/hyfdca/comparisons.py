@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ from numpy.typing import NDArray
 from reproduce.common import Item, Options, SkippedError, execute, load_results
 from reproduce.drawing import legend_below, new_figure, panel, save, spread, table
 
-from .figures import BUNDLE, FEDAVG, HYFEM, figure_run, relative, title_of
+from .figures import (
+    BUNDLE,
+    FEDAVG,
+    HYFEM,
+    PRACTICAL,
+    figure_run,
+    practical_at,
+    relative,
+    title_of,
+)
 from .problems import PROBLEMS, config_of
 from .runs import LAST, last_accuracy, last_loss, optimum_of, perform_hybrid
 
@@ -22,6 +32,8 @@ __all__ = ["ITEMS"]
 LATENCIES = (0.0, 0.2575, 0.8)
 LATENCY = 0.2575
 METHODS = (BUNDLE, FEDAVG, HYFEM)
+#: The paper's step and ours, each of which is compared with the baselines.
+OURS = (PRACTICAL, BUNDLE)
 #: Seeds by the most seconds that a setting's three runs took in figure 3.
 SEEDS = {60.0: 5, 70.0: 3, math.inf: 1}
 
@@ -37,16 +49,18 @@ def clock(panel: Panel, method: str, latency: float) -> NDArray[np.float64]:
     curve = panel["curves"][method]
     spent = latency * np.asarray(curve["trips"], float) + np.asarray(curve["seconds"])
     # the baselines encrypt nothing
-    each = panel.get("encryption", 0.0) if method == BUNDLE else 0.0
+    each = panel.get("encryption", {}).get(method, 0.0)
     return np.asarray(spent + each * np.asarray(curve["round"], float))
 
 
-def at_equal_time(panel: Panel, latency: float) -> dict[str, tuple[float, float]]:
+def at_equal_time(
+    panel: Panel, latency: float, methods: Sequence[str] = METHODS
+) -> dict[str, tuple[float, float]]:
     """Loss and accuracy of each method when the first has had its iterations.
 
     Means of the last five evaluations up to then; no iteration is chosen by them.
     """
-    clocks = {method: clock(panel, method, latency) for method in METHODS}
+    clocks = {method: clock(panel, method, latency) for method in methods}
     end = min(times[-1] for times in clocks.values())
     found = {}
     for method, times in clocks.items():
@@ -75,7 +89,10 @@ def stored_panels(options: Options) -> tuple[dict[str, Any], list[Panel]]:
     def setting(row: Panel) -> tuple[Any, ...]:
         return row["problem"], row["split"], row["available"]
 
-    seconds = {setting(row): row[BUNDLE]["encryption"] for row in times["rows"]}
+    seconds = {
+        setting(row): {step: row[step]["encryption"] for step in OURS}
+        for row in times["rows"]
+    }
     panels = [
         {
             **panel,
@@ -166,8 +183,11 @@ def compute_seeds(options: Options) -> dict[str, Any]:
             if (name, seed) not in optima:
                 config = config_of(PROBLEMS[name], options, split) | {"seed": seed}
                 optima[name, seed] = optimum_of(config, split.nodes)["value"]
-            for method in METHODS:
+            for method in (PRACTICAL, *METHODS):
                 own = tuned[method]["settings"] if method != BUNDLE else {}
+                if method == PRACTICAL:
+                    count = int(stored["optima"][name]["samples"])
+                    own = practical_at(own, count, PROBLEMS[name], split)
                 key, there = (k, seed, method), one["available"]
                 own = own | {"seed": seed}
                 runs.append(figure_run(options, name, split, there, own, key))
@@ -176,18 +196,23 @@ def compute_seeds(options: Options) -> dict[str, Any]:
     rows = []
     for k, one in enumerate(panels):
         row: Panel = {q: one[q] for q in ("problem", "split", "paper", "available")}
+        trios = {step: (step, FEDAVG, HYFEM) for step in OURS}
         for what in ("ends", "timed"):
-            row[what] = {method: {"loss": [], "accuracy": []} for method in METHODS}
+            row[what] = {
+                step: {method: {"loss": [], "accuracy": []} for method in trio}
+                for step, trio in trios.items()
+            }
         for seed in one["seeds"]:
             best, curves = optima[one["problem"], seed], one["curves"]
             if seed != 0:
-                curves = {method: results[k, seed, method] for method in METHODS}
-            timed = at_equal_time({**one, "curves": curves}, LATENCY)
-            for method, curve in ((method, curves[method]) for method in METHODS):
-                ends = last_loss(curve), last_accuracy(curve)
-                for what, (loss, top) in (("ends", ends), ("timed", timed[method])):
-                    row[what][method]["loss"].append(loss / best - 1.0)
-                    row[what][method]["accuracy"].append(top)
+                curves = {method: results[k, seed, method] for method in one["curves"]}
+            for step, trio in trios.items():
+                timed = at_equal_time({**one, "curves": curves}, LATENCY, trio)
+                for method in trio:
+                    ends = last_loss(curves[method]), last_accuracy(curves[method])
+                    for what, (loss, top) in (("ends", ends), ("timed", timed[method])):
+                        row[what][step][method]["loss"].append(loss / best - 1.0)
+                        row[what][step][method]["accuracy"].append(top)
         rows.append(row)
     return {"rows": rows, "seeds": max(len(one["seeds"]) for one in panels)}
 
@@ -196,17 +221,18 @@ def render_seeds(results: dict[str, Any], out: Path) -> str:
     """Where the runs end: losses and accuracies, means with extremes."""
     lines = []
     for row in results["rows"]:
-        ends = [row["ends"][method] for method in METHODS]
+        ends = [row["ends"][step][step] for step in OURS]
+        ends += [row["ends"][BUNDLE][method] for method in (FEDAVG, HYFEM)]
         cells = (
             spread([100 * value for value in end[what]], form)
             for what, form in (("loss", "{:.2g}"), ("accuracy", "{:.1f}"))
             for end in ends
         )
         lines.append((title_of(row), len(ends[0]["loss"]), *cells))
-    others = "HybridFedAvg | HyFEM"
-    head = f"data, clients | seeds | relative loss, %: HyFDCA | {others}"
+    others = "HyFDCA, the paper's step | ours | HybridFedAvg | HyFEM"
+    head = f"data, clients | seeds | relative loss, %: {others}"
     return (
-        f"{table(f'{head} | accuracy, %: HyFDCA | {others}', lines)}\n\n"
+        f"{table(f'{head} | accuracy, %: {others}', lines)}\n\n"
         "Means and, in brackets, extremes over the seeds, of means of the last five "
         "evaluated iterations."
     )

@@ -77,6 +77,14 @@ def practical(samples: int, held: int) -> Settings:
     return {"step": "practical", "local-fraction": share, "tolerance": 0.0}
 
 
+def practical_at(
+    chosen: Settings, samples: int, problem: Problem, split: Split
+) -> Settings:
+    """The paper's step with the H that was chosen at the middle setting."""
+    held, middle = (ceil(samples / s.samples) for s in (split, problem.splits[1]))
+    return practical(min(held, round(chosen["local-fraction"] * middle)), held)
+
+
 def _sgd(method: str, steps: int, a: float, b: float, mu: float = 1.0) -> Settings:
     return {
         "method": method,
@@ -162,11 +170,10 @@ def compute_figure_3(options: Options) -> dict[str, Any]:
         chosen = {k: v["settings"] for k, v in tuned[name].items()}
         splits = _splits(PROBLEMS[name], options)
         for split, fraction in zip(splits, reversed(AVAILABLE), strict=False):
-            held = ceil(samples[name] / split.samples)
-            middle = ceil(samples[name] / PROBLEMS[name].splits[1].samples)
-            count = min(held, round(chosen[PRACTICAL]["local-fraction"] * middle))
             settings = {BUNDLE: {}, **chosen}
-            settings[PRACTICAL] = practical(count, held)
+            settings[PRACTICAL] = practical_at(
+                chosen[PRACTICAL], samples[name], PROBLEMS[name], split
+            )
             runs += [
                 figure_run(options, name, split, fraction, own, (len(panels), method))
                 for method, own in settings.items()

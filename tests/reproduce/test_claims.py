@@ -6,7 +6,7 @@ from scipy.stats import ttest_1samp
 
 from reproduce import index
 from reproduce.__main__ import INDEX, PAPERS, folder_of, index_files, summaries
-from reproduce.claims import VERDICTS, Effect, Paper, judge
+from reproduce.claims import PROTOCOLS, Effect, Paper, judge
 from reproduce.pages import page_with, pages_of, shown
 
 ALL = [
@@ -24,22 +24,26 @@ SHOWN = {
 
 
 def independent(effects: list[Effect]) -> str:
-    """The verdict by SciPy's t test instead of by our interval."""
-    states: list[bool | None] = []
+    """The outcome by SciPy's t test with Bonferroni's correction."""
+    random = [e for e in effects if not e.exact and len(e.values) > 2]
+    signs: list[int | None] = []
     for effect in effects:
         values = np.asarray(effect.values, dtype=float)
         if effect.exact or (len(values) > 2 and np.ptp(values) == 0.0):
-            states.append(bool(values[0] > 0.0))
+            signs.append(int(np.sign(values[0])))
         elif len(values) < 3:
-            states.append(None)
+            signs.append(None)
         else:
-            low = ttest_1samp(values, 0.0).confidence_interval(0.95).low
-            states.append(bool(low > 0.0))
-    if all(state is None for state in states):
+            level = 1.0 - 0.05 / len(random)
+            low, high = ttest_1samp(values, 0.0).confidence_interval(level)
+            finite = bool(np.isfinite(values).all())
+            signs.append(int(low > 0.0) - int(high < 0.0) if finite else None)
+    if all(sign is None for sign in signs):
         return "not tested"
-    if all(states):
-        return "holds"
-    return "partly" if any(states) else "does not"
+    held = signs.count(1)
+    if held:
+        return "holds" if held == len(signs) else f"{held} of {len(signs)}"
+    return "contradicted" if -1 in signs else "undecided"
 
 
 def test_the_page_is_what_the_stored_results_say() -> None:
@@ -77,12 +81,12 @@ def test_every_verdict_by_another_test(name: str, paper: Paper) -> None:
         found = judge(claim, results)
         number = f"{paper.letter}{k}"
         assert found.word == independent(found.effects)
-        assert found.word in VERDICTS
-        (row,) = (line for line in page.splitlines() if f"| “{claim.words}” (" in line)
+        assert claim.protocol in PROTOCOLS
+        (row,) = (line for line in page.splitlines() if f"| {claim.short} | " in line)
         # a number to cite, and an anchor to link
-        assert row.startswith(f'| <a id="{number.lower()}"></a>[{number}](#')
-        assert f"| **{found.word}**" in row
-        assert row.count(" | ") == 2
+        assert row.startswith(f'| <a id="{number.lower()}"></a>[{number}](')
+        assert f"| **{found.word}** | {claim.protocol} |" in row
+        assert row.count(" | ") == 5
 
 
 def test_every_figure_and_table_of_every_paper_has_a_row() -> None:
