@@ -25,7 +25,7 @@ from reproduce.common import (
     machine,
     save_results,
 )
-from reproduce.pages import pages_of, publish, update_page
+from reproduce.pages import publish
 from reproduce.provenance import origin
 
 PAPERS = {
@@ -56,25 +56,19 @@ def index_files() -> dict[Path, str]:
     return {INDEX: index.page(papers), **files}
 
 
-def summaries(paper: str) -> dict[str, str]:
-    """What is said of all of a paper's results, by the marks that it belongs to."""
-    results = index.stored(folder_of(paper))
-    papers = PAPERS[paper].claims.PAPERS
-    return {
-        "claims": "\n\n".join(index.short_table(one, results) for one in papers),
-        "cases": "\n\n".join(index.case_table(one, results) for one in papers),
-    }
+def all_cases(paper: str) -> str:
+    """Every case of a paper's claims, for its page of details."""
+    results, papers = index.stored(folder_of(paper)), PAPERS[paper].claims.PAPERS
+    return "\n\n".join(index.case_table(one, results) for one in papers)
 
 
 def write_index() -> None:
-    """Write the page of all claims again, and each paper's summary of its own."""
+    """Write the page of all claims again, and each paper's cases."""
     for path, text in index_files().items():
         path.write_text(text, encoding="utf-8")
     index.picture(all_claims(), INDEX.parent)
     for paper in PAPERS:
-        folder, texts = folder_of(paper), summaries(paper)
-        update_page(pages_of(folder)[0], "claims", texts["claims"])
-        publish(folder, "cases", texts["cases"])
+        publish(folder_of(paper), "cases", all_cases(paper))
 
 
 def processor_seconds() -> float:

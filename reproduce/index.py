@@ -154,14 +154,15 @@ def case_table(paper: Paper, results: Results) -> str:
     return table(head, lines)
 
 
-def short_table(paper: Paper, results: Results, page: str = "") -> str:
-    """A claim a line; on the page of all papers with anchors, and links to ``page``."""
+def short_table(paper: Paper, results: Results, page: str) -> str:
+    """A claim a line, with an anchor, and a link to the paper's page."""
     lines = []
     for number, verdict in numbered(paper, results):
-        claim, anchor = verdict.claim, f"[{number}](../README.md#{number.lower()})"
+        claim, anchor = (
+            verdict.claim,
+            f'<a id="{number.lower()}"></a>[{number}]({page})',
+        )
         measured = measured_text(verdict) + (verdict.level and f"; {verdict.level}")
-        if page:
-            anchor = f'<a id="{number.lower()}"></a>[{number}]({page})'
         row = (f"**{verdict.word}**", claim.protocol, measured, claim.theirs)
         lines.append((anchor, claim.short, *row))
     return table(_SHORT, lines)
