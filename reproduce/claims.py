@@ -297,8 +297,15 @@ def read_paper(
         link,
         letter,
         tuple(
-            Claim(*row.values(), tuple(items.split()), *measured)
-            for row, (items, *measured) in zip(claims, judged.values(), strict=True)
+            Claim(
+                items=tuple(items.split()),
+                effects=effects,
+                levels=levels[0] if levels else None,
+                **row,
+            )
+            for row, (items, effects, *levels) in zip(
+                claims, judged.values(), strict=True
+            )
         ),
         tuple(
             Exhibit(row["name"], row["shows"], tuple(row["items"].split()), row["note"])

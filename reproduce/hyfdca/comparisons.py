@@ -205,7 +205,7 @@ def compute_seeds(options: Options) -> dict[str, Any]:
         for seed in one["seeds"]:
             best, curves = optima[one["problem"], seed], one["curves"]
             if seed != 0:
-                curves = {method: results[k, seed, method] for method in one["curves"]}
+                curves = {m: results[k, seed, m] for m in (PRACTICAL, *METHODS)}
             for step, trio in trios.items():
                 timed = at_equal_time({**one, "curves": curves}, LATENCY, trio)
                 for method in trio:
