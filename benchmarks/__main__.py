@@ -24,15 +24,15 @@ BENCHMARKS = {
     "membership": "membership",
     "fedgia-safe": "fedgia_safe",
     "torch": "torch_speed",
+    "cohorts": "cohorts",
     "engines": "engines.comparison",
-    "fine-tuning": "fine_tuning",
     "held-out": "held_out",
     "sets": "sets",
     "networks": "networks",
     "scale": "scale",
 }
 #: Those that are measured only if they are named: minutes each, of Ray or tuning.
-BY_NAME = tuple(list(BENCHMARKS)[list(BENCHMARKS).index("engines") :])
+BY_NAME = tuple(list(BENCHMARKS)[list(BENCHMARKS).index("cohorts") :])
 
 
 def names(text: str) -> list[str]:
