@@ -108,6 +108,9 @@ def stage(
         f"{u}\t{i}\t{(u * i) % 5 + 1}\t0\n" for u in range(1, 40) for i in range(1, 9)
     ]
     (tmp_path / "u.data").write_text("".join(ratings))
+    instance = [[14], *rng.integers(1, 9, size=(28, 14))]
+    lines = [" ".join(map(str, row)) + "\n" for row in instance]
+    (tmp_path / "nug14.dat").write_text("".join(lines))
     return {
         "/srv/patients.csv": str(tmp_path / "patients.csv"),
         "/srv/parts/": f"{tmp_path}/",
