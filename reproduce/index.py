@@ -31,7 +31,7 @@ interval is against it, and **undecided** if none is. The *protocol* is **the pa
 (another algorithm, measure or problem). [All claims](claims.csv) has the paper's
 words, what is measured and needed, sizes and minutes; a paper's page links every case.
 [Figures and tables](exhibits.csv) names the items that reproduce each of them: `python
--m reproduce PAPER ITEM --data DIR`.
+-m reproduce PAPER ITEM --data DIR`, or `--all --quick`.
 
 """
 

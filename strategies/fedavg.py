@@ -472,7 +472,7 @@ class Scaffold(FedAvgGD):
 
     name = "scaffold"
     about = "FedAvg with control variates, without a constraint"
-    usual_rounds = 250
+    _usual_rounds = 250
     # each c_i is replayed from its x_i
     needs, _linear, _replayed = "each", True, "_controls"
     stateful = True

@@ -271,7 +271,7 @@ class Experiment:
         if evaluate_fn is None and not self.task.on_nodes:
             evaluate_fn = self.evaluate_fn
         stops = getattr(strategy, "tolerance", 0.0) > 0.0
-        usual = max(self.task.rounds, strategy.usual_rounds)
+        usual = max(self.task.rounds, strategy._usual_rounds)
         return strategy.start(
             self.grid() if grid is None else grid,
             self.initial_arrays(point),

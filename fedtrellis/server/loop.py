@@ -154,7 +154,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     #: Whether clients keep the model, to be sent the steps that they lack.
     keep_model = True
     #: Rounds of a run that sets none, of a method without a tolerance.
-    usual_rounds: ClassVar[int] = 50
+    _usual_rounds: ClassVar[int] = 50
     #: What a model may be made of; float64 always.
     dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 
