@@ -119,12 +119,12 @@ def test_a_strategy_of_the_app_is_the_one_python_makes(method: str) -> None:
         checked += 1
         of_app = experiment.strategy()
         given = [name for name in fields if fields[name].metadata["given"]]
-        by_hand = cls(**{name: getattr(of_app, name) for name in given})
         suggested = experiment.suggestions()
+        by_hand = cls(**{name: getattr(of_app, name) for name in given}, **suggested)
         assert set(suggested) <= set(experiment.task.suggested.get(method, {}))
         for name in fields:
             value = getattr(of_app, name)
-            expected = suggested.get(name, getattr(by_hand, name))
+            expected = getattr(by_hand, name)
             assert value is expected or value == expected, (task, name)
     assert checked
 
@@ -226,4 +226,5 @@ def test_every_key_of_another_method_or_task_is_refused(kind: str, name: str) ->
                 f"run's {kind} is {name!r}"
             )
             changed = config | {key: "other"}
+            why += rf"( \(did you mean '{name}\.[^']+'\?\))?"
             refused(f"^{why}$", lambda changed=changed: sim.app.experiment(changed, 3))  # type: ignore[misc]
