@@ -76,7 +76,9 @@ def has_checkpoint(parent: Path) -> bool:
 
 
 def stream(flower: Flower, config: str, parent: Path, *more: str) -> Any:
-    words = ["run", ".", "--stream", "--run-config", f'{config} results-dir="{parent}"']
+    app = [str(flower.bundle), "trial"] if isinstance(flower, Deployment) else ["."]
+    config = f'{config} results-dir="{parent}"'
+    words = ["run", *app, "--stream", "--run-config", config]
     return subprocess.Popen(
         [flower.program, *words, *more],
         cwd=flower.cwd,
@@ -137,17 +139,6 @@ def test_a_run_on_ray(
     check_same(Record(rest), simulated(whole, tmp_path / "whole"))
 
 
-def test_ctrl_c_ends_the_log_and_not_the_run(flower: Flower, tmp_path: Path) -> None:
-    process = stream(flower, LONG, tmp_path)
-    wait_for(lambda: has_checkpoint(tmp_path), 300, "no checkpoint")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT) == 0
-    (directory,) = tmp_path.iterdir()
-    rounds = len(Record(directory).history)
-    wait_for(lambda: len(Record(directory).history) > rounds, LIMIT, "no round more")
-    assert load_run(directory).status == "running"
-
-
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     made = Deployment(tmp_path_factory.mktemp("deployment") / "it")
@@ -171,8 +162,25 @@ def test_a_deployed_run(
     record = deployment.start(LONG, first)
     wait_for(lambda: has_checkpoint(first), 300, "no checkpoint")
     end(deployment, cause, "flwr-serverapp", "trial")
-    check_ended(record, expected, lambda: processes(deployment, "flwr-serverapp"))
+    apps = ("flwr-serverapp", "flwr-clientapp")
+    check_ended(record, expected, lambda: processes(deployment, *apps))
+    of_flower = "stopped" if cause == "flwr stop" else "failed"
+    assert deployment.status() == f"finished:{of_flower}"
     resume, whole = next_rounds(record, again)
     rest = deployment.start(resume, again)
     deployment.finish(rest)
     check_same(rest, simulated(whole, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("engine", ["flower", "deployment"])
+def test_ctrl_c_ends_the_log_and_not_the_run(
+    request: pytest.FixtureRequest, engine: str, tmp_path: Path
+) -> None:
+    process = stream(request.getfixturevalue(engine), LONG, tmp_path)
+    wait_for(lambda: has_checkpoint(tmp_path), 300, "no checkpoint")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LIMIT) == 0
+    (directory,) = tmp_path.iterdir()
+    rounds = len(Record(directory).history)
+    wait_for(lambda: len(Record(directory).history) > rounds, LIMIT, "no round more")
+    assert load_run(directory).status == "running"
