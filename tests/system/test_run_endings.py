@@ -71,16 +71,17 @@ def next_rounds(record: Record, again: Path) -> tuple[str, str]:
     return record.resume_file(again, rounds=rounds), f"{CONFIG} rounds={rounds}"
 
 
-def has_checkpoint(parent: Path) -> bool:
-    return any(parent.glob("*/checkpoint.npz"))
+def begun(parent: Path) -> Record:
+    wait_for(lambda: any(parent.glob("*/checkpoint.npz")), 300, "no checkpoint")
+    (directory,) = parent.iterdir()
+    return Record(directory)
 
 
 def stream(flower: Flower, config: str, parent: Path, *more: str) -> Any:
     app = [str(flower.bundle), "trial"] if isinstance(flower, Deployment) else ["."]
-    config = f'{config} results-dir="{parent}"'
-    words = ["run", *app, "--stream", "--run-config", config]
+    words = ["--run-config", f'{config} results-dir="{parent}"', *more]
     return subprocess.Popen(
-        [flower.program, *words, *more],
+        [flower.program, "run", *app, "--stream", *words],
         cwd=flower.cwd,
         env=flower.environment,
         stdout=subprocess.DEVNULL,
@@ -120,9 +121,7 @@ def test_a_run_on_ray(
     process = stream(
         flower, LONG, first, "--federation-config", f"num-supernodes={size}"
     )
-    wait_for(lambda: has_checkpoint(first), 300, "no checkpoint")
-    (directory,) = first.iterdir()
-    record = Record(directory)
+    record = begun(first)
     end(flower, cause, name)
     # Ray's own agents see late that a killed driver is no more
     rays = "ray::ClientApp" if cause == signal.SIGKILL else "ray::"
@@ -147,20 +146,15 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 
 @pytest.mark.parametrize(
-    ("cause", "expected"),
-    [
-        ("flwr stop", "interrupted"),
-        (signal.SIGINT, "interrupted"),
-        (signal.SIGTERM, "interrupted"),
-        (signal.SIGKILL, "dead"),
-    ],
+    "cause", ["flwr stop", signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 )
 def test_a_deployed_run(
-    deployment: Deployment, tmp_path: Path, cause: str | int, expected: str
+    deployment: Deployment, tmp_path: Path, cause: str | int
 ) -> None:
+    expected = "dead" if cause == signal.SIGKILL else "interrupted"
     first, again = tmp_path / "first", tmp_path / "again"
-    record = deployment.start(LONG, first)
-    wait_for(lambda: has_checkpoint(first), 300, "no checkpoint")
+    deployment.start(LONG, first)
+    record = begun(first)
     end(deployment, cause, "flwr-serverapp", "trial")
     apps = ("flwr-serverapp", "flwr-clientapp")
     check_ended(record, expected, lambda: processes(deployment, *apps))
@@ -177,10 +171,9 @@ def test_ctrl_c_ends_the_log_and_not_the_run(
     request: pytest.FixtureRequest, engine: str, tmp_path: Path
 ) -> None:
     process = stream(request.getfixturevalue(engine), LONG, tmp_path)
-    wait_for(lambda: has_checkpoint(tmp_path), 300, "no checkpoint")
+    record = begun(tmp_path)
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT) == 0
-    (directory,) = tmp_path.iterdir()
-    rounds = len(Record(directory).history)
-    wait_for(lambda: len(Record(directory).history) > rounds, LIMIT, "no round more")
-    assert load_run(directory).status == "running"
+    rounds = len(record.history)
+    wait_for(lambda: len(record.history) > rounds, LIMIT, "no round more")
+    assert load_run(record.directory).status == "running"
