@@ -1,6 +1,7 @@
 """examples/own-method: a method from another package, wherever ours are known."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,8 @@ def feddyn(rounds: int, alpha: float, step: float, k: int) -> Any:
 
 def test_the_command_lists_runs_resumes_and_tunes_it(tmp_path: Path) -> None:
     target, runs = tmp_path / "site", tmp_path / "runs"
+    # what an installation leaves behind would make the next run of tests find it
+    source = shutil.copytree(ROOT / "examples" / "own-method", tmp_path / "source")
     paths = os.pathsep.join([str(target), str(ROOT)])
 
     def call(*words: str) -> str:
@@ -49,7 +52,7 @@ def test_the_command_lists_runs_resumes_and_tunes_it(tmp_path: Path) -> None:
         ).stdout
 
     install = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    call(*install, "--target", str(target), str(ROOT / "examples" / "own-method"))
+    call(*install, "--target", str(target), str(source))
     listed = call("fedtrellis", "list")
     assert "majority-sign" in listed
     assert "feddyn" in listed
