@@ -274,7 +274,10 @@ def run_together(
                         requests.append(steps[i].send(answer))
                     asking.append(i)
                 except StopIteration as end:
-                    results[i] = _result_of(end.value, layout)
+                    try:
+                        results[i] = _result_of(end.value, layout)
+                    except Exception as error:
+                        results[i] = error
                 except Exception as error:
                     results[i] = error
             active, peers = asking, everybody

@@ -33,7 +33,7 @@ class Stepping(MethodClient):
         for _ in range(config["local-steps"]):
             g = yield Gradient(x, batches)
             x = x - 0.01 * g
-        return x
+        return config.get("returned", x)
 
 
 def compare(made: list[Stepping], configs: list[dict[str, Any]]) -> list[Any]:
@@ -64,6 +64,13 @@ def test_side_by_side_is_one_by_one(kind: Any) -> None:
     told = [(3, 3), (1, 3), (4, 0), (2, 0)]
     made = [Stepping(loss, i) for i, loss in enumerate(losses(4, kind))]
     compare(made, [{"local-steps": n, "batch-size": size} for n, size in told])
+
+
+def test_what_one_client_returns_ends_its_own_work_alone() -> None:
+    made = [Stepping(loss) for loss in losses(2)]
+    configs: Any = [{"local-steps": 2}, {"local-steps": 2, "returned": np.array(["x"])}]
+    found = run_together(made, [[np.ones(3)]] * 2, configs)
+    assert [type(one) for one in found] == [tuple, ValueError]
 
 
 class Taking(LeastSquares):
