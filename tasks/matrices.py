@@ -265,6 +265,13 @@ class MatrixCompletionTask(Task):
         train = math.sqrt(self.value(self.argument(x)))
         return {**super().metrics(x), "rmse-train": train}
 
+    def baseline(self) -> dict[str, float]:
+        """Return the RMSE of X = 0, which is what the mean and the biases leave."""
+        if not self.path:
+            return {}
+        measured = self.metrics(np.zeros(self.shapes()[0]))
+        return {name: value for name, value in measured.items() if name == "rmse"}
+
     def _load(self) -> Dealt:
         cells, values = self._ratings()[:2]
         held, kept = self._split()

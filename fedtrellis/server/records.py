@@ -291,15 +291,16 @@ def is_alive(process: Mapping[str, Any], summary: Path) -> bool:
 
 
 def no_better(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
-    """A line for each metric that is worse than a constant model's."""
-    found = []
+    """A line for each metric that is worse than a constant model's, or of X = 0."""
+    errors, found = {"loss": "a constant's", "rmse": "that of X = 0"}, []
     for name, simple in baseline.items():
         value = metrics.get(name)
         if value is None or not np.isfinite(simple):
             continue
-        if name == "loss" and value > simple * (1.0 + 1e-9):
-            found.append(f"the loss, {value:.6g}, is above a constant's, {simple:.6g}")
-        elif name != "loss" and value < simple:
+        if name in errors and value > simple * (1.0 + 1e-9):
+            what = f"the {name}, {value:.6g}, is above {errors[name]}"
+            found.append(f"{what}, {simple:.6g}")
+        elif name not in errors and value < simple:
             what = f"the {name}, {value:.3f}, is below the most frequent class's"
             found.append(f"{what}, {simple:.3f}")
     return found

@@ -14,6 +14,7 @@ from sklearn.decomposition import PCA
 import sim
 import tasks.data
 from fedtrellis.manifolds import Euclidean, FixedRank, Manifold, Product, Stiefel
+from fedtrellis.server.records import no_better
 from fedtrellis.wire.arrays import Layout
 from tasks import (
     KernelPCA,
@@ -191,6 +192,9 @@ def test_a_rating_is_its_biases_and_what_they_leave(tmp_path: Path) -> None:
     assert domain == {"nuclear-norm-ball": pytest.approx(radius)}
     # damping takes a part of a bias
     assert found.evaluate(found.initial_arrays())["rmse"] < 0.5 * users.std()
+    rmse = np.sqrt(np.mean(np.square(data_of(found.task).test_targets)))
+    assert found.task.baseline() == {"rmse": pytest.approx(rmse)}
+    assert "above that of X = 0" in no_better({"rmse": 9.0}, {"rmse": rmse})[0]
     known = {name: np.array(x) for name, x in found.task.meaning().items()}
     sums = known["mean"] + known["user-biases"][:, None] + known["item-biases"]
     _, kept = found.task._split()
