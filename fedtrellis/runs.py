@@ -243,16 +243,15 @@ def find_runs(parent: str | Path | None = None) -> list[Run]:
     >>> find_runs(tempfile.mkdtemp())
     []
     """
-    files = sorted(_folder(parent).glob("*/summary.json"))
-    return [load_run(file.parent) for file in files]
+    return [load_run(record) for record in _records_in(parent)]
 
 
-def _folder(parent: str | Path | None) -> Path:
-    """The directory of :func:`find_runs`."""
+def _records_in(parent: str | Path | None) -> list[Path]:
+    """The records of :func:`find_runs`, whether or not they can be read."""
     path = Path(parent).expanduser() if parent else default_results_dir()
     if parent is not None and not path.is_dir():
         raise SettingsError(f"{str(parent)!r} is not a directory")
-    return path
+    return [file.parent for file in sorted(path.glob("*/summary.json"))]
 
 
 def add_runs_options(parser: argparse.ArgumentParser) -> None:
@@ -290,11 +289,10 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
 
 def list_runs(options: argparse.Namespace) -> None:
     """Print a line a setting, the oldest first: its runs differ in the seed alone."""
-    path = _folder(options.directory)
     runs = []
-    for file in sorted(path.glob("*/summary.json")):
+    for record in _records_in(options.directory):
         try:
-            runs.append(load_run(file.parent))
+            runs.append(load_run(record))
         except SettingsError as error:
             print(f"unreadable  {error}")
     print_runs(runs)
@@ -464,17 +462,18 @@ def _statuses(statuses: Sequence[str]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % confidence interval by Student's t.
+def interval(values: Sequence[float], error: float = 0.05) -> tuple[float, float]:
+    """Mean, and half the width of its confidence interval by Student's t.
 
-    Of a single value the half is NaN.
+    That misses the mean with probability ``error``. Of a single value the half is NaN.
     """
     from scipy.special import stdtrit  # slow to load
 
     n = len(values)
     if n < 2:
         return float(np.mean(values)), float("nan")
-    half = stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(n)
+    # t_{1 − error/2, n−1} s/√n
+    half = stdtrit(n - 1, 1.0 - error / 2.0) * np.std(values, ddof=1) / np.sqrt(n)
     return float(np.mean(values)), float(half)
 
 

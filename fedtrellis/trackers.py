@@ -303,10 +303,14 @@ class OpenMetrics(Tracker):
     def open(self, settings: Mapping[str, Any]) -> None:
         """The first file says that the run is running."""
         self._labels = {**(self.labels or {}), "strategy": str(settings["strategy"])}
+        from prometheus_client import CollectorRegistry
+
         # last values of metrics, totals of what a round took
         self._last: dict[str, float] = {}
         self._sums: dict[str, float] = defaultdict(float)
         self._round = 0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
         self._server: Any = None
         self.close("running")
         if self.port:
@@ -327,12 +331,9 @@ class OpenMetrics(Tracker):
 
     def close(self, status: str) -> None:
         """Write the file; a run that ended is not served any more."""
-        from prometheus_client import CollectorRegistry
         from prometheus_client.openmetrics import exposition
 
         self._status, self._time = status, time.time()
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
         latest: Any = exposition.generate_latest
         with replacing(Path(self.path)) as file:
             file.write(latest(self._registry))
@@ -382,10 +383,10 @@ def make_trackers(track: str, record: Path) -> list[Tracker]:
     made = []
     for name in filter(None, map(str.strip, track.split(","))):
         name, _, port = name.partition(":")
-        if port and not (name == "openmetrics" and port.isdecimal()):
-            raise refused("track", track, "has a port that is none of openmetrics'")
         kind, arguments = known[check_choice("track", name, known)]
-        if name == "openmetrics" and port:
+        if port:
+            if kind is not OpenMetrics or not port.isdecimal():
+                raise refused("track", track, "has a port that is none of openmetrics'")
             arguments = {**arguments, "port": int(port)}
         made.append(kind(**arguments))
     return made

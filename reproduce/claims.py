@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.runs import interval
+
 from .common import read_csv
 
 __all__ = [
@@ -95,17 +97,12 @@ class Effect:
 
         An exact value is its own interval.
         """
-        from scipy.stats import t
-
-        count = len(self.values)
         if self.exact:
             return self.mean, self.mean
-        if count < LEAST:
+        if len(self.values) < LEAST:
             return None
-        # mean ± t_{1 − error/2, n−1} s/√n
-        quantile = float(t.ppf(1.0 - self.error / 2.0, count - 1))
-        half = quantile * float(np.std(self.values, ddof=1)) / math.sqrt(count)
-        return self.mean - half, self.mean + half
+        mean, half = interval(self.values, self.error)
+        return mean - half, mean + half
 
     def holds(self) -> bool | None:
         """Whether the whole interval is above 0; None: there is no interval."""

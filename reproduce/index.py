@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from . import again
@@ -66,29 +66,32 @@ def state(effect: Effect) -> str:
     return "for" if effect.holds() else "against" if effect.refuted() else "open"
 
 
-def effect_text(verdict: Verdict) -> str:
-    """The measured extremes, from the worst to the best, of each kind of number."""
+def _kinds(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
+    """Effects by what the claim needs of them, each kind from the worst to the best."""
     kinds: dict[str, list[Effect]] = {}
-    for effect in verdict.effects:
-        if effect.holds() is not None:
-            kinds.setdefault(effect.needed(), []).append(effect)
+    for effect in effects:
+        kinds.setdefault(effect.needed(), []).append(effect)
+    return {
+        need: sorted(several, key=lambda effect: effect.mean)
+        for need, several in kinds.items()
+    }
+
+
+def effect_text(verdict: Verdict) -> str:
+    """The measured extremes with intervals and cases, of each kind of number."""
+    tested = (effect for effect in verdict.effects if effect.holds() is not None)
     texts = []
-    for several in kinds.values():
-        ordered = sorted(several, key=lambda effect: effect.mean)
-        ends = [ordered[0], ordered[-1]][: len(ordered)]
+    for several in _kinds(tested).values():
+        ends = [several[0], several[-1]][: len(several)]
         texts.append(" to ".join(f"{e.written()} ({e.case})" for e in ends))
     return "; ".join(texts) or "–"
 
 
 def measured_text(verdict: Verdict) -> str:
     """The extremes in short, without intervals and cases."""
-    kinds: dict[str, list[Effect]] = {}
-    for effect in verdict.effects:
-        kinds.setdefault(effect.needed(), []).append(effect)
     texts = []
-    for need, several in kinds.items():
-        means = sorted(several, key=lambda effect: effect.mean)
-        numbers = dict.fromkeys(e.form.format(e.shown(e.mean)) for e in means)
+    for need, several in _kinds(verdict.effects).items():
+        numbers = dict.fromkeys(e.form.format(e.shown(e.mean)) for e in several)
         ends = list(numbers)[:: max(len(numbers) - 1, 1)]
         texts.append(f"{' to '.join(ends)} ({need})")
     return "; ".join(texts) or "–"

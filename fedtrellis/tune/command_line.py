@@ -78,11 +78,8 @@ def search(options: argparse.Namespace) -> None:
         raise SettingsError(
             f"--seeds {options.seeds}: the app's run config has no seed"
         )
-    for key in (
-        "results-dir",
-        "resume",
-        *["seed"][: len(seeds)],
-    ):  # each trial has its own, and begins anew
+    # each trial has its own, and begins anew
+    for key in ("results-dir", "resume", *(["seed"] if seeds else [])):
         if key in space or key in fixed:
             raise SettingsError(f"{key} cannot be set here: each trial has its own")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")

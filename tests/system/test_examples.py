@@ -83,14 +83,18 @@ def run_app(flower: Flower, app: Path, config: str = "") -> str:
     return output
 
 
+def learnt(flower: Flower, app: Path, shown: str) -> list[float]:
+    """The numbers of the line in which an app shows what it has learnt."""
+    found = re.search(shown, output := run_app(flower, app))
+    assert found, output[-3000:]
+    return [float(number) for number in found.groups()]
+
+
 def test_the_quickstart_learns_a_sparse_classifier(
     installed: Flower, apps: Path
 ) -> None:
-    output = run_app(installed, apps / "quickstart-pytorch")
     shown = r"accuracy ([\d.]+), .* (\d+) of 640 weights are not 0, .* up to ([\d.]+)"
-    found = re.search(shown, output)
-    assert found, output[-3000:]
-    accuracy, nonzeros, norm = map(float, found.groups())
+    accuracy, nonzeros, norm = learnt(installed, apps / "quickstart-pytorch", shown)
     # with other initial weights: accuracy 0.75 to 0.83, 55 to 58 weights
     assert accuracy > 0.6
     assert nonzeros < 150
@@ -104,11 +108,8 @@ def test_the_quickstart_with_one_constrained_layer(
     shutil.copytree(apps / "quickstart-pytorch", app)
     patch = ["git", "apply", "-p1", "one-layer.diff"]
     subprocess.run(patch, cwd=app, check=True)
-    output = run_app(installed, app)
     shown = r"accuracy ([\d.]+), .* rank (\d+) of 64, .* up to ([\d.]+)"
-    found = re.search(shown, output)
-    assert found, output[-3000:]
-    accuracy, rank, norm = map(float, found.groups())
+    accuracy, rank, norm = learnt(installed, app, shown)
     assert accuracy > 0.85
     assert rank < 40
     assert 15.0 < norm <= 20.01
