@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 #: Versions of Flower that the tests were run with, the deployed ones among them.
-TESTED_FLOWER = ("1.41.0",)
+TESTED_FLOWER = ("1.41.0", "1.42.0")
 
 
 def _unfit(reason: str) -> str:
