@@ -12,18 +12,7 @@ from fedtrellis.app.application import installed_app
 from fedtrellis.app.command_line import add_run_options, perform
 from fedtrellis.app.new_method import add_new_method_options, new_method
 from fedtrellis.app.registry import print_list
-from fedtrellis.runs import (
-    add_compare_options,
-    add_export_options,
-    add_predict_options,
-    add_runs_options,
-    compare_runs,
-    export_model,
-    list_runs,
-    load_run,
-    predict,
-    print_runs,
-)
+from fedtrellis.runs import add_commands, load_run, print_runs
 from fedtrellis.tune.command_line import add_search_options, search
 
 
@@ -47,13 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resume.add_argument("directory", metavar="DIR", help="the run's record")
     add_run_options(resume)
     add_search_options(add("tune", search, "search for an app's settings"))
-    add_runs_options(add("runs", list_runs, "the runs there are"))
-    what = "runs of any methods beside each other: a table and curves"
-    add_compare_options(add("compare", compare_runs, what))
-    what = "what a run's model says of a table's rows"
-    add_predict_options(add("predict", predict, what))
-    what = "a run's model for use without fedtrellis"
-    add_export_options(add("export", export_model, what))
+    add_commands(add)
     what = "a package with a method of one's own, and its tests"
     add_new_method_options(add("new-method", new_method, what))
     return perform(lambda options: options.act(options), parser, arguments)

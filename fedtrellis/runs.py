@@ -8,7 +8,7 @@ import math
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from fedtrellis.server.callbacks import (
     QUALITIES,
     RoundRecord,
     format_bytes,
+    summarise,
 )
 from fedtrellis.server.records import (
     AXES,
@@ -84,9 +85,10 @@ class Run:
 
     def __repr__(self) -> str:
         """A line: what it is of, how it ended, where it lies."""
-        rounds = self.history[-1].round if self.history else 0
+        method, task = (self.settings.get(kind, "?") for kind in ("method", "task"))
+        rounds = summarise(self.history)["rounds"]
         how = f"{self.status}, {rounds} rounds, {str(self.directory)!r}"
-        return f"<Run {self.title}: {how}>"
+        return f"<Run {method} on {task}: {how}>"
 
     @property
     def status(self) -> str:
@@ -98,11 +100,6 @@ class Run:
         process = self.summary.get("process", {})
         alive = found != "running" or is_alive(process, self.directory / "summary.json")
         return found if alive else "dead"
-
-    @property
-    def title(self) -> str:
-        """Method and task, such as ``"fedfw on digits"``."""
-        return f"{self.settings.get('method', '?')} on {self.settings.get('task', '?')}"
 
     @property
     def reference(self) -> float | None:
@@ -137,11 +134,6 @@ class Run:
         without = (*_ELSEWHERE, "seed")
         return {k: v for k, v in of.items() if k not in without and v != ""}
 
-    def _data(self) -> dict[str, Any]:
-        """What its data is made of: task, settings of it and of data, clients."""
-        of = ("task", self.settings.get("task"), "data", "clients")
-        return {k: v for k, v in self._setting.items() if k.split(".")[0] in of}
-
     def columns(self) -> dict[str, NDArray[np.float64]]:
         """The history as columns of float64, of shape (rounds + 1,), by name.
 
@@ -149,27 +141,16 @@ class Run:
         round), ``seconds`` (wall time of the round), and every metric; NaN where a
         round has no such metric.
         """
-        metrics = dict.fromkeys(name for r in self.history for name in r.metrics)
         rows = [
             # a metric by the name of a field of the round stands back
-            {**r.metrics, **{name: getattr(r, name) for name in _OF_A_ROUND}}
-            for r in self.history
+            {**record.metrics, **{name: getattr(record, name) for name in _OF_A_ROUND}}
+            for record in self.history
         ]
+        names = dict.fromkeys([*_OF_A_ROUND, *(name for row in rows for name in row)])
         return {
-            name: np.array([float(row.get(name, np.nan)) for row in rows])
-            for name in dict.fromkeys((*_OF_A_ROUND, *metrics))
+            name: np.array([row.get(name, np.nan) for row in rows], np.float64)
+            for name in names
         }
-
-    def frame(self) -> pd.DataFrame:
-        """:meth:`columns` as a pandas frame, indexed by round.
-
-        SettingsError if pandas is not installed; :meth:`columns` needs none.
-        """
-        need("pandas", "Run.frame()", "report")
-        import pandas as pd
-
-        frame = pd.DataFrame(self.columns())
-        return frame.astype({"round": int}).set_index("round")
 
 
 def run(
@@ -254,37 +235,37 @@ def _records_in(parent: str | Path | None) -> list[Path]:
     return [file.parent for file in sorted(path.glob("*/summary.json"))]
 
 
-def add_runs_options(parser: argparse.ArgumentParser) -> None:
-    """What ``fedtrellis runs`` takes."""
+def add_commands(add: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+    """Add the commands that read records; ``add`` takes name, action and help."""
+    command = add("runs", list_runs, "the runs there are")
     text = "folder of records [~/.fedtrellis/runs]"
-    parser.add_argument("directory", metavar="DIR", nargs="?", help=text)
+    command.add_argument("directory", metavar="DIR", nargs="?", help=text)
 
-
-def add_predict_options(parser: argparse.ArgumentParser) -> None:
-    """What ``fedtrellis predict`` takes."""
-    parser.add_argument("directory", metavar="DIR", help="the run's record")
-    parser.add_argument("table", metavar="FILE", help="a csv file, with its columns")
-    parser.add_argument("--out", metavar="CSV", help="where predictions go [printed]")
-
-
-def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """What ``fedtrellis export`` takes."""
-    parser.add_argument("directory", metavar="DIR", help="the run's record")
-    parser.add_argument("--to", choices=EXPORTS, required=True, help="the format")
-    parser.add_argument("--out", metavar="FILE", help="the file [a name by format]")
-
-
-def add_compare_options(parser: argparse.ArgumentParser) -> None:
-    """What ``fedtrellis compare`` takes."""
-    add = parser.add_argument
+    text = "runs of any methods beside each other: a table and curves"
+    command = add("compare", compare_runs, text)
     text = "a run's record, or a folder of records"
-    add("directories", metavar="DIR", nargs="+", help=text)
-    add("--x", choices=list(AXES), default="rounds", help="drawn over [rounds]")
-    add("--metric", help="loss, gap, ... [a table of all, and a picture of the loss]")
-    add("--out", metavar="FILE", help="a picture: .png, .svg or .pdf")
-    add("--csv", metavar="FILE", help="a table with a row a run")
+    command.add_argument("directories", metavar="DIR", nargs="+", help=text)
+    text = "drawn over [rounds]"
+    command.add_argument("--x", choices=list(AXES), default="rounds", help=text)
+    text = "loss, gap, ... [a table of all, and a picture of the loss]"
+    command.add_argument("--metric", help=text)
+    command.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .pdf")
+    command.add_argument("--csv", metavar="FILE", help="a table with a row a run")
     text = "take runs on different data [refused]"
-    add("--different-data", action="store_true", help=text)
+    command.add_argument("--different-data", action="store_true", help=text)
+
+    command = add("predict", predict, "what a run's model says of a table's rows")
+    command.add_argument("directory", metavar="DIR", help="the run's record")
+    text = "a csv file, with its columns"
+    command.add_argument("table", metavar="FILE", help=text)
+    text = "where predictions go [printed]"
+    command.add_argument("--out", metavar="CSV", help=text)
+
+    command = add("export", export_model, "a run's model for use without fedtrellis")
+    command.add_argument("directory", metavar="DIR", help="the run's record")
+    command.add_argument("--to", choices=EXPORTS, required=True, help="the format")
+    text = "the file [a name by format]"
+    command.add_argument("--out", metavar="FILE", help=text)
 
 
 def list_runs(options: argparse.Namespace) -> None:
@@ -310,14 +291,14 @@ def print_runs(runs: Sequence[Run]) -> None:
     for group in grouped(runs):
         ended = [run.summary for run in group if run.status in ENDINGS]
         summaries = ended or [run.summary for run in group]
-        losses = [s.get("metrics", {}).get("loss", math.nan) for s in summaries]
-        rounds = sorted({run.summary.get("rounds", 0) for run in group})
-        print(
-            f"{_statuses([run.status for run in group]):12}"
-            f"{'–'.join(map(str, {rounds[0]: 0, rounds[-1]: 0})):8}"
-            f"{shown_seeds([run.seed for run in group]):8}"
-            f"{spread(losses):20}{group[0].directory}"
-        )
+        losses = [each.get("metrics", {}).get("loss", math.nan) for each in summaries]
+        rounds = [run.summary.get("rounds", 0) for run in group]
+        first, last = min(rounds), max(rounds)
+        status = _statuses([run.status for run in group])
+        span = str(first) if first == last else f"{first}–{last}"
+        seeds = shown_seeds([run.seed for run in group])
+        where = group[0].directory
+        print(f"{status:12}{span:8}{seeds:8}{spread(losses):20}{where}")
         for run in group:
             if run.status == "dead":
                 how = run.summary.get("resume", f"fedtrellis resume {run.directory}")
@@ -360,13 +341,15 @@ def compare_runs(options: argparse.Namespace) -> None:
     """Print the table, and write what else is asked for: curves, a csv file."""
     need("pandas", "fedtrellis compare", "report")
     runs = [run for directory in options.directories for run in _records(directory)]
-    groups, known = grouped(runs), _known(runs)
+    groups = grouped(runs)
     if not options.different_data:
         _check_data(groups)
-    if options.metric is not None:
-        check_choice("--metric", options.metric, known)
-    metrics = [n for n in (*CRITERIA, *QUALITIES) if n in known]
-    metrics = [options.metric] if options.metric else metrics
+    known = {name for run in runs for name in summarise(run.history)["metrics"]}
+    metrics = [name for name in (*CRITERIA, *QUALITIES) if name in known]
+    if options.metric or options.out:
+        check_choice("--metric", options.metric or "loss", known)
+    if options.metric:
+        metrics = [options.metric]
     found = frame_of(groups)
     print(table(found, metrics).to_string())
     pairs = differences(found, metrics)
@@ -402,26 +385,28 @@ def grouped(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
+def _data_of(run: Run) -> dict[str, Any]:
+    """What a run's data is made of: task, settings of it and of data, clients."""
+    owners = ("task", run.settings.get("task"), "data", "clients")
+    return {k: v for k, v in run._setting.items() if k.split(".")[0] in owners}
+
+
 def _check_data(groups: Sequence[Sequence[Run]]) -> None:
     """SettingsError if runs are of different tasks or data; it names what differs."""
-    first = groups[0]
-    one, seeds = first[0]._data(), {run.seed for run in first}
-    for group in groups[1:]:
-        other = group[0]._data()
+    first, *others = groups
+    one, seeds = _data_of(first[0]), {run.seed for run in first}
+    for group in others:
+        other = _data_of(group[0])
         pairs = {key: (one.get(key), other.get(key)) for key in one | other}
-        if not seeds.intersection(run.seed for run in group):
+        if None in pairs.get("clients", ()):  # a run that failed before they were known
+            del pairs["clients"]
+        if seeds.isdisjoint(run.seed for run in group):
             pairs["seed"] = first[0].seed, group[0].seed
         for key, (mine, theirs) in pairs.items():
-            if mine != theirs and (key != "clients" or None not in (mine, theirs)):
-                what = (
-                    f"the runs are on different data: {key} = {mine!r} and {theirs!r}"
-                )
+            if mine != theirs:
+                what = f"{key} = {mine!r} and {theirs!r}"
                 hint = "--different-data compares them all the same"
-                raise SettingsError(f"{what}; {hint}")
-
-
-def _known(runs: Sequence[Run]) -> set[str]:
-    return {name for run in runs for name in run.columns()}
+                raise SettingsError(f"the runs are on different data: {what}; {hint}")
 
 
 def names(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -495,20 +480,16 @@ def frame_of(groups: Sequence[Sequence[Run]]) -> pd.DataFrame:
     """A row a run: its setting's name, seed, status, last metrics, totals, record."""
     import pandas as pd
 
-    def row(run: Run) -> dict[str, Any]:
-        frame = run.frame()
-        totals = frame[["bytes_up", "bytes_down", "seconds"]].sum()
-        last = frame.drop(columns=[*_OF_A_ROUND[1:]]).ffill()
-        metrics = {} if last.empty else last.iloc[-1]
-        return {"rounds": max(frame.index, default=0), **metrics, **totals}
-
-    return pd.DataFrame(
-        {"setting": name, "seed": run.seed, "status": run.status}
-        | row(run)
-        | {"record": str(run.directory)}
-        for name, group in zip(names(groups), groups, strict=True)
-        for run in group
-    )
+    rows = []
+    for name, group in zip(names(groups), groups, strict=True):
+        for run in group:
+            found = summarise(run.history)
+            row = {"setting": name, "seed": run.seed, "status": run.status}
+            row |= {"rounds": found["rounds"], **found["metrics"]}
+            row |= {total: found[total] for total in ("bytes_up", "bytes_down")}
+            row |= {"seconds": found["seconds"], "record": str(run.directory)}
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def table(found: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
@@ -565,13 +546,10 @@ def compare(
     Bytes and seconds add up over the rounds. If all runs know F*, the loss is drawn as
     its distance to that; distances and gaps are logarithmic.
     """
-    runs = [run for group in groups for run in group]
-    check_choice("metric", metric, _known(runs))
-    certified = all(run.reference is not None for run in runs)
-    path = Path(out).expanduser()
+    certified = all(run.reference is not None for group in groups for run in group)
     curves = {
         name: [(run.history, run.reference if certified else None) for run in group]
         for name, group in zip(names(groups), groups, strict=True)
     }
-    with naming(path):
+    with naming(path := Path(out).expanduser()):
         plot_convergence(curves, path, [(metric, x)])

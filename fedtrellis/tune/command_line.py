@@ -26,8 +26,8 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     add = tune.add_argument
     text = "an app's directory [this one, if it has an app; else fedtrellis's own]"
     add("app", nargs="?", metavar="APP_DIR", help=text)
-    what = "keys, values and bounds"
-    add("--search", required=True, metavar="FILE.toml", help=what)
+    text = "keys, values and bounds"
+    add("--search", required=True, metavar="FILE.toml", help=text)
     add("--trials", type=int, help=f"how many [what the file says, or {_TRIALS}]")
     add("--nodes", type=int, default=10, help="simulated nodes [10]")
     add_run_config(tune, "settings of all trials")
@@ -103,31 +103,26 @@ def search(options: argparse.Namespace) -> None:
     except Exception as error:  # SQLAlchemy's own, among others
         text = f"--out {out} cannot be used: {one_line(error)}"
         raise SettingsError(text) from None
-    kept = ("nodes", "seed", "sampler", "pruner")
     about = {
         "app": app.name,
-        **{name: getattr(options, name) for name in kept},
+        "nodes": options.nodes,
+        "seed": options.seed,
+        "sampler": options.sampler,
+        "pruner": options.pruner,
         "seeds": seeds,
         "config": fixed,
         "search": {key: f"{each!r}" for key, each in space.items()},
     }
     for key, value in study.user_attrs.get("search", about).items():
         if about[key] != value:
-            raise SettingsError(
-                f"--out {out} has another search, with {key} = {value!r} instead of "
-                f"{about[key]!r}; choose another directory"
-            )
+            other = f"another search, with {key} = {value!r} instead of {about[key]!r}"
+            raise SettingsError(f"--out {out} has {other}; choose another directory")
     study.set_user_attr("search", about)
-
-    def done() -> int:
-        return sum("status" in trial.user_attrs for trial in study.trials)
-
-    if done():
-        print(f"{done()} trials are already in {out}", file=sys.stderr)
     try:
         tuning.run(what, options.jobs)
     except KeyboardInterrupt:
-        text = f"interrupted; {done()} trials are kept, and the same command with"
+        done = sum(trial.state.is_finished() for trial in study.trials)
+        text = f"interrupted; {done} trials are kept, and the same command with"
         print(f"{text} --out {out} goes on", file=sys.stderr)
         raise
     tuning.report(study.trials, out, app.name, fixed)

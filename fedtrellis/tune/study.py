@@ -18,6 +18,8 @@ import threading
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fedtrellis.app.application import load_app, one_line
 from fedtrellis.app.command_line import flatten
 from fedtrellis.random import generator
-from fedtrellis.runs import interval, load_run
+from fedtrellis.runs import Run, interval, load_run
 from fedtrellis.server.callbacks import Call, RoundRecord, observed_by
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import AUTO, SettingsError, check_choice, convert
@@ -109,57 +111,49 @@ class Search:
         return found
 
 
+# one process at a time takes a trial
+_taking: Any = nullcontext()
+
+
 def run(search: Search, jobs: int) -> None:
     """Run the trials that are not done yet, in this process or in several."""
     study = search.study()
     with deferred():
         for trial in study.get_trials(states=[TrialState.RUNNING]):
-            if "status" in trial.user_attrs:  # it had ended
-                _end(study, trial.number, trial.user_attrs)
-            else:  # cut off in the middle: once more, under its number
-                waiting = TrialState.WAITING
-                study._storage.set_trial_state_values(trial._trial_id, waiting)
+            # cut off in the middle: once more, under its number
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
         for settings in search.drawn()[len(study.trials) :]:
             study.enqueue_trial(settings)
+    waiting = study.get_trials(states=[TrialState.WAITING])
+    searches = [search for trial in waiting if trial.number < search.trials]
     if jobs == 1:
-        _work(search, nullcontext())
+        for each in searches:
+            _run_next(each)
         return
     # fresh interpreters, which load their libraries for one thread each
+    for library in _THREADS:
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     spawn = multiprocessing.get_context("spawn")
-    lock = spawn.Lock()
-    workers = [spawn.Process(target=_worker, args=(search, lock)) for _ in range(jobs)]
-    try:
-        with _for_new_processes():
-            for worker in workers:
-                worker.start()
-        for worker in workers:
-            worker.join()
-        if any(worker.exitcode for worker in workers):
-            raise SettingsError(
-                f"--jobs {jobs}: a process ended by itself, perhaps for lack of memory"
-            )
-    finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
-
-
-@contextlib.contextmanager
-def _for_new_processes() -> Iterator[None]:
-    """What processes inherit: one thread of linear algebra, and no SIGINT."""
+    pool = ProcessPoolExecutor(jobs, spawn, _begin, (spawn.Lock(),))
     # a terminal's interrupt goes to all of them; this process ends the others
-    before = dict(os.environ)
-    os.environ.update({f"{library}_NUM_THREADS": "1" for library in _THREADS})
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended = pool.map(_run_next, searches)
+    signal.signal(signal.SIGINT, handler)
     try:
-        yield
+        for _ in ended:
+            pass
+    except BrokenProcessPool:
+        why = "a process ended by itself, perhaps for lack of memory"
+        raise SettingsError(f"--jobs {jobs}: {why}") from None
     finally:
-        signal.signal(signal.SIGINT, handler)
-        os.environ.clear()
-        os.environ.update(before)
+        for worker in multiprocessing.active_children():
+            worker.terminate()
 
 
-def _worker(search: Search, lock: Any) -> None:
+def _begin(lock: Any) -> None:
+    """Begin one process of several: it ends with the one that made it."""
+    global _taking
+    _taking = lock
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -169,38 +163,28 @@ def _worker(search: Search, lock: Any) -> None:
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    _work(search, lock)
 
 
-def _work(search: Search, lock: Any) -> None:
-    """Run one trial after the other until there are enough."""
+def _run_next(search: Search) -> None:
+    """Run the first of the trials that wait."""
     study = search.study()
-    while True:
-        with lock, deferred():
-            waiting = study.get_trials(deepcopy=False, states=[TrialState.WAITING])
-            if not waiting or waiting[0].number >= search.trials:
-                return
-            # a sampler for each trial, so that an interruption changes nothing
-            seed = generator(search.seed, "search", waiting[0].number).integers(2**32)
-            study.sampler = samplers.TPESampler(seed=int(seed))
-            trial = study.ask(search.space)
-        outcome = perform(search, trial)
-        with deferred():
-            for name, value in outcome.items():
-                trial.set_user_attr(name, value)
-            _end(study, trial.number, outcome)
-        text = outcome["status"]
-        if text == "completed":
-            text = f"loss {outcome['loss']:.4g}"
-        print(f"trial {trial.number}: {text}", file=sys.stderr, flush=True)
-
-
-def _end(study: optuna.Study, number: int, outcome: dict[str, Any]) -> None:
-    """End a trial; samplers go by its loss."""
-    if outcome["status"] == "pruned":
-        study.tell(number, state=TrialState.PRUNED)
-    else:  # what failed, or diverged, may have no finite loss: nothing is worse
-        study.tell(number, outcome.get("loss", math.inf))
+    with _taking, deferred():
+        first = study.get_trials(deepcopy=False, states=[TrialState.WAITING])[0]
+        # a sampler for each trial, so that an interruption changes nothing
+        seed = generator(search.seed, "search", first.number).integers(2**32)
+        study.sampler = samplers.TPESampler(seed=int(seed))
+        trial = study.ask(search.space)
+    outcome = perform(search, trial)
+    status = outcome["status"]
+    with deferred():
+        for name, value in outcome.items():
+            trial.set_user_attr(name, value)
+        if status == "pruned":
+            study.tell(trial, state=TrialState.PRUNED)
+        else:  # samplers go by the loss; what failed may have none: nothing is worse
+            study.tell(trial, outcome.get("loss", math.inf))
+    shown = f"loss {outcome['loss']:.4g}" if status == "completed" else status
+    print(f"trial {trial.number}: {shown}", file=sys.stderr, flush=True)
 
 
 # ----------------------------------------------------------------------------- a trial
@@ -212,40 +196,23 @@ def perform(search: Search, trial: Trial) -> dict[str, Any]:
     It ends with the first run that is not completed. What the app shows and raises goes
     into ``runs/NUMBER/log.txt``. The outcome has ``status`` ("completed", "pruned",
     "diverged" or "failed"), ``reason``, ``record`` (relative to the search's directory)
-    and the finite metrics.
+    and the finite metrics; of several seeds also ``loss-interval``, half of the mean's.
     """
     directory = search.out / "runs" / f"{trial.number:03d}"
-    if directory.exists():  # left by a search that was interrupted in this trial
-        shutil.rmtree(directory)
+    # left by a search that was interrupted in this trial
+    shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+    found: list[dict[str, Any]] = []
     with (directory / "log.txt").open("w", encoding="utf-8") as log:
         try:
-            found: list[dict[str, Any]] = []
-            seeds: Sequence[int | None] = search.seeds or [None]
-            for seed in seeds:
-                folder = directory if seed is None else directory / f"seed-{seed}"
-                folder.mkdir(exist_ok=True)
-                with _quiet(log):
-                    pruned = _run(search, trial, folder, seed)
-                found.append(_measured(_record(folder), pruned))
+            for seed in search.seeds or (None,):
+                found.append(_outcome_of(search, trial, seed, directory, log))
                 if found[-1]["status"] != "completed":
                     break
-            outcome = _mean(found)
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=log)
-            outcome = {"reason": one_line(error), "status": "failed"}
-    record = _record(directory)
-    where = "" if record is None else str(record.relative_to(search.out))
-    # the status is written last: what has one has all
-    return {"record": where, **outcome}
-
-
-def _mean(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The outcome of runs that differ in the seed: means, if all were completed.
-
-    ``loss-interval`` is half of the loss's interval.
-    """
-    outcome = dict(found[-1])
+            found.append({"reason": one_line(error), "status": "failed"})
+    outcome = {"record": _record_in(directory, search.out), **found[-1]}
     if outcome["status"] == "completed" and len(found) > 1:
         for name in METRICS.keys() & outcome.keys():
             outcome[name] = float(np.mean([each[name] for each in found]))
@@ -253,10 +220,56 @@ def _mean(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return outcome
 
 
-def _record(directory: Path) -> Path | None:
-    """The record of the run; the app names it."""
+def _record_in(directory: Path, base: Path) -> str:
+    """The last record, by its path from ``base``: the app names it; empty: none."""
     found = sorted(directory.rglob("history.jsonl"))
-    return found[-1].parent if found else None
+    return str(found[-1].parent.relative_to(base)) if found else ""
+
+
+def _outcome_of(
+    search: Search, trial: Trial, seed: int | None, directory: Path, log: TextIO
+) -> dict[str, Any]:
+    """Run the app once, its pruner given each loss, and measure that.
+
+    With several seeds the pruner sees the first one's losses.
+    """
+    app = load_app(search.app)
+    config = {**search.config, **trial.params}
+    if seed is not None:
+        directory = directory / f"seed-{seed}"
+        directory.mkdir()
+        config["seed"] = seed
+    config["results-dir"] = str(directory)
+    own = config.get("seed")
+    grid = LocalGrid(
+        app.client_app,
+        search.nodes,
+        seed=own if isinstance(own, int) else 0,
+        run_config=config,
+    )
+    pruned = 0
+    # a trial that was cut off has its first rounds already
+    known = trial.study.trials[trial.number].last_step or 0
+
+    def watch(record: RoundRecord) -> bool:
+        nonlocal pruned
+        if record.round > known and "loss" in record.metrics:
+            trial.report(record.metrics["loss"], record.round)
+            if trial.should_prune():
+                pruned = record.round
+        return bool(pruned)
+
+    # without a pruner no round is written down
+    watched = search.pruner != "none" and seed in (None, *search.seeds[:1])
+    with _quiet(log), observed_by(Call(watch)) if watched else nullcontext():
+        app.server_app(grid, Context(0, 0, {}, RecordDict(), config))
+    record = _record_in(directory, search.out)
+    if not record:
+        raise SettingsError(
+            "the run left no history.jsonl under its results-dir; its ServerApp has to "
+            "write one (fedtrellis.server.records.RunRecord)"
+        )
+    return _measured(load_run(search.out / record), pruned)
 
 
 @contextlib.contextmanager
@@ -272,51 +285,18 @@ def _quiet(log: TextIO) -> Iterator[None]:
         logger.handlers, logger.propagate = handlers, propagate
 
 
-def _run(search: Search, trial: Trial, directory: Path, of: int | None) -> int:
-    """Run it, its pruner given each loss; the round it was pruned in, or 0.
-
-    With several seeds the pruner sees the first one's losses.
-    """
-    app, pruned = load_app(search.app), 0
-    config = {**search.config, **trial.params, "results-dir": str(directory)}
-    config |= {} if of is None else {"seed": of}
-    seed = config.get("seed")
-    seed = seed if isinstance(seed, int) else 0
-    grid = LocalGrid(app.client_app, search.nodes, seed=seed, run_config=config)
-    # a trial that was cut off has its first rounds already
-    known = trial.study.trials[trial.number].last_step or 0
-
-    def watch(record: RoundRecord) -> bool:
-        nonlocal pruned
-        if record.round > known and "loss" in record.metrics:
-            trial.report(record.metrics["loss"], record.round)
-            if trial.should_prune():
-                pruned = record.round
-        return bool(pruned)
-
-    # without a pruner no round is written down
-    watched = search.pruner != "none" and of in (None, *search.seeds[:1])
-    with observed_by(Call(watch)) if watched else nullcontext():
-        app.server_app(grid, Context(0, 0, {}, RecordDict(), config))
-    return pruned
-
-
-def _measured(record: Path | None, pruned: int) -> dict[str, Any]:
-    if record is None:
-        raise SettingsError(
-            "the run left no history.jsonl under its results-dir; its ServerApp has to "
-            "write one (fedtrellis.server.records.RunRecord)"
-        )
-    run = load_run(record)
+def _measured(run: Run, pruned: int) -> dict[str, Any]:
+    """Status, reason and finite metrics of a run; ``pruned`` is its last round, or 0."""
     if run.status in ("running", "dead", "diverged", "interrupted", "failed"):
         raise SettingsError(run.summary.get("error", f"status {run.status!r}"))
     if pruned:
         return {"reason": f"in round {pruned}", "status": "pruned"}
+    reason = divergence(run.history)
     with np.errstate(all="ignore"):
         metrics = measure(run.history)
     finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
-    odd = [f"{name} is {x}" for name, x in metrics.items() if name not in finite]
-    reason = next(filter(None, [divergence(run.history), *odd]), "")
+    for name in metrics.keys() - finite.keys():
+        reason = reason or f"{name} is {metrics[name]}"
     status = "diverged" if reason else "completed"
     return {**finite, "reason": reason, "status": status}
 

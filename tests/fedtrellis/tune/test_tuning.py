@@ -26,11 +26,7 @@ from optuna.trial import TrialState
 from fedtrellis.command_line import main
 from fedtrellis.runs import load_run
 from fedtrellis.server.callbacks import RoundRecord
-from fedtrellis.tune.grey_relational import (
-    grey_relational_grades,
-    pareto_front,
-    ranked,
-)
+from fedtrellis.tune.grey_relational import pareto_front, ranked
 from fedtrellis.tune.metrics import divergence, measure
 from fedtrellis.tune.study import read_space
 from tests.harness import refused
@@ -349,13 +345,12 @@ def test_grades_of_three_points_worked_out_by_hand() -> None:
     3/4, 11/15, 3/4.
     """
     points = [[10, 1], [np.nan, 100], [20, 4], [30, 5], [-np.inf, 9], [0, np.inf]]
-    metrics, senses = np.array(points), {"cost": "min", "yield": "max"}
-    grades = grey_relational_grades(metrics, list(senses.values()))
+    senses = {"cost": "min", "yield": "max"}
+    table = ranked(pd.DataFrame(points, columns=[*senses], dtype=float), senses)
+    grades = table["grade"].sort_index()
     assert_allclose(grades[[0, 2, 3]], [3 / 4, 11 / 15, 3 / 4], rtol=1e-15)
     assert np.isnan(grades[[1, 4, 5]]).all()
-    assert_array_equal(pareto_front(metrics, ["min", "max"]), [1, 0, 1, 1, 0, 0])
+    assert table.index[0] == 0  # the first of equal grades
     # a tie in one is dominated by the other
-    tied = np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
-    assert_array_equal(pareto_front(tied, ["min", "min"]), [1, 1, 1, 0, 0, 0])
-    # the first of equal grades
-    assert ranked(pd.DataFrame(metrics, columns=[*senses]), senses).index[0] == 0
+    tied = -np.array([[1, 5], [2, 2], [4, 1], [2, 3], [5, 5], [4, 1.5]])
+    assert_array_equal(pareto_front(tied), [1, 1, 1, 0, 0, 0])
