@@ -3,7 +3,8 @@
 #
 #   deploy/certificates.sh FOLDER NAME [NAME...]
 #
-# NAME is what nodes and users call the SuperLink by: host names, IP addresses. FOLDER
+# NAME is what nodes and users call the SuperLink by: host names, IP addresses; 127.0.0.1,
+# by which its own processes call it (also with --host 0.0.0.0), is added. FOLDER
 # gets ca.crt (for everybody), server.crt and server.key (for the SuperLink) and ca.key
 # (to sign the next server certificate; keep it away from all of them). Nothing is
 # overwritten. Where ca.key and ca.crt are there already, they sign a new server.crt.
@@ -40,8 +41,9 @@ fi
 
 # the names are checked against the subject alternative names, not the common name
 names=""
-for name in "$@"; do
+for name in "$@" 127.0.0.1; do
   if [[ $name =~ ^[0-9.]+$ || $name == *:* ]]; then kind=IP; else kind=DNS; fi
+  case ",$names," in *",$kind:$name,"*) continue ;; esac
   names+="${names:+,}$kind:$name"
 done
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,7 +40,11 @@ def test_certificate_is_for_the_names_and_signed_by_the_authority(
 ) -> None:
     script("certificates.sh", tmp_path, "link.example.org", "10.0.0.7", "::1")
     authority, certificate = tmp_path / "ca.crt", tmp_path / "server.crt"
-    for name in ("verify_hostname link.example.org", "verify_ip 10.0.0.7"):
+    for name in (
+        "verify_hostname link.example.org",
+        "verify_ip 10.0.0.7",
+        "verify_ip 127.0.0.1",  # by which a SuperLink's processes call it
+    ):
         for other, good in ((name, True), (f"{name}9", False)):
             command = ["openssl", "verify", "-x509_strict", "-CAfile", str(authority)]
             command += [f"-{word}" if "_" in word else word for word in other.split()]
@@ -49,6 +54,30 @@ def test_certificate_is_for_the_names_and_signed_by_the_authority(
             assert (verified.returncode == 0) == good, verified.stderr
     for secret in ("ca.key", "server.key"):
         assert (tmp_path / secret).stat().st_mode & 0o777 == 0o600
+
+
+def test_image_gets_what_its_installation_needs(tmp_path: Path) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    for line in re.findall(r"(?m)^COPY (.*)$", text):
+        *sources, target = line.split()
+        for source in sources:
+            copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+            (tmp_path / target).parent.mkdir(exist_ok=True)
+            copy(ROOT / source, tmp_path / target)
+    (tmp_path / "made").mkdir()
+    build = "from setuptools import build_meta as b; b.prepare_metadata_for_build_wheel"
+    subprocess.run(
+        [sys.executable, "-c", f"{build}('made')"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    (metadata,) = (tmp_path / "made").glob("*/METADATA")
+    known = re.findall(r"(?m)^Provides-Extra: (.*)$", metadata.read_text())
+    (extras,) = re.findall(r'"\.\[(.*)\]"', text)
+    installed = set(extras.split(","))
+    assert "data" in installed  # csv files, such as those of deploy.cases, need it
+    assert installed <= set(known)
 
 
 def test_compose_file_starts_what_the_scripts_start(tmp_path: Path) -> None:
