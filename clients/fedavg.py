@@ -56,6 +56,8 @@ class FedAvgGDClient(MethodClient):
     >>> app = client_app(client_fn)
     """
 
+    sends_model = True
+
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         self.client_id = client_identity(context)
         self.objective = objective

@@ -137,6 +137,7 @@ class Conversation:
         keys, refuse = strategy.options.client_keys, strategy._refuse_newcomer
         self.registry = Registry(keys, refuse)
         self.registry.agreed = strategy.agreed
+        self.registry.method = type(strategy).__name__
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
 

@@ -42,6 +42,18 @@ def _of_noise(name: str) -> Any:
     return field(default=declared.default, metadata={**declared.metadata, **only})
 
 
+# Flower's keywords, and what stands for them
+_FLOWERS = {
+    "fraction_train": "participation, and sampling = 'fixed' for so many each time",
+    "fraction_evaluate": "client_evaluate_every, which asks all clients",
+    "min_train_nodes": "min_nodes, before the start",
+    "min_evaluate_nodes": "client_evaluate_every, which asks all clients",
+    "min_available_nodes": "min_nodes",
+    "weighted_by_key": "client_weights = 'examples', for num-examples",
+    "proximal_mu": "proximal_weight, of FedProx",
+}
+
+
 class RunOptions(Declared):
     """What every strategy takes as keywords, and run configs without a prefix.
 
@@ -54,6 +66,8 @@ class RunOptions(Declared):
     >>> strategy.options.participation, strategy.seed
     (0.5, 1)
     """
+
+    elsewhere = _FLOWERS
 
     participation: float = setting(
         1.0,

@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord
 from fedtrellis.server.aggregation import Sealed
 from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.wire.model_mods import NORM_BIT
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
 # Instructions that a client's is compared with.
@@ -166,6 +167,9 @@ class RoundStrategy(LoopStrategy):
             if aggregator.seen_by == "server":
                 given = {name: Sealed(value) for name, value in checked.items()}
             metrics = self.aggregate(server_round, given)
+            bits = [a.metrics.get(NORM_BIT) for a in answers if a.client in checked]
+            if aggregator.seen_by == "method" and None not in bits:
+                metrics = metrics | {"norm-bit": float(np.mean(list(map(bool, bits))))}
             conversation.note_used(server_round, *checked)
             self._zeroed.difference_update(checked)
             for part in self._parts:

@@ -17,21 +17,32 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.releases import OwnRows
-from fedtrellis.settings import CodedError, SettingsError
+from fedtrellis.settings import CodedError
 from fedtrellis.wire.arrays import FloatArray, Layout, owned
 from fedtrellis.wire.broadcast import ReceivedModel, RestoreNeededError, receive
 from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_work import Steps, run_alone, run_together
+from fedtrellis.wire.model_mods import change_model, check_client, parted
 from fedtrellis.wire.protocol import (
     AGREED,
+    ARRAYS,
     CONFIG,
     EXAMPLES,
+    METRICS,
     PHASE,
     STATUS,
     ClientMemory,
@@ -42,6 +53,7 @@ from fedtrellis.wire.protocol import (
     NodeReply,
     NodeRequest,
     client_identity,
+    is_request,
 )
 from fedtrellis.wire.summing import (
     ATTEMPT,
@@ -54,15 +66,6 @@ from fedtrellis.wire.summing import (
 )
 
 ClientFn = Callable[[Context], Any]
-
-# Flower's mods that take a message's arrays for the model
-_PLAIN_MODS = (
-    "fixedclipping_mod",
-    "adaptiveclipping_mod",
-    "LocalDpMod",
-    "secagg_mod",
-    "secaggplus_mod",
-)
 
 # Entries of the points of clients side by side, and clients: so many that a few arrays
 # of them, and their data, stay in the cache.
@@ -100,6 +103,9 @@ class MethodClient(NumPyClient):
         returned, returns the loss and the metrics to be sent.
     rows : OwnRows or None
         Of the client's data, for the memory of releases of a node with keys.
+    sends_model : bool
+        Of the class: whether ``fit`` answers with one point near the model received,
+        and keeps nothing that depends on it, so that Flower's clipping mods apply.
     hides_by_itself : bool
         Of the class: whether a node with keys lets its answers pass that are no terms
         of a secure sum, because the client sees to what they show.
@@ -124,6 +130,7 @@ class MethodClient(NumPyClient):
         Callable[[float, int, dict[str, Any]], tuple[float, dict[str, Any]]] | None
     ) = None
     rows: OwnRows | None = None
+    sends_model: ClassVar[bool] = False
     hides_by_itself: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -321,6 +328,8 @@ class Serving:
             own, x = getattr(self.client, "rows", None), self.model.point
             sent = sum_phase(self.function, self.context, self.config, own, x)
             return sent, 0, {}
+        if self.function != "evaluate":
+            check_client(self.app.model_mods, self.client, self.function)
         handle = getattr(self.client, self.function, None)
         kind = type(self.client).__name__
         if handle is None:
@@ -337,6 +346,10 @@ class Serving:
         """Make the reply of what :meth:`call` returned, and keep the client's state."""
         client, memory, config = self.client, self._memory, self.config
         numbers = getattr(client, "numbers", None)
+        if self.app.model_mods and self.function == "fit":
+            sent = self.model.layout.to_wire(self.model.point)
+            mods, context = self.app.model_mods, self.context
+            result = change_model(mods, result, sent, config, context)
         if ATTEMPT in config:
             term = hidden(self.context, config, self.model, client, result[0])
             result, numbers = ([term], 0, {}), None
@@ -467,10 +480,12 @@ class MethodApp(ClientApp):
     """
 
     def __init__(self, client_fn: ClientFn, mods: Any) -> None:
-        super().__init__(mods=mods)
+        #: Those that change a client's model, which are not around messages.
+        self.model_mods, others = parted(mods or ())
+        super().__init__(mods=others)
         self.client_fn = client_fn
         #: Whether no mods and no lifespan are around the handling of a message.
-        self.plain = not mods
+        self.plain = not others
         #: By types of messages, the client's methods that they are for.
         self.functions = {"train": "fit", "evaluate": "evaluate"}
         self.functions |= {f"train.{phase}": PHASE + phase for phase in _PHASES}
@@ -528,11 +543,32 @@ def by_name(thing: object) -> tuple[Any, tuple[str]] | None:
 def _handle(
     app: MethodApp, function: str, message: Message, context: Context
 ) -> Message:
+    if not is_request(message.content):
+        return _end_run(app, message, context)
     request = NodeRequest(message.metadata.message_type, message.content)
     answer = serve(Serving(app, function, request, context, {}))
     if isinstance(answer, Exception):
         raise answer
     return Message(answer.content, reply_to=message)
+
+
+def _end_run(app: MethodApp, message: Message, context: Context) -> Message:
+    """A reply that ends the run of a strategy that is not of fedtrellis.
+
+    Flower's pass over errors of clients, and end with an empty model. An array in a
+    format that they cannot read ends them, with an error that names the format.
+    """
+    kind = type(app.client(context)).__name__
+    why = (
+        f"{kind} is a client of fedtrellis, which Flower's FedAvg and its like cannot "
+        f"drive: start its strategy of fedtrellis ({kind.removesuffix('Client')})"
+    )
+    if message.metadata.message_type != "train":
+        raise RuntimeError(why)
+    log(ERROR, why)
+    array = Array(dtype="float64", shape=(), stype=why, data=b"")
+    arrays, metrics = ArrayRecord({"0": array}), MetricRecord({EXAMPLES: 1})
+    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
 
 
 def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
@@ -542,6 +578,7 @@ def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
         context.state[AGREED] = message.content[AGREED]
     try:
         client, config = app.client(context), context.node_config
+        check_client(app.model_mods, client)
         # how many parts the node thinks that the data has, for whoever wants to check
         if "num-partitions" in config:
             properties["num-partitions"] = config["num-partitions"]
@@ -570,13 +607,21 @@ def client_app(client_fn: ClientFn, *, mods: list[Any] | None = None) -> ClientA
         a module-level ``functools.lru_cache``. A :class:`MethodClient` with phases
         (methods ``fit_NAME``) has to be defined before the app is made.
     mods : list, optional
-        Flower mods around every message.
+        Flower mods around every message. Those of ``flwr.clientapp.mod`` that clip or
+        perturb a model (``fixedclipping_mod``, ``adaptiveclipping_mod`` and
+        ``LocalDpMod``) are for clients that send one (``sends_model``); the clipping
+        norm comes by ``train_config``, as ``clipping_norm``.
 
     Returns
     -------
     ClientApp
         An exception in the client leaves its state as it was before the message and
         reaches the server as an error reply.
+
+    Raises
+    ------
+    SettingsError
+        A mod of Flower's takes a message's arrays for the model.
 
     Examples
     --------
@@ -588,11 +633,4 @@ def client_app(client_fn: ClientFn, *, mods: list[Any] | None = None) -> ClientA
     >>> type(app).__name__
     'MethodApp'
     """
-    for mod in mods or ():
-        name = getattr(mod, "__name__", type(mod).__name__)
-        if name in _PLAIN_MODS:
-            raise SettingsError(
-                f"mods has {name}, which clips or perturbs the one plain array of "
-                "Flower's own messages; these methods' messages are others"
-            )
     return MethodApp(client_fn, mods)

@@ -262,6 +262,8 @@ class Registry:
         self._left_out: set[int] = set()
         #: What every node's hello brings, see :data:`~fedtrellis.wire.protocol.AGREED`.
         self.agreed = ""
+        #: The strategy's class, for errors.
+        self.method = "the strategy"
 
     def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
         """Take in the nodes before the start, until no further ones come.
@@ -316,8 +318,9 @@ class Registry:
                 traffic.reject(f"on node {node_id}", why)
         if not self.clients:
             raise RunError(
-                f"none of {len(new)} nodes can be used{first} (their ClientApp has to "
-                "be app = fedtrellis.client_app(client_fn))"
+                f"none of {len(new)} nodes can be used by {self.method}{first} (their "
+                "ClientApp has to be app = fedtrellis.client_app(client_fn), not one "
+                "of Flower's own)"
             )
         self.names = sorted(self.clients, key=identity_order)
 

@@ -64,6 +64,7 @@ __all__ = [
     "NodeInfo",
     "Run",
     "log",
+    "make_message",
 ]
 
 

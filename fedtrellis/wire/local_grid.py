@@ -56,6 +56,7 @@ from fedtrellis.wire.protocol import (
     NodeReply,
     NodeRequest,
     client_identity,
+    is_request,
 )
 from fedtrellis.wire.workers import Workers
 
@@ -413,6 +414,9 @@ class LocalGrid(Grid):
         before = nodes.states(forgetful) if forgetful else {}
         # an app that looks at its messages for itself may have changed meanwhile
         known = app.functions if isinstance(app, MethodApp) and app.plain else {}
+        # a wave is of one strategy
+        if not (asked and is_request(asked[0][1].content)):
+            known = {}
         if {message.metadata.message_type for _, message in asked} <= known.keys():
             made: dict[Any, NodeRequest] = {}  # those of one content are one
             for place, (node_id, message) in enumerate(asked):

@@ -151,6 +151,12 @@ def moderate_norm(array: NDArray[Any]) -> float | None:
     return sqrt(square) if square <= LARGEST**2 else None
 
 
+def is_request(content: RecordDict) -> bool:
+    """Whether records are a request of ours, or else of a strategy of another's."""
+    config = content.get(CONFIG)
+    return isinstance(config, ConfigRecord) and "session" in config
+
+
 @dataclass(eq=False)
 class NodeRequest:
     """What the server asks of a client, or of several."""

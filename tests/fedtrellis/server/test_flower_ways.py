@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.client import mod as older
 from flwr.client.mod import secagg_mod
+from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import (
     LocalDpMod,
     adaptiveclipping_mod,
@@ -16,18 +20,39 @@ from flwr.clientapp.mod import (
     fixedclipping_mod,
     message_size_mod,
 )
+from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
 )
 
 import strategies
-from clients import FedAvgGDClient
-from fedtrellis import LocalGrid, Progress, client_app
-from fedtrellis.domains import L1Ball
+from clients import (
+    FedAvgClient,
+    FedAvgGDClient,
+    FedProxClient,
+    ProjectedFedAvgClient,
+    ScaffoldClient,
+)
+from fedtrellis import (
+    Callback,
+    LocalGrid,
+    Progress,
+    RunOptions,
+    SecureSum,
+    client_app,
+)
+from fedtrellis.domains import L1Ball, WholeSpace
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from strategies import FedAvgGD, FedFW
-from tests.harness import Distance, number_of
+from strategies import (
+    FedAvg,
+    FedAvgGD,
+    FedFW,
+    FedProx,
+    ProjectedFedAvg,
+    Scaffold,
+)
+from tests.harness import Distance, number_of, refused
 from tests.strategies.methods import EVERY, P
 
 START = ArrayRecord([np.zeros(P)])
@@ -42,11 +67,11 @@ class Loss(Distance):
         self.num_examples = index + 1
 
 
-def grid(client: Any = FedAvgGDClient, mods: Any = None) -> LocalGrid:
+def grid(client: Any = FedAvgGDClient, mods: Any = None, **options: Any) -> LocalGrid:
     def client_fn(context: Any) -> Any:
         return client(context, Loss(number_of(context)))
 
-    return LocalGrid(client_app(client_fn, mods=mods), 4)
+    return LocalGrid(client_app(client_fn, mods=mods), 4, **options)
 
 
 def model(strategy: Any, on: LocalGrid | None = None, rounds: int = 3, **m: Any) -> Any:
@@ -119,12 +144,107 @@ def test_mods_that_look_on_work(mod: Any, caplog: pytest.LogCaptureFixture) -> N
     assert sum(record.module == "comms_mods" for record in caplog.records) >= 12
 
 
+NORM = 0.25
+CLIPPED = ConfigRecord({"clipping_norm": NORM})
+STEPS: dict[str, Any] = {"step_size": 0.1, "step_schedule": "constant"}
+
+
+def clipped_rounds(norms: list[float], steps: int = 5) -> tuple[Any, list[float]]:
+    """FedAvg with full gradients, a loop: x, and the share of changes that are cut."""
+    x, bits = np.zeros(P), []
+    for norm in norms:
+        # x_i − x after so many steps of ½‖x − c_i‖²
+        changes = (1 - 0.9**steps) * (CENTRES - x)
+        sizes = np.linalg.norm(changes, axis=1)
+        bits.append(float((sizes > norm).mean()))
+        shares = np.minimum(1.0, norm / sizes)
+        x = x + (shares[:, None] * changes).mean(axis=0)
+    return x, bits
+
+
+@pytest.mark.parametrize("way", ["direct", "encode", "batched"])
+def test_fixed_clipping_is_that_of_a_plain_loop(way: str) -> None:
+    options = {way: True} if way != "direct" else {}
+    others = [message_size_mod] if way == "encode" else []
+    on = grid(FedAvgClient, [*others, fixedclipping_mod], **options)
+    strategy = FedAvg(**STEPS, batch_fraction=1.0)
+    found = model(strategy, on, 3, train_config=CLIPPED)
+    np.testing.assert_allclose(found, clipped_rounds([NORM] * 3)[0], atol=1e-12)
+
+
+def test_adaptive_clipping_tells_the_share_that_it_cut() -> None:
+    config, norms = ConfigRecord({"clipping_norm": 0.8}), [0.8]
+
+    class Adaptive(Callback):
+        def on_round(self, strategy: Any, record: Any) -> None:
+            # C ← C exp(0.2 (b − ½)), with b the share that was cut
+            factor = math.exp(0.2 * (record.train["norm-bit"] - 0.5))
+            norms.append(config["clipping_norm"] * factor)  # type: ignore[operator]
+            config["clipping_norm"] = norms[-1]
+
+    strategy = FedProx(**STEPS, proximal_weight=0.0, callbacks=[Adaptive()])
+    on = grid(FedProxClient, [adaptiveclipping_mod])
+    found = model(strategy, on, 6, train_config=config)
+    expected, bits = clipped_rounds(norms[:6])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert [record.train["norm-bit"] for record in strategy.history] == bits
+    assert len(set(bits)) > 1
+
+
+def test_local_noise_has_the_mods_deviation_and_hides_under_secure_sums() -> None:
+    mod = LocalDpMod(NORM, NORM, 2.0, 1e-3)
+    sigma = NORM * np.sqrt(2 * np.log(1.25 / 1e-3)) / 2.0
+    expected, _ = clipped_rounds([NORM])
+    either: Any
+    for either in ("mean", SecureSum(exposed="accept")):
+        np.random.seed(1)  # noqa: NPY002, which the mod draws from
+        way: dict[str, Any] = {"aggregation": either, "local_step_size": 0.1}
+        strategy = ProjectedFedAvg(WholeSpace(), **way)
+        off = [
+            model(strategy, grid(ProjectedFedAvgClient, [mod]), 1) - expected
+            for _ in range(20)
+        ]
+        assert 0.8 < np.std(off) / (sigma / 2) < 1.2  # a mean of four
+
+
 @pytest.mark.parametrize(
-    "mod", [fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1, 1, 1, 1), secagg_mod]
+    "mod", [secagg_mod, older.fixedclipping_mod, older.LocalDpMod(1, 1, 1, 1)]
 )
-def test_mods_that_perturb_plain_arrays_are_refused(mod: Any) -> None:
-    with pytest.raises(SettingsError, match="which clips or perturbs"):
-        grid(mods=[mod])
+def test_mods_for_other_messages_are_refused(mod: Any) -> None:
+    refused(
+        "takes a message.s arrays for the model; of those", lambda: grid(mods=[mod])
+    )
+
+
+def test_mods_that_change_models_are_refused_elsewhere() -> None:
+    def stops(why: str, strategy: Any, client: Any, **more: Any) -> None:
+        with pytest.raises((RuntimeError, SettingsError), match=why):
+            model(strategy, grid(client, [fixedclipping_mod]), **more)
+
+    other = "fixedclipping_mod, and ScaffoldClient sends something else than a model"
+    stops(other, Scaffold(**STEPS), ScaffoldClient, train_config=CLIPPED)
+    stops("clipping_norm = None must be above 0", FedAvgGD(**STEPS), FedAvgGDClient)
+    found_out = "FedAvgGDClient fit_lipschitz answers unchanged: .*step_size"
+    stops(found_out, FedAvgGD(), FedAvgGDClient, train_config=CLIPPED)
+
+
+def test_a_pair_of_flowers_and_ours_ends_with_an_error_that_names_both() -> None:
+    with pytest.raises(
+        TypeError, match="FedAvgGDClient .*Flower's FedAvg .*\\(FedAvgGD\\)"
+    ):
+        flowers.FedAvg().start(grid(), START, 3)
+    app = ClientApp()
+    app.train()(lambda message, context: Message(message.content, reply_to=message))
+    with pytest.raises(RuntimeError, match="by FedProx: .*not one of Flower's own"):
+        FedProx(**STEPS).start(LocalGrid(app, 4), START, 3)
+
+
+@pytest.mark.parametrize("theirs", RunOptions.elsewhere)
+def test_flowers_keywords_are_answered_with_ours(theirs: str) -> None:
+    assert theirs in inspect.signature(flowers.FedProx).parameters
+    given: dict[str, Any] = {theirs: 1}
+    why = refused(f"{theirs} is no option of FedProx; what", lambda: FedProx(**given))
+    assert hasattr(FedProx(), why.split(" is ")[2].split()[0].strip(","))
 
 
 def test_wrappers_stop_before_anything_is_sent() -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 #: What is public, and "flwr" itself is not: its modules are named.
 PUBLIC = {
     *("flwr.app", "flwr.client", "flwr.clientapp", "flwr.serverapp"),
-    "flwr.serverapp.strategy",
+    *("flwr.clientapp.mod", "flwr.serverapp.strategy"),
 }
 OURS = "fedtrellis/wire/flower_internals.py"
 
