@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -662,8 +661,7 @@ class _PaperSteps:
             "penalty": np.array(np.nan if self.penalty is None else self.penalty),
         }
         for name, mirror in self._mirrors.items():
-            for key, array in mirror.state().items():
-                arrays[f"{name}/x/{key}"] = array
+            arrays[f"{name}/x/array"] = mirror.dense()
             arrays[f"{name}/steps"] = np.array(self._steps_taken[name])
         for name, y in self._duals.items():
             arrays[f"{name}/y"] = y
@@ -678,14 +676,8 @@ class _PaperSteps:
         self._start = np.array(state["start"])
         if self._mean is not None:
             self._mean = np.array(state["mean"])
-        mirrors: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-        for key, array in state.items():
-            # a name may hold a slash, what follows "/x/" may not
-            name, found, entry = key.rpartition("/x/")
-            if found:
-                mirrors[name][entry] = array
         for name in self._mirrors:
-            self._mirrors[name] = ReplayedIterate.from_state(self._start, mirrors[name])
+            self._mirrors[name] = ReplayedIterate(state[f"{name}/x/array"])
             self._steps_taken[name] = int(state[f"{name}/steps"])
         self._duals = {name: np.array(state[f"{name}/y"]) for name in self._duals}
         self._all_steps = sum(self._steps_taken.values())

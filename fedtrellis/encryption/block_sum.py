@@ -47,6 +47,7 @@ from fedtrellis.encryption.symmetric import Keystream, derive_key, encode_items,
 from fedtrellis.settings import SettingsError
 
 ATTEMPT_BYTES = 16
+_FRESH_BYTES = 32
 #: Members of a block, at least: of a sum of two, each would learn the other's term.
 LEAST = 3
 
@@ -69,6 +70,21 @@ class Introduction(NamedTuple):
     name: str
     key: str
     fresh: bytes
+
+    @classmethod
+    def of(cls, client: str, arrays: Sequence[NDArray[Any]]) -> Introduction:
+        """Inverse of :meth:`arrays`; ValueError if they are something else."""
+        if len(arrays) != 2 or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
+            raise ValueError("the answer is not a key's name and a fresh key")
+        key, fresh = (array.tobytes() for array in arrays)
+        if len(fresh) != _FRESH_BYTES or not 0 < len(key) <= 200 or not key.isascii():
+            raise ValueError("the answer's key, or its name, has another form")
+        return cls(client, key.decode(), fresh)
+
+    def arrays(self) -> list[NDArray[np.uint8]]:
+        """The key's name and the fresh key, as a client sends them."""
+        key = np.frombuffer(self.key.encode(), np.uint8)
+        return [key, np.frombuffer(self.fresh, np.uint8)]
 
 
 class BlockMember:

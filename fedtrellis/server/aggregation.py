@@ -7,7 +7,6 @@ differ: then it is not their mean either.
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ class Aggregation(Declared, ABC):
     defaults for what looks at answers in the clear, once. An object serves one run at a
     time: a strategy makes a copy of its own. A run calls :meth:`begin` and
     :meth:`prepare`; in a round :meth:`cohort`, :meth:`entries`, :meth:`ask`,
-    :meth:`opened`, :meth:`lost`, :meth:`combine` as often as the method likes,
+    :meth:`lost`, :meth:`combine` as often as the method likes,
     :meth:`metrics`; and in the end :meth:`finish`.
 
     Examples
@@ -140,24 +139,12 @@ class Aggregation(Declared, ABC):
         """The answers of a round's clients, each of whom is sent its entries."""
         return conversation.ask(t, "train", entries, timeout)
 
-    def opened(
-        self, conversation: Conversation, answers: Sequence[Answer], points: int
-    ) -> tuple[Sequence[Answer], set[str]]:
-        """A round's answers as the method checks them, where clients hide them.
-
-        ``points`` is how many of an answer's first arrays are models. The second are
-        those whose states, as the server replays them, begin anew in the next round.
-        """
-        return answers, set()
-
     def lost(self, answers: int, least: int) -> str:
         """Why so many checked answers come to nothing; empty if they do not.
 
         ``least`` is how many a robust average of them needs.
         """
-        least = least if self.robust else 1
-        few = f"needs at least {least} answers in a round, and this one had {answers}"
-        return "" if answers >= least else f"{self.wanted} {few}"
+        return "" if answers else f"{self.wanted} needs an answer"
 
     def metrics(self) -> dict[str, float]:
         """Its own metrics of a round, after the round's result."""
@@ -195,10 +182,7 @@ class Mean(Aggregation):
 
 
 class Robust(Aggregation):
-    """Base class: an average that bears some liars, and refuses a run of more.
-
-    A subclass implements :meth:`bears`.
-    """
+    """Base class: an average that bears some liars, and refuses a run of more."""
 
     robust = True
     least = LEAST
@@ -211,24 +195,24 @@ class Robust(Aggregation):
         minimum=0,
     )
 
-    @abstractmethod
     def bears(self, answers: int) -> int:
-        """How many lies among so many answers cannot choose the result."""
-
-    def _needed(self) -> int:
-        """The fewest answers, k lies among them, that come to something."""
-        return next(n for n in itertools.count(LEAST) if self.bears(n) >= self.liars)
+        """How many lies among so many answers cannot choose the result: under half."""
+        return (answers - 1) // 2
 
     def begin(self, cohorts: Cohorts) -> None:
         """SettingsError if the clients are too few for it, or for so many liars."""
         super().begin(cohorts)
-        if (n := len(cohorts.clients)) < self._needed():
-            why = f"of {n} clients it bears {self.bears(n)} that lie"
+        n = len(cohorts.clients)
+        if (borne := self.bears(n)) < self.liars:
+            why = f"of {n} clients it bears {borne} that lie"
             raise SettingsError(f"{self.name}.liars = {self.liars}: {why}")
 
     def lost(self, answers: int, least: int) -> str:
         """As for any average; a round's own answers have to be enough for k liars."""
-        return super().lost(answers, max(least, self._needed()) if least > 1 else least)
+        if answers >= least and (least == 1 or self.bears(answers) >= self.liars):
+            return ""
+        few = f"needs at least {least} answers in a round, and enough for"
+        return f"{self.wanted} {few} {self.liars} that lie; this one had {answers}"
 
 
 class Median(Robust):
@@ -248,14 +232,11 @@ class Median(Robust):
     name = "median"
     about = "the median of each coordinate"
 
-    def bears(self, answers: int) -> int:
-        """As many as are left out at either end: all but one, or two in the middle."""
-        return (answers - 1) // 2
-
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """In each coordinate the mean of the values in the middle."""
-        count = len(points)
-        cut, ordered = self.bears(count), np.sort(points, axis=0)
+        count, ordered = len(points), np.sort(points, axis=0)
+        # as many as it bears are left out at either end
+        cut = self.bears(count)
         middle: FloatArray = ordered[cut : count - cut].mean(axis=0, dtype=np.float64)
         return middle
 
@@ -324,10 +305,6 @@ class Clipping(Robust):
         symbol="τ",
         above=0.0,
     )
-
-    def bears(self, answers: int) -> int:
-        """Fewer than half."""
-        return (answers - 1) // 2
 
     def combine(self, points: Points, centre: FloatArray) -> FloatArray:
         """The centre, moved towards the points."""

@@ -205,6 +205,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.used: list[str] = []
         # clients whose state is no longer known, and begins at zero
         self._zeroed: set[str] = set()
+        # clients with which a secure sum's block begins anew after the round
+        self._anew: set[str] = set()
         options = self.options
         chosen, kinds = options.aggregation, {kind.name: kind for kind in AGGREGATIONS}
         #: The run's own aggregation.
@@ -437,6 +439,12 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         for name in clients:
             replayed[name] = np.zeros_like(replayed[name])
         self._zeroed.update(clients)
+
+    def _without_state(self, clients: Sequence[str]) -> list[str]:
+        """Those who came to a round without the state that they had before."""
+        known = {name: self.conversation.client(name) for name in clients}
+        lost = [n for n, c in known.items() if c.used_round > 0 and not c.ready]
+        return [name for name in lost if name not in self._zeroed]
 
     def _weights_in_sums(self) -> dict[str, float]:
         """What each client multiplies its terms with: d_i / max d_i, or 1."""

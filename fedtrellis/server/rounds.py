@@ -146,8 +146,6 @@ class RoundStrategy(LoopStrategy):
     ) -> dict[str, float] | None:
         """Check the answers, aggregate the good ones and remember whose they were."""
         conversation, aggregator = self.conversation, self.aggregator
-        points = self._sent_arrays[0]
-        answers, anew = aggregator.opened(conversation, answers, points)
         checked: dict[str, Any] = {}
         for answer in answers:
             try:
@@ -174,6 +172,7 @@ class RoundStrategy(LoopStrategy):
             self._zeroed.difference_update(checked)
             for part in self._parts:
                 metrics = metrics | part.metrics()
-        if anew:  # not before the others' answers are used
-            self._forget(sorted(anew))
+        if self._anew:  # not before the others' answers are used
+            self._forget(sorted(self._anew))
+            self._anew = set()
         return metrics

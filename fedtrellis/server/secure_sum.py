@@ -9,8 +9,9 @@ of Flower's is given one reply a round, the weighted mean over the blocks that a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
 from math import floor, inf, isfinite, log2, sqrt
 from statistics import mode
@@ -176,49 +177,38 @@ class SecureSum(Mean):
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Two waves in which the members of each block agree on keys."""
-        self.agree(conversation, self.blocks, timeout, everyone=True)
+        self._agree(conversation, conversation.ask_everyone, self.blocks, timeout)
 
-    def agree(
+    def _agree(
         self,
         conversation: Conversation,
+        ask: Callable[..., dict[str, Answer]],
         blocks: Sequence[Sequence[str]],
         timeout: float,
-        members: Mapping[str, Introduction] | None = None,
-        everyone: bool = False,
     ) -> None:
-        """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`.
+        """Let the members of blocks agree on keys; who cannot stay in :attr:`anew`."""
+        keys: dict[str, Introduction] = {}
 
-        ``members`` is what they sent of themselves, where they need not be asked.
-        Before round 1 ``everyone`` has to answer.
-        """
+        def take(answer: Answer) -> None:
+            keys[answer.client] = Introduction.of(answer.client, answer.arrays)
 
-        def wave(step: str, of: Mapping[str, Any], take: Any) -> dict[str, Answer]:
-            asked = f"train.sum_{step}", of.__getitem__, take, timeout, list(of)
-            if everyone:
-                return conversation.ask_everyone(*asked)
-            return conversation.ask_again(0, *asked, ATTEMPTS)
-
-        known = dict(members or {})
-        if members is None:
-
-            def take(answer: Answer) -> None:
-                known[answer.client] = introduction(answer.client, answer.arrays)
-
-            names = [name for block in blocks for name in block]
-            answers = wave("keys", dict.fromkeys(names, beginning()), take)
-            conversation.note_version(*answers.values())
+        beginning = {"beginning": secrets.token_bytes(ATTEMPT_BYTES)}
+        names = [name for block in blocks for name in block]
+        answers = ask("train.sum_keys", lambda name: beginning, take, timeout, names)
+        conversation.note_version(*answers.values())
         entries: dict[str, Any] = {}
         for block in blocks:
-            if known.keys() >= set(block):
-                keys = [known[name] for name in block]
+            if keys.keys() >= set(block):
+                theirs = [keys[name] for name in block]
                 sent = {
-                    "members": [one.name for one in keys],
-                    "member-keys": [one.key for one in keys],
-                    "member-fresh": [one.fresh for one in keys],
+                    "members": [one.name for one in theirs],
+                    "member-keys": [one.key for one in theirs],
+                    "member-fresh": [one.fresh for one in theirs],
                     "sum-told": self.told.encode(),
                 }
                 entries |= dict.fromkeys(block, sent)
-        agreed = wave("agree", entries, None)
+        members = list(entries)
+        agreed = ask("train.sum_agree", entries.__getitem__, None, timeout, members)
         conversation.note_version(*agreed.values())
         self.anew -= {block[0] for block in blocks if agreed.keys() >= set(block)}
 
@@ -245,15 +235,25 @@ class SecureSum(Mean):
 
     def ask(
         self, conversation: Conversation, t: int, entries: Entries, timeout: float
+    ) -> Sequence[Answer]:
+        """Ask whole blocks: each member's answer is its block's mean."""
+        strategy = conversation.strategy
+        answers = self.ask_blocks(conversation, t, entries, timeout)
+        points = strategy._sent_arrays[0]
+        means, strategy._anew = self.opened(conversation, answers, points)
+        return means
+
+    def ask_blocks(
+        self, conversation: Conversation, t: int, entries: Entries, timeout: float
     ) -> list[Answer]:
         """Ask whole blocks, and those who are silent again; keys anew where lost."""
+        again = partial(conversation.ask_again, attempts=ATTEMPTS)
         for block in [block for block in self.blocks if block[0] in self.anew]:
             log(WARNING, "the block of client %s agrees on new keys", block[0])
-            self.agree(conversation, [block], timeout)
+            self._agree(conversation, partial(again, 0), [block], timeout)
         clients = [n for n in entries if self._block_of[n][0] not in self.anew]
         before = len(conversation.traffic.rejected)
-        wave = "train", entries.__getitem__, None, timeout, clients, ATTEMPTS
-        answers = conversation.ask_again(t, *wave)
+        answers = again(t, "train", entries.__getitem__, None, timeout, clients)
         for name, why in conversation.traffic.rejected[before:]:
             if why.refusal == LostKeyError.code:
                 self.anew.add(self._block_of[name][0])
@@ -265,28 +265,30 @@ class SecureSum(Mean):
     def opened(
         self, conversation: Conversation, answers: Sequence[Answer], points: int
     ) -> tuple[list[Answer], set[str]]:
-        """The answers of complete blocks: each member's is its block's mean."""
+        """The answers of complete blocks: each member's is its block's mean.
+
+        ``points`` is how many of an answer's first arrays are models. The second are
+        those whose states, as the server replays them, begin anew in the next round.
+        """
         strategy, result, anew = conversation.strategy, list[Answer](), set[str]()
         model, layout = strategy.broadcast.model, strategy.broadcast.layout
         weights = strategy._weights_in_sums()
         least = strategy._sent_arrays[1] * model.size
         for members, total in self.sums(conversation, answers, least):
-            # who came without the state that it had before
-            known = {a.client: conversation.client(a.client) for a in members}
-            lost = [n for n, c in known.items() if c.used_round > 0 and not c.ready]
-            lost = [name for name in lost if name not in strategy._zeroed]
-            if strategy._replayed and lost:
+            names = [answer.client for answer in members]
+            if strategy._replayed and (lost := strategy._without_state(names)):
                 why = f"its block begins anew: client {', '.join(lost)} had to"
-                for name in known:
+                for name in names:
                     conversation.reject(name, why)
-                anew |= known.keys()
+                anew.update(names)
                 continue
-            total /= sum(map(weights.__getitem__, known))
-            own: Any = {"arrays": [], "numbers": total[least:], "norm": None}
+            total /= sum(weights[name] for name in names)
+            arrays = []
             for index, part in enumerate(total[:least].reshape(-1, *model.shape)):
                 point = part + model if index < points else part
-                own["arrays"].append(point.astype(layout.point_dtype))
-            result += [replace(answer, **own) for answer in members]
+                arrays.append(point.astype(layout.point_dtype))
+            mean: Any = {"arrays": arrays, "numbers": total[least:], "norm": None}
+            result += [replace(answer, **mean) for answer in members]
         return result, anew
 
     def sums(
@@ -340,30 +342,14 @@ class SecureSum(Mean):
     def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made."""
         try:
-            entries: dict[str, dict[str, Any]] = {n: {} for n in conversation.names}
-            conversation.ask(0, "train.sum_finish", entries, 30.0)
+            asked: Entries = {name: {} for name in conversation.names}
+            conversation.ask(0, "train.sum_finish", asked, 30.0)
         except Exception as error:
             log(WARNING, "the run's key may not have been removed: %s", error)
 
 
-def beginning() -> dict[str, Any]:
-    """What clients are sent who begin a block, another one each time."""
-    return {"beginning": secrets.token_bytes(ATTEMPT_BYTES)}
-
-
-def introduction(client: str, arrays: Sequence[NDArray[Any]]) -> Introduction:
-    """What a client sent of itself; ValueError if it is something else."""
-    if len(arrays) != 2 or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
-        raise ValueError("the answer is not a key's name and a fresh key")
-    key, fresh = (array.tobytes() for array in arrays)
-    if len(fresh) != _FRESH_BYTES or not 0 < len(key) <= 200 or not key.isascii():
-        raise ValueError("the answer's key, or its name, has another form")
-    return Introduction(client, key.decode(), fresh)
-
-
 # -------------------------------------------------------- around Flower's strategies
 
-_SETTINGS = {"least", "colluders", "block_size", "value_range", "exposed"}
 # What looks at single answers, and is a FedAvg to Python
 _REFUSED = {
     *("FedMedian", "Krum", "MultiKrum", "Bulyan", "FedTrimmedAvg", "QFedAvg"),
@@ -430,12 +416,9 @@ class SecureSums(Strategy):
                 "answers; it takes FedAvg, FedAvgM, FedAdam, FedAdagrad, FedYogi, "
                 "FedProx and what derives from these"
             )
-        if unknown := sorted(set(settings) - _SETTINGS):
-            raise SettingsError(
-                f"SecureSums takes no {unknown[0]}; it takes largest_weight, metrics, "
-                + ", ".join(sorted(_SETTINGS))
-            )
         self._sum = SecureSum(**settings)
+        if self._sum.clip:
+            raise SettingsError(f"clip = {self._sum.clip:g}: SecureSums takes none")
         if strategy.fraction_evaluate > 0.0 and self._sum.exposed != "accept":
             raise SettingsError(
                 f"fraction_evaluate = {strategy.fraction_evaluate:g}: evaluations "
@@ -498,7 +481,7 @@ class SecureSums(Strategy):
         }
         apps.content, apps.traffic = {**drawn[0].content}, Traffic()
         entries = dict.fromkeys(cohort, term)
-        answers = self._sum.ask(apps, server_round, entries, self._timeout)
+        answers = self._sum.ask_blocks(apps, server_round, entries, self._timeout)
         # of the changes, the metrics and the weight
         size = sum(array.numpy().size for array in arrays.values())
         least = size + len(self.metrics) + 1
@@ -531,37 +514,28 @@ class SecureSums(Strategy):
         return self.strategy.aggregate_evaluate(server_round, there)
 
     def _begin(self, grid: Grid) -> _Apps:
-        """Deal the clients into blocks, in which all agree on keys: two waves."""
+        """Deal the clients into blocks, in which all agree on keys: three waves."""
         wanted = max(self.strategy.min_available_nodes, self._sum.least)
         await_nodes(grid, wanted, self._timeout)
         nodes = {str(node_id): Client(node_id) for node_id in grid.get_node_ids()}
         apps = _Apps(grid, nodes)
-        members: dict[str, Introduction] = {}
-
-        def take(answer: Answer) -> None:
-            name = answer.metrics["client-id"]
-            members[name] = introduction(name, answer.arrays)
-
-        entry = beginning()
-        asked = "train.sum_keys", lambda _: entry, take, self._timeout, list(nodes)
-        taken = apps.ask_again(0, *asked, ATTEMPTS, code="")
-        clients = {a.metrics["client-id"]: nodes[i] for i, a in taken.items()}
-        if silent := len(nodes) - len(taken):
+        hello = "train.sum_hello", lambda name: dict[str, Any](), None
+        answers = apps.ask_again(0, *hello, self._timeout, list(nodes), ATTEMPTS)
+        if silent := len(nodes) - len(answers):
             raise SettingsError(
-                f"{silent} of {len(nodes)} clients sent no key: does their ClientApp "
+                f"{silent} of {len(nodes)} clients gave no name: does their ClientApp "
                 "have mods=[secure_sum_mod], from fedtrellis?"
             )
-        if len(clients) < len(taken):
-            names = [answer.metrics["client-id"] for answer in taken.values()]
-            raise SettingsError(f"two clients have one name, {mode(names)!r}")
+        names = {node: one.metrics["client-id"] for node, one in answers.items()}
+        clients = {name: nodes[node] for node, name in names.items()}
+        if len(clients) < len(names):
+            raise SettingsError(f"two clients have one name, {mode(names.values())!r}")
         apps.registry.clients = clients
         apps.registry.names = sorted(clients, key=identity_order)
         self._sum.begin(Cohorts(apps.names, 1.0, None, 1.0, 0))
         told = f"{self.largest_weight} {self.metrics} {self._sum.value_range}"
         self._sum.told = told
-        self._sum.agree(apps, self._sum.blocks, self._timeout, members)
-        if self._sum.anew:
-            raise SettingsError("not all clients answered when keys were agreed on")
+        self._sum.prepare(apps, self._timeout)
         return apps
 
     def _synthetic(

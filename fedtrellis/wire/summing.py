@@ -54,8 +54,7 @@ def sum_phase(
 ) -> list[NDArray[Any]]:
     """What a client sends in one of :data:`SUM_PHASES`; ``x`` is the run's model."""
     if name == "fit_sum_keys":  # a fresh key, and which key the node has
-        own = _member(context, config).introduce(config["beginning"])
-        return [np.frombuffer(data, np.uint8) for data in (own.key.encode(), own.fresh)]
+        return [*_member(context, config).introduce(config["beginning"]).arrays()]
     if name == "fit_sum_agree":  # the block's keys, and what is shared with each member
         sent = (config[key] for key in ("members", "member-keys", "member-fresh"))
         members = [Introduction(*one) for one in zip(*sent, strict=True)]
@@ -185,7 +184,7 @@ def secure_sum_mod(
         if config["step"] == "term":
             msg.content = RecordDict(records)
             arrays = [_term(who, msg, context, call_next, config)]
-        else:
+        elif config["step"] != "hello":
             simulated = config["simulated"] and "num-partitions" in context.node_config
             # only the clients of a simulation make a key for their run
             if node_secrets(context).kind == "run" and not simulated:

@@ -15,8 +15,8 @@ from fedtrellis.dual.alignment import Agreement, Alignment, HeldGroup
 from fedtrellis.dual.bundle import Mixture
 from fedtrellis.dual.weights import ColumnScales
 from fedtrellis.encryption import load_evaluation
+from fedtrellis.encryption.block_sum import Introduction
 from fedtrellis.server.conversation import Answer, Conversation
-from fedtrellis.server.secure_sum import introduction
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
@@ -188,7 +188,7 @@ class HyFDCA(HyFDCASettings):
         if self.encryption == "none":
             log(WARNING, "NOTHING IS ENCRYPTED: encryption = 'none' is for debugging")
         self._new = align_new_samples(self.alignment, rest)
-        members = [introduction(name, rest[name][:2]) for name in self.clients]
+        members = [Introduction.of(name, rest[name][:2]) for name in self.clients]
         settings = self.pinned_settings()
         new = [] if self._new is None else self._new.groups
         self._agreement = Agreement.of(settings, members, self.alignment, new)
@@ -215,7 +215,7 @@ class HyFDCA(HyFDCASettings):
         """Check that these are a key's name, a fresh key, and new samples' hashes."""
         if len(rest) != self._rest_size or any(a.dtype != np.uint8 for a in rest):
             raise ValueError("the answer to the alignment is malformed")
-        introduction("", rest[:2])
+        Introduction.of("", rest[:2])
 
     # ---------------------------------------------------------------------- restoring
 

@@ -203,7 +203,7 @@ def test_what_needs_single_answers_is_refused_by_name() -> None:
     ("inner", "options", "node", "match"),
     [
         ({"fraction_evaluate": 1.0}, {}, {}, "fraction_evaluate = 1.*exposed='accept'"),
-        ({}, {"clip": 1.0}, {}, "takes no clip; it takes largest_weight, metrics, bl"),
+        ({}, {"clip": 1.0}, {}, "clip = 1: SecureSums takes none"),
         ({}, {"largest_weight": 0.0}, {}, "largest_weight = 0 must be"),
         ({}, {"value_range": 0.5}, {}, "value_range = 0.5 at least 1"),
         ({}, {"block_size": 2}, {}, "block_size = 2 must be at least 3"),
@@ -225,7 +225,7 @@ def test_settings_and_nodes_that_do_not_go_end_the_run(
 
 
 def test_without_the_mod_or_without_the_wrapper() -> None:
-    with pytest.raises(SettingsError, match="7 of 7 clients sent no key: .*secure_sum"):
+    with pytest.raises(SettingsError, match="7 of 7 clients gave no name: .*secure"):
         run(SecureSums(FedAvg(**PLAIN)), None)
     _, grid = run(FedAvg(**PLAIN), [secure_sum_mod], 1, kind=Recorder)
     assert len(reasons(grid)) == N
