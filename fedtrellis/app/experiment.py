@@ -402,7 +402,9 @@ class CheckNodes(Callback):
     def __init__(self, min_nodes: int = 1, examples: int | None = None) -> None:
         self.min_nodes, self.examples = min_nodes, examples
 
-    def on_meeting(self, strategy: LoopStrategy) -> None:
+    def on_start(
+        self, strategy: LoopStrategy, first_round: int, num_rounds: int
+    ) -> None:
         """Compare the properties that the nodes gave of their data."""
         n, least, examples = strategy.num_clients, self.min_nodes, self.examples
         known = {name: strategy._client_properties(name) for name in strategy.clients}

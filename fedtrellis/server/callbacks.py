@@ -104,9 +104,6 @@ class Callback:
     1
     """
 
-    def on_meeting(self, strategy: Any) -> None:
-        """When it is known who the clients are, before anything is made of them."""
-
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Before the first round; ``first_round`` is above 1 in a resumed run."""
 

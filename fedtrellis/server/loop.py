@@ -305,15 +305,14 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         An aggregation may draw others, by secret coins or as whole blocks.
         """
         options, n = self.options, self.num_clients
-        drawn = list(self.clients)
-        if options.participation < 1.0:
-            rng = generator(options.seed, "participation", server_round)
-            if options.sampling == "fixed":
-                chosen = np.sort(rng.choice(n, size=self._fixed_count(), replace=False))
-            else:
-                chosen = np.flatnonzero(rng.random(n) < options.participation)
-            drawn = [drawn[index] for index in chosen]
-        return drawn
+        if options.participation == 1.0:
+            return list(self.clients)
+        rng = generator(options.seed, "participation", server_round)
+        if options.sampling == "fixed":
+            chosen = np.sort(rng.choice(n, size=self._fixed_count(), replace=False))
+        else:
+            chosen = np.flatnonzero(rng.random(n) < options.participation)
+        return [self.clients[index] for index in chosen]
 
     def _check_model(self, layout: Layout) -> None:
         """Raise ValueError if the model does not fit, before any message is sent."""
@@ -728,8 +727,6 @@ class Loop:
                         "its objective needs num_examples"
                     )
         strategy.refused = list(conversation.traffic.rejected)
-        for callback in self.callbacks:
-            callback.on_meeting(strategy)
 
     # ---------------------------------------------------------------------- the rounds
 
@@ -886,31 +883,33 @@ def _check_ended(strategy: LoopStrategy) -> str:
         # however few the rounds were: the model is the one they began with
         raise _unanswered(f"all of the {history[-1].round} rounds", history[-1])
     # the loss decides, where it was measured before round 1; else the method's measure
-    measured = [r.metrics["loss"] for r in history if "loss" in r.metrics]
+    losses = [r.metrics["loss"] for r in history if "loss" in r.metrics]
     start = inf if first.round else first.metrics.get("loss", inf)
-    names = ("step_size", "local_step_size")
-    sizes = [(name, size) for name in names if (size := getattr(strategy, name, None))]
-    steps = "".join(f"; {n} = {size:g} may be too long" for n, size in sizes[:1])
-    why = ""
-    if measured and not isfinite(measured[-1]):
-        why = f"its loss ended at {measured[-1]}"
+    risen = why = ""
+    if losses and not isfinite(losses[-1]):
+        why = f"its loss ended at {losses[-1]}"
     elif not isfinite(start):
         why = strategy._diverged("")
     else:
-        end, size, dtype = measured[-1], abs(start), strategy.broadcast.layout.dtype
-        risen = f"its loss ended at {end:.3g} and was {start:.3g} before round 1"
-        bits = float(np.finfo(dtype).eps)
-        if end > start + _BEYOND * max(1.0, size):
-            why = strategy._diverged(risen) or risen
-        elif end > start + np.sqrt(bits) * size and not (
-            why := strategy._diverged(risen)
-        ):
-            log(WARNING, "%s%s", risen, steps)
-            return risen + steps
+        size, rise = abs(start), losses[-1] - start
+        rounding = float(np.finfo(strategy.broadcast.layout.dtype).eps)
+        if rise > np.sqrt(rounding) * size:
+            risen = (
+                f"its loss ended at {losses[-1]:.3g} and was {start:.3g} before round 1"
+            )
+            far = rise > _BEYOND * max(1.0, size)
+            why = strategy._diverged(risen) or risen * far
+    names = ("step_size", "local_step_size")
+    lengths = [(name, getattr(strategy, name, None)) for name in names]
+    set_ = [f"; {name} = {value:g} may be too long" for name, value in lengths if value]
+    steps = "".join(set_[:1])
     if why:
         causes = [part.why_failed() for part in strategy._parts]
         raise DivergedError(f"the run diverged: {why}{''.join(causes) or steps}")
-    return ""
+    if not risen:
+        return ""
+    log(WARNING, "%s%s", risen, steps)
+    return risen + steps
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -41,7 +41,7 @@ from fedtrellis.server.callbacks import (
 )
 from fedtrellis.settings import SettingsError, need
 from fedtrellis.signals import Interrupted, deferred, signals_interrupt
-from fedtrellis.wire.arrays import Layout, decode
+from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import Key
 from fedtrellis.wire.flower_internals import at_exit, log
@@ -329,34 +329,27 @@ def plot_convergence(
         firsts = [[n for n in all_ if n in names][:1] for all_ in (_GAPS, QUALITIES)]
         more = [(name, "rounds") for first in firsts for name in first]
         panels = [("loss", "rounds"), *more, ("loss", "bytes")]
+    known = any(best is not None for _, best in every)
     figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
     everywhere = figure.subplots(1, len(panels), squeeze=False)
     for axes, (metric, against) in zip(everywhere[0], panels, strict=True):
-        label = CRITERIA.get(metric, metric)
-        certified = metric == "loss" and any(best is not None for _, best in every)
-        label = f"{label} − F*" if certified else label
+        certified = known and metric == "loss"
         distance = certified or metric in _GAPS
-        least = 0.0 if distance else -_LARGEST
-        for name, several in runs.items():
-            drawn = [
-                _line(history, metric, against, best if certified else 0.0)
-                for history, best in several
-            ]
-            lines = [z for z in drawn if len(z)] or [np.full((1, 2), np.nan)]
-            longest = max(map(len, lines))
-            padded = [np.pad(z, ((0, longest - len(z)), (0, 0)), "edge") for z in lines]
-            along, values = np.moveaxis(np.array(padded), -1, 0)
-            middle, x = np.median(values, axis=0), np.median(along, axis=0)
-            there = (least < middle) & (middle < _LARGEST)
-            (line,) = axes.plot(x[there], middle[there], label=name)
-            if len(several) > 1:
-                ends = values.min(axis=0)[there], values.max(axis=0)[there]
-                axes.fill_between(
-                    x[there], *ends, color=line.get_color(), alpha=0.2, lw=0
-                )
+        label = CRITERIA.get(metric, metric) + " − F*" * certified
         scale = "log" if distance else "linear"
         axes.set(xlabel=AXES[against], ylabel=label, yscale=scale)
         axes.grid(True, alpha=0.3)
+        for name, several in runs.items():
+            lines = [
+                _line(history, metric, against, best if certified else 0.0)
+                for history, best in several
+            ]
+            x, middle, low, high = _spread(lines)
+            there = (middle > (0.0 if distance else -_LARGEST)) & (middle < _LARGEST)
+            (line,) = axes.plot(x[there], middle[there], label=name)
+            if len(several) > 1:
+                look: Any = {"color": line.get_color(), "alpha": 0.2, "lw": 0}
+                axes.fill_between(x[there], low[there], high[there], **look)
     if len(runs) > 1:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
     else:
@@ -379,6 +372,16 @@ def _line(
     return curve
 
 
+def _spread(curves: Sequence[NDArray[np.float64]]) -> Any:
+    """Median places of several curves; their median, least and largest values."""
+    some = [curve for curve in curves if len(curve)] or [np.full((1, 2), np.nan)]
+    longest = max(map(len, some))
+    padded = [np.pad(c, ((0, longest - len(c)), (0, 0)), "edge") for c in some]
+    along, values = np.moveaxis(np.array(padded), -1, 0)
+    middle = np.median(values, axis=0)
+    return np.median(along, axis=0), middle, values.min(axis=0), values.max(axis=0)
+
+
 # -------------------------------------------------------------------------- checkpoints
 
 # The file is a ``.npz`` of arrays and one JSON text: the model, the method's state, who
@@ -394,15 +397,18 @@ def _history_path(path: Path) -> Path:
     return apart if apart.exists() else path.with_name("history.jsonl")
 
 
-def _of_run(strategy: Any, layout: Layout) -> dict[str, Any]:
-    """What a run and a checkpoint that it goes on from have in common."""
+def _of_run(strategy: Any) -> dict[str, Any]:
+    """What a run and a checkpoint that it goes on from have in common, as of JSON."""
+    layout, clients = strategy.broadcast.layout, sorted(strategy.clients)
     return {
         "format": _FORMAT,
         "strategy": type(strategy).__name__,
         "seed": strategy.seed,
-        "layout": layout.to_list(),
         "dtype": layout.dtype,
-        "settings": {n: getattr(strategy, n) for n in strategy._state_settings},
+        "model shapes": [list(shape) for shape in layout.shapes],
+        **{name: getattr(strategy, name) for name in strategy._state_settings},
+        "number of clients": len(clients),
+        "clients": clients,
     }
 
 
@@ -422,7 +428,7 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
         for name, client in conversation.registry.clients.items()
     }
     meta = {
-        **_of_run(strategy, broadcast.layout),
+        "run": _of_run(strategy),
         "round": server_round,
         "session": conversation.session,
         "epoch": conversation.epoch,
@@ -484,18 +490,25 @@ class Checkpoint:
         with refusing(f"{self._name} is no checkpoint"):
             self._arrays = read_arrays(path)
             meta = self._meta = json.loads(self._arrays.pop("meta").tobytes())
-            self._layout = Layout.from_list(meta["layout"], meta["dtype"])
             self.planned_rounds = int(meta["planned-rounds"])
             self._last_round = int(meta["round"])
+            #: What the SuperLink knew the clients' nodes by.
             self.keys = {
-                name: Key(str(client["digest"]), bool(client["lasting"]))
+                name: Key(client["digest"], client["lasting"])
                 for name, client in meta["clients"].items()
             }
 
     def load(self, strategy: Any, grid: Any) -> list[RoundRecord]:
         """Put a strategy that has been set up where it was; the rounds so far."""
         with refusing(f"{self._name} does not fit this {type(strategy).__name__}"):
-            self._check_same_run(strategy)
+            now = _of_run(strategy)
+            for what, before in self._meta["run"].items():
+                if before != now.get(what):
+                    hint = "; start as many nodes, with the same client-ids"
+                    raise SettingsError(
+                        f"{self._name}: its {what} is {before}, this run's is "
+                        f"{now.get(what)}" + hint * what.endswith("clients")
+                    )
             self._put_back(strategy, grid)
         # later rounds were never part of a checkpoint
         path, last_round = _history_path(self._path), self._last_round
@@ -506,40 +519,18 @@ class Checkpoint:
                 raise ValueError(f"{path.name} ends before round {last_round}")
             return records
 
-    def _check_same_run(self, strategy: Any) -> None:
-        """Raise SettingsError where it is of another run."""
-        meta, layout = self._meta, strategy.broadcast.layout
-        now = _of_run(strategy, layout)
-        saved, here = sorted(meta["clients"]), sorted(strategy.clients)
-        pairs = [
-            *((name, meta[name], now[name]) for name in ("format", "strategy", "seed")),
-            ("dtype", meta["dtype"], layout.dtype),
-            ("model shapes", self._layout.shapes, layout.shapes),
-            # an older one may not say each
-            *((n, meta["settings"].get(n, v), v) for n, v in now["settings"].items()),
-            ("number of clients", len(saved), len(here)),
-            ("clients", saved, here),
-        ]
-        for what, before, value in pairs:
-            if before != value:
-                hint = "; start as many nodes, with the same client-ids"
-                raise SettingsError(
-                    f"{self._name}: its {what} is {before}, this run's is {value}"
-                    + hint * what.endswith("clients")
-                )
-
-    def _of(self, kind: str) -> dict[str, NDArray[Any]]:
-        """The arrays of ``"state/"`` or of ``"client/"``, by their names in it."""
-        found = self._arrays.items()
-        return {n.removeprefix(kind): a for n, a in found if n.startswith(kind)}
-
     def _put_back(self, strategy: Any, grid: Any) -> None:
         """Model, state and clients; any exception means that they do not fit."""
         meta, conversation = self._meta, strategy.conversation
+        parts: dict[str, dict[str, NDArray[Any]]] = {"state": {}, "client": {}}
+        for label, array in self._arrays.items():
+            kind, slash, name = label.partition("/")
+            if slash:
+                parts[kind][name] = array
         conversation.session = meta["session"]
-        model = self._arrays["model"]
-        strategy.broadcast = ModelBroadcast(self._layout, model, meta["version"])
-        strategy.load_state(self._of("state/"))
+        model, layout = self._arrays["model"], strategy.broadcast.layout
+        strategy.broadcast = ModelBroadcast(layout, model, meta["version"])
+        strategy.load_state(parts["state"])
         for name, saved in meta["clients"].items():
             # its version of the model is left open: whoever has one gets it whole
             client = conversation.client(name)
@@ -550,7 +541,7 @@ class Checkpoint:
         load = getattr(grid, "load_client_states", None)
         if load is None:
             return
-        states = {name: a.tobytes() for name, a in self._of("client/").items()}
+        states = {name: array.tobytes() for name, array in parts["client"].items()}
         load(states)
         for name in set(states).intersection(strategy.clients):
             # one that never took part has no state to go on from

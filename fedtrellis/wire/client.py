@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from logging import ERROR, INFO
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -208,13 +208,6 @@ class StatefulClient(MethodClient):
         self.client_id = client_identity(context)
         self.state: dict[str, FloatArray] = {}
         self.numbers: FloatArray | None = None
-
-
-@lru_cache(maxsize=1024)
-def speaks_for(kind: Any, many: str, one: str) -> bool:
-    """Whether no subclass has overridden a method for one client, and not for many."""
-    found = [name for c in kind.__mro__ for name in (many, one) if name in vars(c)]
-    return found[:1] == [many]
 
 
 def evaluate_objective(
