@@ -74,7 +74,7 @@ class FedFWClient(StatefulClient):
         """The iterate's corrections by k steps on L_i; then y_i's step."""
         domain, steps = self.domain, int(config["local-steps"])
         state: dict[str, NDArray[Any]] = self.state
-        iterate, y = self._iterate(config.get("correction")), state["y"]
+        iterate, y = self._iterate(), state["y"]
         # nobody knows yet how F bends: the first round has no penalty
         penalty, n = float(config.get("penalty", 0.0)), int(config["num-clients"])
         problem = LocalProblem(self.objective, self.layout, n, y, z, penalty)
@@ -94,10 +94,10 @@ class FedFWClient(StatefulClient):
         self.numbers = np.array(numbers) if numbers else None
         return corrections
 
-    def _iterate(self, correction: str | None) -> Iterate:
+    def _iterate(self) -> Iterate:
         """x_i, which the state has packed, or as the first model itself."""
         x, layout = self.state["x"], self.layout
-        form = Form(self.domain, correction, layout.point_dtype)
+        form = Form(self.domain, layout.point_dtype)
         if x.dtype == np.uint8:
             return form.unpack(split_arrays(x), layout.point_shape)
         return form.start_at(x)

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
-from fedtrellis.corrective import Correction, Form, Iterate
+from fedtrellis.corrective import Form, Iterate
 from fedtrellis.corrective.penalty import Balance, automatic_penalty
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
@@ -284,7 +284,7 @@ class FedFW(FrankWolfeStrategy):
 
     name = "fedfw"
     about = "federated Frank-Wolfe: FedFW, FedFW+, FedFW-sto"
-    _state_settings = ("variant", "correction")
+    _state_settings = ("variant",)
     _least_answers = 1
     _private_mechanism = "exponential"
     _free_to_change = ("penalty",)
@@ -301,13 +301,6 @@ class FedFW(FrankWolfeStrategy):
         "corrective steps, FedFW, FedFW+ (augmented) or FedFW-sto",
         auto="corrective",
         choices=Variant,
-    )
-    correction: Correction = setting(
-        "projected",
-        "the corrective variant's steps: on x_i itself, within a face that the oracle "
-        "widens, or pairwise, on the weights of atoms",
-        choices=Correction,
-        only=_CORRECTIVE,
     )
     schedule: Schedule | Literal["auto"] = setting(
         None,
@@ -715,10 +708,9 @@ class _CorrectiveSteps:
         self._points = dict.fromkeys(strategy.clients, self._start)
         self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
         self._certificates: dict[str, tuple[float, float]] = {}
-        targets = [iterate.balance for iterate in self._iterates.values()]
         convex = strategy.schedule != "nonconvex"
         self._robust = strategy.aggregator.robust
-        self._balance = Balance(strategy.penalty, convex, max(targets), self._robust)
+        self._balance = Balance(strategy.penalty, convex, self._robust)
         self.primal_residual = self.dual_residual = np.inf
         self.gap, self._scale = np.inf, 0.0
         # answers in a row after which both residuals were small
@@ -731,7 +723,7 @@ class _CorrectiveSteps:
     def _form(self, client: str) -> Form:
         strategy = self._strategy
         dtype = strategy.broadcast.layout.point_dtype
-        return Form(strategy._domains[client], strategy.correction, dtype)
+        return Form(strategy._domains[client], dtype)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         strategy = self._strategy
@@ -740,8 +732,6 @@ class _CorrectiveSteps:
             entries["penalty"] = self.penalty
         if strategy.certificate:
             entries["certificate"] = True
-        if strategy.correction != "projected":
-            entries["correction"] = strategy.correction
         return entries
 
     def check(self, answer: Answer) -> _Corrected:

@@ -6,9 +6,8 @@ that the iterate has for it, and that travels, is the set's own
 (:attr:`fedtrellis.domains.Domain.form`).
 """
 
-from fedtrellis.corrective.iterate import Correction, Form, Iterate
+from fedtrellis.corrective.iterate import Form, Iterate
 from fedtrellis.corrective.problem import LocalProblem
 from fedtrellis.corrective.projected import Entries
-from fedtrellis.corrective.vertices import Vertices
 
-__all__ = ["Correction", "Entries", "Form", "Iterate", "LocalProblem", "Vertices"]
+__all__ = ["Entries", "Form", "Iterate", "LocalProblem"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,31 +15,21 @@ from fedtrellis.domains.atoms import FLOAT64
 from fedtrellis.domains.base import Domain, FloatArray, Shape
 from fedtrellis.domains.product import Product
 
-__all__ = ["Correction", "Form", "Iterate", "Parts"]
-
-#: Kinds of corrective steps.
-Correction = Literal["projected", "pairwise"]
+__all__ = ["Form", "Iterate", "Parts"]
 
 Arrays = Sequence[NDArray[Any]]
 Changes = list[NDArray[Any]]
 
 
 class Form(NamedTuple):
-    """What decides on the form of an iterate: its set, and the model's dtype.
-
-    With the correction "pairwise" it is weights over atoms, whatever the set's own is.
-    """
+    """What decides on the form of an iterate: its set, and the model's dtype."""
 
     domain: Domain
-    correction: str | None = None
     dtype: np.dtype[Any] = FLOAT64
 
     @property
     def _kind(self) -> type[Iterate]:
-        name = self.domain.form
-        if self.correction == "pairwise" and name != "parts":
-            name = "vertices"
-        return Iterate.forms[name]
+        return Iterate.forms[self.domain.form]
 
     def start_at(self, point: FloatArray) -> Iterate:
         """The iterate that is a point of the set, before any step.
@@ -64,12 +54,9 @@ class Iterate(ABC):
     #: Every form by its name.
     forms: ClassVar[dict[str, type[Iterate]]] = {}
 
-    #: The target of :class:`~fedtrellis.corrective.penalty.Balance`: 1 where the steps
-    #: come close to the minimiser of L_i.
-    balance: float = 1.0
     shape: Shape
-    #: Of the model: what factors and atoms are of. Points and weights are float64,
-    #: which both sides go on with for as long as the run is.
+    #: Of the model: what factors are of. Points are float64, which both sides go on
+    #: with for as long as the run is.
     dtype: np.dtype[Any] = FLOAT64
 
     def __init_subclass__(cls, form: str, **more: Any) -> None:
@@ -115,7 +102,6 @@ class Parts(Iterate, form="parts"):
     def __init__(self, pieces: Sequence[Iterate]) -> None:
         self.pieces = list(pieces)
         self.shape: Shape = (sum(math.prod(piece.shape) for piece in pieces),)
-        self.balance = max(piece.balance for piece in pieces)
 
     @classmethod
     def at(cls, point: FloatArray, form: Form) -> Self:

@@ -39,9 +39,9 @@ class Balance:
     units of their own, ρ is right::
 
         q = ‖Y − Y'‖ / (ρ √n ‖z − z'‖),  Y all y_i, Y' and z' where the window began
-        ρ ← ρ · clip(q / target, 1/c, c)  at the m-th change,
+        ρ ← ρ · clip(q, 1/c, c)  at the m-th change,
         c = min(10, exp(20 / m^1.25));   from m = 11 on nothing changes while
-        q / target is between 1/3 and 3
+        q is between 1/3 and 3
 
     The idea is residual balancing's (He, Yang and Wang, J. Optimization Theory and
     Applications 2000), with a dead zone that comes later, and with the step that the
@@ -54,23 +54,15 @@ class Balance:
     convex : bool
         Whether ρ may go up and down for good. Otherwise, after ten changes, it only
         rises: F has to bend upward with it wherever the clients still move.
-    target : float
-        What q is when ρ is right: 1 if the clients' steps come close to the minimiser
-        of L_i, more if what they miss adds to the way of the duals.
     robust : bool
         Whether ‖Y − Y'‖² is n times the median of the ‖y_i − y_i'‖² instead of their
         sum, in which one client could have any ρ.
     """
 
     def __init__(
-        self,
-        fixed: float | None,
-        convex: bool = True,
-        target: float = 1.0,
-        robust: bool = False,
+        self, fixed: float | None, convex: bool = True, robust: bool = False
     ) -> None:
-        self.fixed, self._convex, self._target = fixed, convex, target
-        self._robust = robust
+        self.fixed, self._convex, self._robust = fixed, convex, robust
         self.penalty = fixed
         self._changes = self._answers = 0
         self._duals: list[FloatArray] = []
@@ -119,12 +111,12 @@ class Balance:
         if min(ways) > 0.0 and max(ways) > still * float(np.linalg.norm(z)):
             self._changes += 1
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
-            ratio = ways[0] / (ways[1] * self._target)
+            ratio = ways[0] / ways[1]
             if self._changes > _DEAD_AFTER and 1.0 / _DEAD < ratio < _DEAD:
                 ratio = 1.0
             if not self._convex and self._changes > _SETTLED:
                 ratio = max(ratio, 1.0)
-            # ρ ← ρ · clip(q / target, 1/c, c)
+            # ρ ← ρ · clip(q, 1/c, c)
             self.penalty *= min(max(ratio, 1.0 / most), most)
         self._mark(duals, z)
 

@@ -106,20 +106,20 @@ class LocalProblem:
         return abs(float(np.vdot(change, way))) / length
 
     def line(
-        self, x: FloatArray, direction: FloatArray, slope: float, longest: float
+        self, x: FloatArray, direction: FloatArray, slope: float
     ) -> tuple[float, float | None]:
-        """How far to go from x: γ in [0, longest], by the smallest L_i(x + γd).
+        """How far to go from x: γ in [0, 1], by the smallest L_i(x + γd).
 
         Exact where f_i is quadratic and says so. Otherwise a step by the curvature at
-        x, or by that of the parabola through L_i(x), the slope and L_i at the longest
-        step, halved until the value falls by a quarter of what the slope
+        x, or by that of the parabola through L_i(x), the slope and L_i(x + d),
+        halved until the value falls by a quarter of what the slope
         ⟨∇L_i(x), d⟩ < 0 promises. With γ comes :meth:`bend` at x along d.
         """
         bend = self.bend(x, direction)
         if bend is None:
-            return self._searched(x, direction, slope, longest, True), None
+            return self._searched(x, direction, slope, 1.0, True), None
         curvature = bend * float(np.vdot(direction, direction))
-        gamma = _minimiser(slope, curvature, longest)
+        gamma = _minimiser(slope, curvature, 1.0)
         if not self._quadratic:
             gamma = self._searched(x, direction, slope, gamma, False)
         return gamma, bend

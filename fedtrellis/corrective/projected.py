@@ -92,7 +92,7 @@ def projected_steps(
         if not slope < enough * steepest:
             break
         steepest = steepest or slope
-        gamma, bend = problem.line(x, d, slope, 1.0)
+        gamma, bend = problem.line(x, d, slope)
         if gamma == 0.0:
             break
         last = (x, g) if bend is None else None
@@ -228,7 +228,7 @@ class Factors(Iterate, form="low-rank"):
 
     def corrections(self, problem: LocalProblem, domain: Domain, steps: int) -> Changes:
         """[A, B] after :func:`projected_steps`, C-contiguous, of the model's dtype."""
-        form, x = Form(domain, dtype=self.dtype), self.dense()
+        form, x = Form(domain, self.dtype), self.dense()
         if type(domain) is not NuclearNormBall or min(self.shape) < _LARGE:
             x = projected_steps(problem, domain, x, steps)
             found = type(self).at(x, form)
@@ -245,7 +245,7 @@ class Factors(Iterate, form="low-rank"):
 
     def changed(self, arrays: Arrays, domain: Domain, steps: int) -> Self:
         """The factors that arrived, instead of those before."""
-        form = Form(domain, dtype=self.dtype)
+        form = Form(domain, self.dtype)
         made = type(self).of_arrays(arrays, self.shape, form)
         tolerance = rounding(self.dtype)
         if not domain.contains_product(made.left, made.right, tolerance):

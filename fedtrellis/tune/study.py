@@ -286,7 +286,7 @@ def _quiet(log: TextIO) -> Iterator[None]:
 
 
 def _measured(run: Run, pruned: int) -> dict[str, Any]:
-    """Status, reason and finite metrics of a run; ``pruned`` is its last round or 0."""
+    """What a run came to; ``pruned`` is the round that a pruner ended it in, or 0."""
     if run.status in ("running", "dead", "diverged", "interrupted", "failed"):
         raise SettingsError(run.summary.get("error", f"status {run.status!r}"))
     if pruned:

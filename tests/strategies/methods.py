@@ -272,9 +272,7 @@ VARIANTS: dict[str, Method] = {
         MANIFOLD,
         **(_RFL | {"samples": 6, "smoothing": 1e-3, "upload": "dense"}),
     ),
-    "fedfw pairwise": _whole(
-        "FedFW", _DIAMOND, correction="pairwise", certificate=True
-    ),
+    "fedfw certified": _whole("FedFW", _DIAMOND, certificate=True),
     **{
         f"fedfw {v} of {k} steps": _whole(
             "FedFW",

@@ -2,7 +2,7 @@
 
 How far it goes and how it knows, and what its clients say of x̄. Sets and losses are
 those of the package, which have tests of their own; steps, searches and the rule for ρ
-are written down once more, matrices whole, weights in lists.
+are written down once more, matrices whole.
 """
 
 from __future__ import annotations
@@ -36,16 +36,13 @@ BALL = L1Ball(1.5)
 class Loop:
     """The method, round after round; ``penalty`` is ρ for good, if it is given."""
 
-    def __init__(self, made: Problem, penalty: float | None, pairwise: bool) -> None:
+    def __init__(self, made: Problem, penalty: float | None) -> None:
         self.losses, self.domain, self.k = made.losses, made.domain, made.steps
-        self.n, self.pairwise = len(made.losses), pairwise
+        self.n = len(made.losses)
         self.x = [made.start.copy() for _ in self.losses]
         self.y = [np.zeros_like(made.start) for _ in self.losses]
         self.z, self.mean = made.start.copy(), made.start.copy()
         self.fixed, self.rho = penalty, penalty
-        # pairwise: the atoms and their weights
-        self.atoms = [[made.start.copy()] for _ in self.losses]
-        self.weights = [[1.0] for _ in self.losses]
         self.changes = self.answers = 0
         self.mark: Any = None
 
@@ -56,10 +53,7 @@ class Loop:
         rho, bends = self.rho or 0.0, []
         for i in used:
             before = self.x[i]
-            if self.pairwise:
-                self.x[i] = self._pairwise(i, rho)
-            else:
-                self.x[i] = self._arrived(before, self._projected(i, rho))
+            self.x[i] = self._arrived(before, self._projected(i, rho))
             self.y[i] = self.y[i] + rho * (self.x[i] - self.z)
             way, gradient = self.x[i] - before, self.losses[i].gradient
             if way.any():
@@ -87,8 +81,7 @@ class Loop:
         if min(a, b) > 0.0 and max(a, b) > still:
             self.changes += 1
             c = min(10.0, math.exp(20.0 / self.changes**1.25))
-            q = float(a / b) / (2.0 if self.pairwise else 1.0)
-            self.rho *= min(max(q, 1 / c), c)
+            self.rho *= min(max(float(a / b), 1 / c), c)
         self.mark, self.answers = (np.array(self.y), self.z), 0
 
     def _gradient(self, i: int, x: Array, rho: float) -> Array:
@@ -173,34 +166,6 @@ class Loop:
         x = np.where(after == 0.0, 0.0, before + change)
         return x if self.domain.contains(x, 0.0) else self._onto(x, x != 0.0)
 
-    def _pairwise(self, i: int, rho: float) -> Array:
-        atoms, weights = list(self.atoms[i]), list(self.weights[i])
-        x = self.x[i]
-        for _ in range(self.k):
-            g = self._gradient(i, x, rho)
-            v = self.domain.lmo(g).dense()
-            scores = [
-                float(np.vdot(a, g)) if w > 0.0 else -math.inf
-                for a, w in zip(atoms, weights, strict=True)
-            ]
-            u = int(np.argmax(scores))
-            low, high = float(np.vdot(v, g)), scores[u]
-            if high - low <= 1e-15 * (abs(low) + abs(high)):
-                break
-            d = v - atoms[u]
-            gamma = self._length(i, x, d, low - high, weights[u], rho)
-            x = x + gamma * d
-            weights[u] -= gamma
-            same = [j for j, a in enumerate(atoms) if np.array_equal(a, v)]
-            if same:
-                weights[same[0]] += gamma
-            else:
-                atoms.append(v)
-                weights.append(gamma)
-        pairs = [(w, a) for w, a in zip(weights, atoms, strict=True) if w > 0.0]
-        self.weights[i], self.atoms[i] = [w for w, _ in pairs], [a for _, a in pairs]
-        return np.asarray(sum(w * a for w, a in pairs))
-
 
 # ----------------------------------------------------------------------------- problems
 
@@ -254,14 +219,8 @@ def problem(name: str) -> Problem:
     return Problem(losses, Simplex(3.0), 3.0 * rng.dirichlet(np.ones(15)))
 
 
-# An exact step along v − u leaves both atoms alike, and rounding says which is the next
-# to lose weight: pairwise steps on quadratics cannot be compared to the last digits.
-CASES = [
-    *[("squares, l1", "projected"), ("squares, simplex", "projected")],
-    *[("logistic, l1", "projected"), ("quartic", "projected")],
-    *[("completion", "projected"), ("logistic, l1", "pairwise")],
-    *[("logistic, simplex", "pairwise"), ("quartic", "pairwise")],
-]
+FAULTY = {"participation": 0.6, "faults": {"reply_loss": 0.1}}
+CASES = ["squares, l1", "squares, simplex", "logistic, l1", "quartic", "completion"]
 
 
 class Rounds(Callback):
@@ -318,18 +277,15 @@ def check_beside(ran: Any, beside: Loop, near: float = 1e-9) -> None:
 # --------------------------------------------------------------------------- the rounds
 
 
-@pytest.mark.parametrize(("name", "correction"), CASES)
-def test_whatever_goes_wrong_it_is_the_loop_of_the_answers_used(
-    name: str, correction: str
-) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_whatever_goes_wrong_it_is_the_loop_of_the_answers_used(name: str) -> None:
     """All eight faults at once; the nodes' states are the server's bit for bit."""
     made, faults = problem(name), EVERYTHING | {"encode": True}
-    options: dict[str, Any] = {"correction": correction, "participation": 0.8}
-    ran = run(made, 16, faults=faults, last_fault=15, **options)
+    ran = run(made, 16, faults=faults, last_fault=15, participation=0.8)
     played, rounds = ran
     assert all(played.grid.fault_counts.values())
     assert rounds[-1]["rho"] != rounds[2]["rho"]
-    check_beside(ran, Loop(made, None, correction == "pairwise"))
+    check_beside(ran, Loop(made, None))
     strategy, states = played.strategy, node_states(played.strategy, played.grid)
     for client, state in states.items():
         expected = strategy.client_state(client)
@@ -350,7 +306,7 @@ def test_the_penalty_may_be_fixed_and_another_after_a_checkpoint(
     assert before is None or {one["rho"] for one in kept} == {before}
     rest = run(made, 16, penalty=after, participation=0.6, resume=path)
     # what was replayed goes on; with no ρ of its own, from the one there was
-    beside = Loop(made, before, False)
+    beside = Loop(made, before)
     check_beside((first, kept), beside)
     if after is None:
         assert rest[0].watch.metrics[0]["penalty"] == before
@@ -433,14 +389,11 @@ def mean(losses: list[Any], x: Array) -> float:
 
 
 @pytest.mark.parametrize("name", ["squares, l1", "logistic, l1"])
-@pytest.mark.parametrize("correction", ["projected", "pairwise"])
-def test_the_lower_bound_is_one(name: str, correction: str) -> None:
+@pytest.mark.parametrize("options", [{}, FAULTY])
+def test_the_lower_bound_is_one(name: str, options: dict[str, Any]) -> None:
     """F* is never below it, in no round, and the bound comes near."""
     made, least = problem(name), lowest(name)
-    options: dict[str, Any] = {"certificate": True, "correction": correction}
-    if correction == "pairwise":
-        options |= {"participation": 0.6, "faults": {"reply_loss": 0.1}}
-    played, _ = run(made, 60, **options)
+    played, _ = run(made, 60, certificate=True, **options)
     bounds = [m["lower-bound"] for m in played.watch.metrics if "lower-bound" in m]
     assert len(bounds) > 40
     rounding = 1e-7 * (1.0 + abs(least))  # the solver's
