@@ -31,6 +31,8 @@ from fedtrellis.wire.summing import ATTEMPT
 class FedAvgGDClient(MethodClient):
     """Takes local gradient steps from x; see ``FedAvgGD``.
 
+    ``LocalSGDClient``, ``FedAvgClient`` and ``FedOptClient`` are other names for it.
+
     Parameters
     ----------
     context : Context
@@ -70,40 +72,10 @@ class FedAvgGDClient(MethodClient):
         return scheduled_steps(self, x, config)
 
 
-class LocalSGDClient(FedAvgGDClient):
-    """Takes local steps on mini-batches from x; see ``LocalSGD``.
-
-    Parameters and errors are those of :class:`FedAvgGDClient`; the objective needs
-    ``stochastic_gradient(x, rng, batch_size)`` and ``num_examples``.
-
-    Examples
-    --------
-    >>> from fedtrellis import client_app
-    >>> from fedtrellis.clients import LocalSGDClient
-    >>> app = client_app(lambda context: LocalSGDClient(context, my_loss(context)))
-    """
-
-
-class FedAvgClient(LocalSGDClient):
-    """Takes the local steps of :class:`LocalSGDClient`; see ``FedAvg``.
-
-    Examples
-    --------
-    >>> from fedtrellis import client_app
-    >>> from fedtrellis.clients import FedAvgClient
-    >>> app = client_app(lambda context: FedAvgClient(context, my_loss(context)))
-    """
-
-
-class FedOptClient(LocalSGDClient):
-    """Takes the local steps of :class:`LocalSGDClient`; see ``FedOpt``.
-
-    Examples
-    --------
-    >>> from fedtrellis import client_app
-    >>> from fedtrellis.clients import FedOptClient
-    >>> app = client_app(lambda context: FedOptClient(context, my_loss(context)))
-    """
+# the same steps, by the names of the other methods that ask for them
+LocalSGDClient = FedAvgGDClient
+FedAvgClient = FedAvgGDClient
+FedOptClient = FedAvgGDClient
 
 
 class FedProxClient(FedAvgGDClient):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.local_steps import answer_bound, answer_lipschitz, mini_batches
 from fedtrellis.manifolds import Manifold
-from fedtrellis.objectives import DifferentiableLoss, Loss
+from fedtrellis.objectives import Loss
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
@@ -54,9 +54,7 @@ class FirstOrderRFLClient(StatefulClient):
     >>> app = client_app(client_fn)
     """
 
-    def __init__(
-        self, context: Context, objective: DifferentiableLoss, manifold: Manifold
-    ) -> None:
+    def __init__(self, context: Context, objective: Loss, manifold: Manifold) -> None:
         super().__init__(context)
         self.objective = objective
         self.manifold = manifold
@@ -135,10 +133,6 @@ class ZerothOrderRFLClient(FirstOrderRFLClient):
     ...     return ZerothOrderRFLClient(context, my_loss(context), Sphere((3,)))
     >>> app = client_app(client_fn)
     """
-
-    def __init__(self, context: Context, objective: Loss, manifold: Manifold) -> None:
-        values: Any = objective  # of the base class's gradient there are estimates
-        super().__init__(context, values, manifold)
 
     def fit_lipschitz(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]

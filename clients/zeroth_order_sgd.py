@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain
 from typing import Any
@@ -61,20 +60,13 @@ class ZerothOrderSGDClient(StatefulClient):
     """
 
     def __init__(self, context: Context, objective: Loss) -> None:
-        self._node_file: Mapping[str, Any] = {}
         super().__init__(context)
         self.objective = objective
 
-    @property
-    def announcement(self) -> Mapping[str, Any]:
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         """Which model the objective begins at, so that nobody has to send it."""
         begin = getattr(self.objective, "initial_point", None)
-        start = {} if begin is None else {START: mark_of(begin())}
-        return {**self._node_file, **start}
-
-    @announcement.setter
-    def announcement(self, of_node_file: Mapping[str, Any]) -> None:
-        self._node_file = of_node_file
+        return {} if begin is None else {START: mark_of(begin())}
 
     def fit_lipschitz(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
         """The curvature of f_i along a step."""

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -367,12 +366,10 @@ class QuadraticAssignmentTask(Nonconvex):
     summary = "relaxed quadratic assignment, chr12a of QAPLIB or a file"
     bounded_below = False
     # FedFW+ ends at lower costs than corrective steps, in a tenth of the time
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-        {
-            **Nonconvex.suggested,
-            "fedfw": {"schedule": "nonconvex", "variant": "augmented"},
-        }
-    )
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **Nonconvex.suggested,
+        "fedfw": {"schedule": "nonconvex", "variant": "augmented"},
+    }
     rounds = 500
 
     path: str = setting("", "a QAPLIB .dat file; empty for the built-in chr12a")

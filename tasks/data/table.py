@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
-import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.dual.weights import LIGHTEST
@@ -405,7 +404,7 @@ def _unique(path: Path, entries: Sequence[str], column: str) -> tuple[str, ...]:
     return tuple(seen)
 
 
-# -- scaling of features, dense or CSR, and a constant one more
+# -- scaling of features, dense or CSR
 
 
 def dense(features: Any) -> Array:
@@ -454,12 +453,3 @@ def scaled(train: Any, test: Any, scaling: str) -> tuple[Any, Any]:
         divide(train, lengths, 1)
         divide(test, lengths, 1)
     return train, test
-
-
-def with_constant(matrix: Any, value: float = 1.0) -> Any:
-    """Append a constant feature."""
-    column = np.full((matrix.shape[0], 1), value)
-    if isinstance(matrix, np.ndarray):
-        return np.hstack([matrix, column])
-    sparse = scipy.sparse.csr_array(column)
-    return scipy.sparse.csr_array(scipy.sparse.hstack([matrix, sparse], format="csr"))

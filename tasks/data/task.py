@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -29,6 +28,7 @@ from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, parse, setting
 from fedtrellis.tables import (
+    Column,
     Loss,
     Preparation,
     agree,
@@ -137,7 +137,7 @@ class Task(ABC):
     #: what suits F where it is not the method's own default: by the method's name, then
     #: by the name of the strategy's field; FedFW's ``penalty`` is λ_0 for about ten
     #: clients
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: the rounds of a run that no tolerance ends
     rounds: ClassVar[int] = 50
     #: whether F is known to be convex
@@ -302,12 +302,21 @@ class Task(ABC):
         """Return what becomes of the columns of a file, by its training rows."""
         weights = len(targets) * self._row_weights(starts)
         found = summarise(features, targets, weights, len(table.labels))
-        column, scaling = self.nodes.label_column, self._table_scaling()
-        made = Preparation.of_owners(
-            table.columns, [found], scaling, target=column, classes=table.labels
-        )
+        made = self._prepared_by(table.columns, [found], table.labels)
         assert made is not None
         return made
+
+    def _prepared_by(
+        self,
+        columns: Sequence[Column],
+        found: Sequence[Mapping[str, Any]],
+        classes: tuple[str | float, ...],
+    ) -> Preparation | None:
+        """Return what becomes of columns, by what their owners say of rows."""
+        column, scaling = self.nodes.label_column, self._table_scaling()
+        return Preparation.of_owners(
+            columns, found, scaling, target=column, classes=classes
+        )
 
     def _row_weights(self, starts: Indices) -> Array:
         """Return what each row's loss counts in F; their sum is 1."""
@@ -492,10 +501,7 @@ class Task(ABC):
         if not columns or not found:
             return ""
         classes = tuple(float(x) if is_number(x) else x for x in schema.labels)
-        column, scaling = self.nodes.label_column, self._table_scaling()
-        made = Preparation.of_owners(
-            columns, found, scaling, target=column, classes=classes
-        )
+        made = self._prepared_by(columns, found, classes)
         return json.dumps(made.to_json()) if made else ""
 
     def _table_scaling(self) -> str:
@@ -636,12 +642,10 @@ def data_of(task: Task) -> Dealt:
 class Nonconvex(Task):
     """A task whose F is not convex, and what suits Frank-Wolfe there."""
 
-    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-        {
-            "fedfw": {"schedule": "nonconvex"},
-            "naive-frank-wolfe": {"schedule": "nonconvex"},
-        }
-    )
+    suggested: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedfw": {"schedule": "nonconvex"},
+        "naive-frank-wolfe": {"schedule": "nonconvex"},
+    }
     convex = False
 
 

@@ -22,7 +22,7 @@ from fedtrellis.tables import Preparation, moments
 from ..base import data_path, derived_seed
 from ..data.datasets import load_images
 from ..data.readers import read_csv, read_libsvm
-from ..data.table import FILE, Schema, Table, with_constant
+from ..data.table import FILE, Schema, Table
 
 if TYPE_CHECKING:
     from .task import HybridTask
@@ -279,6 +279,15 @@ def _scaled(task: HybridTask, features: Any, num_train: int) -> Any:
 
         features = normalize(features)
     return features
+
+
+def with_constant(matrix: Any, value: float) -> Any:
+    """Append a constant feature to dense features, or CSR ones."""
+    column = np.full((matrix.shape[0], 1), value)
+    if isinstance(matrix, np.ndarray):
+        return np.hstack([matrix, column])
+    sparse = scipy.sparse.csr_array(column)
+    return scipy.sparse.csr_array(scipy.sparse.hstack([matrix, sparse], format="csr"))
 
 
 def min_max_scaled(features: Any, num_train: int) -> Any:
