@@ -7,16 +7,14 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtrellis.app.check import reach
 from fedtrellis.encryption.identity import write_identity, write_roster
 
 from .cases import NODES, Files, write_data
@@ -286,15 +284,9 @@ class Deployment:
             raise TrialError(f"{name}: {done.stdout}")
 
     def _answers(self) -> bool:
-        tls = ssl.create_default_context(cafile=str(self.authority))
-        url = f"https://127.0.0.1:{self.port}/health"
-        try:
-            with urllib.request.urlopen(url, timeout=5, context=tls):
-                return True
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
-            return False
+        with contextlib.suppress(OSError):
+            return bool(reach(f"127.0.0.1:{self.port}", str(self.authority)))
+        return False
 
 
 def _json(text: str) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtrellis.app.application import installed_app
+from fedtrellis.app.check import add_check_options, check
 from fedtrellis.app.command_line import add_run_options, perform
 from fedtrellis.app.new_method import add_new_method_options, new_method
 from fedtrellis.app.registry import print_list
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resume = add("resume", _resume, "go on with a run that was interrupted or failed")
     resume.add_argument("directory", metavar="DIR", help="the run's record")
     add_run_options(resume)
+    what = "what would stop a deployed run: certificates, keys, data, versions"
+    add_check_options(add("check", check, what))
     add_search_options(add("tune", search, "search for an app's settings"))
     add_commands(add)
     what = "a package with a method of one's own, and its tests"

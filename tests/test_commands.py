@@ -35,6 +35,7 @@ BY = {
     "for node": SYSTEM + "deployment.py",
     "ray start": SYSTEM + "ray_cluster.py",
     "export RAY_ADDRESS": SYSTEM + "ray_cluster.py",
+    "fedtrellis check": "tests/fedtrellis/app/test_check.py",
     "fedtrellis-keys": "tests/fedtrellis/encryption/test_identity.py",
     "fedtrellis resume": "tests/test_sim.py",
     "python sim.py -c 'resume": "tests/test_sim.py",

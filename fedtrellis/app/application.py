@@ -55,6 +55,7 @@ from fedtrellis.server.records import (
     sim_command,
 )
 from fedtrellis.settings import (
+    CodedError,
     SettingsError,
     check_choice,
     parse,
@@ -163,8 +164,13 @@ class App:
         record = ConfigRecord({"table": json.dumps(found)})
         return Message(RecordDict({"config": record}), reply_to=message)
 
-    def _with_agreement(self, grid: Grid, config: Config) -> dict[str, Any]:
-        """A run config with what nodes agree on of their tables, where they may."""
+    def settled(
+        self, config: Config, ask: Callable[[str], list[dict[str, Any] | None]]
+    ) -> dict[str, Any]:
+        """A run config with what nodes agree on of their tables, where they may.
+
+        ``ask`` returns what nodes say of their columns, None for one that keeps it.
+        """
         settled = dict(config)
         kind = self.registry.choose("task", config["task"])
         task = kind.from_config(config, 1, 0)
@@ -175,21 +181,13 @@ class App:
             return settled
         kept: list[bool] = []
 
-        def ask(asked: str) -> list[dict[str, Any]]:
-            content = RecordDict({"config": ConfigRecord({"asked": asked})})
-            nodes = grid.get_node_ids()
-            requests = [Message(content, node, "query.table") for node in nodes]
-            replies = exchange(grid, requests, float(config["timeout"]), Traffic())
-            found = [
-                json.loads(str(cast(ConfigRecord, reply.content["config"])["table"]))
-                for reply in replies.values()
-                if isinstance(reply, Message)
-            ]
+        def known(asked: str) -> list[dict[str, Any]]:
+            found = ask(asked)
             kept.extend(one is None for one in found)
             return [one for one in found if one is not None]
 
         if not settled[_AGREED_KEY]:
-            agreed = task.agree_on_tables(ask)
+            agreed = task.agree_on_tables(known)
             settled[_AGREED_KEY] = "" if any(kept) else agreed
             if any(kept):
                 why = "a node keeps its means, or its file has no columns"
@@ -274,7 +272,8 @@ class App:
             with contextlib.suppress(TimeoutError):
                 await_nodes(grid, len(Checkpoint(resume).keys), timeout=90.0)
         count = await_nodes(grid, options["min_nodes"], timeout=600.0)
-        return self.experiment(self._with_agreement(grid, config), count), resume
+        ask = partial(_ask_for_tables, grid, float(config["timeout"]))
+        return self.experiment(self.settled(config, ask), count), resume
 
     def _saved(self, directory: Path) -> dict[str, Any]:
         """The settings of a record, but for those of other methods and tasks."""
@@ -397,6 +396,18 @@ def _remade(methods: tuple[Pair, ...], tasks: tuple[type[Any], ...]) -> App:
     return App(methods, tasks)
 
 
+def _ask_for_tables(grid: Grid, timeout: float, asked: str) -> list[Any]:
+    """What the nodes that answer say of their tables' columns."""
+    content = RecordDict({"config": ConfigRecord({"asked": asked})})
+    nodes = grid.get_node_ids()
+    requests = [Message(content, node, "query.table") for node in nodes]
+    return [
+        json.loads(str(cast(ConfigRecord, reply.content["config"])["table"]))
+        for reply in exchange(grid, requests, timeout, Traffic()).values()
+        if isinstance(reply, Message)
+    ]
+
+
 def _record_of(experiment: Experiment) -> RunRecord:
     """A record of a run, where its results-dir says, with its title."""
     run, task = experiment.run, experiment.task
@@ -488,6 +499,6 @@ def load_app(directory: Path | None) -> FlowerApp:
 def one_line(error: BaseException) -> str:
     """An error in one line."""
     text = " ".join(str(error).split())[:400]
-    if isinstance(error, SettingsError):
+    if isinstance(error, CodedError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
