@@ -40,13 +40,8 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
     return MetricRecord({"loss": float(model @ model)})
 
 
-FAULTS: Config = {"request_loss": 0.1, "wipe": 0.1, "crash": 0.1, "state_loss": 0.1,
-          "reply_loss": 0.1, "garbage": 0.1}  # fmt: skip
-
-
-def grid_of(clients: int = 4, kind: Any = LocalGrid, **faults: Any) -> LocalGrid:
-    grid: LocalGrid = kind(client_app(StepClient), clients, seed=5, **faults)
-    return grid
+def grid_of(clients: int = 4) -> LocalGrid:
+    return LocalGrid(client_app(StepClient), clients, seed=5)
 
 
 def run(strategy: Steps, grid: LocalGrid | None = None) -> Result:
@@ -95,22 +90,6 @@ def check_goes_on(whole: Any, path: Path, **options: Any) -> Steps:
     again = steps(resume=path, **options)
     assert story(again, run(again, grid)) == whole
     return again
-
-
-def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    """Again and again, whatever is lost."""
-    strategy = steps()
-    whole = story(strategy, run(strategy, grid_of(**FAULTS)))
-    path = tmp_path / "new-directory" / "checkpoint.npz"
-    for at in (5, 8, 9, 13):
-        resume = path if path.exists() else None
-        interrupted(path, at, 2, grid_of(**FAULTS), resume=resume)
-    again = check_goes_on(whole, path, checkpoint=path, grid=grid_of(**FAULTS))
-    for one, other in zip(strategy.history, again.history, strict=True):
-        if one.round not in (5, 7, 9, 13):  # which have the introductions
-            assert (one.bytes_up, one.bytes_down) == (other.bytes_up, other.bytes_down)
-    # the last round is always saved: this one has nothing left to do
-    check_goes_on(whole, path, grid=grid_of(**FAULTS))
 
 
 # --------------------------------------------------------------- crashes while saving

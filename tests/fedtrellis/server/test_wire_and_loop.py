@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -16,11 +16,8 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from clients import FedFWClient
 from fedtrellis import (
     LocalGrid,
     SettingsError,
@@ -61,20 +58,6 @@ def test_a_run_is_what_can_be_worked_out_by_hand() -> None:
     first = strategy.conversation
     assert model_of(start(strategy, grid)) == [20.0] * SIZE
     assert strategy.conversation.session != first.session
-
-
-def test_answers_are_used_in_the_order_of_identities() -> None:
-    """Whenever they come, be it in a second wave."""
-
-    class Shuffled(LocalGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-            return super().pull_messages(message_ids)[::-1]
-
-    grid = Shuffled(client_app(StepClient), 12)
-    strategy = Steps(callbacks=[at({1: lambda: contexts(grid)[3].state.clear()})])
-    start(strategy, grid, rounds=2)
-    assert strategy.used == [str(i) for i in range(12)]
-    assert [record.round_trips for record in strategy.history] == [1, 2]
 
 
 # ------------------------------------------------------------------- refused answers
@@ -251,22 +234,6 @@ def test_nodes_that_cannot_introduce_themselves_are_left_out(spoil: Any) -> None
     start(strategy, grid_of(mod=mod), rounds=2)
     assert strategy.clients == ["0", "2"]
     assert any("introduction" in why for _, why in strategy.history[0].rejected)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_app_that_is_not_ours_ends_the_run_and_says_what_to_use() -> None:
-    functions = ClientApp()
-    functions.train()(lambda message, context: Message(RecordDict(), reply_to=message))
-    plain: Any = NumPyClient()
-    ours: Any = FedFWClient.__new__(FedFWClient)
-    way_out = r"none of 2 nodes .*app = fedtrellis\.client_app\(client_fn\)"
-    for app in (
-        functions,
-        ClientApp(client_fn=lambda context: plain),
-        ClientApp(client_fn=lambda context: ours),
-    ):
-        with pytest.raises(RuntimeError, match=way_out):
-            start(Steps(), LocalGrid(app, 2))
 
 
 # -------------------------------------------------------------------------- sampling
