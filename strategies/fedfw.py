@@ -16,6 +16,7 @@ from fedtrellis.corrective.penalty import Balance, automatic_penalty
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
+from fedtrellis.domains.replayed import ReplayedIterate
 from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.conversation import Answer
@@ -37,7 +38,6 @@ from fedtrellis.wire.arrays import (
 )
 from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.replay import ReplayedIterate
 
 Paper = Literal["plain", "augmented", "stochastic"]
 Variant = Literal["corrective", Paper]

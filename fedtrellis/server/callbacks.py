@@ -193,12 +193,6 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def listed(names: Sequence[str], length: int = 5) -> str:
-    """The first of many names, and how many more there are."""
-    rest = len(names) - length
-    return ", ".join(names[:length]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def summarise(history: Sequence[RoundRecord]) -> dict[str, Any]:
     """Totals and last metrics of a history."""
     metrics: dict[str, float] = {}

@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedtrellis.encryption.releases import ReleaseError
-from fedtrellis.server.callbacks import listed
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import (
@@ -28,6 +27,7 @@ from fedtrellis.wire.exchange import (
     Registry,
     Traffic,
     exchange,
+    listed,
 )
 from fedtrellis.wire.flower_internals import filled, log
 from fedtrellis.wire.local_grid import LocalGrid

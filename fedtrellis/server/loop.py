@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from logging import INFO, WARNING, getLogger
 from math import inf, isfinite
 from pathlib import Path
@@ -218,11 +218,13 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         #: The noise that clients add, if they do.
         self.local_noise: LocalPrivacy | None = None
         if self._private_mechanism is not None and options.privacy == "local":
-            names = [field.name for field in fields(Budget)]
             self.local_noise = LocalPrivacy(
                 mechanism=self._private_mechanism,
                 each=self._private_releases,
-                **{name: getattr(options, f"privacy_{name}") for name in names},
+                clip=options.privacy_clip,
+                noise_multiplier=options.privacy_noise_multiplier,
+                epsilon=options.privacy_epsilon,
+                delta=options.privacy_delta,
             )
             self._parts.append(self.local_noise)
         for part in self._parts:

@@ -15,9 +15,6 @@ from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.model_mods import NORM_BIT
 from fedtrellis.wire.protocol import ANSWER_BOUND
 
-# Instructions that a client's is compared with.
-_LAST = 8
-
 
 class RoundStrategy(LoopStrategy):
     """Base class: a strategy is what it sends, what it checks, and what it aggregates.
@@ -124,21 +121,13 @@ class RoundStrategy(LoopStrategy):
             common["sum-points"] = self._sent_arrays[0]
             if self.options.client_weights == "examples":
                 common["sum-largest"] = float(max(self._examples_of(self.clients)))
-        made: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+        made: dict[str, Mapping[str, Any]] = {}
         entries: dict[str, Mapping[str, Any]] = {}
         for name in asked:
             own = self.instruction(server_round, name)
-            if np.ndarray in map(type, own.values()):
-                entries[name] = common | own  # which go with the client's model
-                continue
-            # equal ones are sent as one: look among the last that differ
-            for one, whole in made[-_LAST:]:
-                if one == own:
-                    entries[name] = whole
-                    break
-            else:
-                entries[name] = common | own
-                made.append((own, entries[name]))
+            # equal ones are sent as one; arrays go with the client's own model
+            alone = np.ndarray in map(type, own.values())
+            entries[name] = made.setdefault(name if alone else repr(own), common | own)
         return entries
 
     def _use(

@@ -96,6 +96,12 @@ class Traffic:
             log(WARNING, "answer of client %s dropped: %s", who, why)
 
 
+def listed(names: Sequence[str], length: int = 5) -> str:
+    """The first of many names, and how many more there are."""
+    rest = len(names) - length
+    return ", ".join(names[:length]) + (f" and {rest} more" if rest > 0 else "")
+
+
 @window()
 def exchange(
     grid: Grid,
@@ -152,9 +158,8 @@ def exchange(
             spoke = now
             nodes = [request.metadata.dst_node_id for request in waiting.values()]
             who = [(names or {}).get(node, f"on node {node}") for node in nodes]
-            rest = f" and {len(who) - 5} more" if len(who) > 5 else ""
-            text = "waiting for client %s%s: %.0f of %g s"
-            log(INFO, text, ", ".join(who[:5]), rest, now - began, timeout)
+            text = "waiting for client %s: %.0f of %g s"
+            log(INFO, text, listed(who), now - began, timeout)
         wait = max(_SHORTEST_WAIT, _WAIT_SHARE * (now - began))
         pause(min(wait, max(deadline - now, _SHORTEST_WAIT)))
     for request in waiting.values():

@@ -19,6 +19,7 @@ from fedtrellis.domains.atoms import (
     SignAtom,
     SparseAtom,
 )
+from fedtrellis.domains.replayed import ReplayedIterate
 from fedtrellis.wire.arrays import DTYPES, Layout
 from fedtrellis.wire.broadcast import (
     ModelBroadcast,
@@ -27,7 +28,6 @@ from fedtrellis.wire.broadcast import (
     Step,
     receive,
 )
-from fedtrellis.wire.replay import ReplayedIterate
 
 Point = NDArray[np.float64]
 Shape = tuple[int, ...]

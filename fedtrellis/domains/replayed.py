@@ -7,9 +7,11 @@ not what x costs.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms import Atom
-from fedtrellis.wire.arrays import FloatArray
+
+FloatArray = NDArray[np.float64]
 
 # Far above the smallest float, so that entries / scale keep all their digits.
 _MIN_SCALE = 1e-100
