@@ -356,7 +356,7 @@ def cut_at_random(
     too small. For many clients this takes for ever: here every share has its least, and
     the rest is cut.
     """
-    least = math.ceil(0.025 * len(order) / clients)
+    least = min(math.ceil(0.025 * len(order) / clients), len(order) // clients)
     spare = len(order) - clients * least
     cuts = np.sort(rng.integers(0, spare + 1, clients - 1))
     sizes = np.diff([0, *cuts, spare]) + least

@@ -204,7 +204,7 @@ PROBLEMS: dict[str, Problem] = {
             "nuclear norm",
             "set",
             {**_DIGITS, "domain": "nuclear-norm-ball", "radius": 20.0},
-            400,
+            2500,
         ),
         Problem(
             "mnist-l1",
@@ -237,7 +237,7 @@ PROBLEMS: dict[str, Problem] = {
             "nuclear norm",
             "set",
             _COMPLETION,
-            300,
+            2500,
         ),
         Problem(
             "pca",

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import MAX_SHARES, GroupStep, HeldGroup
-from fedtrellis.dual.weights import REPORT, Shifted, in_parts
+from fedtrellis.dual.weights import BITS, Shifted, in_parts, report_exponents
 from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.objectives.losses import DualLoss, weighted
 from fedtrellis.settings import SettingsError
@@ -36,6 +36,9 @@ Points = tuple[IntArray, FloatArray]
 
 # g of the proximal proposal, in units of margins, or of the conjugate's curvature.
 _PROXIMAL = 0.1
+
+# Fractional bits of a sum with which no client asks for fewer: 10^30 has room.
+_COARSEST = -40
 
 
 # ------------------------------------------------------------------------------ phases
@@ -248,9 +251,15 @@ def _hidden(
     terms, count = len(run.agreement.members), len(run.config["proposals"])
     zero = np.zeros(run.config["classes"] * (3 + 2 * count))
     sums = np.stack([np.sum([zero, *own], axis=0) for own in reports])
+    bits = run.config.get("bits", BITS)
     try:
-        rows, ends = Coding().words(v, terms), in_parts(sums, terms, REPORT)
+        rows = Coding(bits).words(v, terms)
+        ends = in_parts(sums, terms, report_exponents(bits))
     except RangeError:
+        if bits > _COARSEST:
+            raise RangeError(
+                f"{run.who}: its part of a sum is too large for {bits} fractional bits"
+            ) from None
         # α of a loss of numbers is as large as the labels
         signs = run.loss.labels == "signs"
         what = "the features" if signs else "the features or the labels"

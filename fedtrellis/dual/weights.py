@@ -182,8 +182,8 @@ STATISTICS = 2
 #: Words of one number: multiples of 2^80, 2^40, … of it, from the top.
 EXPONENTS = tuple(range(80, -121, -40))
 PARTS = len(EXPONENTS)
-#: Of a sum of losses: multiples of 1, and of 2^-50.
-REPORT = (0, -50)
+#: Fractional bits of a hidden sum, where no client's part is too large for them.
+BITS = 40
 # A column whose deviation is below this part of its size counts as constant.
 _SPREAD = 1e-6
 
@@ -214,6 +214,11 @@ def of_parts(words: Words, exponents: Sequence[int] = EXPONENTS) -> FloatArray:
     ]
     total: FloatArray = np.sum(numbers, axis=0)
     return total
+
+
+def report_exponents(bits: int) -> tuple[int, int]:
+    """Of a sum of losses beside one of so many bits: multiples of 1 and 2^-50 by 40."""
+    return BITS - bits, BITS - bits - 50
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import GroupStep
 from fedtrellis.dual.bundle import DualBundle
-from fedtrellis.dual.weights import REPORT, of_parts
+from fedtrellis.dual.weights import BITS, of_parts, report_exponents
 from fedtrellis.encryption import EncryptionError, RefusedError
 from fedtrellis.encryption.block_sum import ATTEMPT_BYTES
-from fedtrellis.encryption.fixed_point import Coding
+from fedtrellis.encryption.fixed_point import Coding, RangeError
 from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import RunError
@@ -48,6 +48,8 @@ from .steps import Backup, Steps, Unit, add_shares, memory_for, total_over, unit
 
 # A gap that is this far below 0, against P, is no rounding.
 _GAP = 1e-9
+# By how many bits sums get coarser where a client's part of one is too large.
+_COARSER = 8
 # How far the sums of two holders may lie apart: both have computed the same numbers.
 _SAME = 1e-9
 
@@ -83,6 +85,8 @@ class MixtureSteps(Steps):
         self.losses: dict[int, FloatArray] = {}
         # clients and groups of which they lost what they remembered
         self.bare: set[tuple[str, int]] = set()
+        # of hidden sums
+        self.bits = BITS
         # of whose α each client was asked a backup in this wave
         self.wished: dict[str, list[int]] = {}
         holders = [group.holders for group in self.alignment.groups]
@@ -315,6 +319,8 @@ class MixtureSteps(Steps):
             if secure:
                 config["second-report"] = [g for g in groups if self._second[g] == name]
                 config["attempt"] = self.units[0].attempt
+            if self.bits < BITS:
+                config["bits"] = self.bits
             if vectors:
                 config[ROWS] = self.strategy.own(name, *vectors)
             for g in groups:
@@ -346,9 +352,16 @@ class MixtureSteps(Steps):
         taken = self.strategy.ask(
             "train.propose", entries, take, list(missing), attempts
         )
-        for name, reason in rejected[before:]:
+        refusals = rejected[before:]
+        for name, reason in refusals:
             if reason.refusal == RefusedError.code and name in missing:
                 self.refused(name)
+        if any(reason.refusal == RangeError.code for _, reason in refusals):
+            # labels of 10^5 make such sums: everybody is asked for coarser ones
+            self.bits -= _COARSER
+            self.units[0].attempt, self.units[0].words = b"", {}
+            again = self._missing_answers(available)
+            return self._ask_proposals(again, available, attempts) if again else set()
         return taken
 
     def _take_vectors(
@@ -459,8 +472,9 @@ class MixtureSteps(Steps):
             total, ends = total_over(self.alignment, words, self._rows)
         except ValueError as error:
             raise WrongReportError(str(error)) from None
-        V = Coding().values(total)
-        first, second = of_parts(ends.reshape(2, 2, -1), REPORT)
+        V = Coding(self.bits).values(total)
+        exponents = report_exponents(self.bits)
+        first, second = of_parts(ends.reshape(2, 2, -1), exponents)
         self._check_reports(V, first, second)
         return V, first
 
@@ -483,11 +497,13 @@ class MixtureSteps(Steps):
         C, snapshot = self.strategy.classes, self.units[0].snapshot
         assert snapshot is not None
         λN = self.strategy.regularization * N
+        rounding = np.ldexp(0.5 * len(self.strategy.clients), -self.bits)
         alphas, _ = self.bundle.contribution(0)
         for c, alpha in enumerate(alphas):
             w, v = np.atleast_2d(snapshot)[c], np.vstack([alpha, V[c::C]])
             far = np.abs(λN * (v @ w) - first.reshape(C, -1)[c, -len(v) :])
-            if not (far <= _SAME * (λN * (np.abs(v) @ np.abs(w)) + N)).all():
+            allowed = _SAME * (λN * (np.abs(v) @ np.abs(w)) + N)
+            if not (far <= allowed + λN * rounding * np.abs(w).sum()).all():
                 raise WrongReportError(
                     "the sums over all clients contradict their inner products, by up "
                     f"to {far.max():.3g}: a client reports what is not so"

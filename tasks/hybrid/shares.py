@@ -18,6 +18,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 
 from ..base import once
+from ..linear import cut_at_random
 from .samples import Indices, Samples, load_samples
 
 if TYPE_CHECKING:
@@ -118,9 +119,15 @@ def _dealt(task: HybridTask, data: Samples) -> list[Share]:
             who = f"{task.num_clients} clients are too many for task {task.name!r}"
             why = f"they form {wanted} {what} groups, and it has {there} {what}s"
             raise SettingsError(f"{who}: {why}")
+    train, test = np.split(data.labels, [data.num_train])
     parts = [
-        sample_groups(count, samples, generator(task.seed, f"hybrid {kind} samples"))
-        for kind, count in (("training", data.num_train), ("test", data.test))
+        sample_groups(
+            labels,
+            samples,
+            generator(task.seed, f"hybrid {kind} samples"),
+            task.samples,
+        )
+        for kind, labels in (("training", train), ("test", test))
     ]
     rows = [
         np.concatenate([a, data.num_train + b]) for a, b in zip(*parts, strict=True)
@@ -164,9 +171,18 @@ def group_counts(task: HybridTask) -> tuple[int, int]:
     return samples, features
 
 
-def sample_groups(count: int, groups: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal rows evenly and at random; each group's are ascending."""
-    return [np.sort(part) for part in np.array_split(rng.permutation(count), groups)]
+def sample_groups(
+    labels: FloatArray, groups: int, rng: np.random.Generator, how: str = "iid"
+) -> list[Indices]:
+    """Deal rows as ``samples`` of a hybrid task says; each group's are ascending."""
+    order = rng.permutation(len(labels))
+    if how == "labels":
+        order = order[np.argsort(labels[order], kind="stable")]
+    if how == "uneven":
+        parts = cut_at_random(order, groups, rng)
+    else:
+        parts = np.array_split(order, groups)
+    return [np.sort(part) for part in parts]
 
 
 def quadrants(side: int, count: int) -> list[Indices]:

@@ -88,7 +88,7 @@ class HybridTask(Task):
     required_options: ClassVar[tuple[str, ...]] = ("weights",)
     not_on_nodes: ClassVar[tuple[str, ...]] = (
         *("path", "positive_class", "partition", "sample_groups", "feature_groups"),
-        *("test_fraction", "train_limit", "least_entries"),
+        *("samples", "test_fraction", "train_limit", "least_entries"),
     )
 
     dataset: str = setting(
@@ -113,6 +113,12 @@ class HybridTask(Task):
     )
     feature_groups: int = setting(
         0, "feature groups; 0: the clients' largest divisor up to their root", minimum=0
+    )
+    samples: str = setting(
+        "iid",
+        "how samples are dealt to sample groups: evenly at random, in shares of random "
+        "sizes, or evenly in the order of their labels",
+        choices=("iid", "uneven", "labels"),
     )
     row_scaling: str = setting(
         "none", "how rows are scaled; 'unit': to norm 1", choices=("none", "unit")

@@ -123,10 +123,26 @@ def of(partition: str, **more: Any) -> dict[str, Any]:
         (5, of("horizontal", test_fraction=0.0)),
         (65, of("vertical", train_limit=20)),
         (9, of("entries", dataset="breast-cancer")),
+        (6, {"samples": "uneven"}),
+        (6, {"samples": "labels"}),
     ],
 )
 def test_clients_hold_every_entry_once(n: int, settings: dict[str, Any]) -> None:
     check_partition(svm(n, seed=3, **settings))
+
+
+def test_samples_by_label_and_in_uneven_shares() -> None:
+    for samples, test in ((s, t) for s in ("labels", "uneven") for t in (False, True)):
+        task = svm(5, partition="horizontal", samples=samples)
+        take = task.test_client_data if test else task.client_data
+        labels = [np.asarray(take(client).labels) for client in range(5)]
+        pure = [len(np.unique(of_one)) == 1 for of_one in labels]
+        sizes = {len(of_one) for of_one in labels}
+        if samples == "labels":
+            assert sum(pure) == 4
+            assert max(sizes) - min(sizes) <= 1
+        else:
+            assert max(sizes) > 2 * min(sizes)
 
 
 def test_group_counts() -> None:
@@ -151,7 +167,7 @@ def test_what_is_left_out_of_any_matrix(
     values = rng.integers(-1, 2, (d, p)).astype(float)
     matrix, train = csr_array(values), int(rng.integers(0, d + 1))
     coordinates = matrix.tocoo().coords
-    rows = sample_groups(d, 2, rng)
+    rows = sample_groups(np.zeros(d), 2, rng)
     blocks = [Share(r, c) for r in rows for c in np.array_split(np.arange(p), 2)]
     shares = deal_entries(matrix, rows, 2, rng) if entries else blocks
     for number, share in enumerate(shares if entries else ()):
