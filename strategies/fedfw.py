@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.corrective import Form, Iterate
 from fedtrellis.corrective.penalty import Balance, automatic_penalty
-from fedtrellis.domains import Domain
+from fedtrellis.domains import Domain, Product
 from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
 from fedtrellis.domains.replayed import ReplayedIterate
@@ -66,7 +66,8 @@ class FrankWolfeStrategy(RoundStrategy):
     """Base of strategies that take atoms: D, and whose atoms are taken.
 
     A client sends before round 1 which set it works on, and an atom outside that set is
-    refused: whatever one of n clients sends, its share of x̄ stays in its set.
+    refused: whatever one of n clients sends, its share of x̄ stays in its set. In a free
+    layer ``answer_bound`` is all that holds it.
     """
 
     space = "domain"
@@ -88,9 +89,12 @@ class FrankWolfeStrategy(RoundStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.domain.bounded:
-            why = "FedFW needs a bounded set for every layer"
+        if not self.domain.bounded and (why := self._needs_bounds()):
             raise SettingsError(f"domain = {self.domain!r} is not bounded: {why}")
+
+    def _needs_bounds(self) -> str:
+        """Why D has to be bounded, in all layers; empty if it need not be."""
+        return "FedFW needs a bounded set for every layer"
 
     def _settle_domains(self, shape: tuple[int, ...]) -> None:
         """Find out which set each client has, of what was declared and what it sent."""
@@ -257,6 +261,9 @@ class FedFW(FrankWolfeStrategy):
     Nothing of this is private: from what it replays the server can compute gradients
     of f_i, see ``docs/fedfw.md``.
 
+    With the corrective variant layers may be free (a ``WholeSpace`` among a
+    ``Product``'s sets): their steps are plain gradient steps on L_i.
+
     The matching client is ``FedFWClient(context, objective, domain)``. No theory covers
     FedFW-sto with p < 1 or on non-convex losses, or clients with steps of their own.
 
@@ -393,6 +400,19 @@ class FedFW(FrankWolfeStrategy):
         elif self.penalty == 0.0:
             why = f"must be above 0, or 'auto': {self.variant!r} divides by it"
             raise refused("penalty", 0.0, why)
+
+    def _needs_bounds(self) -> str:
+        """The corrective variant's steps are projected ones, which free layers have."""
+        if self.variant in PAPERS:
+            return f"variant = {self.variant!r} needs a bounded set for every layer"
+        if not isinstance(self.domain, Product):
+            return "FedFW needs a bounded set for at least one layer"
+        if not any(domain.bounded for domain in self.domain.domains):
+            return "FedFW needs a bounded set for at least one layer"
+        if self.certificate or self.client_domains:
+            name = "certificate" if self.certificate else "client_domains"
+            return f"{name} does not apply, as a free layer has no oracle"
+        return ""
 
     def _check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""
@@ -739,6 +759,8 @@ class _CorrectiveSteps:
         iterate = self._iterates[answer.client].changed(
             answer.arrays, strategy._domains[answer.client], self._steps
         )
+        if not strategy.domain.bounded:
+            strategy._check_proportion(iterate.dense(), strategy.broadcast.model)
         numbers, first = answer.numbers.tolist(), self.penalty is None
         expected = first + 2 * strategy.certificate
         if len(numbers) != expected:

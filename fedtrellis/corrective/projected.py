@@ -66,6 +66,8 @@ def projected_steps(
     bound: float | None = None
     last: tuple[FloatArray, FloatArray] | None = None
     diameter, steepest = domain.diameter(x.shape), 0.0
+    if math.isinf(diameter):  # a first length, where nothing knows the curvature
+        diameter = max(1.0, float(np.linalg.norm(x)))
     for _ in range(steps):
         g = problem.gradient(x)
         if not (diameter > 0.0 and g.any()):
@@ -82,7 +84,7 @@ def projected_steps(
         if bound is None:
             bound = problem.bend(x, g)
         if bound is None or not bound > 0.0:
-            # as far as D allows, for the line search to shorten
+            # as far as D allows, or x's length, for the line search to shorten
             bound = float(np.linalg.norm(g)) / diameter
         step = max(bound, problem.penalty)
         target = x - g / step

@@ -21,7 +21,8 @@ class Product(Domain):
 
     The set of a model with a constraint for each layer; :func:`constrain` makes one
     from layers' names. Everything separates over the pieces. With a ``WholeSpace``
-    among them it is not bounded: it has projections, and no oracle.
+    among them it is not bounded: it has projections, and the oracle of its other pieces
+    alone. Methods take gradient steps in such a free layer.
 
     Parameters
     ----------
@@ -142,8 +143,7 @@ def constrain(
     sets : mapping of str to Domain
         By names of ``model.named_parameters()``.
     rest : Domain, optional
-        The set of every other parameter; by default it is free (``WholeSpace``), which
-        ``FedFW`` refuses.
+        The set of every other parameter; by default it is free (``WholeSpace``).
 
     Returns
     -------

@@ -257,8 +257,8 @@ class WholeSpace(Domain):
     """Every array: the domain of an unconstrained problem.
 
     It is closed and convex but not bounded, so it has a projection (the identity) and
-    no linear minimisation oracle, and Frank-Wolfe's methods refuse it, also as the set
-    of one layer of a :class:`Product`.
+    no linear minimisation oracle. As the set of a layer of a :class:`Product` it leaves
+    the layer free; of Frank-Wolfe's methods the corrective ``FedFW`` takes that.
 
     Examples
     --------

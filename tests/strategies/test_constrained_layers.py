@@ -9,13 +9,15 @@ from numpy.testing import assert_allclose
 from clients import FedFWClient, FedLMOClient, ProjectedFedAvgClient
 from fedtrellis.domains import (
     Domain,
+    L1Ball,
     L2Ball,
     NuclearNormBall,
     Product,
     WholeSpace,
     constrain,
 )
-from strategies import FedFW, FedLMO, ProjectedFedAvg
+from fedtrellis.objectives import LeastSquares
+from strategies import FedFW, FedLMO, NaiveFrankWolfe, ProjectedFedAvg
 from tests.harness import grid_of, play, refused
 
 torch = pytest.importorskip("torch")
@@ -39,6 +41,19 @@ def losses(count: int) -> list[Any]:
         )
         for _ in range(count)
     ]
+
+
+class Joined(LeastSquares):
+    """Least squares of a model of two arrays."""
+
+    def gradient(self, x: Any) -> Any:
+        g = super().gradient(np.concatenate([layer.ravel() for layer in x]))
+        return [g[:12].reshape(4, 3), g[12:]]
+
+    def value(self, x: Any) -> float:
+        return super().value(np.concatenate([layer.ravel() for layer in x]))
+
+    curvature = None  # type: ignore[assignment]
 
 
 def first_layer(rest: Domain | None = None) -> Any:
@@ -66,7 +81,14 @@ def test_layers_are_named_as_the_module_names_them() -> None:
 
 
 def test_what_has_no_oracle_is_refused_and_projects() -> None:
-    refused("not bounded: FedFW needs a bounded set", lambda: FedFW(first_layer()))
+    free = first_layer()
+    no_layer = "bounded: FedFW needs a bounded set for at least one layer"
+    refused(no_layer, lambda: FedFW(constrain(module(), {})))
+    refused("variant = 'plain' needs a bou", lambda: FedFW(free, variant="plain"))
+    refused("certificate does not apply", lambda: FedFW(free, certificate=True))
+    larger = [first_layer(L2Ball(9.0))]
+    refused("client_domains does not", lambda: FedFW(free, client_domains=larger))
+    refused("FedFW needs a bounded set for every", lambda: NaiveFrankWolfe(free))
     refused(
         "radius = 2.0 does not go with a domain",
         lambda: FedLMO(domain=first_layer(), radius=2.0),
@@ -103,6 +125,45 @@ def test_a_constrained_layer_steps_to_its_extreme_point_and_others_as_before() -
     assert_allclose(ran.models[-1].ravel(), expected, atol=1e-9)
 
 
+def test_fedfw_solves_for_a_constrained_and_a_free_layer() -> None:
+    """The solution by FISTA, of least squares whose clients are unlike."""
+    rng = np.random.default_rng(3)
+    shapes = [(4, 3), (5,)]
+    domain = Product([L1Ball(0.8), WholeSpace()], shapes)
+    tables = [(rng.normal(size=(30, 17)), rng.normal(size=30)) for _ in range(3)]
+    parts = [Joined(A, b + i) for i, (A, b) in enumerate(tables)]
+    strategy = FedFW(domain, tolerance=1e-9)
+    start = [np.zeros(shape) for shape in shapes]
+    ran = play(strategy, grid_of(FedFWClient, parts, domain), start, 3000)
+    A = np.concatenate([A for A, _ in tables])
+    b = np.concatenate([b + i for i, (_, b) in enumerate(tables)])
+    step = 1.0 / np.linalg.norm(A, 2) ** 2
+    x = y = np.zeros(17)
+    for k in range(5000):
+        before, x = x, domain.project(y - step * A.T @ (A @ y - b))
+        y = x + k / (k + 3) * (x - before)
+    assert strategy.ending == "converged"
+    assert np.abs(x[:12]).sum() > 0.8 - 1e-9
+    found = np.concatenate([layer.ravel() for layer in ran.arrays])
+    assert_allclose(found, x, atol=1e-6)
+
+
+def test_a_liar_cannot_take_a_free_layer_out_of_proportion() -> None:
+    class Liar(FedFWClient):
+        def steps(self, x: Any, config: dict[str, Any]) -> Any:
+            arrays, *rest = yield from super().steps(x, config)
+            lies = self.client_id == "0"
+            return [*arrays[:-1], arrays[-1] * (1e12 if lies else 1.0)], *rest
+
+    domain, strategy = first_layer(), FedFW(first_layer(), schedule="nonconvex")
+    parts = losses(3)
+    ran = play(strategy, grid_of(Liar, parts, domain), parts[0].initial_point(), 2)
+    reasons = [record.rejected[0] for record in strategy.history]
+    assert [who for who, _ in reasons] == ["0", "0"]
+    assert all("beyond answer-bound" in why for _, why in reasons)
+    assert np.abs(np.concatenate([x.ravel() for x in ran.arrays])).max() < 100.0
+
+
 @pytest.mark.parametrize(
     "method", ["projected", "fedfw", "corrected", "averaged", "server", "ef21"]
 )
@@ -114,8 +175,7 @@ def test_every_method_keeps_the_layer_in_its_set_and_learns(method: Any) -> None
         strategy = ProjectedFedAvg(domain, local_step_size=0.3)
         client: Any = ProjectedFedAvgClient
     elif method == "fedfw":
-        domain = first_layer(L2Ball(4.0))
-        strategy = FedFW(domain)
+        strategy = FedFW(domain, schedule="nonconvex")
         client, more = FedFWClient, [domain]
     else:
         strategy = FedLMO(domain=domain, variant=method, step_size=0.1, batch_size=0)
