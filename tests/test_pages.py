@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sim
+from clients import FedAvgClient, FedFWClient, FedGiAClient
 from fedtrellis.domains import L1Ball
-from tests.harness import programs
+from strategies import FedFW, FedGiA
+from tests.harness import Distance, grid_of, play, programs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -64,7 +67,7 @@ def test_the_module_is_an_objective() -> None:
 
 
 def test_the_readme_is_read_in_five_minutes_and_ci_runs_its_command() -> None:
-    assert len(README.split()) <= 900
+    assert len(README.split()) <= 1150
     assert "scripts/readme-command.sh test" in (ROOT / ".ci/run").read_text()
     for name in ("run", "test"):
         assert README.count(f"<!-- command: {name} -->\n```bash\n") == 1
@@ -96,3 +99,42 @@ def test_every_test_that_the_page_names_is_there() -> None:
         known |= {path.stem, *re.findall(r"def (test_\w+)", path.read_text("utf-8"))}
     assert len(named) > 10
     assert named <= known
+
+
+#: By their order in the cookbook: what ``-c`` is given, or strategy and client.
+FAILURES = [
+    "task=lasso",
+    'method="fedavg" lr=0.1',
+    'method="fedgia" fedfw.penalty=0.1',
+    'method="hyfdca"',
+    'method="fedgia" task="kernel-pca"',
+    'fedfw.variant="plain" aggregation="median"',
+    'method="fedavg-gd" aggregation="secure-sum"',
+    "min-nodes=12",
+    'method="fedavg-gd" task="linear-regression" fedavg-gd.step-size=100.0',
+    'method="hyfdca" task="hybrid-svm"',
+    (FedFW(L1Ball(2.0)), FedAvgClient),
+    (FedFW(L1Ball(2.0)), FedFWClient, L1Ball(3.0)),
+    (FedGiA(), FedGiAClient),
+]
+
+
+def test_failures_read_as_in_the_cookbook(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, no_pictures: None
+) -> None:
+    page = (ROOT / "docs/cookbook.md").read_text(encoding="utf-8")
+    runs, _, _ = page.partition("## Deployed")
+    lines = re.findall(r"^\| `(.*?)` \| ", runs, re.MULTILINE)
+    for line, given in zip(lines, FAILURES, strict=True):
+        if isinstance(given, str):
+            nodes = "2" if re.search("secure-sum|hybrid", given) else "10"
+            options = ["--nodes", nodes, "--out", str(tmp_path), "-c", given]
+            assert sim.app.command_line(options) == 1
+            said = capsys.readouterr().err.splitlines()[-1]
+        else:
+            strategy, client, *parts = given
+            grid = grid_of(client, [Distance(np.ones(6))] * 4, *parts)
+            with pytest.raises((ValueError, RuntimeError)) as error:
+                play(strategy, grid, np.zeros(6), 2)
+            said = str(error.value)
+        assert re.search(".*".join(map(re.escape, line.split("..."))), said), said

@@ -371,7 +371,6 @@ SETS = [BALL, BALL, BALL, L2Ball(RADIUS), BALL]
     ("domains", "declared", "says"),
     [
         (SETS, [], "client 3 works on L2Ball(radius=3.0), and the strategy on L1Ball("),
-        ([L1Ball(3.1), *[BALL] * 4], [], "client 0 works on L1Ball(radius=3.1)"),
         (SETS, [L2Ball(1.0)], "L2Ball(radius=1.0), which does not enclose L1Ball"),
     ],
 )
