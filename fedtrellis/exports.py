@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtrellis.app.application import installed_app
 from fedtrellis.settings import SettingsError, need
@@ -39,8 +38,13 @@ def export(
             raise SettingsError("an export to PyTorch is for networks")
         _network(network[0], network[1], model, to, path)
     elif to == "npz":
+        if not model.known:
+            parts = {**task.parts(model), **model.about}
+        else:
+            w, b = model.linear()
+            parts = {"coef": w, "intercept": b, "classes": model.classes}
+            parts["features"] = np.array(model.preparation.names())
         with Path(path).open("wb") as file:
-            parts = _in_units(model) if model.known else task.parts(model) | model.about
             np.savez(file, **parts)
     elif to == "onnx":
         need("onnx", "an export to ONNX", "onnx")
@@ -52,12 +56,6 @@ def export(
         import joblib  # scikit-learn's
 
         joblib.dump(made, path)
-
-
-def _in_units(model: TableModel) -> dict[str, NDArray[Any]]:
-    w, b = model.linear()
-    names = np.array(model.preparation.names())
-    return {"coef": w, "intercept": b, "features": names, "classes": model.classes}
 
 
 def _network(

@@ -232,11 +232,6 @@ def clipped(vector: FloatArray, clip: float, order: float | None = None) -> Floa
     return short
 
 
-def has_few_vertices(domain: Domain) -> bool:
-    """Whether :func:`report_noisy_max` knows the set's vertices one by one."""
-    return type(domain) in (L1Ball, Simplex)
-
-
 def report_noisy_max(
     domain: Domain, gradient: FloatArray, scale: float, noise: SecretNoise
 ) -> Atom:
@@ -255,8 +250,8 @@ def report_noisy_max(
     Private LASSO", NIPS 2015; the zCDP bound is that of Cesar, Rogers, "Bounding,
     Concentrating, and Truncating", ALT 2021, arXiv 2004.07223.
 
-    The set is one that :func:`has_few_vertices`; g, of any shape, is not changed; with
-    a ``scale`` of 0 it is the oracle itself.
+    The set is an ℓ1 ball or a simplex; g, of any shape, is not changed; with a
+    ``scale`` of 0 it is the oracle itself.
     """
     radius: float = domain.radius  # type: ignore[attr-defined]
     signs = (1.0, -1.0) if isinstance(domain, L1Ball) else (1.0,)
@@ -308,7 +303,7 @@ class LocalNoise:
         :func:`report_noisy_max`; elsewhere it is :meth:`hidden`. ``known``, of the same
         shape, is the part that the server can tell by itself.
         """
-        if not has_few_vertices(domain):
+        if type(domain) not in (L1Ball, Simplex):
             return known + self.hidden(gradient), None
         direction = known + clipped(gradient, self.clip, np.inf)
         # ⟨g, v⟩ of a vertex ±r e_j moves by at most 2C r

@@ -40,11 +40,6 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(signal.Signals(number).name)
         self.number = number
 
-    @property
-    def exit_status(self) -> int:
-        """A shell's status of a process that the signal ended: 128 and its number."""
-        return 128 + self.number
-
 
 class _Signals:
     """What the run's thread knows: there is one set of handlers in a process."""

@@ -52,6 +52,7 @@ _COMMA = r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*"
 _OTHER, _GONE = "(other)", "(missing)"
 # cells of a column of numbers that may be something else: the rows' fault, not its kind
 _BAD_SHARE = 0.1
+_NO_TEXTS = ("number", "bool", "datetime", "datetimetz", "timedelta")
 
 
 class DataFileError(SettingsError):
@@ -125,7 +126,8 @@ def read_frame(
         except UnicodeDecodeError:  # as spreadsheets on Windows write it
             encoding = "cp1252"
             frame = read(encoding)
-        columns = [frame[name].dropna() for name in frame if _is_text(frame[name])]
+        cells = frame.select_dtypes(exclude=_NO_TEXTS)
+        columns = [cells[name].dropna() for name in cells]
         commas = any(len(c) and c.str.fullmatch(_COMMA).all() for c in columns)
         if commas and options["sep"] != ",":
             frame = read(encoding, decimal=",")
@@ -149,10 +151,6 @@ def check_names(path: Path, names: Sequence[str], where: str) -> None:
         if name in names[: number - 1]:
             places = f"columns {names.index(name) + 1} and {number}"
             raise DataFileError(f"{path}: {where}: {places} have one name")
-
-
-def _is_text(values: pd.Series) -> bool:
-    return values.dtype.kind not in "biufMm"
 
 
 def as_numbers(values: pd.Series) -> tuple[Array, NDArray[np.bool_]]:
@@ -479,17 +477,13 @@ class Preparation:
             filled /= np.where(lengths > 0.0, lengths, 1.0)
         return filled
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
-
     def meaning(self, loss: str, intercept: float) -> dict[str, Any]:
         """Return what a record holds of a model; its last row times this is one."""
-        return {"loss": loss, "intercept": intercept, "table": self.to_json()}
+        return {"loss": loss, "intercept": intercept, "table": asdict(self)}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Make it of what :meth:`to_json` returned."""
+        """Make it of what JSON has of its fields."""
         known = {field.name: found[field.name] for field in fields(cls)}
         known["columns"] = columns_of(known["columns"])
         for name in ("means", "deviations", "classes", "spread"):

@@ -42,7 +42,6 @@ from fedtrellis.wire.flower_internals import log
 Paper = Literal["plain", "augmented", "stochastic"]
 Variant = Literal["corrective", Paper]
 PAPERS: tuple[Paper, ...] = get_args(Paper)
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 StepCount = Literal["own", "round"]
 _CORRECTIVE = {"variant": ("corrective",)}
 _PAPERS = {"variant": PAPERS}
@@ -587,15 +586,10 @@ class _PaperSteps:
         self, server_round: int, answers: dict[str, _Answer]
     ) -> dict[str, float]:
         n, broadcast = self._strategy.num_clients, self._strategy.broadcast
-        known: dict[int, list[float]] = {}
-        etas: dict[str, list[float]] = {}
+        etas = {}
         for name in answers:
-            counts = self._strategy._counts_own_steps
-            own = self._steps_taken[name] if counts else 0
-            if own not in known:
-                clock, _ = self._clocks(server_round, name)
-                known[own] = [self._schedule.step(t) for t in clock]
-            etas[name] = known[own]
+            own, _ = self._clocks(server_round, name)
+            etas[name] = [self._schedule.step(t) for t in own]
         first = next(iter(etas.values()))
         alike = len(answers) == n and all(one == first for one in etas.values())
         sent = broadcast.model.astype(np.float64, copy=False)

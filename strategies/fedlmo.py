@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from .fedavg import unpacked
 
 Variant = Literal["corrected", "averaged", "local", "server", "ef21"]
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 # what the server sends beside the model: c, or m
 _BESIDE = {"corrected": "control", "averaged": "mean-momentum"}
 

@@ -127,11 +127,6 @@ class FirstOrderRFL(StepsByBounds):
         return 1.0 / (self.lipschitz * server * self.local_steps)
 
     @property
-    def _eta(self) -> float:
-        """η, set or from r."""
-        return self._settled("step_size")
-
-    @property
     def settled_server_step_size(self) -> float:
         """η_g of the step that made x: as set, or √n of the n clients averaged."""
         return self.server_step_size or sqrt(self._averaged)
@@ -144,7 +139,8 @@ class FirstOrderRFL(StepsByBounds):
     @property
     def total_step(self) -> float:
         """η̃ = η_g η τ of the step that made x."""
-        return self.settled_server_step_size * self._eta * self.local_steps
+        eta = self._settled("step_size")
+        return self.settled_server_step_size * eta * self.local_steps
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start with P_M(x) and c_i = 0."""
@@ -164,7 +160,7 @@ class FirstOrderRFL(StepsByBounds):
         A client needs η_g for its c_i, which comes from the step before.
         """
         entries: dict[str, Any] = {
-            "step-size": self._eta,
+            "step-size": self._settled("step_size"),
             "server-step-size": self.settled_server_step_size,
             "local-steps": self.local_steps,
         }
@@ -180,7 +176,7 @@ class FirstOrderRFL(StepsByBounds):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Step from P_M(x^k) towards the mean of the ẑ_i, and replay every c_i."""
-        z, scale = self._z, self._eta * self.local_steps
+        z, scale = self._z, self._settled("step_size") * self.local_steps
         self._averaged = len(answers)
         # x^{k+1} = P_M(x^k) + η_g (mean of ẑ_i − P_M(x^k))
         mean = self.average(list(answers.values()), z)
@@ -354,7 +350,7 @@ class ZerothOrderRFL(FirstOrderRFL):
             total += combine(of_step, rng, self._z.shape)
         # ẑ = z − η Σ_t (G_t + c_i)
         total += self.local_steps * self._corrections[answer.client]
-        point = self._z - self._eta * total
+        point = self._z - self._settled("step_size") * total
         self._check_proportion(point, self.broadcast.model)
         return point, dropped
 

@@ -134,7 +134,7 @@ def perform(
         act(options)
         sys.stdout.flush()
     except Interrupted as interrupted:
-        return interrupted.exit_status
+        return 128 + interrupted.number
     except BrokenPipeError:
         # whoever read our lines has enough of them (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

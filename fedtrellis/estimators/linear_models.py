@@ -220,10 +220,6 @@ class FederatedLogisticRegression(_Classifier):
         found = shares(self.decision_function(X))
         return np.column_stack([1.0 - found, found]) if found.ndim == 1 else found
 
-    def predict_log_proba(self, X: Any) -> Array:
-        """Return the logarithm of :meth:`predict_proba`."""
-        return np.log(self.predict_proba(X))
-
 
 @dataclass(eq=False, repr=False)
 class FederatedSVC(_Classifier):

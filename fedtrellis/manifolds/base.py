@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,8 +52,15 @@ class Manifold(ABC):
     _matrices: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        shape = checked_shape(self.name, self.shape, matrix=self._matrices)
-        object.__setattr__(self, "shape", shape)
+        sides = tuple(self.shape) if isinstance(self.shape, list | tuple) else ()
+        positive = all(
+            isinstance(side, int | np.integer) and type(side) is not bool and side > 0
+            for side in sides
+        )
+        if not sides or not positive or (self._matrices and len(sides) != 2):
+            wanted = "two positive integers" if self._matrices else "positive integers"
+            raise ValueError(f"{self.name}: shape must be {wanted}, got {self.shape!r}")
+        object.__setattr__(self, "shape", tuple(map(int, sides)))
 
     # What a manifold implements. Here every argument is checked and a batch; a batch
     # of one stands for as many as the other argument has.
@@ -173,21 +180,6 @@ class Manifold(ABC):
                 f"{self.name}: {len(x)} points and {len(v)} vectors do not pair up"
             )
         return x, v
-
-
-def checked_shape(
-    manifold: str, shape: Sequence[Any], *, matrix: bool = False
-) -> Shape:
-    """Return a shape as a tuple of int; ValueError unless of at least one entry."""
-    sides = tuple(shape) if isinstance(shape, list | tuple) else ()
-    integers = all(
-        isinstance(side, int | np.integer) and not isinstance(side, bool) and side > 0
-        for side in sides
-    )
-    if not sides or not integers or (matrix and len(sides) != 2):
-        wanted = "two positive integers" if matrix else "positive integers"
-        raise ValueError(f"{manifold}: shape must be {wanted}, got {shape!r}")
-    return tuple(int(side) for side in sides)
 
 
 def _norms(x: FloatArray) -> FloatArray:

@@ -502,7 +502,7 @@ class Task(ABC):
             return ""
         classes = tuple(float(x) if is_number(x) else x for x in schema.labels)
         made = self._prepared_by(columns, found, classes)
-        return json.dumps(made.to_json()) if made else ""
+        return json.dumps(dataclasses.asdict(made)) if made else ""
 
     def _table_scaling(self) -> str:
         """Return the scaling that nodes agree on."""

@@ -45,7 +45,7 @@ class CuriousFirst(FirstOrderRFL):
         self.seen: list[tuple[Array, dict[str, Array]]] = []
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
-        scale = self._eta * self.local_steps
+        scale = self._settled("step_size") * self.local_steps
         # ẑ_i = z − η τ (mean of G + c_i)
         means = {
             name: (self._z - point) / scale - self._corrections[name]
