@@ -14,12 +14,13 @@ from fedtrellis.corrective import Form, Iterate, LocalProblem
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, pack_atoms
 from fedtrellis.domains.base import describe
+from fedtrellis.local_steps import mini_batches
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.privacy import LocalNoise
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout, join_arrays, split_arrays
 from fedtrellis.wire.client import MethodClient, StatefulClient
-from fedtrellis.wire.local_work import Gradient, MiniBatches, Request, Steps
+from fedtrellis.wire.local_work import Gradient, Request, Steps
 
 
 class FedFWClient(StatefulClient):
@@ -110,12 +111,14 @@ class FedFWClient(StatefulClient):
         # x_i and y_i in float64, as the server replays them for the whole run
         x = state["x"].astype(np.float64, copy=False)
         variant, n = config.get("variant", "plain"), float(config["num-clients"])
-        stochastic, batches = variant == "stochastic", None
-        if stochastic:
-            batches = MiniBatches(self._rng("mini-batch", config), config["batch-size"])
+        stochastic = variant == "stochastic"
+        batches = mini_batches(self.objective, self.client_id, config)
         penalties = _each_of(config, "penalty")
         noise = _each_of(config, "lmo-noise") if "lmo-noise" in config else []
-        noise_rng = self._rng("oracle noise", config) if noise else None
+        noise_rng = None
+        if noise:
+            use = "oracle noise", self.client_id, config["server-round"]
+            noise_rng = generator(config["seed"], *use)
         private = LocalNoise.asked_for(config)
 
         atoms: list[Atom] = []
@@ -166,11 +169,6 @@ class FedFWClient(StatefulClient):
         x.setflags(write=False)  # nobody has to copy it to keep it
         state["x"] = x
         return atoms
-
-    def _rng(self, purpose: str, config: dict[str, Any]) -> np.random.Generator:
-        return generator(
-            config["seed"], purpose, self.client_id, config["server-round"]
-        )
 
 
 def _each_of(config: dict[str, Any], key: str) -> list[float]:

@@ -18,6 +18,8 @@ from fedtrellis.zeroth_order import combine
 
 from .fedavg import StepsByBounds
 
+Upload = Literal["auto", "scalars", "dense"]
+
 
 class FirstOrderRFL(StepsByBounds):
     """Riemannian federated learning with projections and correction terms.
@@ -246,9 +248,6 @@ class FirstOrderRFL(StepsByBounds):
         self._corrections = {
             name: np.array(state[f"{name}/c"]) for name in self.clients
         }
-
-
-Upload = Literal["auto", "scalars", "dense"]
 
 
 class ZerothOrderRFL(FirstOrderRFL):

@@ -74,8 +74,11 @@ def evaluate(run: ClientRun) -> tuple[float, int, dict[str, Any]]:
             scores[:, rows] = sums.reshape(C, len(rows))
     y = np.full(n, np.nan) if new.labels is None else np.asarray(new.labels, float)
     found = scores[0] if C == 1 else scores.T.copy()
+    predictions = predictions_of(run.loss, new.sample_ids, found)
     if part.on_predictions is not None:
-        part.on_predictions(predictions_of(run.loss, new.sample_ids, found))
+        part.on_predictions(predictions)
+    if file := part.context.node_config.get("scores-file"):
+        predictions.write(str(file))
     return _measured(run, scores, y)
 
 
@@ -127,8 +130,9 @@ class HyFDCAClient(SplitPart):
     Parameters
     ----------
     context : Context
-        What ``client_fn`` was given. Its node config may name, as PATHs, what is not
-        given here: ``key-file``, or ``identity-file`` and ``roster-file``
+        What ``client_fn`` was given. Its node config may name, as PATHs, where the
+        new samples' predictions are written, ``scores-file``, and what is not given
+        here: ``key-file``, or ``identity-file`` and ``roster-file``
         (``fedtrellis-keys``), and ``ledger``; and it may have the node's rules, those
         of :class:`~clients.hyfdca.run.NodeRules`.
     features : ndarray or scipy sparse array of shape (n_k, p_k)

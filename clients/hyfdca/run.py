@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -457,6 +458,26 @@ class Predictions(NamedTuple):
     scores: FloatArray
     predicted: FloatArray
     probabilities: FloatArray | None
+
+    def write(self, path: str | Path) -> None:
+        """Write a csv file, a line a sample; what is not known is empty.
+
+        Of several classes scores and probabilities have a column each.
+        """
+        parts = {"score": self.scores, "predicted": self.predicted}
+        unknown = np.full_like(self.scores, np.nan)
+        parts["probability"] = (
+            unknown if self.probabilities is None else self.probabilities
+        )
+        columns: dict[str, Sequence[str]] = {"id": self.sample_ids}
+        for name, values in parts.items():
+            for c, numbers in enumerate(np.atleast_2d(values.T)):
+                column = f"{name}-{c}" if values.ndim > 1 else name
+                columns[column] = ["" if np.isnan(x) else f"{x:.17g}" for x in numbers]
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(columns)
+            lines.writerows(zip(*columns.values(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

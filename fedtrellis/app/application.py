@@ -110,7 +110,9 @@ class App:
         self.server_app = ServerApp()
         self.server_app.main()(self._main)
         # a node asks for it with every message; more than one are for sweeps
-        self._experiment = lru_cache(maxsize=4)(self._make)
+        self._experiment = lru_cache(maxsize=4)(
+            lambda items, num_clients: Experiment(self, dict(items), num_clients)
+        )
 
     def __reduce__(self) -> Any:
         """By its name, or as what it was made of; never with what it caches."""
@@ -126,9 +128,6 @@ class App:
         except (SettingsError, RunError, TimeoutError) as error:
             # Flower prints all of a traceback, which says nothing more
             raise error.with_traceback(None) from None
-
-    def _make(self, items: tuple[tuple[str, Any], ...], num_clients: int) -> Experiment:
-        return Experiment(self, dict(items), num_clients)
 
     def default_config(self) -> dict[str, Any]:
         """Every key of a run config with its default."""
@@ -171,14 +170,14 @@ class App:
 
         ``ask`` returns what nodes say of their columns, None for one that keeps it.
         """
-        settled = dict(config)
         kind = self.registry.choose("task", config["task"])
         task = kind.from_config(config, 1, 0)
         hidden = config["aggregation"] in ("secure-sum", "private")
         hidden |= config["privacy"] != "none"
         hidden |= task.split_data  # whose nodes have methods of their own
-        if not (task.prepares and task.on_nodes and task.nodes.prepare) or hidden:
-            return settled
+        wanted = task.prepares and task.on_nodes and task.nodes.prepare
+        if config[_AGREED_KEY] or hidden or not wanted:
+            return dict(config)
         kept: list[bool] = []
 
         def known(asked: str) -> list[dict[str, Any]]:
@@ -186,13 +185,11 @@ class App:
             kept.extend(one is None for one in found)
             return [one for one in found if one is not None]
 
-        if not settled[_AGREED_KEY]:
-            agreed = task.agree_on_tables(known)
-            settled[_AGREED_KEY] = "" if any(kept) else agreed
-            if any(kept):
-                why = "a node keeps its means, or its file has no columns"
-                log(INFO, "features are taken as they are: %s", why)
-        return settled
+        agreed = task.agree_on_tables(known)
+        if any(kept):
+            agreed, why = "", "a node keeps its means, or its file has no columns"
+            log(INFO, "features are taken as they are: %s", why)
+        return {**config, _AGREED_KEY: agreed}
 
     def run(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -325,8 +324,6 @@ class Experiment:
             **parts,
             **self._client_settings,
         }
-        if file := context.node_config.get("scores-file"):
-            there["on_predictions"] = partial(write_predictions, str(file))
         wanted = self._client_arguments
         missing = [n for n, needed in wanted.items() if needed and n not in there]
         if missing:
@@ -367,29 +364,6 @@ def check_node(config: Config, on_nodes: bool) -> None:
 
 
 _warn = lru_cache(maxsize=1)(partial(log, WARNING))  # once a process
-
-
-def write_predictions(path: str, found: Any) -> None:
-    """Write what a node predicts, a line a sample, to the file that its config names.
-
-    What is not known is empty; scores of several classes have a column each.
-    """
-    columns: dict[str, Any] = {"id": found.sample_ids}
-    for name, values in (
-        ("score", found.scores),
-        ("predicted", found.predicted),
-        ("probability", found.probabilities),
-    ):
-        values = np.full_like(found.scores, np.nan) if values is None else values
-        parts = {name: values}
-        if values.ndim > 1:
-            parts = {f"{name}-{c}": each for c, each in enumerate(values.T)}
-        for column, numbers in parts.items():
-            columns[column] = ["" if np.isnan(x) else f"{x:.17g}" for x in numbers]
-    with Path(path).open("w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(columns)
-        lines.writerows(zip(*columns.values(), strict=True))
 
 
 class CheckNodes(Callback):

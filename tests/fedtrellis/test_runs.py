@@ -59,30 +59,6 @@ def test_a_run_is_read_back_as_its_files_have_it(runs: list[Run]) -> None:
         assert np.array_equal(again.model["0"], model_of(run.directory))
 
 
-def test_curves_are_the_runs_over_what_was_asked_for(
-    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures = []
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
-    )
-    groups = grouped(runs)
-    assert groups == [[run] for run in runs]
-    compare(groups, tmp_path / "a.png", "bytes", "gap")
-    compare(groups, tmp_path / "b.png")
-    columns = runs[1].columns()
-    line = figures[0].axes[0].lines[1]
-    sent = np.cumsum(columns["bytes_up"] + columns["bytes_down"])
-    assert line.get_label() == names(groups)[1] == "fedfw variant=plain"
-    assert np.array_equal(line.get_xdata(), sent / 1e6)
-    assert np.array_equal(line.get_ydata(), columns["gap"])
-    # all know F* of the one problem
-    assert figures[1].axes[0].get_ylabel() == "F(x̄) − F*"
-    losses = figures[1].axes[0].lines[1].get_ydata()
-    assert runs[1].reference is not None
-    assert np.allclose(losses, columns["loss"] - runs[1].reference)
-
-
 @pytest.fixture(scope="module")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two settings on one task, over seeds 0, 1, 2 and 1, 2, 3."""
@@ -129,7 +105,7 @@ def test_runs_of_several_seeds_are_one_line_a_mean_and_an_interval(
     assert line.endswith(pairs)
 
 
-def test_the_curve_of_several_seeds_is_their_median_in_a_band(
+def test_a_curve_is_the_median_of_its_seeds_in_a_band_over_what_was_asked_for(
     seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = []
@@ -137,10 +113,16 @@ def test_the_curve_of_several_seeds_is_their_median_in_a_band(
         Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
     )
     groups = grouped(find_runs(seeded))
+    compare(groups, tmp_path / "a.png", "bytes", "gap")
+    line, columns = figures[0].axes[0].lines[1], groups[1][0].columns()
+    sent = np.cumsum(columns["bytes_up"] + columns["bytes_down"])
+    assert line.get_label() == names(groups)[1]
+    assert np.array_equal(line.get_xdata(), sent / 1e6)
     ended = groups[0][0]
     del ended.history[-1]  # one that needed a round less stays where it was
-    compare(groups, tmp_path / "a.png")
-    (axes,) = figures[0].axes
+    compare(groups, tmp_path / "b.png")
+    (axes,) = figures[1].axes
+    assert axes.get_ylabel() == "F(x̄) − F*"  # all know that of the one problem
     found = [
         run.columns()["loss"] - run.summary["reference_optimum"] for run in groups[0]
     ]
@@ -183,10 +165,10 @@ def test_runs_on_different_data_are_refused_by_what_differs(
     assert "seed = 0 and 3" in capsys.readouterr().err
 
 
-def test_what_cannot_be_compared_is_said_in_one_line(
-    runs: list[Run], capsys: pytest.CaptureFixture[str]
+def test_what_is_wrong_is_one_line(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = str(runs[0].directory)
+    run, out = str(runs[0].directory), ["--out", str(tmp_path / "out")]
     for arguments, message in (
         (["compare", "/nowhere"], "'/nowhere' is not the record of a run"),
         (["compare", run, "--metric", "accuracy"], "--metric = 'accuracy'"),
@@ -196,10 +178,15 @@ def test_what_cannot_be_compared_is_said_in_one_line(
         (["run", "--seeds", "4..0"], "--seeds '4..0' must have each seed once"),
         (["run", "--seeds", "a"], "--seeds 'a' must be like 0..4 or 0,1,5"),
         (["run", "--seeds", "0", "-c", "seed=3"], "seed = 3 does not go with --seeds"),
+        (["run", *out, "-c", 'method="fedgia" fedfw.penalty=3.0'], "'fedfw', and"),
+        (["run", *out, "--workers", "0"], "workers = 0 must be at least 1"),
+        (["resume", "nowhere"], "nowhere' is not the record of a run"),
     ):
         assert main(arguments) == 1
         (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"fedtrellis {arguments[0]}: error: ")
         assert message in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(

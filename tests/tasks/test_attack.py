@@ -127,14 +127,10 @@ def test_cifar_s_clients(tmp_path: Path) -> None:
     settings |= {"classifier_path": out, "radius": 3.0}
     made: Any = attack(**settings)
     made.check()
-    objectives = [made.client_objective(i) for i in range(3)]
-    assert made.num_examples() == sum(f.num_examples for f in objectives)
     assert 15 < made.num_examples() <= 25
     [x] = made.initial_point()
     assert x.shape == (3, 32, 32)
     assert np.linalg.norm(x) == pytest.approx(3.0, rel=1e-12)
-    mean = np.mean([f.value(x) for f in objectives])
-    assert mean == pytest.approx(made.value(x), rel=1e-5)
     assert made.metrics(np.zeros((3, 32, 32))) == {"misclassified": 0.0}
     # the other classes have images of their own
     other: Any = attack(target_label=0, **settings)

@@ -17,7 +17,6 @@ from clients import FedAvgGDClient
 from fedtrellis.app import App
 from fedtrellis.app.command_line import read_config
 from fedtrellis.app.experiment import read_model
-from fedtrellis.command_line import main
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from strategies import FedAvgGD
@@ -34,23 +33,6 @@ def model_in(parent: Path) -> list[Any]:
 def same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_what_is_wrong_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = ["--out", str(tmp_path / "out")]
-    for words, told in (
-        (["run", *out, "-c", 'method="fedgia" fedfw.penalty=3.0'], "'fedfw', and"),
-        (["run", *out, "--workers", "0"], "workers = 0 must be at least 1"),
-        (["resume", "nowhere"], "nowhere' is not the record of a run"),
-    ):
-        assert main(words) == 1
-        shown = capsys.readouterr().err
-        assert shown.startswith(f"fedtrellis {words[0]}: error: ")
-        assert told in shown
-        assert shown.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 CASES = {
@@ -87,16 +69,6 @@ def test_it_is_the_run_of_the_command(case: str, tmp_path: Path) -> None:
     again = record_arrays(experiment.start().arrays)
     for one, other in zip(again, model, strict=True):
         np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-12)
-
-
-def test_it_starts_where_it_is_told() -> None:
-    experiment = sim.app.experiment({"task": "lasso", "rounds": 1}, 3)
-    point = experiment.domain.project(np.full(400, 0.01))
-    (first,) = record_arrays(experiment.initial_arrays(point))
-    np.testing.assert_array_equal(first, point)
-    strategy = experiment.strategy()
-    experiment.start(strategy, point=point)
-    assert strategy.history[0].evaluation == experiment.evaluate([point])
 
 
 REGISTRY = sim.app.registry
@@ -181,8 +153,6 @@ def test_what_is_no_model_to_start_from(tmp_path: Path) -> None:
 
     check(file, "No such file")
     check(one, r"is no \.npz of arrays")
-    file.write_bytes(b"no archive")
-    check(file, r"is no \.npz of arrays")
     np.savez(file, np.zeros(5))
     check(file, r"\[\(5,\)\]; this run's model has")
     np.savez(file, np.full(6, np.nan))

@@ -218,8 +218,6 @@ def test_a_pair_of_idx_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.targets, [2.0, 0.0])
     for content, match in (
         (gzip.compress(idx([2, 77])), "row 2, column 'label': is not"),
-        (gzip.compress(b"s3cret"), "the magic number of an idx file"),
-        (b"s3cret", "cannot be decompressed"),
         (gzip.compress(idx(range(6))), "6 labels for the 2 images"),
     ):
         labels.write_bytes(content)

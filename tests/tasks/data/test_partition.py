@@ -74,16 +74,6 @@ def test_every_client_holds_k_labels(n: int, k: int) -> None:
         assert max(positive) - min(positive) <= 1
 
 
-def test_alpha_decides_how_uneven_dirichlet_is() -> None:
-    spread = []
-    for alpha in (100.0, 0.2):
-        shares = deal(8, "dirichlet", alpha=alpha)
-        counts = np.array([np.bincount(LABELS[s], minlength=10) for s in shares])
-        spread.append((counts / counts.sum(axis=0)).std())
-    assert spread[0] < 0.03
-    assert spread[1] > 0.1
-
-
 def test_shares_that_cannot_be() -> None:
     for n, partition, settings, message in (
         (10, "labels", {"labels_per_client": 11}, "only 10 labels"),
