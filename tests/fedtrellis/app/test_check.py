@@ -63,47 +63,42 @@ def test_what_is_in_order_is_a_line_each(
         assert found in output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "node", "config", "why"),
-    [
-        (f"{TLS} --superlink 127.0.0.2:1", "", "", "not valid for '127.0.0.2'"),
-        (TLS.replace("tls/", "old/"), "", "", "certificate has expired"),
-        (TLS.replace("tls/ca", "old/ca"), "", "", "certificate verify failed"),
-        (TLS.replace("tls/server.k", "old/server.k"), "", "", "and its key in PEM"),
-        (TLS.replace("tls/ca.crt", "junk"), "", "", "'junk' has no certificate"),
-        ("--root-certificates gone --superlink x:1", "", "", "'gone' cannot be read"),
-        ("--superlink localhost", "", "", "must be HOST:PORT"),
-        ("--superlink 127.0.0.1:1", "", "", "Connection refused"),
-        ("--auth-supernode-private-key open", "", "", "is open to others"),
-        ("--auth-supernode-private-key junk", "", "", "'junk': must be an SSH key"),
-        ("", "least=2", "", "node config: partition-id = None"),
-        ("", 'client-id="a" identity-file="a.key"', "", "roster-file"),
-        ("", 'client-id="c" identity-file="c.key" roster-file="roster"', "", "no such"),
-        ("", 'client-id="a" key-file="junk"', "", "neither a key nor a context"),
-        ("", NODE.format("/gone", "x.csv"), ROWS, "there is none"),
-        (
-            "",
-            NODE.format("{}", "labels.csv"),
-            ROWS,
-            "labels.csv, row 6, column 'label'",
-        ),
-        ("", NODE.format("{}", "data/rows/node-1.csv"), SECURE, "and no key"),
-        ("", 'client-id="a"', 'task="digits"', "needs no file of a node"),
-        ("", 'client-id="a"', "fedfw.stepsize=1", "fedfw.stepsize"),
-    ],
-)
+#: Options but the next two, the node's config, the run's, and what is wrong.
+FAULTS = [
+    (f"{TLS} --superlink 127.0.0.2:1", "", "", "not valid for '127.0.0.2'"),
+    (TLS.replace("tls/", "old/"), "", "", "certificate has expired"),
+    (TLS.replace("tls/ca", "old/ca"), "", "", "certificate verify failed"),
+    (TLS.replace("tls/server.k", "old/server.k"), "", "", "and its key in PEM"),
+    (TLS.replace("tls/ca.crt", "junk"), "", "", "'junk' has no certificate"),
+    ("--root-certificates gone --superlink x:1", "", "", "'gone' cannot be read"),
+    ("--superlink localhost", "", "", "must be HOST:PORT"),
+    ("--superlink 127.0.0.1:1", "", "", "Connection refused"),
+    ("--auth-supernode-private-key open", "", "", "is open to others"),
+    ("--auth-supernode-private-key junk", "", "", "'junk': must be an SSH key"),
+    ("", "least=2", "", "node config: partition-id = None"),
+    ("", 'client-id="a" identity-file="a.key"', "", "roster-file"),
+    ("", 'client-id="c" identity-file="c.key" roster-file="roster"', "", "no such"),
+    ("", 'client-id="a" key-file="junk"', "", "neither a key nor a context"),
+    ("", NODE.format("/gone", "x.csv"), ROWS, "there is none"),
+    (
+        "",
+        NODE.format("{}", "labels.csv"),
+        ROWS,
+        "labels.csv, row 6, column 'label'",
+    ),
+    ("", NODE.format("{}", "data/rows/node-1.csv"), SECURE, "and no key"),
+    ("", 'client-id="a"', 'task="digits"', "needs no file of a node"),
+    ("", 'client-id="a"', "fedfw.stepsize=1", "fedfw.stepsize"),
+]
+
+
 def test_a_fault_is_a_line_and_status_1(
-    arguments: str,
-    node: str,
-    config: str,
-    why: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    words = ["check", *arguments.split(), *(["-c", config] if config else [])]
-    words += ["--node-config", node.format(folder)] if node else []
-    assert main(words) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("wrong") and why in line for line in lines), lines
+    for arguments, node, config, why in FAULTS:
+        words = ["check", *arguments.split(), *(["-c", config] if config else [])]
+        words += ["--node-config", node.format(folder)] if node else []
+        assert main(words) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith("wrong") and why in line for line in lines), lines
