@@ -86,19 +86,10 @@ class Watching(LocalGrid):
         return super().push_messages(wave)
 
 
-def test_whoever_overrides_the_grid_or_the_fit_or_has_mods_is_asked() -> None:
-    through: list[str] = []
-
-    def mod(message: Any, context: Context, call_next: Any) -> Any:
-        through.append(message.metadata.message_type)
-        return call_next(message, context)
-
+def test_whoever_overrides_the_grid_or_the_fit_is_asked() -> None:
     def client(context: Context) -> Any:
         return FedAvgGDClient(context, LOSSES[0])
 
-    modded = LocalGrid(client_app(client, mods=[mod]), 3, batched=True)
-    play(FedAvgGD(step_size=0.01), modded, np.zeros(4), 2)
-    assert through.count("train") == 6
     watching = Watching(client_app(client), 3, batched=True)
     play(FedAvgGD(step_size=0.01), watching, np.zeros(4), 2)
     assert watching.seen == 6
