@@ -26,16 +26,13 @@ class RoundStrategy(LoopStrategy):
 
     Examples
     --------
-    Gradient descent, both halves of it:
+    Gradient descent, with clients that send their gradients:
 
     >>> import numpy as np
-    >>> from flwr.app import ArrayRecord
-    >>> from fedtrellis import LocalGrid, MethodClient, RoundStrategy
-    >>> from fedtrellis import client_app, setting
+    >>> from fedtrellis import RoundStrategy, setting
     >>> class GradientDescent(RoundStrategy):
     ...     stateful = keep_model = False
     ...     step_size: float = setting(0.5, "of a round", above=0.0)
-    ...
     ...     def setup(self, point, layout):
     ...         pass
     ...     def instruction(self, server_round, client):
@@ -46,18 +43,8 @@ class RoundStrategy(LoopStrategy):
     ...         g = np.mean(list(answers.values()), axis=0)
     ...         self.broadcast.replace(self.broadcast.model - self.step_size * g)
     ...         return {"norm": float(np.linalg.norm(g))}
-    >>> class GradientClient(MethodClient):    # of f_i(x) = (x − c_i)²/2
-    ...     def __init__(self, c):
-    ...         self.c = c
-    ...     def fit(self, parameters, config):
-    ...         return [parameters[0] - self.c], 1, {}
-    >>> def client_fn(context):
-    ...     return GradientClient(float(context.node_config["partition-id"]))
-    >>> grid = LocalGrid(client_app(client_fn), num_nodes=5)
-    >>> strategy = GradientDescent(step_size=0.5)
-    >>> result = strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=30)
-    >>> result.arrays.to_numpy_ndarrays()[0].round(6)
-    array([2.])
+    >>> GradientDescent(participation=0.5).step_size
+    0.5
     """
 
     @abstractmethod

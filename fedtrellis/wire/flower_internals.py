@@ -139,7 +139,7 @@ def records_from_bytes(data: bytes) -> RecordDict:
 
 
 @lru_cache(maxsize=4096)
-def _object(kind: str, parts: int, body: int) -> int:
+def object_bytes(kind: str, parts: int, body: int) -> int:
     """Bytes of an object that names so many others, and has so long a body."""
     # the names, of 64 characters, have commas between them
     return len(kind) + max(65 * parts - 1, 0) + len(str(body)) + 3 + body
@@ -149,10 +149,16 @@ def _naming(kind: str, parts: Mapping[str, Hashable]) -> int:
     """Bytes of an object that names others, and whose body is JSON of their names."""
     # of each "key": "name", with a comma or a bracket
     body = sum(map(len, map(_quoted, parts))) + 70 * len(parts)
-    return _object(kind, len(set(parts.values())), max(body, 2))
+    return object_bytes(kind, len(set(parts.values())), max(body, 2))
 
 
 _quoted = lru_cache(maxsize=1024)(json.dumps)
+
+
+@lru_cache(maxsize=64)
+def names_bytes(names: tuple[str, ...]) -> int:
+    """Bytes of the object of records by these names, all of which differ."""
+    return _naming("RecordDict", dict(zip(names, names, strict=True)))
 
 
 @lru_cache(maxsize=1024)
@@ -174,7 +180,7 @@ def _encoded(content: RecordDict) -> tuple[dict[str, tuple[type, Any]], int]:
         if kind is not ArrayRecord:
             body = items_to_bytes(kind, dict(record.items()))
             key: Hashable = kind, body
-            sizes[key] = _object(kind.__name__, 0, len(body))
+            sizes[key] = object_bytes(kind.__name__, 0, len(body))
         else:
             body, arrays = dict(record.items()), dict[str, Hashable]()
             for label, array in body.items():
@@ -184,12 +190,12 @@ def _encoded(content: RecordDict) -> tuple[dict[str, tuple[type, Any]], int]:
                     chunks = [data[start : start + CHUNK_SIZE] for start in starts]
                 places = {chunk: i for i, chunk in enumerate(dict.fromkeys(chunks))}
                 for chunk in places:
-                    sizes[chunk] = _object("ArrayChunk", 0, len(chunk))
+                    sizes[chunk] = object_bytes("ArrayChunk", 0, len(chunk))
                 order = tuple(map(places.__getitem__, chunks))
                 shape = tuple(array.shape)
                 described = _array_json(array.dtype, shape, array.stype, order)
                 arrays[label] = key = described, *places
-                sizes[key] = _object("Array", len(places), len(described))
+                sizes[key] = object_bytes("Array", len(places), len(described))
             key = kind, *arrays.items()
             sizes[key] = _naming(kind.__name__, arrays)
         encoded[name], keys[name] = (kind, body), key
@@ -243,7 +249,7 @@ def through_bytes(
     error = error_from_proto(read.error) if decoded is None else None
     made = make_message(metadata_from_proto(read.metadata), decoded, error)
     name_message(made, message.metadata.message_id)
-    return made, size + _object("Message", decoded is not None, len(own))
+    return made, size + object_bytes("Message", decoded is not None, len(own))
 
 
 def content_bytes(content: RecordDict) -> int:
@@ -254,7 +260,7 @@ def content_bytes(content: RecordDict) -> int:
 def envelope_bytes(message: Message) -> int:
     """Bytes of a message's own object."""
     own = _envelope(message).ByteSize()
-    return _object("Message", int(message.has_content()), own)
+    return object_bytes("Message", int(message.has_content()), own)
 
 
 def message_bytes(message: Message) -> int:

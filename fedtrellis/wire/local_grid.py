@@ -46,12 +46,16 @@ from fedtrellis.wire.flower_internals import (
     join_run,
     message_bytes,
     name_message,
+    names_bytes,
+    object_bytes,
     records_from_bytes,
     records_to_bytes,
     through_bytes,
 )
 from fedtrellis.wire.protocol import (
     ARRAYS,
+    METRICS,
+    STATUS,
     NodeContext,
     NodeReply,
     NodeRequest,
@@ -533,20 +537,21 @@ def _envelopes(kind: str, digits: int, bits: int, error: str | None) -> tuple[in
 
 def _reply_bytes(reply: NodeReply, statuses: dict[int, int]) -> int:
     """Bytes of a reply's records; ``statuses`` are those of a wave, by their ids."""
-    metrics = len(items_to_bytes(MetricRecord, reply.metrics)) if reply.metrics else 0
-    described = None
+    status = statuses.get(id(reply.status))
+    if status is None:
+        status = len(items_to_bytes(ConfigRecord, reply.status))
+        statuses[id(reply.status)] = status
+    status += _name_bytes(reply.client)
+    sizes = {STATUS: object_bytes("ConfigRecord", 0, status)}
     if reply.arrays is not None:
-        described = tuple([(array.dtype, array.shape) for array in reply.arrays])
-    frame = _frame(described, bool(metrics))
-    if frame is None:
-        # of equal arrays one is sent: what is in several of them counts
-        return content_bytes(reply.content)
-    shared = statuses.get(id(reply.status))
-    if shared is None:
-        shared = len(items_to_bytes(ConfigRecord, reply.status))
-        statuses[id(reply.status)] = shared
-    status = shared + _name_bytes(reply.client)
-    return frame + len(str(status)) + status + len(str(metrics)) + metrics
+        found = _array_bytes(tuple([(a.dtype, a.shape) for a in reply.arrays]))
+        if found is None:
+            return content_bytes(reply.content)
+        sizes[ARRAYS] = found
+    if reply.metrics:
+        metrics = len(items_to_bytes(MetricRecord, reply.metrics))
+        sizes[METRICS] = object_bytes("MetricRecord", 0, metrics)
+    return sum(sizes.values()) + names_bytes(tuple(sizes))
 
 
 @lru_cache(maxsize=16384)
@@ -555,23 +560,15 @@ def _name_bytes(client: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _frame(
-    described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...] | None, measured: bool
+def _array_bytes(
+    described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...],
 ) -> int | None:
-    """Bytes of a reply's records but for bodies; None: the arrays' content counts.
-
-    ``described`` has dtypes and shapes of its arrays.
-    """
-    arrays = None
-    if described is not None:
-        arrays = [np.empty(shape, dtype) for dtype, shape in described]
-        if sum([array.nbytes for array in arrays]) > CHUNK_SIZE // 2:
-            return None
-    metrics = {"": 0.0} if measured else {}
-    body = len(items_to_bytes(MetricRecord, metrics))
-    content = NodeReply("", {}, arrays, metrics).content
-    if len(content.get(ARRAYS, ())) > 1:
+    """Bytes of arrays of such dtypes and shapes; None: what is in them counts, too."""
+    arrays = [np.empty(shape, dtype) for dtype, shape in described]
+    # of equal arrays, or parts of a large one, one is sent
+    if sum(array.nbytes for array in arrays) > CHUNK_SIZE // 2:
         return None
-    size = content_bytes(content)
-    # a body's length stands before it
-    return size - sum(n + len(str(n)) for n in (_name_bytes(""), body))
+    record = array_record(arrays, join=True)
+    if len(record) > 1:
+        return None
+    return content_bytes(RecordDict({"": record})) - names_bytes(("",))
