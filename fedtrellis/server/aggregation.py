@@ -42,13 +42,11 @@ class Cohorts:
     rounds: int  # planned
 
 
+@dataclass(slots=True)
 class Sealed:
     """An answer that no method may see alone, only what all of them come to."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
     def __array__(self, *options: Any, **more: Any) -> NDArray[Any]:
         raise TypeError(

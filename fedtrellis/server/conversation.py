@@ -229,11 +229,8 @@ class Conversation:
         those that passed the checks, in the clients' order; why the others did not is
         in :attr:`traffic`.
         """
-        expected = {
-            "session": self.session,
-            "server-round": server_round,
-            "in-sync": True,
-        }
+        expected = {"session": self.session, "server-round": server_round}
+        expected["in-sync"] = True
         if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
             expected["phase"] = phase
         if self.strategy.keep_model or kind == "evaluate":

@@ -140,6 +140,9 @@ class RunRecord(Callback):
     ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
+        #: Where the run's checkpoint belongs, and its rounds are, the checkpoint's too.
+        self.checkpoint = self.directory / "checkpoint.npz"
+        self.history = self.directory / "history.jsonl"
         self.reference, self.title, self.picture = reference, title, True
         #: The metrics of a constant model, which a run must do better than.
         self.baseline: Mapping[str, float] = {}
@@ -175,16 +178,6 @@ class RunRecord(Callback):
                 directory.mkdir(parents=True)
                 break
         return cls(directory, config)
-
-    @property
-    def checkpoint(self) -> Path:
-        """Where the run's checkpoint belongs."""
-        return self.directory / "checkpoint.npz"
-
-    @property
-    def history(self) -> Path:
-        """Where its rounds are, those of the checkpoint too."""
-        return self.directory / "history.jsonl"
 
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
@@ -239,7 +232,8 @@ class RunRecord(Callback):
         if self._clients is not None:
             summary["clients"] = self._clients
         if self.status == "running":
-            summary["process"] = _this_process()
+            me, host = os.getpid(), socket.gethostname()
+            summary["process"] = {"host": host, "id": me, "started": _started(me)}
         else:
             self._over.set()
         if self.resume and self.status not in ENDINGS:
@@ -251,16 +245,15 @@ class RunRecord(Callback):
         if self.warnings:
             summary["warnings"] = self.warnings
         summary["wall_seconds"] = round(time.time() - self._began, 3)
-        data = (json.dumps(summary, indent=2) + "\n").encode()
-        path = self.directory / "summary.json"
+        data, path = json.dumps(summary, indent=2), self.directory / "summary.json"
         try:
             with replacing(path) as file:
-                file.write(data)
+                file.write(f"{data}\n".encode())
         except OSError:
             if "error" not in how:
                 raise
             # on a full disk the room that it has may be enough
-            path.write_bytes(data)
+            path.write_text(f"{data}\n", encoding="utf-8")
 
 
 def _started(process: int) -> str:
@@ -271,11 +264,6 @@ def _started(process: int) -> str:
         return ""
     # what is only there to be waited for has ended
     return "" if fields[0] in "ZX" else fields[19]
-
-
-def _this_process() -> dict[str, Any]:
-    number = os.getpid()
-    return {"host": socket.gethostname(), "id": number, "started": _started(number)}
 
 
 def is_alive(process: Mapping[str, Any], summary: Path) -> bool:

@@ -9,7 +9,7 @@ of Flower's is given one reply a round, the weighted mean over the blocks that a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
@@ -28,7 +28,6 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
-from numpy.typing import NDArray
 
 from fedtrellis.encryption.block_sum import (
     ATTEMPT_BYTES,
@@ -305,7 +304,7 @@ class SecureSum(Mean):
                 if missing := ", ".join(n for n in block if n not in by_name):
                     lack = f"its block's sum is lost without client {missing}"
                     raise ValueError(lack)
-                total = self.total({a.client: a.arrays for a in there})
+                total = self.total(there)
                 if total.size < least:
                     raise ValueError(f"its block's sum has {total.size} numbers")
                 yield there, total
@@ -313,17 +312,17 @@ class SecureSum(Mean):
                 for answer in there:
                     conversation.reject(answer.client, str(error))
 
-    def total(self, answers: Mapping[str, Sequence[NDArray[Any]]]) -> FloatArray:
-        """A block's sum, of what each member sent; ValueError if it is none."""
+    def total(self, members: Sequence[Answer]) -> FloatArray:
+        """What the members' terms add up to; ValueError if they do not."""
         terms: list[Words] = []
-        for client, arrays in answers.items():
-            term: Any = arrays[0] if len(arrays) == 1 else np.zeros(0)
+        for answer in members:
+            term: Any = answer.arrays[0] if len(answer.arrays) == 1 else np.zeros(0)
             if term.dtype != self._coding.dtype or term.ndim != 1:
-                raise ValueError(f"client {client} sent no term of a sum")
+                raise ValueError(f"client {answer.client} sent no term of a sum")
             terms.append(term)
         if len({term.size for term in terms}) > 1:
             raise ValueError("the block's terms have different lengths")
-        return self._coding.values(total_of(terms, len(answers)))
+        return self._coding.values(total_of(terms, len(terms)))
 
     # ---------------------------------------------------------------------- afterwards
 

@@ -372,14 +372,6 @@ def sparse_or_dense(point: NDArray[Any]) -> list[NDArray[Any]]:
     return [indices.astype(index_dtype), flat[indices]]
 
 
-def check_entries(indices: NDArray[Any], values: NDArray[Any], size: int) -> None:
-    """Raise ValueError unless these are entries of an array of so many."""
-    if indices.shape != values.shape or indices.dtype.kind != "u" or indices.ndim != 1:
-        raise ValueError("indices and values of a sparse array do not fit together")
-    if indices.size and int(indices.max()) >= size:
-        raise ValueError(f"an index lies outside an array of {size} entries")
-
-
 def from_sparse_or_dense(
     arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]
 ) -> NDArray[Any]:
@@ -389,7 +381,10 @@ def from_sparse_or_dense(
     if len(arrays) != 2:
         raise ValueError(f"a sparse array has 2 arrays, not {len(arrays)}")
     indices, values = arrays
-    check_entries(indices, values, prod(shape))
+    if indices.shape != values.shape or indices.dtype.kind != "u" or indices.ndim != 1:
+        raise ValueError("indices and values of a sparse array do not fit together")
     point = np.zeros(shape, values.dtype)
+    if indices.size and int(indices.max()) >= point.size:
+        raise ValueError(f"an index lies outside an array of {point.size} entries")
     point.reshape(-1)[indices] = values
     return point

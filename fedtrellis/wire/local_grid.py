@@ -178,23 +178,15 @@ class LocalGrid(Grid):
 
     Examples
     --------
-    Ten nodes with a c_i each find its mean, although one answer in ten is lost:
+    Ten nodes, of which one in ten answers is lost:
 
-    >>> import numpy as np
-    >>> from flwr.app import ArrayRecord
     >>> from fedtrellis import LocalGrid, client_app
     >>> from fedtrellis.clients import FedGiAClient
-    >>> from fedtrellis.objectives import LeastSquares
-    >>> from fedtrellis.strategies import FedGiA
     >>> def client_fn(context):
-    ...     c = np.full(2, float(context.node_config["partition-id"]))
-    ...     return FedGiAClient(context, LeastSquares(np.eye(2), c))
+    ...     return FedGiAClient(context, objective=my_loss(context))
     >>> grid = LocalGrid(client_app(client_fn), num_nodes=10, reply_loss=0.1)
-    >>> result = FedGiA().start(grid, ArrayRecord([np.zeros(2)]), num_rounds=50)
-    >>> result.arrays.to_numpy_ndarrays()[0].round(3)
-    array([4.5, 4.5])
-    >>> grid.fault_counts["reply_loss"] > 0
-    True
+    >>> len(grid.get_node_ids()), grid.fault_counts["reply_loss"]
+    (10, 0)
     """
 
     def __init__(

@@ -121,9 +121,9 @@ class Server:
         first, rng = not went_on_with, np.random.default_rng(5)
 
         class Sums(SecureSum):
-            def total(self, answers: Any) -> Array:
-                found = super().total(answers)
-                read = [{n: a} for n, a in answers.items()] if apart else [answers]
+            def total(self, members: Any) -> Array:
+                found = super().total(members)
+                read = [[one] for one in members] if apart else [members]
                 seen.append(np.concatenate([super(Sums, self).total(a) for a in read]))
                 if first:
                     # models that go back and forth tell more than those that settle
