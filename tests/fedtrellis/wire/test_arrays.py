@@ -15,7 +15,6 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import (
-    DTYPES,
     Layout,
     array_record,
     decode,
@@ -170,24 +169,6 @@ def test_a_gradient_has_the_shape_of_the_model_or_none(shape: tuple[int, ...]) -
 
 
 # -------------------------------------------------------------------------- dtypes
-
-FLOATS = hnp.arrays(
-    np.float32,
-    st.integers(0, 40),
-    elements=st.floats(-60_000.0, 60_000.0, width=32),
-)
-
-
-@settings(deadline=None)
-@given(FLOATS)
-def test_a_rounded_point_travels_bit_for_bit(point: NDArray[Any]) -> None:
-    for dtype in DTYPES:
-        layout = Layout((point.shape,), dtype)
-        rounded = layout.rounded(point)
-        wire = layout.to_wire(rounded)
-        assert wire.nbytes == point.size * np.dtype(dtype).itemsize
-        assert same_bits(layout.from_wire(wire), rounded)
-        assert same_bits(layout.rounded(rounded), rounded)  # nothing changes any more
 
 
 def test_the_layout_has_the_widest_dtype_that_holds_its_numbers() -> None:

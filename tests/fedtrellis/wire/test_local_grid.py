@@ -168,13 +168,12 @@ def run(grid: LocalGrid, rounds: int = 6, **settings: Any) -> Played[Any]:
     return play(method, grid, np.zeros(4), rounds=rounds)
 
 
-@pytest.mark.parametrize("options", [{"encode": True}, {"workers": 2}])
-def test_bytes_and_processes_change_nothing_whatever_is_lost(
-    grids: Callable[..., LocalGrid], options: Any
+def test_processes_change_nothing_whatever_is_lost(
+    grids: Callable[..., LocalGrid],
 ) -> None:
     faults: Any = dict.fromkeys(FAULTS, 0.1)
     one = run(alone := grids(**faults))
-    two = run(grid := grids(**options, **faults))
+    two = run(grid := grids(workers=2, **faults))
     np.testing.assert_array_equal(two.models, one.models)
     for a, b in zip(one.strategy.history, two.strategy.history, strict=True):
         assert (a.sampled, a.rejected, a.used) == (b.sampled, b.rejected, b.used)
