@@ -323,11 +323,11 @@ class Declared:
 
     A class defined with ``options=Options``, another declared class, and those below it
     take the fields of ``Options`` as keywords, too: an object's ``options`` has them.
-    A keyword of another library's is answered with what ``Options.elsewhere`` says.
+    A keyword of another library's is answered with what ``Options._elsewhere`` says.
     """
 
     #: By names of keywords that do not exist: what to write instead.
-    elsewhere: ClassVar[Mapping[str, str]] = {}
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(
         cls, options: type[Declared] | None = None, **more: Any
@@ -410,7 +410,7 @@ def _with_options(init: Callable[..., None], shared: type[Any]) -> Callable[...,
     def construct(self: Any, *arguments: Any, **values: Any) -> None:
         found = {name: values.pop(name) for name in names.intersection(values)}
         for name in values.keys() - own.parameters.keys():
-            if ours := shared.elsewhere.get(name):
+            if ours := shared._elsewhere.get(name):
                 why = f"{name} is no option of {type(self).__name__}"
                 raise SettingsError(f"{why}; what stands for it is {ours}")
         self.options = shared(**found)

@@ -20,7 +20,7 @@ from fedtrellis.local_steps import (
 )
 from fedtrellis.server.aggregation import Aggregation, Private
 from fedtrellis.server.conversation import Answer, Conversation
-from fedtrellis.server.loop import Needs
+from fedtrellis.server.loop import Late, Needs
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
@@ -142,14 +142,15 @@ class LocalModels(StepsByBounds):
 
     stateful = False
     _newcomers = True
+    _late: Late = "change"
     keep_model = False
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Nothing to prepare: the model is all of the state."""
 
     def check(self, answer: Answer) -> FloatArray:
-        """The local model x_i."""
-        return self.take_point(answer)
+        """The local model x_i; a late one changes the model of now."""
+        return self._aged(answer, self.take_point(answer))
 
 
 class FedAvgGD(LocalModels):
@@ -475,6 +476,7 @@ class Scaffold(FedAvgGD):
     _usual_rounds = 250
     # each c_i is replayed from its x_i
     needs, _linear, _replayed = "each", True, "_controls"
+    _late: Late = ""  # a late c_i would be of another c
     stateful = True
     _newcomers = False
     _kept = ("_controls",)
@@ -558,6 +560,7 @@ class CompressedSGD(FedOpt):
     name = "compressed-sgd"
     about = "FedAvg whose changes go up as few entries, levels or signs"
     stateful = True
+    _late: Late = ""
     _sent_arrays = (0, 1)
     _state_settings: tuple[str, ...] = ("optimizer", "compressor")
 
@@ -703,6 +706,7 @@ class FedDR(ProjectedFedAvg):
     about = "federated Douglas-Rachford splitting"
     # of every client the last is kept
     needs, _linear = "each", True
+    _late: Late = "vector"
     _least_answers = 1
     stateful, _newcomers = True, False
     _kept = ("_reflections",)
@@ -753,7 +757,7 @@ class FedDR(ProjectedFedAvg):
         """Project the mean of all clients' last x̂_i."""
         self._reflections.update(answers)
         # x̃ = (1/n) Σ x̂_i;  x̄ = P_D(x̃); in the clients' order, whoever answered
-        points = [self._reflections[name] for name in self.clients]
+        points = [self._reflections[name] for name in self._members]
         mean = self.average(points, self.broadcast.model)
         self.broadcast.replace(self.domain.project(mean))
         return {}

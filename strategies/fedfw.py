@@ -416,9 +416,15 @@ class FedFW(FrankWolfeStrategy):
     def _check_aggregation(self) -> None:
         """The corrective variant averages each client's last; x̄ of others is atoms."""
         self.needs = None if self.variant in PAPERS else "each"
+        self._late = "" if self.variant in PAPERS else "vector"
         # an atom for each local step
         self._private_releases = self.local_steps or 1
         super()._check_aggregation()
+
+    @property
+    def _basis(self) -> Any:
+        """Of the corrective variant, the only one that asks: z and ρ."""
+        return self.broadcast.model, self.half.penalty
 
     @property
     def _counts_own_steps(self) -> bool:
@@ -695,8 +701,8 @@ def _one_or_all(numbers: list[float]) -> float | list[float]:
 
 
 # Of an answer: x_i, then φ_i and γ_i, and the curvature of f_i / n on the client's way,
-# in the first round.
-_Corrected = tuple[Iterate, tuple[float, float] | None, float | None]
+# in the first round; and of a late one the z and ρ that it was made with.
+_Corrected = tuple[Iterate, tuple[float, float] | None, float | None, Any]
 
 
 class _CorrectiveSteps:
@@ -755,7 +761,9 @@ class _CorrectiveSteps:
         )
         if not strategy.domain.bounded:
             strategy._check_proportion(iterate.dense(), strategy.broadcast.model)
-        numbers, first = answer.numbers.tolist(), self.penalty is None
+        numbers = answer.numbers.tolist()
+        penalty = self.penalty if answer.basis is None else answer.basis[1]
+        first = penalty is None
         expected = first + 2 * strategy.certificate
         if len(numbers) != expected:
             raise ValueError(f"{len(numbers)} scalars came instead of {expected}")
@@ -765,23 +773,25 @@ class _CorrectiveSteps:
         if strategy.certificate:
             # a gap is never below 0, but by rounding or as a lie
             certificate = numbers[-2], max(numbers[-1], 0.0)
-        return iterate, certificate, numbers[0] if first else None
+        return iterate, certificate, numbers[0] if first else None, answer.basis
 
     def aggregate(
         self, server_round: int, answers: dict[str, _Corrected]
     ) -> dict[str, float]:
         rho, strategy = self.penalty, self._strategy
         broadcast, z = strategy.broadcast, strategy.broadcast.model
-        for name, (iterate, certificate, _) in answers.items():
+        for name, (iterate, certificate, _, late) in answers.items():
             self._iterates[name] = iterate
             x = self._points[name] = iterate.dense()
             # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent
-            if rho is not None:
-                self._duals[name] = self._duals[name] + rho * (x - z)
+            at, penalty = late or (z, rho)
+            if penalty is not None:
+                self._duals[name] = self._duals[name] + penalty * (x - at)
             if certificate is not None:
                 self._certificates[name] = certificate
-        # x̄ = (1/n) Σ x_i, over everybody
-        points, duals = list(self._points.values()), list(self._duals.values())
+        # x̄ = (1/n) Σ x_i, over everybody who is a part of F
+        points = [self._points[name] for name in strategy._members]
+        duals = [self._duals[name] for name in strategy._members]
         self.model = np.mean(points, axis=0)
         # z ← (1/n) Σ (x_i + y_i / ρ);  without a ρ all y_i are 0
         following = self.model
@@ -797,11 +807,12 @@ class _CorrectiveSteps:
             np.sqrt(np.mean([np.vdot(x - self.model, x - self.model) for x in points]))
         )
         self.dual_residual = float(np.linalg.norm(following - z))
+        every = list(self._duals.values())
         if rho is None:
-            curvatures = [curvature or 0.0 for _, _, curvature in answers.values()]
-            self._balance.begin(curvatures, duals, broadcast.model)
+            curvatures = [curvature or 0.0 for _, _, curvature, _ in answers.values()]
+            self._balance.begin(curvatures, every, broadcast.model)
         else:
-            self._balance.observe(len(answers), duals, broadcast.model)
+            self._balance.observe(len(answers), every, broadcast.model)
         metrics = {
             "penalty": rho or 0.0,
             "primal-residual": self.primal_residual,
@@ -822,7 +833,8 @@ class _CorrectiveSteps:
         φ_i = f_i(x_i) / n and γ_i the Frank-Wolfe gap of f_i/n + ⟨y_i, ·⟩ at x_i.
         """
         clients, duals = self._strategy.clients, self._duals
-        if len(self._certificates) < len(clients):
+        if len(self._certificates) < len(clients) or self._strategy.away:
+            self.gap = np.inf
             return {}
         losses = sum(self._certificates[name][0] for name in clients)
         gaps = sum(self._certificates[name][1] for name in clients)

@@ -181,6 +181,12 @@ class FedGiA(RoundStrategy):
             raise refused("lower", lower, f"must be less than upper = {upper}")
         self._h = Separable(self.l1, self.l2, lower, upper)
 
+    def _check_aggregation(self) -> None:
+        """Where σ is adapted the z_i of a round are all of one x."""
+        fixed = self.sigma is not None or self.sigma_scale is not None
+        self._late = "vector" if fixed else ""
+        super()._check_aggregation()
+
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Settle σ, and start with z_i = x_i = x and π_i = 0."""
         within = np.clip(point, self._h.lower, self._h.upper)
@@ -434,7 +440,12 @@ class FedGiA(RoundStrategy):
 
     def _mean_of_z(self) -> FloatArray:
         """(1/m) Σ z_i, or the robust average of the z_i."""
-        return self.average(self._z, self.broadcast.model)
+        z = self._z[self._part_of] if self.away else self._z
+        return self.average(z, self.broadcast.model)
+
+    @property
+    def _part_of(self) -> list[int]:
+        return [self._index[name] for name in self._members]
 
     def _residual_of_z(self) -> float:
         """σ²m Σ_i ‖z_i − z_i before‖²; infinite until everybody has answered once.
@@ -444,7 +455,8 @@ class FedGiA(RoundStrategy):
         σm (x − x⁺) = ∇f(x) + Σ over C of (H_i/m − σI)(x_i − x), and every x_i − x
         vanishes only as the z_i come to rest.
         """
-        return self.settled_sigma**2 * self.num_clients * float(self._changes.sum())
+        changes = self._changes[self._part_of] if self.away else self._changes
+        return self.settled_sigma**2 * self.num_clients * float(changes.sum())
 
     def residual(self) -> float:
         """The left side of the stop rule, as of the last x that was changed."""

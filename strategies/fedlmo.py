@@ -201,6 +201,7 @@ class FedLMO(RoundStrategy):
 
     def _check_aggregation(self) -> None:
         """One vector is enough where nothing travels beside it."""
+        self._late = "" if self.variant in ("server", "ef21") else "change"
         if self.variant in ("local", "server"):
             self.needs = "sum"
         elif self.variant != "ef21":
@@ -262,7 +263,7 @@ class FedLMO(RoundStrategy):
         """x_i and h_i or m_i, one of them, or C(D_i − v_i)."""
         shape = self.broadcast.model.shape
         if self.variant == "local":
-            return self.take_point(answer)
+            return self._aged(answer, self.take_point(answer))
         # a gradient is in no proportion to the model
         if self.variant == "server":
             return self._only_array(answer, shape)
@@ -272,7 +273,7 @@ class FedLMO(RoundStrategy):
             raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 2")
         point, mean = answer.arrays
         return (
-            self.take_point(replace(answer, arrays=[point])),
+            self._aged(answer, self.take_point(replace(answer, arrays=[point]))),
             self._only_array(replace(answer, arrays=[mean]), shape),
         )
 

@@ -76,7 +76,7 @@ _AGREED_KEY = "data.agreed"
 # what says how long and where to run, but not what is computed
 _FREE = {
     *("resume", "results-dir", "rounds", "timeout", "checkpoint-every", "min-nodes"),
-    *("max-failed-rounds", "answer-bound", "client-keys"),
+    *("max-failed-rounds", "answer-bound", "client-keys", "quorum", "max-delay"),
     *("log-format", "picture", "track"),
 }
 

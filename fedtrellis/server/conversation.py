@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import (
     NO_ANSWER,
+    Awaited,
     Client,
     Reason,
     Registry,
@@ -72,6 +74,8 @@ class Answer:
         The round that it was asked in.
     norm : float or None
         ‖a‖ of its only array a, where that is known already.
+    basis : object
+        Of a late answer what the strategy's ``_basis`` was when it was asked for.
 
     Examples
     --------
@@ -89,6 +93,16 @@ class Answer:
     version: int | None = None
     server_round: int = 0
     norm: float | None = None
+    basis: Any = None
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that may be answered in a later round."""
+
+    node_id: int
+    expected: dict[str, Any]
+    basis: Any
 
 
 def scalars_of(answer: Answer, count: int) -> FloatArray:
@@ -140,6 +154,19 @@ class Conversation:
         self.registry.method = type(strategy).__name__
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
+        # requests of earlier rounds that are not answered yet, and their messages
+        self._asked: dict[str, Asked] = {}
+        self._awaited: Awaited = {}
+        #: For how many rounds clients have owed an answer.
+        self.silent: dict[str, int] = {}
+
+    @property
+    def busy(self) -> set[str]:
+        """Clients that may still answer an earlier round, and are asked nothing new."""
+        for name, asked in list(self._asked.items()):
+            if self.client(name).node_id != asked.node_id:  # it came back elsewhere
+                del self._asked[name]
+        return set(self._asked)
 
     @property
     def names(self) -> list[str]:
@@ -227,27 +254,39 @@ class Conversation:
         ``kind`` is ``"train"``, ``"train.NAME"`` or ``"evaluate"``, ``entries`` are the
         method's by client, ``timeout`` is in seconds for a wave's answers. Returns
         those that passed the checks, in the clients' order; why the others did not is
-        in :attr:`traffic`.
+        in :attr:`traffic`. With a ``quorum`` a wave of ``"train"`` ends once so many
+        have answered, and answers of earlier rounds are among those of this one.
         """
+        enough = None
+        if kind == "train" and self.strategy.options.quorum != 1.0:
+            enough = self._enough(len(entries) + len(self.busy))
+        elif busy := self.busy:
+            entries = {n: own for n, own in entries.items() if n not in busy}
         expected = {"session": self.session, "server-round": server_round}
         expected["in-sync"] = True
         if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
             expected["phase"] = phase
         if self.strategy.keep_model or kind == "evaluate":
             expected["model-version"] = self.strategy.broadcast.version
-        order = todo = [name for name in self.names if name in entries]
+        todo = [name for name in self.names if name in entries]
         answers: dict[str, Answer] = {}
         for _ in range(2):
             self.traffic.waves += 1
             wave = {name: entries[name] for name in todo}
-            replies = self._replies(server_round, kind, wave, timeout)
+            left = None if enough is None else max(0, enough - len(answers))
+            replies = self._replies(server_round, kind, wave, timeout, left)
             todo, silent = [], []
+            for name in wave.keys() - replies.keys():
+                node_id = self.client(name).node_id
+                self._asked[name] = Asked(node_id, expected, self.strategy._basis)
             for name, reply in replies.items():
-                answer = self._open(reply, name, expected)
+                late = None if name in wave else self._asked.pop(name)
+                answer = self._open(reply, name, late.expected if late else expected)
                 if isinstance(answer, Answer):
+                    answer.basis = late.basis if late else None
                     answers[name] = answer
                 elif answer is None:
-                    todo.append(name)
+                    todo += [] if late else [name]  # else it is asked next round
                 else:
                     self.reject(name, answer)
                     silent += [name] if answer is NO_ANSWER else []
@@ -258,7 +297,13 @@ class Conversation:
                 break
         for name in todo:
             self.reject(name, "its state could not be restored")
-        return [answers[name] for name in order if name in answers]
+        return [answers[name] for name in self.names if name in answers]
+
+    def _enough(self, outstanding: int) -> int:
+        """How many of the outstanding answers make a quorum."""
+        quorum: float = self.strategy.options.quorum
+        part = quorum * outstanding if quorum < 1.0 else quorum
+        return min(outstanding, ceil(part - 1e-9))
 
     def ask_again(
         self,
@@ -320,7 +365,12 @@ class Conversation:
         return taken
 
     def _replies(
-        self, server_round: int, kind: str, entries: Entries, timeout: float
+        self,
+        server_round: int,
+        kind: str,
+        entries: Entries,
+        timeout: float,
+        enough: int | None = None,
     ) -> Mapping[str, Message | NodeReply | Reason]:
         """What clients reply to one wave, or why not, in the order of the entries."""
         grid, known = self.grid, self.registry.clients
@@ -334,16 +384,22 @@ class Conversation:
             name: Message(request.content, node_id, kind, group_id=group)
             for name, (node_id, request) in asked.items()
         }
-        return self._exchange(messages, timeout)
+        return self._exchange(messages, timeout, enough)
 
     def _exchange(
-        self, messages: Mapping[str, Message], timeout: float
+        self,
+        messages: Mapping[str, Message],
+        timeout: float,
+        enough: int | None = None,
     ) -> dict[str, Message | Reason]:
-        """What clients reply to their messages, or why not."""
+        """What clients reply to their messages, or why not; see :meth:`ask`."""
         nodes = {self.client(name).node_id: name for name in messages}
-        sent = list(messages.values())
-        found = exchange(self.grid, sent, timeout, self.traffic, nodes)
-        return {name: found[node] for node, name in nodes.items()}
+        if enough is not None:
+            nodes |= {self._asked[name].node_id: name for name in self.busy}
+        awaited = None if enough is None else self._awaited
+        asked = self.grid, list(messages.values()), timeout, self.traffic
+        found = exchange(*asked, nodes, awaited, enough)
+        return {name: found[node] for node, name in nodes.items() if node in found}
 
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]

@@ -54,13 +54,21 @@ from fedtrellis.settings import Declared, SettingsError, refused
 from fedtrellis.signals import check_signals, deferred
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
-from fedtrellis.wire.exchange import RunError, Traffic
+from fedtrellis.wire.exchange import RunError, Traffic, listed
 from fedtrellis.wire.flower_internals import LOGGER_NAME, is_simulation, log
-from fedtrellis.wire.protocol import EXAMPLES, is_count, pack_restore
+from fedtrellis.wire.protocol import (
+    EXAMPLES,
+    identity_order,
+    is_count,
+    pack_restore,
+)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Needs = Literal["sum", "each"]
+Late = Literal["", "vector", "change"]
 
+# Rounds of silence, with a quorum, after which a client is no part of F.
+_MAX_DELAY = 100
 # No method's loss rises by this factor and is on its way: not one of them is so random.
 _BEYOND = 1e6
 
@@ -97,6 +105,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         The model, and how it gets to the clients; from :meth:`setup` on.
     sampled, used : list of str
         Clients that the last round asked, and whose answers it used.
+    away : set of str
+        Clients that are no part of F at present, see ``max_delay``.
     aggregator : Aggregation
         The run's own.
 
@@ -170,6 +180,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     _kept: tuple[str, ...] = ()  # in state(): "_x" as entry "x", a dict as its entries
     _least_answers: ClassVar[int] = LEAST  # for a robust average; 1: older ones count
     _sent_arrays: tuple[int, int] = (1, 1)  # an answer's models, and all its arrays
+    # what becomes of an answer of an earlier round: "vector", the client's last, as
+    # good as any; "change", which counts less with age; "": it is of no use
+    _late: Late = ""
     _replayed: ClassVar[str] = ""  # the attribute with what is replayed of clients
     _private_mechanism: ClassVar[Mechanism | None] = None  # of privacy="local"
     _private_releases = 1  # of a client in a round
@@ -203,6 +216,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.ending = self.caution = self.agreed = ""
         self.sampled: list[str] = []
         self.used: list[str] = []
+        # clients that have been silent for max_delay rounds, and are no part of F
+        self.away: set[str] = set()
         # clients whose state is no longer known, and begins at zero
         self._zeroed: set[str] = set()
         # clients with which a secure sum's block begins anew after the round
@@ -406,6 +421,53 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         # n·p may lie above a whole number by rounding alone: 0.07·100 is 7.0…01
         return int(np.ceil(self.num_clients * self.options.participation - 1e-9))
 
+    @property
+    def _members(self) -> list[str]:
+        """The clients whose f_i make up F: all but those that are away."""
+        return [name for name in self.clients if name not in self.away]
+
+    @property
+    def _basis(self) -> Any:
+        """What a client is sent that its answer depends on; nobody changes it."""
+        return self.broadcast.model
+
+    def _aged(self, answer: Answer, point: FloatArray) -> FloatArray:
+        """A point of this round; of an earlier one the model, changed as it was there.
+
+        x + (x_i − x_t)/√(1 + a), for x_i from x_t, a rounds ago.
+
+        Source: Nguyen et al., "Federated Learning with Buffered Asynchronous
+        Aggregation" (FedBuff), AISTATS 2022, arXiv 2106.06639, for the weights.
+        """
+        if answer.basis is None or self._late != "change":
+            return point
+        age, model = self._loop.round - answer.server_round, self.broadcast.model
+        weight = 1.0 / np.sqrt(1.0 + age)
+        aged = model + weight * np.subtract(point, answer.basis, dtype=np.float64)
+        return self.broadcast.layout.rounded(aged)
+
+    def _count_silence(self) -> None:
+        """Note who owes an answer, and who has done so for too many rounds."""
+        conversation, options = self.conversation, self.options
+        if options.quorum == 1.0:
+            return
+        silent, most = conversation.silent, options.max_delay or _MAX_DELAY
+        for name in {*self.sampled, *conversation.busy} - {*self.used}:
+            silent[name] = silent.get(name, 0) + 1
+            if silent[name] == most:
+                self.away.add(name)
+                text = "client %s has been silent for %d rounds: F is of %d of %d now"
+                log(WARNING, text, name, most, len(self._members), self.num_clients)
+
+    def _welcome(self, names: Iterable[str]) -> None:
+        """Whoever answers is part of F."""
+        for name in names:
+            self.conversation.silent.pop(name, None)
+            if name in self.away:
+                self.away.discard(name)
+                text = "client %s answers again: F is of %d of %d clients"
+                log(INFO, text, name, len(self._members), self.num_clients)
+
     def _check_proportion(self, point: FloatArray, reference: FloatArray) -> None:
         """Raise ValueError for a point far beyond x: ‖x_i‖ > b · max(1, ‖x‖)."""
         size, bound = _norm(point), self.options.answer_bound
@@ -513,6 +575,15 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         beside = f" with variant = {variant!r}" if variant else ""
         need("aggregation", [k.name for k in kinds if self._admits(k)], method + beside)
         stated = f"apply beside {self.aggregator.wanted}"
+        if options.quorum != 1.0:
+            if options.quorum > 1.0 and options.quorum % 1.0:
+                raise refused("quorum", options.quorum, "is no number of clients")
+            if not self._late:
+                need("quorum", [1], f"{method}{beside}, which uses each answer at once")
+            if self.aggregator.seen_by != "method" or options.privacy != "none":
+                need("quorum", [1], "apply beside secure sums or noise")
+        elif options.max_delay is not None:
+            raise refused("max-delay", options.max_delay, "needs a quorum below all")
         if self.needs != "sum":
             need("client_weights", ["equal"], method)
         elif not issubclass(kind, Mean):
@@ -617,6 +688,8 @@ class Loop:
     evaluate_fn: EvaluateFn | None
     # of which finished round the state is, None while it is changed
     whole: int | None = None
+    round: int = 0  # the one that is under way
+    _solved_since: int = 0  # the first round in a row in which the method has converged
     _saved: int = 0  # rounds that the history beside the checkpoint has
 
     def __post_init__(self) -> None:
@@ -672,7 +745,8 @@ class Loop:
             strategy.aggregator.prepare(conversation, self.timeout)
             strategy.prepare(conversation, self.timeout)
             strategy.ending = self._rounds(before)
-            strategy.caution = _check_ended(strategy)
+            cautions = [_check_ended(strategy), _without(strategy)]
+            strategy.caution = "; ".join(filter(None, cautions))
             result = self._result()
             for callback in self.callbacks:
                 callback.on_end(strategy, result)
@@ -749,7 +823,7 @@ class Loop:
                 self._finished(record)
                 raise _unanswered(f"{failed} rounds in a row", record)
             ending = "round limit" if server_round == num_rounds else ""
-            if strategy.converged():
+            if self._solved(server_round):
                 log(INFO, "Converged in round %d", server_round)
                 ending = "converged"
             if evaluate_fn and (ending or server_round % options.evaluate_every == 0):
@@ -764,8 +838,25 @@ class Loop:
                 return ending
         return "round limit"
 
+    def _solved(self, server_round: int) -> bool:
+        """Whether the method has converged, for all members of F.
+
+        An answer that is still to come may move the model: with a quorum the rule has
+        to hold until every member has answered a request made since it does.
+        """
+        strategy = self.strategy
+        if not strategy.converged():
+            self._solved_since = 0
+            return False
+        self._solved_since = since = self._solved_since or server_round
+        if self.options.quorum == 1.0:
+            return True
+        of = self.conversation.client
+        return all(of(name).used_round >= since for name in strategy._members)
+
     def _round(self, server_round: int) -> RoundRecord:
         began = time.perf_counter()
+        self.round = server_round
         strategy, conversation = self.strategy, self.conversation
         registry, traffic = conversation.registry, conversation.traffic
         registry.introduce(self.grid, self.timeout, traffic, started=True)
@@ -912,6 +1003,15 @@ def _check_ended(strategy: LoopStrategy) -> str:
         return ""
     log(WARNING, "%s%s", risen, steps)
     return risen + steps
+
+
+def _without(strategy: LoopStrategy) -> str:
+    """Which clients the result is without; empty if none."""
+    if not strategy.away:
+        return ""
+    names = listed(sorted(strategy.away, key=identity_order), 20)
+    count = f"{len(strategy._members)} of {strategy.num_clients}"
+    return f"F is of {count} clients at the end: client {names} did not answer"
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

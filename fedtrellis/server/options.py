@@ -67,7 +67,7 @@ class RunOptions(Declared):
     (0.5, 1)
     """
 
-    elsewhere = _FLOWERS
+    _elsewhere = _FLOWERS
 
     participation: float = setting(
         1.0,
@@ -166,6 +166,21 @@ class RunOptions(Declared):
         minimum=1,
     )
     start_timeout: float = given("seconds to wait for them", default=600.0, above=0.0)
+    quorum: float = setting(
+        1.0,
+        "answers after which a round goes on: below 1 a part of those that are "
+        "outstanding, above 1 their number; 1: all. Later ones count when they come",
+        note="for methods that can use an answer of an earlier round, see "
+        ":doc:`faults`; a client is asked again once it has answered, or after the "
+        "timeout",
+        above=0.0,
+    )
+    max_delay: int | None = setting(
+        None,
+        "rounds of silence after which a client is no longer part of F, until it "
+        "answers; auto: 100 with a quorum, else never",
+        minimum=1,
+    )
     max_failed_rounds: int = setting(
         5, "rounds in a row without a usable answer that end the run", minimum=1
     )

@@ -89,13 +89,17 @@ class RoundStrategy(LoopStrategy):
     ) -> dict[str, float] | None:
         """One round: a wave, and what the method makes of it."""
         answers: Sequence[Answer] = ()
-        if entries := self._entries(server_round, config):
+        entries = self._entries(server_round, config)
+        if entries or conversation.busy:
             answers = self.aggregator.ask(conversation, server_round, entries, timeout)
-        return self._use(server_round, answers)
+        metrics = self._use(server_round, answers)
+        self._count_silence()
+        return metrics
 
     def _entries(self, server_round: int, config: ConfigRecord) -> Entries:
         """Draw a round's clients; its requests, one object where they are the same."""
-        drawn = self.sample(server_round)
+        busy = self.conversation.busy
+        drawn = [name for name in self.sample(server_round) if name not in busy]
         asked = self.sampled = self.aggregator.cohort(server_round, drawn)
         if not asked:
             return {}
@@ -137,6 +141,7 @@ class RoundStrategy(LoopStrategy):
                 conversation.reject(name, why)
         else:
             self._loop.whole = None
+            self._welcome(checked)
             given = checked
             if aggregator.seen_by == "server":
                 given = {name: Sealed(value) for name, value in checked.items()}
@@ -144,7 +149,13 @@ class RoundStrategy(LoopStrategy):
             bits = [a.metrics.get(NORM_BIT) for a in answers if a.client in checked]
             if aggregator.seen_by == "method" and None not in bits:
                 metrics = metrics | {"norm-bit": float(np.mean(list(map(bool, bits))))}
-            conversation.note_used(server_round, *checked)
+            # of late answers the rounds that their clients' states are of
+            late = {a.client: a.server_round for a in answers if a.basis is not None}
+            for name in checked:
+                conversation.note_used(late.get(name, server_round), name)
+            if self.options.quorum != 1.0:
+                counts = {"late": len(late.keys() & checked.keys())}
+                metrics = metrics | counts | {"members": len(self._members)}
             self._zeroed.difference_update(checked)
             for part in self._parts:
                 metrics = metrics | part.metrics()

@@ -74,6 +74,9 @@ def failure(code: int, reason: str | None) -> Reason:
 
 NO_ANSWER = Reason("no answer")
 
+#: Messages that were sent, by their ids: to which node, and until when to wait.
+Awaited = dict[str, tuple[int, float]]
+
 
 @dataclass
 class Traffic:
@@ -109,6 +112,8 @@ def exchange(
     timeout: float,
     traffic: Traffic,
     names: Mapping[int, str] | None = None,
+    awaited: Awaited | None = None,
+    enough: int | None = None,
 ) -> dict[int, Message | Reason]:
     """Send one wave, at most one message to a node, and wait for the replies.
 
@@ -116,10 +121,17 @@ def exchange(
     the bytes, and a signal may end the wait. A long one is logged with whom it is for,
     by the clients' ``names``. A grid with a method
     ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
-    message that was lost in this process will not come), and one with
-    ``bytes_of(message)`` what a message took. RunError: an actor of Ray has died.
+    message that was lost in this process will not come), one with
+    ``bytes_of(message)`` what a message took, and one with ``clock()`` and
+    ``wait(until)`` what time it is, and to let it pass.
+    RunError: an actor of Ray has died.
+
+    Once ``enough`` nodes have answered, the wave is over: nodes that have not are left
+    out of what is returned, and in ``awaited``, whose answers count in the next one.
     """
+    awaited = {} if awaited is None else awaited
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
+    clock, virtual = getattr(grid, "clock", time.monotonic), getattr(grid, "wait", None)
     # that of a grid within it may see other messages
     measured = getattr(size_of, "__self__", None) is grid
     if size_of is None or not measured:  # a grid may change what it sends
@@ -129,19 +141,19 @@ def exchange(
     to = [request.metadata.dst_node_id for request in requests]
     result: dict[int, Message | Reason] = dict.fromkeys(to, unsent)
     message_ids = grid.push_messages(list(requests))
-    sent = zip(message_ids, requests, strict=False)
-    waiting = {message_id: request for message_id, request in sent if message_id}
+    began = spoke = clock()
+    answered, deadline = 0, began + timeout
+    for message_id, request in zip(message_ids, requests, strict=False):
+        if message_id:
+            awaited[message_id] = request.metadata.dst_node_id, deadline
     if measured:
         traffic.down += sum(map(size_of, requests))
-    began = spoke = time.monotonic()
-    deadline = began + timeout
-    while waiting:
-        for reply in grid.pull_messages(list(waiting)):
+    while awaited:
+        for reply in grid.pull_messages(list(awaited)):
             # an unavailable node's error names another node: the id is what counts
-            request = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if request is None:
+            node_id, _ = awaited.pop(reply.metadata.reply_to_message_id, (None, 0.0))
+            if node_id is None:
                 continue  # late, or a copy of one that was taken
-            node_id = request.metadata.dst_node_id
             traffic.up += size_of(reply)
             if reply.has_error():
                 actor_died = str(reply.error.reason).startswith(_DEAD_ACTOR)
@@ -151,19 +163,29 @@ def exchange(
                 result[node_id] = failure(reply.error.code, reply.error.reason)
             else:
                 result[node_id] = reply
-        now = time.monotonic()
-        if not waiting or (settled and settled(list(waiting))) or now > deadline:
+                answered += 1
+        now, lost = clock(), bool(settled and settled(list(awaited)))
+        for message_id, (node_id, until) in list(awaited.items()):
+            if lost or now >= until:
+                del awaited[message_id]
+                result[node_id] = NO_ANSWER
+        if not awaited:
             break
+        if enough is not None and answered >= enough:
+            for node_id, _ in awaited.values():
+                result.pop(node_id, None)
+            break
+        if virtual is not None:
+            virtual(min(until for _, until in awaited.values()))
+            continue
         if now - spoke >= _SAID_EVERY:
             spoke = now
-            nodes = [request.metadata.dst_node_id for request in waiting.values()]
+            nodes = [node_id for node_id, _ in awaited.values()]
             who = [(names or {}).get(node, f"on node {node}") for node in nodes]
             text = "waiting for client %s: %.0f of %g s"
             log(INFO, text, listed(who), now - began, timeout)
         wait = max(_SHORTEST_WAIT, _WAIT_SHARE * (now - began))
         pause(min(wait, max(deadline - now, _SHORTEST_WAIT)))
-    for request in waiting.values():
-        result[request.metadata.dst_node_id] = NO_ANSWER
     return result
 
 

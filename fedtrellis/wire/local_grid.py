@@ -9,9 +9,11 @@ cluster. Where nobody could see a message, our own strategies ask its nodes dire
 from __future__ import annotations
 
 import json
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -167,6 +169,10 @@ class LocalGrid(Grid):
         Processes that the nodes are spread over, where clients take long: a node's
         state stays with its process. More than 1 takes a system that can fork; what
         ``client_fn`` changes is changed in its process alone. See :meth:`close`.
+    delay : callable, optional
+        ``delay(index, number)``: how many seconds of virtual time node ``index`` takes
+        for message ``number`` of the grid. Nobody waits for them: :meth:`clock` moves
+        on to the next answer. Every node computes at once, with what it was sent.
     **faults : float
         Probabilities in [0, 1] of the faults of :data:`FAULTS`, drawn for every train
         and evaluate message on its own. Introductions (queries) are spared.
@@ -200,6 +206,7 @@ class LocalGrid(Grid):
         encode: bool = False,
         batched: bool = False,
         workers: int = 1,
+        delay: Callable[[int, int], float] | None = None,
         **faults: float,
     ) -> None:
         if num_nodes < 1:
@@ -238,6 +245,8 @@ class LocalGrid(Grid):
             for index, node_id in enumerate(ids)
         }
         self._nodes: Nodes | Workers = Nodes(client_app, self._contexts, batched)
+        self._delay, self._time = delay, 0.0
+        self._due: dict[str, float] = {}  # when messages are answered, by their ids
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: list[Message] = []
         self._late: list[Message] = []
@@ -309,10 +318,25 @@ class LocalGrid(Grid):
         asked, waiting, taken = set(message_ids), list[Message](), list[Message]()
         for reply in self._replies:
             late = reply.metadata.message_id.startswith("late")
-            wanted = late or reply.metadata.reply_to_message_id in asked
+            answers = reply.metadata.reply_to_message_id
+            there = self._due.get(answers, 0.0) <= self._time
+            wanted = there and (late or answers in asked)
             (taken if wanted else waiting).append(reply)
+        for reply in taken:
+            self._due.pop(reply.metadata.reply_to_message_id, None)
         self._replies = waiting
         return taken
+
+    def wait(self, until: float) -> None:
+        """Let virtual time pass until something comes, or that second is reached."""
+        replied = [reply.metadata.reply_to_message_id for reply in self._replies]
+        due = [self._due.get(message_id, 0.0) for message_id in replied]
+        later = [time for time in due if time > self._time]
+        self._time = max(self._time, min([*later, until]))
+
+    def clock(self) -> float:
+        """Seconds: of virtual time where nodes have a ``delay``."""
+        return time.monotonic() if self._delay is None else self._time
 
     def bytes_of(self, message: Message) -> int:
         """What a message of the last wave, or a reply to one, takes as bytes."""
@@ -327,8 +351,13 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push, and pull whatever came back."""
-        return self.pull_messages(self.push_messages(messages))
+        """Push, and pull whatever comes back."""
+        sent = self.push_messages(messages)
+        replies = self.pull_messages(sent)
+        while not self.settled(sent):
+            self.wait(inf)
+            replies += self.pull_messages(sent)
+        return replies
 
     @property
     def untouched(self) -> bool:
@@ -345,6 +374,7 @@ class LocalGrid(Grid):
             self.untouched
             and not self.encode
             and not self._late
+            and self._delay is None
             and not any(self.faults.values())
             and kind in cast(MethodApp, self._nodes.app).functions
             and self._contexts.keys() >= set(node_ids)
@@ -445,6 +475,11 @@ class LocalGrid(Grid):
             answer, size = through_bytes(answer)
             self.bytes_up += size
             self._sizes[answer.metadata.message_id] = size
+        if self._delay is not None:
+            node = self._contexts[message.metadata.dst_node_id]
+            index = cast(int, node.node_config["partition-id"])
+            taken = self._delay(index, int(number))
+            self._due[number] = self._time + taken
         copies = [answer] if late or "duplicate" not in strikes else [answer, answer]
         (self._late if late else self._replies).extend(copies)
 

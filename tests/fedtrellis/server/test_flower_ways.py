@@ -236,7 +236,7 @@ def test_a_pair_of_flowers_and_ours_ends_with_an_error_that_names_both() -> None
         FedProx(**STEPS).start(LocalGrid(app, 4), START, 3)
 
 
-@pytest.mark.parametrize("theirs", RunOptions.elsewhere)
+@pytest.mark.parametrize("theirs", RunOptions._elsewhere)
 def test_flowers_keywords_are_answered_with_ours(theirs: str) -> None:
     assert theirs in inspect.signature(flowers.FedProx).parameters
     given: dict[str, Any] = {theirs: 1}

@@ -1,0 +1,176 @@
+"""Rounds that wait for a quorum: late answers, silent clients, who makes up F."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness import Array, Stop, play, refused
+from tests.strategies import methods
+from tests.strategies.methods import EVERY, EVERYTHING, LOSSES, Method
+
+N = 6
+Delay = Callable[[int, int], float]
+#: Those with one last vector of each client on the server, which are exact.
+VECTORS = {name: EVERY[name] for name in ("fedfw corrective", "feddr", "fedgia gram")}
+CHANGES = ("fedavg-gd", "local-sgd", "fedavg", "fedprox", "fedopt", "projected-fedavg")
+LATE = {*VECTORS, *CHANGES, "fedlmo corrected", "fedlmo averaged"}
+LATE |= {name for name in EVERY if name.split()[0] in (*CHANGES, "feddr")}
+LATE |= {"fedlmo local", "fedfw certified"}
+
+
+def slow(factor: float, *who: int) -> Delay:
+    """Log-normal times, of some nodes so many times as long."""
+
+    def delay(index: int, number: int) -> float:
+        time = np.random.default_rng([index, number]).lognormal(sigma=0.3)
+        return float(time * (factor if index in who else 1.0))
+
+    return delay
+
+
+@lru_cache
+def minimiser(name: str, clients: tuple[int, ...]) -> Array:
+    """Of the clients' losses over the method's set, by a plain loop."""
+    A = np.concatenate([methods.A[i] for i in clients])
+    b = np.concatenate([methods.B[i] for i in clients])
+    sets = {"fedfw corrective": methods._DIAMOND, "feddr": methods._BALL}
+    x, step = np.zeros(methods.P), 1.0 / np.linalg.norm(A, 2) ** 2
+    for _ in range(3_000):
+        x = x - step * A.T @ (A @ x - b)
+        x = sets[name].project(x) if name in sets else x
+    return x
+
+
+@pytest.mark.parametrize("faults", [{}, EVERYTHING], ids=["calm", "faults"])
+@pytest.mark.parametrize("name", VECTORS)
+def test_late_vectors_end_at_the_minimum(name: str, faults: dict[str, float]) -> None:
+    """However late some of them are, and whatever else is lost."""
+    grid = VECTORS[name].grid(N, delay=slow(10.0, 0, 3), **faults)
+    strategy = VECTORS[name].strategy(quorum=4)
+    options: dict[str, Any] = {"timeout": 300.0, "last_fault": 150}
+    played = play(strategy, grid, VECTORS[name].start, 400, **options)
+    assert any(metrics.get("late") for metrics in played.watch.metrics)
+    assert np.abs(played.model - minimiser(name, tuple(range(N)))).max() < 1e-6
+    assert not played.strategy.caution
+
+
+def test_nobody_waits_for_the_slowest() -> None:
+    """The same rounds pass in a fraction of the time; all of it is used late."""
+    clocks = {}
+    for quorum in (1.0, 0.75):
+        grid = VECTORS["feddr"].grid(N, delay=slow(20.0, 2))
+        played = VECTORS["feddr"].play(grid, 60, quorum=quorum)
+        clocks[quorum] = grid.clock()
+        assert any(2 in used for used in played.used)
+    assert clocks[0.75] < 0.2 * clocks[1.0]
+
+
+def test_late_changes_against_a_plain_loop() -> None:
+    """FedAvg: x ← x + mean of (x_i − x_t)/√(1 + a), over answers as they come in."""
+    times, rounds, quorum = slow(5.0, 1), 40, 4
+
+    def delay(index: int, number: int) -> float:
+        return times(index, number) if number > N else 0.0
+
+    grid = EVERY["fedavg-gd"].grid(N, delay=delay)
+    played = EVERY["fedavg-gd"].play(grid, rounds, quorum=quorum)
+    x, now, number = np.zeros(methods.P), 0.0, N
+    free, queue = set(range(N)), list[tuple[float, int, int, Array, Array]]()
+    for t in range(1, rounds + 1):
+        # the grid numbers the messages, introductions first, in the order of its nodes
+        for i in sorted(free):
+            number += 1
+            point = x.copy()
+            for k in range(3 * t - 2, 3 * t + 1):
+                point -= 0.1 / np.log2(k + 1) * LOSSES[i].gradient(point)
+            heapq.heappush(queue, (now + delay(i, number), i, t, x, point))
+        free, points = set(), []
+        while len(free) < quorum:
+            now, i, asked, start, point = heapq.heappop(queue)
+            free.add(i)
+            points.append(x + (point - start) / np.sqrt(1.0 + t - asked))
+        x = np.mean(points, axis=0)
+        assert sorted(free) == played.used[t - 1]
+        np.testing.assert_allclose(played.models[t - 1], x, atol=1e-12)
+    assert grid.clock() == now
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_who_is_silent_leaves_f_and_returns(name: str) -> None:
+    """The minimum of the others meanwhile, and of all after its return."""
+
+    def delay(index: int, number: int) -> float:
+        return 300.0 if index == 5 and number > 5 * N and number < 7 * N else 1.0
+
+    method = VECTORS[name]
+    rest, whole = (minimiser(name, tuple(range(n))) for n in (N - 1, N))
+    grid = method.grid(N, delay=delay)
+    played = method.play(grid, 500, quorum=5, max_delay=20)
+    members = [metrics["members"] for metrics in played.watch.metrics]
+    assert members[0] == members[-1] == N
+    back = members.index(N, members.index(N - 1))
+    assert np.abs(played.models[back - 1] - rest).max() < 1e-6
+    assert np.abs(played.model - whole).max() < 1e-6
+    # one that never returns is named beside the result
+    grid = method.grid(N, delay=lambda i, k: 1e9 if i == 5 and k > 5 * N else 1.0)
+    played = method.play(grid, 250, quorum=5, max_delay=20)
+    assert np.abs(played.model - rest).max() < 1e-6
+    assert "F is of 5 of 6 clients at the end: client 5" in played.strategy.caution
+
+
+def test_solved_means_that_every_member_has_agreed() -> None:
+    """The rule holds early where one answer is missing; the run waits for that."""
+
+    def delay(index: int, number: int) -> float:
+        return 90.0 if index == 5 and number < 3 * N else 1.0
+
+    method = EVERY["fedfw corrective"]
+    grid = method.grid(N, delay=delay)
+    played = method.play(grid, 900, quorum=5, tolerance=1e-6)
+    assert played.strategy.ending == "converged"
+    assert len(played.used) > 90
+    whole = minimiser("fedfw corrective", tuple(range(N)))
+    assert np.abs(played.model - whole).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_resumed_run_asks_anew_who_owed_an_answer(name: str, tmp_path: Any) -> None:
+    """A checkpoint knows of no messages: whoever owed an answer is asked anew."""
+    method, file = VECTORS[name], tmp_path / "state.npz"
+    grid = method.grid(N, delay=slow(10.0, 0))
+    options: dict[str, Any] = {"quorum": 5, "checkpoint": file, "checkpoint_every": 1}
+    method.play(grid, 400, callbacks=[Stop(37)], **options)
+    played = method.play(grid, 400, resume=file, quorum=5)
+    assert np.abs(played.model - minimiser(name, tuple(range(N)))).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", sorted(EVERY.keys() - LATE))
+def test_methods_that_cannot_use_late_answers_say_so(name: str) -> None:
+    """By the setting, its value and what is allowed."""
+    method: Method = EVERY[name]
+    refused("quorum = 0.5 .*allowed: 1", partial(method.strategy, quorum=0.5))
+
+
+@pytest.mark.parametrize("name", sorted(LATE))
+def test_methods_that_can_run_with_a_quorum(name: str) -> None:
+    """Each of them, with everything that can happen to messages."""
+    grid = EVERY[name].grid(N, delay=slow(4.0, 1), **EVERYTHING)
+    strategy = EVERY[name].strategy(quorum=0.5)
+    played = play(strategy, grid, EVERY[name].start, 15, timeout=10.0)
+    assert np.isfinite(played.model).all()
+
+
+def test_a_quorum_is_refused_beside_sums_and_noise() -> None:
+    """Where it has no meaning; and numbers that are none."""
+    make = EVERY["fedavg-gd"].strategy
+    refused(
+        "quorum = 0.5.*secure sums", partial(make, quorum=0.5, aggregation="secure-sum")
+    )
+    refused("quorum = 2.5", partial(make, quorum=2.5))
+    refused("max-delay = 3 needs a quorum", partial(make, max_delay=3))
