@@ -33,7 +33,8 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     add("--superlink", metavar="HOST:PORT", help="as nodes and users call it")
     text = "the authority that they trust, ca.crt [the system's]"
     add("--root-certificates", metavar="FILE", help=text)
-    text = "on the SuperLink's machine: server.crt and server.key"
+    text = "on the SuperLink's machine: server.crt, for --superlink's host and for "
+    text += "127.0.0.1, by which it calls itself, and server.key"
     add("--server", nargs=2, metavar=("CERTIFICATE", "KEY"), help=text)
     text = "on a node: the key by which the SuperLink knows it"
     add("--auth-supernode-private-key", metavar="FILE", help=text)

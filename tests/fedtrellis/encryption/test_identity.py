@@ -296,19 +296,9 @@ def test_show_knows_every_kind_and_no_secret(tmp_path: Path, capsys: Captured) -
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     a, b = (_made(tmp_path, name, capsys).strip() for name in "ab")
-    out, key, text = tmp_path / "roster", tmp_path / "new.key", tmp_path / "text"
+    out, text = tmp_path / "roster", tmp_path / "text"
     text.write_bytes(b"\xff")
-    text.chmod(0o600)
-    roster, new = ("roster", "--out", out, a), ("new", "--key", key, "--context")
-    cases: list[tuple[str | Path, ...]] = [
-        ("'a' is there twice", *roster, b, "a=" + b.partition("=")[2]),
-        ("at least two nodes", *roster),
-        ("NAME=PUBLIC", *roster, b[:-1]),
-        ("client id", "identity", "--name", "a=b", "--key", key),
-        ("cannot be made", *new, key),
-        ("neither a key", "show", text),
-    ]
-    for says, *arguments in cases:
-        assert str(says) in _run(capsys, *arguments, fails=True)
+    twice = ("roster", "--out", out, a, b, "a=" + b.partition("=")[2])
+    assert "'a' is there twice" in _run(capsys, *twice, fails=True)
+    assert "neither a key" in _run(capsys, "show", text, fails=True)
     assert not out.exists()
-    assert not key.exists()
