@@ -215,13 +215,14 @@ def estimated(of_table: Row, X: Any, y: Any, classes: bool) -> Iterator[Row]:
 def by_method(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A line a method, the estimators and the others: the worst of its cells."""
     worst = ("left", "from twin", "from raw")
-    made = [["method", "as asked", *worst, "over majority"]]
+    made = [["method", "as asked", "converged", *worst, "over majority"]]
     kinds = {name: f"`{name}`" for name in AIMS}
     kinds |= dict.fromkeys(("logistic", "ridge", "lasso"), "estimators")
     for kind in dict.fromkeys((*kinds.values(), "others")):
         of = [row for row in found if kinds.get(row["method"], "others") == kind]
         met = sum(str(one["met"]) == "True" for one in of)
-        line = [kind, f"{met}/{len(of)}"]
+        ended = sum(one["ended"] == "converged" for one in of)
+        line = [kind, f"{met}/{len(of)}", str(ended)]
         for name in worst:
             known = [str(one[name]) for one in of if one.get(name)]
             line.append(max(known, key=float, default=""))
