@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
 
 import sim
 from clients import FedAvgGDClient, FedFWClient, FedGiAClient
 from fedtrellis.domains import L1Ball
 from strategies import FedFW, FedGiA
-from tests.harness import Distance, grid_of, play, programs
+from tests.harness import Distance, grid_of, programs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -96,6 +98,7 @@ FAILURES: list[Any] = [
     'method="fedavg-gd" task="linear-regression" fedavg-gd.step-size=100.0',
     'method="hyfdca" task="hybrid-svm"',
     (FedFW(L1Ball(2.0)), FedAvgGDClient),
+    (FedAvg(), FedAvgGDClient),
     (FedFW(L1Ball(2.0)), FedFWClient, L1Ball(3.0)),
     (FedGiA(), FedGiAClient),
 ]
@@ -116,7 +119,7 @@ def test_failures_read_as_in_the_cookbook(
         else:
             strategy, client, *parts = given
             grid = grid_of(client, [Distance(np.ones(6))] * 4, *parts)
-            with pytest.raises((ValueError, RuntimeError)) as error:
-                play(strategy, grid, np.zeros(6), 2)
+            with pytest.raises((ValueError, RuntimeError, TypeError)) as error:
+                strategy.start(grid, ArrayRecord([np.zeros(6)]), num_rounds=2)
             said = str(error.value)
         assert re.search(".*".join(map(re.escape, line.split("..."))), said), said
