@@ -150,7 +150,9 @@ class LocalModels(StepsByBounds):
 
     def check(self, answer: Answer) -> FloatArray:
         """The local model x_i; a late one changes the model of now."""
-        return self._aged(answer, self.take_point(answer))
+        point = self.take_point(answer)
+        late = answer.basis is not None and self._late == "change"
+        return self._aged(answer, point) if late else point
 
 
 class FedAvgGD(LocalModels):

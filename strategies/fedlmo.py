@@ -259,11 +259,15 @@ class FedLMO(RoundStrategy):
             entries[_BESIDE[self.variant]] = self._beside
         return entries
 
+    def _local_point(self, answer: Answer) -> FloatArray:
+        point = self.take_point(answer)
+        return point if answer.basis is None else self._aged(answer, point)
+
     def check(self, answer: Answer) -> Any:
         """x_i and h_i or m_i, one of them, or C(D_i − v_i)."""
         shape = self.broadcast.model.shape
         if self.variant == "local":
-            return self._aged(answer, self.take_point(answer))
+            return self._local_point(answer)
         # a gradient is in no proportion to the model
         if self.variant == "server":
             return self._only_array(answer, shape)
@@ -273,7 +277,7 @@ class FedLMO(RoundStrategy):
             raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 2")
         point, mean = answer.arrays
         return (
-            self._aged(answer, self.take_point(replace(answer, arrays=[point]))),
+            self._local_point(replace(answer, arrays=[point])),
             self._only_array(replace(answer, arrays=[mean]), shape),
         )
 

@@ -154,8 +154,8 @@ class Conversation:
         self.registry.method = type(strategy).__name__
         self.session, self.epoch = secrets.token_hex(4), ""
         self.traffic = Traffic()
-        # requests of earlier rounds that are not answered yet, and their messages
-        self._asked: dict[str, Asked] = {}
+        #: Requests of earlier rounds that are not answered yet, by client.
+        self.asked: dict[str, Asked] = {}
         self._awaited: Awaited = {}
         #: For how many rounds clients have owed an answer.
         self.silent: dict[str, int] = {}
@@ -163,10 +163,10 @@ class Conversation:
     @property
     def busy(self) -> set[str]:
         """Clients that may still answer an earlier round, and are asked nothing new."""
-        for name, asked in list(self._asked.items()):
+        for name, asked in list(self.asked.items()):
             if self.client(name).node_id != asked.node_id:  # it came back elsewhere
-                del self._asked[name]
-        return set(self._asked)
+                del self.asked[name]
+        return set(self.asked)
 
     @property
     def names(self) -> list[str]:
@@ -260,7 +260,8 @@ class Conversation:
         enough = None
         if kind == "train" and self.strategy.options.quorum != 1.0:
             enough = self._enough(len(entries) + len(self.busy))
-        elif busy := self.busy:
+        elif self.asked:
+            busy = self.busy
             entries = {n: own for n, own in entries.items() if n not in busy}
         expected = {"session": self.session, "server-round": server_round}
         expected["in-sync"] = True
@@ -278,9 +279,9 @@ class Conversation:
             todo, silent = [], []
             for name in wave.keys() - replies.keys():
                 node_id = self.client(name).node_id
-                self._asked[name] = Asked(node_id, expected, self.strategy._basis)
+                self.asked[name] = Asked(node_id, expected, self.strategy._basis)
             for name, reply in replies.items():
-                late = None if name in wave else self._asked.pop(name)
+                late = None if name in wave else self.asked.pop(name)
                 answer = self._open(reply, name, late.expected if late else expected)
                 if isinstance(answer, Answer):
                     answer.basis = late.basis if late else None
@@ -395,7 +396,7 @@ class Conversation:
         """What clients reply to their messages, or why not; see :meth:`ask`."""
         nodes = {self.client(name).node_id: name for name in messages}
         if enough is not None:
-            nodes |= {self._asked[name].node_id: name for name in self.busy}
+            nodes |= {self.asked[name].node_id: name for name in self.busy}
         awaited = None if enough is None else self._awaited
         asked = self.grid, list(messages.values()), timeout, self.traffic
         found = exchange(*asked, nodes, awaited, enough)

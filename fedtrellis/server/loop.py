@@ -432,15 +432,13 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         return self.broadcast.model
 
     def _aged(self, answer: Answer, point: FloatArray) -> FloatArray:
-        """A point of this round; of an earlier one the model, changed as it was there.
+        """The model, changed as a late answer's point changes that of its round.
 
         x + (x_i − x_t)/√(1 + a), for x_i from x_t, a rounds ago.
 
         Source: Nguyen et al., "Federated Learning with Buffered Asynchronous
         Aggregation" (FedBuff), AISTATS 2022, arXiv 2106.06639, for the weights.
         """
-        if answer.basis is None or self._late != "change":
-            return point
         age, model = self._loop.round - answer.server_round, self.broadcast.model
         weight = 1.0 / np.sqrt(1.0 + age)
         aged = model + weight * np.subtract(point, answer.basis, dtype=np.float64)
@@ -449,8 +447,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     def _count_silence(self) -> None:
         """Note who owes an answer, and who has done so for too many rounds."""
         conversation, options = self.conversation, self.options
-        if options.quorum == 1.0:
-            return
         silent, most = conversation.silent, options.max_delay or _MAX_DELAY
         for name in {*self.sampled, *conversation.busy} - {*self.used}:
             silent[name] = silent.get(name, 0) + 1

@@ -90,16 +90,19 @@ class RoundStrategy(LoopStrategy):
         """One round: a wave, and what the method makes of it."""
         answers: Sequence[Answer] = ()
         entries = self._entries(server_round, config)
-        if entries or conversation.busy:
+        if entries or conversation.asked:
             answers = self.aggregator.ask(conversation, server_round, entries, timeout)
         metrics = self._use(server_round, answers)
-        self._count_silence()
+        if self.options.quorum != 1.0:
+            self._count_silence()
         return metrics
 
     def _entries(self, server_round: int, config: ConfigRecord) -> Entries:
         """Draw a round's clients; its requests, one object where they are the same."""
-        busy = self.conversation.busy
-        drawn = [name for name in self.sample(server_round) if name not in busy]
+        drawn = self.sample(server_round)
+        if self.conversation.asked:
+            busy = self.conversation.busy
+            drawn = [name for name in drawn if name not in busy]
         asked = self.sampled = self.aggregator.cohort(server_round, drawn)
         if not asked:
             return {}
@@ -141,7 +144,8 @@ class RoundStrategy(LoopStrategy):
                 conversation.reject(name, why)
         else:
             self._loop.whole = None
-            self._welcome(checked)
+            if self.conversation.silent:
+                self._welcome(checked)
             given = checked
             if aggregator.seen_by == "server":
                 given = {name: Sealed(value) for name, value in checked.items()}
@@ -151,8 +155,9 @@ class RoundStrategy(LoopStrategy):
                 metrics = metrics | {"norm-bit": float(np.mean(list(map(bool, bits))))}
             # of late answers the rounds that their clients' states are of
             late = {a.client: a.server_round for a in answers if a.basis is not None}
-            for name in checked:
-                conversation.note_used(late.get(name, server_round), name)
+            for name, asked_in in late.items():
+                conversation.note_used(asked_in, *{name} & checked.keys())
+            conversation.note_used(server_round, *checked.keys() - late.keys())
             if self.options.quorum != 1.0:
                 counts = {"late": len(late.keys() & checked.keys())}
                 metrics = metrics | counts | {"members": len(self._members)}

@@ -321,7 +321,7 @@ class Serving:
             own, x = getattr(self.client, "rows", None), self.model.point
             sent = sum_phase(self.function, self.context, self.config, own, x)
             return sent, 0, {}
-        if self.function != "evaluate":
+        if self.app.model_mods and self.function != "evaluate":
             check_client(self.app.model_mods, self.client, self.function)
         handle = getattr(self.client, self.function, None)
         kind = type(self.client).__name__

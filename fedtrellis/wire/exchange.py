@@ -122,8 +122,8 @@ def exchange(
     by the clients' ``names``. A grid with a method
     ``settled(message_ids)`` is asked whether waiting for the rest makes sense at all (a
     message that was lost in this process will not come), one with
-    ``bytes_of(message)`` what a message took, and one with ``clock()`` and
-    ``wait(until)`` what time it is, and to let it pass.
+    ``bytes_of(message)`` what a message took, and one with a
+    ``delay`` what time it is, by its ``clock()``, and to let it pass.
     RunError: an actor of Ray has died.
 
     Once ``enough`` nodes have answered, the wave is over: nodes that have not are left
@@ -131,7 +131,8 @@ def exchange(
     """
     awaited = {} if awaited is None else awaited
     settled, size_of = getattr(grid, "settled", None), getattr(grid, "bytes_of", None)
-    clock, virtual = getattr(grid, "clock", time.monotonic), getattr(grid, "wait", None)
+    virtual: Any = grid if getattr(grid, "delay", None) else None
+    clock = virtual.clock if virtual else time.monotonic
     # that of a grid within it may see other messages
     measured = getattr(size_of, "__self__", None) is grid
     if size_of is None or not measured:  # a grid may change what it sends
@@ -175,8 +176,8 @@ def exchange(
             for node_id, _ in awaited.values():
                 result.pop(node_id, None)
             break
-        if virtual is not None:
-            virtual(min(until for _, until in awaited.values()))
+        if virtual:
+            virtual.wait(min(until for _, until in awaited.values()))
             continue
         if now - spoke >= _SAID_EVERY:
             spoke = now

@@ -9,7 +9,6 @@ cluster. Where nobody could see a message, our own strategies ask its nodes dire
 from __future__ import annotations
 
 import json
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -245,7 +244,7 @@ class LocalGrid(Grid):
             for index, node_id in enumerate(ids)
         }
         self._nodes: Nodes | Workers = Nodes(client_app, self._contexts, batched)
-        self._delay, self._time = delay, 0.0
+        self.delay, self._time = delay, 0.0
         self._due: dict[str, float] = {}  # when messages are answered, by their ids
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: list[Message] = []
@@ -335,8 +334,8 @@ class LocalGrid(Grid):
         self._time = max(self._time, min([*later, until]))
 
     def clock(self) -> float:
-        """Seconds: of virtual time where nodes have a ``delay``."""
-        return time.monotonic() if self._delay is None else self._time
+        """Seconds of virtual time so far, where nodes have a ``delay``."""
+        return self._time
 
     def bytes_of(self, message: Message) -> int:
         """What a message of the last wave, or a reply to one, takes as bytes."""
@@ -374,7 +373,7 @@ class LocalGrid(Grid):
             self.untouched
             and not self.encode
             and not self._late
-            and self._delay is None
+            and self.delay is None
             and not any(self.faults.values())
             and kind in cast(MethodApp, self._nodes.app).functions
             and self._contexts.keys() >= set(node_ids)
@@ -475,10 +474,10 @@ class LocalGrid(Grid):
             answer, size = through_bytes(answer)
             self.bytes_up += size
             self._sizes[answer.metadata.message_id] = size
-        if self._delay is not None:
+        if self.delay is not None:
             node = self._contexts[message.metadata.dst_node_id]
             index = cast(int, node.node_config["partition-id"])
-            taken = self._delay(index, int(number))
+            taken = self.delay(index, int(number))
             self._due[number] = self._time + taken
         copies = [answer] if late or "duplicate" not in strikes else [answer, answer]
         (self._late if late else self._replies).extend(copies)
