@@ -288,14 +288,13 @@ def projection_estimate(
 ) -> Estimate:
     """Estimate the Riemannian gradient by projected random directions, estimator (7).
 
-    An :class:`Evaluator` is given the points in parts, so that they and the numbers
-    that they make it compute stay within a few blocks of 8 MiB (or of one point). Any
-    other callable is given them whole.
+    The points are given in parts, x before each, so that they and the numbers that
+    they make it compute stay within a few blocks of 8 MiB (or of one point).
 
     Parameters
     ----------
     values : callable
-        F at x and at the m perturbed points; see :data:`Values`.
+        F at x and at perturbed points; see :data:`Values`.
     manifold : Manifold
         M.
     x : array_like, shape S
@@ -340,16 +339,23 @@ def projection_estimate(
         raise ValueError(f"smoothing is {smoothing}; it must be positive and finite")
     point = np.asarray(x, dtype=np.float64)
     manifold.check_shape(point.shape)
-    ask, width, streamed = values, point.size, isinstance(values, Evaluator)
+    ask, width = values, point.size
     if isinstance(values, Evaluator):
         ask, width = values.repeated(), max(width, values.rows)
     lengths, again = block_lengths(samples, width), deepcopy(rng)
     evaluations, quotients, u = 0, [], point
-    for length in lengths if streamed else [samples]:
+    for length in lengths:
         u = directions(rng, length, point.shape)
         # P_M(x + μ u_j)
         points = np.concatenate((point[None], manifold.project(point + smoothing * u)))
-        at_x, at_points = _checked_values(ask(points), length)
+        numbers = np.asarray(ask(points), dtype=np.float64)
+        if numbers.shape not in ((length + 1,), (2, length)):
+            raise ValueError(
+                f"the function values have shape {numbers.shape}; expected "
+                f"({length + 1},), or (2, {length}) for a ξ for each direction"
+            )
+        # F(x, ξ), one or one for each direction, and F at the perturbed points
+        at_x, at_points = np.split(numbers, [1])
         if not np.isfinite(at_x).all():
             bad = at_x[~np.isfinite(at_x)][0]
             where = "at the point whose gradient is estimated"
@@ -358,7 +364,7 @@ def projection_estimate(
         with np.errstate(over="ignore", invalid="ignore"):
             # s_j = [F(y_j, ξ_j) − F(x, ξ_j)]/μ
             s = (at_points - at_x) / smoothing
-        quotients.append(s)
+        quotients.append(s.reshape(-1))
     scalars = np.concatenate(quotients)
     finite = np.isfinite(scalars)
     dropped = samples - int(np.count_nonzero(finite))
@@ -416,19 +422,6 @@ def step_curvature(
     M = (F[1:, 1:] - F[1:, :1] - F[:1, 1:] + F[0, 0]) * (x.size / h**2)
     known = np.isfinite(M).all()
     return float(np.abs(np.linalg.eigvalsh(M)).max()) / m if known else nan
-
-
-def _checked_values(result: ArrayLike, samples: int) -> tuple[FloatArray, FloatArray]:
-    """Return F(x), of shape (1,) or (m,), and F at the perturbed points, (m,)."""
-    numbers = np.asarray(result, dtype=np.float64)
-    if numbers.shape == (samples + 1,):
-        return numbers[:1], numbers[1:]
-    if numbers.shape == (2, samples):
-        return numbers[0], numbers[1]
-    raise ValueError(
-        f"the function values have shape {numbers.shape}; expected ({samples + 1},), "
-        f"or (2, {samples}) for a ξ for each direction"
-    )
 
 
 #: The property by which a client announces the model that its objective begins at.

@@ -58,12 +58,6 @@ def test_every_client_has_one_of_the_three_distributions() -> None:
     assert 4.99 < np.abs(uniform).max() < 5.0
 
 
-def test_sizes_are_uniform_between_their_bounds() -> None:
-    sizes = np.diff(data_of(linear(2000, features=1)).starts)
-    assert (sizes.min(), sizes.max()) == (50, 150)
-    assert sizes.std() == pytest.approx(np.sqrt((101**2 - 1) / 12), rel=0.05)
-
-
 @pytest.mark.parametrize("partition", ["shuffled", "by-distribution"])
 @pytest.mark.parametrize("weighting", ["clients", "examples"])
 def test_the_solution_is_that_of_the_normal_equations(

@@ -101,12 +101,6 @@ def test_a_strategy_of_the_app_is_the_one_python_makes(method: str) -> None:
     assert checked
 
 
-def test_a_task_of_the_app_is_the_one_python_makes() -> None:
-    for cls in REGISTRY.tasks.values():
-        made = cls.from_config(sim.app.default_config(), 3, 5)
-        assert made == cls(num_clients=3, seed=5)
-
-
 def test_an_app_is_pickled_as_its_name_or_made_once_in_each_process() -> None:
     # a run fills what the app caches, and nothing of that is sent
     config = {"task": "lasso", "lasso.rows": 40, "lasso.columns": 30, "rounds": 2}
