@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -77,26 +77,19 @@ def _network(
     )
 
 
-class _Part(NamedTuple):
-    """A column, the weights of its features, and what a missing number becomes."""
-
-    column: Column
-    weights: Array  # (k,) or (k, C)
-    mean: float
-
-
-def _parts(model: TableModel) -> tuple[list[_Part], Any]:
+def _parts(model: TableModel) -> tuple[list[tuple[Column, Array, float]], Any]:
     """The columns in the table's units, and the intercept.
 
-    What is none of a column's categories has none of their features here.
+    With each come the weights of its features, (k,) or (k, C), and what a missing
+    number becomes. What is none of its categories has none of their features here.
     """
     (w, b), made = model.linear(), model.preparation
     ends = np.cumsum([len(column.features()) for column in made.columns])[:-1]
-    means, parts = np.split(np.array(made.means), ends), list[_Part]()
+    means, parts = np.split(np.array(made.means), ends), []
     for column, part, mean in zip(made.columns, np.split(w, ends), means, strict=True):
         if column.other:
             b, part = b + part[-1], part[:-1] - part[-1]
-        parts.append(_Part(column, part, float(mean[0])))
+        parts.append((column, part, float(mean[0])))
     return parts, b
 
 
@@ -137,7 +130,7 @@ def graph(model: TableModel) -> Any:
         gone = call("IsNaN", column.name)
         features.append(call("Where", gone, constant(mean), column.name))
         features += [call("Cast", gone, to=double)] * column.missing
-    weights = np.concatenate([part.weights for part in parts])
+    weights = np.concatenate([weights for _, weights, _ in parts])
     product = call("MatMul", call("Concat", *features, axis=1), constant(weights))
     scores, outputs = call("Add", product, constant(b)), dict[str, str]()
     labels = model.classes
@@ -218,7 +211,7 @@ def pipeline(model: TableModel) -> Any:
         steps += [(f"{name} {k}", each, [name]) for k, each in enumerate(makers)]
     regression = model.loss == "squared"
     linear = LinearRegression() if regression else LogisticRegression()
-    w = np.concatenate([part.weights for part in parts])
+    w = np.concatenate([weights for _, weights, _ in parts])
     linear.coef_ = w if regression else np.atleast_2d(w.T)
     linear.intercept_ = b if regression else np.atleast_1d(b)
     linear.n_features_in_ = len(w)

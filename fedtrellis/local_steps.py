@@ -60,7 +60,8 @@ def check_steps(
     The server would refuse it, and not know why. FloatingPointError names the size of
     the steps, ``key`` of what the server sent.
     """
-    bound = _bound(config)
+    # beyond b · max(1, ‖x‖) a point is no answer
+    bound = float(config.get("answer-bound", ANSWER_BOUND))
     # a product of vectors warns of nothing
     square = float(np.vdot(point, point))
     # ‖x_i‖ ≤ b · max(1, ‖x‖);  NaN is no less either
@@ -70,11 +71,6 @@ def check_steps(
         raise FloatingPointError(
             f"the local steps diverged: {key} = {config[key]} is too long"
         )
-
-
-def _bound(config: Mapping[str, Any]) -> float:
-    """B of ‖x_i‖ ≤ b · max(1, ‖x‖), beyond which x_i is no answer."""
-    return float(config.get("answer-bound", ANSWER_BOUND))
 
 
 def _batch_size(objective: Any, config: Mapping[str, Any]) -> int:
@@ -222,7 +218,9 @@ def take_steps(
     the last alone where it is all that there is. FloatingPointError: the steps have
     diverged, or a gradient is NaN.
     """
-    bound = inf if config is None else _bound(config)
+    bound = inf
+    if config is not None:
+        bound = float(config.get("answer-bound", ANSWER_BOUND))
     if correction is None:
         moved: FloatArray | None = yield Descent(x, sizes, batches, pull, bound)
         if moved is not None:

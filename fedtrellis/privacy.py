@@ -71,11 +71,8 @@ class Accountant:
 
     def __post_init__(self) -> None:
         need("dp_accounting", "an accountant of privacy", "privacy")
-
-    @property
-    def closed(self) -> bool:
-        """Whether ε has a closed form."""
-        return self.sampling == "all" and self.mechanism == "gaussian"
+        # whether ε has a closed form
+        self._closed = self.sampling == "all" and self.mechanism == "gaussian"
 
     @cached_property
     def _running(self) -> Any:
@@ -117,7 +114,7 @@ class Accountant:
             return 0.0
         if self.noise_multiplier == 0.0:
             return inf
-        if self.closed:
+        if self._closed:
             # k releases of noise z are one of z/√k
             single = self.noise_multiplier / releases**0.5
             return float(dp_accounting.get_epsilon_gaussian(single, self.delta))
@@ -140,7 +137,7 @@ def noise_multiplier_for(
     import dp_accounting
 
     some = Accountant(1.0, delta, **how)
-    if some.closed:
+    if some._closed:
         # k releases of noise z are one of z/√k
         return float(dp_accounting.get_sigma_gaussian(epsilon, delta) * releases**0.5)
 

@@ -108,13 +108,12 @@ def block_lengths(count: int, size: int) -> list[int]:
 
 def weighted_sum(scalars: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
     """Return Σ_j s_j u_j, the u_j given in blocks."""
-    start, total = 0, None
+    start, total = 0, np.zeros(())
     for u in blocks:
         weights = scalars[start : start + len(u)]
         part = (weights @ u.reshape(len(u), -1)).reshape(u.shape[1:])
-        total = part if total is None else total + part
+        total = total + part
         start += len(u)
-    assert total is not None
     return total
 
 

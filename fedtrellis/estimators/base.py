@@ -200,10 +200,6 @@ def _run(
     return np.asarray(found, dtype=np.float64)
 
 
-def _number(context: Context) -> int:
-    return int(context.node_config["partition-id"])
-
-
 @dataclass(eq=False, repr=False)
 class SplitLasso:
     """A node's share of an elastic net, as a smooth function of w's two signs.
@@ -322,7 +318,8 @@ def sparse_regression(
     strategy = strategies.FedFW(domain, tolerance=model.tol, certificate=True)
 
     def client_fn(context: Context) -> Any:
-        return clients.FedFWClient(context, objectives[_number(context)], domain)
+        number = int(context.node_config["partition-id"])
+        return clients.FedFWClient(context, objectives[number], domain)
 
     x = _run(model, strategy, client_fn, count, np.zeros(2 * p), model.max_iter)
     scaled = x[:p] - x[p:]
@@ -393,7 +390,7 @@ def dual_ascent(
     )
 
     def client_fn(context: Context) -> Any:
-        number = _number(context)
+        number = int(context.node_config["partition-id"])
         features, names = held[number]
         own = partitions.parts[number].weights
         return clients.HyFDCAClient(

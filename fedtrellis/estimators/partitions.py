@@ -142,7 +142,8 @@ def read_partitions(
             "with its y: y is missing (requires y to be passed, but the target y is "
             "None)"
         )
-    named = [is_frame(_table(item)) for item in partitions]
+    tables = [item[0] if isinstance(item, tuple) else item for item in partitions]
+    named = [is_frame(table) for table in tables]
     if any(named) and not all(named):
         what = f"partition {named.index(False)} is no data frame, others are"
         raise ValueError(f"{what}; give all of them as frames, or none")
@@ -153,10 +154,6 @@ def read_partitions(
     if split:
         return _by_columns(parts, indices, targets)
     return _by_rows(parts, named[0], targets)
-
-
-def _table(item: Any) -> Any:
-    return item[0] if isinstance(item, tuple) else item
 
 
 def _read(
