@@ -685,6 +685,7 @@ class FedDR(ProjectedFedAvg):
         server   x̄ = P_D( (1/n) Σ_i x̂_i ), with the last x̂_i of those who sat out
 
     The proximal operator is solved by k gradient steps of size γ from the client's x_i.
+    A run has 250 rounds unless it sets others, as SCAFFOLD's.
 
     Source: Tran Dinh, Pham, Phan, Nguyen, "FedDR", NeurIPS 2021, algorithm 1, with g
     the indicator of D, whose proximal operator is the projection.
@@ -705,6 +706,7 @@ class FedDR(ProjectedFedAvg):
     """
 
     name = "feddr"
+    _usual_rounds = 250
     about = "federated Douglas-Rachford splitting"
     # of every client the last is kept
     needs, _linear = "each", True

@@ -46,7 +46,7 @@ class RunSettings:
     rounds: int | None = setting(
         None,
         "rounds; auto: as many as the method's tolerance takes, 1000 at most; without "
-        "one 50, of scaffold 250, or what the task says",
+        "one 50, of scaffold and feddr 250, or what the task says",
         minimum=1,
     )
     domain: str = setting("", "the constraint; empty: the task's own")
