@@ -13,42 +13,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.client import mod as older
 from flwr.client.mod import secagg_mod
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import (
-    LocalDpMod,
-    adaptiveclipping_mod,
-    arrays_size_mod,
-    fixedclipping_mod,
-    message_size_mod,
-)
+from flwr.clientapp import mod as mods_of
 from flwr.serverapp import strategy as flowers
 
+import clients
 import strategies
-from clients import (
-    FedAvgClient,
-    FedAvgGDClient,
-    FedProxClient,
-    ProjectedFedAvgClient,
-    ScaffoldClient,
-)
-from fedtrellis import (
-    Callback,
-    LocalGrid,
-    Progress,
-    RunOptions,
-    SecureSum,
-    client_app,
-)
-from fedtrellis.domains import L1Ball, WholeSpace
+from clients import FedAvgGDClient, FedProxClient
+from fedtrellis import Callback, LocalGrid, Progress, RunOptions, client_app
+from fedtrellis.domains import L1Ball
+from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
-from strategies import (
-    FedAvg,
-    FedAvgGD,
-    FedFW,
-    FedProx,
-    ProjectedFedAvg,
-    Scaffold,
-)
+from strategies import FedAvgGD, FedFW, FedProx
 from tests.harness import Distance, number_of, refused
 from tests.strategies.methods import EVERY, P
 
@@ -132,7 +108,7 @@ def test_the_rest_of_start_is_as_in_flower() -> None:
     assert seen == {"lr": [0.25] * 12, "fold": [2] * 8, "timeout": [123.0] * 3}
 
 
-@pytest.mark.parametrize("mod", [message_size_mod, arrays_size_mod])
+@pytest.mark.parametrize("mod", [mods_of.message_size_mod, mods_of.arrays_size_mod])
 def test_mods_that_look_on_work(mod: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="flwr"):
         seen = model(FedAvgGD(**PLAIN), grid(mods=[mod]))
@@ -162,9 +138,9 @@ def clipped_rounds(norms: list[float], steps: int = 5) -> tuple[Any, list[float]
 @pytest.mark.parametrize("way", ["direct", "encode", "batched"])
 def test_fixed_clipping_is_that_of_a_plain_loop(way: str) -> None:
     options = {way: True} if way != "direct" else {}
-    others = [message_size_mod] if way == "batched" else []
-    on = grid(FedAvgClient, [*others, fixedclipping_mod], **options)
-    strategy = FedAvg(**STEPS, batch_fraction=1.0)
+    others = [mods_of.message_size_mod] if way == "batched" else []
+    on = grid(clients.FedAvgClient, [*others, mods_of.fixedclipping_mod], **options)
+    strategy = strategies.FedAvg(**STEPS, batch_fraction=1.0)
     found = model(strategy, on, 3, train_config=CLIPPED)
     np.testing.assert_allclose(found, clipped_rounds([NORM] * 3)[0], atol=1e-12)
 
@@ -180,7 +156,7 @@ def test_adaptive_clipping_tells_the_share_that_it_cut() -> None:
             config["clipping_norm"] = norms[-1]
 
     strategy = FedProx(**STEPS, proximal_weight=0.0, callbacks=[Adaptive()])
-    on = grid(FedProxClient, [adaptiveclipping_mod])
+    on = grid(FedProxClient, [mods_of.adaptiveclipping_mod])
     found = model(strategy, on, 6, train_config=config)
     expected, bits = clipped_rounds(norms[:6])
     np.testing.assert_allclose(found, expected, atol=1e-12)
@@ -188,20 +164,15 @@ def test_adaptive_clipping_tells_the_share_that_it_cut() -> None:
     assert len(set(bits)) > 1
 
 
-def test_local_noise_has_the_mods_deviation_and_hides_under_secure_sums() -> None:
-    mod = LocalDpMod(NORM, NORM, 2.0, 1e-3)
+@pytest.mark.parametrize("way", ["mean", SecureSum(exposed="accept")])
+def test_local_noise_has_the_mods_deviation_also_in_secure_sums(way: Any) -> None:
+    mod = mods_of.LocalDpMod(NORM, NORM, 2.0, 1e-3)
     sigma = NORM * np.sqrt(2 * np.log(1.25 / 1e-3)) / 2.0
-    expected, _ = clipped_rounds([NORM])
-    either: Any
-    for either in ("mean", SecureSum(exposed="accept")):
-        np.random.seed(1)  # noqa: NPY002, which the mod draws from
-        way: dict[str, Any] = {"aggregation": either, "local_step_size": 0.1}
-        strategy = ProjectedFedAvg(WholeSpace(), **way)
-        off = [
-            model(strategy, grid(ProjectedFedAvgClient, [mod]), 1) - expected
-            for _ in range(20)
-        ]
-        assert 0.8 < np.std(off) / (sigma / 2) < 1.2  # a mean of four
+    np.random.seed(1)  # noqa: NPY002, which the mod draws from
+    strategy = strategies.FedAvg(**STEPS, batch_fraction=1.0, aggregation=way)
+    ran = [model(strategy, grid(mods=[mod]), 1) for _ in range(20)]
+    off = np.std(ran - clipped_rounds([NORM])[0])
+    assert 0.8 < off / (sigma / 2) < 1.2  # a mean of four
 
 
 @pytest.mark.parametrize(
@@ -214,15 +185,16 @@ def test_mods_for_other_messages_are_refused(mod: Any) -> None:
 
 
 def test_mods_that_change_models_are_refused_elsewhere() -> None:
-    def stops(why: str, strategy: Any, client: Any, **more: Any) -> None:
+    def stops(why: str, strategy: Any, config: Any = CLIPPED) -> None:
+        client = getattr(clients, f"{type(strategy).__name__}Client")
+        on = grid(client, [mods_of.fixedclipping_mod])
         with pytest.raises((RuntimeError, SettingsError), match=why):
-            model(strategy, grid(client, [fixedclipping_mod]), **more)
+            model(strategy, on, train_config=config)
 
     other = "fixedclipping_mod, and ScaffoldClient sends something else than a model"
-    stops(other, Scaffold(**STEPS), ScaffoldClient, train_config=CLIPPED)
-    stops("clipping_norm = None must be above 0", FedAvgGD(**STEPS), FedAvgGDClient)
-    found_out = "FedAvgGDClient fit_lipschitz answers unchanged: .*step_size"
-    stops(found_out, FedAvgGD(), FedAvgGDClient, train_config=CLIPPED)
+    stops(other, strategies.Scaffold(**STEPS))
+    stops("clipping_norm = None must be above 0", FedAvgGD(**STEPS), None)
+    stops("FedAvgGDClient fit_lipschitz answers unchanged: .*step_size", FedAvgGD())
 
 
 def test_a_pair_of_flowers_and_ours_ends_with_an_error_that_names_both() -> None:
