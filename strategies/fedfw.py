@@ -404,9 +404,8 @@ class FedFW(FrankWolfeStrategy):
         """The corrective variant's steps are projected ones, which free layers have."""
         if self.variant in PAPERS:
             return f"variant = {self.variant!r} needs a bounded set for every layer"
-        if not isinstance(self.domain, Product):
-            return "FedFW needs a bounded set for at least one layer"
-        if not any(domain.bounded for domain in self.domain.domains):
+        layers = self.domain.domains if isinstance(self.domain, Product) else ()
+        if not any(domain.bounded for domain in layers):
             return "FedFW needs a bounded set for at least one layer"
         if self.certificate or self.client_domains:
             name = "certificate" if self.certificate else "client_domains"
