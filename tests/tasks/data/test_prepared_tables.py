@@ -306,7 +306,7 @@ def test_a_network_leaves_as_a_state_dict_and_a_graph(tmp_path: Path) -> None:
     assert loss == pytest.approx(made.task.value(list(model.values())), rel=1e-6)
     session = onnxruntime.InferenceSession(out + ".onnx")
     (found,) = session.run(None, {"inputs": data.features})
-    assert found == pytest.approx(scores.detach().numpy(), abs=1e-5)
+    assert found == pytest.approx(scores.detach().numpy(), abs=1e-6)
 
 
 def test_a_matrix_leaves_as_factors_or_a_permutation(
