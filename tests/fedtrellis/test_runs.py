@@ -152,15 +152,12 @@ def test_runs_on_different_data_are_refused_by_what_differs(
 ) -> None:
     first = str(runs[0].directory)
     others = [run.directory for run in find_runs(seeded)]
-    for other, what in (
-        (others[0], "clients = 4 and 3"),
-        (others[-1], "clients = 4 and 3"),
-    ):
-        assert main(["compare", first, str(other)]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert f"the runs are on different data: {what}; --different-data" in line
-        assert main(["compare", first, str(other), "--different-data"]) == 0
-        assert "clients=4" in capsys.readouterr().out
+    assert main(["compare", first, str(others[0])]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    why = "the runs are on different data: clients = 4 and 3; --different-data"
+    assert why in line
+    assert main(["compare", first, str(others[0]), "--different-data"]) == 0
+    assert "clients=4" in capsys.readouterr().out
     assert main(["compare", str(others[0]), str(others[-1])]) == 1
     assert "seed = 0 and 3" in capsys.readouterr().err
 

@@ -26,7 +26,6 @@ import strategies
 from clients import FedAvgGDClient
 from fedtrellis import SecureSum
 from fedtrellis.domains import L1Ball
-from fedtrellis.encryption import block_sum
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic
 from fedtrellis.random import generator
@@ -106,25 +105,21 @@ def secret(seed: int = 0) -> Array:
 
 
 class Server:
-    """What it saw; it goes on with what it saw first, so that models stay those.
+    """What it saw; it goes on with what it saw first, so that models stay those."""
 
-    If ``apart`` it reads each term, of clients without masks.
-    """
-
-    def __init__(self, case: str, rounds: int, apart: bool = False) -> None:
-        self.case, self.rounds, self.apart = case, rounds, apart
+    def __init__(self, case: str, rounds: int) -> None:
+        self.case, self.rounds = case, rounds
         self.went_on_with: list[Array] = []
 
     def sums(self, unknown: Array) -> Array:
         name, seen = self.case.partition(" ")[0], list[Array]()
-        went_on_with, apart = self.went_on_with, self.apart
+        went_on_with = self.went_on_with
         first, rng = not went_on_with, np.random.default_rng(5)
 
         class Sums(SecureSum):
             def total(self, members: Any) -> Array:
                 found = super().total(members)
-                read = [[one] for one in members] if apart else [members]
-                seen.append(np.concatenate([super(Sums, self).total(a) for a in read]))
+                seen.append(found)
                 if first:
                     # models that go back and forth tell more than those that settle
                     moved = 0.3 * rng.standard_normal(found.size)
@@ -278,15 +273,6 @@ def test_mini_batches_of_a_known_seed_tell_rows_apart() -> None:
     for (A, b), own in zip(data, found, strict=True):
         true = np.stack([np.outer([*x, y], x) for x, y in zip(A, b, strict=True)])
         assert np.abs(own - own.mean(0) - true + true.mean(0)).max() < 1e-6
-
-
-def test_terms_without_masks_determine_every_member(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(block_sum, "_mask", lambda *_, **more: None)
-    server = Server("FedAvgGD one step", ROUNDS, apart=True)
-    matrix = derivative(server.sums, secret())
-    assert determined(matrix) == (MEMBERS * UNKNOWN, UNKNOWN)
 
 
 def main() -> None:

@@ -7,19 +7,16 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-import cvxpy
 import numpy as np
 import pytest
 
 import clients
 import strategies
-from fedtrellis.domains import Box, L1Ball, L2Ball
+from fedtrellis.domains import Box, L1Ball
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import DivergedError
 from tests.harness import Array, Played, distance, grid_of, play
-
-cp: Any = cvxpy  # its functions are not typed
 
 N, P, SEED, ROUNDS, RADIUS = 5, 6, 3, 15, 1.5
 # clients of unequal size: the mean must not weigh them by it
@@ -34,7 +31,6 @@ LOSSES = [
 HESSIANS = [a.T @ a / len(a) + 0.1 * np.eye(P) for a in A]
 RIGHT = [a.T @ b / len(b) for a, b in zip(A, B, strict=True)]
 MEAN_HESSIAN, MEAN_RIGHT = np.mean(HESSIANS, axis=0), np.mean(RIGHT, axis=0)
-LIPSCHITZ = max(float(np.linalg.eigvalsh(H)[-1]) for H in HESSIANS)
 START = np.full(P, 0.1)
 BALL = L1Ball(RADIUS)
 
@@ -271,20 +267,6 @@ def test_every_model_is_the_loops(name: str) -> None:
 
 
 # ------------------------------------------------------------------------------- optima
-
-
-def test_feddr_finds_the_constrained_optimum() -> None:
-    """argmin over D of F = (1/n) Σ f_i, by CVXPY."""
-    domain = L2Ball(RADIUS)
-    steps: Any = {"local_steps": 60, "local_step_size": 1 / (LIPSCHITZ + 1.0)}
-    own: Any = {"domain": domain, "relaxation": 1.0, "proximal_step": 1.0}
-    run = played("FedDR", 150, participation=0.5, **steps, **own)
-    x = cp.Variable(P)
-    value = cp.quad_form(x, MEAN_HESSIAN) / 2 - MEAN_RIGHT @ x
-    problem = cp.Problem(cp.Minimize(value), [cp.norm(x) <= RADIUS])
-    problem.solve(solver="CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12)
-    assert domain.contains(run.model)
-    assert np.abs(run.model - x.value).max() < 1e-5
 
 
 def test_scaffold_ends_at_the_optimum_and_averages_do_not() -> None:

@@ -60,17 +60,6 @@ def test_late_vectors_end_at_the_minimum(name: str, faults: dict[str, float]) ->
     assert not played.strategy.caution
 
 
-def test_nobody_waits_for_the_slowest() -> None:
-    """The same rounds pass in a fraction of the time; all of it is used late."""
-    clocks = {}
-    for quorum in (1.0, 0.75):
-        grid = VECTORS["feddr"].grid(N, delay=slow(20.0, 2))
-        played = VECTORS["feddr"].play(grid, 60, quorum=quorum)
-        clocks[quorum] = grid.clock()
-        assert any(2 in used for used in played.used)
-    assert clocks[0.75] < 0.2 * clocks[1.0]
-
-
 def test_late_changes_against_a_plain_loop() -> None:
     """FedAvg: x ← x + mean of (x_i − x_t)/√(1 + a), over answers as they come in."""
     times, rounds, quorum = slow(5.0, 1), 40, 4
@@ -150,19 +139,16 @@ def test_a_resumed_run_asks_anew_who_owed_an_answer(name: str, tmp_path: Any) ->
     assert np.abs(played.model - minimiser(name, tuple(range(N)))).max() < 1e-6
 
 
-@pytest.mark.parametrize("name", sorted(EVERY.keys() - LATE))
-def test_methods_that_cannot_use_late_answers_say_so(name: str) -> None:
-    """By the setting, its value and what is allowed."""
+@pytest.mark.parametrize("name", EVERY)
+def test_methods_run_with_a_quorum_or_say_that_they_cannot(name: str) -> None:
+    """With everything that can happen to messages; or by the setting and its value."""
     method: Method = EVERY[name]
-    refused("quorum = 0.5 .*allowed: 1", partial(method.strategy, quorum=0.5))
-
-
-@pytest.mark.parametrize("name", sorted(LATE))
-def test_methods_that_can_run_with_a_quorum(name: str) -> None:
-    """Each of them, with everything that can happen to messages."""
-    grid = EVERY[name].grid(N, delay=slow(4.0, 1), **EVERYTHING)
-    strategy = EVERY[name].strategy(quorum=0.5)
-    played = play(strategy, grid, EVERY[name].start, 15, timeout=10.0)
+    if name not in LATE:
+        refused("quorum = 0.5 .*allowed: 1", partial(method.strategy, quorum=0.5))
+        return
+    grid = method.grid(N, delay=slow(4.0, 1), **EVERYTHING)
+    strategy = method.strategy(quorum=0.5)
+    played = play(strategy, grid, method.start, 15, timeout=10.0)
     assert np.isfinite(played.model).all()
 
 

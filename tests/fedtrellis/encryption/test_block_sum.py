@@ -106,24 +106,6 @@ def test_a_repeat_gets_the_same_bytes_and_older_attempts_are_refused(
     assert np.array_equal(block.member("b").term(attempt(3), words), found[0])
 
 
-def test_two_answers_to_one_attempt_would_give_their_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The attack that the node's file is for; it works where nothing is remembered."""
-    block = Block(tmp_path)
-    values = [CODING.words(np.array([x]), 4) for x in (3.0, 5.0)]
-
-    def attacked() -> float:
-        one, two = (block.member("a").term(attempt(7), words) for words in values)
-        return float(CODING.values(two - one)[0])
-
-    with pytest.raises(EncryptionError):
-        attacked()
-    with monkeypatch.context() as without:
-        without.setattr(BlockMember, "answered", lambda self, attempt: None)
-        assert attacked() == 2.0
-
-
 def test_a_lost_damaged_or_expired_file_loses_the_key_and_the_block_begins_anew(
     tmp_path: Path,
 ) -> None:

@@ -1,7 +1,7 @@
 """A run that was interrupted and goes on is the run that was not interrupted.
 
-``test_contracts.py`` and ``test_checkpoints.py`` say so of each method, whose state is
-all there; here a run dies at any moment, and files are spoilt.
+``test_contracts.py`` says so of each method, whose state is all there; here a run dies
+at any moment, and files are spoilt.
 """
 
 import json
@@ -54,18 +54,15 @@ def steps(**options: Any) -> Steps:
     return Steps(**options)
 
 
-def interrupted(
-    path: Path, at: int = 8, every: int = 3, grid: LocalGrid | None = None, **more: Any
-) -> None:
-    """Dies after a round; a checkpoint is that of the last round of so many."""
+def interrupted(path: Path) -> None:
+    """Dies after round 8; a checkpoint is that of the last round of three."""
 
     def fail(record: RoundRecord) -> None:
-        if record.round == at:
+        if record.round == 8:
             raise PowerCutError
 
-    options: Config = {"checkpoint_every": every, "callbacks": [Call(fail)], **more}
     with pytest.raises(PowerCutError):
-        run(steps(checkpoint=path, **options), grid)
+        run(steps(checkpoint=path, checkpoint_every=3, callbacks=[Call(fail)]))
 
 
 def story(strategy: Steps, result: Result) -> Any:
@@ -86,9 +83,8 @@ def whole() -> Any:
 
 def check_goes_on(whole: Any, path: Path, **options: Any) -> Steps:
     """From a checkpoint to the same end, to the last bit."""
-    grid = options.pop("grid", None)
     again = steps(resume=path, **options)
-    assert story(again, run(again, grid)) == whole
+    assert story(again, run(again)) == whole
     return again
 
 

@@ -1,6 +1,5 @@
 """The model on its way to the clients, the same bits there; iterates replayed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import (
-    Atom,
-    DenseAtom,
-    PermutationAtom,
-    ProductAtom,
-    RankOneAtom,
-    SignAtom,
-    SparseAtom,
-)
+from fedtrellis.domains.atoms import DenseAtom, SignAtom, SparseAtom
 from fedtrellis.domains.replayed import ReplayedIterate
 from fedtrellis.wire.arrays import DTYPES, Layout
 from fedtrellis.wire.broadcast import (
@@ -28,6 +19,7 @@ from fedtrellis.wire.broadcast import (
     Step,
     receive,
 )
+from tests.fedtrellis.domains.test_atoms import random_atom
 
 Point = NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -36,28 +28,6 @@ Config = dict[str, Any]
 #: What may come on top of the dense model's own bytes: a few .npy headers and the
 #: bookkeeping of steps.
 ENVELOPE = 1024
-
-
-def sparse(rng: np.random.Generator, shape: Shape, most: int = 3) -> Atom:
-    size = int(np.prod(shape))
-    count = int(rng.integers(0, min(size, most) + 1))
-    indices = np.sort(rng.choice(size, count, replace=False))
-    return SparseAtom(indices, rng.standard_normal(indices.size), shape)
-
-
-def random_atom(rng: np.random.Generator, shape: Shape) -> Atom:
-    """Of any kind that there is of this shape, sparse ones more often."""
-    kinds: list[Callable[[], Atom]] = [lambda: sparse(rng, shape)] * 2
-    kinds.append(lambda: DenseAtom(rng.standard_normal(shape)))
-    kinds.append(lambda: SignAtom(rng.random(shape) < 0.5, -0.5, 0.25))
-    if len(shape) == 2:
-        kinds.append(lambda: RankOneAtom(*map(rng.standard_normal, shape)))
-    if len(shape) == 2 and shape[0] == shape[1]:
-        kinds.append(lambda: PermutationAtom(rng.permutation(shape[0])))
-    if len(shape) == 1 and shape[0] > 4:
-        parts = sparse(rng, (shape[0] - 4,)), DenseAtom(rng.random((2, 2)))
-        kinds.append(lambda: ProductAtom(parts))
-    return kinds[rng.integers(len(kinds))]()
 
 
 def single(index: int, size: int, value: float = 1.0) -> SparseAtom:
