@@ -2,16 +2,15 @@
 
 ::
 
-    python -m tests.mutants draw [--keep FILE]   # 300 mistakes, a seventh in each wing
-    python -m tests.mutants map                  # which tests come past each of them
-    python -m tests.mutants run                  # those tests, until one fails
+    python -m tests.mutants draw    # 300 mistakes, a seventh in each wing
+    python -m tests.mutants map     # which tests come past each of them
+    python -m tests.mutants run     # those tests, until one fails
     python -m tests.mutants table [--list]
 
 ``map`` and ``run`` go on where they were interrupted; started twice, they share the
 work. Both leave out the tests marked system and slow. A test is chosen if it comes past
 the changed statement in its own process, or in one forked from it. The results are kept
-in ``--file``; where the code has changed since, ``draw --keep FILE`` finds the mistakes
-in what is left of it again and draws the others anew.
+in ``--file``; where a drawn line has changed since, ``draw`` them anew.
 
 A parent that has loaded the libraries, but nothing of the project, forks a process for
 each run of tests. There a file of the project is compiled from other text than it has;
@@ -60,7 +59,7 @@ CPU_SECONDS = 120
 FILE_SECONDS = 0.3
 _LIBRARIES = (
     "numpy scipy.linalg scipy.optimize scipy.sparse.linalg scipy.stats torch cvxpy "
-    "sklearn.datasets sklearn.linear_model sklearn.metrics matplotlib.pyplot pymanopt "
+    "sklearn.datasets sklearn.linear_model sklearn.metrics matplotlib.pyplot "
     "flwr.clientapp flwr.serverapp flwr.simulation rich.live hypothesis tenseal "
     "cryptography.hazmat.primitives.ciphers.aead xdist.scheduler pytest_timeout"
 )
@@ -88,20 +87,14 @@ def claim(name: str) -> bool:
     return True
 
 
-def draw_all(file: Path, count: int, seed: int, keep: Path | None) -> None:
-    """Draw places for all wings, or those that a file's lost places leave free."""
-    old = read(keep)["mutants"] if keep else []
-    found = list(zip(find(old), old, strict=True))
+def draw_all(file: Path, count: int, seed: int) -> None:
+    """Draw places for all wings."""
     mutants: list[Mutant] = []
     for number, wing in enumerate(WINGS):
-        kept = {p: o.get("verdict") for p, o in found if p and o["wing"] == wing}
-        wanted = (count + len(WINGS) - 1 - number) // len(WINGS) - len(kept)
-        drawn = draw(wing, wanted, seed, kept)
-        print(f"{wing}: {len(kept)} found again, {len(drawn)} drawn")
-        for place in [*kept, *drawn]:
+        wanted = (count + len(WINGS) - 1 - number) // len(WINGS)
+        for place in draw(wing, wanted, seed):
             description = {name: getattr(place, name) for name in DESCRIPTION}
-            earlier = {"earlier": kept[place]} if place in kept else {}
-            mutants.append({"id": place.name, "wing": wing, **description, **earlier})
+            mutants.append({"id": place.name, "wing": wing, **description})
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.check_output(git, text=True).strip()
     write(file, {"commit": commit, "seed": seed}, mutants)
@@ -111,7 +104,7 @@ def places_of(mutants: list[Mutant]) -> list[Place]:
     """The places of drawn mutants."""
     places = [place for place in find(mutants) if place is not None]
     if len(places) < len(mutants):
-        raise SystemExit("the code has changed since: draw --keep FILE")
+        raise SystemExit("the code has changed since: draw anew")
     return places
 
 
@@ -351,10 +344,6 @@ def table(file: Path, show: bool) -> None:
         numbers = (len(those), *(counts[verdict] for verdict in VERDICTS), round(share))
         print(f"{wing:>11}" + "".join(f"{number:11}" for number in numbers))
     print(f"{sum(m.get('seconds', 0.0) for m in mutants) / 3600:.2f} hours of CPU")
-    again = [m for m in mutants if "earlier" in m]
-    changes = Counter((m["earlier"], m.get("verdict")) for m in again)
-    for (before, now), count in sorted(changes.items(), key=str):
-        print(f"{count} were {before}, are {now}")
     for m in mutants if show else ():
         if m.get("verdict") in VERDICTS[2:]:
             print("\n{id} {verdict}\n    {file} {function}".format(**m))
@@ -369,13 +358,12 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=file)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="a file of earlier results")
     parser.add_argument("--only", default="", help="part of a test file or wing")
     parser.add_argument("--list", action="store_true", help="what no test finds, too")
     given = parser.parse_args()
     file = given.file.resolve()
     if given.command == "draw":
-        draw_all(file, given.count, given.seed, given.keep)
+        draw_all(file, given.count, given.seed)
     elif given.command == "table":
         table(file, given.list)
     else:

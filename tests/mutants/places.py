@@ -223,13 +223,11 @@ def _differs(place: Place) -> bool:
     return changed != ast.dump(ast.parse((ROOT / place.file).read_bytes()))
 
 
-def draw(wing: str, count: int, seed: int, kept: Iterable[Place] = ()) -> list[Place]:
+def draw(wing: str, count: int, seed: int) -> list[Place]:
     """Draw places of a wing: statements with equal chances, of each one change."""
     groups: dict[tuple[str, tuple[int, int]], list[Place]] = defaultdict(list)
     for place in places_of(wing):
         groups[place.file, place.statement].append(place)
-    for place in kept:
-        groups.pop((place.file, place.statement), None)
     rng = random.Random(f"{wing} {seed}")
     left, drawn = list(groups.values()), list[Place]()
     rng.shuffle(left)
