@@ -1,11 +1,11 @@
-"""LocalGrid's clients many at once, and in worker processes."""
+"""LocalGrid's clients in worker processes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD
 
-from . import scale
 from .report import Aim, Comparison, in_turns, ratios
 
 __all__ = ["FULL", "QUICK", "Heavy", "Size", "compare"]
@@ -26,14 +25,13 @@ __all__ = ["FULL", "QUICK", "Heavy", "Size", "compare"]
 
 @dataclass(frozen=True)
 class Size:
-    """FedFW's cases, and how many clients that compute for 20 ms."""
+    """How many clients, and how often they are measured."""
 
-    light: scale.Sizes
-    heavy: int
+    clients: int
+    repetitions: int
 
 
-QUICK = Size(scale.Sizes((scale.Case(200, 1_000, 2),), 2), 16)
-FULL = Size(scale.Sizes((scale.Case(1_000, 1_000), scale.Case(10_000, 1_000)), 3), 64)
+QUICK, FULL = Size(16, 2), Size(64, 3)
 
 
 class Heavy(Objective):
@@ -66,25 +64,23 @@ def _heavy_round(grid: LocalGrid, rounds: int = 2) -> float:
 
 
 def compare(size: Size) -> Iterator[Comparison]:
-    """Clients together, and clients of 20 ms in one process and in two."""
-    (light,) = scale.compare(size.light)
-    yield replace(light, name="cohorts")
+    """Clients of 20 ms in one process and in two."""
     app = client_app(lambda context: FedAvgGDClient(context, Heavy(0.02)))
     with ExitStack() as stack:
         sides = {
             f"workers={n}": partial(
                 _heavy_round,
-                stack.enter_context(closing(LocalGrid(app, size.heavy, workers=n))),
+                stack.enter_context(closing(LocalGrid(app, size.clients, workers=n))),
             )
             for n in (1, 2)
         }
-        found = in_turns(sides, size.light.repetitions)
+        found = in_turns(sides, size.repetitions)
     ratio = ratios(*found.values())
     yield Comparison(
         "workers",
         "Clients that compute for 20 ms, in one process and in two: a round, wall time",
-        f"{size.heavy} clients, all in every round; in turns, median (min – max). Two "
-        "processes need two cores that nothing else wants.",
+        f"{size.clients} clients, all in every round; in turns, median (min – max). "
+        "Two processes need two cores that nothing else wants.",
         [{**found, "one / two": ratio}],
         [Aim("two workers: 1.7 times as fast", str(ratio), ratio.median >= 1.7)],
     )

@@ -8,7 +8,7 @@ from functools import partial
 from math import inf, isfinite
 
 import numpy as np
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 
 from clients import FedGiAClient
 from fedtrellis.admm.hessians import majoriser_of
@@ -16,12 +16,12 @@ from fedtrellis.random import generator
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedGiA
 
 from .fedgia_problems import PROBLEMS, Problem, problem
 from .report import Aim, Comparison, Row
+from .traffic import app_of
 
 __all__ = ["FULL", "QUICK", "TS", "Cases", "Run", "adapted", "compare", "fixed"]
 
@@ -85,16 +85,11 @@ class _Stop(Callback):
 
 def adapted(task: Problem, rounds: int) -> Run:
     """FedGiA as it is, with all its messages, without one setting."""
-
-    def client_fn(context: Context) -> FedGiAClient:
-        index = int(context.node_config["partition-id"])
-        return FedGiAClient(context, task.losses[index])
-
     stop = _Stop(task)
     # its own stop rule is another one
     strategy = FedGiA(tolerance=0.0, callbacks=[stop])
     start = ArrayRecord([np.zeros(task.losses[0].shape)])
-    grid = LocalGrid(client_app(client_fn), task.m)
+    grid = LocalGrid(app_of(FedGiAClient, task.losses), task.m)
     strategy.start(grid, start, num_rounds=rounds)
     error = stop.errors[-1]
     if error <= TOLERANCE:

@@ -24,11 +24,11 @@ from fedtrellis.random import generator
 from fedtrellis.server.aggregation import Private
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.wire.arrays import FloatArray
-from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD
 
 from .report import Aim, Comparison, Row
+from .traffic import app_of
 
 __all__ = ["ATTACKS", "FULL", "QUICK", "Case", "advantages", "compare", "trials"]
 
@@ -113,11 +113,7 @@ def _trial(case: Case, epsilon: float | None, seed: int) -> Trial:
         aggregation=Private(clip=_CLIP, **noise),
         callbacks=[models],
     )
-    app = client_app(
-        lambda context: FedAvgGDClient(
-            context, own[int(context.node_config["partition-id"])]
-        )
-    )
+    app = app_of(FedAvgGDClient, own)
     start = np.zeros(losses[0].shape)
     strategy.start(LocalGrid(app, len(own)), ArrayRecord([start]), case.rounds)
     # the attacker has the models and every client's data, and no member's noise
@@ -143,9 +139,9 @@ def _trial(case: Case, epsilon: float | None, seed: int) -> Trial:
     )
 
 
-def trials(case: Case, epsilon: float | None, seed: int = 0) -> list[Trial]:
+def trials(case: Case, epsilon: float | None) -> list[Trial]:
     """Runs with an ε, or None: clipped as well, without noise."""
-    return [_trial(case, epsilon, seed + k) for k in range(case.trials)]
+    return [_trial(case, epsilon, k) for k in range(case.trials)]
 
 
 def advantages(found: list[Trial], attack: str) -> tuple[float, float, float]:

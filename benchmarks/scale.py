@@ -10,17 +10,17 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 
 from clients import FedFWClient
 from fedtrellis.domains import L1Ball
 from fedtrellis.objectives import Objective
 from fedtrellis.server.callbacks import Call
-from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedFW
 
 from .report import Comparison, Row, Spread, in_turns, ratios
+from .traffic import app_of
 
 __all__ = ["FULL", "QUICK", "Case", "Sizes", "compare"]
 
@@ -86,11 +86,8 @@ def _fastest_round(case: Case, row: Row, batched: bool) -> float:
     centre = np.random.default_rng(0).standard_normal(p)
     losses = [Favourite(centre, i % p) for i in range(case.nodes)]
 
-    def client_fn(context: Context) -> FedFWClient:
-        index = int(context.node_config["partition-id"])
-        return FedFWClient(context, losses[index], domain)
-
-    grid = LocalGrid(client_app(client_fn), case.nodes, batched=batched)
+    app = app_of(FedFWClient, losses, domain)
+    grid = LocalGrid(app, case.nodes, batched=batched)
     times: list[float] = []
     note = Call(lambda record: times.append(time.process_time()))
     strategy = FedFW(domain, penalty=1e-3, callbacks=[note], variant="plain")

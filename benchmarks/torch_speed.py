@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from clients import LocalSGDClient
 from fedtrellis.random import generator
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import LocalSGD
-from tasks.data.datasets import load_images
 
 from .report import Comparison, Spread, at_most, in_turns, ratios
+from .traffic import app_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -152,7 +149,7 @@ def _gradients(size: Size) -> Comparison:
         bare()
         _agree(
             np.concatenate([g.reshape(-1) for g in ours.gradient(x)]),
-            torch.cat([_grad(p).reshape(-1) for p in model.parameters()]),
+            torch.cat([p.grad.reshape(-1) for p in model.parameters()]),  # type: ignore[union-attr]
         )
         sides = {"gradient": _block(gradient), "bare": _block(bare)}
         found = in_turns(sides, size.gradients, warm_up=1)
@@ -160,11 +157,6 @@ def _gradients(size: Size) -> Comparison:
         result.rows.append({"model": name, **found, "ratio": ratio})
         result.aims.append(at_most(name, ratio, 1.15))
     return result
-
-
-def _grad(parameter: Any) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad  # type: ignore[no-any-return]
 
 
 def _agree(ours: NDArray[Any], theirs: Tensor) -> None:
@@ -240,20 +232,6 @@ class _Alternate(Callback):
         self.theirs.append((self._began - now) / self.rounds)
 
 
-def _images(examples: int) -> tuple[Any, NDArray[np.int64], str]:
-    """Images of 10 clients, (10 d, 1, 28, 28), their classes, and where from."""
-    count = _CLIENTS * examples
-    folder = os.environ.get("FEDTRELLIS_DATA")
-    if folder and (Path(folder) / "mnist").is_dir():
-        data = load_images("mnist", Path(folder) / "mnist", "--data")
-        images = np.asarray(data.features[:count], dtype=np.float32) / np.float32(255)
-        labels = np.asarray(data.labels[:count], dtype=np.int64)
-        return images.reshape(-1, 1, 28, 28), labels, "MNIST"
-    rng = np.random.default_rng(0)
-    noise = rng.random((count, 1, 28, 28), dtype=np.float32)
-    return noise, rng.integers(0, 10, count), "noise: FEDTRELLIS_DATA names no mnist"
-
-
 def _rounds(size: Size) -> Comparison:
     import torch
     from torch.nn import CrossEntropyLoss
@@ -261,12 +239,12 @@ def _rounds(size: Size) -> Comparison:
 
     from fedtrellis.objectives.torch_objective import TorchObjective
 
-    images, labels, source = _images(size.examples)
     torch.manual_seed(0)
-    model = _network()
+    model, shape = _network(), (size.examples, 1, 28, 28)
+    # what images show takes no time
     datasets = [
-        TensorDataset(torch.from_numpy(images[part]), torch.from_numpy(labels[part]))
-        for part in np.split(np.arange(len(labels)), _CLIENTS)
+        TensorDataset(torch.rand(shape), torch.randint(0, 10, shape[:1]))
+        for _ in range(_CLIENTS)
     ]
     objectives = [
         TorchObjective(
@@ -284,11 +262,7 @@ def _rounds(size: Size) -> Comparison:
         callbacks=[turns],
     )
 
-    def client_fn(context: Context) -> LocalSGDClient:
-        index = int(context.node_config["partition-id"])
-        return LocalSGDClient(context, objectives[index])
-
-    grid = LocalGrid(client_app(client_fn), _CLIENTS)
+    grid = LocalGrid(app_of(LocalSGDClient, objectives), _CLIENTS)
     start = ArrayRecord([p.detach().numpy() for p in model.parameters()])
     ended = strategy.start(grid, start, num_rounds=(size.blocks + 1) * size.rounds)
     ours = [array.reshape(-1) for array in ended.arrays.to_numpy_ndarrays()]
@@ -300,7 +274,7 @@ def _rounds(size: Size) -> Comparison:
     return Comparison(
         "torch-rounds",
         "A round of a convolutional network on LocalGrid against a plain PyTorch loop",
-        f"LocalSGD. Images: {source}. {_CLIENTS} clients with {size.examples} images "
+        f"LocalSGD. {_CLIENTS} clients with {size.examples} images of noise "
         f"each, all in every round, {_STEPS} local steps on mini-batches of {_BATCH}, "
         "float32; the same model to 1e-5. CPU time of one thread, blocks of rounds by "
         "turns; median (min – max).",

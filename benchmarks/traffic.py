@@ -46,6 +46,7 @@ from .report import Comparison, Row, Spread, at_most, ratios
 __all__ = [
     "CountingGrid",
     "Distance",
+    "app_of",
     "compare",
     "flower_client",
     "flower_fedavg",
@@ -132,6 +133,15 @@ def partition(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
+def app_of(
+    client: Callable[..., Any], objectives: Sequence[Any], *more: Any
+) -> ClientApp:
+    """Clients that are given their context, own objective and ``more``."""
+    return client_app(
+        lambda context: client(context, objectives[partition(context)], *more)
+    )
+
+
 def flower_client(
     objectives: Callable[[], Sequence[Any]],
     steps: int = 1,
@@ -173,14 +183,6 @@ def _bytes(
     return (after.up - before.up) / NODES, (after.down - before.down) / NODES
 
 
-def _app(
-    client: Callable[..., Any], objectives: Sequence[Any], *more: Any
-) -> ClientApp:
-    return client_app(
-        lambda context: client(context, objectives[partition(context)], *more)
-    )
-
-
 def _row(name: str, shape: Shape, found: dict[str, tuple[float, float]]) -> Row:
     row: Row = {"method": name, "model": " × ".join(f"{s:,}" for s in shape)}
     for dtype, (up, down) in found.items():
@@ -201,7 +203,7 @@ def _dense() -> Comparison:
         "Flower's own FedAvg": (flower_fedavg, flower_client(lambda: objectives))
     }
     for name, (strategy, client) in DENSE.items():
-        sides[name] = strategy, _app(client, objectives)
+        sides[name] = strategy, app_of(client, objectives)
     theirs = None
     for name, (make, app) in sides.items():
         found = {dtype: _bytes(make, app, start, dtype) for dtype in DTYPES}
@@ -225,7 +227,7 @@ def _sets(cases: Sequence[tuple[Domain, Shape]]) -> Comparison:
         "non-zero entries, or whole.",
     )
     for domain, shape in cases:
-        app = _app(
+        app = app_of(
             FedFWClient, [Distance(index, shape) for index in range(NODES)], domain
         )
         make, start = partial(FedFW, domain, variant="plain"), domain.centre(shape)
