@@ -337,7 +337,6 @@ def workers(jobs: int) -> Iterator[Executor]:
 def execute(
     runs: Sequence[Run],
     jobs: int,
-    say: Callable[[str], None] = print,
     perform: Callable[[Run], dict[str, Any]] = perform,
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Perform runs, several at once; results by key."""
@@ -353,7 +352,7 @@ def execute(
             passed = time.monotonic() - began
             if passed - told > 30.0 or len(results) == len(runs):
                 told = passed
-                say(f"  {len(results)}/{len(runs)} runs, {passed:.0f} s")
+                print(f"  {len(results)}/{len(runs)} runs, {passed:.0f} s")
     return {run.key: results[run.key] for run in runs}
 
 

@@ -14,7 +14,16 @@ from fedtrellis.objectives.reference import certified_minimum
 
 from .common import app_config
 
-__all__ = ["batched", "late_slope", "optimum"]
+__all__ = ["NONCONVEX_LOGISTIC", "batched", "late_slope", "optimum"]
+
+#: Logistic regression with a penalty that is not convex.
+NONCONVEX_LOGISTIC: dict[str, Any] = {
+    "task": "logistic-regression",
+    "logistic-regression.dataset": "breast-cancer",
+    "logistic-regression.regularizer": "nonconvex",
+    "logistic-regression.l2": 0.1,
+    "logistic-regression.partition": "labels",
+}
 
 
 def batched(experiment: Experiment) -> LocalGrid:

@@ -12,7 +12,7 @@ import numpy as np
 from reproduce.claims import counted
 from reproduce.common import Item, Options, Run, execute, read_config, repeat
 from reproduce.drawing import new_figure, panel, save, table
-from reproduce.rates import batched, late_slope, optimum
+from reproduce.rates import NONCONVEX_LOGISTIC, batched, late_slope, optimum
 from tasks.matrices import random_start
 
 __all__ = ["ITEMS"]
@@ -131,14 +131,7 @@ THEOREM = {
     "penalty": "auto",
     "evaluate-gap": True,
 }
-_LOGISTIC = {
-    "task": "logistic-regression",
-    "logistic-regression.dataset": "breast-cancer",
-    "logistic-regression.regularizer": "nonconvex",
-    "logistic-regression.l2": 0.1,
-    "logistic-regression.partition": "labels",
-    "radius": 10.0,
-}
+_LOGISTIC = NONCONVEX_LOGISTIC | {"radius": 10.0}
 _DNN = {"layers": "product", "classification.train-limit": 2000}
 #: A run config, if a file has one, and what differs; nodes, and the longest T.
 NONCONVEX: dict[str, tuple[str, dict[str, Any], int, int]] = {

@@ -18,7 +18,7 @@ from reproduce.common import (
     repeat,
 )
 from reproduce.drawing import legend_below, new_figure, panel, save, table
-from reproduce.rates import batched, late_slope
+from reproduce.rates import NONCONVEX_LOGISTIC, batched, late_slope
 
 from .tables import METHODS, NODES, QSAR, base_of, settings_of
 
@@ -201,14 +201,6 @@ def render_figure_4(results: dict[str, Any], out: Path) -> str:
 
 #: t of σ = t r/m. The theorem has t > 6; the paper's experiments have 0.15.
 SCALE = 7.0
-#: Logistic regression with a penalty that is not convex.
-NONCONVEX = {
-    "task": "logistic-regression",
-    "logistic-regression.dataset": "breast-cancer",
-    "logistic-regression.regularizer": "nonconvex",
-    "logistic-regression.l2": 0.1,
-    "logistic-regression.partition": "labels",
-}
 
 
 def factor(t: float) -> float:
@@ -236,7 +228,7 @@ def compute_rate(options: Options) -> dict[str, Any]:
         rounds, nodes = 40, 8
     base = read_config(HERE / "v1.toml")
     base |= {"sigma-scale": SCALE, "rounds": rounds, "stop-tolerance": 0.0}
-    bases = {"V.1": base, "not convex": base | NONCONVEX}
+    bases = {"V.1": base, "not convex": base | NONCONVEX_LOGISTIC}
     cases = {
         (problem, name, k0): own | {"hessian": hessian, "local-steps": k0}
         for problem, own in bases.items()
