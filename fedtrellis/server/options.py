@@ -51,6 +51,14 @@ _FLOWERS = {
     "min_available_nodes": "min_nodes",
     "weighted_by_key": "client_weights = 'examples', for num-examples",
     "proximal_mu": "proximal_weight, of FedProx",
+    "eta": "server_step_size, of FedOpt",
+    "server_learning_rate": "server_step_size, of FedOpt",
+    "eta_l": "step_size",
+    "beta_1": "server_momentum, of FedOpt",
+    "beta_2": "second_moment, of FedOpt",
+    "tau": "adaptivity, of FedOpt",
+    "train_metrics_aggr_fn": "aggregate, which a method's class may override",
+    "evaluate_metrics_aggr_fn": "evaluation_weights, of a mean",
 }
 
 
