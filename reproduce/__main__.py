@@ -109,6 +109,7 @@ def run(paper: str, items: Sequence[str], options: argparse.Namespace) -> int:
         options.jobs or (0 if options.quick else os.cpu_count() or 1),
         options.quick,
         options.first_seed,
+        complete,
     )
     status = 0
     for item in items:

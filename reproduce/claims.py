@@ -19,6 +19,7 @@ from .common import read_csv
 __all__ = [
     "OUTCOMES",
     "PROTOCOLS",
+    "STATES",
     "Claim",
     "Effect",
     "Effects",
@@ -33,12 +34,16 @@ __all__ = [
     "points",
     "ratio",
     "read_paper",
+    "tally",
 ]
 
 #: Results of a paper's items by their names.
 Results = Mapping[str, dict[str, Any]]
-#: What holds of a claim; between the first two are "k of n".
+#: What holds of a claim, and what a case of it can be.
+STATES = ("for", "against", "open", "not tested")
 OUTCOMES = ("holds", "in part", "contradicted", "undecided", "not tested")
+#: Parts of cases' names by which a claim's cases are counted apart too.
+GROUPS = (("ℓ1", "ℓ2"), ("FedAvg", "HyFEM"), ("V.1", "V.2"))
 #: How far our experiment is the paper's: its algorithm, measure and sizes; smaller or
 #: fewer; or another algorithm, measure or problem.
 PROTOCOLS = ("the paper's", "reduced", "other")
@@ -104,17 +109,12 @@ class Effect:
         mean, half = interval(self.values, self.error)
         return mean - half, mean + half
 
-    def holds(self) -> bool | None:
-        """Whether the whole interval is above 0; None: there is no interval."""
+    def state(self) -> str:
+        """For the paper: the whole interval is above 0; one of :data:`STATES`."""
         found = self.interval()
         if found is None or not all(map(math.isfinite, found)):
-            return None
-        return found[0] > 0.0
-
-    def refuted(self) -> bool:
-        """Whether the whole interval is below 0."""
-        found = self.interval()
-        return found is not None and found[1] < 0.0
+            return "not tested"
+        return "for" if found[0] > 0.0 else "against" if found[1] < 0.0 else "open"
 
     def shown(self, value: float) -> float:
         """The measured number of a value."""
@@ -144,6 +144,12 @@ class Effect:
 def counted(count: int, unit: str) -> str:
     """A number of units, ``"1 seed"``."""
     return f"{count} {unit if count != 1 else unit.removesuffix('s')}"
+
+
+def tally(found: Sequence[str]) -> str:
+    """How many states or outcomes there are of each, ``"6 for, 6 open of 12"``."""
+    names = (name for name in (*STATES[:-1], *OUTCOMES) if name in found)
+    return ", ".join(f"{found.count(k)} {k}" for k in names) + f" of {len(found)}"
 
 
 Values = Sequence[float] | NDArray[Any]
@@ -238,11 +244,16 @@ class Verdict:
     level: str = ""
 
     @property
-    def word(self) -> str:
-        """The outcome as it is written; of a claim that holds in part "k of n"."""
-        held = sum(effect.holds() is True for effect in self.effects)
-        some = self.outcome == "in part"
-        return f"{held} of {len(self.effects)}" if some else self.outcome
+    def cases(self) -> str:
+        """How many cases there are, and in what states."""
+        effects = self.effects
+        text = tally([effect.state() for effect in effects])
+        for group in GROUPS:
+            parts = [[e.state() for e in effects if k in e.case] for k in group]
+            if self.outcome == "in part" and all(parts):
+                pairs = zip(group, parts, strict=True)
+                text += "".join(f"; {name}: {tally(part)}" for name, part in pairs)
+        return text
 
 
 @dataclass(frozen=True)
@@ -328,14 +339,13 @@ def judge(claim: Claim, results: Results) -> Verdict:
         effect.interval() is not None and not effect.exact for effect in effects
     )
     effects = [replace(effect, error=0.05 / max(random, 1)) for effect in effects]
-    states = [effect.holds() for effect in effects]
-    if all(state is None for state in states):
+    states = {effect.state() for effect in effects}
+    if states <= {"not tested"}:
         outcome = "not tested"
-    elif any(states):
-        outcome = "holds" if all(states) else "in part"
+    elif "for" in states:
+        outcome = "holds" if states == {"for"} else "in part"
     else:
-        against = any(effect.refuted() for effect in effects)
-        outcome = "contradicted" if against else "undecided"
+        outcome = "contradicted" if "against" in states else "undecided"
     level = ""
     if claim.levels is not None:
         off = [ours - theirs for ours, theirs in claim.levels(results)]

@@ -80,6 +80,8 @@ class Options:
         A size for continuous integration.
     first : int
         The first seed of those items that take :meth:`numbers`.
+    stored : bool
+        Whether stored results are replaced, so that no part may be left out.
     """
 
     out: Path
@@ -88,6 +90,7 @@ class Options:
     jobs: int
     quick: bool
     first: int = 0
+    stored: bool = False
 
     def numbers(self, most: int) -> range:
         """Seeds from the first on: as many as wanted, at most ``most``."""
@@ -96,12 +99,18 @@ class Options:
     def file(self, name: str) -> Path:
         """A data file; SkippedError names it if it is missing."""
         if self.data is None:
-            raise SkippedError(f"needs {name}; name its folder with --data")
+            raise SkippedError(f"needs {name}; set FEDTRELLIS_DATA or --data")
         path = self.data / name
         if not path.exists():
             raise SkippedError(f"needs {name}, which is not in the --data folder")
         LEDGER.read(name, path)
         return path
+
+    def without(self, part: str, error: SkippedError) -> None:
+        """Leave a part out, unless its stored numbers would be lost: then raise."""
+        if self.stored:
+            raise error
+        print(f"  without {part}: {error}")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from . import again
-from .claims import OUTCOMES, Effect, Exhibit, Paper, Results, Verdict, counted, judge
+from .claims import Effect, Exhibit, Paper, Results, Verdict, counted, judge, tally
 from .common import load_results
 from .drawing import PALETTE, legend_below, new_figure, save, table
 from .pages import as_csv
@@ -19,19 +19,26 @@ _HEAD = """# Five papers, what they claim and what holds
 Look up a claim here to see whether it holds, how far, and for whom. `python -m
 reproduce --index` computes this page from the stored results.
 
-{count}
+- claims: {claims}
+- cases: {cases}
 
 ![cases of each claim](claims.png)
 
-A claim's *outcome* is about its cases, whose 95 % intervals hold all together: it
-**holds** where the whole interval of every case is as the paper has it, in **k of n**
-cases where that is so for some; without one it is **contradicted** if a case's whole
-interval is against it, and **undecided** if none is. The *protocol* is **the paper's**
-(its algorithm, measure and sizes), **reduced** (smaller or fewer), or **other**
-(another algorithm, measure or problem). [All claims](claims.csv) has the paper's
-words, what is measured and needed, sizes and minutes; a paper's page links every case.
-[Figures and tables](exhibits.csv) names the items that reproduce each of them: `python
--m reproduce PAPER ITEM --data DIR`, or `--all --quick`.
+A claim has *cases*, whose 95 % intervals hold all together: a case is **for** the paper
+where its whole interval is as the paper has it, **against** it where the whole interval
+is on the other side, **open** where the interval has both, and **not tested** where
+fewer than three values (of seeds, mostly) give no interval. A claim **holds** where
+every case is for it, **in part** where some are; without one it is **contradicted** if
+a case is against it, and else **undecided**. What is measured are the means of the
+tested cases. The *protocol* is **the paper's** (its algorithm, measure and sizes),
+**reduced** (smaller or fewer), or **other** (another algorithm, measure or problem).
+
+An *item* is what `python -m reproduce` takes, with `--data DIR`; `--all --quick` runs
+all of them, small. [All claims](claims.csv) has the paper's words, what is measured and
+needed, sizes and minutes; a paper's page links every case, and [figures and
+tables](exhibits.csv) names what reproduces each of them. A stored result whose seeds
+are "unknown" was measured before they were noted down: as today, it counted them from
+0, and its lists say how many there were.
 
 """
 
@@ -44,10 +51,11 @@ all cases of an item together.
 
 """
 
-_CLAIMS = "no. | claim | in the paper's words | outcome | protocol | measured"
+_CLAIMS = "no. | claim | in the paper's words | outcome | cases | protocol | measured"
 _CLAIMS += " | level | the paper's | size | over | minutes"
 _SHORT = (
-    "no. | claim | outcome | protocol | measured: worst to best (needed) | the paper's"
+    "no. | claim | outcome | cases | protocol"
+    " | measured: worst to best (needed) | the paper's | item"
 )
 #: Colours of the picture: for the paper, open, against it, not tested.
 _STATES = {"for": 2, "open": 5, "against": 1, "not tested": 3}
@@ -59,41 +67,26 @@ def stored(folder: Path) -> Results:
     return {path.stem: load_results(path) for path in paths}
 
 
-def state(effect: Effect) -> str:
-    """One of :data:`_STATES`."""
-    if effect.holds() is None:
-        return "not tested"
-    return "for" if effect.holds() else "against" if effect.refuted() else "open"
-
-
 def _kinds(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
-    """Effects by what the claim needs of them, each kind from the worst to the best."""
+    """Tested cases by what the claim needs of them, from the worst to the best."""
     kinds: dict[str, list[Effect]] = {}
     for effect in effects:
-        kinds.setdefault(effect.needed(), []).append(effect)
+        if effect.state() != "not tested":
+            kinds.setdefault(effect.needed(), []).append(effect)
     return {
         need: sorted(several, key=lambda effect: effect.mean)
         for need, several in kinds.items()
     }
 
 
-def effect_text(verdict: Verdict) -> str:
-    """The measured extremes with intervals and cases, of each kind of number."""
-    tested = (effect for effect in verdict.effects if effect.holds() is not None)
-    texts = []
-    for several in _kinds(tested).values():
-        ends = [several[0], several[-1]][: len(several)]
-        texts.append(" to ".join(f"{e.written()} ({e.case})" for e in ends))
-    return "; ".join(texts) or "–"
-
-
-def measured_text(verdict: Verdict) -> str:
-    """The extremes in short, without intervals and cases."""
+def measured_text(verdict: Verdict, *, short: bool) -> str:
+    """The extremes of each kind of number; if long, with intervals and cases."""
     texts = []
     for need, several in _kinds(verdict.effects).items():
-        numbers = dict.fromkeys(e.form.format(e.shown(e.mean)) for e in several)
-        ends = list(numbers)[:: max(len(numbers) - 1, 1)]
-        texts.append(f"{' to '.join(ends)} ({need})")
+        ends = [several[0], several[-1]][: len(several)]
+        long = " to ".join(f"{e.written()} ({e.case})" for e in ends)
+        means = dict.fromkeys(e.form.format(e.shown(e.mean)) for e in ends)
+        texts.append(f"{' to '.join(means)} ({need})" if short else long)
     return "; ".join(texts) or "–"
 
 
@@ -126,8 +119,8 @@ def full_rows(paper: Paper, results: Results) -> Iterator[tuple[str, ...]]:
     for number, verdict in numbered(paper, results):
         claim = verdict.claim
         words = f"“{claim.words}” ({claim.where})"
-        measured = f"{claim.meaning}: {effect_text(verdict)}"
-        ours = (verdict.word, claim.protocol, measured, verdict.level)
+        measured = f"{claim.meaning}: {measured_text(verdict, short=False)}"
+        ours = (verdict.outcome, verdict.cases, claim.protocol, measured, verdict.level)
         facts = (_seeds(verdict), _minutes(verdict, results))
         yield (number, claim.short, words, *ours, claim.theirs, claim.size, *facts)
 
@@ -148,7 +141,7 @@ def case_table(paper: Paper, results: Results) -> str:
     lines = [
         (
             *(f"{number} {verdict.claim.name}", verdict.claim.meaning, effect.case),
-            *(effect.written(), effect.needed(), state(effect)),
+            *(effect.written(), effect.needed(), effect.state()),
         )
         for number, verdict in numbered(paper, results)
         for effect in verdict.effects
@@ -157,17 +150,17 @@ def case_table(paper: Paper, results: Results) -> str:
     return table(head, lines)
 
 
-def short_table(paper: Paper, results: Results, page: str) -> str:
+def short_table(paper: Paper, results: Results, name: str, page: str) -> str:
     """A claim a line, with an anchor, and a link to the paper's page."""
     lines = []
     for number, verdict in numbered(paper, results):
-        claim, anchor = (
-            verdict.claim,
-            f'<a id="{number.lower()}"></a>[{number}]({page})',
-        )
-        measured = measured_text(verdict) + (verdict.level and f"; {verdict.level}")
-        row = (f"**{verdict.word}**", claim.protocol, measured, claim.theirs)
-        lines.append((anchor, claim.short, *row))
+        claim = verdict.claim
+        anchor = f'<a id="{number.lower()}"></a>[{number}]({page})'
+        measured = measured_text(verdict, short=True)
+        measured += verdict.level and f"; {verdict.level}"
+        row = (f"**{verdict.outcome}**", verdict.cases, claim.protocol, measured)
+        item = f"`{name} {' '.join(claim.items)}`"
+        lines.append((anchor, claim.short, *row, claim.theirs, item))
     return table(_SHORT, lines)
 
 
@@ -178,7 +171,7 @@ def picture(papers: dict[str, tuple[tuple[Paper, ...], Path]], out: Path) -> Non
         results = stored(folder)
         for paper in several:
             for number, verdict in numbered(paper, results):
-                states = [state(effect) for effect in verdict.effects]
+                states = [effect.state() for effect in verdict.effects]
                 bars.append((number, states or ["not tested"]))
     figure, ((axes,),) = new_figure(1)
     figure.set_size_inches(14.0, 3.4)
@@ -196,19 +189,18 @@ def picture(papers: dict[str, tuple[tuple[Paper, ...], Path]], out: Path) -> Non
 
 def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
     """The whole page; ``papers`` are papers and folders by name."""
-    counts: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
-    claims = []
-    for several, folder in papers.values():
+    outcomes, states, claims = [], [], []
+    for name, (several, folder) in papers.items():
         results = stored(folder)
         for paper in several:
             for _, verdict in numbered(paper, results):
-                counts[verdict.outcome] += 1
+                outcomes.append(verdict.outcome)
+                states += [effect.state() for effect in verdict.effects]
             title = f"[{paper.title}]({paper.link})" if paper.link else paper.title
             link = f"{folder.name}/README.md"
-            rows = short_table(paper, results, link)
+            rows = short_table(paper, results, name, link)
             claims.append(f"## {title} ([page]({link}))\n\n{rows}\n")
-    head = f"claims | {' | '.join(OUTCOMES)}"
-    start = _HEAD.format(count=table(head, [(sum(counts.values()), *counts.values())]))
+    start = _HEAD.format(claims=tally(outcomes), cases=tally(states))
     return start + "\n".join(claims) + _AGAIN + again.page() + "\n"
 
 

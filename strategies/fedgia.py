@@ -72,8 +72,8 @@ class FedGiA(RoundStrategy):
     g the gradient itself. All this is ours: the paper's theorems are of (12) and a
     fixed σ.
 
-    Source: Zhou and Li, "Efficient and Convergent Federated Learning", IEEE Trans.
-    Signal Processing 2023, arXiv 2205.01438, algorithm 1 and table II.
+    Source: Zhou and Li, "Efficient and Convergent Federated Learning", arXiv
+    2205.01438, algorithm 1 and table II.
 
     Notes
     -----

@@ -91,13 +91,13 @@ def _leaks(found: Results) -> list[Effect]:
     ]
 
 
-def _participation(found: Results, *metrics: str) -> list[Effect]:
+def _participation(found: Results, metrics: str = "loss accuracy") -> list[Effect]:
     """All clients against a tenth of them, after the last round."""
     measured = []
     for item, model in (("figure-2", "MCLR"), ("figure-3", "DNN")):
         for panel, swept in found[item]["panels"].items():
             rows = {row["label"]: row for row in swept["rows"]}
-            for metric in metrics:
+            for metric in metrics.split():
                 case = f"{model}, {panel}, {metric}"
                 few, whole = rows["0.1"][metric], rows["1"][metric]
                 falls = metric == "loss"
@@ -105,10 +105,6 @@ def _participation(found: Results, *metrics: str) -> list[Effect]:
                     paired(case, few, whole) if falls else points(case, whole, few)
                 )
     return measured
-
-
-def _more_clients(found: Results) -> list[Effect]:
-    return _participation(found, "loss", "accuracy")
 
 
 def _same_influence(found: Results) -> list[Effect]:
@@ -212,7 +208,7 @@ PAPERS = (
             "table-1": (_tables(1), _against_feddr(1, "FedFW"), _levels(1)),
             "table-2": (_tables(2), _against_feddr(2, "FedFW"), _levels(2)),
             "table-3": (_tables(3), _against_feddr(3, "FedFW-sto"), _levels(3)),
-            "participation": ("figure-2 figure-3", _more_clients),
+            "participation": ("figure-2 figure-3", _participation),
             "same-influence": ("figure-2 figure-3", _same_influence),
             "early-gap": ("early-gap", _early_gap),
             "plus": (f"rates {_tables(1)} {_tables(2)}", _faster),

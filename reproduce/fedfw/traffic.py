@@ -129,7 +129,7 @@ def compute(options: Options) -> dict[str, Any]:
                 config[f"{config['task']}.path"] = str(options.file(data))
             wanted[name] = (config, nodes)
         except SkippedError as error:
-            print(f"  without {name}: {error}")
+            options.without(name, error)
     with workers(options.jobs) as pool:
         found = zip(wanted, pool.map(_measure, wanted.values()), strict=True)
         rows = [{"task": k, "nodes": CASES[k][1], **moved} for k, moved in found]

@@ -20,7 +20,7 @@ from reproduce.common import (
 from reproduce.drawing import legend_below, new_figure, panel, save, table
 from reproduce.rates import NONCONVEX_LOGISTIC, batched, late_slope
 
-from .tables import METHODS, NODES, QSAR, base_of, settings_of
+from .tables import METHODS, NODES, base_of, settings_of
 
 __all__ = ["ITEMS", "bounds", "factor"]
 
@@ -154,8 +154,8 @@ def compute_figure_4(options: Options) -> dict[str, Any]:
     for problem, item in (("V.1", "table-3-v1"), ("V.2, qot", "table-3-qot")):
         try:
             base = base_of(options, item) | {"rounds": 30 if options.quick else 300}
-        except SkippedError:
-            print(f"  without V.2: {QSAR} is not there")
+        except SkippedError as error:
+            options.without(problem, error)
             continue
         for name in METHODS:
             for k0 in (1, 10):

@@ -13,7 +13,7 @@ from reproduce.common import Item, Options, app_config, read_config, read_csv, r
 from reproduce.drawing import table
 from tasks import LinearRegression, make_task
 
-__all__ = ["ITEMS", "METHODS", "QSAR", "base_of", "settings_of"]
+__all__ = ["ITEMS", "METHODS", "base_of", "settings_of"]
 
 HERE = Path(__file__).parent
 NODES = 64

@@ -136,7 +136,7 @@ def present(options: Options) -> dict[str, Problem]:
         try:
             config_of(problem, options, problem.splits[0])
         except SkippedError as error:
-            print(f"  without {problem.title}: {error}")
+            options.without(problem.title, error)
         else:
             found[name] = problem
     return found

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import t
 
 import sim
+from reproduce import __main__ as command
 from reproduce import again, common
 from reproduce.__main__ import PAPERS, folder_of
 from reproduce.common import (
@@ -36,6 +37,17 @@ def test_a_run_counts_broadcasts_and_stops_by_the_gradient() -> None:
     short = perform(Run((), config | {"rounds": 3}, nodes=8, stop=1e-7))
     assert not short["passed"]
     assert short["broadcasts"] == 3
+
+
+def test_without_its_data_an_item_leaves_what_is_stored(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDTRELLIS_DATA", raising=False)
+    monkeypatch.setattr(command, "folder_of", lambda paper: tmp_path)
+    monkeypatch.setattr(command, "write_index", lambda: None)
+    assert command.main(["fedgia", "figure-4"]) == 0
+    assert not list(tmp_path.iterdir())
+    assert "skipped: needs qsar_oral_toxicity" in capsys.readouterr().out
 
 
 def test_fedgias_bound_is_the_theorems() -> None:
