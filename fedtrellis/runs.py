@@ -287,8 +287,8 @@ def print_runs(runs: Sequence[Run]) -> None:
     if not runs:
         print("no runs yet")
         return
-    print(f"{'status':12}{'rounds':8}{'seeds':8}{'loss':20}record")
-    for group in grouped(runs):
+    groups, lines = grouped(runs), [("status", "rounds", "seeds", "loss", "record")]
+    for group in groups:
         ended = [run.summary for run in group if run.status in ENDINGS]
         summaries = ended or [run.summary for run in group]
         losses = [each.get("metrics", {}).get("loss", math.nan) for each in summaries]
@@ -297,14 +297,20 @@ def print_runs(runs: Sequence[Run]) -> None:
         status = _statuses([run.status for run in group])
         span = str(first) if first == last else f"{first}–{last}"
         seeds = shown_seeds([run.seed for run in group])
-        where = group[0].directory
-        print(f"{status:12}{span:8}{seeds:8}{spread(losses):20}{where}")
+        lines.append((status, span, seeds, spread(losses), str(group[0].directory)))
+    # as wide as what is in them, with a space between
+    least = (11, 7, 7, 19, 0)
+    columns = zip(*lines, strict=True)
+    widths = [max(w, *map(len, c)) for w, c in zip(least, columns, strict=True)]
+    for line, group in zip(lines, [[], *groups], strict=True):
+        cells = [cell.ljust(w) for cell, w in zip(line, widths, strict=True)]
+        print(" ".join(cells).rstrip())
         for run in group:
             if run.status == "dead":
                 how = run.summary.get("resume", f"fedtrellis resume {run.directory}")
                 there = (run.directory / "checkpoint.npz").is_file()
                 how = f"to go on: {how}" if there else "no checkpoint: start it again"
-                print(f"{'':12}{how}")
+                print(f"{'':{widths[0]}} {how}")
 
 
 def _finished(directory: str | Path) -> tuple[Run, TableModel]:
@@ -354,7 +360,8 @@ def compare_runs(options: argparse.Namespace) -> None:
     print(table(found, metrics).to_string())
     pairs = differences(found, metrics)
     if not pairs.empty:
-        print(f"\nLess {found['setting'][0]}, paired by seed\n{pairs.to_string()}")
+        what = f"Difference from {found['setting'][0]}, paired by seed"
+        print(f"\n{what}\n{pairs.to_string()}")
     if len(found) > len(groups):
         print("\n±: half of a 95 % confidence interval of the mean over seeds")
     if options.csv is not None:

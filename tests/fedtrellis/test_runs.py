@@ -100,7 +100,7 @@ def test_runs_of_several_seeds_are_one_line_a_mean_and_an_interval(
         part.set_index("seed")["loss"] for _, part in frame.groupby("setting")
     )
     pairs = spread((other - one).dropna().tolist())
-    assert "Less fedfw, paired by seed" in shown
+    assert "Difference from fedfw, paired by seed" in shown
     (line,) = (x for x in shown.splitlines() if x.startswith("projected-fedavg  1..2"))
     assert line.endswith(pairs)
 
@@ -144,6 +144,8 @@ def test_what_was_cut_short_is_counted_and_not_averaged(
     kept = [run.columns()["loss"][-1] for run in runs[1:3]]
     shown = capsys.readouterr().out
     assert "1 diverged, 2 round limit" in shown
+    assert main(["runs", str(folder)]) == 0
+    assert f"1 diverged, 2 round limit {ROUNDS} " in capsys.readouterr().out
     assert spread(kept) in shown
 
 
