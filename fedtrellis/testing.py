@@ -17,6 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.server.aggregation import Mean
 from fedtrellis.server.callbacks import Callback
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
@@ -53,6 +54,13 @@ class _Spoilt(LeastSquares):
 
     def stochastic_gradient(self, x: Any, rng: Any, batch_size: int) -> Any:
         return np.nan * super().gradient(x)
+
+
+class _Sealing(Mean):
+    """The mean, of answers that a method cannot look at."""
+
+    name = "sealing"
+    seen_by = "server"
 
 
 def _losses(spoilt: int = 0) -> list[Any]:
@@ -150,6 +158,17 @@ def numbers_that_are_none_are_dropped(strategy: Strategy, client: Client) -> Non
         assert record.used == _NODES - 1, f"round {record.round}: {record.rejected}"
 
 
+def what_it_needs_is_declared(strategy: Strategy, client: Client) -> None:
+    """With ``needs = "sum"`` no answer is used alone, as a secure sum gives none."""
+    made = strategy(seed=0)
+    if made.needs != "sum" or not made._one_wave:
+        return  # then no secure sum is accepted
+    try:
+        _play(strategy, client, aggregation=_Sealing())
+    except TypeError as error:
+        raise AssertionError(f"needs = 'sum' does not hold: {error}") from error
+
+
 #: What a method's tests run, each by itself.
 CONTRACTS = (
     the_loss_falls,
@@ -158,4 +177,5 @@ CONTRACTS = (
     who_was_not_used_was_not_asked,
     a_resumed_run_is_the_same,
     numbers_that_are_none_are_dropped,
+    what_it_needs_is_declared,
 )

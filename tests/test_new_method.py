@@ -14,6 +14,7 @@ import pytest
 from fedtrellis.command_line import main
 from fedtrellis.testing import CONTRACTS
 
+feddyn: Any = importlib.import_module("majoritysign.feddyn")
 NAMES = [contract.__name__ for contract in CONTRACTS]
 EACH = pytest.mark.parametrize("contract", CONTRACTS, ids=NAMES)
 
@@ -24,16 +25,16 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("new")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["new-method", "quite-new"]) == 0
-        assert main(["new-method", "quite-new"]) == 1
-        assert main(["new-method", "Quite_new"]) == 1
-        patch.syspath_prepend(folder / "quite-new")
+        names = ["quite-new", "newest", "newest", "Quite_new", "fedfw"]
+        assert [main(["new-method", name]) for name in names] == [0, 0, 1, 1, 1]
+        patch.syspath_prepend(folder / "quite-new" / "src")
         yield importlib.import_module("quite_new")
 
 
 def test_its_own_tests_pass_as_generated(package: Any) -> None:
-    top = Path(package.__file__).parents[1]
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    # where a folder has the package's name
+    top = Path(package.__file__).parents[3]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "newest"]
     done = subprocess.run(words, cwd=top, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert f"{len(CONTRACTS)} passed" in done.stdout
@@ -42,7 +43,6 @@ def test_its_own_tests_pass_as_generated(package: Any) -> None:
 
 @EACH
 def test_a_method_of_an_example_keeps_them(contract: Callable[..., None]) -> None:
-    feddyn: Any = importlib.import_module("majoritysign.feddyn")
     contract(feddyn.FedDyn, feddyn.FedDynClient)
 
 
@@ -94,6 +94,7 @@ def mistakes(package: Any) -> dict[str, tuple[Any, Any]]:
             moved = yield from super().steps(x, config)
             return np.nan_to_num(moved)
 
+    Replays: Any = type("Replays", (feddyn.FedDyn,), {"needs": "sum"})
     return {
         "the_loss_falls": (Uphill, Client),
         "the_seed_decides_everything": (Right, Dice),
@@ -101,6 +102,7 @@ def mistakes(package: Any) -> dict[str, tuple[Any, Any]]:
         "who_was_not_used_was_not_asked": (Right, Remembers),
         "a_resumed_run_is_the_same": (Counts, Client),
         "numbers_that_are_none_are_dropped": (Right, Hides),
+        "what_it_needs_is_declared": (Replays, feddyn.FedDynClient),
     }
 
 

@@ -8,6 +8,7 @@ from importlib.resources import files
 from keyword import iskeyword
 from pathlib import Path
 
+from fedtrellis.app.application import installed_app
 from fedtrellis.settings import SettingsError
 
 
@@ -22,7 +23,10 @@ def new_method(options: argparse.Namespace) -> None:
     fits = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)
     if not fits or iskeyword(name):
         raise SettingsError(f"NAME {name!r} must be like my-method: a-z, 0-9 and -")
+    if name in installed_app().registry.methods:
+        raise SettingsError(f"NAME {name!r}: there is a method of that name already")
     top, package = Path(name), name.replace("-", "_")
+    source = top / "src" / package
     words = {
         "CLASS": "".join(word.capitalize() for word in name.split("-")),
         "PACKAGE": package,
@@ -30,13 +34,14 @@ def new_method(options: argparse.Namespace) -> None:
     }
     if top.exists():
         raise SettingsError(f"NAME {name!r}: {str(top)!r} is there already")
-    for source, target in (
+    for template, target in (
         ("project", top / "pyproject.toml"),
-        ("init", top / package / "__init__.py"),
-        ("method", top / package / "method.py"),
+        ("init", source / "__init__.py"),
+        ("method", source / "method.py"),
         ("test", top / "tests" / f"test_{package}.py"),
     ):
-        text = files(__package__).joinpath(f"{source}.txt").read_text(encoding="utf-8")
+        found = files(__package__).joinpath(f"{template}.txt")
+        text = found.read_text(encoding="utf-8")
         for word, value in words.items():
             text = text.replace(word, value)
         target.parent.mkdir(parents=True, exist_ok=True)
