@@ -14,6 +14,7 @@ from typing import Any
 # products are small, and several runs share the cores; NumPy reads it as it is loaded
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
+from fedtrellis.app.command_line import enough_read
 from reproduce import again, fedfw, fedgia, hyfdca, index, zeroth_order
 from reproduce.claims import Paper
 from reproduce.common import (
@@ -178,10 +179,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_index()
         return 0
     if options.list or not (options.paper or options.all):
-        for name, paper in sorted(PAPERS.items()):
-            print(f"{name}: {paper.TITLE}")
-            for item, definition in paper.ITEMS.items():
-                print(f"  {item:12} {definition.summary}")
+        with enough_read():
+            for name, paper in sorted(PAPERS.items()):
+                print(f"{name}: {paper.TITLE}")
+                for item, definition in paper.ITEMS.items():
+                    print(f"  {item:12} {definition.summary}")
         return 0
     wanted = {name: list(PAPERS[name].ITEMS) for name in PAPERS}
     if options.paper:

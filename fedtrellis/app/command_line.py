@@ -8,7 +8,8 @@ import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,16 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--debug", action="store_true", help="show tracebacks")
 
 
+@contextmanager
+def enough_read() -> Iterator[None]:
+    """Whoever reads what is printed may stop before its end (``| head``)."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def perform(
     act: Callable[[argparse.Namespace], None],
     parser: argparse.ArgumentParser,
@@ -131,13 +142,10 @@ def perform(
     try:
         if getattr(options, "out", None) == "":
             raise SettingsError("--out = '' must be the name of a file or folder")
-        act(options)
-        sys.stdout.flush()
+        with enough_read():
+            act(options)
     except Interrupted as interrupted:
         return 128 + interrupted.number
-    except BrokenPipeError:
-        # whoever read our lines has enough of them (| head)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
