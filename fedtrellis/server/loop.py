@@ -665,6 +665,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 f"initial_arrays is a {type(initial_arrays).__name__}, expected a "
                 "flwr.app.ArrayRecord, for example ArrayRecord([x0])"
             )
+        if not initial_arrays:
+            raise ValueError(
+                "initial_arrays is empty, expected the model's arrays, for example "
+                "ArrayRecord([x0])"
+            )
         check_same_code(grid)
         self.num_rounds, self.history = num_rounds, []
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()

@@ -50,6 +50,8 @@ _FLOWERS = {
     "min_evaluate_nodes": "client_evaluate_every, which asks all clients",
     "min_available_nodes": "min_nodes",
     "weighted_by_key": "client_weights = 'examples', for num-examples",
+    "arrayrecord_key": "nothing: client_app knows the record",
+    "configrecord_key": "nothing: client_app knows the record",
     "proximal_mu": "proximal_weight, of FedProx",
     "eta": "server_step_size, of FedOpt",
     "server_learning_rate": "server_step_size, of FedOpt",

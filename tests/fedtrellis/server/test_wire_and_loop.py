@@ -297,12 +297,13 @@ def test_metrics_in_the_mean_and_in_the_median() -> None:
 def test_a_wrong_model_or_number_of_rounds_stops_before_anything_is_sent() -> None:
     grid = grid_of()
     for model, rounds, why in (
-        (np.zeros(SIZE), 0, "num_rounds = 0"),
-        (np.array([1.0, np.nan, 0.0]), 1, "not finite"),
-        (np.zeros(4), 1, r"shape \(4,\)"),
+        ([np.zeros(SIZE)], 0, "num_rounds = 0"),
+        ([np.array([1.0, np.nan, 0.0])], 1, "not finite"),
+        ([np.zeros(4)], 1, r"shape \(4,\)"),
+        ([], 1, "initial_arrays is empty"),
     ):
         with pytest.raises(ValueError, match=why):
-            Steps().start(grid, ArrayRecord([model]), rounds)
+            Steps().start(grid, ArrayRecord(model), rounds)
     assert not any(context.state for context in contexts(grid).values())
 
 
