@@ -13,8 +13,7 @@ from flwr.app import ArrayRecord
 from clients import FedGiAClient
 from fedtrellis.admm.hessians import majoriser_of
 from fedtrellis.random import generator
-from fedtrellis.server.callbacks import Callback, RoundRecord
-from fedtrellis.server.loop import LoopStrategy
+from fedtrellis.server.callbacks import Call, RoundRecord
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedGiA
@@ -72,28 +71,23 @@ def follow(task: Problem, points: Points, rounds: int, setting: float = 0.0) -> 
 # -------------------------------------------------------------------------- FedGiA
 
 
-class _Stop(Callback):
-    def __init__(self, task: Problem) -> None:
-        self.task, self.errors = task, [inf]
-
-    def on_round(self, strategy: LoopStrategy, record: RoundRecord) -> bool:
-        """Note down the error; whether it is small enough."""
-        if record.round:
-            self.errors.append(self.task.error(strategy._result_point().ravel()))
-        return self.errors[-1] <= TOLERANCE
-
-
 def adapted(task: Problem, rounds: int) -> Run:
     """FedGiA as it is, with all its messages, without one setting."""
-    stop = _Stop(task)
+    errors = [inf]
+
+    def small(record: RoundRecord) -> bool:
+        if record.round:
+            errors.append(task.error(strategy._result_point().ravel()))
+        return errors[-1] <= TOLERANCE
+
     # its own stop rule is another one
-    strategy = FedGiA(tolerance=0.0, callbacks=[stop])
+    strategy = FedGiA(tolerance=0.0, callbacks=[Call(small)])
     start = ArrayRecord([np.zeros(task.losses[0].shape)])
     grid = LocalGrid(app_of(FedGiAClient, task.losses), task.m)
     strategy.start(grid, start, num_rounds=rounds)
-    error = stop.errors[-1]
+    error = errors[-1]
     if error <= TOLERANCE:
-        return Run(False, len(stop.errors) - 1, 0.0, 0.0)
+        return Run(False, len(errors) - 1, 0.0, 0.0)
     return Run(True, 0, error if isfinite(error) else inf, 0.0)
 
 

@@ -22,7 +22,7 @@ from clients import FedAvgGDClient
 from fedtrellis.objectives import MultinomialLogistic
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import Private
-from fedtrellis.server.callbacks import Callback, RoundRecord
+from fedtrellis.server.callbacks import Call
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.local_grid import LocalGrid
 from strategies import FedAvgGD
@@ -65,14 +65,6 @@ class Trial:
     epsilon: float
 
 
-class _Models(Callback):
-    def __init__(self) -> None:
-        self.seen: list[FloatArray] = []
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> None:
-        self.seen.append(strategy.broadcast.model.copy())
-
-
 @lru_cache(maxsize=1)
 def _digits() -> tuple[FloatArray, Any]:
     from sklearn.datasets import load_digits
@@ -102,7 +94,7 @@ def _trial(case: Case, epsilon: float | None, seed: int) -> Trial:
     member = np.zeros(case.candidates, dtype=bool)
     member[rng.permutation(case.candidates)[: case.candidates // 2]] = True
     own = [loss for loss, takes_part in zip(losses, member, strict=True) if takes_part]
-    models = _Models()
+    models: list[FloatArray] = []
     noise: dict[str, Any] = {"noise_multiplier": 0.0}
     if epsilon is not None:
         noise = {"epsilon": epsilon, "delta": _DELTA}
@@ -111,13 +103,13 @@ def _trial(case: Case, epsilon: float | None, seed: int) -> Trial:
         step_size=_STEP,
         step_schedule="constant",
         aggregation=Private(clip=_CLIP, **noise),
-        callbacks=[models],
+        callbacks=[Call(lambda _: models.append(strategy.broadcast.model.copy()))],
     )
     app = app_of(FedAvgGDClient, own)
     start = np.zeros(losses[0].shape)
     strategy.start(LocalGrid(app, len(own)), ArrayRecord([start]), case.rounds)
     # the attacker has the models and every client's data, and no member's noise
-    seen = [start, *(model.reshape(start.shape) for model in models.seen)]
+    seen = [start, *(model.reshape(start.shape) for model in models)]
     known, size = np.zeros((2, case.candidates))
     for x, following in pairwise(seen):
         changes = np.array([_change(loss, x) for loss in losses])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from reproduce.common import (
     Options,
     SkippedError,
     load_results,
-    machine,
     save_results,
 )
 from reproduce.pages import publish
@@ -87,7 +88,11 @@ def measure(definition: Item, settings: Options, command: str) -> dict[str, Any]
     # what other programs take on the machine does not lengthen this
     results["processor-minutes"] = (processor_seconds() - busy) / 60.0
     results["jobs"] = max(settings.jobs, 1)
-    results["machine"] = machine()
+    results["machine"] = {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        **{name: version(name) for name in ("numpy", "scipy", "flwr")},
+    }
     compute = getattr(definition.compute, "func", definition.compute)
     described = LEDGER.describe(compute.__module__)
     results["provenance"] = {**described, **origin(command), "data": LEDGER.digests()}

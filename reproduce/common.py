@@ -7,7 +7,6 @@ import json
 import logging
 import multiprocessing
 import os
-import platform
 import re
 import time
 import tomllib
@@ -20,7 +19,6 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -388,15 +386,6 @@ def repeat(
     runs.sort(key=lambda run: -run.nodes)
     results = execute(runs, options.jobs)
     return {case: [results[case, seed] for seed in seeds] for case in cases}
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    return {
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        **{name: version(name) for name in ("numpy", "scipy", "flwr")},
-    }
 
 
 def save_results(path: Path, results: dict[str, Any]) -> None:
