@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.deployment import free_port, processes_with
 
-__all__ = ["ROOT", "cpu_seconds", "environment", "stop_processes"]
+__all__ = ["ROOT", "cpu_seconds", "environment", "processes_of", "stop_processes"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,20 +37,21 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def _processes_of(home: Path) -> list[int]:
+def processes_of(home: Path) -> list[int]:
+    """Process ids of all processes that have this FLWR_HOME."""
     return processes_with(f"FLWR_HOME={home}".encode())
 
 
 def stop_processes(home: Path) -> None:
     """End what was left running: Flower's processes, and Ray."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _processes_of(home):
+        for pid in processes_of(home):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
         for _ in range(50):
-            if not _processes_of(home):
+            if not processes_of(home):
                 return
             time.sleep(0.1)
 
@@ -58,7 +59,7 @@ def stop_processes(home: Path) -> None:
 def cpu_seconds(home: Path) -> float:
     """CPU time so far of all processes that have this FLWR_HOME."""
     ticks = 0
-    for pid in _processes_of(home):
+    for pid in processes_of(home):
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:

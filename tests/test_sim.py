@@ -43,27 +43,17 @@ def test_with_format_json_every_line_is_json(
     assert [line["bytes_up"] for line in rounds] == [r["bytes_up"] for r in written]
 
 
+#: Those of which no run is recorded.
 SETS = (
-    "simplex k-support-ball group-l1-ball capped-simplex non-negative-l1-ball "
-    "weighted-l1-ball sorted-l1-ball sparse-group-ball total-variation-ball "
-    "nuclear-norm-ball spectral-norm-ball"
+    "capped-simplex non-negative-l1-ball weighted-l1-ball sorted-l1-ball "
+    "sparse-group-ball total-variation-ball permutahedron"
 )
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        *(f'domain="{name}" radius=5' for name in SETS.split()),
-        'domain="permutahedron" radius=0',
-        'domain="box" box.lower=-0.5 box.upper=0.5',
-        'task="quadratic-assignment"',
-        'task="matrix-completion"',
-        'task="classification" classification.model="dnn"',
-        'task="classification" classification.model="dnn" layers="product"',
-    ],
-)
-def test_every_set_and_task_runs(tmp_path: Path, config: str) -> None:
-    status, record = run(tmp_path, f"{config} rounds=2")
+@pytest.mark.parametrize("name", SETS.split())
+def test_every_set_runs(tmp_path: Path, name: str) -> None:
+    radius = 0 if name == "permutahedron" else 5
+    status, record = run(tmp_path, f'domain="{name}" radius={radius} rounds=2')
     assert status == 0
     assert record is not None
     assert len(history_of(record)) == 3

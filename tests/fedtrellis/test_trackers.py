@@ -40,16 +40,12 @@ def mean_loss(_: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def play(
-    callback: Callback, resume: Path | None = None, **options: Any
+    callback: Callback, rounds: int = ROUNDS, **options: Any
 ) -> tuple[FedAvgGD, dict[int, float]]:
     """The strategy after its run, and the losses by round."""
-    options = {"step_size": 0.01, **options}
-    strategy = FedAvgGD(callbacks=[callback], resume=resume, **options)
-    grid = grid_of(FedAvgGDClient, LOSSES)
-    rounds = ROUNDS if resume is None else 2 * ROUNDS
-    strategy.start(
-        grid, ArrayRecord([np.zeros(4)]), num_rounds=rounds, evaluate_fn=mean_loss
-    )
+    strategy = FedAvgGD(callbacks=[callback], **{"step_size": 0.01, **options})
+    grid, start = grid_of(FedAvgGDClient, LOSSES), ArrayRecord([np.zeros(4)])
+    strategy.start(grid, start, num_rounds=rounds, evaluate_fn=mean_loss)
     return strategy, {r.round: r.metrics["loss"] for r in strategy.history}
 
 
@@ -143,7 +139,7 @@ def test_prometheus_reads_its_file_and_a_resumed_run_counts_on(tmp_path: Path) -
     assert found["metric", "loss"] == losses[ROUNDS]
     assert found["run_status", "round limit"] == 1
     assert found["run_status", "running"] == 0
-    longer, _ = play(OpenMetrics(path), resume=checkpoint)
+    longer, _ = play(OpenMetrics(path), 2 * ROUNDS, resume=checkpoint)
     for run, now in ((strategy, found), (longer, samples(path))):
         assert now["round", ""] == run.history[-1].round
         assert now["bytes_total", "up"] == sum(r.bytes_up for r in run.history)

@@ -1,7 +1,7 @@
 """Where the library can be changed by one small mistake, and how to find it again.
 
 A place is described by its function and the text of its line, so that it is found again
-after lines, files or classes around it have moved. Only what runs when a function is
+after lines around it have moved. Only what runs when a function is
 called is changed: no annotation, default, decorator, error text or log line.
 """
 
@@ -240,21 +240,7 @@ def draw(wing: str, count: int, seed: int) -> list[Place]:
 
 
 def find(described: Iterable[Mapping[str, Any]]) -> list[Place | None]:
-    """Find described places again: where they were, or else the one place like them.
-
-    A function may have moved to another module or class.
-    """
-    like: dict[tuple[Any, ...], list[Place]] = defaultdict(list)
-
-    def keys(what: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        _, function, *rest = what
-        return what, (function.rpartition(".")[2], *rest)
-
-    for place in (place for wing in WINGS for place in places_of(wing)):
-        for key in keys(place.description):
-            like[key].append(place)
-    found: list[Place | None] = []
-    for old in described:
-        same = (like[key] for key in keys(tuple(old[name] for name in DESCRIPTION)))
-        found.append(next((places[0] for places in same if len(places) == 1), None))
-    return found
+    """Find described places again."""
+    every = (place for wing in WINGS for place in places_of(wing))
+    known = {place.description: place for place in every}
+    return [known.get(tuple(old[name] for name in DESCRIPTION)) for old in described]

@@ -1,4 +1,4 @@
-"""The script that trains the classifier of CIFAR-10 for the task ``attack``."""
+"""What the script writes that trains CIFAR-10's classifier for the task ``attack``."""
 
 from pathlib import Path
 
@@ -12,18 +12,7 @@ pytest.importorskip("onnxruntime")
 import torch
 
 from fedtrellis.objectives.demonstrations import OnnxClassifier
-from scripts.train_cifar_cnn import fold, main, make_network, write
-from tests.tasks.data.files import write_cifar
-
-
-def test_it_learns_what_is_easy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_cifar(tmp_path, train=250, test=100)
-    out = tmp_path / "a.onnx"
-    assert main(["--data", str(tmp_path), "--out", str(out), "--epochs", "20"]) == 0
-    accuracy = float(capsys.readouterr().out.split("accuracy ")[1].split()[0])
-    assert accuracy > 0.9  # chance has 0.1
+from scripts.train_cifar_cnn import fold, make_network, write
 
 
 def test_the_file_is_the_network(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedtrellis.encryption import node_secrets
 from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.encryption.identity import write_identity, write_roster
 from fedtrellis.objectives.losses import make_loss
+from fedtrellis.server.callbacks import Call
 from strategies import HyFDCA
 from strategies.hyfdca.mixtures import MixtureSteps
 from tests.harness import contexts, node_states, number_of
@@ -94,16 +95,6 @@ class Split:
 
     def app(self, **options: Any) -> Any:
         return client_app(lambda context: self.client(context, **options))
-
-
-class Watch(Callback):
-    """Calls a function after every round."""
-
-    def __init__(self, function: Callable[[Any, RoundRecord], Any]) -> None:
-        self.function = function
-
-    def on_round(self, strategy: Any, record: RoundRecord) -> bool:
-        return bool(self.function(strategy, record)) if record.round else False
 
 
 class Forgets(LocalGrid):
@@ -268,7 +259,7 @@ class Run(View):
         callbacks = list(settings.pop("callbacks", []))
         if each is not None:
             look = each
-            callbacks.append(Watch(lambda _, record: look(self, record.round)))
+            callbacks.append(Call(lambda r: r.round > 0 and look(self, r.round)))
         self.strategy = strategy(
             split.loss, split.regularization, callbacks=callbacks, **settings
         )

@@ -2,22 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from deploy.deployment import free_port, processes_with
+from benchmarks.processes import ROOT, processes_of, stop_processes
+from deploy.deployment import free_port
 
 __all__ = ["ROOT", "Flower", "free_port", "processes_of"]
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def processes_of(home: Path) -> list[int]:
-    """Process ids of all processes that have this FLWR_HOME."""
-    return processes_with(f"FLWR_HOME={home}".encode())
 
 
 class Flower:
@@ -86,13 +79,4 @@ class Flower:
         return status
 
     def stop(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in processes_of(self.home):
-                try:
-                    os.kill(pid, number)
-                except ProcessLookupError:
-                    continue
-            for _ in range(50):
-                if not processes_of(self.home):
-                    return
-                time.sleep(0.1)
+        stop_processes(self.home)

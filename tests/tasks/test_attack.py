@@ -115,7 +115,7 @@ def test_models_that_do_not_fit(
     refused(match, made.check)
 
 
-def test_cifar_s_clients(tmp_path: Path) -> None:
+def test_cifar_s_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A made-up folder, and a network that a short training made."""
     pytest.importorskip("torch")
     from scripts.train_cifar_cnn import main
@@ -123,6 +123,8 @@ def test_cifar_s_clients(tmp_path: Path) -> None:
     write_cifar(tmp_path, train=250, test=100)
     out = str(tmp_path / "victim.onnx")
     assert main(["--data", str(tmp_path), "--out", out, "--epochs", "20"]) == 0
+    # chance has 0.1
+    assert float(capsys.readouterr().out.split("accuracy ")[1].split()[0]) > 0.9
     settings: dict[str, Any] = {"dataset": "cifar10", "path": str(tmp_path)}
     settings |= {"classifier_path": out, "radius": 3.0}
     made: Any = attack(**settings)

@@ -32,7 +32,6 @@ TWO = Schema(2, target="class", labels=("no", "yes"))
 NAMED = Schema(2, ("age", "weight"), "class", ("0", "1"))
 SPLIT = Schema(3, target="class", labels=("-1", "1"), split=True)
 # -- readers
-YN = [1.0, 0.0]
 GOOD: list[tuple[bytes, Schema, list[list[float]], list[float] | None]] = [
     (
         b'b,label,a\r\n1,yes,"2.5"\r\n-3e2, no,+4\r\n',
