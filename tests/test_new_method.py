@@ -15,8 +15,7 @@ from fedtrellis.command_line import main
 from fedtrellis.testing import CONTRACTS
 
 feddyn: Any = importlib.import_module("majoritysign.feddyn")
-NAMES = [contract.__name__ for contract in CONTRACTS]
-EACH = pytest.mark.parametrize("contract", CONTRACTS, ids=NAMES)
+EACH = pytest.mark.parametrize("contract", CONTRACTS, ids=lambda one: one.__name__)
 
 
 @pytest.fixture(scope="module")
