@@ -37,8 +37,9 @@ An *item* is what `python -m reproduce` takes, with `--data DIR`; `--all --quick
 all of them, small. [All claims](claims.csv) has the paper's words, what is measured and
 needed, sizes and minutes; a paper's page links every case, and [figures and
 tables](exhibits.csv) names what reproduces each of them. A stored result whose seeds
-are "unknown" was measured before they were noted down: as today, it counted them from
-0, and its lists say how many there were.
+are "unknown" was measured before they were noted down: its lists say how many there
+were, and today's command counts them from 0. Where a claim holds in part, its cases are
+counted apart too by set, baseline or problem.
 
 """
 
