@@ -58,6 +58,8 @@ _SHORT = (
     "no. | claim | outcome | cases | protocol"
     " | measured: worst to best (needed) | the paper's | item"
 )
+#: Against each of which a claim's extremes are shown.
+_BASELINES = ("HybridFedAvg", "HyFEM")
 #: Colours of the picture: for the paper, open, against it, not tested.
 _STATES = {"for": 2, "open": 5, "against": 1, "not tested": 3}
 
@@ -69,11 +71,13 @@ def stored(folder: Path) -> Results:
 
 
 def _kinds(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
-    """Tested cases by what the claim needs of them, from the worst to the best."""
+    """Tested cases by need and baseline, each kind from the worst to the best."""
     kinds: dict[str, list[Effect]] = {}
     for effect in effects:
         if effect.state() != "not tested":
-            kinds.setdefault(effect.needed(), []).append(effect)
+            other = effect.case.rpartition(", ")[2]
+            baseline = f", {other}" if other in _BASELINES else ""
+            kinds.setdefault(effect.needed() + baseline, []).append(effect)
     return {
         need: sorted(several, key=lambda effect: effect.mean)
         for need, several in kinds.items()
