@@ -860,7 +860,9 @@ class Loop:
         self.round = server_round
         strategy, conversation = self.strategy, self.conversation
         registry, traffic = conversation.registry, conversation.traffic
-        registry.introduce(self.grid, self.timeout, traffic, started=True)
+        # with a quorum nobody waits for a node that may never answer
+        enough = None if self.options.quorum == 1.0 else 0
+        registry.introduce(self.grid, self.timeout, traffic, True, enough)
         strategy.clients = registry.names
         asked = conversation, server_round, self.train_config, self.timeout
         if strategy._one_wave:

@@ -288,6 +288,7 @@ class Registry:
         self.keys: dict[str, Key] = {}
         self.names: list[str] = []
         self._left_out: set[int] = set()
+        self._greeted: Awaited = {}  # nodes that have not introduced themselves yet
         #: What every node's hello brings, see :data:`~fedtrellis.wire.protocol.AGREED`.
         self.agreed = ""
         #: The strategy's class, for errors.
@@ -314,9 +315,14 @@ class Registry:
             log(INFO, "The run goes with %d nodes: %s", len(self.clients), why)
 
     def introduce(
-        self, grid: Grid, timeout: float, traffic: Traffic, started: bool
+        self,
+        grid: Grid,
+        timeout: float,
+        traffic: Traffic,
+        started: bool,
+        enough: int | None = None,
     ) -> None:
-        """Ask nodes that are not known yet who they are.
+        """Ask nodes that are not known yet who they are; see :func:`exchange`.
 
         Before the start every node becomes a client. Afterwards a known client that
         comes back on another node is taken in, and a new one unless it is refused.
@@ -325,17 +331,19 @@ class Registry:
         """
         connected = set(grid.get_node_ids())
         known = {client.node_id for client in self.clients.values()}
-        new = sorted(connected - known - self._left_out)
-        if not new:
+        greeted = {node_id for node_id, _ in self._greeted.values()}
+        new = sorted(connected - known - self._left_out - greeted)
+        if not new and not greeted:
             return
-        strangers = {node_id: Client(node_id) for node_id in new}
+        strangers = {node_id: Client(node_id) for node_id in greeted.union(new)}
         for node in grid.get_nodes():
             if stranger := strangers.get(node.node_id):
                 data = node.public_key
                 digest = sha256(data).hexdigest() if data else ""
                 stranger.key = Key(digest, bool(node.name))
         requests = [_hello(node_id, self.agreed) for node_id in new]
-        replies = exchange(grid, requests, timeout, traffic)
+        waiting = self._greeted, enough
+        replies = exchange(grid, requests, timeout, traffic, None, *waiting)
         first = ""
         for node_id, reply in replies.items():
             why = reply if isinstance(reply, str) else ""

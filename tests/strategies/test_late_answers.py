@@ -160,3 +160,13 @@ def test_a_quorum_is_refused_beside_sums_and_noise() -> None:
     )
     refused("quorum = 2.5", partial(make, quorum=2.5))
     refused("max-delay = 3 needs a quorum", partial(make, max_delay=3))
+
+
+def test_nobody_waits_for_a_node_that_does_not_introduce_itself() -> None:
+    """But before the start, where it is asked twice."""
+    times = {5: 40.0}
+    method = EVERY["feddr"]
+    grid = method.grid(N, delay=lambda i, k: times.pop(i, 1.0))
+    strategy = method.strategy(quorum=4)
+    play(strategy, grid, method.start, 20, timeout=20.0)
+    assert grid.clock() == 2 * 20.0 + 20.0
