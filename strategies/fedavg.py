@@ -454,7 +454,8 @@ class Scaffold(FedAvgGD):
 
     The server replays c_i, so that it need not be sent: up goes what FedAvg sends, down
     twice as much. A fixed point that is exact is worth more rounds than FedAvg's, and
-    columns that nearly depend on others need them: 250 unless the run sets others.
+    columns that nearly depend on others need them: 250 unless the run sets others, of
+    20 local steps each.
 
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic
     Controlled Averaging for Federated Learning", ICML 2020, arXiv 1910.06378, algorithm
@@ -483,6 +484,9 @@ class Scaffold(FedAvgGD):
     _newcomers = False
     _kept = ("_controls",)
 
+    local_steps: int = setting(
+        20, "gradient steps of a client in a round", symbol="k_0", minimum=1
+    )
     step_schedule: StepSchedule = falling("constant")
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
