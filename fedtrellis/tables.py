@@ -97,6 +97,8 @@ def read_frame(
     need("pandas", f"{path}, a file of text,", "data")
     import pandas as pd
 
+    if not path.exists():
+        raise DataFileError(f"{path}: there is no file")
     options: dict[str, Any] = {
         "sep": separator,
         "dtype": dict.fromkeys(texts, str),

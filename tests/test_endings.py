@@ -273,7 +273,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
         assert rounds[-1] == 5
         return
     assert rounds[-1] > 20
-    resume = ["--nodes", "4", "-c", f'resume="{cut}"', "--out", str(tmp_path / "rest")]
+    resume = ["-c", f'resume="{cut}"', "--out", str(tmp_path / "rest")]
     assert sim.app.command_line(resume) == 0
     assert sim.app.command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
     (rest,), (whole,) = (tmp_path / "rest").iterdir(), (tmp_path / "whole").iterdir()

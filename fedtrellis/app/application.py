@@ -47,6 +47,7 @@ from fedtrellis.server.callbacks import (
 )
 from fedtrellis.server.options import RunOptions
 from fedtrellis.server.records import (
+    DEFAULT_NODES,
     Checkpoint,
     RunRecord,
     default_results_dir,
@@ -339,6 +340,10 @@ class App:
         if overrides.get("resume"):
             # a record knows its own settings; what is given here comes on top
             config |= self._saved(Path(overrides["resume"]))
+            path = Path(overrides["resume"]) / "checkpoint.npz"
+            if options.nodes is None and path.is_file():
+                options.nodes = len(Checkpoint(path).keys)
+        nodes = DEFAULT_NODES if options.nodes is None else options.nodes
         known = {key: config[key] for key in ("method", "task")}
         lists = {"fedtrellis run": "fedtrellis list"}.get(program, f"{program} --list")
         self.registry.check_known(known | overrides, "-c", lists)
@@ -350,7 +355,7 @@ class App:
                 if overrides.get(key) not in (None, ""):
                     raise refused(key, overrides[key], "does not go with --seeds")
         options.format = config["log-format"]
-        nodes, words = options.nodes, options.node_config
+        words = options.node_config
         entries = read_config(words, "--node-config")
         texts = {k: text for k, text in entries.items() if isinstance(text, str)}
         node_configs = []

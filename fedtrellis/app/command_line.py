@@ -101,7 +101,8 @@ def add_run_config(parser: argparse.ArgumentParser, what: str) -> None:
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What a run on a grid in this process takes."""
     add = parser.add_argument
-    add("--nodes", type=int, default=DEFAULT_NODES, help="simulated nodes [10]")
+    text = f"simulated nodes [{DEFAULT_NODES}, or those of the run that goes on]"
+    add("--nodes", type=int, help=text)
     text = "processes that the nodes are spread over, where clients take long [1]"
     add("--workers", type=int, default=1, metavar="N", help=text)
     add_run_config(parser, "settings")

@@ -25,6 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
+from fedtrellis.domains.base import Domain
 from fedtrellis.privacy import Budget, LocalPrivacy, Mechanism
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import (
@@ -71,6 +72,10 @@ Late = Literal["", "vector", "change"]
 _MAX_DELAY = 100
 # No method's loss rises by this factor and is on its way: not one of them is so random.
 _BEYOND = 1e6
+# keys of Flower's examples, and the strategy's setting
+_FLOWERS_STEPS = dict.fromkeys(("lr", "learning-rate", "learning_rate"), "step_size")
+_FLOWERS_STEPS |= {"proximal-mu": "proximal_weight", "local-epochs": "local_steps"}
+_FLOWERS_STEPS["batch-size"] = "batch_fraction"
 
 # a type checker takes the options' fields for keywords of the constructor, as they are
 if TYPE_CHECKING:
@@ -228,6 +233,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self.aggregator: Aggregation = (
             kinds[chosen]() if isinstance(chosen, str) else copy(chosen)
         )
+        domain = getattr(self, "domain", None)
+        if not isinstance(domain, Domain | None):
+            why = "must be a fedtrellis Domain, for example L1Ball(30.0)"
+            raise refused("domain", domain, why)
         self._check_aggregation()
         self._parts: list[Aggregation | LocalPrivacy] = [self.aggregator]
         #: The noise that clients add, if they do.
@@ -671,6 +680,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 "ArrayRecord([x0])"
             )
         check_same_code(grid)
+        for key in sorted(_FLOWERS_STEPS.keys() & (train_config or {}).keys()):
+            text = "train_config has %s, which no client of fedtrellis reads: %s"
+            log(WARNING, text, key, _FLOWERS_STEPS[key])
         self.num_rounds, self.history = num_rounds, []
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         self._loop = Loop(self, grid, timeout, *configs, evaluate_fn)

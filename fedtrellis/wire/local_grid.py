@@ -179,7 +179,7 @@ class LocalGrid(Grid):
     Raises
     ------
     SettingsError
-        If a number is out of range or a fault is not known.
+        If a number is out of range, a fault is not known or ``delay`` is no callable.
 
     Examples
     --------
@@ -216,6 +216,9 @@ class LocalGrid(Grid):
             raise SettingsError(
                 f"node_configs has {len(node_configs)} entries for {num_nodes} nodes"
             )
+        if not (delay is None or callable(delay)):
+            why = "must be a callable (index, number) -> seconds"
+            raise refused("delay", delay, why)
         for name, chance in faults.items():
             if name not in FAULTS:
                 allowed = ", ".join(FAULTS)

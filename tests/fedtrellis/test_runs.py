@@ -235,7 +235,7 @@ def test_what_is_no_archive_is_never_advised_to_be_loaded_unsafely(
     (record / "checkpoint.npz").write_bytes(junk)
     for arguments in (
         ["predict", str(record), "table.csv"],
-        ["resume", str(record), "--nodes", "4"],
+        ["resume", str(record)],
         ["run", "--nodes", "4", "-c", f'task="lasso" initial-model="{record}"'],
     ):
         assert main([*arguments]) == 1

@@ -77,6 +77,7 @@ def test_what_has_no_oracle_is_refused_and_projects() -> None:
     refused("certificate does not apply", lambda: FedFW(free, certificate=True))
     larger = [first_layer(L2Ball(9.0))]
     refused("client_domains does not", lambda: FedFW(free, client_domains=larger))
+    refused("domain = 3.0 must be a fedtrellis Domain", lambda: FedFW(3.0))  # type: ignore[arg-type]
     refused("FedFW needs a bounded set for every", lambda: NaiveFrankWolfe(free))
     refused(
         "radius = 2.0 does not go with a domain",

@@ -78,7 +78,7 @@ def test_parts_of_flowers_loop_cannot_be_called_nor_wrapped() -> None:
     assert on._handled == 0
 
 
-def test_the_rest_of_start_is_as_in_flower() -> None:
+def test_the_rest_of_start_is_as_in_flower(caplog: pytest.LogCaptureFixture) -> None:
     seen: dict[str, list[Any]] = {"lr": [], "fold": [], "timeout": []}
 
     class Client(FedAvgGDClient):
@@ -101,7 +101,9 @@ def test_the_rest_of_start_is_as_in_flower() -> None:
         "evaluate_config": ConfigRecord({"fold": 2}),
     }
     strategy = Timed(**PLAIN, client_evaluate_every=3)
-    found = model(strategy, grid(Client), timeout=123.0, **configs)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        found = model(strategy, grid(Client), timeout=123.0, **configs)
+    assert caplog.text.count("has lr, which no client of fedtrellis reads: step") == 1
     # the method's own entries count
     assert np.array_equal(found, model(FedAvgGD(**PLAIN)))
     # clients evaluate before round 1, too

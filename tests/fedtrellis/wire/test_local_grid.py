@@ -133,6 +133,7 @@ def test_faults_strike_about_as_often_as_asked_and_depend_on_the_seed() -> None:
     ("options", "words"),
     [
         ({"num_nodes": 0}, "num_nodes = 0 must be at least 1"),
+        ({"delay": 2.0}, "delay = 2.0 must be a callable"),
         ({"node_configs": [{}]}, "node_configs has 1 entries for 2 nodes"),
         ({"reply_los": 0.1}, "'reply_los' is no fault; allowed: request_loss"),
         ({"reply_loss": 1.5}, "reply_loss = 1.5 must be at least 0 and at most 1"),

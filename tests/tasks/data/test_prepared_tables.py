@@ -228,6 +228,8 @@ def test_a_record_predicts_as_scikit_learn_does(
     printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
     found = printed["probability of yes"].to_numpy()
     assert found == pytest.approx(shares[:, 1], abs=1e-6)
+    with pytest.raises(SettingsError, match=r"^none.csv: there is no file$"):
+        model.predict("none.csv")
     with pytest.raises(SettingsError, match="the table has no column 'small'"):
         model.predict(rows.drop(columns="small"))
     # no row of the table is in the record
