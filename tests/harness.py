@@ -330,6 +330,14 @@ def model_of(record: Path) -> Array:
     return model
 
 
+def run_program(page: Path) -> dict[str, Any]:
+    """What a page's only program defines."""
+    (block,) = programs(page)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(block, names)
+    return names
+
+
 def programs(page: Path) -> list[str]:
     """A page's Python, as it is written from inside the repository."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)

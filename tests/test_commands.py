@@ -50,7 +50,6 @@ BY = {
     "FEDTRELLIS_DATA=/data python -m benchmarks": "tests/benchmarks/test_benchmarks.py",
     "python -m benchmarks": "tests/benchmarks/test_benchmarks.py",
     "python -m tests.strategies.soak": "tests/strategies/test_chaos.py",
-    "python -m pytest -m slow": ".ci/run",
     "pip install": SYSTEM + "wheel.py",
     "export UV_FIND_LINKS": EXAMPLES,
     "export FLWR_DISABLE": EXAMPLES,

@@ -13,7 +13,7 @@ import sim
 from clients import FedAvgGDClient, FedFWClient, FedGiAClient
 from fedtrellis.domains import L1Ball
 from strategies import FedFW, FedGiA
-from tests.harness import Distance, grid_of, programs
+from tests.harness import Distance, grid_of, run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -25,16 +25,8 @@ PAGES = [
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def names_of(page: str) -> dict[str, Any]:
-    """What a page's only program defines."""
-    (block,) = programs(ROOT / page)
-    names: dict[str, Any] = {}
-    exec(block, names)
-    return names
-
-
 def test_the_program_finds_the_projection_of_the_mean() -> None:
-    names = names_of("README.md")
+    names = run_program(ROOT / "README.md")
     centres = [names["MyLoss"](index).centre for index in range(10)]
     # min over D of (1/n) Σ ½‖x − c_i‖² is the projection of the mean of the c_i
     expected = L1Ball(2.0).project(np.mean(centres, axis=0))
@@ -43,7 +35,7 @@ def test_the_program_finds_the_projection_of_the_mean() -> None:
 
 def test_the_module_is_an_objective() -> None:
     pytest.importorskip("torch")
-    names = names_of("docs/pytorch.md")
+    names = run_program(ROOT / "docs/pytorch.md")
     objective, start = names["objective"], names["start"]
     assert objective.num_examples == 200
     ends = objective.local_steps(np.concatenate([x.ravel() for x in start]), [0.1] * 5)

@@ -94,7 +94,6 @@ BAD = [
     # a setting without its owner
     ("penalty=0.1", "-c key = 'penalty' is not known (did you mean 'fedfw.penalty'?)"),
     ('method="fedprox" local-steps=3', "(did you mean 'fedprox.local-steps'?)"),
-    ('method="fedprox" lr=1', "(did you mean 'fedprox.step-size'?)"),
     ('method="fedprox" lr=1', "; python sim.py --list NAME prints"),
     ('task="classification" train-limit=9', "mean 'classification.train-limit'?)"),
     ('method="fedprox" fedopt.step-size=3.0', "(did you mean 'fedprox.step-size'?)"),

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 import sim
 from fedtrellis.objectives.reference import certified_minimum
 from scripts.site_hooks import PUBLIC, public_names
-from tests.harness import programs
+from tests.harness import run_program
 
 ROOT = Path(sim.__file__).parent
 TUTORIALS = ROOT / "docs/tutorials"
@@ -63,15 +63,8 @@ def test_the_example_runs(name: str) -> None:
     assert runner.failures == 0, "".join(report)
 
 
-def run_program(page: str) -> dict[str, Any]:
-    (block,) = programs(TUTORIALS / page)
-    names: dict[str, Any] = {"__name__": "tutorial"}
-    exec(block, names)
-    return names
-
-
 def test_sparse_regression_finds_the_optimum_in_the_ball() -> None:
-    names = run_program("sparse-regression.md")
+    names = run_program(TUTORIALS / "sparse-regression.md")
     x, f = names["x"], names["everything"]
     assert np.abs(x).sum() <= 1 + 1e-9
     assert np.count_nonzero(np.abs(x) > 1e-6) < 10
@@ -80,8 +73,8 @@ def test_sparse_regression_finds_the_optimum_in_the_ball() -> None:
 
 
 def test_what_nobody_rated_is_found_and_the_black_box_is_maximised() -> None:
-    assert run_program("matrix-completion.md")["error"] < 0.001
-    names = run_program("black-box.md")
+    assert run_program(TUTORIALS / "matrix-completion.md")["error"] < 0.001
+    names = run_program(TUTORIALS / "black-box.md")
     x, mean = names["x"], names["mean"]
     assert np.linalg.norm(x) == pytest.approx(1)
     assert x @ mean @ x / 2 > 0.999 * names["best"]
@@ -92,7 +85,7 @@ def test_the_constrained_layer_has_a_lower_rank(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    names = run_program("one-layer.md")
+    names = run_program(TUTORIALS / "one-layer.md")
     free, wide, narrow = names["ranks"]
     assert free > 2 * wide > 2 * narrow
     assert min(names["accuracies"]) > 0.85
@@ -100,7 +93,7 @@ def test_the_constrained_layer_has_a_lower_rank(
 
 
 def test_split_columns_give_the_central_optimum() -> None:
-    names = run_program("split-columns.md")
+    names = run_program(TUTORIALS / "split-columns.md")
     X, y, w = names["X"], names["y"], names["w"]
     C = 1 / (1e-2 * len(y))
     central = LogisticRegression(C=C, fit_intercept=False, tol=1e-10, max_iter=10_000)

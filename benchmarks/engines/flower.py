@@ -79,10 +79,7 @@ def _logistic_of(path: str) -> list[Any]:
 
 
 def _fedtrellis_app(objectives: Objectives) -> ClientApp:
-    def client_fn(context: Context) -> FedAvgGDClient:
-        return FedAvgGDClient(context, objectives()[partition(context)])
-
-    return client_app(client_fn)
+    return client_app(lambda c: FedAvgGDClient(c, objectives()[partition(c)]))
 
 
 def _fedavg_app(objectives: Objectives) -> ClientApp:

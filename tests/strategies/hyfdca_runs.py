@@ -320,15 +320,13 @@ def small(
     parts: Sequence[Part] | str = "hybrid",
     n: int = 96,
     p: int = 12,
-    regularization: float = 1e-2,
-    seed: int = 0,
 ) -> Split:
     """A noisy two-class problem (or a regression), 3 × 2 groups by default.
 
     "irregular" is a chain: each client but the last two shares samples with two others.
     In "with one alone" a client has samples that nobody shares.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     X = rng.standard_normal((n, p)) / np.sqrt(p)
     z = X @ rng.standard_normal(p) + 0.3 * rng.standard_normal(n)
     y = z if loss == "squared" else np.where(z > 0, 1.0, -1.0)
@@ -342,4 +340,4 @@ def small(
         parts = [*grid_parts(90, p, 3, 2), (np.arange(90, 96), np.arange(p))]
     elif isinstance(parts, str):
         parts = grid_parts(n, p, *CUTS[parts])
-    return Split(X, y, parts, loss, regularization)
+    return Split(X, y, parts, loss, 1e-2)

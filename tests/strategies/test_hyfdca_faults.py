@@ -93,13 +93,10 @@ def test_a_client_gone_for_20_iterations(kind: Any, secure: bool) -> None:
     assert set(moved[31:]) == {float(groups)}
 
 
-@pytest.mark.parametrize(
-    ("kind", "secure"),
-    [("irregular", True), ("irregular", False), ("horizontal", True)],
-)
-def test_everything_at_once(kind: str, secure: bool) -> None:
+@pytest.mark.parametrize("secure", [True, False])
+def test_everything_at_once(secure: bool) -> None:
     options: Any = {"faults": FAULTS, "participation": 0.9, "secure_sum": secure}
-    run = Run(small(parts=kind), 130, each=calm_from(80), **options)
+    run = Run(small(parts="irregular"), 130, each=calm_from(80), **options)
     assert all(run.grid.fault_counts.values())
     _converged(run, 1e-4)
 

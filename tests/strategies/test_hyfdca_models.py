@@ -209,19 +209,6 @@ def test_a_pipeline_with_an_intercept(case: str) -> None:
             np.testing.assert_array_equal(own == 0.0, coef == 0.0)
 
 
-def test_whole_weights_are_repeated_rows() -> None:
-    """And a weight of 0 leaves its row out, whatever is in it; a node may forget."""
-    split = raw(two_classes("logistic"))
-    s = np.random.default_rng(1).integers(0, 4, N).astype(np.float64)
-    split.X[s == 0.0, :-1] = 9.0
-    X, y = (np.repeat(one, s.astype(int), axis=0) for one in (split.X, split.y))
-    rows = np.column_stack([StandardScaler().fit_transform(X[:, :-1]), X[:, -1]])
-    model = logistic(LAMBDA * len(y), class_weight="balanced").fit(rows, y)
-    options: dict[str, Any] = {"standardize": True, "class_weight": "balanced"}
-    found = encrypted(with_weights(split, s), each=forgetting("1"), **options)
-    assert_allclose(X @ found, rows @ model.coef_[0], rtol=0, atol=1e-5)
-
-
 def test_labels_and_weights_may_be_on_different_holders() -> None:
     split, s = two_classes("logistic", (1, 3)), fractions()
     expected = logistic(LAMBDA * s.sum()).fit(split.X, split.y, sample_weight=s)

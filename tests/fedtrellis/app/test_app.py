@@ -1,10 +1,8 @@
 """The command, the experiment object and the app: one run, one set of defaults."""
 
 import dataclasses
-import json
 import pickle
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +18,7 @@ from fedtrellis.app.experiment import read_model
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from strategies import FedAvgGD
-from tests.harness import refused, run_app
-
-
-def model_in(parent: Path) -> list[Any]:
-    """The model of the one record in a folder."""
-    (path,) = parent.glob("*/model.npz")
-    with np.load(path) as file:
-        return [file[name] for name in sorted(file.files, key=int)]
-
-
-def same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
-
+from tests.harness import history_of, model_of, refused, run_app
 
 CASES = {
     "domain": (
@@ -52,23 +37,22 @@ CASES = {
 def test_it_is_the_run_of_the_command(case: str, tmp_path: Path) -> None:
     words = ["--nodes", "4", "--out", str(tmp_path), "-c", CASES[case]]
     assert sim.app.command_line(words) == 0
-    (path,) = tmp_path.glob("*/history.jsonl")
-    history = [json.loads(line) for line in path.read_text().splitlines()]
+    (record,) = tmp_path.iterdir()
+    history, model = history_of(record), model_of(record)
 
     experiment = sim.app.experiment(read_config([CASES[case]]), 4)
     strategy = experiment.strategy()
     result = experiment.start(strategy, experiment.grid(batched=True))
-    ours, model = record_arrays(result.arrays), model_in(tmp_path)
-    same(ours, model)
+    (ours,) = record_arrays(result.arrays)
+    np.testing.assert_array_equal(ours, model)
     for made, line in zip(strategy.history, history, strict=True):
         told = {"bytes_up": made.bytes_up, "bytes_down": made.bytes_down}
         assert line.items() >= (told | {"evaluation": made.evaluation}).items()
-    for arrays in (result.arrays, ours):
+    for arrays in (result.arrays, [ours]):
         assert experiment.evaluate(arrays) == strategy.history[-1].evaluation
     # all by itself, clients one by one
-    again = record_arrays(experiment.start().arrays)
-    for one, other in zip(again, model, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-12)
+    (again,) = record_arrays(experiment.start().arrays)
+    np.testing.assert_allclose(again, model, rtol=0.0, atol=1e-12)
 
 
 REGISTRY = sim.app.registry
@@ -133,9 +117,8 @@ def test_a_run_starts_where_another_ended(tmp_path: Path) -> None:
         config = WARM_CONFIG | {"initial-model": str(given), "rounds": 2}
         again = run_app(config, 4, tmp_path / str(number))
         # it stops as soon as the gradients are known
-        same(model_in(tmp_path / "first"), model_in(tmp_path / str(number)))
-        lines = (again / "history.jsonl").read_text().splitlines()
-        assert len(lines) == 2  # rounds 0 and 1
+        np.testing.assert_array_equal(model_of(again), model_of(first))
+        assert len(history_of(again)) == 2  # rounds 0 and 1
 
 
 def test_what_is_no_model_to_start_from(tmp_path: Path) -> None:

@@ -406,11 +406,6 @@ def test_ties_go_to_the_lowest_index() -> None:
     assert d.BirkhoffPolytope().lmo(np.zeros((3, 3))).columns.tolist() == [0, 1, 2]
 
 
-def test_gap_by_hand() -> None:
-    # ℓ1 ball of radius 1, g = (3, −4), x = (1, 0): <g, x> = 3, min over D is −4
-    assert d.L1Ball(1.0).gap([3.0, -4.0], [1.0, 0.0]) == 7.0
-
-
 @pytest.mark.filterwarnings("error")
 def test_birkhoff_projection_where_entries_hardly_leave_zero() -> None:
     """Steps of a run: near the answer every Newton step takes entries to and from 0."""

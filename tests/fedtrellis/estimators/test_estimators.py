@@ -25,7 +25,7 @@ from fedtrellis.estimators import (
     FederatedRidge,
     FederatedSVC,
 )
-from tests.harness import programs, refused
+from tests.harness import programs, refused, run_program
 
 EXACT: dict[str, Any] = {"tol": 1e-13, "max_iter": 10**6}
 
@@ -303,9 +303,9 @@ def test_scikit_learns_checks(model: Any, failing: set[str]) -> None:
 
 
 def test_ten_lines_from_split_columns_to_a_score() -> None:
-    (program,) = programs(Path(sim.__file__).parent / "docs" / "estimators.md")
+    page = Path(sim.__file__).parent / "docs" / "estimators.md"
+    (program,) = programs(page)
     assert len([line for line in program.splitlines() if line.strip()]) <= 10
-    names: dict[str, Any] = {}
-    exec(program, names)
+    names = run_program(page)
     assert names["accuracy"] > 0.95
     assert names["model"].gap_ < 1e-8
