@@ -22,10 +22,6 @@ EXAMPLES = sorted(
 )
 
 
-def names_in_bundle(folder: Path) -> list[str]:
-    return ZipFile(BytesIO(build_fab_from_disk(folder))).namelist()
-
-
 def test_the_bundle_for_flower_hub_has_its_format(tmp_path: Path) -> None:
     made = bundle(tmp_path)
     with ZipFile(BytesIO(made)) as archive:
@@ -39,7 +35,7 @@ def test_the_bundle_for_flower_hub_has_its_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: str(path.name))
 def test_each_example_is_a_bundle_of_its_own(folder: Path) -> None:
-    names = names_in_bundle(folder)
+    names = ZipFile(BytesIO(build_fab_from_disk(folder))).namelist()
     (package,) = (path.parent.name for path in folder.glob("*/client_app.py"))
     assert {f"{package}/client_app.py", f"{package}/server_app.py"} <= set(names)
     # all that its dependencies name is this package

@@ -114,10 +114,6 @@ def _step(factor: float) -> Lie:
     return lie
 
 
-def _two_faced(scene: Scene) -> Said:
-    return scene.own if scene.server_round % 2 else _step(-10.0)(scene)
-
-
 def _against(scene: Scene) -> Said:
     """Xie, Koyejo, Gupta, UAI 2019, arXiv 1903.03936: the inner product is negative."""
 
@@ -145,7 +141,9 @@ ANSWERS: dict[str, Lie] = {
     "further every round": lambda scene: scene.own.each(
         lambda a: a + 0.05 * scene.server_round
     ),
-    "honest every other round": _two_faced,
+    "honest every other round": lambda scene: (
+        scene.own if scene.server_round % 2 else _step(-10.0)(scene)
+    ),
     "within the scatter": _a_little,
     "against the others": _against,
 }

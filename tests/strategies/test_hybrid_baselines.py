@@ -176,7 +176,6 @@ INFINITE = csr_array(np.array([[1.0, np.inf]]))
 BAD_DATA: list[tuple[dict[int, dict[str, Any]], dict[str, Any], str]] = [
     ({k: {"labels": None} for k in range(6)}, {}, "no client has a label to learn"),
     ({1: {"columns": [2, 1]}}, {}, "client 1: features of shape (4, 3)"),
-    ({}, {"aggregation": "median"}, "'median' does not apply to hy"),
     ({1: {"columns": [2, 1, 1]}}, {}, "client 1 names a feature twice"),
     ({1: {"columns": [2, 1, 9]}}, {}, "client 1 has feature 'feature 9'"),
     ({4: {"columns": [5, 6]}}, {}, "feature 'feature 7' of the model"),

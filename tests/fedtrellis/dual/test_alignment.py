@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import (
     HASH_BYTES,
@@ -28,17 +27,15 @@ def _hash(sample: int) -> bytes:
     return hashlib.sha256(str(sample).encode()).digest()[:HASH_BYTES]
 
 
-def _hashes(samples: Sequence[int]) -> NDArray[np.uint8]:
-    data = b"".join(_hash(sample) for sample in samples)
-    return np.frombuffer(data, dtype=np.uint8).reshape(-1, HASH_BYTES)
-
-
 def _align(
     samples: Mapping[str, Sequence[int]],
     features: Mapping[str, Sequence[str]] | None = None,
     **options: Any,
 ) -> Alignment:
-    hashes = {name: _hashes(held) for name, held in samples.items()}
+    hashes = {
+        name: np.array([np.frombuffer(_hash(sample), np.uint8) for sample in held])
+        for name, held in samples.items()
+    }
     return align(hashes, features or {n: [f"x{n}"] for n in samples}, **options)
 
 

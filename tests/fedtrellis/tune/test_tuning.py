@@ -179,15 +179,11 @@ def study_in(out: Path) -> optuna.Study:
     return optuna.load_study(study_name="fedtrellis", storage=storage)
 
 
-def drawn_in(out: Path) -> list[dict[str, Any]]:
-    return [trial.params for trial in study_in(out).trials]
-
-
 def test_the_same_seed_gives_the_same_trials(app: Path, tmp_path: Path) -> None:
     def search(out: str, trials: int, seed: int = 0, jobs: int = 1) -> list[Any]:
         more = ("--out", tmp_path / out, "--trials", trials)
         assert main(command(app, *more, "--seed", seed, "--jobs", jobs)) == 0
-        return drawn_in(tmp_path / out)
+        return [trial.params for trial in study_in(tmp_path / out).trials]
 
     whole = search("whole", 3)
     assert len(whole) == 3
