@@ -262,6 +262,6 @@ def test_a_certificate_sends_every_client_s_loss() -> None:
     """φ_i = f_i(x_i) / n as it is."""
     run = spy(L1Ball(TIGHT), 3, certificate=True)
     for name, loss in zip(run.clients, SQUARES, strict=True):
-        _, (loss_sent, _), _ = run.answers[-1][name]
+        _, (loss_sent, _), *_ = run.answers[-1][name]
         value = loss.value(run._client_iterate(name))
         assert N * loss_sent == pytest.approx(value, rel=1e-12)
