@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -42,13 +42,19 @@ def _of_noise(name: str) -> Any:
     return field(default=declared.default, metadata={**declared.metadata, **only})
 
 
-# Flower's keywords, and what stands for them
+_WEIGHTS = {"num-examples": "examples"}
+# Flower's keywords that options stand for; a KeyError: not for this value
+_SAME: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "fraction_train": lambda part: {"participation": part, "sampling": "fixed"},
+    "fraction_evaluate": lambda part: {"client_evaluate_every": {0: 0, 1: 1}[part]},
+    "min_available_nodes": lambda count: {"min_nodes": count},
+    "weighted_by_key": lambda key: {"client_weights": _WEIGHTS[key]},
+}
+# Others, and what is nearest to them
 _FLOWERS = {
-    "fraction_train": "participation, and sampling = 'fixed' for so many each time",
     "fraction_evaluate": "client_evaluate_every, which asks all clients",
     "min_train_nodes": "min_nodes, before the start",
     "min_evaluate_nodes": "client_evaluate_every, which asks all clients",
-    "min_available_nodes": "min_nodes",
     "weighted_by_key": "client_weights = 'examples', for num-examples",
     "arrayrecord_key": "nothing: client_app knows the record",
     "configrecord_key": "nothing: client_app knows the record",
@@ -77,7 +83,7 @@ class RunOptions(Declared):
     (0.5, 1)
     """
 
-    _elsewhere = _FLOWERS
+    _same, _elsewhere = _SAME, _FLOWERS
 
     participation: float = setting(
         1.0,

@@ -211,11 +211,22 @@ def test_a_client_of_flowers_ends_our_strategy_with_an_error() -> None:
 def test_flowers_keywords_are_answered_with_ours(theirs: str) -> None:
     kinds = flowers.FedProx, flowers.FedYogi, flowers.FedAvgM
     assert any(theirs in inspect.signature(kind).parameters for kind in kinds)
-    given: dict[str, Any] = {theirs: 1}
+    given: dict[str, Any] = {theirs: 7}
     why = refused(f"{theirs} is no option of FedProx; what", lambda: FedProx(**given))
     ours = why.split(" is ")[2].split()[0].strip(",;")
     known = [hasattr(kind(), ours) for kind in (FedProx, strategies.FedOpt)]
     assert any(known) or (ours == "nothing:" and theirs.endswith("record_key"))
+
+
+def test_flowers_keywords_that_are_options() -> None:
+    theirs: dict[str, Any] = {"fraction_train": 0.5, "fraction_evaluate": 1.0}
+    theirs |= {"min_available_nodes": 3, "weighted_by_key": "num-examples"}
+    ours: dict[str, Any] = {"participation": 0.5, "sampling": "fixed", "min_nodes": 3}
+    ours |= {"client_weights": "examples", "client_evaluate_every": 1}
+    assert vars(FedProx(**theirs).options) == vars(FedProx(**ours).options)
+    both: dict[str, Any] = {"fraction_train": 0.5, "participation": 0.5}
+    refused("fraction_train and participation are one", lambda: FedProx(**both))
+    refused("'examples' does not apply", lambda: FedFW(L1Ball(1.0), **theirs))
 
 
 _WHOLE = {"batch_fraction": 1.0, "server_momentum": 0.0}
