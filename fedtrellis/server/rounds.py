@@ -99,11 +99,12 @@ class RoundStrategy(LoopStrategy):
 
     def _entries(self, server_round: int, config: ConfigRecord) -> Entries:
         """Draw a round's clients; its requests, one object where they are the same."""
-        drawn = self.sample(server_round)
+        drawn, busy = self.sample(server_round), set[str]()
         if self.conversation.asked:
             busy = self.conversation.busy
             drawn = [name for name in drawn if name not in busy]
-        asked = self.sampled = self.aggregator.cohort(server_round, drawn)
+        asked = self.aggregator.cohort(server_round, drawn)
+        self.sampled = [*asked, *busy]  # whose answers may come
         if not asked:
             return {}
         common: dict[str, Any] = {**config, "num-clients": len(self.clients)}
