@@ -582,7 +582,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         stated = f"apply beside {self.aggregator.wanted}"
         if options.quorum != 1.0:
             if options.quorum > 1.0 and options.quorum % 1.0:
-                raise refused("quorum", options.quorum, "is no number of clients")
+                allowed = ["parts up to 1", "whole numbers"]
+                raise refused("quorum", options.quorum, "does not fit", allowed)
             if not self._late:
                 need("quorum", [1], f"{method}{beside}, which uses each answer at once")
             if self.aggregator.seen_by != "method" or options.privacy != "none":
