@@ -9,6 +9,7 @@ from flwr.app import Context
 
 from fedtrellis.compressors import compressor
 from fedtrellis.domains import Domain, WholeSpace
+from fedtrellis.domains.base import check_domain
 from fedtrellis.domains.product import towards
 from fedtrellis.layer_steps import LayerOracle, moved, with_momentum
 from fedtrellis.local_steps import (
@@ -263,6 +264,7 @@ class FedLMOClient(StatefulDescent):
     ) -> None:
         super().__init__(context, objective)
         self.domain = WholeSpace() if domain is None else domain
+        check_domain(self.domain)
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """x_i after k local steps, with h_i or m_i; h_i; or C(D_i − v_i).

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedtrellis.corrective import Form, Iterate, LocalProblem
 from fedtrellis.domains import Domain
 from fedtrellis.domains.atoms import Atom, pack_atoms
-from fedtrellis.domains.base import describe
+from fedtrellis.domains.base import check_domain, describe
 from fedtrellis.local_steps import mini_batches
 from fedtrellis.objectives import DifferentiableLoss
 from fedtrellis.privacy import LocalNoise
@@ -56,6 +56,7 @@ class FedFWClient(StatefulClient):
     def __init__(
         self, context: Context, objective: DifferentiableLoss, domain: Domain
     ) -> None:
+        check_domain(domain)
         super().__init__(context)
         self.objective = objective
         self.domain = domain
@@ -226,6 +227,7 @@ class NaiveFrankWolfeClient(MethodClient):
     def __init__(
         self, context: Context, objective: DifferentiableLoss, domain: Domain
     ) -> None:
+        check_domain(domain)
         self.context = context
         self.objective = objective
         self.domain = domain

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedtrellis.app.application import installed_app
 from fedtrellis.app.check import add_check_options, check
-from fedtrellis.app.command_line import add_run_options, perform
+from fedtrellis.app.command_line import Parser, add_run_options, perform
 from fedtrellis.app.new_method import add_new_method_options, new_method
 from fedtrellis.app.registry import print_list
 from fedtrellis.runs import add_commands, load_run, print_runs
@@ -19,9 +19,7 @@ from fedtrellis.tune.command_line import add_search_options, search
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, 1 after one line that says what failed, or 128 and a signal's."""
-    parser = argparse.ArgumentParser(
-        prog="fedtrellis", description="Federated optimisation for Flower."
-    )
+    parser = Parser(prog="fedtrellis", description="Federated optimisation for Flower.")
     parser.add_argument("--version", action="version", version=version("fedtrellis"))
     commands = parser.add_subparsers(dest="command", required=True)
 

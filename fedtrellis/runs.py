@@ -404,7 +404,8 @@ def _check_data(groups: Sequence[Sequence[Run]]) -> None:
     one, seeds = _data_of(first[0]), {run.seed for run in first}
     for group in others:
         other = _data_of(group[0])
-        pairs = {key: (one.get(key), other.get(key)) for key in one | other}
+        # the task first, as its settings follow from it
+        pairs = {k: (one.get(k), other.get(k)) for k in ["task", *one, *other]}
         if None in pairs.get("clients", ()):  # a run that failed before they were known
             del pairs["clients"]
         if seeds.isdisjoint(run.seed for run in group):

@@ -163,9 +163,7 @@ def check_choice(
     known = list(choices)
     if value in known:
         return value
-    # of a key without its owner, one that only lacks it
-    same = [choice for choice in known if choice.endswith(f".{value}")]
-    close = same or difflib.get_close_matches(str(value), known, n=1)
+    close = difflib.get_close_matches(str(value), known, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     if allowed:
         raise refused(key, value, f"is not known{hint}; {allowed}")

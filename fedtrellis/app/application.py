@@ -23,6 +23,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedtrellis.app.command_line import (
+    Parser,
     add_run_options,
     flatten,
     perform,
@@ -303,7 +304,7 @@ class App:
 
     def command_line(self, arguments: Sequence[str] | None = None) -> int:
         """``python sim.py``: its exit status."""
-        parser = argparse.ArgumentParser(
+        parser = Parser(
             prog="sim.py",
             usage="python sim.py [options]",
             description="Run a federated method in this process, as Flower would.",

@@ -11,11 +11,19 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedtrellis.server.records import DEFAULT_NODES
-from fedtrellis.settings import SettingsError
+from fedtrellis.settings import SettingsError, refused
 from fedtrellis.signals import Interrupted
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are a line, without the usage: that is for ``--help``."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"{self.prog}: error: {message}; --help lists what there is\n")
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -141,8 +149,9 @@ def perform(
         hint = "; settings follow -c: -c 'KEY=VALUE ...'" if "=" in rest[0] else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     try:
-        if getattr(options, "out", None) == "":
-            raise SettingsError("--out = '' must be the name of a file or folder")
+        for name in ("out", "csv"):
+            if getattr(options, name, None) == "":
+                raise refused(f"--{name}", "", "must be the name of a file or folder")
         with enough_read():
             act(options)
     except Interrupted as interrupted:

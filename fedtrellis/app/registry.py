@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 import textwrap
@@ -276,20 +277,23 @@ class AppRegistry:
     ) -> None:
         """Refuse keys that do not exist, with the closest one; ``lists`` has them."""
         advice = f"{lists} NAME prints those of a method or task"
-        for key in overrides:
-            if key not in self.fields:
-                # a setting without its owner is first of all that of what runs here
-                word = _SYNONYMS.get(key, key)
-                for kind in ("method", "task", "domain", "aggregation"):
-                    own = f"{overrides.get(kind, self.defaults[kind])}.{word}"
-                    if own in self.fields:
-                        meant = f"is not known (did you mean {own!r}?); {advice}"
-                        raise SettingsError(f"{where} key = {key!r} {meant}")
+        for key in (key for key in overrides if key not in self.fields):
+            if "." in key:
                 check_choice(f"{where} key", key, list(self.fields), advice)
+            # without its owner it is one of the run's own, or of what runs here
+            kinds = ("method", "task", "domain", "aggregation")
+            named = {kind: overrides.get(kind, self.defaults[kind]) for kind in kinds}
+            others = self.foreign(self.defaults, **named)
+            own = {k.rpartition(".")[2]: k for k in self.fields if k not in others}
+            same = [word for word in (key, _SYNONYMS.get(key)) if word in own]
+            close = same or difflib.get_close_matches(key, own, n=1)
+            hint = f" (did you mean {own[close[0]]!r}?)" if close else ""
+            raise refused(f"{where} key", key, f"is not known{hint}; {advice}")
 
 
 # what other packages call a setting
-_SYNONYMS = {"lr": "step-size", "learning-rate": "step-size"}
+_SYNONYMS = {"batch-size": "batch-fraction"}
+_SYNONYMS |= dict.fromkeys(("lr", "learning-rate"), "step-size")
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
 
 

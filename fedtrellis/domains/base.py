@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtrellis.domains.atoms import Atom, SignAtom, SparseAtom
 from fedtrellis.domains.atoms.base import FloatArray, Shape
 from fedtrellis.domains.numerics import positive
-from fedtrellis.settings import arguments_of, parse
+from fedtrellis.settings import arguments_of, parse, refused
 
 __all__ = [
     "ByVector",
@@ -385,6 +385,13 @@ class ByVector(Domain):
 
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def check_domain(domain: object) -> None:
+    """Raise SettingsError for what is no set."""
+    if not isinstance(domain, Domain):
+        why = "must be a fedtrellis Domain, for example L1Ball(30.0)"
+        raise refused("domain", domain, why)
 
 
 def describe(domain: Domain) -> str:

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fedtrellis.domains.base import Domain
+from fedtrellis.domains.base import check_domain
 from fedtrellis.privacy import Budget, LocalPrivacy, Mechanism
 from fedtrellis.random import generator
 from fedtrellis.server.aggregation import (
@@ -234,9 +234,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             kinds[chosen]() if isinstance(chosen, str) else copy(chosen)
         )
         domain = getattr(self, "domain", None)
-        if not isinstance(domain, Domain | None):
-            why = "must be a fedtrellis Domain, for example L1Ball(30.0)"
-            raise refused("domain", domain, why)
+        if domain is not None:
+            check_domain(domain)
         self._check_aggregation()
         self._parts: list[Aggregation | LocalPrivacy] = [self.aggregator]
         #: The noise that clients add, if they do.
@@ -742,6 +741,8 @@ class Loop:
         if resumed is not None:
             strategy.history += resumed.load(strategy, self.grid)
             before = self.whole = strategy.history[-1].round
+            if num_rounds < before:
+                raise refused("rounds", num_rounds, f"is below {before}, which it had")
             text = "Resumed: going on with round %d; schedules with T = %d, as planned"
             log(INFO, text, before + 1, planned)
         del arrays, point, resumed  # one model is enough for the rounds
@@ -800,6 +801,8 @@ class Loop:
         count, timeout = options.min_nodes, options.start_timeout
         conversation.registry.gather(self.grid, count, timeout, conversation.traffic)
         strategy.clients = conversation.names
+        if options.quorum > (n := strategy.num_clients):
+            raise refused("quorum", options.quorum, f"is more than the {n} clients")
         cohorts = Cohorts(
             strategy.clients,
             options.participation,
@@ -889,7 +892,7 @@ class Loop:
         if every and server_round % every == 0:
             with deferred():  # the round is not finished yet, but the state is the next
                 evaluated = strategy._evaluate_clients(server_round)
-        conversation.traffic = Traffic()
+        conversation.traffic = Traffic(logged=traffic.logged)  # once a run
         return RoundRecord(
             round=server_round,
             sampled=len(strategy.sampled),

@@ -86,7 +86,7 @@ class Traffic:
     down: int = 0
     rejected: list[tuple[str, Reason]] = field(default_factory=list)
     waves: int = 0  # round trips of the round itself, without introductions
-    _logged: set[str] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
 
     def reject(self, who: str, reason: str) -> None:
         """Note down why an answer is dropped, and log each reason once."""
@@ -94,8 +94,8 @@ class Traffic:
         if len(why) > _REASON_LENGTH:  # it may quote what a client sent
             why = Reason(why[:_REASON_LENGTH] + " ...", why.refusal)
         self.rejected.append((who, why))
-        if why is not NO_ANSWER and why not in self._logged:
-            self._logged.add(why)
+        if why is not NO_ANSWER and why not in self.logged:
+            self.logged.add(why)
             log(WARNING, "answer of client %s dropped: %s", who, why)
 
 

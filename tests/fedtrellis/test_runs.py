@@ -164,30 +164,6 @@ def test_runs_on_different_data_are_refused_by_what_differs(
     assert "seed = 0 and 3" in capsys.readouterr().err
 
 
-def test_what_is_wrong_is_one_line(
-    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, out = str(runs[0].directory), ["--out", str(tmp_path / "out")]
-    for arguments, message in (
-        (["compare", "/nowhere"], "'/nowhere' is not the record of a run"),
-        (["compare", run, "--metric", "accuracy"], "--metric = 'accuracy'"),
-        (["compare", run, "--out", "/nowhere/x.png"], "No such file or directory:"),
-        (["compare", run, "--out", ""], "--out = '' must be the name of a file"),
-        (["runs", "/nowhere"], "'/nowhere' is not a directory"),
-        (["run", "--seeds", "4..0"], "--seeds '4..0' must have each seed once"),
-        (["run", "--seeds", "a"], "--seeds 'a' must be like 0..4 or 0,1,5"),
-        (["run", "--seeds", "0", "-c", "seed=3"], "seed = 3 does not go with --seeds"),
-        (["run", *out, "-c", 'method="fedgia" fedfw.penalty=3.0'], "'fedfw', and"),
-        (["run", *out, "--workers", "0"], "workers = 0 must be at least 1"),
-        (["resume", "nowhere"], "nowhere' is not the record of a run"),
-    ):
-        assert main(arguments) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"fedtrellis {arguments[0]}: error: ")
-        assert message in line
-    assert not list(tmp_path.iterdir())
-
-
 def test_half_a_line_is_a_run_that_goes_on_and_a_broken_file_is_named(
     runs: list[Run], tmp_path: Path
 ) -> None:

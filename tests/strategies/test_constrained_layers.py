@@ -78,6 +78,8 @@ def test_what_has_no_oracle_is_refused_and_projects() -> None:
     larger = [first_layer(L2Ball(9.0))]
     refused("client_domains does not", lambda: FedFW(free, client_domains=larger))
     refused("domain = 3.0 must be a fedtrellis Domain", lambda: FedFW(3.0))  # type: ignore[arg-type]
+    any_: Any = 3.0
+    refused("domain = 3.0 must", lambda: FedFWClient(any_, any_, any_))
     refused("FedFW needs a bounded set for every", lambda: NaiveFrankWolfe(free))
     refused(
         "radius = 2.0 does not go with a domain",
