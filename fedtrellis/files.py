@@ -13,6 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def stamp(*paths: str | Path) -> tuple[int, ...]:
+    """When files, or those in folders, were changed, and their sizes; () for none."""
+    found: list[int] = []
+    for place in (Path(path).expanduser() for path in paths if path):
+        for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+            with suppress(OSError):
+                stat = file.stat()
+                found += stat.st_mtime_ns, stat.st_size
+    return tuple(found)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Add the file's name to an OSError that has none, such as that of a full disk."""

@@ -18,7 +18,7 @@ from fedtrellis.objectives.demonstrations import (
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, setting
 
-from .base import Array, data_path, once, stratified, toy
+from .base import Array, data_path, once, once_per_file, stratified, toy
 from .data.datasets import DATASETS, Examples, load_images
 from .data.table import fault, load_arrays
 from .data.task import Dealt, Nonconvex, starts_of
@@ -172,7 +172,7 @@ class Attack(Nonconvex):
         )
 
 
-@once(2)
+@once_per_file(2)
 def _images(dataset: str, value: str = "", partial: bool = False) -> Examples:
     if dataset == "digits":
         pixels, labels = toy("digits", "task = 'attack'")
@@ -198,7 +198,7 @@ def _images(dataset: str, value: str = "", partial: bool = False) -> Examples:
     return Examples(*(arrays[name] for name in _ARRAYS))
 
 
-@once(4)
+@once_per_file(4)
 def _classifier(value: str, scores: str, shape: tuple[int, ...]) -> Any:
     if not value:
         return _digits_classifier()

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtrellis.files import stamp
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, need
@@ -29,21 +30,23 @@ def once(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return cast(Callable[[Callable[P, R]], Callable[P, R]], lru_cache(maxsize=places))
 
 
-def once_per_file(places: int) -> Callable[[Callable[[Any, Path], R]], Any]:
-    """Keep as :func:`once` what was made of a file, while that stays as it is."""
+def once_per_file(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Keep as :func:`once` what was made of files, while those stay as they are.
 
-    def keep(method: Callable[[Any, Path], R]) -> Any:
+    They are the arguments that are paths; a task has the stamp of those it names.
+    """
+
+    def keep(method: Callable[P, R]) -> Callable[P, R]:
         @once(places)
-        def made(task: Any, path: Path, stamp: tuple[int, ...]) -> R:
-            return method(task, path)
+        def made(found: tuple[int, ...], *arguments: P.args, **more: P.kwargs) -> R:
+            return method(*arguments, **more)
 
-        def kept(task: Any, path: Path) -> R:
-            files = sorted(path.iterdir()) if path.is_dir() else [path]
-            stats = [file.stat() for file in files]
-            stamp = (n for stat in stats for n in (stat.st_mtime_ns, stat.st_size))
-            return made(task, path, tuple(stamp))
+        @wraps(method)
+        def kept(*arguments: P.args, **more: P.kwargs) -> R:
+            paths = (one for one in arguments if isinstance(one, str | Path))
+            return made(stamp(*paths), *arguments, **more)
 
-        return wraps(method)(kept)
+        return kept
 
     return keep
 

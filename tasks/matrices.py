@@ -466,7 +466,7 @@ def random_start(order: int, rng: np.random.Generator) -> Array:
     return np.asarray((matrix + 1.0 / order) / 2.0)
 
 
-@once(8)
+@once_per_file(8)
 def _instance(path: str) -> Instance:
     if path:
         instance = read_instance(data_path("quadratic-assignment.path", path))

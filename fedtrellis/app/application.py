@@ -40,6 +40,7 @@ from fedtrellis.app.registry import (
     print_list,
     write_config_block,
 )
+from fedtrellis.files import stamp
 from fedtrellis.server.callbacks import (
     Callback,
     EarlyStop,
@@ -113,7 +114,9 @@ class App:
         self.server_app.main()(self._main)
         # a node asks for it with every message; more than one are for sweeps
         self._experiment = lru_cache(maxsize=4)(
-            lambda items, num_clients: Experiment(self, dict(items), num_clients)
+            lambda items, num_clients, _stamp: Experiment(
+                self, dict(items), num_clients
+            )
         )
 
     def __reduce__(self) -> Any:
@@ -140,7 +143,8 @@ class App:
 
         SettingsError or FileNotFoundError: one line says which setting is wrong.
         """
-        return self._experiment(tuple(config.items()), num_clients)
+        paths = (str(value) for key, value in config.items() if key.endswith("path"))
+        return self._experiment(tuple(config.items()), num_clients, stamp(*paths))
 
     def client_fn(self, context: Context) -> NumPyClient:
         """The client of one node; its data is loaded once per process."""

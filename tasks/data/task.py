@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fedtrellis.domains import Domain
 from fedtrellis.dual.regularized_loss import Optimum
 from fedtrellis.encryption.releases import OwnRows
+from fedtrellis.files import stamp
 from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
@@ -129,6 +130,8 @@ class Task(ABC):
     in_set: bool = field(default=False, kw_only=True)
     #: what a run config says of data that lies on the nodes
     nodes: DataSettings = field(default=DataSettings(), kw_only=True)
+    #: of its files: with others in their places it is another task
+    stamp: tuple[int, ...] = field(default=(), init=False)
 
     #: what run configurations call the task; its settings' keys start with it
     name: ClassVar[str]
@@ -173,6 +176,10 @@ class Task(ABC):
 
     # what some tasks have as settings
     dataset = path = weighting = ""
+
+    def __post_init__(self) -> None:
+        paths = self.path, getattr(self, "classifier_path", "")
+        object.__setattr__(self, "stamp", stamp(*paths))
 
     @property
     def on_nodes(self) -> bool:

@@ -291,3 +291,15 @@ def test_files_that_do_not_suit_the_run(tmp_path: Path) -> None:
     one = experiment("hybrid-svm", path, **positive).task
     signs = np.concatenate([one.client_data(i).labels for i in range(3)])
     assert set(signs) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("task", ["lasso", "logistic-regression", "hybrid-svm"])
+def test_a_file_that_was_rewritten_is_another_task(tmp_path: Path, task: str) -> None:
+    (X, y), losses = table(), []
+    more = {"method": "hyfdca"} if task == "hybrid-svm" else {"method": "fedgia"}
+    for part in (slice(None), slice(40), slice(None)):
+        path = write(tmp_path, "csv", X[part], (y > 0)[part].astype(int))
+        run = experiment(task, path, **more)
+        losses.append(run.evaluate(run.initial_arrays())["loss"])
+        losses.append(run.task.value([np.ones(s) for s in run.task.shapes()]))
+    assert losses[:2] == losses[4:] != losses[2:4]
