@@ -28,8 +28,9 @@ _DEAD_AFTER, _DEAD = 10, 3.0
 _STILL = 1e-7
 # The same where z is float32, whose rounding alone moves it by 6e-8 of each entry.
 _STILL_SINGLE = 1e-5
-# Changes after which ρ only rises where F is not convex.
-_SETTLED = 10
+# Changes after which ρ only rises where F is not convex; windows in which z has to come
+# nearer to standing still, or ρ rises by a factor.
+_SETTLED, _PATIENCE, _RISE = 10, 10, 2.0
 
 
 class Balance:
@@ -53,7 +54,8 @@ class Balance:
         ρ for good; None: found by itself.
     convex : bool
         Whether ρ may go up and down for good. Otherwise, after ten changes, it only
-        rises: F has to bend upward with it wherever the clients still move.
+        rises, by two wherever z has not come nearer to standing still in ten windows: F
+        has to bend upward with it wherever the clients still move.
     robust : bool
         Whether ‖Y − Y'‖² is n times the median of the ‖y_i − y_i'‖² instead of their
         sum, in which one client could have any ρ.
@@ -64,7 +66,8 @@ class Balance:
     ) -> None:
         self.fixed, self._convex, self._robust = fixed, convex, robust
         self.penalty = fixed
-        self._changes = self._answers = 0
+        self._changes = self._answers = self._patience = 0
+        self._least = math.inf
         self._duals: list[FloatArray] = []
         self._z: FloatArray = np.empty(0)
 
@@ -115,10 +118,20 @@ class Balance:
             if self._changes > _DEAD_AFTER and 1.0 / _DEAD < ratio < _DEAD:
                 ratio = 1.0
             if not self._convex and self._changes > _SETTLED:
-                ratio = max(ratio, 1.0)
+                ratio = max(ratio, self._stalled(ways[1] / scale))
             # ρ ← ρ · clip(q, 1/c, c)
             self.penalty *= min(max(ratio, 1.0 / most), most)
         self._mark(duals, z)
+
+    def _stalled(self, way: float) -> float:
+        """What ρ rises by: z goes round where the f_i bend down more than ρ up."""
+        self._patience += 1
+        if way < self._least / _RISE:
+            self._least, self._patience = way, 0
+        if self._patience < _PATIENCE:
+            return 1.0
+        self._least, self._patience = way, 0
+        return _RISE
 
     def _mark(self, duals: Sequence[FloatArray], z: FloatArray) -> None:
         # flat: a checkpoint takes entries that were empty at first, not other axes
@@ -129,7 +142,9 @@ class Balance:
         penalty = math.nan if self.penalty is None else self.penalty
         marks = zip(clients, self._duals, strict=False)  # none before there is a ρ
         return {
-            "balance": np.array([penalty, self._changes, self._answers]),
+            "balance": np.array(
+                [penalty, self._changes, self._answers, self._patience, self._least]
+            ),
             "balance/z": self._z,
             **{f"{name}/balance/y": y for name, y in marks},
         }
@@ -138,12 +153,13 @@ class Balance:
         self, state: Mapping[str, FloatArray], clients: Sequence[str]
     ) -> None:
         """Inverse of :meth:`state`; a fixed ρ stays what it is."""
-        penalty, changes, answers = state["balance"].tolist()
+        penalty, changes, answers, patience, self._least = state["balance"].tolist()
         marked = [f"{name}/balance/y" for name in clients]
         if marked[0] in state:
             duals = [np.array(state[key]) for key in marked]
             self._mark(duals, np.array(state["balance/z"]))
         self._changes, self._answers = int(changes), int(answers)
+        self._patience = int(patience)
         if self.fixed is None:
             self.penalty = None if math.isnan(penalty) else penalty
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sim
 from clients import FedFWClient
 from fedtrellis import Callback, RoundRecord
 from fedtrellis.corrective.penalty import Balance
@@ -339,6 +340,17 @@ def test_a_balance_settles(q: float | None, convex: bool, falls: bool) -> None:
         found.append(balance.penalty or 0.0)
     assert (np.diff(found[:8]) != 0.0).any()
     assert (np.diff(found[36:]) < 0.0).any() == falls
+
+
+def test_concave_losses_need_no_penalty_to_be_given() -> None:
+    """z goes round for good if ρ stays where both ways are as long."""
+    config = {"task": "kernel-pca", "method": "fedfw", "rounds": 400}
+    for seed in (0, 4):
+        experiment = sim.app.experiment(config | {"seed": seed})
+        strategy = experiment.strategy()
+        found = experiment.start(strategy).arrays.to_numpy_ndarrays()
+        assert strategy.ending == "converged"
+        assert experiment.task.metrics(found)["optimality-gap"] < 1e-7
 
 
 @pytest.mark.parametrize("curvature", [1e140, 0.0])
