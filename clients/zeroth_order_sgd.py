@@ -129,7 +129,8 @@ class ZerothOrderSGDClient(StatefulClient):
     ) -> tuple[FloatArray, Layout]:
         """Return x, which may have come as weights of a pool, and its layout."""
         if config.get("pool"):
-            layout = Layout.from_list(config["start-shapes"], config["start-dtype"])
+            shapes, dtype = config["start-shapes"], config["start-dtype"]
+            layout = Layout.from_list(*shapes, dtype=dtype)
             if START in self.state:
                 start = self.state[START].reshape(layout.point_shape)
             else:

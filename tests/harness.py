@@ -83,7 +83,8 @@ def contexts(grid: LocalGrid) -> dict[int, Context]:
 
 def memory_of(strategy: Any, context: Context) -> ClientMemory:
     """What a client keeps of a strategy's run between its messages."""
-    return ClientMemory.load(context.state, strategy.conversation.session)
+    known = strategy.conversation
+    return ClientMemory.load(context.state, known.session + known.epoch)
 
 
 def node_states(strategy: Any, grid: LocalGrid) -> dict[str, dict[str, Array]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import operator
 import sys
 import threading
 import tomllib
@@ -15,6 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, cast
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -367,7 +367,7 @@ class App:
         for number in map(str, range(nodes)):
             own = {k: text.replace("{partition}", number) for k, text in texts.items()}
             node_configs.append(entries | own)
-        again = partial(sim_command, nodes=nodes, node_configs=words, program=program)
+        again = partial(sim_command, node_configs=words, program=program)
         records = []
         for config["seed"] in seeds:
             given = config, nodes, node_configs, options.workers, again
@@ -485,9 +485,8 @@ def load_app(directory: Path | None) -> FlowerApp:
     loaded: list[Any] = []
     for key, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
         reference = str(app.get("components", {}).get(key, ""))
-        module, _, name = reference.partition(":")
         try:
-            loaded.append(operator.attrgetter(name)(import_module(module)))
+            loaded.append(resolve_name(reference))
             if not isinstance(loaded[-1], kind):
                 found = type(loaded[-1]).__name__
                 raise TypeError(f"it is a {found}, not a {kind.__name__}")

@@ -140,7 +140,7 @@ class Conversation:
     session : str
         Of this run, for good: state of another session is never used.
     epoch : str
-        Of this server's time in the session; empty until it goes on from a checkpoint.
+        Of this server's time in the session, if clients were not set back with it.
     traffic : Traffic
         Bytes, waves and dropped answers of the round so far.
     """
@@ -181,8 +181,7 @@ class Conversation:
         """Note down whose answers were used, which decides about their states."""
         for name in names:
             client = self.registry.clients[name]
-            client.used_round, client.epoch = server_round, self.epoch
-            client.ready = True
+            client.used_round, client.ready = server_round, True
 
     def note_version(self, *answers: Answer) -> None:
         """Note down which model clients have, of answers that are used."""
@@ -212,22 +211,19 @@ class Conversation:
             agreed = self.registry.agreed
             tell = bool(agreed) and (restore or client.version is None)
             # what a request depends on: all of it exists while others are made
-            state = (client.used_round, client.epoch, name if restore else "")
+            state = client.used_round, name if restore else ""
             key = id(own), id(model), state if stateful else tell
             if not shared or key not in made:
                 config = {
                     **{"session": self.session, "server-round": server_round},
                     **{**model_config, **config},
                 }
+                if self.epoch:
+                    config["epoch"] = self.epoch
                 if not strategy.keep_model:
                     config["keep-model"] = False
                 if stateful:
                     config["used-round"] = client.used_round
-                    # without a server that was started again, neither is there
-                    if client.epoch:
-                        config["used-epoch"] = client.epoch
-                    if self.epoch:
-                        config["epoch"] = self.epoch
                 records: dict[str, Any] = {MODEL: model}
                 if tell:
                     records[AGREED] = ConfigRecord({AGREED: agreed})
@@ -258,8 +254,11 @@ class Conversation:
         have answered, and answers of earlier rounds are among those of this one.
         """
         enough = None
-        if kind == "train" and self.strategy.options.quorum != 1.0:
-            enough = self._enough(len(entries) + len(self.busy))
+        quorum: float = self.strategy.options.quorum
+        if kind == "train" and quorum != 1.0:
+            outstanding = len(entries) + len(self.busy)
+            part = quorum * outstanding if quorum < 1.0 else quorum
+            enough = min(outstanding, ceil(part - 1e-9))
         elif self.asked:
             busy = self.busy
             entries = {n: own for n, own in entries.items() if n not in busy}
@@ -299,12 +298,6 @@ class Conversation:
         for name in todo:
             self.reject(name, "its state could not be restored")
         return [answers[name] for name in self.names if name in answers]
-
-    def _enough(self, outstanding: int) -> int:
-        """How many of the outstanding answers make a quorum."""
-        quorum: float = self.strategy.options.quorum
-        part = quorum * outstanding if quorum < 1.0 else quorum
-        return min(outstanding, ceil(part - 1e-9))
 
     def ask_again(
         self,

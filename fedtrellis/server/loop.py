@@ -48,7 +48,6 @@ from fedtrellis.server.options import AGGREGATIONS, RunOptions
 from fedtrellis.server.records import (
     Checkpoint,
     RunRecord,
-    pack_checkpoint,
     write_checkpoint,
 )
 from fedtrellis.settings import Declared, SettingsError, refused
@@ -669,16 +668,10 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         """
         if num_rounds < 1:
             raise SettingsError(f"num_rounds = {num_rounds} must be at least 1")
-        if not isinstance(initial_arrays, ArrayRecord):
-            raise TypeError(
-                f"initial_arrays is a {type(initial_arrays).__name__}, expected a "
-                "flwr.app.ArrayRecord, for example ArrayRecord([x0])"
-            )
-        if not initial_arrays:
-            raise ValueError(
-                "initial_arrays is empty, expected the model's arrays, for example "
-                "ArrayRecord([x0])"
-            )
+        if not isinstance(initial_arrays, ArrayRecord) or not initial_arrays:
+            wanted = "a flwr.app.ArrayRecord with arrays in it, like ArrayRecord([x0])"
+            kind = type(initial_arrays).__name__
+            raise SettingsError(f"initial_arrays must be {wanted}; it is a {kind}")
         check_same_code(grid)
         for key in sorted(_FLOWERS_STEPS.keys() & (train_config or {}).keys()):
             text = "train_config has %s, which no client of fedtrellis reads: %s"
@@ -951,12 +944,11 @@ class Loop:
         """Write the state after the last finished round, if wanted and still there."""
         if self.options.checkpoint is None or not self.whole:
             return
-        arrays = pack_checkpoint(self.strategy, self.grid, self.whole)
-        path, history = Path(self.options.checkpoint), self.strategy.history
+        path, strategy = Path(self.options.checkpoint), self.strategy
         records = [one for one in self.callbacks if isinstance(one, RunRecord)]
         recorded = path in [one.checkpoint for one in records]
-        write_checkpoint(path, arrays, history, self._saved, recorded)
-        self._saved = len(history)
+        write_checkpoint(path, strategy, self.grid, self._saved, recorded)
+        self._saved = len(strategy.history)
 
 
 def check_same_code(grid: Any) -> None:

@@ -380,11 +380,6 @@ def _spread(curves: Sequence[NDArray[np.float64]]) -> Any:
 _FORMAT = 1
 
 
-def _history_path(path: Path) -> Path:
-    apart = path.with_name(path.name + ".history.jsonl")
-    return apart if apart.exists() else path.with_name("history.jsonl")
-
-
 def _of_run(strategy: Any) -> dict[str, Any]:
     """What a run and a checkpoint that it goes on from have in common, as of JSON."""
     layout, clients = strategy.broadcast.layout, sorted(strategy.clients)
@@ -400,9 +395,15 @@ def _of_run(strategy: Any) -> dict[str, Any]:
     }
 
 
-def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, Any]:
-    """The arrays of a checkpoint; some are the strategy's own, which it may change."""
+def write_checkpoint(
+    path: Path, strategy: Any, grid: Grid, saved: int, recorded: bool
+) -> None:
+    """Write a checkpoint, and the rounds beside it after the first ``saved``.
+
+    If they are ``recorded``, ``history.jsonl`` beside it has them all.
+    """
     conversation, broadcast = strategy.conversation, strategy.broadcast
+    history = strategy.history
     arrays: dict[str, Any] = {"model": broadcast.model}
     arrays |= {f"state/{name}": array for name, array in strategy.state().items()}
     states = getattr(grid, "client_states", None)
@@ -410,14 +411,14 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
         arrays[f"client/{name}"] = np.frombuffer(data, dtype=np.uint8)
     clients = {
         name: {
-            **{"used-round": client.used_round, "epoch": client.epoch},
-            **{"ready": client.ready, **asdict(client.key)},
+            **{"used-round": client.used_round, "ready": client.ready},
+            **asdict(client.key),
         }
         for name, client in conversation.registry.clients.items()
     }
     meta = {
         "run": _of_run(strategy),
-        "round": server_round,
+        "round": history[-1].round,
         "session": conversation.session,
         "epoch": conversation.epoch,
         "version": broadcast.version,
@@ -425,20 +426,6 @@ def pack_checkpoint(strategy: Any, grid: Grid, server_round: int) -> dict[str, A
         "clients": clients,
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
-    return arrays
-
-
-def write_checkpoint(
-    path: Path,
-    arrays: dict[str, Any],
-    history: Sequence[RoundRecord],
-    saved: int,
-    recorded: bool,
-) -> None:
-    """Write a checkpoint, and the rounds beside it after the first ``saved``.
-
-    If they are ``recorded``, ``history.jsonl`` beside it has them all.
-    """
     path.parent.mkdir(parents=True, exist_ok=True)
     apart = path.with_name(path.name + ".history.jsonl")
     lines = [json.dumps(record.to_dict()) for record in history[saved:]]
@@ -499,7 +486,9 @@ class Checkpoint:
                     )
             self._put_back(strategy, grid)
         # later rounds were never part of a checkpoint
-        path, last_round = _history_path(self._path), self._last_round
+        path, last_round = self._path, self._last_round
+        apart = path.with_name(path.name + ".history.jsonl")
+        path = apart if apart.exists() else path.with_name("history.jsonl")
         with refusing(f"{self._name}: its history cannot be read"):
             records = read_history(path.read_text(encoding="utf-8"))
             records = [record for record in records if record.round <= last_round]
@@ -521,35 +510,27 @@ class Checkpoint:
         strategy.load_state(parts["state"])
         for name, saved in meta["clients"].items():
             # its version of the model is left open: whoever has one gets it whole
-            client = conversation.client(name)
-            client.used_round, client.epoch = saved["used-round"], saved["epoch"]
+            conversation.client(name).used_round = saved["used-round"]
         # clients that are not set back too may have been through the rounds to come
-        # already, with a server that got further: those are to be told apart from these
+        # already, with a server that got further
         conversation.epoch = secrets.token_hex(4)
         load = getattr(grid, "load_client_states", None)
-        if load is None:
-            return
         states = {name: array.tobytes() for name, array in parts["client"].items()}
+        if load is None or not states.keys() >= set(strategy.clients):
+            return
         load(states)
-        for name in set(states).intersection(strategy.clients):
+        conversation.epoch = meta["epoch"]
+        for name in strategy.clients:
             # one that never took part has no state to go on from
             conversation.client(name).ready = meta["clients"][name]["ready"]
-        if all(name in states for name in strategy.clients):
-            conversation.epoch = meta["epoch"]
 
 
 # --------------------------------------------------------------------- how it goes on
 
 
-def sim_command(
-    directory: Path,
-    nodes: int = DEFAULT_NODES,
-    node_configs: Sequence[str] = (),
-    program: str = "python sim.py",
-) -> str:
+def sim_command(directory: Path, node_configs: Sequence[str], program: str) -> str:
     """The command that goes on from a record; the grid's options are not in it."""
-    words = [] if nodes == DEFAULT_NODES else ["--nodes", str(nodes)]
-    words += [word for text in node_configs for word in ("--node-config", text)]
+    words = [word for text in node_configs for word in ("--node-config", text)]
     return shlex.join([*program.split(), *words, "-c", f'resume="{directory}"'])
 
 

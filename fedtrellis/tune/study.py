@@ -14,12 +14,9 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +42,7 @@ from fedtrellis.signals import deferred
 from fedtrellis.tune.grey_relational import ranked
 from fedtrellis.tune.metrics import LATENCIES, METRICS, divergence, measure
 from fedtrellis.wire.local_grid import LocalGrid
+from fedtrellis.wire.workers import end_with_parent
 
 NO_KEY = "the app's run config has all that may be set"
 SAMPLERS = ("random", "tpe")
@@ -111,10 +109,6 @@ class Search:
         return found
 
 
-# one process at a time takes a trial
-_taking: Any = nullcontext()
-
-
 def run(search: Search, jobs: int) -> None:
     """Run the trials that are not done yet, in this process or in several."""
     study = search.study()
@@ -124,67 +118,57 @@ def run(search: Search, jobs: int) -> None:
             study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
         for settings in search.drawn()[len(study.trials) :]:
             study.enqueue_trial(settings)
-    waiting = study.get_trials(states=[TrialState.WAITING])
-    searches = [search for trial in waiting if trial.number < search.trials]
     if jobs == 1:
-        for each in searches:
-            _run_next(each)
+        _work(search, nullcontext())
         return
     # fresh interpreters, which load their libraries for one thread each
     for library in _THREADS:
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, spawn, _begin, (spawn.Lock(),))
+    given = search, spawn.Lock()
+    workers = [spawn.Process(target=_work, args=given) for _ in range(jobs)]
     # a terminal's interrupt goes to all of them; this process ends the others
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ended = pool.map(_run_next, searches)
+    for worker in workers:
+        worker.start()
     signal.signal(signal.SIGINT, handler)
     try:
-        for _ in ended:
-            pass
-    except BrokenProcessPool:
-        why = "a process ended by itself, perhaps for lack of memory"
-        raise SettingsError(f"--jobs {jobs}: {why}") from None
+        for worker in workers:
+            worker.join()
     finally:
-        for worker in multiprocessing.active_children():
+        for worker in workers:
             worker.terminate()
+    if any(worker.exitcode for worker in workers):
+        why = "a process ended by itself, perhaps for lack of memory"
+        raise SettingsError(f"--jobs {jobs}: {why}")
 
 
-def _begin(lock: Any) -> None:
-    """Begin one process of several: it ends with the one that made it."""
-    global _taking
-    _taking = lock
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def _run_next(search: Search) -> None:
-    """Run the first of the trials that wait."""
+def _work(search: Search, taking: Any) -> None:
+    """Run the trials that wait, one after the other; ``taking`` is one process's."""
+    if multiprocessing.parent_process():
+        end_with_parent()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = search.study()
-    with _taking, deferred():
-        first = study.get_trials(deepcopy=False, states=[TrialState.WAITING])[0]
-        # a sampler for each trial, so that an interruption changes nothing
-        seed = generator(search.seed, "search", first.number).integers(2**32)
-        study.sampler = samplers.TPESampler(seed=int(seed))
-        trial = study.ask(search.space)
-    outcome = perform(search, trial)
-    status = outcome["status"]
-    with deferred():
-        for name, value in outcome.items():
-            trial.set_user_attr(name, value)
-        if status == "pruned":
-            study.tell(trial, state=TrialState.PRUNED)
-        else:  # samplers go by the loss; what failed may have none: nothing is worse
-            study.tell(trial, outcome.get("loss", math.inf))
-    shown = f"loss {outcome['loss']:.4g}" if status == "completed" else status
-    print(f"trial {trial.number}: {shown}", file=sys.stderr, flush=True)
+    while True:
+        with taking, deferred():
+            waiting = study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+            if not waiting or waiting[0].number >= search.trials:
+                return
+            # a sampler for each trial, so that an interruption changes nothing
+            seed = generator(search.seed, "search", waiting[0].number).integers(2**32)
+            study.sampler = samplers.TPESampler(seed=int(seed))
+            trial = study.ask(search.space)
+        outcome = perform(search, trial)
+        status = outcome["status"]
+        with deferred():
+            for name, value in outcome.items():
+                trial.set_user_attr(name, value)
+            if status == "pruned":
+                study.tell(trial, state=TrialState.PRUNED)
+            else:  # samplers go by the loss; what failed may have none: nothing worse
+                study.tell(trial, outcome.get("loss", math.inf))
+        shown = f"loss {outcome['loss']:.4g}" if status == "completed" else status
+        print(f"trial {trial.number}: {shown}", file=sys.stderr, flush=True)
 
 
 # ----------------------------------------------------------------------------- a trial

@@ -174,24 +174,20 @@ class Layout:
         return [side for shape in self.shapes for side in (len(shape), *shape)]
 
     @staticmethod
-    def from_list(numbers: Sequence[int], dtype: str = "float64") -> Layout:
+    @lru_cache(maxsize=64)
+    def from_list(*numbers: int, dtype: str = "float64") -> Layout:
         """Inverse of :meth:`to_list`."""
-        return _layout_of(tuple(numbers), dtype)
+        shapes, start = [], 0
+        while start < len(numbers):
+            stop = start + 1 + numbers[start]
+            shapes.append(numbers[start + 1 : stop])
+            start = stop
+        return Layout(tuple(shapes), dtype)
 
     def entries(self) -> dict[str, Any]:
         """What a request says of it; that it is float64 goes without saying."""
         dtype = {"model-dtype": self.dtype} if self.dtype != "float64" else {}
         return {"model-shapes": self.to_list(), **dtype}
-
-
-@lru_cache(maxsize=64)
-def _layout_of(numbers: tuple[int, ...], dtype: str) -> Layout:
-    shapes, start = [], 0
-    while start < len(numbers):
-        stop = start + 1 + numbers[start]
-        shapes.append(numbers[start + 1 : stop])
-        start = stop
-    return Layout(tuple(shapes), dtype)
 
 
 class Layers(list[FloatArray]):

@@ -255,7 +255,7 @@ def receive(
     base, arrays = config.get("model-base", -1), record_arrays(record)
     if "model-shapes" in config:
         dtype = config.get("model-dtype", "float64")
-        layout = Layout.from_list(config["model-shapes"], dtype)
+        layout = Layout.from_list(*config["model-shapes"], dtype=dtype)
         # a dense model brings its entries; of the others a few bytes declare any number
         if encoding != "dense" and layout.size > MAX_PARAMETERS:
             raise ValueError(

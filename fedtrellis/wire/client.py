@@ -263,7 +263,7 @@ class Serving:
             context.state[AGREED] = request.content[AGREED]
         self._before = {n: r.copy() for n, r in records.items()} if records else {}
         config, self._status, record = request.read
-        self.config, session = config, config["session"]
+        self.config, session = config, config["session"] + config.get("epoch", "")
         if held is None or held.session != session:
             held = ClientMemory.load(records, session)
         # who has and is sent the same has the same; the requests all exist meanwhile

@@ -262,7 +262,6 @@ class Client:
 
     node_id: int
     used_round: int = 0  # the last of its rounds whose answer was used; 0: none yet
-    epoch: str = ""  # the epoch of that round
     version: int | None = None  # the model version that it is known to have
     ready: bool = False  # whether it is known to have state of this session
     key: Key = Key()  # of the node that answers for it

@@ -21,9 +21,9 @@ client that has neither (its process died before it stored its state, or it is n
 lost everything) asks to be restored, and is sent its state in the same round.
 
 A session is one call of ``strategy.start``: state of another session is never used. A
-server that goes on from a checkpoint goes on with the session, but in a new *epoch*:
-the rounds since the checkpoint happen again, and clients may have state of the first
-time, which another ``epoch`` beside the round gives away.
+server that goes on from a checkpoint goes on with the session. But the rounds since
+happen again: where clients are not set back, too, it adds an ``epoch``, and state of
+another one is not used either.
 """
 
 from __future__ import annotations
@@ -274,7 +274,6 @@ class Kept(NamedTuple):
     """
 
     round: int = NO_ROUND
-    epoch: str = ""
     arrays: Mapping[str, Any] = {}  # which can be pickled, and nobody changes
 
     @classmethod
@@ -288,7 +287,7 @@ class Kept(NamedTuple):
             # a sum of squares that overflows may be one of finite numbers
             if not (isfinite(flat.dot(flat)) or isfinite(flat.sum())):
                 raise FloatingPointError(f"the client's state {name!r} is not finite")
-        return cls(config["server-round"], config.get("epoch", ""), arrays)
+        return cls(config["server-round"], arrays)
 
     def decoded(self) -> dict[str, NDArray[Any]]:
         """The arrays, read-only."""
@@ -318,7 +317,7 @@ class ClientMemory(NamedTuple):
         model = None
         if _MODEL in stored:
             dtype = meta.get("model-dtype", "float64")
-            layout = Layout.from_list(meta["model-shapes"], dtype)
+            layout = Layout.from_list(*meta["model-shapes"], dtype=dtype)
             array = stored[_MODEL]
             model = ReceivedModel(layout, decode(array), meta["model-version"])
             vars(model)["encoded"] = array
@@ -326,8 +325,7 @@ class ClientMemory(NamedTuple):
         for kind in _KEPT:
             names = [n for n in stored if n.startswith(f"{kind}/")]
             arrays = {n.removeprefix(f"{kind}/"): stored[n] for n in names}
-            epoch = meta.get(f"{kind}-epoch", "")
-            kept.append(Kept(meta[f"{kind}-round"], epoch, arrays))
+            kept.append(Kept(meta[f"{kind}-round"], arrays))
         return cls(meta["session"], model, *kept)
 
     def save(self, state: RecordDict) -> None:
@@ -340,7 +338,7 @@ class ClientMemory(NamedTuple):
             meta["model-version"] = self.model.version
             stored[_MODEL] = self.model.encoded
         for kind, kept in both.items():
-            meta |= {f"{kind}-round": kept.round, f"{kind}-epoch": kept.epoch}
+            meta[f"{kind}-round"] = kept.round
             for name, value in kept.arrays.items():
                 array = value if type(value) is Array else encode(value)
                 stored[f"{kind}/{name}"] = array
@@ -359,12 +357,11 @@ class ClientMemory(NamedTuple):
         used = config.get("used-round")
         if used is None:  # the method's clients have no state
             return self._replace(model=model)
-        at = used, config.get("used-epoch", "")
         # the server used the round that was in doubt, or the one before it
-        doubted = used != NO_ROUND and self.provisional[:2] == at
+        doubted = used != NO_ROUND and self.provisional.round == used
         committed = self.provisional if doubted else self.committed
         # whatever this client has, the server's word may count more
-        if committed[:2] == at and not config.get("restore-over", False):
+        if committed.round == used and not config.get("restore-over", False):
             pass
         elif config.get("restore", False):
             given = content[RESTORE] if RESTORE in content else ArrayRecord()
@@ -372,7 +369,7 @@ class ClientMemory(NamedTuple):
             if not config.get("restore-alone", False):
                 # what only this client knows, and the server cannot give back, stays
                 arrays = {**self.committed.arrays, **arrays}
-            committed = Kept(*at, arrays)
+            committed = Kept(used, arrays)
         else:
             raise RestoreNeededError(
                 f"the server used round {used}; this client is at round "

@@ -109,14 +109,15 @@ def _start(nodes: Any, stopped: Callable[[], bool]) -> None:
     # a signal is for the process that all belongs to, which then ends this one
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()  # it was killed, or would have ended this process
-    os._exit(1)
+def end_with_parent() -> None:
+    """Let this process end once the one that started it has, even if that is killed."""
+    parent: Any = multiprocessing.parent_process()
+    # it is joined without a limit of time, and without an exception
+    watch = Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True)
+    watch.start()
 
 
 def _do(what: str, *given: Any) -> Any:

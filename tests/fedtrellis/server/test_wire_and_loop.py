@@ -301,7 +301,7 @@ def test_a_wrong_model_or_number_of_rounds_stops_before_anything_is_sent() -> No
         ([np.zeros(SIZE)], 0, "num_rounds = 0"),
         ([np.array([1.0, np.nan, 0.0])], 1, "not finite"),
         ([np.zeros(4)], 1, r"shape \(4,\)"),
-        ([], 1, "initial_arrays is empty"),
+        ([], 1, "initial_arrays must be"),
     ):
         with pytest.raises(ValueError, match=why):
             Steps().start(grid, ArrayRecord(model), rounds)

@@ -43,7 +43,7 @@ def asked(
 def memory_at(committed: int, provisional: int = NO_ROUND) -> ClientMemory:
     """Of a client whose arrays are as large as the number of their round."""
     kept = [
-        Kept(number, "", {"x": encode(np.full(SIZE, number + 0.0)), "own": OWN})
+        Kept(number, {"x": encode(np.full(SIZE, number + 0.0)), "own": OWN})
         for number in (committed, provisional)
     ]
     return ClientMemory("s", None, kept[0], kept[1] if provisional >= 0 else Kept())
@@ -61,14 +61,11 @@ OWN = encode(np.full(2, 8.0))
         (5, {"used": 3, "restore": -1.0}, (3, -1, 3.0, 8.0)),
         # what only the client knows survives being restored
         (5, {"used": 7, "restore": 7.0}, (7, -1, 7.0, 8.0)),
-        (5, {"used": 3, "used-epoch": "e", "restore": 7.0}, (3, -1, 7.0, 8.0)),
         (5, {"used": 3, "restore-over": True, "restore": 7.0}, (3, -1, 7.0, 8.0)),
         # without a used round only the model changes
         (5, {"used": None}, (3, 5, 3.0, 8.0)),
         (5, {"used": 4}, None),
         (5, {"used": 2}, None),
-        (5, {"used": 3, "used-epoch": "e"}, None),
-        (5, {"used": 5, "used-epoch": "e"}, None),
         # a provisional state that is none is not used
         (NO_ROUND, {"used": NO_ROUND}, None),
     ],
