@@ -25,6 +25,7 @@ BENCHMARKS = {
     "fedgia-safe": "fedgia_safe",
     "torch": "torch_speed",
     "cohorts": "cohorts",
+    "late": "late",
     "engines": "engines.comparison",
     "held-out": "held_out",
     "sets": "sets",

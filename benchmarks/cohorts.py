@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,18 +19,11 @@ from strategies import FedAvgGD
 
 from .report import Aim, Comparison, in_turns, ratios
 
-__all__ = ["FULL", "QUICK", "Heavy", "Size", "compare"]
+__all__ = ["FULL", "QUICK", "Heavy", "compare"]
 
 
-@dataclass(frozen=True)
-class Size:
-    """How many clients, and how often they are measured."""
-
-    clients: int
-    repetitions: int
-
-
-QUICK, FULL = Size(16, 2), Size(64, 3)
+#: How many clients, and how often they are measured.
+QUICK, FULL = (16, 2), (64, 3)
 
 
 class Heavy(Objective):
@@ -63,23 +55,24 @@ def _heavy_round(grid: LocalGrid, rounds: int = 2) -> float:
     return (time.perf_counter() - began) / rounds
 
 
-def compare(size: Size) -> Iterator[Comparison]:
+def compare(size: tuple[int, int]) -> Iterator[Comparison]:
     """Clients of 20 ms in one process and in two."""
+    clients, repetitions = size
     app = client_app(lambda context: FedAvgGDClient(context, Heavy(0.02)))
     with ExitStack() as stack:
         sides = {
             f"workers={n}": partial(
                 _heavy_round,
-                stack.enter_context(closing(LocalGrid(app, size.clients, workers=n))),
+                stack.enter_context(closing(LocalGrid(app, clients, workers=n))),
             )
             for n in (1, 2)
         }
-        found = in_turns(sides, size.repetitions)
+        found = in_turns(sides, repetitions)
     ratio = ratios(*found.values())
     yield Comparison(
         "workers",
         "Clients that compute for 20 ms, in one process and in two: a round, wall time",
-        f"{size.clients} clients, all in every round; in turns, median (min – max). "
+        f"{clients} clients, all in every round; in turns, median (min – max). "
         "Two processes need two cores that nothing else wants.",
         [{**found, "one / two": ratio}],
         [Aim("two workers: 1.7 times as fast", str(ratio), ratio.median >= 1.7)],

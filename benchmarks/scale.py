@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -22,7 +22,7 @@ from strategies import FedFW
 from .report import Comparison, Row, Spread, in_turns, ratios
 from .traffic import app_of
 
-__all__ = ["FULL", "QUICK", "Case", "Sizes", "compare"]
+__all__ = ["FULL", "QUICK", "Case", "compare"]
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,14 @@ class Case:
     rounds: int = 3
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Cases, and how many runs of each."""
-
-    cases: tuple[Case, ...]
-    repetitions: int = 1
-
-
-QUICK = Sizes((Case(10, 1_000), Case(100, 1_000), Case(10, 100_000)))
+QUICK = (Case(10, 1_000), Case(100, 1_000), Case(10, 100_000))
 # a node's state is 24 bytes a parameter: n · p is what memory allows
 _MOST_NODES = {1_000: 10_000, 10_000: 10_000, 100_000: 1_000, 1_000_000: 100}
-FULL = Sizes(
-    tuple(
-        Case(n, p)
-        for p, most in _MOST_NODES.items()
-        for n in (10, 100, 1_000, 10_000)
-        if n <= most
-    )
+FULL = tuple(
+    Case(n, p)
+    for p, most in _MOST_NODES.items()
+    for n in (10, 100, 1_000, 10_000)
+    if n <= most
 )
 
 
@@ -103,20 +93,20 @@ def _fastest_round(case: Case, row: Row, batched: bool) -> float:
     return min(after - before for before, after in pairwise(times))
 
 
-def _row(case: Case, repetitions: int) -> Row:
+def _row(case: Case) -> Row:
     more: Row = {}
     sides = {
         name: partial(_fastest_round, case, more, batched)
         for name, batched in (("one by one", False), ("together", True))
     }
-    found = in_turns(sides, repetitions)
+    found = in_turns(sides, 1)
     each = tuple(seconds / case.nodes for seconds in found["one by one"].values)
     row: Row = {"nodes": case.nodes, "p": f"{case.parameters:,}", **found}
     row["one by one / together"] = ratios(*found.values())
     return {**row, "a node, one by one": Spread(each, "ms"), **more}
 
 
-def compare(sizes: Sizes) -> Iterator[Comparison]:
+def compare(cases: Sequence[Case]) -> Iterator[Comparison]:
     """CPU seconds a round, a row a case."""
     yield Comparison(
         "one-process",
@@ -124,7 +114,6 @@ def compare(sizes: Sizes) -> Iterator[Comparison]:
         "l1 ball, everybody in every round, the cheapest of losses, each node with an "
         "atom of its own: what is measured is client, server and grid, clients one by "
         "one and together. CPU seconds of the process, which has one thread; the "
-        "fastest of a run's rounds, the first left out; runs in turns, median (min – "
-        f"max) of {sizes.repetitions}.",
-        [_row(case, sizes.repetitions) for case in sizes.cases],
+        "fastest of a run's rounds, the first left out.",
+        [_row(case) for case in cases],
     )
