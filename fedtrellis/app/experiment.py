@@ -384,7 +384,7 @@ class CheckNodes(Callback):
         known = {name: strategy._client_properties(name) for name in strategy.clients}
         left_out = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
         if examples is None:
-            strategy.conversation.registry.refuse = lambda properties: (
+            strategy.conversation.refuse = lambda properties: (
                 "the data is dealt among the clients of the start"
             )
             parts = {name: p.get("num-partitions") for name, p in known.items()}

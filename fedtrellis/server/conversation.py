@@ -27,7 +27,6 @@ from fedtrellis.wire.exchange import (
     Client,
     Reason,
     Registry,
-    Traffic,
     exchange,
     listed,
 )
@@ -123,7 +122,7 @@ def refusal_of(status: Mapping[str, Any]) -> Reason | None:
     return Reason(why, code)
 
 
-class Conversation:
+class Conversation(Registry):
     """A run's messages to its clients, and their answers.
 
     Parameters
@@ -135,8 +134,8 @@ class Conversation:
 
     Attributes
     ----------
-    registry : Registry
-        Who the clients are, and what each is known to have.
+    names, clients : list of str, dict of str to Client
+        Identities of the run's clients, in order; what each is known to have.
     session : str
         Of this run, for good: state of another session is never used.
     epoch : str
@@ -147,13 +146,10 @@ class Conversation:
 
     # any: the module of strategies imports this one
     def __init__(self, grid: Grid, strategy: Any) -> None:
-        self.grid, self.strategy = grid, strategy
-        keys, refuse = strategy.options.client_keys, strategy._refuse_newcomer
-        self.registry = Registry(keys, refuse)
-        self.registry.agreed = strategy.agreed
-        self.registry.method = type(strategy).__name__
+        super().__init__(grid, strategy.options.client_keys)
+        self.strategy, self.refuse = strategy, strategy._refuse_newcomer
+        self.agreed, self.method = strategy.agreed, type(strategy).__name__
         self.session, self.epoch = secrets.token_hex(4), ""
-        self.traffic = Traffic()
         #: Requests of earlier rounds that are not answered yet, by client.
         self.asked: dict[str, Asked] = {}
         self._awaited: Awaited = {}
@@ -168,26 +164,21 @@ class Conversation:
                 del self.asked[name]
         return set(self.asked)
 
-    @property
-    def names(self) -> list[str]:
-        """Identities of the run's clients, in order."""
-        return self.registry.names
-
     def client(self, name: str) -> Client:
         """What is known of a client."""
-        return self.registry.clients[name]
+        return self.clients[name]
 
     def note_used(self, server_round: int, *names: str) -> None:
         """Note down whose answers were used, which decides about their states."""
         for name in names:
-            client = self.registry.clients[name]
+            client = self.clients[name]
             client.used_round, client.ready = server_round, True
 
     def note_version(self, *answers: Answer) -> None:
         """Note down which model clients have, of answers that are used."""
         for answer in answers:
             if answer.version is not None:
-                self.registry.clients[answer.client].version = answer.version
+                self.clients[answer.client].version = answer.version
 
     def reject(self, who: str, reason: str) -> None:
         """Note down and log why an answer is dropped."""
@@ -203,13 +194,12 @@ class Conversation:
         made: dict[Any, NodeRequest] = {}
         asked = {}
         for name, own in entries.items():
-            client, config = self.registry.clients[name], dict(own)
+            client, config = self.clients[name], dict(own)
             model, model_config = strategy._model_for(name, config)
             replace = stateful and strategy._replaces_state(name)
             restore = replace or (stateful and not client.ready)
             # a node that may have lost what it keeps is told of tables again
-            agreed = self.registry.agreed
-            tell = bool(agreed) and (restore or client.version is None)
+            tell = bool(self.agreed) and (restore or client.version is None)
             # what a request depends on: all of it exists while others are made
             state = client.used_round, name if restore else ""
             key = id(own), id(model), state if stateful else tell
@@ -226,7 +216,7 @@ class Conversation:
                     config["used-round"] = client.used_round
                 records: dict[str, Any] = {MODEL: model}
                 if tell:
-                    records[AGREED] = ConfigRecord({AGREED: agreed})
+                    records[AGREED] = ConfigRecord({AGREED: self.agreed})
                 if restore:
                     given, restore_config = strategy._state_for(name)
                     config.update(restore_config)
@@ -367,8 +357,8 @@ class Conversation:
         enough: int | None = None,
     ) -> Mapping[str, Message | NodeReply | Reason]:
         """What clients reply to one wave, or why not, in the order of the entries."""
-        grid, known = self.grid, self.registry.clients
-        nodes = [known[name].node_id for name in entries]
+        grid = self.grid
+        nodes = [self.clients[name].node_id for name in entries]
         local = isinstance(grid, LocalGrid) and grid.asks(kind, nodes)
         asked = self._requests(server_round, kind, entries)
         if isinstance(grid, LocalGrid) and local:
@@ -418,7 +408,7 @@ class Conversation:
                 if not isinstance(in_sync := status.get("in-sync"), bool):
                     return Reason(f"the answer has in-sync {in_sync!r}")
                 if not in_sync:
-                    client = self.registry.clients[name]
+                    client = self.clients[name]
                     client.ready, client.version = False, None
                     return None
                 if data := status.get("numbers"):

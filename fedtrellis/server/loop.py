@@ -488,7 +488,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """The model for one client, and entries on it; takes its own out of these."""
-        known = self.conversation.registry.clients[client]
+        known = self.conversation.client(client)
         return self.broadcast.encode(known.version)
 
     def _state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
@@ -785,14 +785,13 @@ class Loop:
                 "whose clients keep state: it needs state() and load_state()"
             )
         resumed = Checkpoint(Path(path))
-        self.conversation.registry.keys = resumed.keys
+        self.conversation.keys = resumed.keys
         return resumed
 
     def _meet(self) -> None:
         """Wait for the clients, and look at what they declare."""
         strategy, options, conversation = self.strategy, self.options, self.conversation
-        count, timeout = options.min_nodes, options.start_timeout
-        conversation.registry.gather(self.grid, count, timeout, conversation.traffic)
+        conversation.gather(options.min_nodes, options.start_timeout)
         strategy.clients = conversation.names
         if options.quorum > (n := strategy.num_clients):
             raise refused("quorum", options.quorum, f"is more than the {n} clients")
@@ -868,11 +867,10 @@ class Loop:
         began = time.perf_counter()
         self.round = server_round
         strategy, conversation = self.strategy, self.conversation
-        registry, traffic = conversation.registry, conversation.traffic
         # with a quorum nobody waits for a node that may never answer
         enough = None if self.options.quorum == 1.0 else 0
-        registry.introduce(self.grid, self.timeout, traffic, True, enough)
-        strategy.clients = registry.names
+        conversation.introduce(self.timeout, True, enough)
+        strategy.clients = conversation.names
         asked = conversation, server_round, self.train_config, self.timeout
         if strategy._one_wave:
             metrics = strategy.run_round(*asked)
@@ -880,7 +878,8 @@ class Loop:
             self.whole = None  # between a round's waves the state is that of none
             with deferred():
                 metrics = strategy.run_round(*asked)
-        waves, evaluated = traffic.waves, None
+        traffic, evaluated = conversation.traffic, None
+        waves = traffic.waves
         every = self.options.client_evaluate_every
         if every and server_round % every == 0:
             with deferred():  # the round is not finished yet, but the state is the next

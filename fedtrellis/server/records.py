@@ -414,7 +414,7 @@ def write_checkpoint(
             **{"used-round": client.used_round, "ready": client.ready},
             **asdict(client.key),
         }
-        for name, client in conversation.registry.clients.items()
+        for name, client in conversation.clients.items()
     }
     meta = {
         "run": _of_run(strategy),

@@ -470,7 +470,7 @@ class SecureSums(Strategy):
         if not drawn:
             return []
         apps = self._apps = self._apps or self._begin(grid)
-        names = {client.node_id: n for n, client in apps.registry.clients.items()}
+        names = {client.node_id: n for n, client in apps.clients.items()}
         there = [names.get(message.metadata.dst_node_id, "") for message in drawn]
         cohort = self._sum.cohort(server_round, there)
         term = {
@@ -529,8 +529,7 @@ class SecureSums(Strategy):
         clients = {name: nodes[node] for node, name in names.items()}
         if len(clients) < len(names):
             raise SettingsError(f"two clients have one name, {mode(names.values())!r}")
-        apps.registry.clients = clients
-        apps.registry.names = sorted(clients, key=identity_order)
+        apps.clients, apps.names = clients, sorted(clients, key=identity_order)
         self._sum.begin(Cohorts(apps.names, 1.0, None, 1.0, 0))
         told = f"{self.largest_weight} {self.metrics} {self._sum.value_range}"
         self._sum.told = told
@@ -564,8 +563,8 @@ class _Apps(Conversation):
     """What is said to apps with secure_sum_mod, whose clients have no names yet."""
 
     def __init__(self, grid: Grid, clients: dict[str, Client]) -> None:
-        self.grid, self.registry, self.traffic = grid, Registry(), Traffic()
-        self.registry.clients = clients
+        Registry.__init__(self, grid)
+        self.clients = clients
         self.session = secrets.token_hex(16)
         self.simulated = isinstance(grid, LocalGrid) or is_simulation(grid)
         # what a round's messages have beside the record on sums

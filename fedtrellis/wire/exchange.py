@@ -196,37 +196,34 @@ def _hello(node_id: int, agreed: str = "") -> Message:
     return Message(content, dst_node_id=node_id, message_type=HELLO, group_id="0")
 
 
-def _connected(grid: Grid, few: Callable[[set[int]], bool], seconds: float) -> bool:
-    """Whether the nodes are no longer too few, or will not be in so many seconds."""
-    began, wait, spoke = time.monotonic(), _SHORTEST_WAIT, 0.0
-    while few(there := set(grid.get_node_ids())):
-        waited = time.monotonic() - began
-        # in this process all are there from the beginning, or never will be
-        if hasattr(grid, "settled") or waited > seconds:
-            return False
-        if waited - spoke >= _SAID_EVERY:
-            spoke = waited
-            text = "waiting for more nodes; %d connected: %.0f of %g s"
-            log(INFO, text, len(there), waited, seconds)
-        pause(wait)
-        wait = min(2 * wait, _LONGEST_WAIT)
-    return True
-
-
 def _gather(
     grid: Grid, count: int, timeout: float, look: Callable[[int], bool] | None = None
 ) -> int:
     """Wait for so many nodes, until no others come or a ``look`` at all is enough."""
-    if not _connected(grid, lambda found: len(found) < count, timeout):
-        found = len(list(grid.get_node_ids()))
-        waits = timeout and not hasattr(grid, "settled")
-        why = f"connected within {timeout:g} s" if waits else "are all there will be"
-        raise TimeoutError(f"min-nodes = {count}: {found} nodes {why}")
+    # in this process all are there from the beginning, or never will be
+    here = hasattr(grid, "settled")
+    began = grew = spoke = time.monotonic()
+    wait, known = _SHORTEST_WAIT, set[int]()
     while True:
         there = set(grid.get_node_ids())
-        done = look is not None and look(len(there))
-        if done or not _connected(grid, there.issuperset, _STILL):
-            return len(there)
+        few = len(there) < count
+        if not few and not there <= known:
+            if look is not None and look(len(there)):
+                return len(there)
+            known, grew, wait = there, time.monotonic(), _SHORTEST_WAIT
+        waited = time.monotonic() - (began if few else grew)
+        if here or waited > (timeout if few else _STILL):
+            if not few:
+                return len(there)
+            within = f"connected within {timeout:g} s"
+            why = within if timeout and not here else "are all there will be"
+            raise TimeoutError(f"min-nodes = {count}: {len(there)} nodes {why}")
+        if waited - (spoke - began) >= _SAID_EVERY:
+            spoke = began + waited
+            text = "waiting for more nodes; %d connected: %.0f of %g s"
+            log(INFO, text, len(there), waited, timeout)
+        pause(wait)
+        wait = min(2 * wait, _LONGEST_WAIT)
 
 
 def await_nodes(grid: Grid, count: int, timeout: float) -> int:
@@ -272,17 +269,15 @@ class Registry:
     """The run's clients by their stable identities, whatever nodes they are on.
 
     By ``client_keys`` a client has to keep the key of the node that first answered for
-    it; None: if that key is a lasting one. ``refuse`` says why a client of such
-    properties, that comes after the start, cannot take part.
+    it; None: if that key is a lasting one.
     """
 
-    def __init__(
-        self,
-        client_keys: str | None = None,
-        refuse: Callable[[Mapping[str, Any]], str] = lambda properties: "",
-    ) -> None:
-        self.client_keys, self.refuse = client_keys, refuse
+    def __init__(self, grid: Grid, client_keys: str | None = None) -> None:
+        self.grid, self.client_keys = grid, client_keys
+        self.traffic = Traffic()
         self.clients: dict[str, Client] = {}
+        #: Why a client of such properties, that comes later, cannot take part.
+        self.refuse: Callable[[Mapping[str, Any]], str] = lambda properties: ""
         #: By name, what clients of an earlier part of the run have.
         self.keys: dict[str, Key] = {}
         self.names: list[str] = []
@@ -293,7 +288,7 @@ class Registry:
         #: The strategy's class, for errors.
         self.method = "the strategy"
 
-    def gather(self, grid: Grid, count: int, timeout: float, traffic: Traffic) -> None:
+    def gather(self, count: int, timeout: float) -> None:
         """Take in the nodes before the start, until no further ones come.
 
         TimeoutError: fewer than ``count`` came; else errors of :meth:`introduce`.
@@ -302,24 +297,19 @@ class Registry:
 
         def whole(count: int) -> bool:
             nonlocal why
-            self.introduce(grid, timeout, traffic, started=False)
+            self.introduce(timeout, started=False)
             counts = [c.properties.get("num-partitions") for c in self.clients.values()]
             if not counts or any(number != count for number in counts):
                 return False
             why = "the whole federation"
             return True
 
-        _gather(grid, count, timeout, whole)
-        if not hasattr(grid, "settled"):
+        _gather(self.grid, count, timeout, whole)
+        if not hasattr(self.grid, "settled"):
             log(INFO, "The run goes with %d nodes: %s", len(self.clients), why)
 
     def introduce(
-        self,
-        grid: Grid,
-        timeout: float,
-        traffic: Traffic,
-        started: bool,
-        enough: int | None = None,
+        self, timeout: float, started: bool, enough: int | None = None
     ) -> None:
         """Ask nodes that are not known yet who they are; see :func:`exchange`.
 
@@ -328,6 +318,7 @@ class Registry:
         SettingsError: two connected nodes have one identity. RunError: no node can
         be used at all.
         """
+        grid, traffic = self.grid, self.traffic
         connected = set(grid.get_node_ids())
         known = {client.node_id for client in self.clients.values()}
         greeted = {node_id for node_id, _ in self._greeted.values()}

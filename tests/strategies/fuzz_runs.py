@@ -263,7 +263,7 @@ def _watch(strategy: Any, tally: Tally, model: int) -> None:
     conversation = strategy.conversation
 
     def everything(t: int) -> bytes:
-        clients = [vars(client) for client in conversation.registry.clients.values()]
+        clients = [vars(client) for client in conversation.clients.values()]
         known = strategy.state() if t else {}  # before round 1 there may be none
         return pickle.dumps((known, strategy.broadcast.model, clients))
 

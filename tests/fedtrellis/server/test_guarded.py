@@ -110,7 +110,7 @@ def test_two_answers_leave_the_model_where_it_is() -> None:
         start(strategy, nodes=4, rounds=9)
     assert not strategy.broadcast.model.any()
     assert all(record.used == 0 for record in strategy.history)
-    clients = strategy.conversation.registry.clients.values()
+    clients = strategy.conversation.clients.values()
     assert all(client.used_round == 0 for client in clients)
 
 

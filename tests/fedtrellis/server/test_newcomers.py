@@ -77,7 +77,7 @@ def test_nobody_waits_for_nodes_of_this_process(
     # the data of a run config is dealt among the nodes of the start
     strategy = FedAvgGD(step_size=0.1, callbacks=[CheckNodes()])
     start(strategy, grid_of(FedAvgGDClient, LOSSES))
-    assert "dealt" in strategy.conversation.registry.refuse({})
+    assert "dealt" in strategy.conversation.refuse({})
 
 
 def joining(strategy: Any, client: Any, after: int, rounds: int) -> list[Array]:
