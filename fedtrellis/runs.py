@@ -170,11 +170,9 @@ def run(
     >>> fedtrellis.run(settings, nodes=4).status  # doctest: +SKIP
     'round limit'
     """
-    app, config = installed_app(), dict(settings)
-    app.registry.check_known(config, "settings")
-    if config.get("results-dir"):
-        config["results-dir"] = str(Path(config["results-dir"]).expanduser().resolve())
-    config = app.default_config() | config
+    app = installed_app()
+    app.registry.check_known(settings, "settings")
+    config = app.default_config() | dict(settings)
     return load_run(app.run_on_nodes(config, nodes, node_configs))
 
 

@@ -11,7 +11,6 @@ Flower checks neither types nor ranges of a run config: that is done here.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -322,12 +321,11 @@ class Declared:
 
     A class defined with ``options=Options``, another declared class, and those below it
     take the fields of ``Options`` as keywords, too: an object's ``options`` has them.
-    A keyword of another library's is an option by ``Options._same``, or answered with
-    what ``Options._elsewhere`` says.
+    A keyword of another library's is an option by ``Options._same``, or refused with
+    ``Options._page``, which has what stands for it.
     """
 
-    #: By names of keywords that do not exist: what to write instead.
-    _elsewhere: ClassVar[Mapping[str, str]] = {}
+    _page: ClassVar[str] = ""
     _same: ClassVar[Mapping[str, Callable[[Any], dict[str, Any]]]] = {}
 
     def __init_subclass__(
@@ -411,16 +409,15 @@ def _with_options(init: Callable[..., None], shared: type[Any]) -> Callable[...,
     def construct(self: Any, *arguments: Any, **values: Any) -> None:
         found = {name: values.pop(name) for name in names.intersection(values)}
         for name in values.keys() - own.parameters.keys():
-            with contextlib.suppress(KeyError):
-                same = shared._same[name](values[name])
-                del values[name]
-                if twice := sorted(same.keys() & found.keys()):
-                    raise SettingsError(f"{name} and {twice[0]} are one option")
-                found |= same
-                continue
-            if ours := shared._elsewhere.get(name):
-                why = f"{name} is no option of {type(self).__name__}"
-                raise SettingsError(f"{why}; what stands for it is {ours}")
+            value = values.pop(name)
+            try:
+                same = shared._same[name](value)
+            except KeyError:
+                why = f"is no option of {type(self).__name__}; {shared._page}"
+                raise refused(name, value, why) from None
+            if twice := sorted(same.keys() & found.keys()):
+                raise SettingsError(f"{name} and {twice[0]} are one option")
+            found |= same
         self.options = shared(**found)
         init(self, *arguments, **values)
 

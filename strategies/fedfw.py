@@ -113,7 +113,7 @@ class FrankWolfeStrategy(RoundStrategy):
         self._was_outside = False
 
     def _domain_of(self, name: str) -> Domain:
-        sent = str(self._client_properties(name).get("domain", ""))
+        sent = str(self.conversation.client(name).properties.get("domain", ""))
         allowed = [self.domain, *self.client_domains]
         if not sent:  # a client of somebody else's
             return self.domain

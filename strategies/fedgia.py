@@ -207,8 +207,9 @@ class FedGiA(RoundStrategy):
         else:
             each = {n: self._bounds_of(n, point.size) for n in self.clients}
             self._settle(each)
-        asked = self._client_properties
-        self._eligible = [name for name in self.clients if not asked(name).get("slow")]
+        known = self.conversation.clients.items()
+        slow = {name for name, client in known if client.properties.get("slow")}
+        self._eligible = [name for name in self.clients if name not in slow]
         if hidden:
             self._eligible = []  # C is empty: an ADMM step would show its client's H_i
         if not self._eligible:
@@ -246,7 +247,7 @@ class FedGiA(RoundStrategy):
 
     def _bounds_of(self, name: str, size: int) -> _Bounds:
         """What a client sent; one of somebody else's may know r_i only."""
-        properties = self._client_properties(name)
+        properties = self.conversation.client(name).properties
         r, mu = (properties.get(key) for key in ("lipschitz", "strong-convexity"))
         if not isinstance(r, float) or not 0.0 < r < inf:
             why = properties.get("lipschitz-problem", f"it sent {r!r}")

@@ -171,8 +171,8 @@ class ZerothOrderSGD(StepsByBounds):
         """What a client of a pool makes the model of: x_0, unless it has it."""
         if self.variant != "fedkseed":
             return {}
-        known = self._client_properties(client).get(START) == self._mark
-        return {} if known else {START: self._start}
+        known = self.conversation.client(client).properties
+        return {} if known.get(START) == self._mark else {START: self._start}
 
     def state(self) -> dict[str, NDArray[Any]]:
         """r, beside the model or the weights of a pool, which are sent as one."""

@@ -209,9 +209,8 @@ class App:
         ``flwr run``.
         """
         config = {**self.registry.defaults, **config}
-        settings = parse(RunSettings, config)
-        experiment, resume = self._meet(grid, config, settings)
-        task = experiment.task
+        experiment, resume = self._meet(grid, config)
+        task, settings = experiment.task, experiment.run
         # finds what only the strategy can find wrong, before there is a record
         warnings = experiment.example._warnings()
         reference, point = experiment.reference(), experiment.start_point()
@@ -223,8 +222,7 @@ class App:
         record.reference, record.warnings = reference, warnings
         record.baseline, record.meaning = task.baseline(), task.meaning()
         if resume_command is None:
-            simulated = not isinstance(grid, LocalGrid) and is_simulation(grid)
-            nodes = len(list(grid.get_node_ids())) if simulated else 0
+            nodes = len(list(grid.get_node_ids())) if is_simulation(grid) else 0
             resume_command = partial(flwr_command, nodes=nodes)
         record.resume = resume_command(record.directory)
         examples = task.nodes.examples if task.on_nodes else None
@@ -252,10 +250,9 @@ class App:
             print(f"Record: {record.directory}", flush=True)
         return record.directory
 
-    def _meet(
-        self, grid: Grid, config: Config, settings: RunSettings
-    ) -> tuple[Experiment, Path | None]:
+    def _meet(self, grid: Grid, config: Config) -> tuple[Experiment, Path | None]:
         """Check what can be before nodes are there; the run, and where it goes on."""
+        settings = parse(RunSettings, config)
         for key in ("results-dir", "resume", "initial-model"):
             # relative to what? a bundle's folder, or that of a SuperLink
             if config[key] and not Path(config[key]).expanduser().is_absolute():
@@ -337,15 +334,12 @@ class App:
             overrides["log-format"] = options.format
         if options.out is not None:
             overrides["results-dir"] = options.out
-        for key in ("results-dir", "resume"):
-            if overrides.get(key):
-                path = Path(str(overrides[key])).expanduser()
-                overrides[key] = str(path.resolve())
         config = self.default_config()
         if overrides.get("resume"):
             # a record knows its own settings; what is given here comes on top
-            config |= self._saved(Path(overrides["resume"]))
-            path = Path(overrides["resume"]) / "checkpoint.npz"
+            record = Path(overrides["resume"]).expanduser()
+            config |= self._saved(record)
+            path = record / "checkpoint.npz"
             if options.nodes is None and path.is_file():
                 options.nodes = len(Checkpoint(path).keys)
         nodes = DEFAULT_NODES if options.nodes is None else options.nodes
@@ -380,9 +374,14 @@ class App:
         nodes: int,
         node_configs: Sequence[Mapping[str, Any]] = (),
         workers: int = 1,
-        resume_command: Callable[[Path], str] = flwr_command,
+        resume_command: Callable[[Path], str] | None = None,
     ) -> Path:
         """:meth:`run` a config of all keys on a grid in this process."""
+        # here relative paths have a meaning
+        for key in ("results-dir", "resume"):
+            if config[key]:
+                path = Path(str(config[key])).expanduser().resolve()
+                config = {**config, key: str(path)}
         grid = LocalGrid(
             self.client_app,
             nodes,

@@ -364,26 +364,16 @@ class Conversation(Registry):
         if isinstance(grid, LocalGrid) and local:
             return grid.ask(asked, server_round, self.traffic)
         group = str(server_round)
-        messages = {
-            name: Message(request.content, node_id, kind, group_id=group)
-            for name, (node_id, request) in asked.items()
-        }
-        return self._exchange(messages, timeout, enough)
-
-    def _exchange(
-        self,
-        messages: Mapping[str, Message],
-        timeout: float,
-        enough: int | None = None,
-    ) -> dict[str, Message | Reason]:
-        """What clients reply to their messages, or why not; see :meth:`ask`."""
-        nodes = {self.client(name).node_id: name for name in messages}
+        messages = [
+            Message(request.content, node_id, kind, group_id=group)
+            for node_id, request in asked.values()
+        ]
+        of = dict(zip(nodes, entries, strict=True))
         if enough is not None:
-            nodes |= {self.asked[name].node_id: name for name in self.busy}
+            of |= {self.asked[name].node_id: name for name in self.busy}
         awaited = None if enough is None else self._awaited
-        asked = self.grid, list(messages.values()), timeout, self.traffic
-        found = exchange(*asked, nodes, awaited, enough)
-        return {name: found[node] for node, name in nodes.items() if node in found}
+        found = exchange(grid, messages, timeout, self.traffic, of, awaited, enough)
+        return {name: found[node] for node, name in of.items() if node in found}
 
     def _open(
         self, reply: Message | NodeReply | Reason, name: str, expected: dict[str, Any]

@@ -413,10 +413,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         stacked, counts = np.asarray(points, np.float64), self._examples_of(answers)
         return cast(FloatArray, np.average(stacked, axis=0, weights=counts))
 
-    def _client_properties(self, client: str) -> dict[str, Any]:
-        """What a client answered to the introduction (its ``get_properties``)."""
-        return self.conversation.client(client).properties
-
     @property
     def _expected_participation(self) -> float:
         """How likely a client is to take part in a round: p, or ⌈p·n⌉/n if fixed."""
@@ -520,7 +516,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         return dict(zip(self.clients, (counts / counts.max()).tolist(), strict=True))
 
     def _examples_of(self, clients: Iterable[str]) -> FloatArray:
-        return np.array([float(self._client_properties(n)[EXAMPLES]) for n in clients])
+        known = self.conversation.clients
+        return np.array([float(known[n].properties[EXAMPLES]) for n in clients])
 
     def _refuse_newcomer(self, properties: Mapping[str, Any]) -> str:
         """Why a client that comes after the start cannot take part; empty if it can."""
@@ -549,7 +546,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 self.conversation.reject(answer.client, why)
                 continue
             # a client weighs what it declared, or what its first evaluation said
-            declared = self._client_properties(answer.client)
+            declared = self.conversation.client(answer.client).properties
             examples = int(declared.setdefault(EXAMPLES, count))
             metrics.append({**answer.metrics, EXAMPLES: examples})
         return mean_metrics(metrics, equal=equal, median=self.aggregator.robust)
@@ -806,7 +803,7 @@ class Loop:
             part.begin(cohorts)
         if options.client_weights == "examples":
             for client in strategy.clients:
-                if not strategy._client_properties(client).get(EXAMPLES):
+                if not conversation.client(client).properties.get(EXAMPLES):
                     raise SettingsError(
                         f"client_weights = 'examples': client {client} declared none; "
                         "its objective needs num_examples"

@@ -50,24 +50,6 @@ _SAME: dict[str, Callable[[Any], dict[str, Any]]] = {
     "min_available_nodes": lambda count: {"min_nodes": count},
     "weighted_by_key": lambda key: {"client_weights": _WEIGHTS[key]},
 }
-# Others, and what is nearest to them
-_FLOWERS = {
-    "fraction_evaluate": "client_evaluate_every, which asks all clients",
-    "min_train_nodes": "min_nodes, before the start",
-    "min_evaluate_nodes": "client_evaluate_every, which asks all clients",
-    "weighted_by_key": "client_weights = 'examples', for num-examples",
-    "arrayrecord_key": "nothing: client_app knows the record",
-    "configrecord_key": "nothing: client_app knows the record",
-    "proximal_mu": "proximal_weight, of FedProx",
-    "eta": "server_step_size, of FedOpt",
-    "server_learning_rate": "server_step_size, of FedOpt",
-    "eta_l": "step_size",
-    "beta_1": "server_momentum, of FedOpt",
-    "beta_2": "second_moment, of FedOpt",
-    "tau": "adaptivity, of FedOpt",
-    "train_metrics_aggr_fn": "aggregate, which a method's class may override",
-    "evaluate_metrics_aggr_fn": "evaluation_weights, of a mean",
-}
 
 
 class RunOptions(Declared):
@@ -83,7 +65,7 @@ class RunOptions(Declared):
     (0.5, 1)
     """
 
-    _same, _elsewhere = _SAME, _FLOWERS
+    _same, _page = _SAME, "Flower's stand in docs/from-flower.md, with ours"
 
     participation: float = setting(
         1.0,

@@ -74,11 +74,9 @@ class RoundStrategy(LoopStrategy):
         ``"secure-sum"`` each is the mean of its block. Rounds count from 1.
         """
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        cls._one_wave = cls.run_round is RoundStrategy.run_round
-
-    _one_wave = True
+    @property
+    def _one_wave(self) -> bool:  # type: ignore[override]
+        return type(self).run_round is RoundStrategy.run_round
 
     def run_round(
         self,

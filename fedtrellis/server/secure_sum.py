@@ -50,6 +50,7 @@ from fedtrellis.wire.exchange import (
     Registry,
     Traffic,
     await_nodes,
+    exchange,
 )
 from fedtrellis.wire.flower_internals import is_simulation, log
 from fedtrellis.wire.local_grid import LocalGrid
@@ -578,16 +579,14 @@ class _Apps(Conversation):
         common: dict[str, Any] = {"session": self.session, "step": step}
         common["simulated"] = self.simulated
         content = self.content if step == "term" else {}
-        messages = {
-            name: Message(
-                RecordDict({**content, RECORD: ConfigRecord({**common, **entry})}),
-                self.client(name).node_id,
-                "train",
-            )
-            for name, entry in entries.items()
-        }
-        answers = []
-        for name, reply in self._exchange(messages, timeout).items():
+        messages = []
+        for name, entry in entries.items():
+            record = ConfigRecord({**common, **entry})
+            node_id, sent = self.client(name).node_id, {**content, RECORD: record}
+            messages.append(Message(RecordDict(sent), node_id, "train"))
+        of, answers = {self.client(name).node_id: name for name in entries}, []
+        replies = exchange(self.grid, messages, timeout, self.traffic, of)
+        for name, reply in ((of[node], reply) for node, reply in replies.items()):
             if isinstance(reply, Message) and RECORD not in reply.content:
                 reply = Reason("it answered in the clear, without secure_sum_mod")
             if isinstance(reply, Reason):

@@ -103,16 +103,9 @@ def search(options: argparse.Namespace) -> None:
     except Exception as error:  # SQLAlchemy's own, among others
         text = f"--out {out} cannot be used: {one_line(error)}"
         raise SettingsError(text) from None
-    about = {
-        "app": app.name,
-        "nodes": options.nodes,
-        "seed": options.seed,
-        "sampler": options.sampler,
-        "pruner": options.pruner,
-        "seeds": seeds,
-        "config": fixed,
-        "search": {key: f"{each!r}" for key, each in space.items()},
-    }
+    same = ("nodes", "seed", "sampler", "pruner", "seeds")
+    about = {"app": app.name, **{name: getattr(what, name) for name in same}}
+    about |= {"config": fixed, "search": {key: repr(one) for key, one in space.items()}}
     for key, value in study.user_attrs.get("search", about).items():
         if about[key] != value:
             other = f"another search, with {key} = {value!r} instead of {about[key]!r}"
