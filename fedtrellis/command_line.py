@@ -11,7 +11,7 @@ from typing import Any
 from fedtrellis.app.application import installed_app
 from fedtrellis.app.check import add_check_options, check
 from fedtrellis.app.command_line import Parser, add_run_options, perform
-from fedtrellis.app.new_method import add_new_method_options, new_method
+from fedtrellis.app.new_method import new_method
 from fedtrellis.app.registry import print_list
 from fedtrellis.runs import add_commands, load_run, print_runs
 from fedtrellis.tune.command_line import add_search_options, search
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_search_options(add("tune", search, "search for an app's settings"))
     add_commands(add)
     what = "a package with a method of one's own, and its tests"
-    add_new_method_options(add("new-method", new_method, what))
+    made = add("new-method", new_method, what)
+    made.add_argument("name", metavar="NAME", help="of the method, such as my-method")
     return perform(lambda options: options.act(options), parser, arguments)
 
 

@@ -90,11 +90,6 @@ def shown_seeds(seeds: Sequence[int]) -> str:
     return ",".join(map(str, known))
 
 
-def add_seeds(parser: argparse.ArgumentParser, what: str) -> None:
-    """The option ``--seeds``, for :func:`read_seeds`."""
-    parser.add_argument("--seeds", metavar="0..4", help=what)
-
-
 def add_run_config(parser: argparse.ArgumentParser, what: str) -> None:
     """The option ``-c``, for :func:`read_config`."""
     parser.add_argument(
@@ -114,7 +109,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     text = "processes that the nodes are spread over, where clients take long [1]"
     add("--workers", type=int, default=1, metavar="N", help=text)
     add_run_config(parser, "settings")
-    add_seeds(parser, "a run with each of these, 0..4 or 0,1,5 [the setting seed]")
+    text = "a run with each of these, 0..4 or 0,1,5 [the setting seed]"
+    add("--seeds", metavar="0..4", help=text)
     text = "entries of every node's config, as flower-supernode takes them; "
     text += "{partition} in a text becomes the node's number from 0"
     several: Any = {"action": "append", "default": [], "metavar": "'key=value ...'"}

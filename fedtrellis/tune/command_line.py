@@ -10,7 +10,6 @@ from pathlib import Path
 from fedtrellis.app.application import load_app, one_line
 from fedtrellis.app.command_line import (
     add_run_config,
-    add_seeds,
     read_config,
     read_seeds,
 )
@@ -32,7 +31,7 @@ def add_search_options(tune: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, default=10, help="simulated nodes [10]")
     add_run_config(tune, "settings of all trials")
     text = "runs of each trial, whose metrics are averaged [one, of the setting seed]"
-    add_seeds(tune, text)
+    add("--seeds", metavar="0..4", help=text)
     add("--sampler", default="random", help="who draws: random or tpe [random]")
     text = "which trials end early: none, median, halving or hyperband [none]"
     add("--pruner", default="none", help=text)

@@ -106,7 +106,7 @@ def change_model(
         return Message(given, reply_to=message)
 
     for mod in reversed(mods):
-        following = partial(_call, mod, following)
+        following = partial(mod, call_next=following)
     # no other place knows of this message: its names and times mean nothing
     place = Metadata(0, "", 0, 0, "", "", time.time(), 3600.0, "train")
     content = RecordDict({"arrays": ArrayRecord([model]), "config": asked})
@@ -116,7 +116,3 @@ def change_model(
     records: Any = reply.content
     changed = records["arrays"].to_numpy_ndarrays()[0].astype(model.dtype, copy=False)
     return [changed], examples, dict(records["metrics"].items())
-
-
-def _call(mod: Any, following: Any, message: Message, context: Context) -> Any:
-    return mod(message, context, following)

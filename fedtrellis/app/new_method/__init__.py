@@ -12,11 +12,6 @@ from fedtrellis.app.application import installed_app
 from fedtrellis.settings import SettingsError
 
 
-def add_new_method_options(parser: argparse.ArgumentParser) -> None:
-    """What ``fedtrellis new-method`` takes."""
-    parser.add_argument("name", metavar="NAME", help="of the method, such as my-method")
-
-
 def new_method(options: argparse.Namespace) -> None:
     """Write a package in the folder NAME: both halves, entry point, tests."""
     name: str = options.name
