@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,13 @@ class FedAvgGDClient(MethodClient):
     def __init__(self, context: Context, objective: DifferentiableLoss) -> None:
         self.client_id = client_identity(context)
         self.objective = objective
+        # seconds, against a local deadline; a grid may have virtual ones
+        self.clock = getattr(context, "clock", time.monotonic)
 
     fit_lipschitz = answer_lipschitz
 
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
-        """The local model x_i after k_0 steps."""
+        """The local model x_i after k_0 steps, or those that a deadline allows."""
         # x_i ← x_i − γ_k ∇f_i(x_i), k_0 times from x
         return scheduled_steps(self, x, config)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from math import ceil, inf, isfinite, log2, sqrt
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
-from fedtrellis.wire.protocol import ANSWER_BOUND
+from fedtrellis.wire.protocol import ANSWER_BOUND, DEADLINE, STEPS
 from fedtrellis.wire.summing import ATTEMPT
 
 #: With a robust average a bound is at most this times the clients' median: f is no more
@@ -47,6 +47,18 @@ def sizes_of(config: Mapping[str, Any]) -> tuple[float, ...]:
     """The step sizes of the round that a request of ``FedAvgGD`` and its like is of."""
     names = ("step-schedule", "step-size", "local-steps", "server-round")
     return step_sizes(*(config[name] for name in names))
+
+
+def work_of(sizes: Sequence[float], pull: float = 0.0) -> float:
+    """‖a‖₁ of steps of these sizes, whose x_0 − x_k is Σ a_j ∇f_i(x_j).
+
+    ``pull`` is μ of :func:`take_steps`. Source: FedNova, arXiv 2007.07481, section 4.
+    """
+    total = 0.0
+    for gamma in sizes:
+        # a ← (1 − γ_k μ) a, and γ_k for the new gradient
+        total = abs(1.0 - gamma * pull) * total + gamma
+    return total
 
 
 def check_steps(
@@ -202,7 +214,7 @@ def mini_batches(
 
 def take_steps(
     x: FloatArray,
-    sizes: Sequence[float],
+    sizes: Iterable[float],
     batches: MiniBatches | None = None,
     *,
     config: Mapping[str, Any] | None = None,
@@ -213,15 +225,16 @@ def take_steps(
 
     A part of a client's ``steps``: ``x_i = yield from take_steps(...)``, for the γ_k in
     ``sizes``, with a mini-batch of ``batches`` a step; ``pull`` is μ, ``correction`` c.
-    Without a correction it first asks for the end of all steps, for a ``Descent``. With
-    the server's ``config`` every point on the way is checked by :func:`check_steps`, or
-    the last alone where it is all that there is. FloatingPointError: the steps have
+    Without a correction it first asks for the end of all steps, for a ``Descent``; not
+    of an iterator, which is asked for each size after the step before. With the
+    server's ``config`` every point on the way is checked by :func:`check_steps`, or the
+    last alone where it is all that there is. FloatingPointError: the steps have
     diverged, or a gradient is NaN.
     """
     bound = inf
     if config is not None:
         bound = float(config.get("answer-bound", ANSWER_BOUND))
-    if correction is None:
+    if correction is None and isinstance(sizes, Sequence):
         moved: FloatArray | None = yield Descent(x, sizes, batches, pull, bound)
         if moved is not None:
             if config is not None:
@@ -253,9 +266,28 @@ def scheduled_steps(
     *,
     pull: float = 0.0,
     correction: FloatArray | None = None,
-) -> Generator[Request, Any, FloatArray]:
-    """:func:`take_steps` of a client as a request of ``FedAvgGD`` and its like asks."""
+) -> Generator[Request, Any, Any]:
+    """:func:`take_steps` of a client as a request of ``FedAvgGD`` and its like asks.
+
+    With a local deadline as many as fit by the client's ``clock``, one at least; it
+    returns what ``fit`` does, with their number.
+    """
     batches = mini_batches(client.objective, client.client_id, config)
-    return take_steps(
-        x, sizes_of(config), batches, config=config, pull=pull, correction=correction
-    )
+    steps = partial(take_steps, config=config, pull=pull, correction=correction)
+    sizes, taken = sizes_of(config), 0
+    if DEADLINE not in config:
+        return (yield from steps(x, sizes, batches))
+    # a multiple of a step's time may lie above it by rounding alone
+    deadline = config[DEADLINE] * (1.0 + 1e-9)
+
+    def fitting() -> Iterator[float]:
+        nonlocal taken
+        began = client.clock()
+        for taken, gamma in enumerate(sizes, start=1):
+            yield gamma  # the step is taken meanwhile
+            each = (client.clock() - began) / taken
+            if each * (taken + 1) > deadline:
+                return
+
+    x_i = yield from steps(x, fitting(), batches)
+    return [client.layout.to_wire(x_i)], 0, {STEPS: taken}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from math import inf, isfinite, nan
 from typing import Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from fedtrellis.local_steps import (
     hidden_bounds,
     largest_bound,
     step_sizes,
+    work_of,
 )
 from fedtrellis.server.aggregation import Aggregation, Private
 from fedtrellis.server.conversation import Answer, Conversation
@@ -25,6 +26,7 @@ from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.flower_internals import log
+from fedtrellis.wire.protocol import STEPS
 
 # A mean of signs is a multiple of 1/n.
 _DRAW = 1e-9
@@ -169,10 +171,17 @@ class FedAvgGD(LocalModels):
     more it ends beside the minimiser, where the clients' steps cancel, unless γ_k falls
     to zero.
 
+    With ``local_deadline`` client i takes τ_i ≤ k_0 of the steps, those that fit, and
+    the mean is FedNova's: of x + (s̄/s_i) (x_i − x), where s_i is Σ γ_k over its steps,
+    as a part of that over all k_0, and s̄ the mean of the s_i, with a robust
+    ``aggregation`` their median.
+
     Source: the baseline of Zhou and Li, "Efficient and Convergent Federated Learning",
     IEEE Trans. Signal Processing 2023, arXiv 2205.01438, section V.D, after McMahan et
     al., AISTATS 2017, algorithm 1, with all of a client's examples in its batch and
-    clients of equal weight.
+    clients of equal weight. FedNova: Wang, Liu, Liang, Joshi, Poor, "Tackling the
+    Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
+    2020, arXiv 2007.07481.
 
     Notes
     -----
@@ -201,6 +210,7 @@ class FedAvgGD(LocalModels):
 
     name = "fedavg-gd"
     about = "FedAvg with full local gradients, without a constraint"
+    _normalises: ClassVar[bool] = True
 
     local_steps: int = setting(
         5, "gradient steps of a client in a round", symbol="k_0", minimum=1
@@ -226,12 +236,47 @@ class FedAvgGD(LocalModels):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps; the round decides which k they are."""
-        entries = entries_of(self, "local_steps", "step_size", "step_schedule")
-        if self.step_size is None:
-            entries = self._with_sizes(entries)
+        entries = self._with_sizes(entries_of(self, "local_steps", "step_schedule"))
         if self.batch_fraction < 1.0:
             entries |= entries_of(self, "batch_fraction", "seed")
+        if self.options.local_deadline is not None:
+            entries |= entries_of(self.options, "local_deadline")
         return entries
+
+    def check(self, answer: Answer) -> FloatArray:
+        """The local model x_i; with a deadline only of a possible number of steps."""
+        point, most = super().check(answer), self.local_steps
+        if self.options.local_deadline is not None:
+            taken = answer.metrics.get(STEPS)
+            if type(taken) is not int or not 1 <= taken <= most:
+                raise ValueError(f"the answer has {STEPS} {taken!r}, not 1 to {most}")
+        return point
+
+    def _work(self, answer: Answer) -> float:
+        """s_i, the part that a client has done of what it was asked for."""
+        size, mu = self._settled("step_size"), getattr(self, "proximal_weight", 0.0)
+        asked = self.step_schedule, size, self.local_steps, answer.server_round
+        sizes, taken = step_sizes(*asked), answer.metrics[STEPS]
+        return work_of(sizes[:taken], mu) / work_of(sizes, mu)
+
+    def _normalised(
+        self, checked: dict[str, Any], answers: Sequence[Answer]
+    ) -> dict[str, Any]:
+        """The x_i, as far from x as by the mean work of those who answered."""
+        if self.options.local_deadline is None:
+            return checked
+        work = {a.client: self._work(a) for a in answers if a.client in checked}
+        if len(set(work.values())) == 1:
+            return checked
+        shares, weights = list(work.values()), None
+        if self.options.client_weights == "examples":
+            weights = self._examples_of(work)
+        # a few liars choose no median
+        mean = np.average(shares, weights=weights)
+        mean = np.median(shares) if self.aggregator.robust else mean
+        # x + (s̄/s_i) (x_i − x)
+        x = self.broadcast.model.astype(np.float64)
+        return {n: x + mean / work[n] * (x_i - x) for n, x_i in checked.items()}
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the local models of those who answered."""
@@ -304,7 +349,8 @@ class FedProx(FedAvgGD):
         server   x ← (1/|S|) Σ over S of x_i, S those who answered
 
     The client's steps minimise h_i(x_i) = f_i(x_i) + (μ/2)‖x_i − x‖², so that many of
-    them do not carry it off to its own minimiser.
+    them do not carry it off to its own minimiser. With ``local_deadline`` a step counts
+    in s_i for what later ones leave of it, γ_k Π (1 − γ_j μ) over j > k.
 
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in
     Heterogeneous Networks", MLSys 2020, arXiv 1812.06127, algorithm 2, with k_0
@@ -480,6 +526,7 @@ class Scaffold(FedAvgGD):
     # each c_i is replayed from its x_i
     needs, _linear, _replayed = "each", True, "_controls"
     _late: Late = ""  # a late c_i would be of another c
+    _normalises = False  # nor would a c_i of fewer steps be of all
     stateful = True
     _newcomers = False
     _kept = ("_controls",)
@@ -567,6 +614,7 @@ class CompressedSGD(FedOpt):
     about = "FedAvg whose changes go up as few entries, levels or signs"
     stateful = True
     _late: Late = ""
+    _normalises = False
     _sent_arrays = (0, 1)
     _state_settings: tuple[str, ...] = ("optimizer", "compressor")
 

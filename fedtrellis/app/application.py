@@ -80,7 +80,7 @@ _AGREED_KEY = "data.agreed"
 _FREE = {
     *("resume", "results-dir", "rounds", "timeout", "checkpoint-every", "min-nodes"),
     *("max-failed-rounds", "answer-bound", "client-keys", "quorum", "max-delay"),
-    *("log-format", "picture", "track"),
+    *("local-deadline", "log-format", "picture", "track"),
 }
 
 

@@ -187,6 +187,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     # what becomes of an answer of an earlier round: "vector", the client's last, as
     # good as any; "change", which counts less with age; "": it is of no use
     _late: Late = ""
+    _normalises: ClassVar[bool] = False  # answers of fewer local steps than asked for
     _replayed: ClassVar[str] = ""  # the attribute with what is replayed of clients
     _private_mechanism: ClassVar[Mechanism | None] = None  # of privacy="local"
     _private_releases = 1  # of a client in a round
@@ -585,6 +586,12 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 need("quorum", [1], "apply beside secure sums or noise")
         elif options.max_delay is not None:
             raise refused("max-delay", options.max_delay, "needs a quorum below all")
+        if options.local_deadline is not None:
+            why = "" if self._normalises else f"does not {method}{beside}"
+            if self.aggregator.seen_by != "method" or options.privacy != "none":
+                why = "does not apply beside secure sums or noise"
+            if why:
+                raise refused("local-deadline", options.local_deadline, why, ["auto"])
         if self.needs != "sum":
             need("client_weights", ["equal"], method)
         elif not issubclass(kind, Mean):

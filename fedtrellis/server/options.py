@@ -179,6 +179,14 @@ class RunOptions(Declared):
         "answers; auto: 100 with a quorum, else never",
         minimum=1,
     )
+    local_deadline: float | None = setting(
+        None,
+        "seconds for a client's local steps: it takes those that fit, at least one, "
+        "and the mean is normalised by how many they were; auto: no deadline",
+        note="for methods that average where local steps of gradients lead, see "
+        ":doc:`faults`",
+        above=0.0,
+    )
     max_failed_rounds: int = setting(
         5, "rounds in a row without a usable answer that end the run", minimum=1
     )

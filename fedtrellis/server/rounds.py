@@ -13,7 +13,7 @@ from fedtrellis.server.aggregation import Sealed
 from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.model_mods import NORM_BIT
-from fedtrellis.wire.protocol import ANSWER_BOUND
+from fedtrellis.wire.protocol import ANSWER_BOUND, STEPS
 
 
 class RoundStrategy(LoopStrategy):
@@ -123,6 +123,12 @@ class RoundStrategy(LoopStrategy):
             entries[name] = made.setdefault(name if alone else repr(own), common | own)
         return entries
 
+    def _normalised(
+        self, checked: dict[str, Any], answers: Sequence[Answer]
+    ) -> dict[str, Any]:
+        """What was checked, as if all clients had taken as many local steps."""
+        return checked
+
     def _use(
         self, server_round: int, answers: Sequence[Answer]
     ) -> dict[str, float] | None:
@@ -145,9 +151,9 @@ class RoundStrategy(LoopStrategy):
             self._loop.whole = None
             if self.conversation.silent:
                 self._welcome(checked)
-            given = checked
+            given = self._normalised(checked, answers)
             if aggregator.seen_by == "server":
-                given = {name: Sealed(value) for name, value in checked.items()}
+                given = {name: Sealed(value) for name, value in given.items()}
             metrics = self.aggregate(server_round, given)
             bits = [a.metrics.get(NORM_BIT) for a in answers if a.client in checked]
             if aggregator.seen_by == "method" and None not in bits:
@@ -160,6 +166,9 @@ class RoundStrategy(LoopStrategy):
             if self.options.quorum != 1.0:
                 counts = {"late": len(late.keys() & checked.keys())}
                 metrics = metrics | counts | {"members": len(self._members)}
+            if self.options.local_deadline is not None:
+                taken = [a.metrics[STEPS] for a in answers if a.client in checked]
+                metrics = metrics | {STEPS: float(np.mean(taken))}
             self._zeroed.difference_update(checked)
             for part in self._parts:
                 metrics = metrics | part.metrics()

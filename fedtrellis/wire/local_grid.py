@@ -12,6 +12,7 @@ import json
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from math import inf
 from typing import Any, cast
 
@@ -55,8 +56,11 @@ from fedtrellis.wire.flower_internals import (
 )
 from fedtrellis.wire.protocol import (
     ARRAYS,
+    CONFIG,
+    DEADLINE,
     METRICS,
     STATUS,
+    STEPS,
     NodeContext,
     NodeReply,
     NodeRequest,
@@ -92,13 +96,18 @@ class Nodes:
         #: Whether no further request is to be handled.
         self.stopped: Callable[[], bool] = lambda: False
 
-    def ask(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
+    def ask(
+        self, asked: Sequence[tuple[int, Any]], paces: Mapping[int, tuple[float, int]]
+    ) -> list[Any]:
         """The replies of nodes, or texts that say why there is none, in their order.
 
         At most one to a node: to requests for a ``MethodApp``'s functions, or else to
-        whole messages.
+        whole messages. ``paces`` has virtual seconds of a step, and steps, by node.
         """
         contexts, received = self.contexts, dict[Any, ReceivedModel]()
+        for node_id in paces.keys() & contexts.keys():
+            # read at the start, and after every step
+            vars(contexts[node_id])["clock"] = count(0.0, paces[node_id][0]).__next__
         app: Any = self.app
         replies: list[Any] = [InterruptedError("the wave was given up")] * len(asked)
         servings = [
@@ -171,7 +180,8 @@ class LocalGrid(Grid):
     delay : callable, optional
         ``delay(index, number)``: how many seconds of virtual time node ``index`` takes
         for message ``number`` of the grid. Nobody waits for them: :meth:`clock` moves
-        on to the next answer. Every node computes at once, with what it was sent.
+        on to the next answer. Every node computes at once, with what it was sent. Its
+        local steps take the same time each, of which a ``local_deadline`` allows some.
     **faults : float
         Probabilities in [0, 1] of the faults of :data:`FAULTS`, drawn for every train
         and evaluate message on its own. Introductions (queries) are spared.
@@ -249,6 +259,8 @@ class LocalGrid(Grid):
         self._nodes: Nodes | Workers = Nodes(client_app, self._contexts, batched)
         self.delay, self._time = delay, 0.0
         self._due: dict[str, float] = {}  # when messages are answered, by their ids
+        # virtual seconds of a step of nodes, and the steps that they are asked for
+        self._paces: dict[int, tuple[float, int]] = {}
         self._handled = 0  # numbers the messages, for their ids and their faults
         self._replies: list[Message] = []
         self._late: list[Message] = []
@@ -394,7 +406,7 @@ class LocalGrid(Grid):
         By the clients' names, at most one request to a node. ``traffic`` counts the
         bytes that messages would have taken, which are not made.
         """
-        replies = self._handlers().ask(list(asked.values()))
+        replies = self._handlers().ask(list(asked.values()), {})
         digits = len(str(server_round))
         statuses: dict[int, int] = {}  # bytes of those that replies have in common
         found: dict[str, NodeReply | Reason] = {}
@@ -415,6 +427,7 @@ class LocalGrid(Grid):
         """Take messages to nodes, each to another one, and their replies back."""
         app, nodes = self._nodes.app, self._handlers()
         struck: list[tuple[Message, set[str]]] = []
+        self._paces = {}
         asked: list[tuple[int, Any]] = []
         wiped, forgetful = list[str](), list[str]()
         for message in messages:
@@ -432,6 +445,12 @@ class LocalGrid(Grid):
             if "state_loss" in strikes:
                 forgetful.append(client)
             struck.append((message, strikes))
+            if self.delay is not None:
+                index = cast(int, self._contexts[node_id].node_config["partition-id"])
+                seconds = self.delay(index, int(message.metadata.message_id))
+                config: Any = message.content.get(CONFIG, {})
+                steps = config[STEPS] if DEADLINE in config else 1
+                self._paces[node_id] = seconds / steps, steps
             if self.encode:
                 message, size = through_bytes(message, self._shared)
                 self.bytes_down += size
@@ -451,7 +470,7 @@ class LocalGrid(Grid):
                 kind, content = message.metadata.message_type, message.content
                 request, key = NodeRequest(kind, content), (kind, id(content))
                 asked[place] = node_id, made.setdefault(key, request)
-        answers = nodes.ask(asked)
+        answers = nodes.ask(asked, self._paces)
         if before:
             nodes.load(before)
         for (message, strikes), answer in zip(struck, answers, strict=True):
@@ -469,19 +488,18 @@ class LocalGrid(Grid):
             answer = Message(Error(_RAISED, answer), reply_to=message)
         elif isinstance(answer, NodeReply):
             answer = Message(answer.content, reply_to=message)
+        number, late = message.metadata.message_id, "late_reply" in strikes
+        if self.delay is not None:
+            pace, steps = self._paces[message.metadata.dst_node_id]
+            found: Any = answer.content.get(METRICS, {}) if answer.has_content() else {}
+            self._due[number] = self._time + pace * min(steps, found.get(STEPS, steps))
         if "garbage" in strikes and answer.has_content():
             answer = self._spoil(answer, message)
-        number, late = message.metadata.message_id, "late_reply" in strikes
         name_message(answer, f"late-{int(number)}" if late else f"{number}-reply")
         if self.encode:
             answer, size = through_bytes(answer)
             self.bytes_up += size
             self._sizes[answer.metadata.message_id] = size
-        if self.delay is not None:
-            node = self._contexts[message.metadata.dst_node_id]
-            index = cast(int, node.node_config["partition-id"])
-            taken = self.delay(index, int(number))
-            self._due[number] = self._time + taken
         copies = [answer] if late or "duplicate" not in strikes else [answer, answer]
         (self._late if late else self._replies).extend(copies)
 

@@ -92,6 +92,10 @@ _MODEL, _KEPT = "model", ("committed", "provisional")
 #: How many examples a client has, before round 1 and among an evaluation's metrics.
 EXAMPLES = "num-examples"
 
+#: Seconds that a request allows for local steps, and their number; in an answer's
+#: metrics how many were taken.
+DEADLINE, STEPS = "local-deadline", "local-steps"
+
 NO_ROUND = -1
 
 #: The largest number of an answer: sums of any number of squares stay finite.

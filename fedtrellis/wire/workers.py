@@ -45,12 +45,14 @@ class Workers:
             children = multiprocessing.active_children()
             self._processes += [child for child in children if child.pid == pid]
 
-    def ask(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
+    def ask(
+        self, asked: Sequence[tuple[int, Any]], paces: Mapping[int, tuple[float, int]]
+    ) -> list[Any]:
         """As ``Nodes.ask``, where each process does its share."""
         shares: dict[int, list[Any]] = {}
         for node_id, request in asked:
             shares.setdefault(self._homes[node_id], []).append((node_id, request))
-        found = self._ask({home: ("ask", share) for home, share in shares.items()})
+        found = self._ask({h: ("ask", share, paces) for h, share in shares.items()})
         answers = {home: iter(replies) for home, replies in found.items()}
         return [next(answers[self._homes[node_id]]) for node_id, _ in asked]
 

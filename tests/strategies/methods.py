@@ -232,9 +232,8 @@ METHODS: dict[str, Method] = {
 }
 #: Other ways of the same methods, which keep another state or send something else.
 VARIANTS: dict[str, Method] = {
-    "fedavg-gd batches": _whole("FedAvgGD", **_BATCH),
     "fedprox batches": _whole("FedProx", proximal_weight=0.7, **_BATCH),
-    "fedopt adam": _whole("FedOpt", optimizer="adam", **_BATCH),
+    "fedopt adam": _whole("FedOpt", optimizer="adam", local_deadline=1e6, **_BATCH),
     "compressed-sgd top-k": _whole(
         "CompressedSGD", **{"kept_fraction": 0.3, "forgets": True, **_MOVED}
     ),

@@ -29,7 +29,7 @@ _RANGES = (
     (_TINY, 1.0, "selected_fraction FedFW.step_size NaiveFrankWolfe.step_size"),
     (0.0, 1.0 - _TINY, "l1_ratio momentum second_moment server_momentum"),
     (_TINY, 2.0 - _TINY, "relaxation"),
-    (_TINY, _INF, "quorum"),
+    (_TINY, _INF, "local_deadline quorum"),
     (_TINY, 1.0, "participation"),
     (0, _INF, "client_evaluate_every seed"),
     (0, _INF, "batch_size cyclic_groups local_passes retries"),

@@ -32,6 +32,8 @@ HESSIANS = [a.T @ a / len(a) + 0.1 * np.eye(P) for a in A]
 RIGHT = [a.T @ b / len(b) for a, b in zip(A, B, strict=True)]
 MEAN_HESSIAN, MEAN_RIGHT = np.mean(HESSIANS, axis=0), np.mean(RIGHT, axis=0)
 START = np.full(P, 0.1)
+# of five local steps these fit into a second, where all take so many seconds
+TAKEN, SECONDS = (5, 3, 2, 1, 1), (0.9, 1.6, 2.4, 4.0, 30.0)
 BALL = L1Ball(RADIUS)
 
 
@@ -46,7 +48,8 @@ def played(
     more = first if name == "NaiveFrankWolfe" else []
     settings = {"seed": SEED, "max_failed_rounds": 1000, **options}
     strategy, client = getattr(strategies, name), getattr(clients, f"{name}Client")
-    grid = grid_of(client, losses, *more, seed=1)
+    slow = options.get("local_deadline") and (lambda i, _: SECONDS[i])
+    grid = grid_of(client, losses, *more, seed=1, delay=slow)
     return play(strategy(*first, **settings), grid, START, rounds)
 
 
@@ -81,7 +84,9 @@ def fedavg(
     fraction: float = 1.0,
     mu: float = 0.0,
     server: tuple[str, float] = ("", 1.0),
+    taken: Sequence[int] = (99,) * N,
 ) -> Iterator[Array]:
+    """With FedNova's x ← x − mean ‖a_i‖₁ · mean (x − x_i)/‖a_i‖₁, after τ_i steps."""
     x, step = START, fedopt(*server)
     for t, S in enumerate(sets, start=1):
         counts = k * (t - 1) + np.arange(1, k + 1)
@@ -93,9 +98,16 @@ def fedavg(
         # an independent ceiling: in whole thousandths
         whole = [-(-round(1000 * fraction) * d // 1000) for d in SIZES]
         batches = [0 if fraction == 1.0 else batch for batch in whole]
-        ends = [local(i, t, x, sizes, batches[i], mu, x) for i in S]
-        if ends:
-            x = step(x, np.mean(ends, axis=0) - x)
+        norms, parts = [], []
+        for i in S:
+            steps = sizes[: taken[i]]
+            end = local(i, t, x, steps, batches[i], mu, x)
+            # a_i: what each gradient counts once later steps have pulled it back
+            pulls = [np.prod(1 - mu * steps[j:]) for j in range(1, len(steps) + 1)]
+            norms.append(np.abs(steps * pulls).sum())
+            parts.append((end - x) / norms[-1])
+        if parts:
+            x = step(x, np.mean(norms) * np.mean(parts, axis=0))
         yield x
 
 
@@ -211,6 +223,7 @@ _FOUR: dict[str, Any] = {
 _OWN = min(
     ceil(0.05 * n) / n / loss.lipschitz() for n, loss in zip(SIZES, LOSSES, strict=True)
 )
+_FIT: dict[str, Any] = {"local_deadline": 1.0, "batch_fraction": 1.0}
 _SIGN = {"compressor": "sign", "server_step_size": 0.25, "server_momentum": 0.0}
 _TOP = {"kept_fraction": 0.3, "server_momentum": 0.4}
 CASES: dict[str, tuple[str, dict[str, Any], Loop]] = {
@@ -232,6 +245,8 @@ for _schedule, _k, _part in (
     _prox = _steps | {"proximal_weight": 0.7}
     CASES[f"fedavg-gd {_schedule}"] = "FedAvgGD", _steps, _loop
     CASES[f"fedprox {_schedule}"] = "FedProx", _prox, partial(_loop, mu=0.7)
+    _loop = partial(_loop, mu=0.7, taken=TAKEN)
+    CASES[f"fednova {_schedule}"] = "FedProx", _prox | {"local_deadline": 1.0}, _loop
 for _kind in ("momentum", "adam", "yogi"):
     _own = _FOUR | {"optimizer": _kind, "server_step_size": 0.3}
     _loop = partial(fedavg, k=4, a=0.15, server=(_kind, 0.3))
@@ -275,6 +290,46 @@ def test_scaffold_ends_at_the_optimum_and_averages_do_not() -> None:
     assert np.abs(run.model - optimum).max() < 1e-9
     run = played("FedAvgGD", 400, **_FOUR)
     assert np.abs(run.model - optimum).max() > 1e-2
+
+
+def test_unequal_work_ends_at_the_optimum_only_where_it_is_normalised() -> None:
+    """But for an error that falls with the size of the steps."""
+    optimum, x = np.linalg.solve(MEAN_HESSIAN, MEAN_RIGHT), START
+    for _ in range(300):
+        ends = [local(i, 1, x, [0.01] * TAKEN[i]) for i in range(N)]
+        x = np.mean(ends, axis=0)
+    runs = [played("FedAvg", 300, step_size=a, **_FIT) for a in (0.04, 0.02)]
+    near, nearer = (distance(run.model, optimum) for run in runs)
+    assert nearer < 0.6 * near < 0.1 * distance(x, optimum)
+
+
+@pytest.mark.parametrize(("deadline", "steps"), [(0.1, 1), (100.0, 5)])
+def test_equal_work_is_fedavg_bit_by_bit(deadline: float, steps: int) -> None:
+    """And a round lasts as long as the steps that are taken."""
+    own: dict[str, Any] = {**_FIT, "client_weights": "examples", "step_size": 0.1}
+    run = played("FedAvg", **own | {"local_deadline": deadline})
+    own |= {"local_deadline": None, "local_steps": steps}
+    assert np.array_equal(run.models, played("FedAvg", **own).models)
+    assert run.grid.clock() == pytest.approx(30.0 + ROUNDS * 6.0 * steps)
+
+
+def test_steps_go_by_the_clock_and_impossible_numbers_are_refused() -> None:
+    """A step that would end too late, by the mean of those before, is not begun.
+
+    Clients with a ``fit`` of their own are not taken together.
+    """
+
+    class Declaring(clients.FedAvgGDClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            self.clock = iter((0.0, 1.0, 2.5, 5.0)).__next__
+            arrays, _, metrics = super().fit(parameters, config)
+            said = metrics["local-steps"], 0, 10**9, 2.0, True
+            return arrays, 0, {"local-steps": said[int(self.client_id)]}
+
+    strategy = strategies.FedAvgGD(step_size=0.1, local_deadline=4.0)
+    run = play(strategy, grid_of(Declaring, LOSSES, batched=True), START, 2)
+    assert run.used == [[0]] * 2
+    assert run.watch.metrics[1]["local-steps"] == 3
 
 
 # --------------------------------------------------------------------------- divergence

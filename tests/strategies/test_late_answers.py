@@ -143,6 +143,10 @@ def test_a_resumed_run_asks_anew_who_owed_an_answer(name: str, tmp_path: Any) ->
 def test_methods_run_with_a_quorum_or_say_that_they_cannot(name: str) -> None:
     """With everything that can happen to messages; or by the setting and its value."""
     method: Method = EVERY[name]
+    fewer, why = partial(method.strategy, local_deadline=2.0), "to .*allowed: auto"
+    if name.split()[0] in CHANGES[:-1]:
+        fewer, why = partial(fewer, aggregation="secure-sum"), "beside secure sums"
+    refused(f"local-deadline = 2.0 does not apply {why}", fewer)
     if name not in LATE:
         refused("quorum = 0.5 .*allowed: 1", partial(method.strategy, quorum=0.5))
         return
