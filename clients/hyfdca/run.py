@@ -39,8 +39,6 @@ IntArray = NDArray[np.int64]
 Arrays = list[NDArray[Any]]
 Holders = tuple[str, ...]
 
-#: The client's samples and new samples, group by group, as its state has them.
-HOLDING = ("rows", "groups", "sizes", "new-rows", "new-groups", "new-sizes")
 #: Settings that an agreement may leave out: these are their values then.
 _DEFAULTS: dict[str, Any] = {
     "classes": 1,
