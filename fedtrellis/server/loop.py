@@ -1006,10 +1006,10 @@ def _check_ended(strategy: LoopStrategy) -> str:
             )
             far = rise > _BEYOND * max(1.0, size)
             why = strategy._diverged(risen) or risen * far
-    names = ("step_size", "local_step_size")
-    lengths = [(name, getattr(strategy, name, None)) for name in names]
-    set_ = [f"; {name} = {value:g} may be too long" for name, value in lengths if value]
-    steps = "".join(set_[:1])
+    steps = ""
+    for name in ("local_step_size", "step_size"):
+        if value := getattr(strategy, name, None):
+            steps = f"; {name} = {value:g} may be too long"
     if why:
         causes = [part.why_failed() for part in strategy._parts]
         raise DivergedError(f"the run diverged: {why}{''.join(causes) or steps}")

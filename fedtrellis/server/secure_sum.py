@@ -586,7 +586,8 @@ class _Apps(Conversation):
             messages.append(Message(RecordDict(sent), node_id, "train"))
         of, answers = {self.client(name).node_id: name for name in entries}, []
         replies = exchange(self.grid, messages, timeout, self.traffic, of)
-        for name, reply in ((of[node], reply) for node, reply in replies.items()):
+        for node_id, reply in replies.items():
+            name = of[node_id]
             if isinstance(reply, Message) and RECORD not in reply.content:
                 reply = Reason("it answered in the clear, without secure_sum_mod")
             if isinstance(reply, Reason):

@@ -104,7 +104,8 @@ def search(options: argparse.Namespace) -> None:
         raise SettingsError(text) from None
     same = ("nodes", "seed", "sampler", "pruner", "seeds")
     about = {"app": app.name, **{name: getattr(what, name) for name in same}}
-    about |= {"config": fixed, "search": {key: repr(one) for key, one in space.items()}}
+    about["config"] = fixed
+    about["search"] = {key: repr(one) for key, one in space.items()}
     for key, value in study.user_attrs.get("search", about).items():
         if about[key] != value:
             other = f"another search, with {key} = {value!r} instead of {about[key]!r}"

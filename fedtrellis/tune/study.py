@@ -27,8 +27,13 @@ import optuna
 import pandas as pd
 from flwr.app import Context, RecordDict
 from matplotlib.figure import Figure
-from optuna import distributions, pruners, samplers
-from optuna.distributions import BaseDistribution
+from optuna import pruners, samplers
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fedtrellis.app.application import load_app, one_line
@@ -155,8 +160,8 @@ def _work(search: Search, taking: Any) -> None:
             if not waiting or waiting[0].number >= search.trials:
                 return
             # a sampler for each trial, so that an interruption changes nothing
-            seed = generator(search.seed, "search", waiting[0].number).integers(2**32)
-            study.sampler = samplers.TPESampler(seed=int(seed))
+            rng = generator(search.seed, "search", waiting[0].number)
+            study.sampler = samplers.TPESampler(seed=int(rng.integers(2**32)))
             trial = study.ask(search.space)
         outcome = perform(search, trial)
         status = outcome["status"]
@@ -334,9 +339,7 @@ def _distribution(key: str, table: Mapping[str, Any], default: Any) -> BaseDistr
         values = table["values"]
         if not isinstance(values, list) or not values:
             raise SettingsError(f"{key}: values = {values!r} must be a list of some")
-        return distributions.CategoricalDistribution(
-            [_typed(key, v, default) for v in values]
-        )
+        return CategoricalDistribution([_typed(key, v, default) for v in values])
     if isinstance(default, bool | str) and default != AUTO:
         raise SettingsError(f"{key}: its default {default!r} is no number; give values")
     if not {"low", "high"} <= table.keys():
@@ -344,8 +347,8 @@ def _distribution(key: str, table: Mapping[str, Any], default: Any) -> BaseDistr
     number = 0.0 if default == AUTO else default
     low, high = (_typed(key, table[name], number) for name in ("low", "high"))
     scale = check_choice(f"{key}: scale", table.get("scale", "log"), ("log", "linear"))
-    of_numbers = distributions.IntDistribution, distributions.FloatDistribution
-    kind = of_numbers[not isinstance(default, int)]
+    whole = isinstance(default, int)
+    kind = IntDistribution if whole else FloatDistribution
     try:
         return kind(low, high, log=scale == "log")
     except ValueError as error:
