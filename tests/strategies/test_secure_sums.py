@@ -67,8 +67,8 @@ def go(
     configs = [{"slow": True, **one} for one in nodes]
     made = grid or EVERY[case].grid(N, kind, node_configs=configs, **dict(faults))
     made.wiped = {*wiped}
-    how: Any = {"seed": 3, "max_failed_rounds": 100, **settings}
-    return EVERY[case].play(made, rounds, **how)
+    how: Any = {"seed": 3, "max_failed_rounds": 100, "local_deadline": None}
+    return EVERY[case].play(made, rounds, **how | settings)
 
 
 def hidden(**how: Any) -> Any:
