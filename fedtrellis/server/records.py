@@ -377,7 +377,7 @@ def _spread(curves: Sequence[NDArray[np.float64]]) -> Any:
 # Its rounds, which only ever grow, are appended to a file beside it; where a record has
 # them already, in the same folder, that is the file.
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def _of_run(strategy: Any) -> dict[str, Any]:
