@@ -17,6 +17,9 @@ from flower_process import Flower, processes_of
 from fedtrellis.runs import load_run
 from fedtrellis.server.records import Checkpoint
 
+# a shell's background ignores it, and so would all that is started here
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = 'task="lasso" lasso.rows=30 lasso.columns=20 fedfw.variant="plain"'
@@ -156,8 +159,15 @@ def test_a_deployed_run(
     deployment.start(LONG, first)
     record = begun(first)
     end(deployment, cause, "flwr-serverapp", "trial")
-    apps = ("flwr-serverapp", "flwr-clientapp")
-    check_ended(record, expected, lambda: processes(deployment, *apps))
+
+    def left() -> list[int]:
+        # Flower leaves a ClientApp whose message was on its way as the run ended
+        logs = [file.read_text() for file in deployment.folder.glob("node-*.log")]
+        ignored = sum(text.count("Ignoring message") for text in logs)
+        clients = processes(deployment, "flwr-clientapp")
+        return processes(deployment, "flwr-serverapp") + clients[ignored:]
+
+    check_ended(record, expected, left)
     of_flower = "stopped" if cause == "flwr stop" else "failed"
     assert deployment.status() == f"finished:{of_flower}"
     resume, whole = next_rounds(record, again)
