@@ -568,7 +568,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             value = getattr(options, name.replace("-", "_"))
             value = self.aggregator.name if name == "aggregation" else value
             if value not in allowed:
-                rest = [str(one) for one in allowed if one is not None]
+                rest = ["auto" if one is None else str(one) for one in allowed]
                 raise refused(name, value, f"does not {why}", rest)
 
         need("dtype", [None, *self.dtypes], f"fit {self._described_name}")
@@ -582,16 +582,14 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 raise refused("quorum", options.quorum, "does not fit", allowed)
             if not self._late:
                 need("quorum", [1], f"{method}{beside}, which uses each answer at once")
-            if self.aggregator.seen_by != "method" or options.privacy != "none":
-                need("quorum", [1], "apply beside secure sums or noise")
         elif options.max_delay is not None:
             raise refused("max-delay", options.max_delay, "needs a quorum below all")
-        if options.local_deadline is not None:
-            why = "" if self._normalises else f"does not {method}{beside}"
-            if self.aggregator.seen_by != "method" or options.privacy != "none":
-                why = "does not apply beside secure sums or noise"
-            if why:
-                raise refused("local-deadline", options.local_deadline, why, ["auto"])
+        if not self._normalises:
+            need("local-deadline", [None], method + beside)
+        if self.aggregator.seen_by != "method" or options.privacy != "none":
+            why = "apply beside secure sums or noise"
+            need("quorum", [1], why)
+            need("local-deadline", [None], why)
         if self.needs != "sum":
             need("client_weights", ["equal"], method)
         elif not issubclass(kind, Mean):
