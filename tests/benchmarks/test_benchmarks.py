@@ -2,8 +2,10 @@
 
 import csv
 import json
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.engines import comparison
 from benchmarks.engines.bare import numpy_loop
 from benchmarks.matrix import measure, page
+from benchmarks.matrix.entrants import plugin, steps_drawn
 from benchmarks.matrix.methods import METHODS, methods_of
 from benchmarks.matrix.problems import CERTIFIED, PROBLEMS
 from benchmarks.matrix.runs import MORE, TUNING_SEED, VALUES
@@ -21,6 +24,7 @@ from benchmarks.networks.problems import PROBLEMS as NETWORKS
 from benchmarks.networks.runs import Runs
 from benchmarks.report import Row, Spread
 from fedtrellis.domains import L1Ball
+from fedtrellis.testing import CONTRACTS, _losses, _play
 from reproduce.provenance import KEYS
 
 
@@ -166,6 +170,44 @@ def test_quick_runs_and_shows_tables(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     for method in methods_of(PROBLEMS["lasso-l1"]):
         assert f"lasso-l1: {method.title}: " in shown
+
+
+BALL = L1Ball(0.8)
+
+
+def bare(name: str, rounds: int) -> Any:
+    """The model of an entrant with its defaults on the contracts' losses, by loops."""
+    gradients = [loss.gradient for loss in _losses()]
+    x, own, step = np.ones(3), np.zeros((5, 3)), 0.1
+    z = x
+    for t in range(1, rounds + 1):
+        ends = np.tile(z, (5, 1))
+        for i, gradient in enumerate(gradients):
+            if name == "ef21":  # a twentieth of three entries is one
+                change = gradient(x) - own[i]
+                place = np.argmax(abs(change))
+                own[i, place] += change[place]
+            for _ in range(steps_drawn(3, 0.2, t) if name == "proxskip" else 5):
+                at = BALL.project(ends[i]) if name == "feddualavg" else ends[i]
+                ends[i] -= step * (gradient(at) - own[i])
+        z = x - step * own.mean(axis=0) if name == "ef21" else ends.mean(axis=0)
+        x = BALL.project(z) if name == "feddualavg" else z
+        if name == "proxskip":
+            own += 0.2 / step * (x - ends)
+    return x
+
+
+@pytest.mark.parametrize("pair", plugin.methods[1:], ids=lambda pair: pair[0].name)
+def test_an_entrant_is_its_formula_and_keeps_the_contracts(pair: Any) -> None:
+    strategy, client = pair
+    if strategy.space == "domain":
+        strategy, client = partial(strategy, BALL), partial(client, domain=BALL)
+    _, watch = _play(strategy, client)
+    np.testing.assert_allclose(
+        watch.models[-1], bare(pair[0].name, 12), rtol=0, atol=1e-12
+    )
+    for contract in CONTRACTS:
+        contract(strategy, client)
 
 
 COLUMNS = ("mnist-labels", "mnist-iid", "cifar10-labels", "cifar10-iid")
