@@ -1,4 +1,4 @@
-"""Figures 1 to 4, and theorem IV.3."""
+"""Figures 2 to 4, and theorem IV.3."""
 
 from __future__ import annotations
 
@@ -27,50 +27,6 @@ __all__ = ["ITEMS", "bounds", "factor"]
 HERE = Path(__file__).parent
 HESSIANS = {"FedGiA_G": "gram", "FedGiA_D": "diagonal"}
 METRIC = "squared-gradient-norm"
-
-
-# ------------------------------------------------------------------------------ 1
-
-
-def compute_figure_1(options: Options) -> dict[str, Any]:
-    """One seed, k_0 = 1, 5, 10, 15, 20, m = 64, s = 0.5."""
-    base = base_of(options, "table-3-v1")
-    cases = {
-        (name, k0): base | settings_of("table-3-v1", name, k0)
-        for name in HESSIANS
-        for k0 in ((1, 10) if options.quick else (1, 5, 10, 15, 20))
-    }
-    how = {"stop": base["stop-tolerance"], "curve": True}
-    results = repeat(options, cases, [0], 16 if options.quick else NODES, **how)
-    return {
-        "curves": [
-            {"method": name, "k0": k0, **run["curve"]}
-            for (name, k0), (run,) in results.items()
-        ]
-    }
-
-
-def render_figure_1(results: dict[str, Any], out: Path) -> str:
-    """Objective and error over iterations, k_0 of them a round."""
-    figure, grid = new_figure(2, len(HESSIANS))
-    # the last iterate of the best run stands for the minimum
-    lowest = min(min(curve["loss"]) for curve in results["curves"])
-    for line, method in zip(grid, HESSIANS, strict=True):
-        for axes, metric, up in (
-            (line[0], "loss", "$f(x)$ above the lowest"),
-            (line[1], METRIC, r"$\|\nabla f(x)\|^2$"),
-        ):
-            curves = {
-                f"$k_0 = {curve['k0']}$": (
-                    [max(1, curve["k0"] * t) for t in curve["round"]],
-                    np.array(curve[metric]) - (lowest if metric == "loss" else 0.0),
-                )
-                for curve in results["curves"]
-                if curve["method"] == method
-            }
-            across = "iteration $k$ (the start is drawn at 1)"
-            panel(axes, curves, across, up, title=method, lowest=1e-12)
-    return save(figure, out, "figure-1")
 
 
 # -------------------------------------------------------------------------- 2 and 3
@@ -295,9 +251,6 @@ def render_rate(results: dict[str, Any], out: Path) -> str:
 
 
 ITEMS = {
-    "figure-1": Item(
-        "objective and error over iterations, by k_0", compute_figure_1, render_figure_1
-    ),
     **{
         name: Item(
             what, partial(compute_sweep, name=name), partial(render_sweep, name=name)
