@@ -241,7 +241,7 @@ class EF21(ReplayedStrategy):
     def check(self, answer: Answer) -> Any:
         """c_i, dense."""
         x, kept = self.broadcast.model, self.kept
-        expected = [((kept,), np.int32), ((kept,), np.float64)]
+        expected: list[Any] = [((kept,), np.int32), ((kept,), np.float64)]
         if [(a.shape, a.dtype) for a in answer.arrays] != expected:
             raise ValueError(f"the answer is not {kept} int32 and as many float64")
         places, values = answer.arrays
