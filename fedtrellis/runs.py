@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,16 +79,9 @@ class Run:
     """
 
     directory: Path
-    settings: dict[str, Any]
-    summary: dict[str, Any]
-    history: list[RoundRecord]
-
-    def __repr__(self) -> str:
-        """A line: what it is of, how it ended, where it lies."""
-        method, task = (self.settings.get(kind, "?") for kind in ("method", "task"))
-        rounds = summarise(self.history)["rounds"]
-        how = f"{self.status}, {rounds} rounds, {str(self.directory)!r}"
-        return f"<Run {method} on {task}: {how}>"
+    settings: dict[str, Any] = field(repr=False)
+    summary: dict[str, Any] = field(repr=False)
+    history: list[RoundRecord] = field(repr=False)
 
     @property
     def status(self) -> str:

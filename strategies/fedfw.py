@@ -450,10 +450,6 @@ class FedFW(FrankWolfeStrategy):
         """Take the variant's server step, and replay every used client's."""
         return self.half.aggregate(server_round, answers)
 
-    def _client_iterate(self, client: str) -> FloatArray:
-        """x_i as the server replays it, a new array."""
-        return self.half._client_iterate(client)
-
     def _result_point(self) -> FloatArray:
         """x̄, which the corrective variant does not send."""
         return self.half.model

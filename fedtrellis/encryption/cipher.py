@@ -147,11 +147,6 @@ class Cipher:
         file = KeyFile.from_bytes(data)
         return backend_class(file.backend)(file)
 
-    @classmethod
-    def adder(cls) -> Cipher:
-        """Make what adds the ciphertexts of any key: a context that is nobody's."""
-        return cls.from_bytes(cls.generate().evaluation_bytes())
-
     def secret_bytes(self) -> bytes:
         """Return the key; whoever has it reads everything. Not of what is bound."""
         if self._file.secret is None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.privacy import Budget, SecretNoise, clipped
 from fedtrellis.server.conversation import Answer, Conversation, Entries
-from fedtrellis.settings import Declared, SettingsError, given, setting
+from fedtrellis.settings import Declared, SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray
 
 Points = Sequence[FloatArray] | FloatArray
@@ -357,13 +357,6 @@ class Private(Budget, Aggregation):
     about = "clipped changes and noise by a trusted server, with an ε"
     seen_by = "server"
 
-    test_seed: int | None = given(
-        "for tests: noise that can be drawn again, which voids the guarantee, so that "
-        "no ε is shown",
-        default=None,
-        shown=False,
-    )
-
     def begin(self, cohorts: Cohorts) -> None:
         """Settle the noise, and forget an earlier run."""
         super().begin(cohorts)
@@ -374,7 +367,7 @@ class Private(Budget, Aggregation):
             if cohorts.fixed is not None:
                 how = {"sampling": "fixed", "cohort": cohorts.fixed, "clients": n}
         self.open(cohorts.rounds, n, how)
-        self._noise = SecretNoise(self.test_seed)
+        self._noise = SecretNoise()
         self._weight = cohorts.expected * n
         self._releases = 0
 
@@ -409,6 +402,4 @@ class Private(Budget, Aggregation):
 
     def metrics(self) -> dict[str, float]:
         """ε of what was released so far; nothing where no guarantee holds."""
-        if self.test_seed is not None:
-            return {}
         return self.spent(self._releases)

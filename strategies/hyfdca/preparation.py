@@ -111,7 +111,9 @@ def settle_cipher(strategy: HyFDCASettings, kind: str, rest: Rest) -> Cipher:
         first = next(iter(rest.values()))
         cipher = given or load_evaluation(first[3].tobytes())
     else:
-        cipher = backend_class(strategy.encryption).adder()
+        backend = backend_class(strategy.encryption)
+        # what adds ciphertexts of any key: a context that is nobody's
+        cipher = backend.from_bytes(backend.generate().evaluation_bytes())
     if kind == "roster":
         return cipher
     prints = {f"client {name}": own[0].tobytes().decode() for name, own in rest.items()}

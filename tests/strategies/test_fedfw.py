@@ -158,7 +158,7 @@ def check_loop(
     assert np.abs(x_bar - np.mean(x, axis=0)).max() < near
     assert s.domain.contains(ran.model)
     for i in range(n):
-        assert np.abs(s._client_iterate(str(i)) - x[i]).max() < near
+        assert np.abs(s.half._client_iterate(str(i)) - x[i]).max() < near
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_one_client_of_several_cannot_choose_lambda(number: float | None) -> Non
 
 def check_mean(played: Played[Any]) -> None:
     strategy = played.strategy
-    points = [strategy._client_iterate(name) for name in strategy.clients]
+    points = [strategy.half._client_iterate(name) for name in strategy.clients]
     assert np.abs(played.model - np.mean(points, axis=0)).max() < 1e-12
 
 

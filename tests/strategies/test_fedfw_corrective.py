@@ -235,7 +235,9 @@ class Rounds(Callback):
             half, names = strategy.half, strategy.clients
             self.kept.append(
                 {
-                    "x": np.array([strategy._client_iterate(name) for name in names]),
+                    "x": np.array(
+                        [strategy.half._client_iterate(name) for name in names]
+                    ),
                     "y": np.array([half._duals[name] for name in names]),
                     "z": strategy.broadcast.model.copy(),
                     "mean": half.model.copy(),
@@ -426,7 +428,7 @@ def test_the_tolerance_ends_the_run(certificate: bool) -> None:
         if certificate:
             gap = mean(problem(name).losses, ran.model) - lowest(name)
             assert gap <= 2.0 * tolerance * lowest(name) + 1e-7
-        points = [strategy._client_iterate(n) for n in strategy.clients]
+        points = [strategy.half._client_iterate(n) for n in strategy.clients]
         size = tolerance * max(float(np.linalg.norm(x)) for x in points)
         assert max(last["primal-residual"], last["dual-residual"]) <= size
     assert 2 < rounds[0] < rounds[1] < 300

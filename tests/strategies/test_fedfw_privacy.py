@@ -61,7 +61,7 @@ class Curious(FedFW):
         if self.variant == "corrective":
             return super().aggregate(server_round, answers)
         x_bar = self.broadcast.model.copy()
-        points = {name: self._client_iterate(name) for name in answers}
+        points = {name: self.half._client_iterate(name) for name in answers}
         asked = {name: self.half.instruction(server_round, name) for name in answers}
         metrics = super().aggregate(server_round, answers)
         for name, answer in answers.items():
@@ -212,7 +212,7 @@ def test_l1_coordinates_say_little_where_the_ball_is_tight() -> None:
 def duals(run: Curious) -> list[tuple[Array, Array]]:
     """The attack: −n y_i is ∇f_i(x_i), up to the normal cone; and x_i."""
     states = [(run.client_state(name)["y"], name) for name in run.clients]
-    return [(-N * y, run._client_iterate(name)) for y, name in states]
+    return [(-N * y, run.half._client_iterate(name)) for y, name in states]
 
 
 def test_corrective_duals_are_the_gradients_in_the_interior() -> None:
@@ -255,7 +255,7 @@ def test_what_the_first_corrective_round_sends() -> None:
     for name, loss in zip(run.clients, SQUARES, strict=True):
         own = np.asarray(np.linalg.solve(hessian(loss), -loss.gradient(np.zeros(P))))
         assert np.linalg.norm(own) < WIDE
-        assert error(run._client_iterate(name), own) < 0.01
+        assert error(run.half._client_iterate(name), own) < 0.01
 
 
 def test_a_certificate_sends_every_client_s_loss() -> None:
@@ -263,5 +263,5 @@ def test_a_certificate_sends_every_client_s_loss() -> None:
     run = spy(L1Ball(TIGHT), 3, certificate=True)
     for name, loss in zip(run.clients, SQUARES, strict=True):
         _, (loss_sent, _), *_ = run.answers[-1][name]
-        value = loss.value(run._client_iterate(name))
+        value = loss.value(run.half._client_iterate(name))
         assert N * loss_sent == pytest.approx(value, rel=1e-12)
