@@ -164,46 +164,42 @@ def noise_multiplier_for(
     return float(found)
 
 
-class SecretNoise:
-    """Noise from the operating system's generator for keys, never from a run's seed.
+def secret_uniform(shape: tuple[int, ...]) -> FloatArray:
+    """Numbers in (0, 1), float64, each (k + 1/2)/2⁵³ of a random k.
 
-    A run's seed is public: whoever knows it could take the noise off again. A ``seed``
-    is for tests: reproducible numbers, which **void every guarantee**.
+    They are of the operating system's generator for keys, never of a run's seed, which
+    is public: whoever knows it could take the noise off again.
+    """
+    data = os.urandom(8 * int(np.prod(shape)))
+    bits: NDArray[np.uint64] = np.frombuffer(data, dtype=np.uint64) >> np.uint64(11)
+    # below 2⁵³ − 1/2, which would round up to 1
+    numbers: FloatArray = np.minimum((bits + 0.5) / 2.0**53, 1.0 - 2.0**-53)
+    return numbers.reshape(shape)
 
-    A normal number is half the sum of four, each Φ⁻¹ of 53 random bits, so that what a
+
+def secret_normal(shape: tuple[int, ...]) -> FloatArray:
+    """Standard normal numbers, float64, of :func:`secret_uniform`.
+
+    A number is half the sum of four, each Φ⁻¹ of 53 random bits, so that what a
     single floating-point sample gives away of its bits is hidden (Holohan, Braghin,
     "Secure Random Sampling in Differential Privacy", 2021, as Opacus does it). What is
     left of Mironov's attack on floating-point noise ("On Significance of the Least
     Significant Bits for Differential Privacy", CCS 2012) is not analysed: ε is that of
     real numbers.
     """
+    # a run without noise need not load it
+    from scipy.special import ndtri
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._rng = None if seed is None else np.random.default_rng(seed)
+    total = np.zeros(shape)
+    for _ in range(4):
+        total += ndtri(secret_uniform(shape))
+    return total / 2.0
 
-    def uniform(self, shape: tuple[int, ...]) -> FloatArray:
-        """Numbers in (0, 1), float64, each (k + 1/2)/2⁵³ of a random k."""
-        count = int(np.prod(shape))
-        data = self._rng.bytes(8 * count) if self._rng else os.urandom(8 * count)
-        bits: NDArray[np.uint64] = np.frombuffer(data, dtype=np.uint64) >> np.uint64(11)
-        # below 2⁵³ − 1/2, which would round up to 1
-        numbers: FloatArray = np.minimum((bits + 0.5) / 2.0**53, 1.0 - 2.0**-53)
-        return numbers.reshape(shape)
 
-    def normal(self, shape: tuple[int, ...]) -> FloatArray:
-        """Standard normal numbers, float64."""
-        # a run without noise need not load it
-        from scipy.special import ndtri
-
-        total = np.zeros(shape)
-        for _ in range(4):
-            total += ndtri(self.uniform(shape))
-        return total / 2.0
-
-    def gumbel(self, shape: tuple[int, ...]) -> FloatArray:
-        """Standard Gumbel numbers −log(−log u), float64."""
-        numbers: FloatArray = -np.log(-np.log(self.uniform(shape)))
-        return numbers
+def secret_gumbel(shape: tuple[int, ...]) -> FloatArray:
+    """Standard Gumbel numbers −log(−log u), float64, of :func:`secret_uniform`."""
+    numbers: FloatArray = -np.log(-np.log(secret_uniform(shape)))
+    return numbers
 
 
 def clipped(vector: FloatArray, clip: float, order: float | None = None) -> FloatArray:
@@ -229,9 +225,7 @@ def clipped(vector: FloatArray, clip: float, order: float | None = None) -> Floa
     return short
 
 
-def report_noisy_max(
-    domain: Domain, gradient: FloatArray, scale: float, noise: SecretNoise
-) -> Atom:
+def report_noisy_max(domain: Domain, gradient: FloatArray, scale: float) -> Atom:
     """A vertex of a polytope, drawn by the exponential mechanism instead of the oracle.
 
     ::
@@ -255,7 +249,7 @@ def report_noisy_max(
     flat = np.asarray(gradient, dtype=np.float64).reshape(-1)
     # the vertices ±r e_j, or r e_j
     scores = np.stack([-sign * radius * flat for sign in signs])
-    scores += scale * noise.gumbel(scores.shape)
+    scores += scale * secret_gumbel(scores.shape)
     side, index = np.unravel_index(int(scores.argmax()), scores.shape)
     towards = np.zeros(flat.shape)
     towards[index] = -signs[int(side)]
@@ -273,7 +267,6 @@ class LocalNoise:
 
     clip: float
     noise_multiplier: float
-    noise: SecretNoise = field(default_factory=SecretNoise)
 
     @classmethod
     def asked_for(cls, config: Mapping[str, Any]) -> Self | None:
@@ -287,7 +280,7 @@ class LocalNoise:
         result = clipped(vector, self.clip)
         if self.noise_multiplier:
             scale = 2.0 * self.clip * self.noise_multiplier
-            result = result + scale * self.noise.normal(result.shape)
+            result = result + scale * secret_normal(result.shape)
         return result
 
     def answer(
@@ -306,7 +299,7 @@ class LocalNoise:
         # ⟨g, v⟩ of a vertex ±r e_j moves by at most 2C r
         radius: float = domain.radius  # type: ignore[attr-defined]
         scale = 2.0 * self.clip * radius * self.noise_multiplier
-        return direction, report_noisy_max(domain, direction, scale, self.noise)
+        return direction, report_noisy_max(domain, direction, scale)
 
 
 class Budget(Declared):

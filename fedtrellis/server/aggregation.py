@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.privacy import Budget, SecretNoise, clipped
+from fedtrellis.privacy import Budget, clipped, secret_normal, secret_uniform
 from fedtrellis.server.conversation import Answer, Conversation, Entries
 from fedtrellis.settings import Declared, SettingsError, setting
 from fedtrellis.wire.arrays import FloatArray
@@ -367,7 +367,6 @@ class Private(Budget, Aggregation):
             if cohorts.fixed is not None:
                 how = {"sampling": "fixed", "cohort": cohorts.fixed, "clients": n}
         self.open(cohorts.rounds, n, how)
-        self._noise = SecretNoise()
         self._weight = cohorts.expected * n
         self._releases = 0
 
@@ -376,7 +375,7 @@ class Private(Budget, Aggregation):
         cohorts = self._cohorts
         if cohorts.participation == 1.0:
             return list(drawn)
-        coins = self._noise.uniform((len(cohorts.clients),))
+        coins = secret_uniform((len(cohorts.clients),))
         if cohorts.fixed is not None:
             chosen = sorted(coins.argsort()[: cohorts.fixed].tolist())
         else:
@@ -393,7 +392,7 @@ class Private(Budget, Aggregation):
         for point in points:
             total += clipped(np.subtract(point, centre, dtype=np.float64), self.clip)
         if z := self.settled_noise_multiplier:
-            total += z * self.clip * self._noise.normal(centre.shape)
+            total += z * self.clip * secret_normal(centre.shape)
         return centre + total / self._weight
 
     def lost(self, answers: int, least: int) -> str:

@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.flower_internals import make_message
 
-__all__ = ["NORM_BIT", "change_model", "check_client", "parted"]
-
 # Flower's names: of the largest ‖x_i − x‖ in a request's config, and of the metric of
 # adaptiveclipping_mod, which is 1 where it clipped, else 0
 _NORM, NORM_BIT = "clipping_norm", "norm_bit"

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from math import log, sqrt
 from typing import Any
 
@@ -18,8 +17,9 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import (
     Accountant,
     LocalNoise,
-    SecretNoise,
     noise_multiplier_for,
+    secret_gumbel,
+    secret_normal,
 )
 from fedtrellis.server.aggregation import Cohorts
 from fedtrellis.settings import SettingsError
@@ -152,27 +152,30 @@ def test_the_noise_is_normal_and_as_large_as_promised() -> None:
     mean = noisy_mean(0.5, 3.0, 10)
     noise = mean([], np.zeros(20_000)) * 10.0 / (3.0 * 0.5)
     assert kstest(noise, "norm").pvalue > 1e-6
-    assert kstest(SecretNoise().gumbel((20_000,)), gumbel_r.cdf).pvalue > 1e-6
+    assert kstest(secret_gumbel((20_000,)), gumbel_r.cdf).pvalue > 1e-6
     # and of no seed
-    first, second = SecretNoise().normal((4,)), SecretNoise().normal((4,))
+    first, second = secret_normal((4,)), secret_normal((4,))
     assert not np.array_equal(first, second)
 
 
 def replayed(count: int, clip: float, z: float, rounds: int) -> Array:
     """DP-FedAvg as a plain loop: one full gradient step a client and round."""
-    noise, x = SecretNoise(5), np.zeros(4)
+    x = np.zeros(4)
     for _ in range(rounds):
         total = np.zeros(4)
         for loss in losses(count):
             change = -0.1 * loss.gradient(x)
             total += change * min(1.0, clip / float(np.linalg.norm(change)))
-        x = x + (total + z * clip * noise.normal((4,))) / count
+        x = x + (total + z * clip * secret_normal((4,))) / count
     return x
 
 
 def test_the_baseline_is_dp_fedavg(monkeypatch: pytest.MonkeyPatch) -> None:
-    again = partial(SecretNoise, 5)
-    monkeypatch.setattr("fedtrellis.server.aggregation.SecretNoise", again)
+    def drawn_again() -> None:
+        numbers = np.random.default_rng(5).random
+        monkeypatch.setattr("fedtrellis.privacy.secret_uniform", numbers)
+
+    drawn_again()
     strategy = LocalSGD(
         step_size=0.1,
         step_schedule="constant",
@@ -181,6 +184,7 @@ def test_the_baseline_is_dp_fedavg(monkeypatch: pytest.MonkeyPatch) -> None:
         aggregation=Private(clip=0.05, noise_multiplier=2.0),
     )
     run = play(strategy, grid_of(LocalSGDClient, losses()), np.zeros(4), rounds=5)
+    drawn_again()
     assert np.allclose(run.model, replayed(10, 0.05, 2.0, 5), atol=1e-12)
 
 
@@ -223,7 +227,7 @@ def test_the_noise_is_as_large_as_any_two_answers_are_apart() -> None:
 
 def test_vertices_are_drawn_as_the_exponential_mechanism_does() -> None:
     """P(v) ∝ exp(⟨−g, v⟩/(2 C r z)), g clipped by its largest entry."""
-    private = LocalNoise(0.5, 0.4, SecretNoise(0))
+    private = LocalNoise(0.5, 0.4)
     known, gradient = np.array([0.2, 0.0, 0.0]), np.array([0.0, 10.0, -2.0])
     drawn = [private.answer(L1Ball(2.0), known, gradient)[1] for _ in range(6000)]
     points = np.array([atom.dense() for atom in drawn if atom is not None])
