@@ -245,15 +245,9 @@ class RunRecord(Callback):
         if self.warnings:
             summary["warnings"] = self.warnings
         summary["wall_seconds"] = round(time.time() - self._began, 3)
-        data, path = json.dumps(summary, indent=2), self.directory / "summary.json"
-        try:
-            with replacing(path) as file:
-                file.write(f"{data}\n".encode())
-        except OSError:
-            if "error" not in how:
-                raise
-            # on a full disk the room that it has may be enough
-            path.write_text(f"{data}\n", encoding="utf-8")
+        data = json.dumps(summary, indent=2)
+        with replacing(self.directory / "summary.json") as file:
+            file.write(f"{data}\n".encode())
 
 
 def _started(process: int) -> str:
