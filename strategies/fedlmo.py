@@ -276,10 +276,12 @@ class FedLMO(RoundStrategy):
         if len(answer.arrays) != 2:
             raise ValueError(f"the answer has {len(answer.arrays)} arrays instead of 2")
         point, mean = answer.arrays
-        return (
-            self._local_point(replace(answer, arrays=[point])),
-            self._only_array(replace(answer, arrays=[mean]), shape),
-        )
+        beside = self._only_array(replace(answer, arrays=[mean]), shape)
+        if answer.basis is not None:
+            # no step is shorter where gradients are small: an old one, as long as it
+            # was then, would lead all of them
+            beside = self.broadcast.layout.rounded(self._weight_of(answer) * beside)
+        return self._local_point(replace(answer, arrays=[point])), beside
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average the models, or step along the mean gradient's oracle."""

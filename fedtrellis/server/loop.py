@@ -443,10 +443,14 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         Source: Nguyen et al., "Federated Learning with Buffered Asynchronous
         Aggregation" (FedBuff), AISTATS 2022, arXiv 2106.06639, for the weights.
         """
-        age, model = self._loop.round - answer.server_round, self.broadcast.model
-        weight = 1.0 / np.sqrt(1.0 + age)
-        aged = model + weight * np.subtract(point, answer.basis, dtype=np.float64)
+        change = np.subtract(point, answer.basis, dtype=np.float64)
+        aged = self.broadcast.model + self._weight_of(answer) * change
         return self.broadcast.layout.rounded(aged)
+
+    def _weight_of(self, answer: Answer) -> float:
+        """1/√(1 + a), for an answer of a rounds ago."""
+        age = self._loop.round - answer.server_round
+        return float(1.0 / np.sqrt(1.0 + age))
 
     def _count_silence(self) -> None:
         """Note who owes an answer, and who has done so for too many rounds."""

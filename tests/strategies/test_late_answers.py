@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedtrellis import Answer
 from tests.harness import Array, Stop, play, refused
 from tests.strategies import methods
 from tests.strategies.methods import EVERY, EVERYTHING, LOSSES, Method
@@ -88,6 +89,17 @@ def test_late_changes_against_a_plain_loop() -> None:
         assert sorted(free) == played.used[t - 1]
         np.testing.assert_allclose(played.models[t - 1], x, atol=1e-12)
     assert grid.clock() == now
+
+
+@pytest.mark.parametrize("name", ["fedlmo corrected", "fedlmo averaged"])
+def test_a_late_gradient_or_momentum_weighs_less_too(name: str) -> None:
+    strategy = EVERY[name].play(EVERY[name].grid(N), 5).strategy
+    x = strategy.broadcast.model
+    late = Answer("0", [x + 2.0, x - 4.0], {}, server_round=2, basis=x)
+    strategy._loop.round = 5
+    point, beside = strategy.check(late)
+    np.testing.assert_allclose(point, x + 1.0)
+    np.testing.assert_allclose(beside, 0.5 * (x - 4.0))
 
 
 @pytest.mark.parametrize("name", VECTORS)
