@@ -642,6 +642,10 @@ class CompressedSGD(FedOpt):
         only={"compressor": ("qsgd",)},
     )
 
+    @property
+    def _lost(self) -> dict[str, str]:
+        return {"error": "begins with e_i = 0"} if self.compressor == "top-k" else {}
+
     def _admits(self, kind: type[Aggregation]) -> bool:
         """No noise for changes that carry what was left of earlier ones."""
         return super()._admits(kind) and not issubclass(kind, Private)
@@ -744,8 +748,8 @@ class FedDR(ProjectedFedAvg):
 
     Notes
     -----
-    The matching client is ``FedDRClient(context, objective)``. A client that lost its
-    state starts again at x_i = y_i = x̂_i, which is the x̂_i that the server counts.
+    The matching client is ``FedDRClient(context, objective)``. The server replays y_i,
+    for a client that lost its state: x_i = (x̂_i + y_i)/2 is in the next step of it.
 
     Examples
     --------
@@ -765,7 +769,7 @@ class FedDR(ProjectedFedAvg):
     _late: Late = "vector"
     _least_answers = 1
     stateful, _newcomers = True, False
-    _kept = ("_reflections",)
+    _kept = ("_reflections", "_duals")
 
     relaxation: float = setting(
         1.95,
@@ -800,18 +804,28 @@ class FedDR(ProjectedFedAvg):
         return 1.0 / (self.lipschitz + 1.0 / self._settled("proximal_step"))
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
-        """Start with every x̂_i at the initial model."""
+        """Start with every x̂_i and y_i at the initial model."""
         start = self.broadcast.model
         self._reflections = {name: start.copy() for name in self.clients}
+        self._duals = {f"{name}/y": start for name in self.clients}
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """Relaxation, proximal step and local steps."""
         steps = super().instruction(server_round, client)
         return entries_of(self, "relaxation") | steps
 
+    def check(self, answer: Answer) -> Any:
+        """x̂_i, and the x̄ that it is for."""
+        x_bar = self.broadcast.model if answer.basis is None else answer.basis
+        return super().check(answer), x_bar
+
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Project the mean of all clients' last x̂_i."""
-        self._reflections.update(answers)
+        for name, (reflection, x_bar) in answers.items():
+            before = self.client_state(name)
+            # y_i ← y_i + α (x̄ − x_i)
+            y_i = before["y"] + self.relaxation * (x_bar - before["x"])
+            self._reflections[name], self._duals[f"{name}/y"] = reflection, y_i
         # x̃ = (1/n) Σ x̂_i;  x̄ = P_D(x̃); in the clients' order, whoever answered
         points = [self._reflections[name] for name in self._members]
         mean = self.average(points, self.broadcast.model)
@@ -819,7 +833,9 @@ class FedDR(ProjectedFedAvg):
         return {}
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
-        """A state whose x̂ = 2x − y is the one that the server has; else x̄."""
-        hidden = self.aggregator.seen_by == "client"
-        reflection = self.broadcast.model if hidden else self._reflections[client]
-        return {"x": reflection, "y": reflection}
+        """x_i and y_i; of a block's member x̄."""
+        if self.aggregator.seen_by == "client":
+            x_bar = self.broadcast.model
+            return {"x": x_bar, "y": x_bar}
+        y_i = self._duals[f"{client}/y"]
+        return {"x": (self._reflections[client] + y_i) / 2.0, "y": y_i}

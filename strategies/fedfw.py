@@ -483,6 +483,15 @@ class FedFW(FrankWolfeStrategy):
         answers = self.conversation.ask(server_round, "evaluate", entries, timeout)
         return self._mean_evaluation(answers)
 
+    @property
+    def _lost(self) -> dict[str, str]:
+        stochastic = self.variant == "stochastic"
+        return (
+            {"d": "begins with d_i of its next batch (variant stochastic)"}
+            if stochastic
+            else {}
+        )
+
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and what else of the variant's state the server can replay."""
         return self.half.client_state(client)

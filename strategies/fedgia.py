@@ -104,8 +104,6 @@ class FedGiA(RoundStrategy):
     dtypes = DTYPES
 
     keep_model = False
-    # a multiplier from an older round would be worse than none
-    _keep_old_state = False
     _state_settings = ("hessian", "l1", "l2", "lower", "upper")
 
     sigma: float | None = setting(
@@ -502,6 +500,10 @@ class FedGiA(RoundStrategy):
         """Whether a client has no S yet, as it was asked for a part of it first."""
         hidden = self.aggregator.seen_by == "client" and self._search is not None
         return hidden and not self.conversation.client(client).used_round
+
+    @property
+    def _lost(self) -> dict[str, str]:
+        return {"pi": "takes the gradient branch once"}
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """S, where σ is adapted."""

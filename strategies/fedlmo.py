@@ -345,8 +345,13 @@ class FedLMO(RoundStrategy):
         """v_i; every c_i is another one in each round."""
         return "_vectors" if self.variant == "ef21" else ""
 
+    @property
+    def _lost(self) -> dict[str, str]:
+        keeps = self.variant not in ("averaged", "server")
+        return {"momentum": "begins with m_i = 0"} if keeps else {}
+
     def client_state(self, client: str) -> dict[str, FloatArray]:
-        """c_i or v_i; its momentum starts anew."""
+        """c_i or v_i."""
         key = "control" if self.variant == "corrected" else "estimate"
         return {key: self._vectors[client]} if self._vectors else {}
 

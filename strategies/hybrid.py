@@ -46,7 +46,6 @@ class HybridStrategy(LoopStrategy):
     space = "split"
 
     keep_model = False
-    _keep_old_state = False
     _kept: tuple[str, ...] = ("_alignment",)
     # what is among these attributes, beside what :func:`freeze` knows by itself
     _kinds: ClassVar[tuple[type, ...]] = (Alignment, Group)

@@ -72,8 +72,6 @@ class FirstOrderRFL(StepsByBounds):
     keep_model = False
     # a half's digits are no point of a manifold
     dtypes = ("float64", "float32")
-    # c_i is sent whole; what an older round left would be taken for newer
-    _keep_old_state = False
     _state_settings = ("correction",)
     _measured_by: ClassVar[tuple[str, ...]] = ("batch_size",)
 

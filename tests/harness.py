@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -79,6 +79,14 @@ def calm(grid: LocalGrid) -> None:
 def contexts(grid: LocalGrid) -> dict[int, Context]:
     """Flower's contexts, by the numbers of the nodes."""
     return {number_of(context): context for context in grid._contexts.values()}
+
+
+def restart(grid: LocalGrid, number: int, *, moves: bool) -> None:
+    """A node loses all state, and ``moves`` to another id, as a new SuperNode has."""
+    (old,) = (k for k, c in grid._contexts.items() if number_of(c) == number)
+    context = grid._contexts.pop(old)
+    context.node_id, context.state = old + moves, RecordDict()
+    grid._contexts[context.node_id] = context
 
 
 def memory_of(strategy: Any, context: Context) -> ClientMemory:
@@ -344,29 +352,3 @@ def programs(page: Path) -> list[str]:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     ours = r"from fedtrellis\.(strategies|clients|tasks) "
     return [re.sub(ours, r"from \1 ", block) for block in blocks]
-
-
-def entrant(
-    name: str, gradients: Any, x: Any, counts: Any, step: float, alpha: float, ball: Any
-) -> Any:
-    """The model of a plug-in of the matrix after rounds of ``counts`` local steps."""
-    z, own = x, np.zeros((len(gradients), x.size))
-    for count in counts:
-        ends = np.tile(z, (len(own), 1))
-        for i, gradient in enumerate(gradients):
-            if name == "ef21":  # one entry is sent
-                change = gradient(x) - own[i]
-                own[i, abs(change).argmax()] += change[abs(change).argmax()]
-                ends[i] -= step * own[i]
-                continue
-            for _ in range(count):
-                pull = alpha * (ends[i] - x) if name == "feddyn" else 0.0
-                ends[i] -= step * (gradient(ball.project(ends[i])) - own[i] + pull)
-        z = ends.mean(axis=0)
-        if name == "proxskip":
-            own += 0.2 / step * (z - ends)
-        if name == "feddyn":
-            own -= alpha * (ends - x)
-            z = z - own.mean(axis=0) / alpha
-        x = ball.project(z)
-    return x

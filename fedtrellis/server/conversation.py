@@ -220,8 +220,6 @@ class Conversation(Registry):
                 if restore:
                     given, restore_config = strategy._state_for(name)
                     config.update(restore_config)
-                    if replace or not strategy._keep_old_state:
-                        config["restore-alone"] = True
                     if replace:
                         config["restore-over"] = True
                     if given:

@@ -176,7 +176,6 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     _linear: ClassVar[bool] = False  # a block's mean can stand for each of its answers
     _one_wave = False  # a round is one wave, and changes nothing before its answers
     _bounded: ClassVar[bool] = False  # a method on a domain needs a bounded one
-    _keep_old_state = True  # out of step, a client keeps what it is not given back
     _newcomers: ClassVar[bool] = False  # later clients take part: none is kept
     _measures: ClassVar[tuple[str, ...]] = ()  # its own that a run may stop on
     _state_settings: tuple[str, ...] = ()  # decide what state() holds
@@ -322,6 +321,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
         An entry that is the model itself (the same object) costs nothing to send.
         """
+        return {}
+
+    @property
+    def _lost(self) -> dict[str, str]:
+        """What of a client's state is not given back; how it goes on without it."""
         return {}
 
     def sample(self, server_round: int) -> list[str]:

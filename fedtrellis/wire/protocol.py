@@ -369,10 +369,8 @@ class ClientMemory(NamedTuple):
             pass
         elif config.get("restore", False):
             given = content[RESTORE] if RESTORE in content else ArrayRecord()
+            # what only this client knew belongs to a round that does not count
             arrays = unpack_restore(cast(ArrayRecord, given), config, model)
-            if not config.get("restore-alone", False):
-                # what only this client knows, and the server cannot give back, stays
-                arrays = {**self.committed.arrays, **arrays}
             committed = Kept(used, arrays)
         else:
             raise RestoreNeededError(

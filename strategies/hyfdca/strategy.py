@@ -219,6 +219,11 @@ class HyFDCA(HyFDCASettings):
 
     # ---------------------------------------------------------------------- restoring
 
+    @property
+    def _lost(self) -> dict[str, str]:
+        then = "another holder gives it, or its group a backup"
+        return {"points" if self.safe else "alpha": then}
+
     def restore(self, client: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Who its samples are in the ciphertexts, with labels and norms encrypted."""
         if self._agreement is None:  # asked for what the alignment is made of

@@ -91,8 +91,6 @@ class Method:
         One for each node, and one that nobody else has.
     rules : tuple of str
         What ``aggregation`` can be; only "mean" where atoms are checked instead.
-    forgets : bool
-        Whether a client keeps what the server cannot give back.
     """
 
     make: Callable[..., Any]
@@ -101,13 +99,29 @@ class Method:
     rounds: int = 20
     losses: Sequence[Any] = (*LOSSES, POISONED)
     rules: tuple[str, ...] = RULES
-    forgets: bool = False
 
-    def grid(self, nodes: int = 6, kind: Any = LocalGrid, **options: Any) -> Any:
+    def grid(
+        self,
+        nodes: int = 6,
+        kind: Any = LocalGrid,
+        look: Callable[[int, int, dict[str, Any]], None] | None = None,
+        **options: Any,
+    ) -> Any:
+        """A grid; ``look`` is given a round, a node's number and the state it has."""
         losses = self.losses[:nodes]
 
         def client(context: Context) -> Any:
-            return self.client(context, losses[number_of(context)])
+            number = number_of(context)
+            made = self.client(context, losses[number])
+            if look is not None:
+                steps = made.steps
+
+                def seen(x: Array, config: dict[str, Any]) -> Any:
+                    look(config["server-round"], number, made.state)
+                    return steps(x, config)
+
+                made.steps = seen
+            return made
 
         return kind(client_app(client), len(losses), **options)
 
@@ -137,7 +151,7 @@ def on(losses: Any, start: Array, rounds: int) -> Callable[..., Method]:
     """
 
     def method(name: str, *more: Any, domain: Any = None, **own: Any) -> Method:
-        names = ("rounds", "rules", "forgets")
+        names = ("rounds", "rules")
         traits: dict[str, Any] = {k: own.pop(k) for k in names if k in own}
         first = more if domain is None else (domain,)
         made = partial(getattr(strategies, name), *first, **own)
@@ -197,9 +211,7 @@ METHODS: dict[str, Method] = {
     "compressed-sgd": _whole("CompressedSGD", compressor="qsgd", **_MOVED),
     "scaffold": _whole("Scaffold", **_LOCAL),
     **{
-        f"fedlmo {v}": _whole(
-            "FedLMO", **{"variant": v, "batch_size": 0, "forgets": v == "corrected"}
-        )
+        f"fedlmo {v}": _whole("FedLMO", variant=v, batch_size=0)
         for v in ("corrected", "averaged", "server")
     },
     "zeroth-order-sgd": _whole("ZerothOrderSGD", rounds=40, **_SIGNS),
@@ -210,9 +222,9 @@ METHODS: dict[str, Method] = {
         "FedDR",
         domain=_BALL,
         **{"local_steps": 10, "proximal_step": 1.0, "local_step_size": 0.1},
-        **{"relaxation": 1.0, "forgets": True},
+        relaxation=1.0,
     ),
-    "fedgia": _whole("FedGiA", tolerance=0.0, forgets=True),
+    "fedgia": _whole("FedGiA", tolerance=0.0),
     "first-order-rfl": _curved("FirstOrderRFL", MANIFOLD, tolerance=0.0, **_RFL),
     "zeroth-order-rfl": _curved(
         "ZerothOrderRFL", MANIFOLD, **(_RFL | {"samples": 24, "upload": "scalars"})
@@ -224,7 +236,7 @@ METHODS: dict[str, Method] = {
         f"fedfw {v}": _whole(
             "FedFW",
             _DIAMOND,
-            **{"variant": v, "rounds": 30, "forgets": v == "stochastic", **_ONCE},
+            **{"variant": v, "rounds": 30, **_ONCE},
         )
         for v in ("plain", "augmented", "stochastic")
     },
@@ -234,17 +246,12 @@ METHODS: dict[str, Method] = {
 VARIANTS: dict[str, Method] = {
     "fedprox batches": _whole("FedProx", proximal_weight=0.7, **_BATCH),
     "fedopt adam": _whole("FedOpt", optimizer="adam", local_deadline=1e6, **_BATCH),
-    "compressed-sgd top-k": _whole(
-        "CompressedSGD", **{"kept_fraction": 0.3, "forgets": True, **_MOVED}
-    ),
+    "compressed-sgd top-k": _whole("CompressedSGD", kept_fraction=0.3, **_MOVED),
     "compressed-sgd sign": _whole(
         "CompressedSGD", **{"compressor": "sign", "server_step_size": 0.1, **_BATCH}
     ),
-    "fedlmo local": _whole("FedLMO", variant="local", batch_size=0, forgets=True),
-    "fedlmo ef21": _whole(
-        "FedLMO",
-        **{"variant": "ef21", "batch_size": 0, "kept_fraction": 0.3, "forgets": True},
-    ),
+    "fedlmo local": _whole("FedLMO", variant="local", batch_size=0),
+    "fedlmo ef21": _whole("FedLMO", variant="ef21", batch_size=0, kept_fraction=0.3),
     "zeroth-order-sgd feedsign": _whole("ZerothOrderSGD", variant="feedsign", **_SIGNS),
     "zeroth-order-sgd fedkseed": _whole(
         "ZerothOrderSGD", variant="fedkseed", pool=30, **_SIGNS
@@ -256,12 +263,12 @@ VARIANTS: dict[str, Method] = {
         "FedDR",
         domain=_BALL,
         **{"relaxation": 1.7, "proximal_step": 2.0, "local_step_size": 0.1},
-        **{"batch_size": 4, "forgets": True},
+        batch_size=4,
     ),
     "fedgia gram": _whole(
         "FedGiA",
         **{"hessian": "gram", "sigma_scale": 1.0, "local_steps": 3},
-        **{"tolerance": 0.0, "forgets": True},
+        tolerance=0.0,
     ),
     "first-order-rfl plain": _curved(
         "FirstOrderRFL", MANIFOLD, correction=False, **_RFL
@@ -271,7 +278,7 @@ VARIANTS: dict[str, Method] = {
         MANIFOLD,
         **(_RFL | {"samples": 6, "smoothing": 1e-3, "upload": "dense"}),
     ),
-    "fedfw certified": _whole("FedFW", _DIAMOND, certificate=True),
+    "fedfw certified": _whole("FedFW", _DIAMOND, certificate=True, tolerance=0.0),
     **{
         f"fedfw {v} of {k} steps": _whole(
             "FedFW",

@@ -25,7 +25,7 @@ from fedtrellis.corrective.penalty import Balance
 from fedtrellis.domains import Domain, L1Ball, NuclearNormBall, Simplex
 from fedtrellis.objectives import LeastSquares, Logistic, MatrixCompletion
 from strategies import FedFW
-from tests.harness import Array, Distance, Played, grid_of, node_states, play
+from tests.harness import Array, Distance, Played, grid_of, play
 from tests.strategies.methods import EVERYTHING
 
 cp: Any = importlib.import_module("cvxpy")
@@ -282,22 +282,13 @@ def check_beside(ran: Any, beside: Loop, near: float = 1e-9) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_whatever_goes_wrong_it_is_the_loop_of_the_answers_used(name: str) -> None:
-    """All eight faults at once; the nodes' states are the server's bit for bit."""
+    """All eight faults at once."""
     made, faults = problem(name), EVERYTHING | {"encode": True}
     ran = run(made, 16, faults=faults, last_fault=15, participation=0.8)
     played, rounds = ran
     assert all(played.grid.fault_counts.values())
     assert rounds[-1]["rho"] != rounds[2]["rho"]
     check_beside(ran, Loop(made, None))
-    strategy, states = played.strategy, node_states(played.strategy, played.grid)
-    for client, state in states.items():
-        expected = strategy.client_state(client)
-        for key in ("x", "y"):
-            if expected[key].dtype == state[key].dtype:
-                assert state[key].tobytes() == expected[key].tobytes(), (client, key)
-            else:  # no step of this client was used yet
-                assert strategy.conversation.client(client).used_round == 0
-    assert states.keys() >= set(strategy.used) > set()
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, 4.0), (4.0, None), (4.0, 9.0)])

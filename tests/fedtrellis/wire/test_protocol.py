@@ -25,7 +25,10 @@ SIZE = 500
 def asked(
     memory: ClientMemory, used: int | None, restore: float | None = None, **more: Any
 ) -> tuple[int, int, float, float]:
-    """Rounds of a memory after a request, and its numbers: restored, and its own."""
+    """Rounds of a memory after a request, and its numbers: restored, and its own.
+
+    Its own is 0 where it is lost.
+    """
     model = ReceivedModel(Layout(((SIZE,),)), np.ones(SIZE), 0)
     config = {} if used is None else {"used-round": used, **more}
     content = RecordDict()
@@ -36,7 +39,8 @@ def asked(
         config |= also
     memory = memory.take_request(model, content, config)
     assert memory.model is model
-    x, own = (float(memory.committed.decoded()[name][0]) for name in ("x", "own"))
+    state = memory.committed.decoded()
+    x, own = (float(state.get(name, [0.0])[0]) for name in ("x", "own"))
     return memory.committed.round, memory.provisional.round, x, own
 
 
@@ -59,9 +63,9 @@ OWN = encode(np.full(2, 8.0))
         (5, {"used": 5}, (5, -1, 5.0, 8.0)),
         (5, {"used": 3}, (3, -1, 3.0, 8.0)),
         (5, {"used": 3, "restore": -1.0}, (3, -1, 3.0, 8.0)),
-        # what only the client knows survives being restored
-        (5, {"used": 7, "restore": 7.0}, (7, -1, 7.0, 8.0)),
-        (5, {"used": 3, "restore-over": True, "restore": 7.0}, (3, -1, 7.0, 8.0)),
+        # what only the client knew is of a round that does not count
+        (5, {"used": 7, "restore": 7.0}, (7, -1, 7.0, 0.0)),
+        (5, {"used": 3, "restore-over": True, "restore": 7.0}, (3, -1, 7.0, 0.0)),
         # without a used round only the model changes
         (5, {"used": None}, (3, 5, 3.0, 8.0)),
         (5, {"used": 4}, None),
