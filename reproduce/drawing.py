@@ -67,13 +67,11 @@ def style_of(index: int) -> dict[str, Any]:
     return {"color": PALETTE[index], "linestyle": _DASHES[index]}
 
 
-def band(
-    axes: Any, x: ArrayLike, runs: ArrayLike, label: str, least: int = 2, **style: Any
-) -> None:
-    """Draw the median of several runs, and with at least so many their extremes."""
+def band(axes: Any, x: ArrayLike, runs: ArrayLike, label: str, **style: Any) -> None:
+    """Draw the median of several runs, and their extremes."""
     values = np.atleast_2d(np.asarray(runs, dtype=float))
     axes.plot(x, np.median(values, axis=0), label=label, **style)
-    if len(values) >= least:
+    if len(values) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 

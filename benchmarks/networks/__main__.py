@@ -66,7 +66,7 @@ def draw(all_runs: dict[str, Runs], picture: Path) -> None:
             accuracy, moved = padded(curves)
             rounds = np.arange(1, accuracy.shape[1] + 1)
             for ax, x in zip(axes, (rounds, np.median(moved, axis=0)), strict=True):
-                band(ax, x, accuracy, contender, least=2, **style_of(number))
+                band(ax, x, accuracy, contender, **style_of(number))
         for ax in axes:
             ax.axhline(goal, color="0.5", linewidth=0.8)
             ax.set_ylim(max(0.0, goal - 40), goal + 3)
