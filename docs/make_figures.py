@@ -36,6 +36,7 @@ COLOURS = {
     "FedFW+ of the paper": "tab:red",
     "FedDR": "tab:orange",
     "projected FedAvg": "tab:purple",
+    "FedDualAvg": "tab:brown",
     "FedGiA": "tab:gray",
 }
 
@@ -53,10 +54,8 @@ def lasso() -> None:
         met = next((k for k, row in enumerate(curve) if row["gap"] == "0.0001"), None)
         curve = curve if met is None else curve[: met + 1]
         kind, _, untuned = method.partition(", ")
-        style: dict[str, Any] = {
-            "color": COLOURS[kind],
-            "linestyle": "--" if untuned else "-",
-        }
+        dashes = "--" if untuned else "-"
+        style: dict[str, Any] = {"color": COLOURS[kind], "linestyle": dashes}
         gaps = [float(row["gap"]) for row in curve]
         rounds = [float(row["rounds"]) for row in curve]
         sent = [(float(row["up"]) + float(row["down"])) / 1e6 for row in curve]

@@ -352,3 +352,29 @@ def programs(page: Path) -> list[str]:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     ours = r"from fedtrellis\.(strategies|clients|tasks) "
     return [re.sub(ours, r"from \1 ", block) for block in blocks]
+
+
+def entrant(
+    name: str, gradients: Any, x: Any, counts: Any, step: float, alpha: float, ball: Any
+) -> Any:
+    """The model of a plug-in of the matrix after rounds of ``counts`` local steps."""
+    z, own = x, np.zeros((len(gradients), x.size))
+    for count in counts:
+        ends = np.tile(z, (len(own), 1))
+        for i, gradient in enumerate(gradients):
+            if name == "ef21":  # one entry is sent
+                change = gradient(x) - own[i]
+                own[i, abs(change).argmax()] += change[abs(change).argmax()]
+                ends[i] -= step * own[i]
+                continue
+            for _ in range(count):
+                pull = alpha * (ends[i] - x) if name == "feddyn" else 0.0
+                ends[i] -= step * (gradient(ball.project(ends[i])) - own[i] + pull)
+        z = ends.mean(axis=0)
+        if name == "proxskip":
+            own += 0.2 / step * (z - ends)
+        if name == "feddyn":
+            own -= alpha * (ends - x)
+            z = z - own.mean(axis=0) / alpha
+        x = ball.project(z)
+    return x

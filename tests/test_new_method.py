@@ -40,11 +40,6 @@ def test_its_own_tests_pass_as_generated(package: Any) -> None:
     assert (package.QuiteNew.name, len(package.plugin.methods)) == ("quite-new", 1)
 
 
-@EACH
-def test_a_method_of_an_example_keeps_them(contract: Callable[..., None]) -> None:
-    contract(feddyn.FedDyn, feddyn.FedDynClient)
-
-
 def mistakes(package: Any) -> dict[str, tuple[Any, Any]]:
     """For each contract a method that breaks it."""
     Right: Any = package.QuiteNew

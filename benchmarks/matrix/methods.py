@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, count, takewhile
 from typing import Any
 
 import numpy as np
 
+from .entrants import steps_drawn
 from .problems import NODES, Kind, Problem, experiment
 
 __all__ = ["METHODS", "Facts", "Method", "compressed", "facts", "methods_of"]
@@ -89,6 +91,9 @@ class Method:
         The method's name in run configs, if it is another one.
     of_run : mapping
         Settings that are not the method's own.
+    drawn : callable, optional
+        From a run's seed and a round to the round's gradients, of a method that draws
+        how many they are; ``gradients`` is their mean.
     """
 
     name: str
@@ -105,10 +110,19 @@ class Method:
     penalised: str = ""
     method: str = ""
     of_run: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    drawn: Callable[[int, int], float] | None = field(default=None, hash=False)
 
     def cost(self, problem: Problem) -> float:
         """What a client computes in a round, in gradients."""
         return self.gradients + (0.0 if problem.quadratic else self.search)
+
+    def spent(self, problem: Problem, seed: int, budget: int) -> list[float]:
+        """A client's gradients after 0, 1, ... rounds, as many as the budget allows."""
+        work, drawn = self.cost(problem), self.drawn
+        if drawn is None:
+            return [work * t for t in range(max(1, int(budget / work)) + 1)]
+        each = accumulate((drawn(seed, t) for t in count(1)), initial=0.0)
+        return list(takewhile(lambda total: total <= budget, each))
 
     def given(self, problem: Problem) -> str:
         """What it is told of the problem that no user knows; empty: nothing."""
@@ -176,7 +190,8 @@ def _papers(name: str, title: str, variant: str, factor: float) -> Method:
     )
 
 
-_SETS: tuple[Kind, ...] = ("set", "l1", "manifold")
+_CONVEX: tuple[Kind, ...] = ("set", "l1")
+_SETS: tuple[Kind, ...] = (*_CONVEX, "manifold")
 _BALL: tuple[Kind, ...] = ("none", "l1")
 
 #: By name, in the order of the page.
@@ -226,6 +241,15 @@ METHODS: dict[str, Method] = {
             _step,
         ),
         Method(
+            "feddualavg",
+            "FedDualAvg",
+            _CONVEX,
+            STEPS,
+            {"local-steps": STEPS},
+            "step-size",
+            _step,
+        ),
+        Method(
             "fedgia",
             "FedGiA",
             _BALL,
@@ -250,6 +274,26 @@ METHODS: dict[str, Method] = {
         _local("fedprox", "FedProx"),
         _local("scaffold", "SCAFFOLD"),
         Method(
+            "proxskip",
+            "ProxSkip (Scaffnew)",
+            ("none",),
+            STEPS,
+            {"probability": 1.0 / STEPS},
+            "step-size",
+            _step,
+            drawn=lambda seed, t: steps_drawn(seed, 1.0 / STEPS, t),
+        ),
+        Method(
+            "feddyn",
+            "FedDyn",
+            ("none",),
+            STEPS,
+            {"local-steps": STEPS},
+            "alpha",
+            lambda known: 0.1 * known.lipschitz,
+            lambda value, known: {"step-size": 1.0 / (known.lipschitz + value)},
+        ),
+        Method(
             "fedopt",
             "FedAdam",
             ("none",),
@@ -260,6 +304,15 @@ METHODS: dict[str, Method] = {
             _inner_step,
         ),
         compressed("top-k", "error-feedback top-k"),
+        Method(
+            "ef21",
+            "EF21, top-k",
+            ("none",),
+            1.0,
+            {},
+            "step-size",
+            lambda known: 0.25 / known.lipschitz,
+        ),
         compressed("qsgd", "QSGD"),
         compressed("sign", "sign, majority"),
         Method(

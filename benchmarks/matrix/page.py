@@ -97,8 +97,10 @@ def draw(results: Results) -> str:
         panel.imshow(np.clip(shades, 1.0, _WIDEST), "viridis_r", norm, aspect="auto")
         for place, value in np.ndenumerate(shades):
             if not np.isnan(value):
+                method, problem = names[place[0]], list(results)[place[1]]
+                given = METHODS[method].given(PROBLEMS[problem])
                 text = f"{value:.2g}" if value < _WIDEST else f"{value:.0f}"
-                text = "never" if np.isinf(value) else text
+                text = ("never" if np.isinf(value) else text) + "*" * bool(given)
                 dark = "white" if value > np.sqrt(_WIDEST) else "black"
                 where = {"ha": "center", "va": "center", "color": dark, "fontsize": 7}
                 panel.text(place[1], place[0], text, **where)

@@ -12,9 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-import sim
-from fedtrellis.app import Experiment
+import clients
+import strategies
+from fedtrellis.app import App, Experiment, pairs
 from fedtrellis.objectives.reference import certified_minimum, unconstrained_minimum
+from tasks import TASKS
+
+from .entrants import plugin
 
 __all__ = [
     "CERTIFIED",
@@ -29,6 +33,7 @@ __all__ = [
     "optimum",
 ]
 
+_APP = App([*pairs(strategies, clients), *plugin.methods], TASKS.values())
 #: Clients of every problem.
 NODES = 10
 #: How far F* may lie below what is taken for it, in units of F(x¹) − F*.
@@ -290,17 +295,16 @@ def experiment(
     problem: Problem, seed: int, method: Mapping[str, Any], rounds: int = 1
 ) -> Experiment:
     """The app's experiment of a method's settings on a problem."""
-    name = str(method["method"])
-    split = sim.app.registry.methods[name].strategy.space == "split"
-    config = sim.app.default_config()
-    config |= problem.settings(split) | dict(method)
+    space = _APP.registry.methods[str(method["method"])].strategy.space
+    config = _APP.default_config()
+    config |= problem.settings(space == "split") | dict(method)
     config |= {"seed": seed, "rounds": rounds, "evaluate-gap": False}
-    if not split and sim.app.registry.methods[name].strategy.space == "whole":
+    if space == "whole":
         config |= {"domain": "whole-space", "radius": 0.0}
         config.pop("k-support-ball.k", None)
-    if sim.app.registry.methods[name].strategy.space == "manifold":
+    if space == "manifold":
         config |= {"domain": "", "radius": 0.0}
-    return sim.app.experiment(sim.app.registry.without_foreign(config), NODES)
+    return _APP.experiment(_APP.registry.without_foreign(config), NODES)
 
 
 # The last minimum found over each problem's set.

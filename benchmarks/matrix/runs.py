@@ -122,12 +122,12 @@ def play(
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     best = optimum(problem, seed)
-    work = method.cost(problem)
+    spent = method.spent(problem, seed, budget)
     # of the seed's own data; 0 where there is no ball
     weight = best.multiplier if method.penalised else 0.0
     if weight:
         settings = {**settings, method.key(method.penalised): weight}
-    made = experiment(problem, seed, settings, max(1, int(budget / work)))
+    made = experiment(problem, seed, settings, len(spent) - 1)
     seen: list[tuple[float, float]] = []
     evaluating = 0.0
 
@@ -157,7 +157,7 @@ def play(
     def cost(number: int) -> Cost:
         place = min(number - first + 1, len(up) - 1) if strategy.history else 0
         seconds = round(seen[number][1] - begin, 4)
-        return Cost(number, number * work, int(up[place]), int(down[place]), seconds)
+        return Cost(number, spent[number], int(up[place]), int(down[place]), seconds)
 
     hits: dict[float, Cost] = {}
     for number, (gap, _) in enumerate(seen):

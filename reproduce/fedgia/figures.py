@@ -1,4 +1,4 @@
-"""Figures 1 to 4, and theorem IV.3."""
+"""Figures 2 and 3, and theorem IV.3."""
 
 from __future__ import annotations
 
@@ -9,68 +9,17 @@ from typing import Any
 import numpy as np
 
 import sim
-from reproduce.common import (
-    Item,
-    Options,
-    SkippedError,
-    app_config,
-    read_config,
-    repeat,
-)
-from reproduce.drawing import legend_below, new_figure, panel, save, table
+from reproduce.common import Item, Options, app_config, read_config, repeat
+from reproduce.drawing import new_figure, panel, save, table
 from reproduce.rates import NONCONVEX_LOGISTIC, batched, late_slope
 
-from .tables import METHODS, NODES, base_of, settings_of
+from .tables import NODES, base_of, settings_of
 
 __all__ = ["ITEMS", "bounds", "factor"]
 
 HERE = Path(__file__).parent
 HESSIANS = {"FedGiA_G": "gram", "FedGiA_D": "diagonal"}
 METRIC = "squared-gradient-norm"
-
-
-# ------------------------------------------------------------------------------ 1
-
-
-def compute_figure_1(options: Options) -> dict[str, Any]:
-    """One seed, k_0 = 1, 5, 10, 15, 20, m = 64, s = 0.5."""
-    base = base_of(options, "table-3-v1")
-    cases = {
-        (name, k0): base | settings_of("table-3-v1", name, k0)
-        for name in HESSIANS
-        for k0 in ((1, 10) if options.quick else (1, 5, 10, 15, 20))
-    }
-    how = {"stop": base["stop-tolerance"], "curve": True}
-    results = repeat(options, cases, [0], 16 if options.quick else NODES, **how)
-    return {
-        "curves": [
-            {"method": name, "k0": k0, **run["curve"]}
-            for (name, k0), (run,) in results.items()
-        ]
-    }
-
-
-def render_figure_1(results: dict[str, Any], out: Path) -> str:
-    """Objective and error over iterations, k_0 of them a round."""
-    figure, grid = new_figure(2, len(HESSIANS))
-    # the last iterate of the best run stands for the minimum
-    lowest = min(min(curve["loss"]) for curve in results["curves"])
-    for line, method in zip(grid, HESSIANS, strict=True):
-        for axes, metric, up in (
-            (line[0], "loss", "$f(x)$ above the lowest"),
-            (line[1], METRIC, r"$\|\nabla f(x)\|^2$"),
-        ):
-            curves = {
-                f"$k_0 = {curve['k0']}$": (
-                    [max(1, curve["k0"] * t) for t in curve["round"]],
-                    np.array(curve[metric]) - (lowest if metric == "loss" else 0.0),
-                )
-                for curve in results["curves"]
-                if curve["method"] == method
-            }
-            across = "iteration $k$ (the start is drawn at 1)"
-            panel(axes, curves, across, up, title=method, lowest=1e-12)
-    return save(figure, out, "figure-1")
 
 
 # -------------------------------------------------------------------------- 2 and 3
@@ -143,58 +92,6 @@ def render_sweep(results: dict[str, Any], out: Path, name: str) -> str:
     failed = sum(row["failed"] for row in results["rows"])
     note = f"{failed} runs did not pass (30)." if failed else "Every run passed (30)."
     return f"{save(figure, out, name)}\n\nMeans of {results['seeds']} seeds. {note}"
-
-
-# ------------------------------------------------------------------------------ 4
-
-
-def compute_figure_4(options: Options) -> dict[str, Any]:
-    """Four algorithms, k_0 = 1, 10; V.1, and V.2 if the data is there; one seed."""
-    cases = {}
-    for problem, item in (("V.1", "table-3-v1"), ("V.2, qot", "table-3-qot")):
-        try:
-            base = base_of(options, item) | {"rounds": 30 if options.quick else 300}
-        except SkippedError as error:
-            options.without(problem, error)
-            continue
-        for name in METHODS:
-            for k0 in (1, 10):
-                cases[problem, name, k0] = base | settings_of(item, name, k0)
-    curves = []
-    # as far as the picture goes, whoever has arrived before
-    results = repeat(options, cases, [0], NODES, curve=True)
-    for (problem, name, k0), (run,) in results.items():
-        if "failed" not in run:
-            curve = {key: run["curve"][key] for key in ("round", "loss")}
-            curves.append({"problem": problem, "method": name, "k0": k0, **curve})
-    return {"curves": curves}
-
-
-def render_figure_4(results: dict[str, Any], out: Path) -> str:
-    """Objective over communication rounds, above the lowest of all."""
-    problems = list(dict.fromkeys(curve["problem"] for curve in results["curves"]))
-    steps = sorted({curve["k0"] for curve in results["curves"]})
-    figure, grid = new_figure(len(problems), len(steps))
-    for column, problem in enumerate(problems):
-        mine = [c for c in results["curves"] if c["problem"] == problem]
-        lowest = min(min(curve["loss"]) for curve in mine)
-        start = mine[0]["loss"][0] - lowest
-        for line, k0 in zip(grid, steps, strict=True):
-            curves = {
-                curve["method"]: (
-                    [max(t, 0.7) for t in curve["round"]],
-                    np.array(curve["loss"]) - lowest,
-                )
-                for curve in mine
-                if curve["k0"] == k0
-            }
-            across = "communication round (the start is drawn at 0.7)"
-            how: dict[str, Any] = {"legend": None, "lowest": 1e-9 * start}
-            how["title"] = f"{problem}, $k_0 = {k0}$"
-            panel(line[column], curves, across, "$f(x)$ above the lowest", **how)
-            line[column].set_ylim(1e-8 * start, 3.0 * start)
-    legend_below(figure, grid[0][0])
-    return save(figure, out, "figure-4")
 
 
 # ----------------------------------------------------------------------- theorem IV.3
@@ -295,9 +192,6 @@ def render_rate(results: dict[str, Any], out: Path) -> str:
 
 
 ITEMS = {
-    "figure-1": Item(
-        "objective and error over iterations, by k_0", compute_figure_1, render_figure_1
-    ),
     **{
         name: Item(
             what, partial(compute_sweep, name=name), partial(render_sweep, name=name)
@@ -307,9 +201,6 @@ ITEMS = {
             ("figure-3", "rounds and seconds over the selected fraction s"),
         )
     },
-    "figure-4": Item(
-        "objective over rounds, four algorithms", compute_figure_4, render_figure_4
-    ),
     "rate": Item(
         "theorem IV.3: the smallest gradient over rounds, five seeds",
         compute_rate,

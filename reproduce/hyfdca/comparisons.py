@@ -1,4 +1,4 @@
-"""Figure 5: the runs of figure 3 over time; and figure 3 with several seeds."""
+"""Figures 3 and 5 with several seeds: at the end, and at equal time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reproduce.common import Item, Options, SkippedError, execute, load_results
-from reproduce.drawing import legend_below, new_figure, panel, save, spread, table
+from reproduce.drawing import spread, table
 
 from .figures import (
     BUNDLE,
@@ -20,7 +20,6 @@ from .figures import (
     PRACTICAL,
     figure_run,
     practical_at,
-    relative,
     title_of,
 )
 from .problems import PROBLEMS, config_of
@@ -28,8 +27,7 @@ from .runs import LAST, last_accuracy, last_loss, optimum_of, perform_hybrid
 
 __all__ = ["ITEMS"]
 
-#: Seconds of a round trip: none, the paper's US to Singapore, a satellite (7.3).
-LATENCIES = (0.0, 0.2575, 0.8)
+#: Seconds of a round trip: the paper's US to Singapore (7.3).
 LATENCY = 0.2575
 METHODS = (BUNDLE, FEDAVG, HYFEM)
 #: The paper's step and ours, each of which is compared with the baselines.
@@ -102,61 +100,6 @@ def stored_panels(options: Options) -> tuple[dict[str, Any], list[Panel]]:
         for panel in runs["panels"]
     ]
     return runs, panels
-
-
-def compute_figure_5(options: Options) -> dict[str, Any]:
-    """Read what figure 3 and tables 6 to 8 have measured; nothing is run."""
-    rows = []
-    for one in stored_panels(options)[1]:
-        best = one["optimum"]
-        row: Panel = {key: one[key] for key in ("problem", "split", "available")}
-        row["curves"] = {
-            method: {
-                "seconds": clock(one, method, LATENCY).tolist(),
-                "trips": one["curves"][method]["trips"],
-                "relative": relative(one["curves"][method], best).tolist(),
-            }
-            for method in METHODS
-        }
-        row["ends"] = {
-            f"{latency:g}": {
-                method: [loss / best - 1.0, accuracy]
-                for method, (loss, accuracy) in at_equal_time(one, latency).items()
-            }
-            for latency in LATENCIES
-        }
-        rows.append(row)
-    return {"rows": rows, "seeds": 1}
-
-
-def render_figure_5(results: dict[str, Any], out: Path) -> str:
-    """Relative loss over round trips and over seconds; ends by latency."""
-    rows = results["rows"]
-    names = list(dict.fromkeys(row["problem"] for row in rows))
-    figure, axes = new_figure(len(names), 2)
-    for column, name in enumerate(names):
-        mine = [row for row in rows if row["problem"] == name]
-        row = mine[len(mine) // 2]  # the middle setting of each data set
-        for line, what, across in (
-            (0, "trips", "round trips"),
-            (1, "seconds", "seconds, 0.2575 a round trip"),
-        ):
-            curves = {k: (c[what], c["relative"]) for k, c in row["curves"].items()}
-            how: dict[str, Any] = {"title": title_of(row), "log": "y", "legend": None}
-            panel(axes[line][column], curves, across, "$(P - P^*)/P^*$", **how)
-    legend_below(figure, axes[0][0])
-    lines = []
-    for latency in rows[0]["ends"]:
-        ends = [row["ends"][latency] for row in rows]
-        lower = sum(e[BUNDLE][0] < min(e[FEDAVG][0], e[HYFEM][0]) for e in ends)
-        higher = sum(e[BUNDLE][1] > max(e[FEDAVG][1], e[HYFEM][1]) for e in ends)
-        lines.append((latency, lower, higher, len(ends)))
-    head = "latency, s | lower loss than both | higher accuracy than both | of"
-    return (
-        f"{save(figure, out, 'figure-5')}\n\n{table(head, lines)}\n\n"
-        "At the time at which the first of the three has had its iterations, "
-        "means of the last five evaluations up to then; the settings are figure 3's."
-    )
 
 
 # ------------------------------------------------------------------------ several seeds
@@ -239,13 +182,8 @@ def render_seeds(results: dict[str, Any], out: Path) -> str:
 
 
 ITEMS = {
-    # made of what figure 3 and tables 6 to 8 have measured
-    "figure-5": Item(
-        "figure 3's runs over round trips and over time",
-        compute_figure_5,
-        render_figure_5,
-    ),
+    # needs what figure 3 and tables 6 to 8 have measured
     "figure-3-seeds": Item(
-        "figure 3's comparisons with several seeds", compute_seeds, render_seeds
+        "figures 3 and 5: comparisons with several seeds", compute_seeds, render_seeds
     ),
 }

@@ -2,8 +2,10 @@
 
 import csv
 import json
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.engines import comparison
 from benchmarks.engines.bare import numpy_loop
 from benchmarks.matrix import measure, page
+from benchmarks.matrix.entrants import plugin, steps_drawn
 from benchmarks.matrix.methods import METHODS, methods_of
 from benchmarks.matrix.problems import CERTIFIED, PROBLEMS
 from benchmarks.matrix.runs import MORE, TUNING_SEED, VALUES
@@ -21,7 +24,9 @@ from benchmarks.networks.problems import PROBLEMS as NETWORKS
 from benchmarks.networks.runs import Runs
 from benchmarks.report import Row, Spread
 from fedtrellis.domains import L1Ball
+from fedtrellis.testing import CONTRACTS, _losses, _play
 from reproduce.provenance import KEYS
+from tests.harness import entrant
 
 
 def test_engines_end_at_one_model() -> None:
@@ -166,6 +171,23 @@ def test_quick_runs_and_shows_tables(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     for method in methods_of(PROBLEMS["lasso-l1"]):
         assert f"lasso-l1: {method.title}: " in shown
+
+
+@pytest.mark.parametrize("pair", plugin.methods, ids=lambda pair: pair[0].name)
+def test_an_entrant_is_its_formula_and_keeps_the_contracts(pair: Any) -> None:
+    strategy, client = pair
+    name, ball = strategy.name, L1Ball(1e9)
+    if name == "feddualavg":
+        ball = L1Ball(0.8)
+        strategy, client = partial(strategy, ball), partial(client, domain=ball)
+    _, watch = _play(strategy, client)
+    T, usual = range(1, 13), 10 if name == "feddyn" else 5
+    counts = [steps_drawn(3, 0.2, t) if name == "proxskip" else usual for t in T]
+    gradients = [loss.gradient for loss in _losses()]
+    expected = entrant(name, gradients, np.ones(3), counts, 0.1, 1.0, ball)
+    np.testing.assert_allclose(watch.models[-1], expected, rtol=0, atol=1e-12)
+    for contract in CONTRACTS:
+        contract(strategy, client)
 
 
 COLUMNS = ("mnist-labels", "mnist-iid", "cifar10-labels", "cifar10-iid")

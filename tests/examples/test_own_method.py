@@ -5,33 +5,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import sim
-from tests.harness import model_of
+from fedtrellis.domains import L1Ball
+from tests.harness import entrant, model_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = 'method="feddyn" task="linear-regression" checkpoint-every=3'
 CONFIG += " feddyn.alpha=2.0 feddyn.step-size=0.05 feddyn.local-steps=3"
-
-
-def feddyn(rounds: int, alpha: float, step: float, k: int) -> Any:
-    """FedDyn's rounds without messages, with h as its authors have it."""
-    config = {"task": "linear-regression", "method": "fedgia"}
-    task = sim.app.experiment(config, 4).task
-    gradients = [task.client_objective(i).gradient for i in range(4)]
-    x, h, g = np.zeros(100), np.zeros(100), np.zeros((4, 100))
-    for _ in range(rounds):
-        ends = np.tile(x, (4, 1))
-        for i, gradient in enumerate(gradients):
-            for _ in range(k):
-                ends[i] -= step * (gradient(ends[i]) - g[i] + alpha * (ends[i] - x))
-        g -= alpha * (ends - x)
-        h -= alpha * (ends - x).mean(axis=0)
-        x = ends.mean(axis=0) - h / alpha
-    return x
 
 
 def test_the_command_lists_runs_resumes_and_tunes_it(tmp_path: Path) -> None:
@@ -61,8 +44,12 @@ def test_the_command_lists_runs_resumes_and_tunes_it(tmp_path: Path) -> None:
     (first,) = runs.iterdir()
     call("fedtrellis", "resume", str(runs), *words, "rounds=6")  # the last one in it
     (second,) = set(runs.iterdir()) - {first}
+    known = {"task": "linear-regression", "method": "fedgia"}
+    task = sim.app.experiment(known, 4).task
+    gradients = [task.client_objective(i).gradient for i in range(4)]
     for record, rounds in ((first, 3), (second, 6)):
-        expected = feddyn(rounds, alpha=2.0, step=0.05, k=3)
+        start, ball = np.zeros(100), L1Ball(1e9)
+        expected = entrant("feddyn", gradients, start, [3] * rounds, 0.05, 2.0, ball)
         np.testing.assert_allclose(model_of(record), expected, rtol=0, atol=1e-12)
     space = tmp_path / "search.toml"
     space.write_text('["majority-sign.step-size"]\nvalues = [0.01, 0.1]\n')

@@ -45,7 +45,7 @@ def test_without_its_data_an_item_leaves_what_is_stored(
     monkeypatch.delenv("FEDTRELLIS_DATA", raising=False)
     monkeypatch.setattr(command, "folder_of", lambda paper: tmp_path)
     monkeypatch.setattr(command, "write_index", lambda: None)
-    assert command.main(["fedgia", "figure-4"]) == 0
+    assert command.main(["fedgia", "table-3-qot"]) == 0
     assert not list(tmp_path.iterdir())
     assert "skipped: needs qsar_oral_toxicity" in capsys.readouterr().out
 
