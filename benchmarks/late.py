@@ -202,14 +202,14 @@ def _retry(name: str, problem: Problem) -> Case:
     return Case(name, problem, {"method": "fedgia"}, "retry", other, late, aim=inf)
 
 
+_SLOWER = _dropping("FedLMO, network", _NETWORK, _ORACLES, 0.02, 0.04, 0.08, 0.16)
 CASES = (
     _waiting("FedFW, LASSO", _LASSO, 10.0, 1000.0),
     _waiting("FedFW, a9a", PROBLEMS["a9a-l1"], 1e-5, 1e-2),
     _dropping("FedAvg, digits", _DIGITS, _GRADIENTS, 1.0, 3.0, 10.0, 30.0),
     _dropping("FedLMO, digits", _DIGITS, _ORACLES, 0.1, 0.3, 1.0, 3.0),
-    _dropping("FedLMO, network", _NETWORK, _ORACLES, 0.02, 0.04, 0.08, 0.16),
+    replace(_SLOWER, tuning=2),
     _retry("FedGiA, least squares", PROBLEMS["least-squares"]),
-    _retry("FedGiA, a9a", PROBLEMS["a9a"]),
 )
 #: Cases, seeds of what is measured, and how many nodes are slow.
 FULL = CASES, range(5), (1, 3)

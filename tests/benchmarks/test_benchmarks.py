@@ -123,6 +123,12 @@ def test_the_command_prints_and_writes(
     assert table[1].startswith("L1Ball(radius=1.0),40,")
 
 
+def test_the_page_has_the_stored_ratios_of_late_answers() -> None:
+    text = Path("docs/faults.md").read_text("utf-8")
+    with Path("docs/measured/late.csv").open(encoding="utf-8", newline="") as file:
+        assert all(row["ratio"].split()[0] in text for row in csv.DictReader(file))
+
+
 RESULTS = measure.load_all(measure.RESULTS, list(PROBLEMS.values()))
 
 
