@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fedtrellis.files import replacing
-from fedtrellis.server.callbacks import ENDINGS, STATUSES, Callback, RoundRecord
+from fedtrellis.server.callbacks import STATUSES, Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.settings import SettingsError, check_choice, need, refused
 from fedtrellis.wire.flower_internals import log
 
-__all__ = ["MLflow", "OpenMetrics", "TensorBoard", "Tracker", "WeightsAndBiases"]
+__all__ = ["MLflow", "OpenMetrics", "TensorBoard", "Tracker"]
 
 
 @dataclass(eq=False, repr=False)
@@ -127,7 +127,7 @@ class Tracker(Callback):
 
 @dataclass(eq=False, repr=False)
 class TensorBoard(Tracker):
-    """Event files for ``tensorboard --logdir DIRECTORY``.
+    """Event files for ``tensorboard --logdir DIRECTORY``, or ``wandb sync DIRECTORY``.
 
     Each run needs a directory of its own.
 
@@ -204,61 +204,6 @@ class MLflow(Tracker):
         """Say how it ended."""
         ended = {"interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
         self._client.set_terminated(self.run_id, ended.get(status, "FINISHED"))
-
-
-@dataclass(eq=False, repr=False)
-class WeightsAndBiases(Tracker):
-    """A run of Weights & Biases, with the settings as its config.
-
-    Parameters
-    ----------
-    project, run_name : str, optional
-        As Weights & Biases calls them.
-    directory : path, optional
-        Where its folder ``wandb`` goes; by default where ``WANDB_DIR`` says, or here.
-    mode : str, optional
-        ``"offline"`` keeps everything there, and ``wandb sync`` uploads it later; by
-        default what ``WANDB_MODE`` says.
-
-    Examples
-    --------
-    >>> from fedtrellis.trackers import WeightsAndBiases
-    >>> callback = WeightsAndBiases("lasso", mode="offline")      # doctest: +SKIP
-    """
-
-    name, library, extra = "wandb", "wandb", "wandb"
-
-    project: str = "fedtrellis"
-    run_name: str | None = None
-    directory: str | Path | None = None
-    mode: Literal["online", "offline", "disabled"] | None = None
-
-    def open(self, settings: Mapping[str, Any]) -> None:
-        """Make the run."""
-        import wandb
-
-        config = {
-            name: value if isinstance(value, bool | int | float | str) else str(value)
-            for name, value in settings.items()
-        }
-        self._run = wandb.init(
-            project=self.project,
-            name=self.run_name,
-            dir=None if self.directory is None else str(self.directory),
-            mode=self.mode,
-            config=config,
-            reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
-        )
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One row a round."""
-        self._run.log(dict(values), step=step)
-
-    def close(self, status: str) -> None:
-        """Say how it ended."""
-        self._run.summary["status"] = status
-        self._run.finish(exit_code=0 if status in ENDINGS else 1)
 
 
 @dataclass(eq=False, repr=False)
@@ -377,7 +322,6 @@ def make_trackers(track: str, record: Path) -> list[Tracker]:
     known: dict[str, tuple[Any, dict[str, Any]]] = {
         "tensorboard": (TensorBoard, {"directory": record / "tensorboard"}),
         "mlflow": (MLflow, {"run_name": record.name}),
-        "wandb": (WeightsAndBiases, {"run_name": record.name, "directory": record}),
         "openmetrics": (OpenMetrics, {"path": record / "metrics.prom"}),
     }
     made = []

@@ -75,9 +75,7 @@ class RunSettings:
     )
     picture: bool = setting(True, "whether Matplotlib draws the record's picture")
     track: str = setting(
-        "",
-        "trackers, with commas between: tensorboard, mlflow, wandb, openmetrics (or "
-        "openmetrics:PORT)",
+        "", "trackers, with commas between: tensorboard, mlflow, openmetrics[:PORT]"
     )
     log_format: str = setting(
         "text", "a line a round for people, or JSON objects", choices=("text", "json")

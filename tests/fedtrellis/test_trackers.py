@@ -1,11 +1,7 @@
 """What trackers write, read back by the libraries that it is written for."""
 
-import json
 import re
 import socket
-import struct
-import time
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from clients import FedAvgGDClient
 from fedtrellis import Callback
 from fedtrellis.objectives import LeastSquares
-from fedtrellis.trackers import (
-    MLflow,
-    OpenMetrics,
-    TensorBoard,
-    WeightsAndBiases,
-    make_trackers,
-)
+from fedtrellis.trackers import MLflow, OpenMetrics, TensorBoard, make_trackers
 from strategies import FedAvgGD
 from tests.harness import grid_of, refused, run_app
 
@@ -79,41 +69,6 @@ def test_mlflow_reads_its_database(tmp_path: Path) -> None:
     assert float(run.data.params["step-size"]) == 0.02
     history = client.get_metric_history(callback.run_id, "loss")
     assert {m.step: m.value for m in history} == losses
-
-
-def log_records(data: bytes) -> Iterator[bytes]:
-    """The records of the first block in LevelDB's format, as ``.wandb`` files have."""
-    while len(data) > 7:
-        (length,) = struct.unpack_from("<H", data, 4)
-        yield data[7 : 7 + length]
-        data = data[7 + length :]
-
-
-def test_weights_and_biases_reads_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wandb")
-    # its service is a process of its own, which a busy machine starts slowly
-    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
-    # its messages are the library's; it has no reader of files for Python any more
-    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
-    _, losses = play(WeightsAndBiases(directory=tmp_path, mode="offline"))
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    # its service writes the file, and goes on for a moment after the end
-    deadline = time.monotonic() + 60
-    while file.stat().st_size < 100 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    rows: list[dict[str, str]] = []
-    config: dict[str, Any] = {}
-    for data in log_records(file.read_bytes()[7:]):
-        record = messages.Record.FromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({(i.key or i.nested_key[0]): i.value_json for i in items})
-        config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
-    assert config["strategy"] == "FedAvgGD"
-    found = {int(row["_step"]): float(row["loss"]) for row in rows}
-    assert found == losses
 
 
 def samples(path: Path) -> dict[tuple[str, str], float]:
