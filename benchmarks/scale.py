@@ -36,7 +36,7 @@ class Case:
 
 QUICK = (Case(10, 1_000), Case(100, 1_000), Case(10, 100_000))
 # a node's state is 24 bytes a parameter: n · p is what memory allows
-_MOST_NODES = {1_000: 10_000, 10_000: 10_000, 100_000: 1_000, 1_000_000: 100}
+_MOST_NODES = {10**3: 10_000, 10**4: 1_000, 10**5: 100, 10**6: 10, 10**7: 10}
 FULL = tuple(
     Case(n, p)
     for p, most in _MOST_NODES.items()
