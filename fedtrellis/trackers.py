@@ -314,10 +314,8 @@ class OpenMetrics(Tracker):
 def make_trackers(track: str, record: Path) -> list[Tracker]:
     """The trackers that a run config's ``track`` names, with commas between.
 
-    ``openmetrics:9100`` is served at that port, too.
-
-    All but MLflow's write into the ``record``. SettingsError if one is not known, or
-    its library is not installed.
+    All but MLflow's write into the ``record``; ``openmetrics:9100`` is served at that
+    port, too. SettingsError if one is not known, or its library is not installed.
     """
     known: dict[str, tuple[Any, dict[str, Any]]] = {
         "tensorboard": (TensorBoard, {"directory": record / "tensorboard"}),

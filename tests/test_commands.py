@@ -1,7 +1,8 @@
-"""Commands on pages: each runs here for two rounds, or in the file that BY names."""
+"""Commands on pages: each runs here for two rounds, or where commands.toml says."""
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -17,45 +18,7 @@ PAGES = [
     *sorted(ROOT.glob("reproduce/**/*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
-SYSTEM, EXAMPLES = "tests/system/test_", "tests/system/test_examples.py"
-#: By how a command begins, the file that runs it, or another like it.
-BY = {
-    "python3 -m venv": ".ci/run",
-    "flwr run . trial": SYSTEM + "faults.py",
-    "flwr run . --stream --run-config best.toml": SYSTEM + "flwr_run.py",
-    "flwr run": SYSTEM + "flwr_run.py",
-    "flower-superlink": SYSTEM + "faults.py",
-    "flower-supernode": SYSTEM + "faults.py",
-    "flwr supernode": SYSTEM + "deployment.py",
-    "docker compose": SYSTEM + "deployment.py",
-    "export RUN_AS": SYSTEM + "deployment.py",
-    "deploy/": SYSTEM + "deployment.py",
-    "python -m deploy": SYSTEM + "deployment.py",
-    "done": SYSTEM + "deployment.py",
-    "for node": SYSTEM + "deployment.py",
-    "kubectl": SYSTEM + "deployment.py",
-    "cd ~": SYSTEM + "deployment.py",
-    "tar -czf": SYSTEM + "deployment.py",
-    "python3 -c": SYSTEM + "deployment.py",
-    "ray start": SYSTEM + "ray_cluster.py",
-    "export RAY_ADDRESS": SYSTEM + "ray_cluster.py",
-    "fedtrellis check": "tests/fedtrellis/app/test_check.py",
-    "fedtrellis-keys": "tests/fedtrellis/encryption/test_identity.py",
-    "fedtrellis resume": "tests/test_sim.py",
-    "python sim.py -c 'resume": "tests/test_sim.py",
-    "fedtrellis tune": "tests/fedtrellis/tune/test_tuning.py",
-    "fedtrellis run -c best": "tests/fedtrellis/tune/test_tuning.py",
-    "python -m reproduce": "tests/reproduce/test_items.py",
-    "python -m scripts.train": "tests/scripts/test_train_cifar_cnn.py",
-    "FEDTRELLIS_DATA=/data python -m benchmarks": "tests/benchmarks/test_benchmarks.py",
-    "python -m benchmarks": "tests/benchmarks/test_benchmarks.py",
-    "python -m tests.strategies.soak": "tests/strategies/test_chaos.py",
-    "pip install": SYSTEM + "wheel.py",
-    "export UV_FIND_LINKS": EXAMPLES,
-    "export FLWR_DISABLE": EXAMPLES,
-    "patch -p1": EXAMPLES,
-    "python sim.py -c 'track": "tests/fedtrellis/test_trackers.py",
-}
+BY: dict[str, str] = tomllib.loads((ROOT / "tests/commands.toml").read_text("utf-8"))
 #: What is quicker in a test, and means the same.
 TABLE = (
     'task="logistic-regression" logistic-regression.dataset="file" '

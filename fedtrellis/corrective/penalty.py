@@ -153,13 +153,12 @@ class Balance:
         self, state: Mapping[str, FloatArray], clients: Sequence[str]
     ) -> None:
         """Inverse of :meth:`state`; a fixed ρ stays what it is."""
-        penalty, changes, answers, patience, self._least = state["balance"].tolist()
+        penalty, *counts, self._least = state["balance"].tolist()
         marked = [f"{name}/balance/y" for name in clients]
         if marked[0] in state:
             duals = [np.array(state[key]) for key in marked]
             self._mark(duals, np.array(state["balance/z"]))
-        self._changes, self._answers = int(changes), int(answers)
-        self._patience = int(patience)
+        self._changes, self._answers, self._patience = map(int, counts)
         if self.fixed is None:
             self.penalty = None if math.isnan(penalty) else penalty
 
