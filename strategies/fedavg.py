@@ -236,7 +236,9 @@ class FedAvgGD(LocalModels):
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """The local steps; the round decides which k they are."""
-        entries = self._with_sizes(entries_of(self, "local_steps", "step_schedule"))
+        entries = entries_of(self, "local_steps", "step_size", "step_schedule")
+        if self.step_size is None:
+            entries = self._with_sizes(entries)
         if self.batch_fraction < 1.0:
             entries |= entries_of(self, "batch_fraction", "seed")
         if self.options.local_deadline is not None:
@@ -263,8 +265,6 @@ class FedAvgGD(LocalModels):
         self, checked: dict[str, Any], answers: Sequence[Answer]
     ) -> dict[str, Any]:
         """The x_i, as far from x as by the mean work of those who answered."""
-        if self.options.local_deadline is None:
-            return checked
         work = {a.client: self._work(a) for a in answers if a.client in checked}
         if len(set(work.values())) == 1:
             return checked

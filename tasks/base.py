@@ -31,10 +31,7 @@ def once(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def once_per_file(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Keep as :func:`once` what was made of files, while those stay as they are.
-
-    They are the arguments that are paths; a task has the stamp of those it names.
-    """
+    """Keep as :func:`once` what was made of arguments' files, until they change."""
 
     def keep(method: Callable[P, R]) -> Callable[P, R]:
         @once(places)

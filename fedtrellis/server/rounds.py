@@ -151,7 +151,9 @@ class RoundStrategy(LoopStrategy):
             self._loop.whole = None
             if self.conversation.silent:
                 self._welcome(checked)
-            given = self._normalised(checked, answers)
+            given = checked
+            if self.options.local_deadline is not None:
+                given = self._normalised(checked, answers)
             if aggregator.seen_by == "server":
                 given = {name: Sealed(value) for name, value in given.items()}
             metrics = self.aggregate(server_round, given)
