@@ -381,7 +381,8 @@ class CheckNodes(Callback):
     ) -> None:
         """Compare the properties that the nodes gave of their data."""
         n, least, examples = strategy.num_clients, self.min_nodes, self.examples
-        known = {n: c.properties for n, c in strategy.conversation.clients.items()}
+        clients = strategy.conversation.clients
+        known = {name: clients[name].properties for name in sorted(clients)}
         left_out = "; ".join(f"{who}: {why}" for who, why in strategy.refused)
         if examples is None:
             strategy.conversation.refuse = lambda properties: (
