@@ -485,12 +485,8 @@ class FedFW(FrankWolfeStrategy):
 
     @property
     def _lost(self) -> dict[str, str]:
-        stochastic = self.variant == "stochastic"
-        return (
-            {"d": "begins with d_i of its next batch (variant stochastic)"}
-            if stochastic
-            else {}
-        )
+        lost = {"d": "begins with d_i of its next batch (variant stochastic)"}
+        return lost if self.variant == "stochastic" else {}
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:
         """x_i, and what else of the variant's state the server can replay."""

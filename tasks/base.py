@@ -25,7 +25,8 @@ R = TypeVar("R")
 def once(places: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Keep what a function has returned to the last so many different arguments.
 
-    A task is one: of two that are set alike the second finds what the first had made.
+    A task is one: of two that are set alike, with the same files, the second finds what
+    the first had made.
     """
     return cast(Callable[[Callable[P, R]], Callable[P, R]], lru_cache(maxsize=places))
 

@@ -161,7 +161,7 @@ class FedDualAvg(RoundStrategy):
     local_steps: int = setting(5, "of a client in a round", symbol="k", minimum=1)
 
     def setup(self, point: Any, layout: Any) -> None:
-        """Z is where the model starts, in D."""
+        """The dual point z starts where the model does, in D."""
         self.z = np.array(point)
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class FedDualAvg(RoundStrategy):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Z, for a checkpoint."""
+        """The dual point z, for a checkpoint."""
         return {"z": self.z}
 
     def load_state(self, state: Any) -> None:
@@ -231,11 +231,11 @@ class EF21(ReplayedStrategy):
 
     @property
     def kept(self) -> int:
-        """K, of the model's entries."""
+        """The number k of entries that are sent."""
         return int(np.ceil(self.kept_fraction * self.broadcast.model.size))
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
-        """K."""
+        """The number k of entries."""
         return {"kept": self.kept}
 
     def check(self, answer: Answer) -> Any:

@@ -143,7 +143,7 @@ class App:
 
         SettingsError or FileNotFoundError: one line says which setting is wrong.
         """
-        paths = (str(value) for key, value in config.items() if key.endswith("path"))
+        paths = (str(config.get(key, "")) for key in self.registry.paths)
         return self._experiment(tuple(config.items()), num_clients, stamp(*paths))
 
     def client_fn(self, context: Context) -> NumPyClient:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedtrellis.domains import RUN_DOMAINS, Domain
 from fedtrellis.server.loop import LoopStrategy
-from fedtrellis.server.options import AGGREGATIONS, RunOptions
+from fedtrellis.server.options import AGGREGATIONS, SYNONYMS, RunOptions
 from fedtrellis.server.records import to_toml
 from fedtrellis.settings import (
     AUTO,
@@ -237,6 +237,11 @@ class AppRegistry:
         return {key: f for group in self.groups for key, f in group.fields.items()}
 
     @cached_property
+    def paths(self) -> list[str]:
+        """Keys of settings that name files, whose names end so."""
+        return [key for key in self.fields if key.endswith("path")]
+
+    @cached_property
     def defaults(self) -> dict[str, Any]:
         """Every key of a run config with its default, as in pyproject.toml."""
         return {
@@ -283,15 +288,12 @@ class AppRegistry:
             named = {kind: overrides.get(kind, self.defaults[kind]) for kind in kinds}
             others = self.foreign(self.defaults, **named)
             own = {k.rpartition(".")[2]: k for k in self.fields if k not in others}
-            same = [word for word in (key, _SYNONYMS.get(key)) if word in own]
+            same = [word for word in (key, SYNONYMS.get(key)) if word in own]
             close = same or difflib.get_close_matches(key, own, n=1)
             hint = f" (did you mean {own[close[0]]!r}?)" if close else ""
             raise refused(f"{where} key", key, f"is not known{hint}; {advice}")
 
 
-# what other packages call a setting
-_SYNONYMS = {"batch-size": "batch-fraction"}
-_SYNONYMS |= dict.fromkeys(("lr", "learning-rate"), "step-size")
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[|\Z)", re.M | re.S)
 
 

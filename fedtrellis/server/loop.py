@@ -44,7 +44,7 @@ from fedtrellis.server.callbacks import (
     observers,
 )
 from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
-from fedtrellis.server.options import AGGREGATIONS, RunOptions
+from fedtrellis.server.options import AGGREGATIONS, SYNONYMS, RunOptions
 from fedtrellis.server.records import (
     Checkpoint,
     RunRecord,
@@ -71,10 +71,6 @@ Late = Literal["", "vector", "change"]
 _MAX_DELAY = 100
 # No method's loss rises by this factor and is on its way: not one of them is so random.
 _BEYOND = 1e6
-# keys of Flower's examples, and the strategy's setting
-_FLOWERS_STEPS = dict.fromkeys(("lr", "learning-rate", "learning_rate"), "step_size")
-_FLOWERS_STEPS |= {"proximal-mu": "proximal_weight", "local-epochs": "local_steps"}
-_FLOWERS_STEPS["batch-size"] = "batch_fraction"
 
 # a type checker takes the options' fields for keywords of the constructor, as they are
 if TYPE_CHECKING:
@@ -683,9 +679,9 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             kind = type(initial_arrays).__name__
             raise SettingsError(f"initial_arrays must be {wanted}; it is a {kind}")
         check_same_code(grid)
-        for key in sorted(_FLOWERS_STEPS.keys() & (train_config or {}).keys()):
+        for key in sorted(SYNONYMS.keys() & (train_config or {}).keys()):
             text = "train_config has %s, which no client of fedtrellis reads: %s"
-            log(WARNING, text, key, _FLOWERS_STEPS[key])
+            log(WARNING, text, key, SYNONYMS[key].replace("-", "_"))
         self.num_rounds, self.history = num_rounds, []
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         self._loop = Loop(self, grid, timeout, *configs, evaluate_fn)

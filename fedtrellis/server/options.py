@@ -42,6 +42,10 @@ def _of_noise(name: str) -> Any:
     return field(default=declared.default, metadata={**declared.metadata, **only})
 
 
+#: Names of settings in Flower's examples, and ours.
+SYNONYMS = dict.fromkeys(("lr", "learning-rate", "learning_rate"), "step-size")
+SYNONYMS |= {"proximal-mu": "proximal-weight", "local-epochs": "local-steps"}
+SYNONYMS["batch-size"] = "batch-fraction"
 _WEIGHTS = {"num-examples": "examples"}
 # Flower's keywords that options stand for; a KeyError: not for this value
 _SAME: dict[str, Callable[[Any], dict[str, Any]]] = {

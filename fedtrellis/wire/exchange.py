@@ -211,15 +211,16 @@ def _gather(
             if look is not None and look(len(there)):
                 return len(there)
             known, grew, wait = there, time.monotonic(), _SHORTEST_WAIT
-        waited = time.monotonic() - (began if few else grew)
+        now = time.monotonic()
+        waited = now - (began if few else grew)
         if here or waited > (timeout if few else _STILL):
             if not few:
                 return len(there)
             within = f"connected within {timeout:g} s"
             why = within if timeout and not here else "are all there will be"
             raise TimeoutError(f"min-nodes = {count}: {len(there)} nodes {why}")
-        if waited - (spoke - began) >= _SAID_EVERY:
-            spoke = began + waited
+        if few and now - spoke >= _SAID_EVERY:
+            spoke = now
             text = "waiting for more nodes; %d connected: %.0f of %g s"
             log(INFO, text, len(there), waited, timeout)
         pause(wait)

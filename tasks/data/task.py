@@ -178,8 +178,8 @@ class Task(ABC):
     dataset = path = weighting = ""
 
     def __post_init__(self) -> None:
-        paths = self.path, getattr(self, "classifier_path", "")
-        object.__setattr__(self, "stamp", stamp(*paths))
+        paths = [f.name for f in dataclasses.fields(self) if f.name.endswith("path")]
+        object.__setattr__(self, "stamp", stamp(*(getattr(self, p) for p in paths)))
 
     @property
     def on_nodes(self) -> bool:
