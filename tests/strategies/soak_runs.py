@@ -158,8 +158,8 @@ def violations(name: str, strategy: Any, grid: LocalGrid) -> Errors:
 
 
 def table_of_states() -> list[str]:
-    """What is given back of a state, and what is lost: a page's line for each kind."""
-    methods: dict[str, tuple[set[str], set[str]]] = {}
+    """What is lost of a state, and what a client does then: a page's line a method."""
+    methods: dict[str, set[str]] = {}
     for case in CASES.values():
         ran = case.play(case.grid(NODES), 6)
         strategy = ran.strategy
@@ -168,14 +168,9 @@ def table_of_states() -> list[str]:
         states = node_states(strategy, ran.grid).values()
         kept = {key.split("/")[0] for state in states for key in state}
         assert strategy._lost.keys() <= kept - given, strategy.name
-        back, gone = methods.setdefault(strategy.name, (set(), set()))
-        back.update(f"`{key}`" for key in given if kept)
-        gone.update(f"`{key}`: {then}" for key, then in strategy._lost.items())
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for name, both in methods.items():
-        texts = tuple(", ".join(sorted(one)) or "–" for one in both)
-        kinds.setdefault(texts, []).append(f"`{name}`")
-    return [f"| {', '.join(names)} | {' | '.join(k)} |" for k, names in kinds.items()]
+        lost = {f"`{key}`: {then}" for key, then in strategy._lost.items()}
+        methods.setdefault(strategy.name, set()).update(lost)
+    return [f"| `{k}` | {', '.join(sorted(v))} |" for k, v in methods.items() if v]
 
 
 # ---------------------------------------------------------------------------- measuring
