@@ -8,7 +8,7 @@ from logging import INFO, WARNING
 from typing import Any, Literal, get_args
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Form, Iterate
@@ -113,7 +113,7 @@ class FrankWolfeStrategy(RoundStrategy):
         self._was_outside = False
 
     def _domain_of(self, name: str) -> Domain:
-        sent = str(self.conversation.client(name).properties.get("domain", ""))
+        sent = str(self.conversation.clients[name].properties.get("domain", ""))
         allowed = [self.domain, *self.client_domains]
         if not sent:  # a client of somebody else's
             return self.domain
@@ -474,7 +474,7 @@ class FedFW(FrankWolfeStrategy):
             "keep-model": False,
         }
 
-    def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
+    def _evaluate_clients(self, server_round: int) -> dict[str, float]:
         """Mean of the clients' metrics at x̄."""
         if self.half.model is self.broadcast.model:
             return super()._evaluate_clients(server_round)

@@ -245,7 +245,7 @@ class FedGiA(RoundStrategy):
 
     def _bounds_of(self, name: str, size: int) -> _Bounds:
         """What a client sent; one of somebody else's may know r_i only."""
-        properties = self.conversation.client(name).properties
+        properties = self.conversation.clients[name].properties
         r, mu = (properties.get(key) for key in ("lipschitz", "strong-convexity"))
         if not isinstance(r, float) or not 0.0 < r < inf:
             why = properties.get("lipschitz-problem", f"it sent {r!r}")
@@ -499,7 +499,7 @@ class FedGiA(RoundStrategy):
     def _replaces_state(self, client: str) -> bool:
         """Whether a client has no S yet, as it was asked for a part of it first."""
         hidden = self.aggregator.seen_by == "client" and self._search is not None
-        return hidden and not self.conversation.client(client).used_round
+        return hidden and not self.conversation.clients[client].used_round
 
     @property
     def _lost(self) -> dict[str, str]:

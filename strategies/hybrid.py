@@ -131,7 +131,7 @@ class HybridStrategy(LoopStrategy):
 
     def _replaces_state(self, client: str) -> bool:
         """Before a client's first round: what earlier waves left is not complete."""
-        known = self.conversation.client(client)
+        known = self.conversation.clients[client]
         return not known.ready and not known.used_round
 
     def _state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:

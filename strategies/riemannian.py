@@ -211,7 +211,7 @@ class FirstOrderRFL(StepsByBounds):
 
     def _replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""
-        used_round = self.conversation.client(client).used_round
+        used_round = self.conversation.clients[client].used_round
         moved = self.correction and 0 < used_round != self._x_round
         return moved or super()._replaces_state(client)
 
@@ -221,7 +221,7 @@ class FirstOrderRFL(StepsByBounds):
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """c_i, but for a client that has none yet."""
-        if not self.correction or not self.conversation.client(client).used_round:
+        if not self.correction or not self.conversation.clients[client].used_round:
             return {}
         return {"c": self._corrections[client]}
 

@@ -171,7 +171,7 @@ class ZerothOrderSGD(StepsByBounds):
         """What a client of a pool makes the model of: x_0, unless it has it."""
         if self.variant != "fedkseed":
             return {}
-        known = self.conversation.client(client).properties
+        known = self.conversation.clients[client].properties
         return {} if known.get(START) == self._mark else {START: self._start}
 
     def state(self) -> dict[str, NDArray[Any]]:

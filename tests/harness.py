@@ -103,7 +103,7 @@ def node_states(strategy: Any, grid: LocalGrid) -> dict[str, dict[str, Array]]:
     states = {}
     for number, context in contexts(grid).items():
         name, memory = str(number), memory_of(strategy, context)
-        used = strategy.conversation.client(name).used_round
+        used = strategy.conversation.clients[name].used_round
         for kept in (memory.committed, memory.provisional):
             if kept.round == used:
                 states[name] = {key: decode(a) for key, a in kept.arrays.items()}

@@ -226,10 +226,10 @@ def test_a_killed_run_is_dead_and_its_line_goes_on(
             summary = json.loads(path.read_text())
     record = path.parent
     assert summary["rounds"] % 10 == 0 < checkpoint_round(record)
-    monkeypatch.setattr("fedtrellis.server.records._SILENCE", 0.0)
-    assert [line.split()[0] for line in listed()] == ["running"]  # by its process
+    assert [line.split()[0] for line in listed()] == ["running"]
     process.kill()
     process.communicate(timeout=60)
+    monkeypatch.setattr("fedtrellis.server.records._SILENCE", 0.0)
     dead, how = listed()
     assert dead.startswith("dead ")
     command = how.strip().removeprefix("to go on: python sim.py ")
@@ -237,7 +237,7 @@ def test_a_killed_run_is_dead_and_its_line_goes_on(
     assert sim.app.command_line([*shlex.split(command), *again]) == 0
     (rest,) = set(tmp_path.iterdir()) - {record}
     assert history_of(rest)[-1]["round"] == last + 2
-    # of another host there is only the last sign of life
+    # what counts is the last sign of life
     monkeypatch.undo()
     assert listed()[0].startswith("running ")
     os.utime(path, times=(0.0, 0.0))

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -24,7 +24,6 @@ from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import (
     NO_ANSWER,
     Awaited,
-    Client,
     Reason,
     Registry,
     exchange,
@@ -160,13 +159,9 @@ class Conversation(Registry):
     def busy(self) -> set[str]:
         """Clients that may still answer an earlier round, and are asked nothing new."""
         for name, asked in list(self.asked.items()):
-            if self.client(name).node_id != asked.node_id:  # it came back elsewhere
+            if self.clients[name].node_id != asked.node_id:  # it came back elsewhere
                 del self.asked[name]
         return set(self.asked)
-
-    def client(self, name: str) -> Client:
-        """What is known of a client."""
-        return self.clients[name]
 
     def note_used(self, server_round: int, *names: str) -> None:
         """Note down whose answers were used, which decides about their states."""
@@ -265,7 +260,7 @@ class Conversation(Registry):
             replies = self._replies(server_round, kind, wave, timeout, left)
             todo, silent = [], []
             for name in wave.keys() - replies.keys():
-                node_id = self.client(name).node_id
+                node_id = self.clients[name].node_id
                 self.asked[name] = Asked(node_id, expected, self.strategy._basis)
             for name, reply in replies.items():
                 late = None if name in wave else self.asked.pop(name)
@@ -419,17 +414,17 @@ class Conversation(Registry):
 
 def mean_metrics(
     metrics: Sequence[Mapping[str, Any]], *, equal: bool = False, median: bool = False
-) -> MetricRecord | None:
+) -> dict[str, float]:
     """Mean of several clients' metrics, weighted by their ``num-examples`` or equally.
 
     One without examples (no labels, say) does not take metrics away from the others.
     With ``median`` it is the weighted median: nobody with less than half of the weight
-    can choose it. The record has the numbers that all with examples name, and the sum
-    of ``num-examples``; None if nobody has any.
+    can choose it. The result has the numbers that all with examples name, and the sum
+    of ``num-examples``; it is empty if nobody has any.
     """
     counted = [m for m in metrics if m[EXAMPLES] > 0]
     if not counted:
-        return None
+        return {}
     weights = np.array([1.0 if equal else float(m[EXAMPLES]) for m in counted])
     # sums of what is larger would not be finite
     numbers = [
@@ -441,7 +436,7 @@ def mean_metrics(
         values = np.array([m[name] for m in counted], dtype=np.float64)
         middle = weighted_median if median else np.average
         result[name] = float(middle(values, weights=weights))
-    return MetricRecord({**result, EXAMPLES: int(sum(m[EXAMPLES] for m in counted))})
+    return {**result, EXAMPLES: float(sum(m[EXAMPLES] for m in counted))}
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:

@@ -47,7 +47,7 @@ from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, SYNONYMS, RunOptions
 from fedtrellis.server.records import (
     Checkpoint,
-    RunRecord,
+    beside,
     write_checkpoint,
 )
 from fedtrellis.settings import Declared, SettingsError, refused
@@ -489,8 +489,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         self, client: str, entries: dict[str, Any]
     ) -> tuple[ArrayRecord, dict[str, Any]]:
         """The model for one client, and entries on it; takes its own out of these."""
-        known = self.conversation.client(client)
-        return self.broadcast.encode(known.version)
+        return self.broadcast.encode(self.conversation.clients[client].version)
 
     def _state_for(self, client: str) -> tuple[ArrayRecord, dict[str, Any]]:
         """The state for a client that has none, and the entries on it."""
@@ -509,7 +508,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _without_state(self, clients: Sequence[str]) -> list[str]:
         """Those who came to a round without the state that they had before."""
-        known = {name: self.conversation.client(name) for name in clients}
+        known = {name: self.conversation.clients[name] for name in clients}
         lost = [n for n, c in known.items() if c.used_round > 0 and not c.ready]
         return [name for name in lost if name not in self._zeroed]
 
@@ -533,7 +532,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             return "client_weights = 'examples', and it declares none"
         return "" if self._newcomers else "the method's clients are those of the start"
 
-    def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
+    def _evaluate_clients(self, server_round: int) -> dict[str, float]:
         """Mean of the clients' metrics."""
         loop, conversation = self._loop, self.conversation
         entries = {name: dict(loop.evaluate_config) for name in self.clients}
@@ -541,7 +540,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
         conversation.note_version(*answers)
         return self._mean_evaluation(answers)
 
-    def _mean_evaluation(self, answers: Sequence[Answer]) -> MetricRecord | None:
+    def _mean_evaluation(self, answers: Sequence[Answer]) -> dict[str, float]:
         """The clients' metrics in the mean; with a robust aggregation in the median."""
         metrics, equal = [], self.options.evaluation_weights == "equal"
         for answer in answers:
@@ -551,7 +550,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
                 self.conversation.reject(answer.client, why)
                 continue
             # a client weighs what it declared, or what its first evaluation said
-            declared = self.conversation.client(answer.client).properties
+            declared = self.conversation.clients[answer.client].properties
             examples = int(declared.setdefault(EXAMPLES, count))
             metrics.append({**answer.metrics, EXAMPLES: examples})
         return mean_metrics(metrics, equal=equal, median=self.aggregator.robust)
@@ -702,7 +701,6 @@ class Loop:
     whole: int | None = None
     round: int = 0  # the one that is under way
     _solved_since: int = 0  # the first round in a row in which the method has converged
-    _saved: int = 0  # rounds that the history beside the checkpoint has
 
     def __post_init__(self) -> None:
         strategy, self.options = self.strategy, self.strategy.options
@@ -710,6 +708,10 @@ class Loop:
         # what evaluate_fn returned, by round
         self.evaluations: dict[int, MetricRecord] = {}
         self.callbacks = list(self.options.callbacks)
+        if self.options.checkpoint is not None:
+            self.checkpoint = Path(self.options.checkpoint)
+            self.beside = beside(self.checkpoint, self.callbacks)
+            self.callbacks += [self.beside] * (self.beside not in self.callbacks)
         tells = any(isinstance(one, Progress | JsonLines) for one in self.callbacks)
         if getLogger(LOGGER_NAME).isEnabledFor(INFO) and not tells:
             self.callbacks.append(Progress())
@@ -812,7 +814,7 @@ class Loop:
             part.begin(cohorts)
         if options.client_weights == "examples":
             for client in strategy.clients:
-                if not conversation.client(client).properties.get(EXAMPLES):
+                if not conversation.clients[client].properties.get(EXAMPLES):
                     raise SettingsError(
                         f"client_weights = 'examples': client {client} declared none; "
                         "its objective needs num_examples"
@@ -828,7 +830,7 @@ class Loop:
         if not before and evaluate_fn is not None:
             self._finished(RoundRecord(round=0, evaluation=self._evaluate(0)))
         elif not before and options.client_evaluate_every:  # its bytes are round 1's
-            found = plain_metrics(strategy._evaluate_clients(0) or {})
+            found = strategy._evaluate_clients(0)
             self._finished(RoundRecord(round=0, client_evaluation=found))
         for server_round in range(before + 1, num_rounds + 1):
             check_signals()
@@ -866,8 +868,8 @@ class Loop:
         self._solved_since = since = self._solved_since or server_round
         if self.options.quorum == 1.0:
             return True
-        of = self.conversation.client
-        return all(of(name).used_round >= since for name in strategy._members)
+        known = self.conversation.clients
+        return all(known[name].used_round >= since for name in strategy._members)
 
     def _round(self, server_round: int) -> RoundRecord:
         began = time.perf_counter()
@@ -884,7 +886,7 @@ class Loop:
             self.whole = None  # between a round's waves the state is that of none
             with deferred():
                 metrics = strategy.run_round(*asked)
-        traffic, evaluated = conversation.traffic, None
+        traffic, evaluated = conversation.traffic, dict[str, float]()
         waves = traffic.waves
         every = self.options.client_evaluate_every
         if every and server_round % every == 0:
@@ -901,15 +903,17 @@ class Loop:
             seconds=time.perf_counter() - began,
             round_trips=waves,
             train=metrics or {},
-            client_evaluation=plain_metrics(evaluated) if evaluated else {},
+            client_evaluation=evaluated,
         )
 
     def _evaluate(self, server_round: int) -> dict[str, float]:
         assert self.evaluate_fn is not None
         metrics = self.evaluate_fn(server_round, self.model_record())
-        if metrics is not None:
-            self.evaluations[server_round] = metrics
-        return plain_metrics(metrics or {})
+        if metrics is None:
+            return {}
+        self.evaluations[server_round] = metrics
+        numbers = {n: v for n, v in metrics.items() if isinstance(v, int | float)}
+        return {name: float(value) for name, value in numbers.items()}
 
     def _finished(self, record: RoundRecord) -> bool:
         """Note a round, and give it to the callbacks; whether one stops the run."""
@@ -949,11 +953,8 @@ class Loop:
         """Write the state after the last finished round, if wanted and still there."""
         if self.options.checkpoint is None or not self.whole:
             return
-        path, strategy = Path(self.options.checkpoint), self.strategy
-        records = [one for one in self.callbacks if isinstance(one, RunRecord)]
-        recorded = path in [one.checkpoint for one in records]
-        write_checkpoint(path, strategy, self.grid, self._saved, recorded)
-        self._saved = len(strategy.history)
+        rounds = self.beside.history
+        write_checkpoint(self.checkpoint, self.strategy, self.grid, rounds)
 
 
 def check_same_code(grid: Any) -> None:
@@ -1028,12 +1029,6 @@ def _without(strategy: LoopStrategy) -> str:
     names = listed(sorted(strategy.away, key=identity_order), 20)
     count = f"{len(strategy._members)} of {strategy.num_clients}"
     return f"F is of {count} clients at the end: client {names} did not answer"
-
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among metrics, as floats."""
-    numbers = {n: v for n, v in metrics.items() if isinstance(v, int | float)}
-    return {name: float(value) for name, value in numbers.items()}
 
 
 def _norm(point: FloatArray) -> float:

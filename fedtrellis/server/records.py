@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -61,19 +61,37 @@ _LARGEST = 1e100
 _HEARTBEAT, _SILENCE = 5.0, 30.0
 
 
-def append_lines(path: Path, lines: Iterable[str], sync: bool = False) -> None:
-    """Add whole lines, given without their ends, to a file, or none of them."""
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        with naming(path), path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-    except BaseException:
-        with suppress(OSError):
-            os.truncate(path, size)
-        raise
+class History(Callback):
+    """Writes the rounds to a file while a run goes on, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        self.history = path
+        #: Those that the file has.
+        self.rounds: list[RoundRecord] = []
+
+    def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
+        """Begin with the rounds that a resumed run goes on from."""
+        self.rounds = list(strategy.history)
+        self.history.parent.mkdir(parents=True, exist_ok=True)
+        # it may be the file that they were read from
+        with replacing(self.history) as file:
+            file.writelines(map(_line_of, self.rounds))
+
+    def on_round(self, strategy: Any, record: RoundRecord) -> None:
+        """Append a whole line, or nothing."""
+        size = self.history.stat().st_size
+        try:
+            with naming(self.history), self.history.open("ab") as file:
+                file.write(_line_of(record))
+        except BaseException:
+            with suppress(OSError):
+                os.truncate(self.history, size)
+            raise
+        self.rounds.append(record)
+
+
+def _line_of(record: RoundRecord) -> bytes:
+    return f"{json.dumps(record.to_dict())}\n".encode()
 
 
 def read_history(text: str) -> list[RoundRecord]:
@@ -108,7 +126,7 @@ def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
     return "\n".join(f"{key} = {written(config[key])}" for key in keys) + "\n"
 
 
-class RunRecord(Callback):
+class RunRecord(History):
     """Writes a run down while it goes on.
 
     ============================ =====================================================
@@ -140,9 +158,9 @@ class RunRecord(Callback):
     ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
-        #: Where the run's checkpoint belongs, and its rounds are, the checkpoint's too.
+        super().__init__(self.directory / "history.jsonl")
+        #: Where the run's checkpoint belongs, whose rounds are the record's.
         self.checkpoint = self.directory / "checkpoint.npz"
-        self.history = self.directory / "history.jsonl"
         self.reference, self.title, self.picture = reference, title, True
         #: The metrics of a constant model, which a run must do better than.
         self.baseline: Mapping[str, float] = {}
@@ -152,7 +170,6 @@ class RunRecord(Callback):
         self.warnings: list[str] = []
         #: The command that goes on from the record, if it is known.
         self.resume = ""
-        self._rounds: list[RoundRecord] = []  # those that history.jsonl has
         self._clients: int | None = None  # those of the start
         self._began, self._over = time.time(), threading.Event()
         again = {**config, "resume": str(self.directory)}
@@ -181,20 +198,13 @@ class RunRecord(Callback):
 
     def on_start(self, strategy: Any, first_round: int, num_rounds: int) -> None:
         """Open the history; a resumed run's begins with the rounds it goes on from."""
-        self._rounds, self.status = [], "running"
+        super().on_start(strategy, first_round, num_rounds)
         self._clients = strategy.num_clients
-        self.history.unlink(missing_ok=True)
-        self._append(strategy.history)
         self._write_summary({"status": "running"})
-
-    def _append(self, records: Sequence[RoundRecord]) -> None:
-        lines = [json.dumps(record.to_dict()) for record in records]
-        append_lines(self.history, lines)
-        self._rounds += records
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Append a line; with a checkpoint the summary is refreshed."""
-        self._append([record])
+        super().on_round(strategy, record)
         due = record.round % strategy.checkpoint_every == 0
         # its sums are over all rounds
         if due and time.monotonic() - self._refreshed >= 1.0:
@@ -228,12 +238,11 @@ class RunRecord(Callback):
 
     def _write_summary(self, how: Mapping[str, str]) -> None:
         self.status, self._refreshed = how["status"], time.monotonic()
-        summary: dict[str, Any] = {**how, **summarise(self._rounds)}
+        summary: dict[str, Any] = {**how, **summarise(self.rounds)}
         if self._clients is not None:
             summary["clients"] = self._clients
         if self.status == "running":
-            me, host = os.getpid(), socket.gethostname()
-            summary["process"] = {"host": host, "id": me, "started": _started(me)}
+            summary["process"] = {"host": socket.gethostname(), "id": os.getpid()}
         else:
             self._over.set()
         if self.resume and self.status not in ENDINGS:
@@ -250,25 +259,8 @@ class RunRecord(Callback):
             file.write(f"{data}\n".encode())
 
 
-def _started(process: int) -> str:
-    """When a process began, as its kernel counts; empty: there is none, or no /proc."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    # what is only there to be waited for has ended
-    return "" if fields[0] in "ZX" else fields[19]
-
-
-def is_alive(process: Mapping[str, Any], summary: Path) -> bool:
-    """Whether a run goes on, by what its summary says of its ``process``.
-
-    That is there, on this host; or the file was touched within half a minute.
-    """
-    started = process.get("started")
-    here = process.get("host") == socket.gethostname()
-    if here and started and _started(process.get("id", 0)) == started:
-        return True
+def is_alive(summary: Path) -> bool:
+    """Whether a run goes on: its summary was touched within half a minute."""
     return time.time() - summary.stat().st_mtime < _SILENCE
 
 
@@ -389,15 +381,17 @@ def _of_run(strategy: Any) -> dict[str, Any]:
     }
 
 
-def write_checkpoint(
-    path: Path, strategy: Any, grid: Grid, saved: int, recorded: bool
-) -> None:
-    """Write a checkpoint, and the rounds beside it after the first ``saved``.
+def beside(path: Path, callbacks: Sequence[Callback]) -> History:
+    """What writes a checkpoint's rounds: a record in its folder, or one of its own."""
+    for one in callbacks:
+        if isinstance(one, History) and one.history.parent == path.parent:
+            return one
+    return History(path.with_name(path.name + ".history.jsonl"))
 
-    If they are ``recorded``, ``history.jsonl`` beside it has them all.
-    """
+
+def write_checkpoint(path: Path, strategy: Any, grid: Grid, history: Path) -> None:
+    """Write a checkpoint of the rounds that the ``history`` has."""
     conversation, broadcast = strategy.conversation, strategy.broadcast
-    history = strategy.history
     arrays: dict[str, Any] = {"model": broadcast.model}
     arrays |= {f"state/{name}": array for name, array in strategy.state().items()}
     states = getattr(grid, "client_states", None)
@@ -412,7 +406,8 @@ def write_checkpoint(
     }
     meta = {
         "run": _of_run(strategy),
-        "round": history[-1].round,
+        "round": strategy.history[-1].round,
+        "history": history.name,
         "session": conversation.session,
         "epoch": conversation.epoch,
         "version": broadcast.version,
@@ -420,18 +415,8 @@ def write_checkpoint(
         "clients": clients,
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    apart = path.with_name(path.name + ".history.jsonl")
-    lines = [json.dumps(record.to_dict()) for record in history[saved:]]
-    if recorded:
-        append_lines(path.with_name("history.jsonl"), (), sync=True)
-        apart.unlink(missing_ok=True)
-    elif saved:
-        append_lines(apart, lines, sync=True)
-    else:
-        # a resumed run may be writing over the history that it was resumed from
-        with replacing(apart) as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
+    with history.open("rb") as rounds:
+        os.fsync(rounds.fileno())
     with replacing(path) as file:
         np.savez(file, **arrays)
 
@@ -480,9 +465,8 @@ class Checkpoint:
                     )
             self._put_back(strategy, grid)
         # later rounds were never part of a checkpoint
-        path, last_round = self._path, self._last_round
-        apart = path.with_name(path.name + ".history.jsonl")
-        path = apart if apart.exists() else path.with_name("history.jsonl")
+        last_round = self._last_round
+        path = self._path.with_name(self._meta.get("history", "history.jsonl"))
         with refusing(f"{self._name}: its history cannot be read"):
             records = read_history(path.read_text(encoding="utf-8"))
             records = [record for record in records if record.round <= last_round]
@@ -493,30 +477,29 @@ class Checkpoint:
     def _put_back(self, strategy: Any, grid: Any) -> None:
         """Model, state and clients; any exception means that they do not fit."""
         meta, conversation = self._meta, strategy.conversation
-        parts: dict[str, dict[str, NDArray[Any]]] = {"state": {}, "client": {}}
-        for label, array in self._arrays.items():
-            kind, slash, name = label.partition("/")
-            if slash:
-                parts[kind][name] = array
         conversation.session = meta["session"]
         model, layout = self._arrays["model"], strategy.broadcast.layout
         strategy.broadcast = ModelBroadcast(layout, model, meta["version"])
-        strategy.load_state(parts["state"])
+        strategy.load_state(self._under("state/"))
         for name, saved in meta["clients"].items():
             # its version of the model is left open: whoever has one gets it whole
-            conversation.client(name).used_round = saved["used-round"]
+            conversation.clients[name].used_round = saved["used-round"]
         # clients that are not set back too may have been through the rounds to come
         # already, with a server that got further
         conversation.epoch = secrets.token_hex(4)
         load = getattr(grid, "load_client_states", None)
-        states = {name: array.tobytes() for name, array in parts["client"].items()}
+        states = {name: a.tobytes() for name, a in self._under("client/").items()}
         if load is None or not states.keys() >= set(strategy.clients):
             return
         load(states)
         conversation.epoch = meta["epoch"]
         for name in strategy.clients:
             # one that never took part has no state to go on from
-            conversation.client(name).ready = meta["clients"][name]["ready"]
+            conversation.clients[name].ready = meta["clients"][name]["ready"]
+
+    def _under(self, prefix: str) -> dict[str, NDArray[Any]]:
+        there = self._arrays.items()
+        return {n.removeprefix(prefix): a for n, a in there if n.startswith(prefix)}
 
 
 # --------------------------------------------------------------------- how it goes on

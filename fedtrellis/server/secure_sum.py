@@ -582,9 +582,9 @@ class _Apps(Conversation):
         messages = []
         for name, entry in entries.items():
             record = ConfigRecord({**common, **entry})
-            node_id, sent = self.client(name).node_id, {**content, RECORD: record}
+            node_id, sent = self.clients[name].node_id, {**content, RECORD: record}
             messages.append(Message(RecordDict(sent), node_id, "train"))
-        of, answers = {self.client(name).node_id: name for name in entries}, []
+        of, answers = {self.clients[name].node_id: name for name in entries}, []
         replies = exchange(self.grid, messages, timeout, self.traffic, of)
         for node_id, reply in replies.items():
             name = of[node_id]

@@ -304,7 +304,7 @@ class HyFDCASettings(HybridStrategy):
 
     def announced(self, client: str, what: str, default: Any = None) -> Any:
         """What a client said of itself before round 1."""
-        return self.conversation.client(client).properties.get(what, default)
+        return self.conversation.clients[client].properties.get(what, default)
 
     @property
     def noisy(self) -> bool:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fedtrellis.dual.alignment import Agreement, Alignment, HeldGroup
@@ -201,7 +201,7 @@ class HyFDCA(HyFDCASettings):
             self._scales, self._totals = ask_sums(self)
         self._ask_ready()
         for name in self.clients:
-            conversation.client(name).ready = True
+            conversation.clients[name].ready = True
         found = self.alignment
         sizes = found.num_samples, len(found.groups), len(found.feature_names)
         log(INFO, "%d samples in %d groups, %d features", *sizes)
@@ -344,7 +344,7 @@ class HyFDCA(HyFDCASettings):
 
     # ---------------------------------------------------------------------- new samples
 
-    def _evaluate_clients(self, server_round: int) -> MetricRecord | None:
+    def _evaluate_clients(self, server_round: int) -> dict[str, float]:
         """Score new samples whose features are split over the clients.
 
         Two waves: encrypted inner products with the model that the run would return
@@ -353,7 +353,7 @@ class HyFDCA(HyFDCASettings):
         """
         new, C = self._new, self.classes
         if new is None:
-            return None
+            return {}
         w = self.found_point().reshape(-1, C).T
         sent = {**self.phase_config(), "prediction": server_round}
         holders = [name for name in self.clients if new.rows.get(name)]

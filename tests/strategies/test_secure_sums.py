@@ -209,8 +209,8 @@ def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> No
     nodes = _files(tmp_path / "a")
     run = go("fedgia", 8, nodes=nodes, aggregation="secure-sum")
     assert np.abs(run.model - go("fedgia", 8).model).max() < 1e-9
-    asked = run.strategy.conversation.client
-    assert not any("majoriser" in asked(str(i)).properties for i in range(N))
+    asked = run.strategy.conversation.clients
+    assert not any("majoriser" in asked[str(i)].properties for i in range(N))
     with pytest.raises(SettingsError, match="its node has a key, and hides it"):
         go("fedgia", 1, nodes=nodes)
     # whatever the method asks for, and in whichever phase

@@ -208,7 +208,7 @@ def test_a_known_client_on_another_node_goes_on_where_it_was(given_up: int) -> N
     strategy = Steps(callbacks=[at(move) for move in moves])
     assert model_of(start(strategy, grid)) == [20.0] * SIZE
     assert strategy.num_clients == 3
-    assert strategy.conversation.client("1").node_id == 4711
+    assert strategy.conversation.clients["1"].node_id == 4711
 
 
 @pytest.mark.parametrize(
