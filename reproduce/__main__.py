@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 # products are small, and several runs share the cores; NumPy reads it as it is loaded
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
-from fedtrellis.app.command_line import enough_read
+from fedtrellis.app.command_line import Output
 from reproduce import again, fedfw, fedgia, hyfdca, index, zeroth_order
 from reproduce.claims import Paper
 from reproduce.common import (
@@ -184,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_index()
         return 0
     if options.list or not (options.paper or options.all):
-        with enough_read():
+        with redirect_stdout(Output(sys.stdout)):
             for name, paper in sorted(PAPERS.items()):
                 print(f"{name}: {paper.TITLE}")
                 for item, definition in paper.ITEMS.items():

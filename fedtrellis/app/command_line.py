@@ -8,10 +8,10 @@ import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from fedtrellis.server.records import DEFAULT_NODES
 from fedtrellis.settings import SettingsError, refused
@@ -121,14 +121,22 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--debug", action="store_true", help="show tracebacks")
 
 
-@contextmanager
-def enough_read() -> Iterator[None]:
-    """Whoever reads what is printed may stop before its end (``| head``)."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class Output:
+    """A stream whose reader may stop before its end (``| head``): work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write at once, or nowhere if nobody reads any more."""
+        try:
+            print(text, end="", file=self._stream, flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def perform(
@@ -148,7 +156,7 @@ def perform(
         for name in ("out", "csv"):
             if getattr(options, name, None) == "":
                 raise refused(f"--{name}", "", "must be the name of a file or folder")
-        with enough_read():
+        with redirect_stdout(Output(sys.stdout)):
             act(options)
     except Interrupted as interrupted:
         return 128 + interrupted.number

@@ -585,14 +585,13 @@ class StackedLinear:
 
     def _softmax(self, scores: Array) -> bool:
         """Replace scores z by softmax(z), unless exp(z) is too large or small."""
-        with np.errstate(over="ignore", divide="ignore"):
-            np.exp(scores, out=scores)
-            sums = scores @ self._ones
-            flat = sums.reshape(-1)
-            inverse = 1.0 / flat
-            # NaN is not at most anything
-            if not (flat.dot(flat) <= _CALM and inverse.dot(inverse) <= _CALM):
-                return False
+        np.exp(scores, out=scores)
+        sums = scores @ self._ones
+        flat = sums.reshape(-1)
+        inverse = 1.0 / flat
+        # NaN is not at most anything
+        if not (flat.dot(flat) <= _CALM and inverse.dot(inverse) <= _CALM):
+            return False
         scores /= sums
         return True
 

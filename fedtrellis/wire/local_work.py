@@ -256,7 +256,7 @@ def run_together(
     everybody = Peers([getattr(c, "objective", None) for c in clients], layout)
     results: dict[int, Any] = {}
     steps: dict[int, Steps] = {}
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         for i, given in enumerate(zip(clients, parameters, configs, strict=True)):
             try:
                 steps[i] = _begin(*given)
