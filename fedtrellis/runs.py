@@ -272,7 +272,7 @@ def list_runs(options: argparse.Namespace) -> None:
 def print_runs(runs: Sequence[Run]) -> None:
     """Print a line for the runs of each setting, with the first one's record.
 
-    A dead run has a line more, of how to go on.
+    A dead or interrupted run has a line more, of how to go on.
     """
     if not runs:
         print("no runs yet")
@@ -296,7 +296,7 @@ def print_runs(runs: Sequence[Run]) -> None:
         cells = [cell.ljust(w) for cell, w in zip(line, widths, strict=True)]
         print(" ".join(cells).rstrip())
         for run in group:
-            if run.status == "dead":
+            if run.status in ("dead", "interrupted"):
                 how = run.summary.get("resume", f"fedtrellis resume {run.directory}")
                 there = (run.directory / "checkpoint.npz").is_file()
                 how = f"to go on: {how}" if there else "no checkpoint: start it again"

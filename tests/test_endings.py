@@ -115,6 +115,8 @@ def test_a_signal_leaves_the_last_finished_round(
     assert len(check_summary(cut, "interrupted")) == last + 1
     assert checkpoint_round(cut) == last
     assert f"record: {cut}; to go on: flwr run " in capsys.readouterr().err
+    assert main(["runs", str(tmp_path / "cut")]) == 0
+    assert " to go on: flwr run " in capsys.readouterr().out
     rest = run(tmp_path / "rest", loss=0.0, resume=str(cut), **settings)
     assert np.array_equal(model_of(rest), model_of(whole))
 

@@ -233,8 +233,7 @@ class App:
             *make_trackers(settings.track, record.directory),
         ]
         if settings.stop_metric:
-            metric, tolerance = settings.stop_metric, settings.stop_tolerance
-            called.append(EarlyStop(metric, tolerance))
+            called.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
         with ending_in_order(record):
             strategy = experiment.strategy(
                 callbacks=called, checkpoint=record.checkpoint, resume=resume
@@ -362,11 +361,8 @@ class App:
             own = {k: text.replace("{partition}", number) for k, text in texts.items()}
             node_configs.append(entries | own)
         again = partial(sim_command, node_configs=words, program=program)
-        records = []
-        for config["seed"] in seeds:
-            given = config, nodes, node_configs, options.workers, again
-            records.append(self.run_on_nodes(*given))
-        return records
+        given = nodes, node_configs, options.workers, again
+        return [self.run_on_nodes(config | {"seed": seed}, *given) for seed in seeds]
 
     def run_on_nodes(
         self,

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -254,9 +255,8 @@ class RunRecord(History):
         if self.warnings:
             summary["warnings"] = self.warnings
         summary["wall_seconds"] = round(time.time() - self._began, 3)
-        data = json.dumps(summary, indent=2)
         with replacing(self.directory / "summary.json") as file:
-            file.write(f"{data}\n".encode())
+            file.write(f"{json.dumps(summary, indent=2)}\n".encode())
 
 
 def is_alive(summary: Path) -> bool:
@@ -532,6 +532,9 @@ def ending_in_order(record: RunRecord) -> Iterator[None]:
         except BaseException as error:
             with deferred():
                 record.on_failure(None, error)
+                # what is refused before its first round leaves no record
+                if isinstance(error, SettingsError) and record._clients is None:
+                    shutil.rmtree(record.directory)
             if not isinstance(error, KeyboardInterrupt):
                 raise
             where, rest = record.directory, "all rounds were finished"

@@ -288,15 +288,16 @@ def join_run(run_id: int) -> None:
 
 
 def at_exit(handler: Callable[[], None]) -> None:
-    """Call a handler when Flower ends this process, and end Ray's then.
+    """Call a handler when Flower ends this process, and end Ray's then, for good.
 
-    Both before the five seconds are counted after which Flower's exit is by force,
-    which leaves some of Ray's processes to themselves.
+    Both come before the five seconds after which Flower's exit is by force: it would
+    leave some of Ray's processes. Threads that still ask an actor start no Ray anew.
     """
 
     def end() -> None:
         handler()
         if ray := sys.modules.get("ray"):
+            ray._private.auto_init_hook.enable_auto_connect = False
             ray.shutdown()
 
     add_exit_handler(end, run_before_force_exit=True)
