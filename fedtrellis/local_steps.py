@@ -127,7 +127,7 @@ def hidden_bounds(
     entries = {**entries, **rule.entries(names), "sum-points": 0}
     of = dict.fromkeys(names, entries).__getitem__
     asked = conversation.ask_everyone(phase, of, None, timeout, names)
-    answers: list[Any] = rule.opened(conversation, list(asked.values()), 0)[0]
+    answers: list[Any] = rule.opened(conversation, list(asked.values()), 0)
     if len(answers) < len(names):
         raise SettingsError("a sum of the clients' bounds was lost")
     return answers

@@ -181,29 +181,22 @@ class BlockMember:
             raise SettingsError(f"{self._who}: {why}")
         ReleaseMemory(self._node, self._session).admit(names, rows)
         del content["private"]  # forgotten
-        content |= {"agreed": digest.hexdigest(), "names": names}
-        content["keys"] = {
-            one.name: self._pair(private, members, one, digest.digest()).hex()
-            for one in members
-            if one.name != self._node.client
-        }
+        content |= {"agreed": digest.hexdigest(), "names": names, "keys": {}}
+        mark = digest.digest()
+        for other in members:
+            if other.name == self._node.client:
+                continue
+            run = self._session, self._backend
+            secret = self._node.shared_with(other.name, other.key, *run)
+            whose = f"client {other.name} for this run"
+            with for_good():
+                secret = exchange(private, other.fresh, whose) + secret
+            both = [m for m in members if m.name in (self._node.client, other.name)]
+            pair, fresh = [m.name for m in both], [m.fresh for m in both]
+            # k_ij = HKDF(DH(fresh_i, fresh_j) ‖ DH(identity_i, identity_j), ...)
+            key = derive_key(secret, "fedtrellis block", *pair, *fresh, mark)
+            content["keys"][other.name] = key.hex()
         self._file.write(content)
-
-    def _pair(
-        self,
-        private: X25519PrivateKey,
-        members: Sequence[Introduction],
-        other: Introduction,
-        digest: bytes,
-    ) -> bytes:
-        """k_ij of this client and another."""
-        both = [one for one in members if one.name in (self._node.client, other.name)]
-        run = self._session, self._backend
-        static = self._node.shared_with(other.name, other.key, *run)
-        with for_good():
-            fresh = exchange(private, other.fresh, f"client {other.name} for this run")
-        names, keys = [one.name for one in both], [one.fresh for one in both]
-        return derive_key(fresh + static, "fedtrellis block", *names, *keys, digest)
 
     @property
     def names(self) -> list[str]:
@@ -301,10 +294,8 @@ def _mask(
 def deal(clients: Sequence[str], size: int, least: int = LEAST) -> list[list[str]]:
     """Deal clients, in their order, into blocks of ``size`` or somewhat more.
 
-    A SettingsError: there are fewer clients than ``least``, or ``size`` is less.
+    A SettingsError: there are fewer clients than ``least``.
     """
-    if size < least:
-        raise SettingsError(f"block-size = {size} must be at least {least} (least)")
     if len(clients) < least:
         why = f"needs at least {least} clients (least); there are {len(clients)}"
         raise SettingsError(f"a secure sum {why}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
-from math import floor, inf, isfinite, log2, sqrt
+from math import floor, log2, sqrt
 from statistics import mode
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from fedtrellis.privacy import Accountant
 from fedtrellis.server.aggregation import Cohorts, Mean
 from fedtrellis.server.conversation import Answer, Conversation, Entries, refusal_of
 from fedtrellis.settings import SettingsError, need, setting
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.exchange import (
     Client,
     Reason,
@@ -59,7 +59,6 @@ from fedtrellis.wire.summing import ATTEMPT, RECORD
 
 #: How often a client that is silent is asked in one round.
 ATTEMPTS = 3
-_FRESH_BYTES = 32
 # Deviations of noise that a word has room for, in the sum
 _ROOM = 8.0
 
@@ -237,11 +236,9 @@ class SecureSum(Mean):
         self, conversation: Conversation, t: int, entries: Entries, timeout: float
     ) -> Sequence[Answer]:
         """Ask whole blocks: each member's answer is its block's mean."""
-        strategy = conversation.strategy
         answers = self.ask_blocks(conversation, t, entries, timeout)
-        points = strategy._sent_arrays[0]
-        means, strategy._anew = self.opened(conversation, answers, points)
-        return means
+        points = conversation.strategy._sent_arrays[0]
+        return self.opened(conversation, answers, points)
 
     def ask_blocks(
         self, conversation: Conversation, t: int, entries: Entries, timeout: float
@@ -264,13 +261,13 @@ class SecureSum(Mean):
 
     def opened(
         self, conversation: Conversation, answers: Sequence[Answer], points: int
-    ) -> tuple[list[Answer], set[str]]:
+    ) -> list[Answer]:
         """The answers of complete blocks: each member's is its block's mean.
 
-        ``points`` is how many of an answer's first arrays are models. The second are
-        those whose states, as the server replays them, begin anew in the next round.
+        ``points`` is how many of an answer's first arrays are models. The strategy's
+        ``_anew`` has those whose states, as it replays them, begin anew then.
         """
-        strategy, result, anew = conversation.strategy, list[Answer](), set[str]()
+        strategy, result = conversation.strategy, list[Answer]()
         model, layout = strategy.broadcast.model, strategy.broadcast.layout
         weights = strategy._weights_in_sums()
         least = strategy._sent_arrays[1] * model.size
@@ -280,7 +277,7 @@ class SecureSum(Mean):
                 why = f"its block begins anew: client {', '.join(lost)} had to"
                 for name in names:
                     conversation.reject(name, why)
-                anew.update(names)
+                strategy._anew.update(names)
                 continue
             total /= sum(weights[name] for name in names)
             arrays = []
@@ -289,7 +286,7 @@ class SecureSum(Mean):
                 arrays.append(point.astype(layout.point_dtype))
             mean: Any = {"arrays": arrays, "numbers": total[least:], "norm": None}
             result += [replace(answer, **mean) for answer in members]
-        return result, anew
+        return result
 
     def sums(
         self, conversation: Conversation, answers: Sequence[Answer], least: int
@@ -305,15 +302,12 @@ class SecureSum(Mean):
                 if missing := ", ".join(n for n in block if n not in by_name):
                     lack = f"its block's sum is lost without client {missing}"
                     raise ValueError(lack)
-                total = self.total(there)
-                if total.size < least:
-                    raise ValueError(f"its block's sum has {total.size} numbers")
-                yield there, total
+                yield there, self.total(there, least)
             except ValueError as error:
                 for answer in there:
                     conversation.reject(answer.client, str(error))
 
-    def total(self, members: Sequence[Answer]) -> FloatArray:
+    def total(self, members: Sequence[Answer], least: int) -> FloatArray:
         """What the members' terms add up to; ValueError if they do not."""
         terms: list[Words] = []
         for answer in members:
@@ -321,18 +315,18 @@ class SecureSum(Mean):
             if term.dtype != self._coding.dtype or term.ndim != 1:
                 raise ValueError(f"client {answer.client} sent no term of a sum")
             terms.append(term)
-        if len({term.size for term in terms}) > 1:
-            raise ValueError("the block's terms have different lengths")
+        sizes = {term.size for term in terms}
+        if len(sizes) > 1 or min(sizes) <= least:
+            raise ValueError(f"the block's terms have {sizes} words")
         return self._coding.values(total_of(terms, len(terms)))
 
     # ---------------------------------------------------------------------- afterwards
 
     def metrics(self) -> dict[str, float]:
         """ε of the block that was asked most, void attempts included."""
-        epsilon = inf
-        if self._deviation:
-            epsilon = self._accountant.epsilon(max(self._asked))
-        return {"epsilon": epsilon} if isfinite(epsilon) else {}
+        if not self._deviation:
+            return {}
+        return {"epsilon": self._accountant.epsilon(max(self._asked))}
 
     def warning(self) -> str:
         """What ε is about."""
@@ -482,15 +476,15 @@ class SecureSums(Strategy):
         apps.content, apps.traffic = {**drawn[0].content}, Traffic()
         entries = dict.fromkeys(cohort, term)
         answers = self._sum.ask_blocks(apps, server_round, entries, self._timeout)
+        layout = Layout(tuple(array.numpy().shape for array in arrays.values()))
         # of the changes, the metrics and the weight
-        size = sum(array.numpy().size for array in arrays.values())
-        least = size + len(self.metrics) + 1
+        least = layout.size + len(self.metrics) + 1
         totals = [total for _, total in self._sum.sums(apps, answers, least)]
         asked = sum(block[0] in entries for block in self._sum.blocks)
         log(INFO, "secure sums: %d of %d blocks", len(totals), asked)
         total: FloatArray = np.sum(totals, axis=0) if totals else np.zeros(1)
         if total[-1] > 0.0:
-            self._mean = [self._synthetic(total, arrays, drawn[0])]
+            self._mean = [self._synthetic(total, arrays, layout, drawn[0])]
         return []
 
     def aggregate_train(
@@ -509,9 +503,7 @@ class SecureSums(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """As the strategy does."""
-        # without terms that come late
-        there = [r for r in replies if r.has_error() or RECORD not in r.content]
-        return self.strategy.aggregate_evaluate(server_round, there)
+        return self.strategy.aggregate_evaluate(server_round, replies)
 
     def _begin(self, grid: Grid) -> _Apps:
         """Deal the clients into blocks, in which all agree on keys: three waves."""
@@ -538,19 +530,17 @@ class SecureSums(Strategy):
         return apps
 
     def _synthetic(
-        self, total: FloatArray, model: ArrayRecord, asked: Message
+        self, total: FloatArray, model: ArrayRecord, layout: Layout, asked: Message
     ) -> Message:
         """The one reply of a round: means, and the sum of weights."""
         weight = total[-1]
-        means = total[:-1] / weight
-        layers = {name: array.numpy() for name, array in model.items()}
-        ends = np.cumsum([layer.size for layer in layers.values()])
-        *changes, rest = np.split(means, ends)
+        changes, rest = np.split(total[:-1] / weight, [layout.size])
         arrays = {}
-        for (name, old), change in zip(layers.items(), changes, strict=True):
+        for name, change in zip(model, layout.layers(changes), strict=True):
+            old = model[name].numpy()
             # a mean of whole numbers is none: float64, as Flower has it
             dtype = old.dtype if old.dtype.kind == "f" else np.float64
-            arrays[name] = Array(np.asarray(old + change.reshape(old.shape), dtype))
+            arrays[name] = Array(np.asarray(old + change, dtype))
         metrics = dict(zip(self.metrics, map(float, rest), strict=True))
         metrics[self.strategy.weighted_by_key] = float(weight * self.largest_weight)
         content: dict[str, Any] = {

@@ -21,7 +21,7 @@ from fedtrellis.encryption.fixed_point import Coding, RangeError, Words
 from fedtrellis.encryption.node_secrets import NodeSecrets, remove_run_key
 from fedtrellis.encryption.releases import OwnRows, ReleaseMemory
 from fedtrellis.settings import CodedError, SettingsError
-from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.flower_internals import log
 from fedtrellis.wire.protocol import client_identity
@@ -181,7 +181,7 @@ def secure_sum_mod(
     try:
         if config["step"] == "term":
             msg.content = RecordDict(records)
-            arrays = [_term(who, msg, context, call_next, config)]
+            arrays = [_term(msg, context, call_next, config)]
         elif config["step"] != "hello":
             simulated = config["simulated"] and "num-partitions" in context.node_config
             # only the clients of a simulation make a key for their run
@@ -201,14 +201,16 @@ def secure_sum_mod(
 
 
 def _term(
-    who: str,
     msg: Message,
     context: Context,
     call_next: Callable[[Message, Context], Message],
     config: Mapping[str, Any],
 ) -> NDArray[Any]:
-    """What is answered to an attempt: what it was before, if it is asked again."""
-    member = _member(context, config)
+    """What is answered to an attempt: what it was before, if it is asked again.
+
+    Else a term of changes and metrics times w_i/w_max, and of w_i/w_max itself.
+    """
+    who, member = f"client {client_identity(context)}", _member(context, config)
     before = member.answered(config[ATTEMPT])
     if before is not None:
         return before
@@ -222,19 +224,7 @@ def _term(
     if failed:  # it may say something of the data
         log(ERROR, "%s failed: %s", who, failed)
         raise RuntimeError(f"{who} failed; its node's log says why")
-    vector = _vector(who, reply.content, model, config)
-    words = Coding(config["sum-bits"]).words(vector, config["sum-terms"])
-    return member.term(config[ATTEMPT], words)
-
-
-def _vector(
-    who: str,
-    content: RecordDict,
-    model: Mapping[str, NDArray[Any]],
-    config: Mapping[str, Any],
-) -> FloatArray:
-    """Changes and metrics times w_i/w_max, and w_i/w_max itself, as one vector."""
-    found = list(content.array_records.values())
+    found = list(reply.content.array_records.values())
     trained = {k: array.numpy() for k, array in found[0].items()} if found else {}
     shapes = {name: array.shape for name, array in model.items()}
     if len(found) != 1 or shapes != {k: a.shape for k, a in trained.items()}:
@@ -242,20 +232,22 @@ def _vector(
             f"{who}: its reply must have one ArrayRecord, of the names and shapes that "
             "the model has"
         )
-    metrics = {k: v for r in content.metric_records.values() for k, v in r.items()}
+    records = reply.content.metric_records.values()
+    metrics: dict[str, Any] = {k: v for r in records for k, v in r.items()}
     wanted = [*config["metrics"], config["weight"]]
     for name in wanted:
         if not isinstance(metrics.get(name), int | float):
             raise SettingsError(f"{who}: its reply must have a number {name!r}")
-    *measured, weight = (float(metrics[name]) for name in wanted)  # type: ignore[arg-type]
+    *measured, weight = (float(metrics[name]) for name in wanted)
     if not 0.0 <= weight <= config["largest"]:
         raise RangeError(
             f"{who}: its {wanted[-1]!r} must be from 0 to largest_weight = "
             f"{config['largest']:g}, which SecureSums(...) takes"
         )
-    changes = [
-        (trained[name].astype(np.float64) - array.astype(np.float64)).reshape(-1)
-        for name, array in model.items()
-    ]
-    vector: FloatArray = np.concatenate([*changes, [*measured, 1.0]])
-    return vector * (weight / float(config["largest"]))
+    layout = Layout(tuple(shapes.values()))
+    new, old = ([one[name] for name in model] for one in (trained, model))
+    change = (layout.point(new) - layout.point(old)).reshape(-1)
+    vector = np.concatenate([change, [*measured, 1.0]])
+    vector = vector * (weight / float(config["largest"]))
+    words = Coding(config["sum-bits"]).words(vector, config["sum-terms"])
+    return member.term(config[ATTEMPT], words)

@@ -117,8 +117,8 @@ class Server:
         first, rng = not went_on_with, np.random.default_rng(5)
 
         class Sums(SecureSum):
-            def total(self, members: Any) -> Array:
-                found = super().total(members)
+            def total(self, members: Any, least: int) -> Array:
+                found = super().total(members, least)
                 seen.append(found)
                 if first:
                     # models that go back and forth tell more than those that settle
