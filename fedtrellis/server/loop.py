@@ -11,7 +11,7 @@ import filecmp
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from logging import INFO, WARNING, getLogger
@@ -761,8 +761,7 @@ class Loop:
             strategy.aggregator.prepare(conversation, self.timeout)
             strategy.prepare(conversation, self.timeout)
             strategy.ending = self._rounds(before)
-            cautions = [_check_ended(strategy), _without(strategy)]
-            strategy.caution = "; ".join(filter(None, cautions))
+            strategy.caution = "; ".join(_cautions(strategy))
             result = self._result()
             for callback in self.callbacks:
                 callback.on_end(strategy, result)
@@ -986,8 +985,8 @@ def _unanswered(rounds: str, record: RoundRecord) -> RunError:
     return kind(f"no usable answer in {rounds}; the last: client {who}: {why}")
 
 
-def _check_ended(strategy: LoopStrategy) -> str:
-    """Raise for a run that used no answer, or diverged; what else is odd about it."""
+def _cautions(strategy: LoopStrategy) -> Iterator[str]:
+    """What is odd about a result; raises for a run that used no answer, or diverged."""
     history, first = strategy.history, strategy.history[0]
     if not any(record.used for record in history):
         # however few the rounds were: the model is the one they began with
@@ -1016,19 +1015,13 @@ def _check_ended(strategy: LoopStrategy) -> str:
     if why:
         causes = [part.why_failed() for part in strategy._parts]
         raise DivergedError(f"the run diverged: {why}{''.join(causes) or steps}")
-    if not risen:
-        return ""
-    log(WARNING, "%s%s", risen, steps)
-    return risen + steps
-
-
-def _without(strategy: LoopStrategy) -> str:
-    """Which clients the result is without; empty if none."""
-    if not strategy.away:
-        return ""
-    names = listed(sorted(strategy.away, key=identity_order), 20)
-    count = f"{len(strategy._members)} of {strategy.num_clients}"
-    return f"F is of {count} clients at the end: client {names} did not answer"
+    if risen:
+        log(WARNING, "%s%s", risen, steps)
+        yield risen + steps
+    if strategy.away:
+        names = listed(sorted(strategy.away, key=identity_order), 20)
+        count = f"{len(strategy._members)} of {strategy.num_clients}"
+        yield f"F is of {count} clients at the end: client {names} did not answer"
 
 
 def _norm(point: FloatArray) -> float:

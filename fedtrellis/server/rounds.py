@@ -140,7 +140,8 @@ class RoundStrategy(LoopStrategy):
                 checked[answer.client] = self.check(answer)
             except ValueError as error:
                 conversation.reject(answer.client, str(error))
-        conversation.note_version(*[a for a in answers if a.client in checked])
+        answers = [answer for answer in answers if answer.client in checked]
+        conversation.note_version(*answers)
         why = aggregator.lost(len(checked), self._least_answers)
         self.used = [] if why else list(checked)
         metrics: dict[str, float] | None = None
@@ -157,19 +158,16 @@ class RoundStrategy(LoopStrategy):
             if aggregator.seen_by == "server":
                 given = {name: Sealed(value) for name, value in given.items()}
             metrics = self.aggregate(server_round, given)
-            bits = [a.metrics.get(NORM_BIT) for a in answers if a.client in checked]
+            bits = [answer.metrics.get(NORM_BIT) for answer in answers]
             if aggregator.seen_by == "method" and None not in bits:
                 metrics = metrics | {"norm-bit": float(np.mean(list(map(bool, bits))))}
-            # of late answers the rounds that their clients' states are of
-            late = {a.client: a.server_round for a in answers if a.basis is not None}
-            for name, asked_in in late.items():
-                conversation.note_used(asked_in, *{name} & checked.keys())
-            conversation.note_used(server_round, *checked.keys() - late.keys())
+            for answer in answers:  # a late one is of a round before
+                conversation.note_used(answer.server_round, answer.client)
             if self.options.quorum != 1.0:
-                counts = {"late": len(late.keys() & checked.keys())}
-                metrics = metrics | counts | {"members": len(self._members)}
+                late = sum(answer.basis is not None for answer in answers)
+                metrics = metrics | {"late": late, "members": len(self._members)}
             if self.options.local_deadline is not None:
-                taken = [a.metrics[STEPS] for a in answers if a.client in checked]
+                taken = [answer.metrics[STEPS] for answer in answers]
                 metrics = metrics | {STEPS: float(np.mean(taken))}
             self._zeroed.difference_update(checked)
             for part in self._parts:
