@@ -91,8 +91,8 @@ def restart(grid: LocalGrid, number: int, *, moves: bool) -> None:
 
 def memory_of(strategy: Any, context: Context) -> ClientMemory:
     """What a client keeps of a strategy's run between its messages."""
-    known = strategy.conversation
-    return ClientMemory.load(context.state, known.session + known.epoch)
+    memory, known = ClientMemory.load(context.state), strategy.conversation
+    return memory if memory.session == known.session + known.epoch else ClientMemory()
 
 
 def node_states(strategy: Any, grid: LocalGrid) -> dict[str, dict[str, Array]]:

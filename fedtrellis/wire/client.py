@@ -1,6 +1,6 @@
 """The client's side: from a ``client_fn`` to a ``ClientApp`` on the Message API.
 
-:class:`Serving` is a request at a client until its reply is there, however it came: in
+:func:`serving` is a request at a client until its reply is there, however it came: in
 a message, or within this process.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from logging import ERROR, INFO
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 from flwr.app import (
     Array,
@@ -227,237 +226,196 @@ def evaluate_objective(
 # ------------------------------------------------------------------------- serving
 
 
-@dataclass(slots=True, eq=False)
-class Serving:
-    """A request at a client: :meth:`begin`, :meth:`call` and :meth:`finish`, in turn.
+#: A client whose steps are to be taken, its model, and the request's config.
+Work = tuple[MethodClient, ReceivedModel, Named]
 
-    Whoever calls these calls :meth:`failed` with what they raise: the client's state is
-    then what it was before.
+
+def serving(
+    app: MethodApp,
+    request: NodeRequest,
+    context: NodeContext,
+    received: dict[Any, ReceivedModel],
+    together: bool = False,
+) -> Generator[Work, Any, NodeReply]:
+    """A request at a client until its reply is there, however it came.
+
+    Requests that are served at once have their models in common, ``received`` by what
+    they are made of. With ``together`` it yields work that is steps, and is sent what
+    ``fit`` would return or raise. Whatever is raised, the client's state is then what
+    it was before.
     """
-
-    app: MethodApp
-    function: str
-    request: NodeRequest
-    context: Context
-    #: The models of requests that are served together, by what they are made of.
-    received: dict[Any, ReceivedModel]
-    client: NumPyClient = field(init=False)
-    model: ReceivedModel = field(init=False)
-    #: What the method is given, beside the layers of the model; not to be changed.
-    config: Named = field(init=False)
-    _before: Mapping[str, Any] | None = field(init=False, default=None)
-    _held: ClientMemory | None = field(init=False, default=None)
-    _memory: ClientMemory = field(init=False)
-    _status: dict[str, Any] = field(init=False)
-    _stateful: bool = field(init=False)
-
-    def begin(self) -> None:
-        """Take the request, and make the client."""
-        context, request, app = self.context, self.request, self.app
-        if isinstance(context, NodeContext):
-            held, records = context.held()
-        else:
-            held, records = None, context.state
-        self._held = held
+    before: Mapping[str, Any] | None = None
+    model, arrays = None, None
+    status: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    result: Any
+    function = app.functions[request.kind]
+    try:
+        held, records = context.held()
+        before = {n: r.copy() for n, r in records.items()} if records else {}
         if AGREED in request.content:
-            context.state[AGREED] = request.content[AGREED]
-        self._before = {n: r.copy() for n, r in records.items()} if records else {}
-        config, self._status, record = request.read
-        self.config, session = config, config["session"] + config.get("epoch", "")
-        if held is None or held.session != session:
-            held = ClientMemory.load(records, session)
+            records[AGREED] = request.content[AGREED]
+        config, status, record = request.read
+        session = config["session"] + config.get("epoch", "")
+        memory = held if held.session == session else ClientMemory(session)
         # who has and is sent the same has the same; the requests all exist meanwhile
-        key = id(record), held.model
-        model = self.received.get(key)
+        key = id(record), memory.model
+        model = received.get(key)
         if model is None:
-            model = receive(record, config, held.model)
+            model = receive(record, config, memory.model)
             model.point.setflags(write=False)
-            self.received[key] = model
-        self._memory = held.take_request(model, request.content, config)
-        self.model, client = model, app.client(context)
-        self.client = client
-        clear = self.function not in SUM_PHASES and ATTEMPT not in self.config
+            received[key] = model
+        memory = memory.take_request(model, request.content, config)
+        client: Any = app.client(context)
+        clear = function not in SUM_PHASES and ATTEMPT not in config
         if clear and not getattr(client, "hides_by_itself", False):
-            check_exposed(context, self.function.removeprefix(PHASE))
+            check_exposed(context, function.removeprefix(PHASE))
         # of an abstract class isinstance would look it up every time
-        self._stateful = StatefulClient in type(client).__mro__
-        if self._stateful:
-            keeps = cast(StatefulClient, client)
-            state = self._memory.committed.decoded()
-            keeps.state = Named("the client's state", state)
-
-    def _reply(self, more: Mapping[str, Any]) -> NodeReply:
-        status = {**self._status, **more} if more else self._status
-        return NodeReply(client_identity(self.context), status)
-
-    def failed(self, error: Exception) -> NodeReply | Exception:
-        """Undo what was done to the client's state; a reply, if that is one."""
-        before = self._before
-        if before is None:
-            return _for_server(error, self.context)
-        state = self.context.state
-        for name in set(state) - {*before}:
-            del state[name]
-        for name, record in before.items():
-            state[name] = record
-        if self._held is not None:
-            cast(NodeContext, self.context).hold(self._held)
-        if isinstance(error, RestoreNeededError):
-            if not hasattr(self, "model"):
-                known = self._status.items()
-                self._status = {k: v for k, v in known if k != "model-version"}
-            # the server sends everything in the same round
-            return self._reply({"in-sync": False})
-        # what could not be read is no request
-        if not isinstance(error, CodedError) or not hasattr(self, "_status"):
-            return _for_server(error, self.context)
-        # what the server is not to read
-        log(INFO, "refused: %s", getattr(error, "detail", error))
-        return self._reply({"refused": error.code, "why": str(error)})
-
-    def call(self) -> Any:
-        """What the client's method returns, for :meth:`finish`."""
-        if self.function in SUM_PHASES:
-            own, x = getattr(self.client, "rows", None), self.model.point
-            sent = sum_phase(self.function, self.context, self.config, own, x)
-            return sent, 0, {}
-        if self.app.model_mods and self.function != "evaluate":
-            check_client(self.app.model_mods, self.client, self.function)
-        handle = getattr(self.client, self.function, None)
-        kind = type(self.client).__name__
-        if handle is None:
-            raise TypeError(f"{kind} has no method {self.function}")
-        layers = self.model.layout.layers(self.model.point)
-        try:
-            return handle(layers, Named("the request's config", self.config))
-        except MissingError as error:
-            raise TypeError(
-                f"{error.args[0]}: is {kind} the client of the server's strategy?"
-            ) from error
-
-    def finish(self, result: Any) -> NodeReply:
-        """Make the reply of what :meth:`call` returned, and keep the client's state."""
-        client, memory, config = self.client, self._memory, self.config
-        numbers = getattr(client, "numbers", None)
-        if self.app.model_mods and self.function == "fit":
-            sent = self.model.layout.to_wire(self.model.point)
-            mods, context = self.app.model_mods, self.context
-            result = change_model(mods, result, sent, config, context)
-        if ATTEMPT in config:
-            term = hidden(self.context, config, self.model, client, result[0])
-            result, numbers = ([term], 0, {}), None
-        more, metrics = dict[str, Any](), dict[str, Any]()
-        if self._stateful and numbers is not None and self.function != "evaluate":
-            more["numbers"] = numbers.astype("<f8").tobytes()
-        reply = self._reply(more)
-        evaluates = self.function == "evaluate"
-        if evaluates:
+        stateful = StatefulClient in type(client).__mro__
+        if stateful:
+            state = memory.committed.decoded()
+            client.state = Named("the client's state", state)
+        if function in SUM_PHASES:
+            rows = getattr(client, "rows", None)
+            result = sum_phase(function, context, config, rows, model.point), 0, {}
+        # work that is its steps, and no fit of its own
+        elif together and function == "fit" and type(client).fit is MethodClient.fit:
+            result = yield client, model, config
+            if isinstance(result, Exception):
+                raise result
+        else:
+            result = _call(app, function, client, model, config)
+        if function == "evaluate":
             loss, num_examples, extra = result
             if isinstance(client, MethodClient) and client.weigh_evaluation is not None:
                 loss, extra = client.weigh_evaluation(*result)
-            metrics["loss"] = float(loss)
-            metrics[EXAMPLES] = int(num_examples)
+            metrics = {"loss": float(loss), EXAMPLES: int(num_examples)}
         else:
+            numbers = getattr(client, "numbers", None) if stateful else None
+            if app.model_mods and function == "fit":
+                sent = model.layout.to_wire(model.point)
+                result = change_model(app.model_mods, result, sent, config, context)
+            if ATTEMPT in config:
+                term = hidden(context, config, model, client, result[0])
+                result, numbers = ([term], 0, {}), None
+            if numbers is not None:
+                status = {**status, "numbers": numbers.astype("<f8").tobytes()}
             arrays, num_examples, extra = result
-            reply.arrays = [owned(array) for array in arrays]
-            if num_examples:  # a method that reveals nothing of its data returns 0
-                metrics[EXAMPLES] = int(num_examples)
-            if self._stateful and "used-round" in config:
-                after = Kept.after(config, cast(StatefulClient, client).state)
-                memory = ClientMemory(*memory[:3], after)
+            arrays = [owned(array) for array in arrays]
+            # a method that reveals nothing of its data returns 0
+            metrics = {EXAMPLES: int(num_examples)} if num_examples else {}
+            if stateful and "used-round" in config:
+                memory = memory._replace(provisional=Kept.after(config, client.state))
         metrics.update(extra)
-        if metrics:
-            reply.metrics = dict(MetricRecord(metrics).items())
+        metrics = dict(MetricRecord(metrics).items()) if metrics else {}
         # the state is written last: whatever raised before has changed nothing
-        if not config.get("keep-model", True):
-            # the server sends the model whole anyway
-            memory = ClientMemory(memory.session, None, *memory[2:])
-            if evaluates:  # elsewhere than at the model that the client goes on with
-                return reply
-        if isinstance(self.context, NodeContext):
-            self.context.hold(memory)
+        keep_model = config.get("keep-model", True)
+        if not keep_model:  # the server sends it whole anyway
+            memory = memory._replace(model=None)
+        # an evaluation may be elsewhere than at the model that the client goes on with
+        if keep_model or function != "evaluate":
+            context.hold(memory)
+    except BaseException as error:
+        if before is not None:
+            records = context.state
+            for name in set(records) - {*before}:
+                del records[name]
+            records.update(before)
+            context.hold(held)
+        arrays, metrics = None, {}
+        if isinstance(error, RestoreNeededError):
+            # the server sends everything in the same round
+            status = {**status, "in-sync": False}
+            if model is None:
+                status.pop("model-version", None)
+        # what could not be read is no request
+        elif isinstance(error, CodedError) and status:
+            # what the server is not to read
+            log(INFO, "refused: %s", getattr(error, "detail", error))
+            status = {**status, "refused": error.code, "why": str(error)}
         else:
-            memory.save(self.context.state)
-        return reply
+            _raise_shown(error, context)
+    return NodeReply(client_identity(context), status, arrays, metrics)
 
 
-def _for_server(error: Exception, context: Context) -> Exception:
-    """An error as the server may read it: of a node with a key no text but our own."""
-    if isinstance(error, CodedError) or not hides(context):
-        return error
+def _call(
+    app: MethodApp, function: str, client: Any, model: ReceivedModel, config: Named
+) -> Any:
+    """What a client's method returns."""
+    if app.model_mods and function != "evaluate":
+        check_client(app.model_mods, client, function)
+    handle, kind = getattr(client, function, None), type(client).__name__
+    if handle is None:
+        raise TypeError(f"{kind} has no method {function}")
+    layers = model.layout.layers(model.point)
+    try:
+        return handle(layers, Named("the request's config", config))
+    except MissingError as error:
+        raise TypeError(
+            f"{error.args[0]}: is {kind} the client of the server's strategy?"
+        ) from error
+
+
+def _raise_shown(error: BaseException, context: Context) -> NoReturn:
+    """Raise what the server may read: of a node with a key no text but our own."""
+    if isinstance(error, CodedError) or not isinstance(error, Exception):
+        raise error
+    if not hides(context):
+        raise error
     who = f"client {client_identity(context)}"
     # it may quote the data
     log(ERROR, "%s failed: %s: %s", who, type(error).__name__, error)
-    return RuntimeError(f"{who} failed; its node's log says why")
+    raise RuntimeError(f"{who} failed; its node's log says why") from None
 
 
-def serve(serving: Serving, together: bool = False) -> Any:
-    """The reply, or what was raised; None: steps to be taken ``together`` are begun."""
+def advance(service: Generator[Work, Any, NodeReply], result: Any = None) -> Any:
+    """The reply to a request, the work that it waits for, or what was raised."""
     try:
-        serving.begin()
-        # work that is its steps, and no fit of its own
-        alone: Any = type(serving.client).fit
-        if together and serving.function == "fit" and alone is MethodClient.fit:
-            return None
-        return serving.finish(serving.call())
+        return service.send(result)
+    except StopIteration as end:
+        return end.value
     except Exception as error:
-        return serving.failed(error)
-    except BaseException:
-        serving.failed(Exception())
-        raise
+        return error
 
 
-def serve_together(servings: Sequence[Serving], replies: list[Any]) -> None:
-    """Fill in replies as :func:`serve`, where clients' steps go side by side."""
-    waiting: dict[Layout, list[int]] = defaultdict(list)
-    place = -1
+def serve_together(
+    begin: Sequence[Callable[..., Generator[Work, Any, NodeReply]]], replies: list[Any]
+) -> None:
+    """Fill in the replies of what begins a :func:`serving`; steps go side by side."""
+    services = [one(together=True) for one in begin]
+    waiting: dict[Layout, dict[int, Work]] = defaultdict(dict)
+
+    def work(layout: Layout) -> None:
+        works = waiting.pop(layout)
+        results = run_together(layout, list(works.values()))
+        for place, result in zip(works, results, strict=True):
+            replies[place] = advance(services[place], result)
+            if isinstance(replies[place], Exception):  # in the words of a client alone
+                replies[place] = advance(begin[place]())
+
     # a wave makes no cycles: Python would go through all nodes to find that out
     collects = gc.isenabled()
     gc.disable()
     try:
-        for place, serving in enumerate(servings):
-            replies[place] = serve(serving, together=True)
-            if replies[place] is not None:
+        for place, service in enumerate(services):
+            found = replies[place] = advance(service)
+            if not isinstance(found, tuple):
                 continue
-            layout = serving.model.layout
+            layout = found[1].layout
             members = waiting[layout]
-            members.append(place)
+            members[place] = found
             large = len(members) * layout.size >= _ENTRIES
             if large or len(members) >= _CLIENTS:
-                _side_by_side(servings, waiting.pop(layout), replies)
+                work(layout)
                 if large:
                     gc.collect(0)  # cycles that clients have made
-        for members in waiting.values():
-            _side_by_side(servings, members, replies)
-    except BaseException:
-        for started, reply in zip(servings[: place + 1], replies, strict=False):
-            if reply is None:
-                started.failed(Exception())
-        raise
+        for layout in list(waiting):
+            work(layout)
     finally:
+        for service in services:
+            service.close()
         if collects:
             gc.enable()
-
-
-def _side_by_side(
-    servings: Sequence[Serving], places: list[int], replies: list[Any]
-) -> None:
-    members = [servings[place] for place in places]
-    models = {serving.model for serving in members}
-    layers = {model: model.layout.layers(model.point) for model in models}
-    results = run_together(
-        [serving.client for serving in members],
-        [layers[serving.model] for serving in members],
-        [serving.config for serving in members],
-    )
-    for place, serving, result in zip(places, members, results, strict=True):
-        try:
-            if isinstance(result, Exception):
-                raise result
-            replies[place] = serving.finish(result)
-        except Exception as error:
-            serving.failed(error)
-            replies[place] = serve(serving)  # in the words of a client alone
 
 
 # ------------------------------------------------------------------------- the app
@@ -482,10 +440,9 @@ class MethodApp(ClientApp):
         #: By types of messages, the client's methods that they are for.
         self.functions = {"train": "fit", "evaluate": "evaluate"}
         self.functions |= {f"train.{phase}": PHASE + phase for phase in _PHASES}
-        for kind, function in self.functions.items():
+        for kind in self.functions:
             category, _, action = kind.partition(".")
-            handle = partial(_handle, self, function)
-            getattr(self, category)(action or "default")(handle)
+            getattr(self, category)(action or "default")(partial(_handle, self))
         self.query("hello")(partial(_introduce, self))
 
     def client(self, context: Context) -> NumPyClient:
@@ -533,13 +490,17 @@ def by_name(thing: object) -> tuple[Any, tuple[str]] | None:
     return resolve_name, (f"{module}:{name}",)
 
 
-def _handle(
-    app: MethodApp, function: str, message: Message, context: Context
-) -> Message:
+def _handle(app: MethodApp, message: Message, context: Context) -> Message:
     if not is_request(message.content):
         return _end_run(app, message, context)
     request = NodeRequest(message.metadata.message_type, message.content)
-    answer = serve(Serving(app, function, request, context, {}))
+    node = context
+    if not isinstance(node, NodeContext):
+        node = NodeContext(**vars(context))
+    try:
+        answer = advance(serving(app, request, node, {}))
+    finally:
+        context.state = node.state
     if isinstance(answer, Exception):
         raise answer
     return Message(answer.content, reply_to=message)
@@ -583,7 +544,7 @@ def _introduce(app: MethodApp, message: Message, context: Context) -> Message:
         if isinstance(client, MethodClient):
             properties |= client.announcement
     except Exception as error:
-        raise _for_server(error, context) from None
+        _raise_shown(error, context)
     status = filled(ConfigRecord(), {"client-id": client_identity(context)})
     records = {STATUS: status, CONFIG: filled(ConfigRecord(), properties)}
     return Message(filled(RecordDict(), records), reply_to=message)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from math import inf
 from typing import Any, cast
@@ -20,7 +20,6 @@ import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
-    Context,
     Error,
     Message,
     MetricRecord,
@@ -34,7 +33,7 @@ from fedtrellis.settings import SettingsError, refused
 from fedtrellis.signals import window
 from fedtrellis.wire.arrays import array_record, record_arrays
 from fedtrellis.wire.broadcast import ReceivedModel
-from fedtrellis.wire.client import MethodApp, Serving, serve, serve_together
+from fedtrellis.wire.client import MethodApp, advance, serve_together, serving
 from fedtrellis.wire.exchange import Reason, Traffic, failure
 from fedtrellis.wire.flower_internals import (
     CHUNK_SIZE,
@@ -90,7 +89,7 @@ class Nodes:
     """Some of a grid's nodes: the app that serves them, and their contexts by id."""
 
     def __init__(
-        self, app: ClientApp, contexts: Mapping[int, Context], batched: bool
+        self, app: ClientApp, contexts: Mapping[int, NodeContext], batched: bool
     ) -> None:
         self.app, self.contexts, self.batched = app, contexts, batched
         #: Whether no further request is to be handled.
@@ -110,25 +109,24 @@ class Nodes:
             vars(contexts[node_id])["clock"] = count(0.0, paces[node_id][0]).__next__
         app: Any = self.app
         replies: list[Any] = [InterruptedError("the wave was given up")] * len(asked)
-        servings = [
-            Serving(app, app.functions[request.kind], request, contexts[n], received)
-            for n, request in asked
+        begin: list[Any] = [
+            partial(serving, app, request, contexts[node_id], received)
+            for node_id, request in asked
             if isinstance(request, NodeRequest)
         ]
-        if servings and self.batched and not self.stopped():
-            replies = [None] * len(asked)
-            serve_together(servings, replies)
-        else:
-            for place, (node_id, request) in enumerate(asked):
-                if self.stopped():
-                    break
-                if servings:
-                    replies[place] = serve(servings[place])
-                    continue
-                try:
-                    replies[place] = app(request, contexts[node_id])
-                except Exception as error:
-                    replies[place] = error
+        if begin and self.batched and not self.stopped():
+            serve_together(begin, replies)
+            asked = []
+        for place, (node_id, message) in enumerate(asked):
+            if self.stopped():
+                break
+            if begin:
+                replies[place] = advance(begin[place]())
+                continue
+            try:
+                replies[place] = app(message, contexts[node_id])
+            except Exception as error:
+                replies[place] = error
         for place, reply in enumerate(replies):
             if isinstance(reply, Exception):
                 replies[place] = f"{type(reply).__name__}: {reply}"
@@ -242,7 +240,7 @@ class LocalGrid(Grid):
         self._seed = seed
         # ids that look as arbitrary as Flower's, so that nobody counts on their order
         ids = generator(seed, "node ids").choice(2**62, size=num_nodes, replace=False)
-        self._contexts: dict[int, Context] = {
+        self._contexts: dict[int, NodeContext] = {
             int(node_id): NodeContext(
                 run_id=_RUN_ID,
                 node_id=int(node_id),

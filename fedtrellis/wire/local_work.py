@@ -192,14 +192,10 @@ class Descent:
 
 
 def _begin(
-    client: Any, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    client: Any, layout: Layout, x: FloatArray, config: Mapping[str, Any]
 ) -> Steps:
     """A client's steps, not yet started; it knows its ``layout`` from here on."""
-    if isinstance(parameters, Layers):
-        client.layout, x = parameters.layout, parameters.whole
-    else:
-        client.layout = Layout.of(parameters)
-        x = client.layout.point(parameters)
+    client.layout = layout
     if x.flags.writeable:
         x = x.view()
         x.setflags(write=False)
@@ -210,6 +206,13 @@ def _begin(
             "expected a generator"
         )
     return steps
+
+
+def _go_on(steps: Steps, answer: Any) -> Any:
+    """What steps ask for next; StopIteration with what they return."""
+    if isinstance(answer, Exception):
+        return steps.throw(answer)
+    return steps.send(answer)
 
 
 def _result_of(returned: Any, layout: Layout) -> Result:
@@ -226,40 +229,39 @@ def run_alone(
 
     What overflows on the way is left to the steps' own checks, and no warning.
     """
+    if isinstance(parameters, Layers):
+        layout, x = parameters.layout, parameters.whole
+    else:
+        layout = Layout.of(parameters)
+        x = layout.point(parameters)
+    answer: Any = None
     with np.errstate(over="ignore", invalid="ignore"):
-        steps = _begin(client, parameters, config)
+        steps = _begin(client, layout, x, config)
         try:
-            request = next(steps)
             while True:
+                request = _go_on(steps, answer)
                 try:
-                    answer = request.answer(client.objective, client.layout)
+                    answer = request.answer(client.objective, layout)
                 except Exception as error:
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
+                    answer = error
         except StopIteration as end:
-            return _result_of(end.value, client.layout)
+            return _result_of(end.value, layout)
 
 
-def run_together(
-    clients: Sequence[Any],
-    parameters: Sequence[Sequence[NDArray[Any]]],
-    configs: Sequence[Mapping[str, Any]],
-) -> list[Result | Exception]:
+def run_together(layout: Layout, works: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
     """What each client's ``fit`` would return, or the exception that it would raise.
 
-    Mini-batches are the same, and numbers the same to rounding. What one client raises
-    ends its own work alone. Their ``fit`` is that of the base class, and their models
-    have one layout.
+    Of (client, model, config) with models of one layout, and clients whose ``fit`` is
+    that of the base class. Mini-batches are the same, and numbers the same to rounding.
+    What one client raises ends its own work alone.
     """
-    layout = Layout.of(parameters[0])
-    everybody = Peers([getattr(c, "objective", None) for c in clients], layout)
-    results: dict[int, Any] = {}
+    everybody = Peers([getattr(c, "objective", None) for c, _, _ in works], layout)
+    results: list[Any] = [None] * len(works)
     steps: dict[int, Steps] = {}
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        for i, given in enumerate(zip(clients, parameters, configs, strict=True)):
+        for i, (client, model, config) in enumerate(works):
             try:
-                steps[i] = _begin(*given)
+                steps[i] = _begin(client, layout, model.point, config)
             except Exception as error:
                 results[i] = error
         active: list[int] = list(steps)
@@ -268,23 +270,18 @@ def run_together(
             asking, requests = [], []
             for i, answer in zip(active, answers, strict=True):
                 try:
-                    if isinstance(answer, Exception):
-                        requests.append(steps[i].throw(answer))
-                    else:
-                        requests.append(steps[i].send(answer))
-                    asking.append(i)
-                except StopIteration as end:
                     try:
+                        requests.append(_go_on(steps[i], answer))
+                        asking.append(i)
+                    except StopIteration as end:
                         results[i] = _result_of(end.value, layout)
-                    except Exception as error:
-                        results[i] = error
                 except Exception as error:
                     results[i] = error
             active, peers = asking, everybody
-            if len(active) < len(clients):  # others have ended
+            if len(active) < len(works):  # others have ended
                 peers = Peers([everybody.objectives[i] for i in active], layout)
             answers = peers.answers(requests)
-    return [results[i] for i in range(len(clients))]
+    return results
 
 
 class Peers:

@@ -312,11 +312,11 @@ class ClientMemory(NamedTuple):
     provisional: Kept = Kept()
 
     @classmethod
-    def load(cls, state: RecordDict, session: str | None) -> ClientMemory:
-        """Read the memory; one of another session than this, if any, is empty."""
-        meta: Mapping[str, Any] = dict(state[_META].items()) if _META in state else {}
-        if not meta or session not in (None, meta["session"]):
-            return cls(session or "")
+    def load(cls, state: RecordDict) -> ClientMemory:
+        """Read what :meth:`save` has written, if anything."""
+        if _META not in state:
+            return cls()
+        meta: Mapping[str, Any] = dict(state[_META].items())
         stored = dict(cast(ArrayRecord, state[_STORED]).items())
         model = None
         if _MODEL in stored:
@@ -387,28 +387,29 @@ class NodeContext(Context):
     """
 
     _records: RecordDict
-    _memory: ClientMemory | None = None
+    _memory: ClientMemory | None = None  # None: what there is is among the records
 
     @property
     def state(self) -> RecordDict:
         """What Flower keeps of a node from message to message."""
-        if self._memory is not None:
+        if self._memory is not None and self._memory.session:
             self._memory.save(self._records)
-            self._memory = None
+        self._memory = None
         return self._records
 
     @state.setter
     def state(self, records: RecordDict) -> None:
         self._records, self._memory = records, None
 
-    def held(self) -> tuple[ClientMemory | None, RecordDict]:
-        """The memory, if there is one, and the other records."""
-        if self._memory is None and _META in self._records:
-            self.hold(ClientMemory.load(self._records, None))
+    def held(self) -> tuple[ClientMemory, RecordDict]:
+        """The memory, and the other records."""
+        if self._memory is None:
+            self._memory = ClientMemory.load(self._records)
+            for name in {_META, _STORED} & self._records.keys():
+                del self._records[name]
         return self._memory, self._records
 
     def hold(self, memory: ClientMemory) -> None:
         """Replace the memory."""
-        if self._memory is None and _META in self._records:
-            del self._records[_META], self._records[_STORED]
+        self.held()
         self._memory = memory

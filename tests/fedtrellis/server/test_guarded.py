@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
 from fedtrellis import LocalGrid, StatefulClient, TrimmedMean, client_app
 from fedtrellis.server.callbacks import Call
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
+from fedtrellis.wire.protocol import NodeContext
 from strategies import FedAvgGD
 from tests.harness import Array, contexts, refused
 from tests.strategies.methods import METHODS
@@ -187,7 +188,7 @@ class Keyed(LocalGrid):
     def join(self, node: int, key: tuple[bytes, str]) -> None:
         """Another node that claims to be client 0."""
         config: Any = {"partition-id": 0, "num-partitions": 3}
-        self._contexts[node] = Context(1, node, config, RecordDict(), {})
+        self._contexts[node] = NodeContext(1, node, config, RecordDict(), {})
         self.keys[node] = key
 
     def to(self, node: int) -> list[Message]:

@@ -25,6 +25,7 @@ from fedtrellis import (
 )
 from fedtrellis.server.conversation import mean_metrics, weighted_median
 from fedtrellis.wire.exchange import Reason, Traffic, exchange
+from fedtrellis.wire.protocol import NodeContext
 from tests.fedtrellis.server.steps import (
     EVERY,
     SIZE,
@@ -188,8 +189,7 @@ def test_a_client_that_can_never_be_restored_is_dropped() -> None:
 
 def restart(grid: LocalGrid) -> None:
     """Client 1 comes back, on node 4711."""
-    config: Any = {"partition-id": 1}
-    grid._contexts[4711] = Context(1, 4711, config, RecordDict(), {})
+    grid._contexts[4711] = NodeContext(1, 4711, {"partition-id": 1}, RecordDict(), {})
 
 
 def test_two_nodes_of_one_identity_stop_the_run_at_once() -> None:

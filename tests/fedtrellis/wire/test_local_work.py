@@ -10,6 +10,8 @@ import pytest
 from fedtrellis import Gradient, MethodClient, MiniBatches
 from fedtrellis.local_steps import take_steps
 from fedtrellis.objectives import LeastSquares
+from fedtrellis.wire.arrays import Layout
+from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.local_work import Descent, run_together
 
 
@@ -36,12 +38,17 @@ class Stepping(MethodClient):
         return config.get("returned", x)
 
 
+def together(made: list[Stepping], configs: list[dict[str, Any]]) -> list[Any]:
+    model = ReceivedModel(Layout(((3,),)), np.ones(3), 0)
+    works = [(client, model, c) for client, c in zip(made, configs, strict=True)]
+    return run_together(model.layout, works)
+
+
 def compare(made: list[Stepping], configs: list[dict[str, Any]]) -> list[Any]:
     """What clients come to side by side, which is what they come to alone."""
-    x = [np.ones(3)]
-    results: list[Any] = run_together(made, [x] * len(made), configs)
+    results = together(made, configs)
     for client, config, result in zip(made, configs, results, strict=True):
-        expected = client.fit(x, config)
+        expected = client.fit([np.ones(3)], config)
         np.testing.assert_allclose(result[0][0], expected[0][0], rtol=1e-12)
         assert result[1:] == expected[1:]
     return results
@@ -69,8 +76,7 @@ def test_side_by_side_is_one_by_one(kind: Any) -> None:
 def test_what_one_client_returns_ends_its_own_work_alone() -> None:
     made = [Stepping(loss) for loss in losses(2)]
     configs: Any = [{"local-steps": 2}, {"local-steps": 2, "returned": np.array(["x"])}]
-    found = run_together(made, [[np.ones(3)]] * 2, configs)
-    assert [type(one) for one in found] == [tuple, ValueError]
+    assert [type(one) for one in together(made, configs)] == [tuple, ValueError]
 
 
 class Taking(LeastSquares):
@@ -92,8 +98,7 @@ class Taking(LeastSquares):
 def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
     class Descending(Stepping):
         def steps(self, x: Any, config: Any) -> Any:
-            sizes = [0.1, 0.05]
-            return (yield from take_steps(x, sizes, pull=0.5))
+            return (yield from take_steps(x, [0.1, 0.05], pull=0.5))
 
     ends = []
     for kind in (LeastSquares, Taking):

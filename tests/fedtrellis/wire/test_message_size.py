@@ -18,12 +18,7 @@ from hypothesis import strategies as st
 from fedtrellis import LocalGrid
 from fedtrellis.wire.arrays import array_record, encode
 from fedtrellis.wire.client import client_app
-from fedtrellis.wire.flower_internals import (
-    Encoded,
-    message_bytes,
-    name_message,
-    through_bytes,
-)
+from fedtrellis.wire.flower_internals import message_bytes, name_message, through_bytes
 from tests.harness import encode_message
 
 # a grid gives this process the place in a run that messages need
@@ -38,8 +33,7 @@ def request(content: RecordDict | None = None, **options: Any) -> Message:
 def assert_counted(message: Message) -> None:
     theirs, size = encode_message(message)
     assert message_bytes(message) == size
-    contents: tuple[Encoded | None, ...] = (None, {})
-    for shared in contents:
+    for shared in (None, dict[int, Any]()):
         for _ in range(2):  # the second time of what they have in common
             made, counted = through_bytes(message, shared)
             assert counted == size
