@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedtrellis.corrective import Form, Iterate
-from fedtrellis.corrective.penalty import Balance, automatic_penalty
+from fedtrellis.corrective.consensus import Balance, Consensus, automatic_penalty
 from fedtrellis.domains import Domain, Product
 from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
@@ -32,9 +32,7 @@ from fedtrellis.wire.arrays import (
     FloatArray,
     Layout,
     array_record,
-    join_arrays,
     sparse_or_dense,
-    split_arrays,
 )
 from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
@@ -54,9 +52,6 @@ _EVALUATED = "evaluated"
 _DRIFT = 8.0 * float(np.finfo(np.float32).eps)
 # Corrective steps of a round unless the user sets them.
 _STEPS = 20
-# Answers a client, on average, for which residuals have to stay small: z hardly moves
-# where few answer, and the x_i can be close together on their way.
-_CALM_ANSWERS = 2
 # Random directions in which a larger set is compared with D.
 _DIRECTIONS = 10
 
@@ -456,7 +451,8 @@ class FedFW(FrankWolfeStrategy):
 
     def converged(self) -> bool:
         """Whether the corrective variant's residuals are within the tolerance."""
-        return isinstance(self.half, _CorrectiveSteps) and self.half.converged()
+        half = self.half
+        return isinstance(half, Consensus) and half.converged(self.certificate)
 
     def _model_for(
         self, client: str, entries: dict[str, Any]
@@ -705,45 +701,25 @@ def _one_or_all(numbers: list[float]) -> float | list[float]:
 _Corrected = tuple[Iterate, tuple[float, float] | None, float | None, Any]
 
 
-class _CorrectiveSteps:
-    """Corrective FedFW, replaying every x_i and y_i.
-
-    ``model`` is x̄ = (1/n) Σ x_i, where the broadcast has z; ``penalty`` is ρ, None
-    until the clients' first answers settle it.
-    """
+class _CorrectiveSteps(Consensus):
+    """Corrective FedFW: the requests and answers of a consensus, whose z is sent."""
 
     def __init__(self, strategy: FedFW) -> None:
         self._strategy = strategy
         self._steps = strategy.local_steps or _STEPS
         # x_i in D from the first round on: steps start there
         point, domain = strategy.broadcast.model, strategy.domain
-        layout = strategy.broadcast.layout
-        inside = domain.contains(point, rounding(layout.point_dtype))
-        start = layout.rounded(point if inside else domain.project(point))
-        self._start = start
-        self._start_is_model = inside
-        self.model: FloatArray = self._start
-        self._iterates = {n: self._form(n).start_at(start) for n in strategy.clients}
-        # x_i as it stands, and y_i
-        self._points = dict.fromkeys(strategy.clients, self._start)
-        self._duals = {n: np.zeros(self._start.shape) for n in strategy.clients}
-        self._certificates: dict[str, tuple[float, float]] = {}
-        convex = strategy.schedule != "nonconvex"
-        self._robust = strategy.aggregator.robust
-        self._balance = Balance(strategy.penalty, convex, self._robust)
-        self.primal_residual = self.dual_residual = np.inf
-        self.gap, self._scale = np.inf, 0.0
-        # answers in a row after which both residuals were small
-        self._calm = 0
-
-    @property
-    def penalty(self) -> float | None:
-        return self._balance.penalty
-
-    def _form(self, client: str) -> Form:
-        strategy = self._strategy
-        dtype = strategy.broadcast.layout.point_dtype
-        return Form(strategy._domains[client], dtype)
+        layout, robust = strategy.broadcast.layout, strategy.aggregator.robust
+        dtype = layout.point_dtype
+        self._start_is_model = inside = domain.contains(point, rounding(dtype))
+        super().__init__(
+            domain,
+            {name: Form(strategy._domains[name], dtype) for name in strategy.clients},
+            layout.rounded(point if inside else domain.project(point)),
+            Balance(strategy.penalty, strategy.schedule != "nonconvex", robust),
+            strategy.tolerance,
+            strategy.average if robust else None,
+        )
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         strategy = self._strategy
@@ -756,7 +732,7 @@ class _CorrectiveSteps:
 
     def check(self, answer: Answer) -> _Corrected:
         strategy = self._strategy
-        iterate = self._iterates[answer.client].changed(
+        iterate = self.iterates[answer.client].changed(
             answer.arrays, strategy._domains[answer.client], self._steps
         )
         if not strategy.domain.bounded:
@@ -778,126 +754,30 @@ class _CorrectiveSteps:
     def aggregate(
         self, server_round: int, answers: dict[str, _Corrected]
     ) -> dict[str, float]:
-        rho, strategy = self.penalty, self._strategy
-        broadcast, z = strategy.broadcast, strategy.broadcast.model
+        strategy, rho = self._strategy, self.penalty
+        broadcast, members = strategy.broadcast, strategy._members
+        z = broadcast.model
         for name, (iterate, certificate, _, late) in answers.items():
-            self._iterates[name] = iterate
-            x = self._points[name] = iterate.dense()
-            # y_i ← y_i + ρ (x_i − z), at the z and ρ that the client was sent
-            at, penalty = late or (z, rho)
-            if penalty is not None:
-                self._duals[name] = self._duals[name] + penalty * (x - at)
+            self.take(name, iterate, *(late or (z, rho)))
             if certificate is not None:
-                self._certificates[name] = certificate
-        # x̄ = (1/n) Σ x_i, over everybody who is a part of F
-        points = [self._points[name] for name in strategy._members]
-        duals = [self._duals[name] for name in strategy._members]
-        self.model = np.mean(points, axis=0)
-        # z ← (1/n) Σ (x_i + y_i / ρ);  without a ρ all y_i are 0
-        following = self.model
-        if self._robust:
-            # whoever stays away from z counts no more here than there
-            self.model = strategy.domain.project(strategy.average(points, z))
-            wanted = points if rho is None else points + np.divide(duals, rho)
-            following = strategy.average(wanted, z)
-        elif rho is not None:
-            following = self.model + np.mean(duals, axis=0) / rho
-        broadcast.revise(following)
-        self.primal_residual = float(
-            np.sqrt(np.mean([np.vdot(x - self.model, x - self.model) for x in points]))
-        )
-        self.dual_residual = float(np.linalg.norm(following - z))
-        every = list(self._duals.values())
-        if rho is None:
-            curvatures = [curvature or 0.0 for _, _, curvature, _ in answers.values()]
-            self._balance.begin(curvatures, every, broadcast.model)
-        else:
-            self._balance.observe(len(answers), every, broadcast.model)
+                self.certificates[name] = certificate
+        broadcast.revise(self.advance(members, z))
+        curvatures = [known for _, _, known, _ in answers.values()]
+        self.settle(curvatures, broadcast.model)
         metrics = {
             "penalty": rho or 0.0,
-            "primal-residual": self.primal_residual,
-            "dual-residual": self.dual_residual,
+            "primal-residual": self.primal,
+            "dual-residual": self.dual,
         }
-        size = max(float(np.linalg.norm(x)) for x in points)
-        still = max(self.primal_residual, self.dual_residual)
-        calm = still <= strategy.tolerance * size
-        self._calm = self._calm + len(answers) if calm else 0
         if strategy.certificate:
-            metrics |= self._certify()
+            metrics |= self.certify(members)
         return metrics | strategy._whether_outside()
 
-    def _certify(self) -> dict[str, float]:
-        """A lower bound of F*, for convex f_i, once everybody has answered.
-
-        F* ≥ Σ φ_i − Σ γ_i + Σ ⟨y_i, x_i⟩ − max over v in D of ⟨Σ y_i, v⟩, with
-        φ_i = f_i(x_i) / n and γ_i the Frank-Wolfe gap of f_i/n + ⟨y_i, ·⟩ at x_i.
-        """
-        clients, duals = self._strategy.clients, self._duals
-        if len(self._certificates) < len(clients) or self._strategy.away:
-            self.gap = np.inf
-            return {}
-        losses = sum(self._certificates[name][0] for name in clients)
-        gaps = sum(self._certificates[name][1] for name in clients)
-        products = sum(float(np.vdot(duals[n], self._points[n])) for n in clients)
-        total = np.sum([duals[name] for name in clients], axis=0)
-        # max over v in D of ⟨Σ y_i, v⟩ is at what the oracle returns for −Σ y_i
-        most = self._strategy.domain.lmo(-total).dot(total)
-        self.gap = gaps - products + most
-        self._scale = max(self._scale, abs(losses))
-        return {"lower-bound": losses - self.gap, "certificate": self.gap}
-
-    def converged(self) -> bool:
-        """Whether both residuals, and the certificate if it is on, are small enough."""
-        tolerance, n = self._strategy.tolerance, self._strategy.num_clients
-        if not tolerance or self._calm < _CALM_ANSWERS * n:
-            return False
-        return not self._strategy.certificate or self.gap <= tolerance * self._scale
-
     def _client_iterate(self, client: str) -> FloatArray:
-        return self._points[client].copy()
+        return self.points[client].copy()
 
     def client_state(self, client: str) -> dict[str, NDArray[Any]]:
-        broadcast, x = self._strategy.broadcast, self._packed(client)
+        x, broadcast = self.packed(client), self._strategy.broadcast
         if x is None and broadcast.version == 0 and self._start_is_model:
             x = broadcast.model  # costs nothing to send
-        return {"x": self._start if x is None else x, "y": self._duals[client]}
-
-    def _packed(self, client: str) -> NDArray[Any] | None:
-        """The iterate; None before its first step."""
-        if self._points[client] is self._start:
-            return None
-        return join_arrays(self._iterates[client].arrays())
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        arrays: dict[str, NDArray[Any]] = {
-            "start": self._start,
-            "model": self.model,
-            "scale": np.array(self._scale),
-            "calm": np.array(self._calm),
-            **self._balance.state(self._strategy.clients),
-        }
-        for name in self._strategy.clients:
-            packed = self._packed(name)
-            if packed is not None:
-                arrays[f"{name}/x"] = packed
-            arrays[f"{name}/y"] = self._duals[name]
-            if name in self._certificates:
-                arrays[f"{name}/certificate"] = np.array(self._certificates[name])
-        return arrays
-
-    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        strategy = self._strategy
-        self._start, self.model = np.array(state["start"]), np.array(state["model"])
-        self._scale, self._calm = float(state["scale"]), int(state["calm"])
-        self._balance.load_state(state, strategy.clients)
-        for name in strategy.clients:
-            self._duals[name] = np.array(state[f"{name}/y"])
-            form, self._points[name] = self._form(name), self._start
-            self._iterates[name] = form.start_at(self._start)
-            if f"{name}/x" in state:
-                packed = split_arrays(np.asarray(state[f"{name}/x"]))
-                iterate = form.unpack(packed, self._start.shape)
-                self._iterates[name], self._points[name] = iterate, iterate.dense()
-            if f"{name}/certificate" in state:
-                loss, gap = state[f"{name}/certificate"].tolist()
-                self._certificates[name] = loss, gap
+        return {"x": self.start if x is None else x, "y": self.duals[client]}

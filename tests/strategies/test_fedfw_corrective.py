@@ -21,7 +21,7 @@ import pytest
 import sim
 from clients import FedFWClient
 from fedtrellis import Callback, RoundRecord
-from fedtrellis.corrective.penalty import Balance
+from fedtrellis.corrective.consensus import Balance
 from fedtrellis.domains import Domain, L1Ball, NuclearNormBall, Simplex
 from fedtrellis.objectives import LeastSquares, Logistic, MatrixCompletion
 from strategies import FedFW
@@ -238,7 +238,7 @@ class Rounds(Callback):
                     "x": np.array(
                         [strategy.half._client_iterate(name) for name in names]
                     ),
-                    "y": np.array([half._duals[name] for name in names]),
+                    "y": np.array([half.duals[name] for name in names]),
                     "z": strategy.broadcast.model.copy(),
                     "mean": half.model.copy(),
                     "rho": half.penalty or 0.0,
