@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from logging import INFO, WARNING
-from math import inf, isfinite, sqrt
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
+from fedtrellis.admm.adapted_sigma import AdaptedSigma, common_scale
+from fedtrellis.admm.quasi_newton import Separable
 from fedtrellis.admm.shifted_systems import Hessian
 from fedtrellis.local_steps import MOST_CURVED, hidden_bounds, largest_bound
 from fedtrellis.random import generator
@@ -21,13 +21,6 @@ from fedtrellis.settings import SettingsError, entries_of, refused, setting
 from fedtrellis.wire.arrays import DTYPES, FloatArray, Layout
 from fedtrellis.wire.exchange import NO_ANSWER
 from fedtrellis.wire.flower_internals import log
-
-# F(x) − F* over F(x_0) − F* at a solution; a tolerance above 10⁻⁹ allows for more.
-_SOLVED = 1e-6
-# Rounds that an x is held for the clients that have not answered at it yet.
-_HELD = 5
-# Of rounds that miss somebody: the residual has grown if it is this times its lowest.
-_GROWN = 100.0
 
 
 class _Bounds(NamedTuple):
@@ -193,15 +186,15 @@ class FedGiA(RoundStrategy):
             self.broadcast.replace(within)
             point = self.broadcast.model
         m = self.num_clients
-        # for the next x where σ = θS/m is adapted; None: σ is one number for the run
-        self._search: QuasiNewton | None = None
+        # None: σ is one number for the run
+        self._adapted: AdaptedSigma | None = None
         hidden = self.aggregator.seen_by == "client"
         if self.sigma is not None:
             self.settled_sigma = self.sigma
         elif hidden:  # until prepare has the clients' bounds
-            self._scale, self._modulus = np.ones(point.size), 0.0
+            if not self.sigma_scale:
+                self._adapted = self._fresh(np.ones(point.size), 0.0)
             self.settled_sigma = inf
-            self._search = None if self.sigma_scale else self._fresh_search()
         else:
             each = {n: self._bounds_of(n, point.size) for n in self.clients}
             self._settle(each)
@@ -218,15 +211,6 @@ class FedGiA(RoundStrategy):
         self._changes = np.full(m, inf)
         self._first_residual = inf
         self._drawn: tuple[int, frozenset[str]] = (0, frozenset())
-        # whether everybody's gradients at one point, without ADMM steps, fulfil the
-        # stop rule there
-        self._stopped = False
-        # whether everybody is to take the gradient branch, and whether that was so
-        # ever since the x of now
-        self._plainly, self._exact = True, True
-        # who has answered at this x, and for how many rounds each has been silent
-        self._answered, self._silent = np.zeros(m, dtype=bool), np.zeros(m)
-        self._residual = self._lowest = self._last = inf
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """With secure sums, ask for sums of the clients' bounds."""
@@ -270,28 +254,19 @@ class FedGiA(RoundStrategy):
             self.settled_sigma = self.sigma_scale * r / m
             log(INFO, "sigma σ = %.6g, from r = %.6g", self.settled_sigma, r)
             return
-        # S, of shape (p,)
-        diagonals = [b.diagonal for b in each]
-        scale: FloatArray = np.mean(diagonals, axis=0)
-        if self.aggregator.robust:
-            # one client alone cannot have any σ
-            most = MOST_CURVED * np.median(diagonals, axis=0)
-            scale = np.where(most > 0.0, np.minimum(scale, most), scale)
-        # a column of zeros everywhere has no curvature, and no gradient to step along
-        scale[scale == 0.0] = scale.max()
+        most = MOST_CURVED if self.aggregator.robust else inf
+        scale = common_scale([b.diagonal for b in each], most)
         if any(b.one for b in each):
             scale[:] = scale.max()
         log(INFO, "sigma mσ from %.6g to %.6g, adapted", scale.min(), scale.max())
-        self._scale = scale
-        self._search = self._fresh_search()
-        self.settled_sigma = self._search.growth / m
-        self._modulus = self._h.l2 + float(np.mean([b.modulus for b in each]))
+        modulus = self._h.l2 + float(np.mean([b.modulus for b in each]))
+        self._adapted = self._fresh(scale, modulus)
+        self.settled_sigma = self._adapted.growth / m
 
-    def _fresh_search(self) -> QuasiNewton:
-        # what h has of a square is as good as a part of f
-        rest = replace(self._h, l2=0.0)
+    def _fresh(self, scale: FloatArray, modulus: float) -> AdaptedSigma:
         dtype = self.broadcast.layout.point_dtype
-        return QuasiNewton(self._scale + self._h.l2, rest, dtype=dtype)
+        of = self._h, self.num_clients, self.tolerance
+        return AdaptedSigma(scale, modulus, *of, dtype)
 
     def selected(self, server_round: int) -> frozenset[str]:
         """C, the clients of a round that take ADMM steps."""
@@ -309,9 +284,9 @@ class FedGiA(RoundStrategy):
 
     def _without_admm(self, server_round: int) -> bool:
         """Whether C is empty in a round because σ is adapted."""
-        if self._search is None:
+        if self._adapted is None:
             return False
-        return self._plainly or server_round == self.num_rounds
+        return self._adapted.plainly or server_round == self.num_rounds
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """σ; and for those in C the number of steps and which H_i."""
@@ -326,36 +301,35 @@ class FedGiA(RoundStrategy):
 
     def aggregate(self, server_round: int, answers: dict[str, Any]) -> dict[str, float]:
         """Average all clients' last z_i, or look where the gradients at x point to."""
-        search = self._search
-        scale = 1.0 if search is None else self._scale.reshape(self._z.shape[1:])
+        adapted, metrics = self._adapted, dict[str, float]()
+        scale = 1.0 if adapted is None else adapted.scale.reshape(self._z.shape[1:])
         for name, z in answers.items():
             i = self._index[name]
             self._changes[i] = float((((z - self._z[i]) * scale) ** 2).sum())
             self._z[i] = z
-        metrics: dict[str, float] = {}
-        if search is None:
+        if adapted is None:
             # x ← (1/m) Σ z_i, or its prox
             weight = self.num_clients * self.settled_sigma
             mean = self._mean_of_z()
             self.broadcast.replace(self._h.prox(mean, weight) if self._h else mean)
         else:
             answered = [self._index[name] for name in answers]
-            self._answered[answered] = True
-            self._silent += 1
-            self._silent[answered] = 0
-            self._exact = self._exact and self._without_admm(server_round)
-            self._stopped = False
+            adapted.note(answered, self._without_admm(server_round))
             # 16 bits of a z_i hide the gradient
             precise = self.broadcast.layout.dtype in ("float64", "float32")
-            if not precise or self.aggregator.robust:
-                x = self._averaged(search)
-            elif self._answered.all():
-                x, metrics = self._step(server_round, search)
-            elif (~self._answered & (self._silent <= _HELD)).any():
+            known = precise and not self.aggregator.robust
+            if known and adapted.waits:
                 return {}
+            mean = self._mean_of_z().reshape(-1)
+            if known and adapted.answered.all():
+                x = self.broadcast.model.astype(np.float64).reshape(-1)
+                last = server_round == self.num_rounds
+                x, metrics = adapted.step(x, mean, last)
             else:
-                x = self._averaged(search)
-            self._go_to(x, search)
+                x, anew = adapted.averaged(mean, self._residual_of_z())
+                if anew:
+                    self._z[:] = x.reshape(self._z.shape[1:])
+            self._go_to(x, adapted)
         residual = self.residual()
         if isfinite(residual):
             metrics = {"stop-residual": residual, **metrics}
@@ -366,60 +340,9 @@ class FedGiA(RoundStrategy):
             metrics["penalty"] = self._h.value(point)
         return metrics
 
-    def _step(
-        self, server_round: int, search: QuasiNewton
-    ) -> tuple[FloatArray, dict[str, float]]:
-        """The next x from everybody's answers at this one, and how good the best is."""
-        x = self.broadcast.model.astype(np.float64).reshape(-1)
-        mean = self._mean_of_z().reshape(-1)
-        # as z_i = x − ḡ_i/σ for i outside C:  ∇f(x) = mσ (x − (1/m) Σ z_i)
-        gradient = search.growth * self._scale * (x - mean) + self._h.l2 * x
-        is_best = search.observe(x, gradient)
-        self._residual = search.residual()
-        exact = self._exact and is_best
-        quality: dict[str, float] = {}
-        if exact:
-            quality["gradient-norm"] = sqrt(self._residual)
-            if self._modulus > 0.0:
-                # F(x) − F* ≤ ‖∇F(x)‖²/(2μ)
-                quality["suboptimality"] = self._residual / (2.0 * self._modulus)
-        self._answered[:] = False
-        self._exact = True
-        self._lowest = self._last = inf
-        if not isfinite(self._first_residual):
-            self._first_residual = self._residual
-        # the stop rule is for gradients: once more, without ADMM steps
-        small = self._is_small(self._residual)
-        small = self._plainly = small and self._residual <= self._solved_below(x)
-        self._stopped = small and exact
-        if small:
-            assert search.best is not None
-            return search.best, quality
-        if server_round == self.num_rounds:
-            return search.plain_step(), quality
-        return search.propose(is_best), quality
-
-    def _averaged(self, search: QuasiNewton) -> FloatArray:
-        """(12), from whatever the clients sent last; safe by the residual alone."""
-        self._answered[:] = False
-        self._exact = True
-        self._residual = residual = self._residual_of_z()
-        if residual > _GROWN * self._lowest and residual > self._last:
-            search.grow()
-            self._lowest = self._last = inf
-            if search.best is not None:
-                # what was sent was for another σ
-                self._z[:] = search.best.reshape(self._z.shape[1:])
-                return search.best
-        elif isfinite(residual):
-            self._lowest = min(self._lowest, residual)
-            self._last = residual
-        weight = search.growth * self._scale
-        return self._h.prox(self._mean_of_z().reshape(-1), weight)
-
-    def _go_to(self, x: FloatArray, search: QuasiNewton) -> None:
+    def _go_to(self, x: FloatArray, adapted: AdaptedSigma) -> None:
         self.broadcast.replace(x.reshape(self.broadcast.model.shape))
-        sigma = search.growth / self.num_clients
+        sigma = adapted.growth / self.num_clients
         if sigma != self.settled_sigma:
             self.settled_sigma = sigma
             log(INFO, "sigma grows: θ/m = %.6g", sigma)
@@ -427,14 +350,11 @@ class FedGiA(RoundStrategy):
     def _use(
         self, server_round: int, answers: Sequence[Answer]
     ) -> dict[str, float] | None:
-        metrics, search = super()._use(server_round, answers), self._search
+        metrics, adapted = super()._use(server_round, answers), self._adapted
         refused = [why for _, why in self.conversation.traffic.rejected]
         lost = metrics is None and any(why is not NO_ANSWER for why in refused)
-        if lost and search is not None:
-            # nobody had a number to answer with: x was too far
-            self._answered[:] = False
-            if search.best is not None:
-                self._go_to(search.go_back(), search)
+        if lost and adapted is not None and (x := adapted.go_back()) is not None:
+            self._go_to(x, adapted)
         return metrics
 
     def _mean_of_z(self) -> FloatArray:
@@ -459,34 +379,19 @@ class FedGiA(RoundStrategy):
 
     def residual(self) -> float:
         """The left side of the stop rule, as of the last x that was changed."""
-        return self._residual_of_z() if self._search is None else self._residual
-
-    def _is_small(self, residual: float) -> bool:
-        bound = self.tolerance * self.broadcast.model.size
-        return self.tolerance > 0.0 and residual <= bound
-
-    def _solved_below(self, x: FloatArray) -> float:
-        """‖∇F(x)‖² where F(x) − F* ≤ 10⁻⁶ (F − F*), F at the start or at 0.
-
-        ‖∇F(x)‖² ≥ 2μ (F(x) − F*); F(x_0) − F* ≥ ‖∇F(x_0)‖²/(2L), with L ≤ max S, and
-        F(0) − F* ≥ (μ/2)‖x*‖², x* about x. Where nobody knows μ, it is L/100.
-        """
-        eps = float(np.finfo(self.broadcast.layout.point_dtype).eps)
-        most = float(self._scale.max())
-        mu = self._modulus or most / 100.0
-        part = _SOLVED * max(1.0, self.tolerance / 1e-9)
-        start = max(part * mu / most, (100.0 * eps) ** 2) * self._first_residual
-        return max(start, part * (mu * float(np.linalg.norm(x))) ** 2)
+        adapted = self._adapted
+        return self._residual_of_z() if adapted is None else adapted.residual
 
     def converged(self) -> bool:
         """Whether the residual is at most n · tolerance."""
-        if self._search is not None:
-            return self._stopped
-        return self._is_small(self.residual())
+        if self._adapted is not None:
+            return self._adapted.stopped
+        bound = self.tolerance * self.broadcast.model.size
+        return self.tolerance > 0.0 and self.residual() <= bound
 
     def _diverged(self, risen: str) -> str:
         """A loss that rose and is all of F, or how the residual of a fixed σ did."""
-        fixed = self._search is None
+        fixed = self._adapted is None
         mend = "; leave sigma and sigma_scale to 'auto', or take a larger one"
         if risen:
             return "" if self._h else risen + mend * fixed
@@ -498,7 +403,7 @@ class FedGiA(RoundStrategy):
 
     def _replaces_state(self, client: str) -> bool:
         """Whether a client has no S yet, as it was asked for a part of it first."""
-        hidden = self.aggregator.seen_by == "client" and self._search is not None
+        hidden = self.aggregator.seen_by == "client" and self._adapted is not None
         return hidden and not self.conversation.clients[client].used_round
 
     @property
@@ -507,9 +412,9 @@ class FedGiA(RoundStrategy):
 
     def client_state(self, client: str) -> dict[str, FloatArray]:
         """S, where σ is adapted."""
-        if self._search is None:
+        if self._adapted is None:
             return {}
-        return {"scale": self._scale.reshape(self._z.shape[1:])}
+        return {"scale": self._adapted.scale.reshape(self._z.shape[1:])}
 
     def state(self) -> dict[str, NDArray[Any]]:
         """σ, every client's z_i, and where σ is adapted what it goes by."""
@@ -519,41 +424,23 @@ class FedGiA(RoundStrategy):
         }
         for name, i in self._index.items():
             arrays |= {f"{name}/z": self._z[i], f"{name}/change": self._changes[i]}
-        if self._search is None:
-            return arrays
-        flags = [self._stopped, self._plainly, self._exact]
-        return arrays | {
-            "scale": self._scale,
-            "adapted": np.array([*flags, self._lowest, self._last, self._residual]),
-            "heard": self._answered,
-            "silent": self._silent,
-            **{f"search/{name}": a for name, a in self._search.state().items()},
-        }
+        return arrays if self._adapted is None else arrays | self._adapted.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`; the clients' π_i are good for their own σ only."""
         sigma, adapted = float(state["sigma"]), "scale" in state
-        if (adapted and self._search is None) or self.sigma not in (None, sigma):
+        if (adapted and self._adapted is None) or self.sigma not in (None, sigma):
             had = "adapts it: leave sigma and sigma_scale to 'auto'"
             was = f"sigma = {self.settled_sigma}, but the run to go on with"
             raise SettingsError(f"{was} {had if adapted else f'had {sigma}'}")
-        if not adapted and self._search is not None:
+        if not adapted and self._adapted is not None:
             # the run goes on as it began
             log(INFO, "sigma σ = %.6g, that of the checkpoint", sigma)
-            self._search = None
+            self._adapted = None
         self.settled_sigma = sigma
         self._first_residual = float(state["first-residual"])
         for name, i in self._index.items():
             self._z[i] = state[f"{name}/z"]
             self._changes[i] = state[f"{name}/change"]
-        if self._search is None:
-            return
-        self._scale = state["scale"]
-        self._search = self._fresh_search()
-        own = {k: a for k, a in state.items() if k.startswith("search/")}
-        self._search.load_state({k.removeprefix("search/"): a for k, a in own.items()})
-        flags, numbers = state["adapted"][:3], state["adapted"][3:]
-        self._stopped, self._plainly, self._exact = map(bool, flags)
-        self._lowest, self._last, self._residual = map(float, numbers)
-        self._answered = state["heard"].astype(bool)
-        self._silent = np.array(state["silent"], dtype=np.float64)
+        if self._adapted is not None:
+            self._adapted.load_state(state)
