@@ -418,12 +418,12 @@ class FedGiA(RoundStrategy):
 
     def state(self) -> dict[str, NDArray[Any]]:
         """σ, every client's z_i, and where σ is adapted what it goes by."""
-        numbers = {"sigma": self.settled_sigma, "first-residual": self._first_residual}
-        arrays: dict[str, Any] = {
-            key: np.array(value) for key, value in numbers.items()
+        arrays: dict[str, NDArray[Any]] = {
+            "sigma": np.array(self.settled_sigma),
+            "first-residual": np.array(self._first_residual),
+            "z": self._z,
+            "changes": self._changes,
         }
-        for name, i in self._index.items():
-            arrays |= {f"{name}/z": self._z[i], f"{name}/change": self._changes[i]}
         return arrays if self._adapted is None else arrays | self._adapted.state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -439,8 +439,6 @@ class FedGiA(RoundStrategy):
             self._adapted = None
         self.settled_sigma = sigma
         self._first_residual = float(state["first-residual"])
-        for name, i in self._index.items():
-            self._z[i] = state[f"{name}/z"]
-            self._changes[i] = state[f"{name}/change"]
+        self._z, self._changes = np.array(state["z"]), np.array(state["changes"])
         if self._adapted is not None:
             self._adapted.load_state(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import Any
 
@@ -38,38 +38,27 @@ def common_scale(diagonals: Sequence[Array], most: float = inf) -> Array:
     return scale
 
 
+@dataclass(eq=False)
 class AdaptedSigma:
     """σ = θS/m of m clients, and the next x: a quasi-Newton step's, where it is known.
 
     Once everybody has answered at x that is :meth:`step`'s. Else x is held a few rounds
     (``waits``); then the next is :meth:`averaged`.
 
-    Parameters
-    ----------
-    scale : ndarray of float64 of shape (p,)
-        S, above 0.
-    modulus : float
-        μ of F's strong convexity; 0: nobody knows it.
-    h : Separable
-    clients : int
-        m.
-    tolerance : float
-        ‖∇F‖²/p of a solution; 0: there is none.
-    dtype : dtype
-        What x travels in.
+    ``scale`` is S, float64 of shape (p,) and above 0; ``modulus`` is μ of F's strong
+    convexity, 0 where nobody knows it; ``tolerance`` bounds ‖∇F‖²/p at a solution, and
+    0 ends nothing; ``dtype`` is what x travels in.
     """
 
-    def __init__(
-        self,
-        scale: Array,
-        modulus: float,
-        h: Separable,
-        clients: int,
-        tolerance: float,
-        dtype: Any,
-    ) -> None:
-        self.scale, self.h, self._tolerance, self._dtype = scale, h, tolerance, dtype
-        self._modulus, self._search = modulus, self._fresh_search()
+    scale: Array
+    modulus: float
+    h: Separable
+    clients: int
+    tolerance: float
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        self._search, clients = self._fresh_search(), self.clients
         # who has answered at this x, and for how many rounds each has been silent
         self.answered, self._silent = np.zeros(clients, dtype=bool), np.zeros(clients)
         self.residual = self._first_residual = self._lowest = self._last = inf
@@ -82,7 +71,7 @@ class AdaptedSigma:
     def _fresh_search(self) -> QuasiNewton:
         # what h has of a square is as good as a part of f
         rest = replace(self.h, l2=0.0)
-        return QuasiNewton(self.scale + self.h.l2, rest, dtype=self._dtype)
+        return QuasiNewton(self.scale + self.h.l2, rest, dtype=self.dtype)
 
     @property
     def growth(self) -> float:
@@ -116,13 +105,13 @@ class AdaptedSigma:
         quality: dict[str, float] = {}
         if exact:
             quality["gradient-norm"] = sqrt(self.residual)
-            if self._modulus > 0.0:
+            if self.modulus > 0.0:
                 # F(x) − F* ≤ ‖∇F(x)‖²/(2μ)
-                quality["suboptimality"] = self.residual / (2.0 * self._modulus)
+                quality["suboptimality"] = self.residual / (2.0 * self.modulus)
         self._begin()
         self._lowest = self._last = inf
         # the stop rule is for gradients: once more, without ADMM steps
-        small = self._tolerance > 0.0 and self.residual <= self._tolerance * x.size
+        small = self.tolerance > 0.0 and self.residual <= self.tolerance * x.size
         small = self.plainly = small and self.residual <= self._solved_below(x)
         self.stopped = small and exact
         if small:
@@ -165,10 +154,10 @@ class AdaptedSigma:
         ‖∇F(x)‖² ≥ 2μ (F(x) − F*); F(x_0) − F* ≥ ‖∇F(x_0)‖²/(2L), with L ≤ max S, and
         F(0) − F* ≥ (μ/2)‖x*‖², x* about x. Where nobody knows μ, it is L/100.
         """
-        eps = float(np.finfo(self._dtype).eps)
+        eps = float(np.finfo(self.dtype).eps)
         most = float(self.scale.max())
-        mu = self._modulus or most / 100.0
-        part = _SOLVED * max(1.0, self._tolerance / 1e-9)
+        mu = self.modulus or most / 100.0
+        part = _SOLVED * max(1.0, self.tolerance / 1e-9)
         start = max(part * mu / most, (100.0 * eps) ** 2) * self._first_residual
         return max(start, part * (mu * float(np.linalg.norm(x))) ** 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ _STILL_SINGLE = 1e-5
 _SETTLED, _PATIENCE, _RISE = 10, 10, 2.0
 
 
+@dataclass(eq=False)
 class Consensus:
     """Every client's x_i and y_i as the server replays them, and the z they agree on.
 
@@ -69,30 +71,25 @@ class Consensus:
     ----------
     iterates, points, duals, certificates : dict
         By client x_i in its form and as an array, y_i, and (φ_i, γ_i) if it sent them.
-    model : ndarray of float64
-        x̄.
-    penalty : float or None
-        ρ; None until the first answers settle it.
-    primal, dual : float
-        The residuals √((1/n) Σ ‖x_i − x̄‖²) and ‖z − z before‖.
-    gap : float
-        The certificate, Σ φ_i less the lower bound of :meth:`certify`.
+    model, penalty
+        x̄; and ρ, None until the first answers settle it.
+    primal, dual, gap : float
+        √((1/n) Σ ‖x_i − x̄‖²), ‖z − z before‖, and Σ φ_i less :meth:`certify`'s bound.
     """
 
-    def __init__(
-        self,
-        domain: Domain,
-        forms: Mapping[str, Form],
-        start: FloatArray,
-        balance: Balance,
-        tolerance: float,
-        average: Callable[..., FloatArray] | None = None,
-    ) -> None:
-        self.domain, self.forms, self.start, self.model = domain, forms, start, start
-        self._balance, self.tolerance, self._average = balance, tolerance, average
-        self.iterates = {name: form.start_at(start) for name, form in forms.items()}
-        self.points = dict.fromkeys(forms, start)
-        self.duals = {name: np.zeros(start.shape) for name in forms}
+    domain: Domain
+    forms: Mapping[str, Form]
+    start: FloatArray
+    balance: Balance
+    tolerance: float
+    average: Callable[..., FloatArray] | None = None
+
+    def __post_init__(self) -> None:
+        start, forms = self.start, self.forms.items()
+        self.model = start
+        self.iterates = {name: form.start_at(start) for name, form in forms}
+        self.points = dict.fromkeys(self.forms, start)
+        self.duals = {name: np.zeros(start.shape) for name in self.forms}
         self.certificates: dict[str, tuple[float, float]] = {}
         self.primal = self.dual = self.gap = math.inf
         self._small, self._scale = False, 0.0
@@ -101,7 +98,7 @@ class Consensus:
 
     @property
     def penalty(self) -> float | None:  # noqa: D102
-        return self._balance.penalty
+        return self.balance.penalty
 
     def take(
         self, client: str, iterate: Iterate, z: FloatArray, penalty: float | None
@@ -121,11 +118,11 @@ class Consensus:
         # x̄ = (1/n) Σ x_i;  z ← (1/n) Σ (x_i + y_i / ρ)
         following: FloatArray = np.mean(points, axis=0)
         self.model = following
-        if self._average is not None:
+        if self.average is not None:
             # whoever stays away from z counts no more here than there
-            self.model = self.domain.project(self._average(points, z))
+            self.model = self.domain.project(self.average(points, z))
             wanted = points if rho is None else points + np.divide(duals, rho)
-            following = self._average(wanted, z)
+            following = self.average(wanted, z)
         elif rho is not None:
             following = self.model + np.mean(duals, axis=0) / rho
         squares = [np.vdot(x - self.model, x - self.model) for x in points]
@@ -139,9 +136,9 @@ class Consensus:
         """Find ρ for the next round, by what each answer had and z as it is sent."""
         every, answers = list(self.duals.values()), len(curvatures)
         if self.penalty is None:
-            self._balance.begin([known or 0.0 for known in curvatures], every, z)
+            self.balance.begin([known or 0.0 for known in curvatures], every, z)
         else:
-            self._balance.observe(answers, every, z)
+            self.balance.observe(answers, every, z)
         self._calm = self._calm + answers if self._small else 0
 
     def certify(self, members: Sequence[str]) -> dict[str, float]:
@@ -183,7 +180,7 @@ class Consensus:
             "model": self.model,
             "scale": np.array(self._scale),
             "calm": np.array(self._calm),
-            **self._balance.state([*self.forms]),
+            **self.balance.state([*self.forms]),
         }
         for name in self.forms:
             if (packed := self.packed(name)) is not None:
@@ -197,7 +194,7 @@ class Consensus:
         """Inverse of :meth:`state`."""
         self.start, self.model = np.array(state["start"]), np.array(state["model"])
         self._scale, self._calm = float(state["scale"]), int(state["calm"])
-        self._balance.load_state(state, [*self.forms])
+        self.balance.load_state(state, [*self.forms])
         for name, form in self.forms.items():
             self.duals[name] = np.array(state[f"{name}/y"])
             self.points[name] = self.start
