@@ -116,11 +116,7 @@ def setting(
 
 
 def given(
-    help: str,
-    *,
-    default: Any = dataclasses.MISSING,
-    kw_only: bool = True,
-    **about: Any,
+    help: str, *, default: Any = dataclasses.MISSING, kw_only: bool = True, **about: Any
 ) -> Any:
     """Declare a field that a run's task or app fills in, and no run config.
 

@@ -21,19 +21,8 @@ from fedtrellis.random import generator
 from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
-from fedtrellis.settings import (
-    SettingsError,
-    entries_of,
-    given,
-    refused,
-    setting,
-)
-from fedtrellis.wire.arrays import (
-    FloatArray,
-    Layout,
-    array_record,
-    sparse_or_dense,
-)
+from fedtrellis.settings import SettingsError, entries_of, given, refused, setting
+from fedtrellis.wire.arrays import FloatArray, Layout, array_record, sparse_or_dense
 from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
 

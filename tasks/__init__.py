@@ -26,20 +26,9 @@ __all__ += ["node_path"]
 TASKS: dict[str, type[Task]] = {
     task.name: task
     for task in (
-        Digits,
-        Lasso,
-        QuadraticAssignmentTask,
-        MatrixCompletionTask,
-        Classification,
-        Characters,
-        LinearRegression,
-        LogisticRegression,
-        KernelPCA,
-        LowRankNetwork,
-        Attack,
-        HybridSVM,
-        HybridLogistic,
-        HybridLinear,
+        *(Digits, Lasso, QuadraticAssignmentTask, MatrixCompletionTask),
+        *(Classification, Characters, LinearRegression, LogisticRegression),
+        *(KernelPCA, LowRankNetwork, Attack, HybridSVM, HybridLogistic, HybridLinear),
     )
 }
 

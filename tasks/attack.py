@@ -90,9 +90,7 @@ class Attack(Nonconvex):
         minimum=-1,
     )
     radius: float = setting(
-        0.0,
-        "ε, the length of the perturbation; 0: 2 for CIFAR-10, else 1",
-        minimum=0.0,
+        0.0, "ε, the length of the perturbation; 0: 2 for CIFAR-10, else 1", minimum=0.0
     )
     balance: float = setting(1.0, "what ‖δ‖² counts in F", minimum=0.0)
 

@@ -14,39 +14,16 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
 from fedtrellis.domains import Box, Domain, Product
-from fedtrellis.objectives import (
-    LeastSquares,
-    Logistic,
-    MultinomialLogistic,
-    Objective,
-)
+from fedtrellis.objectives import LeastSquares, Logistic, MultinomialLogistic, Objective
 from fedtrellis.objectives.base import MeanObjective, is_sparse
 from fedtrellis.objectives.linear_models import NonconvexLogistic
 from fedtrellis.random import generator
 from fedtrellis.settings import need, setting
 from fedtrellis.tables import Preparation
 
-from .base import (
-    Array,
-    Point,
-    data_path,
-    derived_seed,
-    once,
-    stratified,
-    toy,
-)
+from .base import Array, Point, data_path, derived_seed, once, stratified, toy
 from .data.readers import is_dense, read_csv, read_libsvm
-from .data.table import (
-    FILE,
-    NODES,
-    Schema,
-    Table,
-    dense,
-    divide,
-    fault,
-    norms,
-    scaled,
-)
+from .data.table import FILE, NODES, Schema, Table, dense, divide, fault, norms, scaled
 from .data.task import (
     Dealt,
     Indices,

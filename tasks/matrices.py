@@ -196,8 +196,7 @@ class MatrixCompletionTask(Task):
     )
     centred: bool = setting(False, "take the training ratings' mean off all ratings")
     biases: bool | None = setting(
-        None,
-        "take mean, users' and items' biases off; auto: of a file, unless centred",
+        None, "take mean, users' and items' biases off; auto: of a file, unless centred"
     )
 
     users: int = setting(0, "users, with dataset = 'nodes' only", minimum=0)

@@ -14,13 +14,7 @@ from fedtrellis.wire.arrays import FloatArray
 
 from . import preparation, proposals
 from .preparation import learn
-from .run import (
-    ClientRun,
-    NodeRules,
-    Predictions,
-    SplitPart,
-    as_arrays,
-)
+from .run import ClientRun, NodeRules, Predictions, SplitPart, as_arrays
 
 
 def predictions_of(

@@ -111,12 +111,7 @@ class QuasiNewton:
         The best point so far with ∇f there.
     """
 
-    def __init__(
-        self,
-        scale: Array,
-        h: Separable,
-        dtype: Any = np.float64,
-    ) -> None:
+    def __init__(self, scale: Array, h: Separable, dtype: Any = np.float64) -> None:
         self.scale, self.h = scale, h
         self._smallest = _ULPS * float(np.finfo(dtype).eps)
         self.growth = 1.0

@@ -41,12 +41,7 @@ from fedtrellis.app.registry import (
     write_config_block,
 )
 from fedtrellis.files import stamp
-from fedtrellis.server.callbacks import (
-    Callback,
-    EarlyStop,
-    JsonLines,
-    Progress,
-)
+from fedtrellis.server.callbacks import Callback, EarlyStop, JsonLines, Progress
 from fedtrellis.server.options import RunOptions
 from fedtrellis.server.records import (
     DEFAULT_NODES,

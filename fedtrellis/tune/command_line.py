@@ -8,11 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fedtrellis.app.application import load_app, one_line
-from fedtrellis.app.command_line import (
-    add_run_config,
-    read_config,
-    read_seeds,
-)
+from fedtrellis.app.command_line import add_run_config, read_config, read_seeds
 from fedtrellis.server.records import default_results_dir
 from fedtrellis.settings import SettingsError, check_choice, need
 from fedtrellis.signals import signals_interrupt

@@ -136,9 +136,7 @@ class HyFDCASettings(HybridStrategy):
         minimum=0,
     )
     tolerance: float = setting(
-        1e-7,
-        "stop when (P − D)/P is at most this; 0: never",
-        minimum=0.0,
+        1e-7, "stop when (P − D)/P is at most this; 0: never", minimum=0.0
     )
     encryption: Encryption = setting(
         "stream",

@@ -45,8 +45,7 @@ class DataSettings:
         minimum=0,
     )
     feature_names: str = setting(
-        "",
-        "their names with commas between, in the model's order; empty: the files'",
+        "", "their names with commas between, in the model's order; empty: the files'"
     )
     classes: int = setting(0, "classes; 0: as many as data.labels", minimum=0)
     labels: str = setting(
@@ -60,9 +59,7 @@ class DataSettings:
         "the csv column with what each sample counts in hybrid tasks; empty: all alike",
     )
     examples: int = setting(
-        0,
-        "examples of all nodes together; 0: every node counts the same",
-        minimum=0,
+        0, "examples of all nodes together; 0: every node counts the same", minimum=0
     )
     prepare: bool = setting(
         True,

@@ -28,25 +28,10 @@ from fedtrellis.manifolds import Manifold
 from fedtrellis.objectives import Objective
 from fedtrellis.random import generator
 from fedtrellis.settings import SettingsError, keys, parse, setting
-from fedtrellis.tables import (
-    Column,
-    Loss,
-    Preparation,
-    agree,
-    columns_of,
-    summarise,
-)
+from fedtrellis.tables import Column, Loss, Preparation, agree, columns_of, summarise
 from fedtrellis.wire.flower_internals import log
 
-from ..base import (
-    Array,
-    Point,
-    data_path,
-    derived_seed,
-    in_dtype,
-    once,
-    once_per_file,
-)
+from ..base import Array, Point, data_path, derived_seed, in_dtype, once, once_per_file
 from .datasets import Examples
 from .readers import (
     is_dense,
