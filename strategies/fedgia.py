@@ -196,8 +196,7 @@ class FedGiA(RoundStrategy):
                 self._adapted = self._fresh(np.ones(point.size), 0.0)
             self.settled_sigma = inf
         else:
-            each = {n: self._bounds_of(n, point.size) for n in self.clients}
-            self._settle(each)
+            self._settle({n: self._bounds_of(n, point.size) for n in self.clients})
         known = self.conversation.clients.items()
         slow = {name for name, client in known if client.properties.get("slow")}
         self._eligible = [name for name in self.clients if name not in slow]
@@ -264,9 +263,8 @@ class FedGiA(RoundStrategy):
         self.settled_sigma = self._adapted.growth / m
 
     def _fresh(self, scale: FloatArray, modulus: float) -> AdaptedSigma:
-        dtype = self.broadcast.layout.point_dtype
         of = self._h, self.num_clients, self.tolerance
-        return AdaptedSigma(scale, modulus, *of, dtype)
+        return AdaptedSigma(scale, modulus, *of, self.broadcast.layout.point_dtype)
 
     def selected(self, server_round: int) -> frozenset[str]:
         """C, the clients of a round that take ADMM steps."""
@@ -359,12 +357,12 @@ class FedGiA(RoundStrategy):
 
     def _mean_of_z(self) -> FloatArray:
         """(1/m) Σ z_i, or the robust average of the z_i."""
-        z = self._z[self._part_of] if self.away else self._z
-        return self.average(z, self.broadcast.model)
+        return self.average(self._z[self._part_of], self.broadcast.model)
 
     @property
-    def _part_of(self) -> list[int]:
-        return [self._index[name] for name in self._members]
+    def _part_of(self) -> list[int] | slice:
+        away = self.away
+        return [self._index[name] for name in self._members] if away else slice(None)
 
     def _residual_of_z(self) -> float:
         """σ²m Σ_i ‖z_i − z_i before‖²; infinite until everybody has answered once.
@@ -374,8 +372,8 @@ class FedGiA(RoundStrategy):
         σm (x − x⁺) = ∇f(x) + Σ over C of (H_i/m − σI)(x_i − x), and every x_i − x
         vanishes only as the z_i come to rest.
         """
-        changes = self._changes[self._part_of] if self.away else self._changes
-        return self.settled_sigma**2 * self.num_clients * float(changes.sum())
+        total = float(self._changes[self._part_of].sum())
+        return self.settled_sigma**2 * self.num_clients * total
 
     def residual(self) -> float:
         """The left side of the stop rule, as of the last x that was changed."""

@@ -52,20 +52,10 @@ class Consensus:
         x̄  = (1/n) Σ x_i
         z  ← (1/n) Σ (x_i + y_i / ρ)      x̄ without a ρ, where all y_i are 0
 
-    Parameters
-    ----------
-    domain : Domain
-        D, which the clients' sets enclose.
-    forms : mapping of Form
-        Those of the clients' iterates, by name.
-    start : ndarray of float64
-        Where the x_i begin, a point of D.
-    balance : Balance
-        What finds ρ.
-    tolerance : float
-        What both residuals end below, over the largest ‖x_i‖, and the certificate.
-    average : callable, optional
-        A robust average of vectors around a centre, in place of the means.
+    ``domain`` is D, ``forms`` those of the clients' iterates, by name, and ``start`` a
+    point of D where they begin. ``balance`` finds ρ. ``tolerance`` is what bounds both
+    residuals over the largest ‖x_i‖ in the end, and the certificate. ``average`` is a
+    robust average of vectors around a centre, in place of the means.
 
     Attributes
     ----------
