@@ -23,14 +23,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedtrellis import Callback, LocalGrid, RoundRecord, RoundStrategy
 from fedtrellis.server.callbacks import DivergedError

@@ -233,11 +233,7 @@ METHODS: dict[str, Method] = {
     "hyfem": _on_features("HyFEM"),
     "fedfw corrective": _whole("FedFW", _DIAMOND, local_steps=5, tolerance=0.0),
     **{
-        f"fedfw {v}": _whole(
-            "FedFW",
-            _DIAMOND,
-            **{"variant": v, "rounds": 30, **_ONCE},
-        )
+        f"fedfw {v}": _whole("FedFW", _DIAMOND, **{"variant": v, "rounds": 30, **_ONCE})
         for v in ("plain", "augmented", "stochastic")
     },
     "naive-frank-wolfe": _whole("NaiveFrankWolfe", _DIAMOND, **_ONCE),

@@ -19,15 +19,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
 from tests.harness import Played, Recorder, Stop, distance, node_states
-from tests.strategies.methods import (
-    EVERY,
-    EVERYTHING,
-    METHODS,
-    A,
-    B,
-    P,
-    of_dtype,
-)
+from tests.strategies.methods import EVERY, EVERYTHING, METHODS, A, B, P, of_dtype
 from tests.strategies.soak_runs import chaos, evaluates, mirrored, undisturbed
 
 #: What is replayed along a client's random directions is added in another order.

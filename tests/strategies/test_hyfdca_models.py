@@ -16,12 +16,7 @@ import pytest
 from flwr.app import ArrayRecord
 from numpy.testing import assert_allclose
 from scipy import sparse
-from sklearn.linear_model import (
-    ElasticNet,
-    LogisticRegression,
-    PoissonRegressor,
-    Ridge,
-)
+from sklearn.linear_model import ElasticNet, LogisticRegression, PoissonRegressor, Ridge
 from sklearn.preprocessing import StandardScaler
 
 from clients.hyfdca import NewSamples, Predictions

@@ -277,8 +277,7 @@ def test_a_sample_that_nobody_labels(logged: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exposed", "label"),
-    [("accept", -1.0), ("accept", 1.0), ("leave-out", 1.0)],
+    ("exposed", "label"), [("accept", -1.0), ("accept", 1.0), ("leave-out", 1.0)]
 )
 def test_the_label_of_a_sample_of_no_category(
     exposed: str, label: float, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from fedtrellis.admm.adapted_sigma import AdaptedSigma, common_scale
 from fedtrellis.admm.quasi_newton import QuasiNewton, Separable
 from tests.harness import Array
 
@@ -66,3 +67,24 @@ def test_composite_minima(kind: str) -> None:
     value = 0.5 * x @ H @ x - b @ x + h.value(x)
     assert value <= found.fun + 1e-13 * abs(found.fun)
     assert np.abs(x - (found.x[:n] - found.x[n:])).max() < 1e-4
+
+
+def test_an_adapted_sigma_finds_the_minimum_from_what_clients_send() -> None:
+    """z_i = x − ∇f_i(x)/(mσ), of quadratics with columns of all sizes."""
+    rng, (m, p) = np.random.default_rng(0), (4, 6)
+    H, c = rng.uniform(1.0, 2.0, (m, p)) * 10.0 ** np.arange(p), rng.normal(size=(m, p))
+    assert common_scale([*np.ones((4, p)), np.full(p, 9.0)], 2.0).max() == 2.0
+    made = AdaptedSigma(common_scale([*H]), 1.0, Separable(), m, 1e-12, float)
+    x, found = np.zeros(p), dict[str, float]()
+    for _ in range(40):
+        made.note([0], True)
+        assert made.waits
+        made.note([1, 2, 3], True)
+        assert made.answered.all()
+        z = x - H * (x - c) / (made.growth * made.scale)
+        x, found = made.step(x, z.mean(axis=0), False)
+        if made.stopped:
+            break
+    assert made.stopped
+    assert found["gradient-norm"] ** 2 <= p * 1e-12
+    assert np.allclose(x, (H * c).sum(axis=0) / H.sum(axis=0), atol=1e-6)

@@ -80,12 +80,7 @@ FAULTS = [
     ("", 'client-id="c" identity-file="c.key" roster-file="roster"', "", "no such"),
     ("", 'client-id="a" key-file="junk"', "", "neither a key nor a context"),
     ("", NODE.format("/gone", "x.csv"), ROWS, "there is none"),
-    (
-        "",
-        NODE.format("{}", "labels.csv"),
-        ROWS,
-        "labels.csv, row 6, column 'label'",
-    ),
+    ("", NODE.format("{}", "labels.csv"), ROWS, "labels.csv, row 6, column 'label'"),
     ("", NODE.format("{}", "data/rows/node-1.csv"), SECURE, "and no key"),
     ("", 'client-id="a"', 'task="digits"', "needs no file of a node"),
     ("", 'client-id="a"', "fedfw.stepsize=1", "fedfw.stepsize"),

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedtrellis.corrective import Form, Iterate, LocalProblem
+from fedtrellis.corrective import Entries, Form, Iterate, LocalProblem
+from fedtrellis.corrective.consensus import Balance, Consensus
 from fedtrellis.domains import (
+    Box,
     Domain,
     GroupL1Ball,
     KSupportBall,
@@ -152,3 +154,32 @@ def test_projection_onto_a_face_against_cvxpy(
         # in the set, and as near as what the solver found
         assert np.sum((found - point) ** 2) <= programme.value + 1e-7
         assert np.abs(found - x.value).max() < 1e-4
+
+
+def test_a_consensus_in_a_box_is_the_clipped_mean() -> None:
+    """Of x_i in closed form; F* is above every bound, and a checkpoint goes on."""
+    n, domain, start = 3, Box(0.0, 1.0), np.full(4, 0.5)
+    centres = np.random.default_rng(0).normal(0.5, 1.0, (n, 4))
+    best, forms = (
+        centres.mean(axis=0).clip(0.0, 1.0),
+        dict.fromkeys("abc", Form(domain)),
+    )
+    lowest, z = float(np.square(best - centres).sum()) / (2 * n), start
+    one, other = (Consensus(domain, forms, start, Balance(1.0), 1e-9) for _ in range(2))
+    for k in range(100):
+        if k == 5:
+            other.load_state(one.state())
+            one = other
+        for name, c in zip(forms, centres, strict=True):
+            # argmin over the box of ‖x − c‖²/2n + ⟨y, x⟩ + ½‖x − z‖²
+            x = np.clip((c / n - one.duals[name] + z) / (1.0 / n + 1.0), 0.0, 1.0)
+            one.take(name, Entries(x), z, 1.0)
+            gap = domain.gap((x - c) / n + one.duals[name], x)
+            one.certificates[name] = float(np.square(x - c).sum()) / (2 * n), gap
+        z = one.advance([*forms], z)
+        one.settle([None] * n, z)
+        bound = one.certify([*forms])["lower-bound"]
+        assert bound <= lowest + 1e-12
+    assert one.converged(True)
+    assert lowest - bound < 1e-8
+    assert np.allclose(one.model, best, atol=1e-8)

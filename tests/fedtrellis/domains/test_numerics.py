@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import aslinearoperator
 
 from fedtrellis.domains import SpectralNormBall, singular
-from fedtrellis.domains.singular import (
-    sparse_plus_low_rank,
-    top_pairs,
-)
+from fedtrellis.domains.singular import sparse_plus_low_rank, top_pairs
 from fedtrellis.manifolds import FixedRank, polar_factor
 
 Array = NDArray[np.float64]

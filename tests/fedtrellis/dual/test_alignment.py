@@ -11,13 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtrellis.dual.alignment import (
-    HASH_BYTES,
-    Agreement,
-    Alignment,
-    Group,
-    align,
-)
+from fedtrellis.dual.alignment import HASH_BYTES, Agreement, Alignment, Group, align
 from fedtrellis.encryption.block_sum import Introduction
 from strategies.hybrid import freeze, thaw
 from tests.harness import refused

@@ -87,11 +87,7 @@ def test_the_conjugate_is_the_supremum(loss: Any, y: float) -> None:
 
 @every
 @settings(max_examples=100, deadline=None)
-@given(
-    z=st.floats(-30, 30),
-    share=st.floats(0, 1),
-    y=st.sampled_from([-1.0, 1.0]),
-)
+@given(z=st.floats(-30, 30), share=st.floats(0, 1), y=st.sampled_from([-1.0, 1.0]))
 def test_fenchel_and_young(loss: Any, z: float, share: float, y: float) -> None:
     value = loss.value(one(z), one(y))
     alpha = one(weight_of(loss) * y * share)

@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
-from torch.utils.data import (  # noqa: E402
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset  # noqa: E402
 
 from fedtrellis.objectives import MultinomialLogistic  # noqa: E402
 from fedtrellis.objectives.torch_objective import TorchObjective  # noqa: E402
@@ -316,10 +310,7 @@ def test_every_source_is_the_mean_over_its_examples(name: str) -> None:
     np.testing.assert_allclose(batch[0], same[0], rtol=1e-4, atol=1e-7)
 
 
-MAPPINGS = {
-    "data set": Named(),
-    "loader": DataLoader(Named(), batch_size=5),
-}
+MAPPINGS = {"data set": Named(), "loader": DataLoader(Named(), batch_size=5)}
 
 
 @pytest.mark.parametrize("name", MAPPINGS)

@@ -53,10 +53,7 @@ OWN: dict[str, Any] = {
 NAMES = ",".join(f"x{j}" for j in range(30))
 
 
-@pytest.mark.parametrize(
-    ("method", "ending"),
-    [("fedfw", ".csv"), ("fedgia", ".svm")],
-)
+@pytest.mark.parametrize(("method", "ending"), [("fedfw", ".csv"), ("fedgia", ".svm")])
 def test_files_cut_from_breast_cancer_give_its_model(
     tmp_path: Path, method: str, ending: str
 ) -> None:

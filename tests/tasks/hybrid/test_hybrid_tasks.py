@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array, issparse
 from sklearn.datasets import load_digits
 
-from tasks import (
-    HybridLinear,
-    HybridLogistic,
-    HybridSVM,
-    HybridTask,
-)
+from tasks import HybridLinear, HybridLogistic, HybridSVM, HybridTask
 from tasks.hybrid.shares import (
     Share,
     deal_entries,
