@@ -305,12 +305,9 @@ def deal(clients: Sequence[str], size: int, least: int = LEAST) -> list[list[str
 
 
 def total_of(
-    terms: Sequence[Words],
-    size: int,
-    places: Sequence[Places] | None = None,
-    length: int = 0,
+    terms: Sequence[Words], places: Sequence[Places] | None = None, length: int = 0
 ) -> Words:
-    """Add up the terms of all members of a block; their number is ``size``.
+    """Add up the terms of all members of a block.
 
     ``places`` are where each term's words stand in a sum of ``length`` words; by
     default the terms are alike. The sum has neither masks nor the word that counts.
@@ -323,7 +320,7 @@ def total_of(
         at: Any = slice(-1) if places is None else places[index]
         total[at] += term[:-1]
         total[-1:] += term[-1:]
-    if int(total[-1]) != size:
+    if int(total[-1]) != len(terms):
         raise ValueError(
             "the masks of the sum do not cancel: an answer is missing or spoilt, or a "
             "client was sent something else than the others"

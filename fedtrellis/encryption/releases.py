@@ -177,26 +177,25 @@ class ReleaseMemory:
             file.write(content, blob)
         _SETTLED[place] = run, rows
 
-    def check_start(self, model: NDArray[Any]) -> None:
-        """Raise a ReleaseError for a first model that is not 0, nor of earlier runs."""
-        if self._folder is None or not model.any():
-            return
-        if _digest(model) in self._open("models")[1].get("models", []):
-            return
-        file, content, blob = self._open("releases")
-        self._refuse(content, ["the run begins at a model that no earlier run sent"])
-        with for_good():
-            file.write(content, blob)
+    def note_model(self, model: NDArray[Any], *, first: bool = False) -> None:
+        """Remember that a run has sent a model; the last 100 are kept.
 
-    def note_model(self, model: NDArray[Any]) -> None:
-        """Remember that a run has sent a model; the last 100 are kept."""
+        A ReleaseError: the ``first`` of a run is not 0, nor of an earlier one.
+        """
         if self._folder is None:
             return
         file, content, _ = self._open("models")
         models, mark = content.get("models", []), _digest(model)
-        if mark not in models:
-            with for_good():
-                file.write({"models": [*models, mark][-_MODELS:]})
+        if mark in models:
+            return
+        with for_good():
+            if first and model.any():
+                releases, kept, blob = self._open("releases")
+                self._refuse(
+                    kept, ["the run begins at a model that no earlier one sent"]
+                )
+                releases.write(kept, blob)
+            file.write({"models": [*models, mark][-_MODELS:]})
 
     def _refuse(self, content: dict[str, Any], why: list[str]) -> None:
         """Raise, unless there is nothing or the owner accepts it."""

@@ -341,6 +341,13 @@ class Conversation(Registry):
             raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
         return taken
 
+    def ask_in_the_end(self, kind: str, entries: Mapping[str, Any]) -> None:
+        """Send all clients the same, so that they remove what they made for the run."""
+        try:
+            self.ask(0, kind, dict.fromkeys(self.names, entries), 30.0)
+        except Exception as error:
+            log(WARNING, "the run's key may not have been removed: %s", error)
+
     def _replies(
         self,
         server_round: int,

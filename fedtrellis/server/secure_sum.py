@@ -318,7 +318,7 @@ class SecureSum(Mean):
         sizes = {term.size for term in terms}
         if len(sizes) > 1 or min(sizes) <= least:
             raise ValueError(f"the block's terms have {sizes} words")
-        return self._coding.values(total_of(terms, len(terms)))
+        return self._coding.values(total_of(terms))
 
     # ---------------------------------------------------------------------- afterwards
 
@@ -335,11 +335,7 @@ class SecureSum(Mean):
 
     def finish(self, conversation: Conversation) -> None:
         """Let the clients of a simulation remove the key that they made."""
-        try:
-            asked: Entries = {name: {} for name in conversation.names}
-            conversation.ask(0, "train.sum_finish", asked, 30.0)
-        except Exception as error:
-            log(WARNING, "the run's key may not have been removed: %s", error)
+        conversation.ask_in_the_end("train.sum_finish", {})
 
 
 # -------------------------------------------------------- around Flower's strategies

@@ -116,9 +116,8 @@ def hidden(
     # a file may have changed since the agreement
     releases.admit(member.names, getattr(client, "rows", None))
     # where the run config names none, an app begins at its task's own start
-    if config["server-round"] <= 1 and context.run_config.get("initial-model", "any"):
-        releases.check_start(x)
-    releases.note_model(x)
+    named = bool(context.run_config.get("initial-model", "any"))
+    releases.note_model(x, first=named and config["server-round"] <= 1)
     words = coding.words(vector, config["sum-terms"])
     return member.term(config[ATTEMPT], words, noise=noise if deviation else None)
 

@@ -116,7 +116,7 @@ def total_over(
         ends = len(own) - 1 - rows * len(columns)
         where = p * np.arange(rows)[:, None] + columns
         places.append(np.append(where.reshape(-1), rows * p + np.arange(ends)))
-    total = total_of(list(terms.values()), len(terms), places, rows * p + ends)
+    total = total_of(list(terms.values()), places, rows * p + ends)
     return total[: rows * p].reshape(rows, p), total[rows * p :]
 
 

@@ -336,11 +336,7 @@ class HyFDCA(HyFDCASettings):
         """
         if self._own_keys or self._agreement is None or self.checkpoint is not None:
             return
-        try:
-            entries = {name: {"forget-key": True} for name in self.clients}
-            conversation.ask(0, "train.finish", entries, 30.0)
-        except Exception as error:
-            log(WARNING, "the run's key may not have been removed: %s", error)
+        conversation.ask_in_the_end("train.finish", {"forget-key": True})
 
     # ---------------------------------------------------------------------- new samples
 

@@ -73,7 +73,7 @@ def test_a_sum_is_the_plain_one(tmp_path: Path, kind: str, word: int) -> None:
         values = rng.uniform(-10.0, 10.0, (len(NAMES), 1000))
         terms = block.terms(number, values, coding)
         assert {term.dtype.itemsize for term in terms} == {word // 8}
-        error = coding.values(total_of(terms, len(NAMES))) - values.sum(axis=0)
+        error = coding.values(total_of(terms)) - values.sum(axis=0)
         assert np.abs(error).max() < (1e-9 if word == 64 else 1e-5)
 
 
@@ -91,7 +91,7 @@ def test_a_repeat_gets_the_same_bytes_and_older_attempts_are_refused(
         block.member("a").term(attempt(1), words)
     # who is late completes the same sum
     late = [first, *(block.member(n).term(attempt(1), words) for n in "bcd")]
-    assert CODING.values(total_of(late, 4)).tolist() == [0.0, 4.0, 8.0]
+    assert CODING.values(total_of(late)).tolist() == [0.0, 4.0, 8.0]
     # and of two processes one answers
     one, other = block.member("b"), block.member("b")
     write, found = one._file.write, []
@@ -127,7 +127,7 @@ def test_a_lost_damaged_or_expired_file_loses_the_key_and_the_block_begins_anew(
             block.member("a").introduce(b"1")
         assert block.member("a").introduce(b"%d" % number) == block.members[0]
         terms = block.terms(number, np.eye(4))
-        assert CODING.values(total_of(terms, 4)).tolist() == [1.0] * 4
+        assert CODING.values(total_of(terms)).tolist() == [1.0] * 4
 
 
 REFUSED: list[tuple[Any, dict[str, int], str]] = [
@@ -162,7 +162,7 @@ def test_whoever_is_sent_something_else_has_other_masks(tmp_path: Path) -> None:
     for name in NAMES:
         block.member(name).agree(block.members, b"x" if name == "a" else b"")
     with pytest.raises(ValueError, match="do not cancel"):
-        total_of(block.terms(1, np.eye(4)), 4)
+        total_of(block.terms(1, np.eye(4)))
 
 
 def test_keys_of_the_server_s_own_open_nothing(
