@@ -191,9 +191,8 @@ class ReleaseMemory:
         with for_good():
             if first and model.any():
                 releases, kept, blob = self._open("releases")
-                self._refuse(
-                    kept, ["the run begins at a model that no earlier one sent"]
-                )
+                why = "the run begins at a model that no earlier run sent"
+                self._refuse(kept, [why])
                 releases.write(kept, blob)
             file.write({"models": [*models, mark][-_MODELS:]})
 

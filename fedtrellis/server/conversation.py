@@ -163,11 +163,10 @@ class Conversation(Registry):
                 del self.asked[name]
         return set(self.asked)
 
-    def note_used(self, server_round: int, *names: str) -> None:
-        """Note down whose answers were used, which decides about their states."""
-        for name in names:
-            client = self.clients[name]
-            client.used_round, client.ready = server_round, True
+    def note_used(self, server_round: int, name: str) -> None:
+        """Note down whose answer was used, which decides about its state."""
+        client = self.clients[name]
+        client.used_round, client.ready = server_round, True
 
     def note_version(self, *answers: Answer) -> None:
         """Note down which model clients have, of answers that are used."""
@@ -188,6 +187,11 @@ class Conversation(Registry):
         stateful = strategy.stateful and kind != "evaluate"
         made: dict[Any, NodeRequest] = {}
         asked = {}
+        common = {"session": self.session, "server-round": server_round}
+        if self.epoch:
+            common["epoch"] = self.epoch
+        if not strategy.keep_model:
+            common["keep-model"] = False
         for name, own in entries.items():
             client, config = self.clients[name], dict(own)
             model, model_config = strategy._model_for(name, config)
@@ -199,14 +203,7 @@ class Conversation(Registry):
             state = client.used_round, name if restore else ""
             key = id(own), id(model), state if stateful else tell
             if not shared or key not in made:
-                config = {
-                    **{"session": self.session, "server-round": server_round},
-                    **{**model_config, **config},
-                }
-                if self.epoch:
-                    config["epoch"] = self.epoch
-                if not strategy.keep_model:
-                    config["keep-model"] = False
+                config = {**common, **model_config, **config}
                 if stateful:
                     config["used-round"] = client.used_round
                 records: dict[str, Any] = {MODEL: model}
@@ -245,8 +242,8 @@ class Conversation(Registry):
         elif self.asked:
             busy = self.busy
             entries = {n: own for n, own in entries.items() if n not in busy}
-        expected = {"session": self.session, "server-round": server_round}
-        expected["in-sync"] = True
+        known = {"session": self.session, "server-round": server_round}
+        expected: dict[str, Any] = {**known, "in-sync": True}
         if phase := kind.partition(".")[2]:  # "propose" of "train.propose"
             expected["phase"] = phase
         if self.strategy.keep_model or kind == "evaluate":

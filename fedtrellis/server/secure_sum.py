@@ -9,6 +9,7 @@ of Flower's is given one reply a round, the weighted mean over the blocks that a
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -167,7 +168,7 @@ class SecureSum(Mean):
             bits = min(self._coding.bits, finest)
             self._coding = replace(self._coding, bits=bits)
             self._accountant = Accountant(z, self.delta, mechanism="exponential")
-        self._asked = [0] * len(self.blocks)  # attempts, by block
+        self._asked: Counter[str] = Counter()  # attempts, by client
         #: First members of the blocks that have no keys yet, or not any more.
         self.anew = {block[0] for block in self.blocks}
         #: What all have to be sent alike.
@@ -254,9 +255,7 @@ class SecureSum(Mean):
         for name, why in conversation.traffic.rejected[before:]:
             if why.refusal == LostKeyError.code:
                 self.anew.add(self._block_of[name][0])
-        asked = set(clients)
-        for index, block in enumerate(self.blocks):
-            self._asked[index] += block[0] in asked
+        self._asked.update(clients)
         return list(answers.values())
 
     def opened(
@@ -326,7 +325,8 @@ class SecureSum(Mean):
         """ε of the block that was asked most, void attempts included."""
         if not self._deviation:
             return {}
-        return {"epsilon": self._accountant.epsilon(max(self._asked))}
+        most = max(self._asked.values(), default=0)
+        return {"epsilon": self._accountant.epsilon(most)}
 
     def warning(self) -> str:
         """What ε is about."""
