@@ -80,7 +80,7 @@ class History(Callback):
 
     def on_round(self, strategy: Any, record: RoundRecord) -> None:
         """Append a whole line, or nothing."""
-        size = self.history.stat().st_size
+        size = self.history.stat().st_size if self.history.exists() else 0
         try:
             with naming(self.history), self.history.open("ab") as file:
                 file.write(_line_of(record))
