@@ -117,7 +117,7 @@ class HybridFedAvg(HybridStrategy, RoundStrategy):
 
     def _admits(self, kind: type[Aggregation]) -> bool:
         """The mean: most features have too few holders for a robust rule."""
-        return issubclass(kind, Mean)
+        return issubclass(kind, Mean) and kind.seen_by != "client"
 
     # ------------------------------------------------------------------ before round 1
 

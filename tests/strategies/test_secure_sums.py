@@ -263,6 +263,7 @@ NOISY = SecureSum(clip=1.0, noise_multiplier=1.0)
     [
         ("FedFW", {"domain": L1Ball(1.0)}, "does not apply to fedfw"),
         ("ZerothOrderRFL", {"manifold": Sphere((3,))}, "apply to zero"),
+        ("HyFEM", {}, "does not apply to hyfem"),
         ("ZerothOrderSGD", {"variant": "fedkseed"}, "allowed: mean, median"),
         ("FedAvgGD", {"client_evaluate_every": 1}, "travel in the clear"),
         ("FedAvgGD", {"resume": "c", "aggregation": NOISY}, "ε would be too small"),
