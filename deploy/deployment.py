@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtrellis.app.check import reach
+from fedtrellis.encryption.certificates import reach
 from fedtrellis.encryption.identity import write_identity, write_roster
 
 from .cases import NODES, Files, write_data
