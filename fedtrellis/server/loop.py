@@ -508,8 +508,8 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def _without_state(self, clients: Sequence[str]) -> list[str]:
         """Those who came to a round without the state that they had before."""
-        known = {name: self.conversation.clients[name] for name in clients}
-        lost = [n for n, c in known.items() if c.used_round > 0 and not c.ready]
+        known = self.conversation.clients
+        lost = [n for n in clients if known[n].used_round > 0 and not known[n].ready]
         return [name for name in lost if name not in self._zeroed]
 
     def _weights_in_sums(self) -> dict[str, float]:
@@ -629,14 +629,11 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
 
     def summary(self) -> None:
         """Log the strategy's settings; the mean goes without a line."""
-        shown = {**self.options._described(), **self._described()}
+        shown = [*self.options._described().items(), *self._described().items()]
         for part in self._parts:
             if type(part) is not Mean:
-                option, _, value = part.wanted.replace("'", "").partition(" = ")
-                before = value if option == "aggregation" else option
-                settings = part._described().items()
-                shown |= {option: value, **{f"{before} {n}": v for n, v in settings}}
-        for name, value in shown.items():
+                shown += [("with", part.wanted), *part._described().items()]
+        for name, value in shown:
             log(INFO, "\t├── %s: %s", name, value)
 
     def start(

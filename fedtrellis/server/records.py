@@ -268,15 +268,11 @@ def no_better(metrics: Mapping[str, float], baseline: Mapping[str, float]) -> li
     """A line for each metric that is worse than a constant model's, or of X = 0."""
     errors, found = {"loss": "a constant's", "rmse": "that of X = 0"}, []
     for name, simple in baseline.items():
-        value = metrics.get(name)
-        if value is None or not np.isfinite(simple):
-            continue
-        if name in errors and value > simple * (1.0 + 1e-9):
-            what = f"the {name}, {value:.6g}, is above {errors[name]}"
-            found.append(f"{what}, {simple:.6g}")
-        elif name not in errors and value < simple:
-            what = f"the {name}, {value:.3f}, is below the most frequent class's"
-            found.append(f"{what}, {simple:.3f}")
+        value = metrics.get(name, np.nan)
+        where = f"above {errors[name]}" if name in errors else ""
+        if value > simple * (1.0 + 1e-9) if where else value < simple:
+            where = where or "below the most frequent class's"
+            found.append(f"the {name}, {value:.6g}, is {where}, {simple:.6g}")
     return found
 
 
