@@ -14,7 +14,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when first used
@@ -37,8 +37,6 @@ _MODELS = 100
 
 class ReleaseError(SettingsError):
     """What a run would give away beside others; ``detail`` is for the node's log."""
-
-    code: ClassVar[str] = "release"
 
     def __init__(self, detail: str) -> None:
         super().__init__("this node's memory of earlier runs refuses; its log says why")

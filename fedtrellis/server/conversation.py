@@ -18,7 +18,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedtrellis.encryption.releases import ReleaseError
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray
 from fedtrellis.wire.exchange import (
@@ -305,8 +304,7 @@ class Conversation(Registry):
             before = len(self.traffic.rejected)
             answers = self.ask(server_round, kind, wave, timeout)
             for name, why in self.traffic.rejected[before:]:
-                for_good = code in ("", why.refusal) or why.refusal == ReleaseError.code
-                if why.refusal and for_good:
+                if why.refusal and code in ("", why.refusal):
                     who = f"client {name}"
                     raise SettingsError(why if why.startswith(who) else f"{who}: {why}")
             for answer in answers:
