@@ -51,7 +51,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "projected-fedavg": ("rows", _ROWS),
     "feddr": ("rows", _ROWS),
     "fedgia": ("rows", f'{_ROWS} fedgia.hessian="gram"'),
-    "fedavg": ("rows", _ROWS),
+    "fedavg": ("rows", f"{_ROWS} local-deadline=60.0"),
     "fedavg-gd": ("rows", _ROWS),
     "local-sgd": ("rows", _ROWS),
     "fedprox": ("rows", _ROWS),
@@ -73,7 +73,7 @@ METHODS: dict[str, tuple[Files, str]] = {
 SECRET_DRAWS = ("hyfdca",)
 
 #: One method of each family.
-FAMILIES = ("fedfw", "fedgia", "zeroth-order-rfl", "hyfdca")
+FAMILIES = ("fedfw", "fedgia", "fedavg", "zeroth-order-rfl", "hyfdca")
 
 
 def primal(weights: NDArray[np.float64]) -> float:

@@ -154,16 +154,15 @@ class Deployment:
         )
 
     def start_intruders(self) -> None:
-        """Start three nodes that must not get in."""
-        address = f"127.0.0.1:{self.port}"
-        config = 'client-id="intruder"'
-        stranger = self.folder / "keys" / "stranger"
+        """Start four nodes that must not get in."""
+        address, other = f"127.0.0.1:{self.port}", self.folder / "other"
+        self._script("certificates.sh", other, "127.0.0.1")
+        more = (self.folder / "keys" / "stranger", config := 'client-id="intruder"')
         node = ("flower-supernode", "--superlink", address, "--node-config", config)
+        script = (HERE / "supernode.sh", address)
         for name, command in (
-            (
-                "unregistered-key",
-                (HERE / "supernode.sh", address, self.authority, stranger, config),
-            ),
+            ("unregistered-key", (*script, self.authority, *more)),
+            ("other-authority", (*script, other / "ca.crt", *more)),
             ("no-key", (*node, "--root-certificates", self.authority)),
             ("plain-http", (*node, "--insecure")),
         ):
@@ -221,8 +220,8 @@ class Deployment:
             raise TrialError(f"{count} runs, but Flower lists {statuses}")
 
     def check_intruders(self) -> None:
-        """Raise a TrialError unless all three have been kept out."""
-        for name in ("unregistered-key", "no-key"):
+        """Raise a TrialError unless all four have been kept out."""
+        for name in ("unregistered-key", "other-authority", "no-key"):
             process = self.intruders[name]
             self.wait_for(lambda p=process: p.poll() is not None, f"{name} to end")  # type: ignore[misc]
             if not process.returncode:

@@ -8,7 +8,7 @@ Makes certificates, keys and a data file for each node, starts a SuperLink (TLS,
 authentication) and four SuperNodes as processes, with the scripts of this folder, and
 runs one method after the other with ``flwr run``. The models have to be those of
 ``LocalGrid`` on the same files (HyFDCA's clients draw from secrets of the run: of its
-models P(w) has to be what the run says, to the same 10⁻⁹); three nodes that must not
+models P(w) has to be what the run says, to the same 10⁻⁹); four nodes that must not
 get in try to. In the end everything is stopped. The exit status is 0 only if all of
 that went well.
 """
@@ -140,7 +140,7 @@ def trial(folder: Path, methods: Sequence[str], rounds: int) -> None:
             say(f"{method}: {rounds} rounds, at most {apart:.1e} from {of}")
         deployment.check_runs(len(methods))
         deployment.check_intruders()
-        say("kept out: an unregistered key, a node without a key, one without TLS")
+        say("kept out: an unregistered key, another authority, no key, no TLS")
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

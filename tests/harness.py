@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -50,6 +51,20 @@ def encode_message(message: Message) -> tuple[Message, int]:
     assert isinstance(decoded, Message)
     decoded.metadata.__dict__["_message_id"] = message.metadata.message_id
     return decoded, size
+
+
+def wait_for(
+    condition: Callable[[], object],
+    limit: float,
+    what: str,
+    more: Callable[[], str] = str,
+    every: float = 0.2,
+) -> None:
+    """Until it holds; what is missing after so many seconds, and more that is known."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"after {limit} s: {what}\n{more()}"
+        time.sleep(every)
 
 
 def number_of(context: Context) -> int:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ from fedtrellis.command_line import main
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
-from tests.harness import history_of, model_of, run_app
+from tests.harness import history_of, model_of, run_app, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -136,9 +135,7 @@ def test_a_run_beside_flowers_main_thread_ends_with_the_process(
 
     thread = threading.Thread(target=ends)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*/checkpoint.npz")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: list(tmp_path.glob("*/checkpoint.npz")), 60, "no checkpoint")
     handlers[0]()
     (record,) = tmp_path.iterdir()
     assert check_summary(record, "interrupted")[-1]["round"] == checkpoint_round(record)
@@ -183,12 +180,11 @@ def test_a_process_that_is_told_to_end_goes_on_where_it_was(tmp_path: Path) -> N
         *(*arguments, "--out", str(tmp_path / "cut")),
         before=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        found = list((tmp_path / "cut").glob("*/"))
-        if found and len(history_of(found[0])) > 3:
-            break
-        time.sleep(0.01)
+
+    def goes_on() -> bool:
+        return any(len(history_of(one)) > 3 for one in (tmp_path / "cut").glob("*/"))
+
+    wait_for(goes_on, 120, "no third round", every=0.01)
     process.terminate()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
@@ -220,14 +216,15 @@ def test_a_killed_run_is_dead_and_its_line_goes_on(
 
     arguments = ("--nodes", "3", "--out", str(tmp_path), "-c", config)
     process = sim_py(*arguments, before=lambda: None)
-    summary: dict[str, Any] = {"rounds": 0}
-    deadline = time.monotonic() + 120
-    while not summary["rounds"] and time.monotonic() < deadline:
-        time.sleep(0.1)
-        for path in tmp_path.glob("*/summary.json"):
-            summary = json.loads(path.read_text())
+
+    def rounds() -> list[int]:
+        paths = tmp_path.glob("*/summary.json")
+        return [json.loads(path.read_text())["rounds"] for path in paths]
+
+    wait_for(lambda: any(rounds()), 120, "no round")
+    (path,) = tmp_path.glob("*/summary.json")
     record = path.parent
-    assert summary["rounds"] % 10 == 0 < checkpoint_round(record)
+    assert rounds()[0] % 10 == 0 < checkpoint_round(record)
     assert [line.split()[0] for line in listed()] == ["running"]
     process.kill()
     process.communicate(timeout=60)

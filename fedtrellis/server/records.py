@@ -147,7 +147,8 @@ class RunRecord(History):
     ``status`` is one of ``STATUSES`` of :mod:`fedtrellis.server.callbacks`; ``picture``
     says whether one is drawn in the end. While the run goes on the summary says which
     process of which host it is, and is refreshed with checkpoints, at most once a
-    second; its file is touched every few seconds (:func:`is_alive`).
+    second and in a twentieth of the time; its file is touched every few seconds
+    (:func:`is_alive`).
     """
 
     def __init__(
@@ -207,8 +208,8 @@ class RunRecord(History):
         """Append a line; with a checkpoint the summary is refreshed."""
         super().on_round(strategy, record)
         due = record.round % strategy.checkpoint_every == 0
-        # its sums are over all rounds
-        if due and time.monotonic() - self._refreshed >= 1.0:
+        # its sums are over all rounds: they get a twentieth of the time
+        if due and time.monotonic() - self._refreshed >= max(1.0, 20.0 * self._took):
             self._write_summary({"status": "running"})
 
     def on_end(self, strategy: Any, result: Result) -> None:
@@ -257,6 +258,7 @@ class RunRecord(History):
         summary["wall_seconds"] = round(time.time() - self._began, 3)
         with replacing(self.directory / "summary.json") as file:
             file.write(f"{json.dumps(summary, indent=2)}\n".encode())
+        self._took = time.monotonic() - self._refreshed
 
 
 def is_alive(summary: Path) -> bool:

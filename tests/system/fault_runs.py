@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,7 @@ from fedtrellis import LocalGrid
 from fedtrellis.app.command_line import read_config
 from fedtrellis.server.records import to_toml
 from fedtrellis.wire.protocol import client_identity
-from tests.harness import history_of, model_of
+from tests.harness import history_of, model_of, wait_for
 
 #: SuperNodes of a deployment, and nodes of a simulation.
 NODES = 3
@@ -209,11 +208,7 @@ class Deployment(Flower):
 
     def wait_for(self, condition: Callable[[], bool], limit: float, what: str) -> None:
         """Wait until something has happened; if it does not, show the logs."""
-        deadline = time.monotonic() + limit
-        while not condition():
-            late = time.monotonic() > deadline
-            assert not late, f"after {limit} s: {what}\n{self.logs()}"
-            time.sleep(0.2)
+        wait_for(condition, limit, what, self.logs)
 
     def logs(self) -> str:
         """What each process wrote last."""

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from benchmarks.processes import ROOT, processes_of, stop_processes
 from deploy.deployment import free_port
@@ -63,20 +65,29 @@ class Flower:
         how = ("--run-config", config) if config else ()
         return self("run", ".", "--stream", *federation, *how, timeout=limit)
 
+    def newest(self, *where: str) -> Any:
+        """The newest run, as it is listed."""
+        text = self("list", *where, "--format", "json")
+        # a busy SuperLink may not have answered in time
+        runs = json.loads(text[text.index("{") :]).get("runs") or [{"status": "no run"}]
+        return max(runs, key=lambda run: run.get("pending-at", ""))
+
     def status(self) -> str:
         """Status of the newest run, once it has finished."""
-        status = "no run"
         for _ in range(120):
-            text = self("list", "--format", "json")
-            listed = json.loads(text[text.index("{") :])
-            # a busy SuperLink may not have answered in time
-            if listed.get("runs"):
-                newest = max(listed["runs"], key=lambda run: run["pending-at"])
-                status = str(newest["status"])
-                if status.startswith("finished"):
-                    break
+            if (status := str(self.newest()["status"])).startswith("finished"):
+                break
             time.sleep(1)
         return status
+
+    def processes(self, *names: str) -> list[int]:
+        """Its processes whose command has one of these names in it."""
+        pids = []
+        for pid in processes_of(self.home):
+            with suppress(OSError):  # it has ended meanwhile
+                command = Path(f"/proc/{pid}/cmdline").read_text()
+                pids += [pid] if any(name in command for name in names) else []
+        return pids
 
     def stop(self) -> None:
         stop_processes(self.home)

@@ -201,6 +201,7 @@ def test_nobody_else_gets_in(trial: Trial) -> None:
     logs = {path.stem: path.read_text() for path in (trial.folder / "logs").iterdir()}
     assert "[code: 2004] Failed to activate" in logs["unregistered-key"]
     assert "[code: 2001] SuperNode authentication is enabled" in logs["no-key"]
+    assert "certificate verify failed" in logs["other-authority"]
 
 
 def test_a_trial_knows_every_method() -> None:

@@ -19,6 +19,7 @@ ROUNDS = 8
 # What runs besides every method's default: other ways of the wire, and settings that
 # the comparison or so few rounds need.
 MORE = {
+    "fedavg, deadline": 'method="fedavg" local-deadline=60.0',
     "fedfw, plain": 'method="fedfw" fedfw.variant="plain" participation=0.6',
     "fedfw, certificate": 'method="fedfw" fedfw.certificate=true participation=0.6',
     "zeroth-order-sgd, fedkseed": 'method="zeroth-order-sgd" participation=0.6 '

@@ -4,8 +4,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,42 +59,30 @@ def cluster() -> Iterator[Flower]:
         assert not left, left
 
 
-class Watch(threading.Thread):
-    """Notes down which Ray nodes have a process with Flower's clients."""
-
-    def __init__(self, home: Path) -> None:
-        super().__init__(daemon=True)
-        self.home = home
-        self.raylets: set[str] = set()
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        while not self.ended.wait(0.2):
-            for pid in processes_of(self.home):
-                folder = Path(f"/proc/{pid}")
-                try:
-                    if (folder / "cmdline").read_text().startswith("ray::ClientApp"):
-                        fields = (folder / "stat").read_text().rpartition(")")[2]
-                        self.raylets.add(fields.split()[1])  # its parent
-                except OSError:  # it has ended meanwhile
-                    continue
+def raylets(flower: Flower) -> set[str]:
+    """The Ray nodes that have a process with Flower's clients."""
+    found = set()
+    for pid in flower.processes("ray::ClientApp"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+            found.add(fields.split()[1])  # its parent
+    return found
 
 
 def test_a_run_uses_both_nodes(cluster: Flower, tmp_path: Path) -> None:
-    watch = Watch(cluster.home)
-    watch.start()
-    output = cluster.run(
-        f'{CONFIG} results-dir="{tmp_path / "ray"}"',
-        # without init-args-num-cpus, which Ray refuses for a cluster that runs
-        f"{NODES} client-resources-num-cpus=1",
-        limit=600,
-    )
-    watch.ended.set()
-    watch.join()
+    settings = f'{CONFIG} results-dir="{tmp_path / "ray"}"'
+    # without init-args-num-cpus, which Ray refuses for a cluster that runs
+    size, used = f"{NODES} client-resources-num-cpus=1", set()
+    with ThreadPoolExecutor() as threads:
+        run = threads.submit(cluster.run, settings, size, 600)
+        while not run.done():
+            used |= raylets(cluster)
+            time.sleep(0.2)
+    output = run.result()
     records = list((tmp_path / "ray").glob("*"))
     assert len(records) == 1, output[-3000:]
     record = Record(records[0])
     assert record.summary["status"] == "round limit"
     assert record.summary["used"] == NODES * ROUNDS
-    assert len(watch.raylets) == 2
+    assert len(used) == 2
     check_same(record, simulated(CONFIG, tmp_path / "here", num_nodes=NODES), 0.0)

@@ -1,6 +1,5 @@
 """Every way in which a run of Flower ends: what its record says, and how it goes on."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,10 +11,11 @@ from typing import Any
 
 import pytest
 from fault_runs import NODES, Deployment, Record, check_same, simulated
-from flower_process import Flower, processes_of
+from flower_process import Flower
 
 from fedtrellis.runs import load_run
 from fedtrellis.server.records import Checkpoint
+from tests.harness import wait_for
 
 # a shell's background ignores it, and so would all that is started here
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,35 +28,13 @@ LONG = f"{CONFIG} rounds=1000000 checkpoint-every=2"
 LIMIT = 60.0
 
 
-def processes(flower: Flower, *names: str) -> list[int]:
-    """Those of a Flower whose command has one of these names in it."""
-    pids = []
-    for pid in processes_of(flower.home):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_text()
-        except OSError:  # it has ended meanwhile
-            continue
-        if any(name in command for name in names):
-            pids.append(pid)
-    return pids
-
-
-def wait_for(condition: Callable[[], bool], limit: float, what: str) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"after {limit} s: {what}"
-        time.sleep(0.2)
-
-
 def end(flower: Flower, cause: str | int, name: str, *where: str) -> None:
     """Stop the newest run, or give a signal to one process."""
     if isinstance(cause, int):
-        os.kill(processes(flower, name)[0], cause)
+        os.kill(flower.processes(name)[0], cause)
         return
-    text = flower("list", *where, "--format", "json")
-    runs = json.loads(text[text.index("{") :])["runs"]
-    newest = max(runs, key=lambda run: run["pending-at"])
-    assert "successfully stopped" in flower("stop", str(newest["run-id"]), *where)
+    run = str(flower.newest(*where)["run-id"])
+    assert "successfully stopped" in flower("stop", run, *where)
 
 
 def check_ended(record: Record, expected: str, left: Callable[[], list[int]]) -> None:
@@ -67,11 +45,13 @@ def check_ended(record: Record, expected: str, left: Callable[[], list[int]]) ->
     wait_for(lambda: not left(), rest, f"processes are left: {left()}")
 
 
-def next_rounds(record: Record, again: Path) -> tuple[str, str]:
-    """A file that resumes for two rounds, and the settings of the whole run."""
-    checkpoint = record.directory / "checkpoint.npz"
-    rounds = Checkpoint(checkpoint)._last_round + 2
-    return record.resume_file(again, rounds=rounds), f"{CONFIG} rounds={rounds}"
+def check_goes_on(record: Record, folder: Path, go: Callable[[str, Path], Any]) -> None:
+    """Two rounds more, by a file that resumes, end like a run without a break."""
+    rounds = Checkpoint(record.directory / "checkpoint.npz")._last_round + 2
+    again = folder / "again"
+    go(record.resume_file(again, rounds=rounds), again)
+    (rest,) = again.iterdir()
+    check_same(Record(rest), simulated(f"{CONFIG} rounds={rounds}", folder / "whole"))
 
 
 def begun(parent: Path) -> Record:
@@ -119,7 +99,7 @@ def test_a_run_on_ray(
     expected: str,
     of_flower: str,
 ) -> None:
-    first, again = tmp_path / "first", tmp_path / "again"
+    first = tmp_path / "first"
     size = f"{NODES} client-resources-num-cpus=1"
     process = stream(
         flower, LONG, first, "--federation-config", f"num-supernodes={size}"
@@ -129,16 +109,13 @@ def test_a_run_on_ray(
     # Ray's own agents see late that a killed driver is no more
     rays = "ray::ClientApp" if cause == signal.SIGKILL else "ray::"
     ours = ("flwr-simulation", rays, "raylet", "gcs_server")
-    check_ended(record, expected, lambda: processes(flower, *ours))
+    check_ended(record, expected, lambda: flower.processes(*ours))
     # the end of the stream is all that flwr reports; a SuperLink waits for two signs of
     # life before it gives a process up
     assert process.wait(3 * LIMIT) == 0
     assert flower.status() == of_flower
     assert f"num-supernodes={NODES}" in record.summary["resume"]
-    resume, whole = next_rounds(record, again)
-    flower.run(resume, size)
-    (rest,) = again.iterdir()
-    check_same(Record(rest), simulated(whole, tmp_path / "whole"))
+    check_goes_on(record, tmp_path, lambda resume, _: flower.run(resume, size))
 
 
 @pytest.fixture(scope="module")
@@ -155,25 +132,25 @@ def test_a_deployed_run(
     deployment: Deployment, tmp_path: Path, cause: str | int
 ) -> None:
     expected = "dead" if cause == signal.SIGKILL else "interrupted"
-    first, again = tmp_path / "first", tmp_path / "again"
-    deployment.start(LONG, first)
-    record = begun(first)
+    record = deployment.start(LONG, tmp_path / "first")
+    begun(tmp_path / "first")
     end(deployment, cause, "flwr-serverapp", "trial")
 
     def left() -> list[int]:
         # Flower leaves a ClientApp whose message was on its way as the run ended
         logs = [file.read_text() for file in deployment.folder.glob("node-*.log")]
         ignored = sum(text.count("Ignoring message") for text in logs)
-        clients = processes(deployment, "flwr-clientapp")
-        return processes(deployment, "flwr-serverapp") + clients[ignored:]
+        clients = deployment.processes("flwr-clientapp")
+        return deployment.processes("flwr-serverapp") + clients[ignored:]
 
     check_ended(record, expected, left)
     of_flower = "stopped" if cause == "flwr stop" else "failed"
     assert deployment.status() == f"finished:{of_flower}"
-    resume, whole = next_rounds(record, again)
-    rest = deployment.start(resume, again)
-    deployment.finish(rest)
-    check_same(rest, simulated(whole, tmp_path / "whole"))
+
+    def go(resume: str, again: Path) -> None:
+        deployment.finish(deployment.start(resume, again))
+
+    check_goes_on(record, tmp_path, go)
 
 
 @pytest.mark.parametrize("engine", ["flower", "deployment"])
