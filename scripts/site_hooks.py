@@ -51,8 +51,9 @@ _HALVES = {"fedtrellis.strategies", "fedtrellis.clients"}
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 _FOLDERS = ("examples/*/README.md", "reproduce/*.md", "reproduce/*/*.md")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".json": "json"}
-# who searches looks for pages, not for the sources that come with them
+# who searches looks for pages first, not for the sources that come with them
 _UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+_BOOSTS = {"api": 1.0, "examples": 1.0, "reproduce": 1.0, "CHANGELOG.md": 0.2}
 # a longer file is named, not shown
 _MOST_CHARACTERS = 120_000
 
@@ -352,15 +353,15 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn links of the repository into those of the site; add tables of settings."""
     source = page.file.src_uri
+    page.meta.setdefault("search", {"boost": _BOOSTS.get(source.split("/")[0], 4.0)})
     if source.startswith(("source/", "api/")) or source == "settings.md":
         return markdown
-    here = repository_path(source)
 
     def linked(match: re.Match[str]) -> str:
         mark, label, target, anchor = match.groups()
         if not target:
             return match[0]
-        path = site_path(_target(here, target))
+        path = site_path(_target(repository_path(source), target))
         relative = os.path.relpath(path, posixpath.dirname(source) or ".")
         # lines of a source file have no anchor on the site
         kept = "" if path.startswith("source/") else (anchor or "")
