@@ -634,13 +634,11 @@ class LogisticRegression(PartitionedTask):
         raw = self.on_nodes and not self.nodes.agreed
         sparse = self.on_file and not is_dense(self.path)
         sparse = sparse or self.dataset in ("qsar", "libsvm")
-        unfit: tuple[str, ...] = ()
-        why = ""
+        unfit: tuple[str, ...] = ("standard",) if sparse else ()
+        why = "sparse data would not stay so"
         if raw:
             unfit = ("standard", "unit-columns")
             why = "it is measured on the examples of all nodes"
-        elif sparse:
-            unfit, why = ("standard",), "sparse data would not stay so"
         if self.scaling in unfit:
             every = ("auto", "none", "unit-columns", "unit-rows")
             allowed = ", ".join(name for name in every if name not in unfit)

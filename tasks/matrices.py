@@ -15,7 +15,7 @@ import numpy as np
 import scipy  # its parts are loaded when first used
 from numpy.typing import NDArray
 
-from fedtrellis.domains import Domain, Product
+from fedtrellis.domains import BirkhoffPolytope, Domain, Product
 from fedtrellis.domains.singular import kept_pairs
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import MatrixCompletion, QuadraticAssignment
@@ -352,8 +352,8 @@ class QuadraticAssignmentTask(Nonconvex):
     A has 22 and B 130, so A's could not be dealt to the paper's 72 clients.)
 
     With k ``starts`` the model is k matrices, one from the barycentre and the others
-    from :func:`random_start`, and F the mean of theirs: one run goes from all of them,
-    and the result is the best permutation.
+    from :meth:`BirkhoffPolytope.random_point`, and F the mean of theirs: one run goes
+    from all of them, and the result is the best permutation.
 
     Notes
     -----
@@ -390,7 +390,8 @@ class QuadraticAssignmentTask(Nonconvex):
         """Return the barycentre of the permutation matrices, (1/n) 11ᵀ, and others."""
         n = len(self.instance().A)
         rngs = (generator(self.seed, "start", k) for k in range(1, self.starts))
-        return [np.full((n, n), 1.0 / n), *(random_start(n, rng) for rng in rngs)]
+        draw = BirkhoffPolytope().random_point
+        return [np.full((n, n), 1.0 / n), *(draw((n, n), rng) for rng in rngs)]
 
     def model_set(self, domain: Domain) -> Domain:
         """Return the set of each matrix."""
@@ -450,19 +451,6 @@ class QuadraticAssignmentTask(Nonconvex):
         if optimum:
             measures["assignment-excess"] = cost / optimum - 1.0
         return measures
-
-
-def random_start(order: int, rng: np.random.Generator) -> Array:
-    """Return half the barycentre and half a random doubly stochastic matrix.
-
-    As ``scipy.optimize.quadratic_assignment`` makes its randomised starts: Sinkhorn's
-    balancing of a uniform matrix.
-    """
-    matrix = rng.uniform(size=(order, order))
-    for _ in range(200):
-        matrix /= matrix.sum(axis=1, keepdims=True)
-        matrix /= matrix.sum(axis=0, keepdims=True)
-    return np.asarray((matrix + 1.0 / order) / 2.0)
 
 
 @once_per_file(8)

@@ -467,6 +467,19 @@ class BirkhoffPolytope(_Square):
         self.check_shape(shape)
         return np.full(shape, 1.0 / shape[0])
 
+    def random_point(self, shape: Shape, rng: np.random.Generator) -> FloatArray:
+        """Return half the barycentre and half a random doubly stochastic matrix.
+
+        As ``scipy.optimize.quadratic_assignment`` makes its randomised starts:
+        Sinkhorn's balancing of a uniform matrix.
+        """
+        self.check_shape(shape)
+        matrix = rng.uniform(size=shape)
+        for _ in range(200):
+            matrix /= matrix.sum(axis=1, keepdims=True)
+            matrix /= matrix.sum(axis=0, keepdims=True)
+        return np.asarray((matrix + 1.0 / shape[0]) / 2.0)
+
 
 def _reduced(x: FloatArray) -> FloatArray:
     """Shift rows and columns so that all entries are ≤ 1, on a permutation P = 1.

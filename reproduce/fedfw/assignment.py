@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import quadratic_assignment
 
+from fedtrellis.domains import BirkhoffPolytope
 from reproduce.common import (
     Item,
     Options,
@@ -19,7 +20,6 @@ from reproduce.common import (
 )
 from reproduce.drawing import new_figure, panel, save, table
 from tasks import QuadraticAssignmentTask, make_task
-from tasks.matrices import random_start
 
 __all__ = ["ITEMS"]
 
@@ -49,7 +49,7 @@ def compute(options: Options) -> dict[str, Any]:
     assert isinstance(task, QuadraticAssignmentTask)
     A, B, optimum = task.instance()
     seeds = map(np.random.default_rng, range(starts))
-    points = [random_start(len(A), rng) for rng in seeds]
+    points = [BirkhoffPolytope().random_point(A.shape, rng) for rng in seeds]
     cases = {name: base | s | {"rounds": long} for name, s in methods.items()}
     far = repeat(options, cases, [0], NODES, curve=True, every=0)
     runs = [

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from fedtrellis.domains import BirkhoffPolytope
 from reproduce.claims import counted
 from reproduce.common import Item, Options, Run, execute, read_config, repeat
 from reproduce.drawing import new_figure, panel, save, table
 from reproduce.rates import NONCONVEX_LOGISTIC, batched, late_slope, optimum
-from tasks.matrices import random_start
 
 __all__ = ["ITEMS"]
 
@@ -166,7 +166,9 @@ def compute_nonconvex(
                 curve=True,
                 every=max(1, T // LOOKS),
                 grid=batched,
-                start=random_start(ORDER, np.random.default_rng(seed))
+                start=BirkhoffPolytope().random_point(
+                    (ORDER, ORDER), np.random.default_rng(seed)
+                )
                 if config == "chr12a"
                 else None,
             )
