@@ -155,12 +155,6 @@ def _naming(kind: str, parts: Mapping[str, Hashable]) -> int:
 _quoted = lru_cache(maxsize=1024)(json.dumps)
 
 
-@lru_cache(maxsize=64)
-def names_bytes(names: tuple[str, ...]) -> int:
-    """Bytes of the object of records by these names, all of which differ."""
-    return _naming("RecordDict", dict(zip(names, names, strict=True)))
-
-
 @lru_cache(maxsize=1024)
 def _array_json(
     dtype: str, shape: tuple[int, ...], stype: str, places: tuple[int, ...]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any, cast
@@ -22,7 +22,6 @@ from flwr.app import (
     ConfigRecord,
     Error,
     Message,
-    MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
@@ -41,24 +40,18 @@ from fedtrellis.wire.flower_internals import (
     ErrorCode,
     NodeInfo,
     Run,
-    content_bytes,
     envelope_bytes,
-    items_to_bytes,
     join_run,
     message_bytes,
     name_message,
-    names_bytes,
-    object_bytes,
     records_from_bytes,
     records_to_bytes,
     through_bytes,
 )
 from fedtrellis.wire.protocol import (
-    ARRAYS,
     CONFIG,
     DEADLINE,
     METRICS,
-    STATUS,
     STEPS,
     NodeContext,
     NodeReply,
@@ -71,6 +64,8 @@ from fedtrellis.wire.workers import Workers
 # As long as those that Flower draws, so that messages have the bytes they have there.
 _RUN_ID = 2**63 - 1
 _RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+# Kinds of messages whose bytes are known at a time.
+_COUNTED = 4096
 
 #: Probabilities, by message, of what can go wrong, and when it strikes.
 FAULTS = {
@@ -109,22 +104,20 @@ class Nodes:
             vars(contexts[node_id])["clock"] = count(0.0, paces[node_id][0]).__next__
         app: Any = self.app
         replies: list[Any] = [InterruptedError("the wave was given up")] * len(asked)
-        begin: list[Any] = [
-            partial(serving, app, request, contexts[node_id], received)
-            for node_id, request in asked
+        begin = {
+            place: partial(serving, app, request, contexts[node_id], received)
+            for place, (node_id, request) in enumerate(asked)
             if isinstance(request, NodeRequest)
-        ]
-        if begin and self.batched and not self.stopped():
-            serve_together(begin, replies)
+        }
+        if self.batched and len(begin) == len(asked) and not self.stopped():
+            serve_together(list(begin.values()), replies)
             asked = []
-        for place, (node_id, message) in enumerate(asked):
+        for place, (node_id, request) in enumerate(asked):
             if self.stopped():
                 break
-            if begin:
-                replies[place] = advance(begin[place]())
-                continue
             try:
-                replies[place] = app(message, contexts[node_id])
+                ours, context = begin.get(place), contexts[node_id]
+                replies[place] = advance(ours()) if ours else app(request, context)
             except Exception as error:
                 replies[place] = error
         for place, reply in enumerate(replies):
@@ -256,14 +249,16 @@ class LocalGrid(Grid):
         }
         self._nodes: Nodes | Workers = Nodes(client_app, self._contexts, batched)
         self.delay, self._time = delay, 0.0
-        self._due: dict[str, float] = {}  # when messages are answered, by their ids
         # virtual seconds of a step of nodes, and the steps that they are asked for
         self._paces: dict[int, tuple[float, int]] = {}
         self._handled = 0  # numbers the messages, for their ids and their faults
-        self._replies: list[Message] = []
-        self._late: list[Message] = []
+        # answers, from which virtual time on they can be pulled; those of the next wave
+        self._replies: list[tuple[float, Message]] = []
+        self._late: list[tuple[float, Message]] = []
         self._sizes: dict[str, int] = {}  # of the last wave's messages, by their ids
         self._shared: Encoded | None = None  # contents that messages have in common
+        #: Bytes of messages that were not made, by what these depend on.
+        self._counted: dict[Any, tuple[int, int]] = {}
         self._run = Run.create_empty(run_id=_RUN_ID)
         join_run(_RUN_ID)
 
@@ -327,23 +322,20 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Replies to the given messages, and late ones, which Flower would not show."""
-        asked, waiting, taken = set(message_ids), list[Message](), list[Message]()
-        for reply in self._replies:
-            late = reply.metadata.message_id.startswith("late")
-            answers = reply.metadata.reply_to_message_id
-            there = self._due.get(answers, 0.0) <= self._time
-            wanted = there and (late or answers in asked)
-            (taken if wanted else waiting).append(reply)
-        for reply in taken:
-            self._due.pop(reply.metadata.reply_to_message_id, None)
+        asked, waiting, taken = set(message_ids), [], []
+        for due, reply in self._replies:
+            answers = reply.metadata.reply_to_message_id in asked
+            answers |= reply.metadata.message_id.startswith("late")
+            if answers and due <= self._time:
+                taken.append(reply)
+            else:
+                waiting.append((due, reply))
         self._replies = waiting
         return taken
 
     def wait(self, until: float) -> None:
         """Let virtual time pass until something comes, or that second is reached."""
-        replied = [reply.metadata.reply_to_message_id for reply in self._replies]
-        due = [self._due.get(message_id, 0.0) for message_id in replied]
-        later = [time for time in due if time > self._time]
+        later = [due for due, _ in self._replies if due > self._time]
         self._time = max(self._time, min([*later, until]))
 
     def clock(self) -> float:
@@ -357,7 +349,7 @@ class LocalGrid(Grid):
 
     def settled(self, message_ids: Iterable[str]) -> bool:
         """Whether nothing more will come for these messages."""
-        answered = {reply.metadata.reply_to_message_id for reply in self._replies}
+        answered = {reply.metadata.reply_to_message_id for _, reply in self._replies}
         return answered.isdisjoint(message_ids)
 
     def send_and_receive(
@@ -405,19 +397,36 @@ class LocalGrid(Grid):
         bytes that messages would have taken, which are not made.
         """
         replies = self._handlers().ask(list(asked.values()), {})
-        digits = len(str(server_round))
-        statuses: dict[int, int] = {}  # bytes of those that replies have in common
         found: dict[str, NodeReply | Reason] = {}
         for name, reply in zip(asked, replies, strict=True):
             node_id, request = asked[name]
-            failed = reply if isinstance(reply, str) else None
-            down, up = _envelopes(request.kind, digits, node_id.bit_length(), failed)
-            if failed is None:
-                up += _reply_bytes(reply, statuses)
-            found[name] = reply if failed is None else failure(_RAISED, failed)
+            down, up = self._bytes_of(server_round, node_id, request.kind, reply)
             traffic.down += down + request.nbytes
             traffic.up += up
+            found[name] = failure(_RAISED, reply) if isinstance(reply, str) else reply
         return found
+
+    def _bytes_of(
+        self, server_round: int, node_id: int, kind: str, reply: NodeReply | str
+    ) -> tuple[int, int]:
+        """Bytes of a request without its records, and of its reply."""
+        structure = reply if isinstance(reply, str) else reply.structure
+        key = len(str(server_round)), node_id.bit_length(), kind, structure
+        if key in self._counted:
+            return self._counted[key]
+        request = Message(RecordDict(), node_id, kind, group_id=str(server_round))
+        name_message(request, "0" * 36)
+        content = Error(_RAISED, reply) if isinstance(reply, str) else reply.content
+        answer = Message(content, reply_to=request)
+        counted = envelope_bytes(request), message_bytes(answer)
+        records = answer.content.array_records if answer.has_content() else {}
+        sent = [len(array.data) for r in records.values() for array in r.values()]
+        # of equal arrays, or parts of a large one, one is sent
+        if len(sent) <= 1 and sum(sent) <= CHUNK_SIZE:
+            if len(self._counted) == _COUNTED:
+                self._counted.clear()
+            self._counted[key] = counted
+        return counted
 
     # -------------------------------------------------------------------- the nodes
 
@@ -428,11 +437,14 @@ class LocalGrid(Grid):
         self._paces = {}
         asked: list[tuple[int, Any]] = []
         wiped, forgetful = list[str](), list[str]()
+        # an app that looks at its messages for itself may have changed meanwhile
+        known = app.functions if isinstance(app, MethodApp) and app.plain else {}
+        made: dict[Any, NodeRequest] = {}
         for message in messages:
             node_id = message.metadata.dst_node_id
             if node_id not in self._contexts:
                 error = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
-                self._replies.append(Message(error, reply_to=message))
+                self._replies.append((0.0, Message(error, reply_to=message)))
                 continue
             strikes = self._strikes(message)
             if "request_loss" in strikes:
@@ -453,21 +465,16 @@ class LocalGrid(Grid):
                 message, size = through_bytes(message, self._shared)
                 self.bytes_down += size
                 self._sizes[message.metadata.message_id] = size
-            asked.append((node_id, message))
+            kind, content = message.metadata.message_type, message.content
+            request: Any = message
+            if kind in known and is_request(content):
+                # those of one content are one
+                made.setdefault((kind, id(content)), NodeRequest(kind, content))
+                request = made[kind, id(content)]
+            asked.append((node_id, request))
         if wiped:
             nodes.load(dict.fromkeys(wiped, b""))
         before = nodes.states(forgetful) if forgetful else {}
-        # an app that looks at its messages for itself may have changed meanwhile
-        known = app.functions if isinstance(app, MethodApp) and app.plain else {}
-        # a wave is of one strategy
-        if not (asked and is_request(asked[0][1].content)):
-            known = {}
-        if {message.metadata.message_type for _, message in asked} <= known.keys():
-            made: dict[Any, NodeRequest] = {}  # those of one content are one
-            for place, (node_id, message) in enumerate(asked):
-                kind, content = message.metadata.message_type, message.content
-                request, key = NodeRequest(kind, content), (kind, id(content))
-                asked[place] = node_id, made.setdefault(key, request)
         answers = nodes.ask(asked, self._paces)
         if before:
             nodes.load(before)
@@ -487,10 +494,11 @@ class LocalGrid(Grid):
         elif isinstance(answer, NodeReply):
             answer = Message(answer.content, reply_to=message)
         number, late = message.metadata.message_id, "late_reply" in strikes
+        due = self._time
         if self.delay is not None:
             pace, steps = self._paces[message.metadata.dst_node_id]
             found: Any = answer.content.get(METRICS, {}) if answer.has_content() else {}
-            self._due[number] = self._time + pace * min(steps, found.get(STEPS, steps))
+            due += pace * min(steps, found.get(STEPS, steps))
         if "garbage" in strikes and answer.has_content():
             answer = self._spoil(answer, message)
         name_message(answer, f"late-{int(number)}" if late else f"{number}-reply")
@@ -498,8 +506,8 @@ class LocalGrid(Grid):
             answer, size = through_bytes(answer)
             self.bytes_up += size
             self._sizes[answer.metadata.message_id] = size
-        copies = [answer] if late or "duplicate" not in strikes else [answer, answer]
-        (self._late if late else self._replies).extend(copies)
+        copies = 1 if late or "duplicate" not in strikes else 2
+        (self._late if late else self._replies).extend([(due, answer)] * copies)
 
     def _handlers(self) -> Nodes | Workers:
         """What handles messages: this process, or others, started when needed."""
@@ -565,55 +573,3 @@ class LocalGrid(Grid):
             # the faults to come are those that would have come
             self._handled = json.loads(states[""])["handled"]
         self._handlers().load(states)
-
-
-# ------------------------------------------------- bytes of messages that nobody makes
-
-
-@lru_cache(maxsize=1024)
-def _envelopes(kind: str, digits: int, bits: int, error: str | None) -> tuple[int, int]:
-    """Bytes of a request and its reply without their records."""
-    request = Message(RecordDict(), 2**bits - 1, kind, group_id="0" * digits)
-    name_message(request, "0" * 36)
-    content = RecordDict() if error is None else Error(_RAISED, error)
-    reply = Message(content, reply_to=request)
-    return envelope_bytes(request), envelope_bytes(reply)
-
-
-def _reply_bytes(reply: NodeReply, statuses: dict[int, int]) -> int:
-    """Bytes of a reply's records; ``statuses`` are those of a wave, by their ids."""
-    status = statuses.get(id(reply.status))
-    if status is None:
-        status = len(items_to_bytes(ConfigRecord, reply.status))
-        statuses[id(reply.status)] = status
-    status += _name_bytes(reply.client)
-    sizes = {STATUS: object_bytes("ConfigRecord", 0, status)}
-    if reply.arrays is not None:
-        found = _array_bytes(tuple([(a.dtype, a.shape) for a in reply.arrays]))
-        if found is None:
-            return content_bytes(reply.content)
-        sizes[ARRAYS] = found
-    if reply.metrics:
-        metrics = len(items_to_bytes(MetricRecord, reply.metrics))
-        sizes[METRICS] = object_bytes("MetricRecord", 0, metrics)
-    return sum(sizes.values()) + names_bytes(tuple(sizes))
-
-
-@lru_cache(maxsize=16384)
-def _name_bytes(client: str) -> int:
-    return len(items_to_bytes(ConfigRecord, {"client-id": client}))
-
-
-@lru_cache(maxsize=4096)
-def _array_bytes(
-    described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...],
-) -> int | None:
-    """Bytes of arrays of such dtypes and shapes; None: what is in them counts, too."""
-    arrays = [np.empty(shape, dtype) for dtype, shape in described]
-    # of equal arrays, or parts of a large one, one is sent
-    if sum(array.nbytes for array in arrays) > CHUNK_SIZE // 2:
-        return None
-    record = array_record(arrays, join=True)
-    if len(record) > 1:
-        return None
-    return content_bytes(RecordDict({"": record})) - names_bytes(("",))

@@ -28,7 +28,7 @@ another one is not used either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, sqrt
@@ -192,6 +192,18 @@ class NodeRequest:
         return config, status, records[MODEL]
 
 
+def _width(value: Any) -> Hashable:
+    """What the bytes of a record's item depend on: of numbers not which they are."""
+    if type(value) is int:
+        # of seven bits each, one of which is the sign's
+        return max(value, ~value).bit_length()
+    if isinstance(value, list):
+        return tuple(map(_width, value))
+    if isinstance(value, bytes):
+        return len(value)
+    return float if isinstance(value, float) else value
+
+
 @dataclass(slots=True)
 class NodeReply:
     """What a client answers."""
@@ -213,6 +225,15 @@ class NodeReply:
         if self.metrics:
             records[METRICS] = filled(MetricRecord(), self.metrics)
         return filled(RecordDict(), records)
+
+    @property
+    def structure(self) -> Hashable:
+        """All that its bytes depend on, but for what is in large or equal arrays."""
+        arrays = [(array.dtype, array.shape) for array in self.arrays or ()]
+        items = (*self.status.items(), *self.metrics.items())
+        widths = [(name, _width(value)) for name, value in items]
+        kind = len(self.client.encode()), self.arrays is None
+        return (*kind, *arrays, *widths)
 
     @classmethod
     def of(cls, content: RecordDict) -> NodeReply:
