@@ -182,7 +182,7 @@ def _waiting(name: str, problem: Problem, least: float, most: float) -> Case:
     """Corrective FedFW; waiting has one setting, of which it tries more values."""
     finer, few = ([_AUTO, *np.geomspace(least, most, n).tolist()] for n in (15, 3))
     other = _grid(**{"fedfw.penalty": finer})
-    late = _grid(quorum=_QUORUMS[1:5], **{"fedfw.penalty": few})
+    late = _grid(quorum=_QUORUMS[2:], **{"fedfw.penalty": few})
     return Case(name, problem, {"method": "fedfw"}, "waiting", other, late)
 
 

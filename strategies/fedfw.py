@@ -751,8 +751,10 @@ class _CorrectiveSteps(Consensus):
             if certificate is not None:
                 self.certificates[name] = certificate
         broadcast.revise(self.advance(members, z))
-        curvatures = [known for _, _, known, _ in answers.values()]
-        self.settle(curvatures, broadcast.model)
+        curvatures = {name: known for name, (_, _, known, _) in answers.items()}
+        # whoever answers in every round it is asked in holds nobody's ρ up
+        paced_by = () if strategy.options.quorum == 1.0 else members
+        self.settle(curvatures, broadcast.model, paced_by)
         metrics = {
             "penalty": rho or 0.0,
             "primal-residual": self.primal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,14 +123,22 @@ class Consensus:
         self._small = max(self.primal, self.dual) <= self.tolerance * size
         return following
 
-    def settle(self, curvatures: Sequence[float | None], z: FloatArray) -> None:
-        """Find ρ for the next round, by what each answer had and z as it is sent."""
-        every, answers = list(self.duals.values()), len(curvatures)
+    def settle(
+        self,
+        curvatures: Mapping[str, float | None],
+        z: FloatArray,
+        paced_by: Sequence[str] = (),
+    ) -> None:
+        """Find ρ for the next round, by what each answer had and z as it is sent.
+
+        ``paced_by`` are clients whose answers :class:`Balance` counts m by.
+        """
+        every, known = list(self.duals.values()), curvatures.values()
         if self.penalty is None:
-            self.balance.begin([known or 0.0 for known in curvatures], every, z)
+            self.balance.begin([one or 0.0 for one in known], every, z)
         else:
-            self.balance.observe(answers, every, z)
-        self._calm = self._calm + answers if self._small else 0
+            self.balance.observe([*curvatures], every, z, paced_by)
+        self._calm = self._calm + len(known) if self._small else 0
 
     def certify(self, members: Sequence[str]) -> dict[str, float]:
         """A lower bound of F*, for convex f_i, once everybody has answered.
@@ -209,6 +218,11 @@ class Balance:
         c = min(10, exp(20 / m^1.25));   from m = 11 on nothing changes while
         q is between 1/3 and 3
 
+    Where answers come late, fast clients end many windows while a slow one answers
+    once, and ρ must not be held before the slow ones have shown what it does to them:
+    m grows by one only once each of them has answered twice since it last did, as it
+    does where everybody answers in every round.
+
     The idea is residual balancing's (He, Yang and Wang, J. Optimization Theory and
     Applications 2000), with a dead zone that comes later, and with the step that the
     measurement itself suggests. The rule is ours.
@@ -233,6 +247,8 @@ class Balance:
         self.penalty = fixed
         self._changes = self._answers = self._patience = 0
         self._least = math.inf
+        # answers by client since m last grew
+        self._counts = Counter[str]()
         self._duals: list[FloatArray] = []
         self._z: FloatArray = np.empty(0)
 
@@ -250,10 +266,18 @@ class Balance:
             self.penalty = float(np.median(known))
             self._mark(duals, z)
 
-    def observe(self, answers: int, duals: Sequence[FloatArray], z: FloatArray) -> None:
-        """Take a round of so many answers into account; change ρ where a window ends.
+    def observe(
+        self,
+        answered: Sequence[str],
+        duals: Sequence[FloatArray],
+        z: FloatArray,
+        paced_by: Sequence[str] = (),
+    ) -> None:
+        """Take a round's answers into account; change ρ where a window ends.
 
         The y_i of all clients and z are those after the round; they are not copied.
+        m grows with every change, or only once each of ``paced_by`` has answered twice
+        since it last grew.
         """
         if self.fixed is not None or self.penalty is None:
             return
@@ -261,7 +285,8 @@ class Balance:
             # it was fixed before the checkpoint that this run goes on from
             self._mark(duals, z)
             return
-        self._answers += answers
+        self._answers += len(answered)
+        self._counts.update(answered)
         if self._answers < _ANSWERS * len(duals):
             return
         squares = [
@@ -277,7 +302,11 @@ class Balance:
         # what has hardly moved is at the limit, where rounding is all that moves it
         still = (_STILL if z.itemsize == 8 else _STILL_SINGLE) * scale
         if min(ways) > 0.0 and max(ways) > still * float(np.linalg.norm(z)):
-            self._changes += 1
+            # the slowest has answered as often as on average within a window
+            fewest = min((self._counts[name] for name in paced_by), default=_ANSWERS)
+            if not self._changes or fewest >= _ANSWERS:
+                self._changes += 1
+                self._counts.clear()
             most = min(_MOST, math.exp(_RATE / self._changes**_DECAY))
             ratio = ways[0] / ways[1]
             if self._changes > _DEAD_AFTER and 1.0 / _DEAD < ratio < _DEAD:
