@@ -177,7 +177,7 @@ def test_a_consensus_in_a_box_is_the_clipped_mean() -> None:
             gap = domain.gap((x - c) / n + one.duals[name], x)
             one.certificates[name] = float(np.square(x - c).sum()) / (2 * n), gap
         z = one.advance([*forms], z)
-        one.settle([None] * n, z)
+        one.settle(dict.fromkeys(forms), z)
         bound = one.certify([*forms])["lower-bound"]
         assert bound <= lowest + 1e-12
     assert one.converged(True)
