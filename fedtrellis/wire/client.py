@@ -260,12 +260,13 @@ def serving(
         memory = held if held.session == session else ClientMemory(session)
         # who has and is sent the same has the same; the requests all exist meanwhile
         key = id(record), memory.model
-        model = received.get(key)
-        if model is None:
-            model = receive(record, config, memory.model)
-            model.point.setflags(write=False)
-            received[key] = model
-        memory = memory.take_request(model, request.content, config)
+        known = received.get(key)
+        if known is None:
+            known = receive(record, config, memory.model)
+            known.point.setflags(write=False)
+            received[key] = known
+        memory = memory.take_request(known, request.content, config)
+        model = known
         client: Any = app.client(context)
         clear = function not in SUM_PHASES and ATTEMPT not in config
         if clear and not getattr(client, "hides_by_itself", False):
