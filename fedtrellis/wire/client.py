@@ -383,14 +383,14 @@ def serve_together(
     begin: Sequence[Callable[..., Generator[Work, Any, NodeReply]]], replies: list[Any]
 ) -> None:
     """Fill in the replies of what begins a :func:`serving`; steps go side by side."""
-    services = [one(together=True) for one in begin]
+    services = dict[int, Generator[Work, Any, NodeReply]]()  # those that wait
     waiting: dict[Layout, dict[int, Work]] = defaultdict(dict)
 
     def work(layout: Layout) -> None:
         works = waiting.pop(layout)
         results = run_together(layout, list(works.values()))
         for place, result in zip(works, results, strict=True):
-            replies[place] = advance(services[place], result)
+            replies[place] = advance(services.pop(place), result)
             if isinstance(replies[place], Exception):  # in the words of a client alone
                 replies[place] = advance(begin[place]())
 
@@ -398,10 +398,12 @@ def serve_together(
     collects = gc.isenabled()
     gc.disable()
     try:
-        for place, service in enumerate(services):
+        for place, one in enumerate(begin):
+            service = one(together=True)
             found = replies[place] = advance(service)
             if not isinstance(found, tuple):
                 continue
+            services[place] = service
             layout = found[1].layout
             members = waiting[layout]
             members[place] = found
@@ -413,7 +415,7 @@ def serve_together(
         for layout in list(waiting):
             work(layout)
     finally:
-        for service in services:
+        for service in services.values():
             service.close()
         if collects:
             gc.enable()

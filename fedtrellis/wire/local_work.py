@@ -208,13 +208,6 @@ def _begin(
     return steps
 
 
-def _go_on(steps: Steps, answer: Any) -> Any:
-    """What steps ask for next; StopIteration with what they return."""
-    if isinstance(answer, Exception):
-        return steps.throw(answer)
-    return steps.send(answer)
-
-
 def _result_of(returned: Any, layout: Layout) -> Result:
     """What ``fit`` returns, of what ``steps`` has returned: that, or one point."""
     if isinstance(returned, np.ndarray):
@@ -238,12 +231,14 @@ def run_alone(
     with np.errstate(over="ignore", invalid="ignore"):
         steps = _begin(client, layout, x, config)
         try:
+            request = next(steps)
             while True:
-                request = _go_on(steps, answer)
                 try:
                     answer = request.answer(client.objective, layout)
                 except Exception as error:
-                    answer = error
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
         except StopIteration as end:
             return _result_of(end.value, layout)
 
@@ -271,7 +266,10 @@ def run_together(layout: Layout, works: Sequence[tuple[Any, Any, Any]]) -> list[
             for i, answer in zip(active, answers, strict=True):
                 try:
                     try:
-                        requests.append(_go_on(steps[i], answer))
+                        if isinstance(answer, Exception):
+                            requests.append(steps[i].throw(answer))
+                        else:
+                            requests.append(steps[i].send(answer))
                         asking.append(i)
                     except StopIteration as end:
                         results[i] = _result_of(end.value, layout)
