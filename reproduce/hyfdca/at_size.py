@@ -13,7 +13,7 @@ from reproduce.claims import Effect
 from reproduce.common import Item, Options, Run, execute
 from reproduce.drawing import table
 
-from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL, QUICK_ITERATIONS
+from .figures import BUNDLE, CHOICE, FEDAVG, HYFEM, OWN, PRACTICAL, QUICK_ITERATIONS
 from .problems import PROBLEMS, Problem, config_of
 from .runs import last_accuracy, last_loss, optimum_of, perform_hybrid
 
@@ -21,10 +21,6 @@ __all__ = ["ITEMS"]
 
 DIGITS = tuple(range(10))
 SEEDS = {"mnist": 5, "covtype": 3}
-#: Of the samples and shares that settings are chosen on; no result has it.
-CHOICE = 1000
-#: Local steps of the baselines, which figure 3 has chosen in most settings.
-STEPS = 100
 #: With 90 % of the clients there.
 AVAILABLE = 0.9
 ITERATIONS = 100
@@ -51,14 +47,6 @@ def grids(case: str) -> dict[str, list[dict[str, float]]]:
         ],
     }
 
-
-_SGD = {"local-steps": STEPS, "step-offset": 1.0}
-OWN: dict[str, dict[str, Any]] = {
-    BUNDLE: {},
-    PRACTICAL: {"step": "practical", "tolerance": 0.0},
-    FEDAVG: {"method": "hybrid-fedavg"} | _SGD,
-    HYFEM: {"method": "hyfem"} | _SGD,
-}
 
 Settings = dict[str, Any]
 

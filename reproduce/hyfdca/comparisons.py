@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,93 +11,69 @@ from numpy.typing import NDArray
 from reproduce.common import Item, Options, SkippedError, execute, load_results
 from reproduce.drawing import spread, table
 
-from .figures import (
-    BUNDLE,
-    FEDAVG,
-    HYFEM,
-    PRACTICAL,
-    figure_run,
-    practical_at,
-    title_of,
-)
+from .figures import BUNDLE, FEDAVG, HYFEM, PRACTICAL, figure_run, title_of
 from .problems import PROBLEMS, config_of
 from .runs import LAST, last_accuracy, last_loss, optimum_of, perform_hybrid
 
-__all__ = ["ITEMS"]
+__all__ = ["ITEMS", "at_equal_time", "at_the_end"]
 
 #: Seconds of a round trip: the paper's US to Singapore (7.3).
 LATENCY = 0.2575
-METHODS = (BUNDLE, FEDAVG, HYFEM)
 #: The paper's step and ours, each of which is compared with the baselines.
 OURS = (PRACTICAL, BUNDLE)
-#: Seeds by the most seconds that a setting's three runs took in figure 3.
-SEEDS = {60.0: 5, 70.0: 3, math.inf: 1}
+METHODS = (*OURS, FEDAVG, HYFEM)
+#: Seeds; of settings with more clients than these only figure 3's.
+SEEDS, MOST_CLIENTS = 5, 100
 
-Panel = dict[str, Any]
+Row = dict[str, Any]
+Ends = dict[str, dict[str, list[float]]]
 
 
-def clock(panel: Panel, method: str, latency: float) -> NDArray[np.float64]:
+def clock(curve: Row, encryption: float, latency: float) -> NDArray[np.float64]:
     """Seconds until each evaluated iteration: round trips, computation, encryption.
 
-    The computation is that of all clients one after the other, the encryption what an
-    iteration of the same setting took in tables 6 to 8.
+    The computation is that of all clients one after the other.
     """
-    curve = panel["curves"][method]
     spent = latency * np.asarray(curve["trips"], float) + np.asarray(curve["seconds"])
-    # the baselines encrypt nothing
-    each = panel.get("encryption", {}).get(method, 0.0)
-    return np.asarray(spent + each * np.asarray(curve["round"], float))
+    return np.asarray(spent + encryption * np.asarray(curve["round"], float))
 
 
-def at_equal_time(
-    panel: Panel, latency: float, methods: Sequence[str] = METHODS
-) -> dict[str, tuple[float, float]]:
-    """Loss and accuracy of each method when the first has had its iterations.
+def at_the_end(row: Row) -> Ends:
+    """Relative losses and accuracies of every method, where its runs end, by seed."""
+    return {
+        method: {
+            "loss": [
+                last_loss(curve) / best - 1.0
+                for curve, best in zip(curves, row["optima"], strict=True)
+            ],
+            "accuracy": [last_accuracy(curve) for curve in curves],
+        }
+        for method, curves in row["curves"].items()
+    }
+
+
+def at_equal_time(row: Row, encryption: dict[str, float], ours: str) -> Ends:
+    """The same when the first of three methods has had its iterations.
 
     Means of the last five evaluations up to then; no iteration is chosen by them.
+    ``encryption`` is what an iteration's takes of the methods that encrypt.
     """
-    clocks = {method: clock(panel, method, latency) for method in methods}
-    end = min(times[-1] for times in clocks.values())
-    found = {}
-    for method, times in clocks.items():
-        curve = panel["curves"][method]
-        until = int(np.searchsorted(times, end, side="right"))
-        past = slice(max(0, until - LAST), until)
-        loss, accuracy = (np.mean(curve[what][past]) for what in ("loss", "accuracy"))
-        found[method] = float(loss), float(accuracy)
-    return found
-
-
-def stored_panels(options: Options) -> tuple[dict[str, Any], list[Panel]]:
-    """Figure 3's results, and its panels with what their encryption takes.
-
-    Raises
-    ------
-    SkippedError
-        Figure 3, or tables 6 to 8, have not been measured.
-    """
-    paths = [options.out / "results" / f"{k}.json" for k in ("figure-3", "tables-6-8")]
-    for path in paths:
-        if not path.is_file():
-            raise SkippedError(f"needs the results of {path.stem}")
-    runs, times = map(load_results, paths)
-
-    def setting(row: Panel) -> tuple[Any, ...]:
-        return row["problem"], row["split"], row["available"]
-
-    seconds = {
-        setting(row): {step: row[step]["encryption"] for step in OURS}
-        for row in times["rows"]
-    }
-    panels = [
-        {
-            **panel,
-            "encryption": seconds[setting(panel)],
-            "optimum": runs["optima"][panel["problem"]]["value"],
+    trio = (ours, FEDAVG, HYFEM)
+    found: Ends = {method: {"loss": [], "accuracy": []} for method in trio}
+    for k, best in enumerate(row["optima"]):
+        curves = {method: row["curves"][method][k] for method in trio}
+        clocks = {
+            method: clock(curve, encryption.get(method, 0.0), LATENCY)
+            for method, curve in curves.items()
         }
-        for panel in runs["panels"]
-    ]
-    return runs, panels
+        end = min(times[-1] for times in clocks.values())
+        for method, times in clocks.items():
+            until = int(np.searchsorted(times, end, side="right"))
+            past = slice(max(0, until - LAST), until)
+            loss, top = (np.mean(curves[method][q][past]) for q in ("loss", "accuracy"))
+            found[method]["loss"].append(float(loss) / best - 1.0)
+            found[method]["accuracy"].append(float(top))
+    return found
 
 
 # ------------------------------------------------------------------------ several seeds
@@ -107,71 +81,54 @@ def stored_panels(options: Options) -> tuple[dict[str, Any], list[Panel]]:
 
 def compute_seeds(options: Options) -> dict[str, Any]:
     """Seed 0 is figure 3's; the others are run here with the settings chosen there."""
-    stored, panels = stored_panels(options)
-    # digits are ours; a quick run has nothing else
-    if len({panel["problem"] for panel in panels}) > 1:
-        panels = [panel for panel in panels if panel["problem"] != "digits"]
-    runs, optima = [], {}
-    for k, one in enumerate(panels):
+    path = options.out / "results" / "figure-3.json"
+    if not path.is_file():
+        raise SkippedError("needs the results of figure-3")
+    stored = load_results(path)
+    runs, rows = [], []
+    optima = {(name, 0): best["value"] for name, best in stored["optima"].items()}
+    for k, one in enumerate(stored["panels"]):
+        row = {q: one[q] for q in ("problem", "split", "paper", "available")}
         name = one["problem"]
         split = next(s for s in PROBLEMS[name].splits if s.label == one["split"])
-        tuned = stored["tuned"][name]
-        took = sum(one["curves"][method]["seconds"][-1] for method in METHODS)
-        count = next(count for most, count in SEEDS.items() if took <= most)
-        one["seeds"] = options.numbers(count)
-        for seed in one["seeds"]:
-            if seed == 0:
-                optima[name, seed] = one["optimum"]
-                continue
+        seeds = options.numbers(SEEDS if split.nodes <= MOST_CLIENTS else 1)
+        for seed in set(seeds) - {0}:
             if (name, seed) not in optima:
                 config = config_of(PROBLEMS[name], options, split) | {"seed": seed}
                 optima[name, seed] = optimum_of(config, split.nodes)["value"]
-            for method in (PRACTICAL, *METHODS):
-                own = tuned[method]["settings"] if method != BUNDLE else {}
-                if method == PRACTICAL:
-                    count = int(stored["optima"][name]["samples"])
-                    own = practical_at(own, count, PROBLEMS[name], split)
-                key, there = (k, seed, method), one["available"]
-                own = own | {"seed": seed}
-                runs.append(figure_run(options, name, split, there, own, key))
+            runs += [
+                figure_run(
+                    *(options, name, split, one["available"]),
+                    one["settings"][method] | {"seed": seed},
+                    (k, seed, method),
+                )
+                for method in METHODS
+            ]
+        rows.append(row | {"seeds": seeds, "curves": one["curves"]})
     # consecutive runs share their data
     results = execute(runs, options.jobs, perform=perform_hybrid)
-    rows = []
-    for k, one in enumerate(panels):
-        row: Panel = {q: one[q] for q in ("problem", "split", "paper", "available")}
-        trios = {step: (step, FEDAVG, HYFEM) for step in OURS}
-        for what in ("ends", "timed"):
-            row[what] = {
-                step: {method: {"loss": [], "accuracy": []} for method in trio}
-                for step, trio in trios.items()
-            }
-        for seed in one["seeds"]:
-            best, curves = optima[one["problem"], seed], one["curves"]
-            if seed != 0:
-                curves = {m: results[k, seed, m] for m in (PRACTICAL, *METHODS)}
-            for step, trio in trios.items():
-                timed = at_equal_time({**one, "curves": curves}, LATENCY, trio)
-                for method in trio:
-                    ends = last_loss(curves[method]), last_accuracy(curves[method])
-                    for what, (loss, top) in (("ends", ends), ("timed", timed[method])):
-                        row[what][step][method]["loss"].append(loss / best - 1.0)
-                        row[what][step][method]["accuracy"].append(top)
-        rows.append(row)
-    return {"rows": rows, "seeds": max(len(one["seeds"]) for one in panels)}
+    for k, row in enumerate(rows):
+        first = row["curves"]
+        row["optima"] = [optima[row["problem"], seed] for seed in row["seeds"]]
+        row["curves"] = {
+            m: [results[k, s, m] if s else first[m] for s in row["seeds"]]
+            for m in METHODS
+        }
+        row["seeds"] = list(row["seeds"])
+    return {"rows": rows, "seeds": max(len(row["seeds"]) for row in rows)}
 
 
 def render_seeds(results: dict[str, Any], out: Path) -> str:
     """Where the runs end: losses and accuracies, means with extremes."""
     lines = []
     for row in results["rows"]:
-        ends = [row["ends"][step][step] for step in OURS]
-        ends += [row["ends"][BUNDLE][method] for method in (FEDAVG, HYFEM)]
+        ends = at_the_end(row)
         cells = (
-            spread([100 * value for value in end[what]], form)
+            spread([100 * value for value in ends[method][what]], form)
             for what, form in (("loss", "{:.2g}"), ("accuracy", "{:.1f}"))
-            for end in ends
+            for method in METHODS
         )
-        lines.append((title_of(row), len(ends[0]["loss"]), *cells))
+        lines.append((title_of(row), len(row["seeds"]), *cells))
     others = "HyFDCA, the paper's step | ours | HybridFedAvg | HyFEM"
     head = f"data, clients | seeds | relative loss, %: {others}"
     return (
@@ -182,7 +139,7 @@ def render_seeds(results: dict[str, Any], out: Path) -> str:
 
 
 ITEMS = {
-    # needs what figure 3 and tables 6 to 8 have measured
+    # needs what figure 3 has measured
     "figure-3-seeds": Item(
         "figures 3 and 5: comparisons with several seeds", compute_seeds, render_seeds
     ),
