@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if folder is not None and not folder.is_dir():
             parser.error(f"there is no folder {folder}")
     quiet()
-    console, facts = Console(highlight=False), machine()
+    command = " ".join(["python -m benchmarks", *given])
+    console, facts = Console(highlight=False), machine(command)
     if not console.is_terminal:  # a file has room
         console.width = 180
     console.print(", ".join(f"{name}: {value}" for name, value in facts.items()))
@@ -92,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.csv is not None:
                     path = options.csv / f"{result.name}.csv"
                     path.write_text(result.csv(), encoding="utf-8")
+                    # what a table comes from, and every single measurement
+                    one = path.with_suffix(".json")
+                    write_json(one, facts, options.quick, [result])
                 if options.pictures is not None and result.draw is not None:
                     result.draw(options.pictures)
     return 0

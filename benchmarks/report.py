@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reproduce.provenance import versions
+from reproduce.provenance import origin, versions
 
 __all__ = [
     "Aim",
@@ -166,7 +166,7 @@ class Comparison:
             console.print(f"Aim: {escape(aim.text)}: {escape(aim.measured)}: {state}")
 
 
-def machine() -> dict[str, Any]:
+def machine(command: str) -> dict[str, Any]:
     """Facts that the numbers depend on; nothing that names the machine."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
@@ -177,6 +177,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **versions(),
         "blas threads": 1,
+        **origin(command),
     }
 
 

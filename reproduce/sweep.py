@@ -51,8 +51,8 @@ def sweep(
     Returns
     -------
     dict
-        ``seeds``, ``metrics`` and ``rows``, one a point: means and extremes of the
-        metrics by round; and lists over the seeds of the last metrics,
+        ``seeds``, ``metrics`` and ``rows``, one a point: means, extremes and every
+        seed's metrics by round; and lists over the seeds of the last metrics,
         ``seconds``, ``evaluations``, ``bytes``, ``bytes-up`` and, with a goal,
         ``reached`` and ``reached-bytes``: the first round evaluated that meets it, and
         what was moved until then, up and down; -1 for none.
@@ -76,6 +76,7 @@ def _summary(
     for metric in metrics:
         by_round = np.array([run["curve"][metric] for run in runs])
         curves[metric] = {
+            "seeds": by_round.tolist(),
             "mean": by_round.mean(axis=0).tolist(),
             "lowest": by_round.min(axis=0).tolist(),
             "highest": by_round.max(axis=0).tolist(),

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from fedtrellis import Callback, RoundRecord
 from fedtrellis.app import Experiment
 from fedtrellis.wire.arrays import record_arrays
-from reproduce.common import save_results
+from reproduce.common import LEDGER, save_results
 
 from .measure import FULL, RESULTS, kept, provenance
 from .methods import METHODS, Method, compressed, facts
@@ -203,7 +203,8 @@ def compare(
     say: Callable[[str], None] = print, until: float = math.inf, anew: bool = False
 ) -> bool:
     """Measure all cases and write :data:`FILE`, as :func:`~.measure.measure` does."""
-    now = provenance({"nodes": NODES, "values": VALUES})
+    LEDGER.clear()
+    now = provenance("equal-bytes", {"nodes": NODES, "values": VALUES})
     before = kept(FILE, now, anew)
     results: dict[str, Any] = {
         "provenance": now,
@@ -218,6 +219,7 @@ def compare(
             if time.monotonic() > until:
                 return False
             rows[entrant.title] = entry = _entry(case, entrant)
+            now["data"] = LEDGER.digests()
             save_results(FILE, results)
             values = [run["values"] for run in entry["runs"]]
             say(f"{name}: {entrant.title}: {values}")

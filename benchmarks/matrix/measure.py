@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduce.common import load_results, save_results
-from reproduce.provenance import versions
+from reproduce.common import LEDGER, load_results, save_results
+from reproduce.provenance import origin, versions
 
 from .methods import Method, facts, methods_of
 from .problems import NODES, Problem, optimum
@@ -54,12 +54,16 @@ FULL = Sizes()
 QUICK_SIZES = Sizes(seeds=(0, 1), values=3, budget=30)
 
 
-def provenance(settings: Mapping[str, Any], sizes: Sizes = FULL) -> dict[str, Any]:
-    """What results come from."""
+def provenance(
+    name: str, settings: Mapping[str, Any], sizes: Sizes = FULL
+) -> dict[str, Any]:
+    """What results of a problem come from; its data files have been named by now."""
     return {
         "seeds": {"tuning": TUNING_SEED, "measured": list(sizes.seeds)},
         "settings": dict(settings),
         "versions": versions(),
+        **origin(f"python -m benchmarks matrix --only {name} --anew"),
+        "data": LEDGER.digests(),
     }
 
 
@@ -115,8 +119,9 @@ def measure(
         "values": sizes.values,
         "targets": list(TARGETS),
     }
-    now = provenance(settings, sizes)
+    LEDGER.clear()
     optima = {seed: optimum(problem, seed) for seed in sizes.seeds}
+    now = provenance(problem.name, settings, sizes)
     results: dict[str, Any] = {
         "problem": problem.name,
         "provenance": now,
@@ -134,6 +139,7 @@ def measure(
         began = time.process_time()
         entry = _method(problem, method, sizes, budget)
         entry["processor-seconds"] = round(time.process_time() - began, 1)
+        entry["commit"] = now["commit"]  # others may be of an earlier one
         results["methods"][method.name] = entry
         save_results(path, results)
         ends = [run["gap"] for run in entry["runs"]]

@@ -16,6 +16,7 @@ import clients
 import strategies
 from fedtrellis.app import App, Experiment, pairs
 from fedtrellis.objectives.reference import certified_minimum, unconstrained_minimum
+from reproduce.common import LEDGER
 from tasks import TASKS
 
 from .entrants import plugin
@@ -107,6 +108,7 @@ class Problem:
                 raise MissingError(
                     f"{self.name} needs {name} in the folder FEDTRELLIS_DATA"
                 )
+            LEDGER.read(name, path)
             found[key] = str(path)
         return found
 

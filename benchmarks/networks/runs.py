@@ -18,6 +18,7 @@ import sim
 from fedtrellis.server.callbacks import Callback, RoundRecord
 from fedtrellis.server.loop import LoopStrategy
 from fedtrellis.wire.arrays import record_arrays
+from reproduce.provenance import origin
 
 from ..report import Row, Spread
 from .problems import CONTENDERS, NODES, Problem
@@ -164,7 +165,7 @@ class Runs:
             curve = run(config, problem.goal, limit)
             seconds = round(time.process_time() - begun, 1)
             entry: dict[str, Any] = {"config": config, "cpu-seconds": seconds}
-            entry["rounds"] = None
+            entry |= {"rounds": None, **origin("python -m benchmarks.networks")}
             if curve is not None:
                 entry["bytes-up"] = curve.bytes_up
                 entry["rounds"] = [(round(a, 4), moved) for a, moved in curve.rounds]

@@ -105,7 +105,8 @@ def compute_lasso(options: Options, cases: list[Case]) -> dict[str, Any]:
         errors = [np.array(c["loss"]) - b for c, b in zip(curves, best, strict=True)]
         shares = np.maximum([own / own[0] for own in errors], CERTAIN / 10)
         row = {"round": curves[0]["round"], "curve": shares.mean(axis=0).tolist()}
-        rows.append(case.row | row | {"last": shares[:, -1].tolist()})
+        ends = {"seeds": shares.tolist(), "last": shares[:, -1].tolist()}
+        rows.append(case.row | row | ends)
     return {"rows": rows, "rounds": base["rounds"]}
 
 

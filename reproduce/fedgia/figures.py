@@ -66,6 +66,7 @@ def compute_sweep(options: Options, name: str) -> dict[str, Any]:
         for what in ("broadcasts", "seconds"):
             values = [run[what] for run in good]
             row[what] = [float(np.mean(values)), float(np.std(values))]
+            row[f"{what}-seeds"] = values
         row["failed"] = len(seeds) - sum(run["passed"] for run in good)
         rows.append(row)
     return {"rows": rows, "seeds": len(seeds)}

@@ -138,6 +138,7 @@ def compute_figure_2(options: Options) -> dict[str, Any]:
                     ).tolist()
                     for what in ("gap", "seconds")
                 },
+                "seeds": [run[variant]["gap"] for run in runs],
                 "last-gaps": [run[variant]["gap"][-1] for run in runs],
                 "milliseconds": [run[variant]["milliseconds"][0] for run in runs],
             }
