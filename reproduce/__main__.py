@@ -28,7 +28,7 @@ from reproduce.common import (
     load_results,
     save_results,
 )
-from reproduce.pages import publish
+from reproduce.pages import publish, update_page
 from reproduce.provenance import origin
 
 PAPERS = {
@@ -72,6 +72,10 @@ def write_index() -> None:
     index.picture(all_claims(), INDEX.parent)
     for paper in PAPERS:
         publish(folder_of(paper), "cases", all_cases(paper))
+    folder = folder_of("fedfw")
+    update_page(
+        folder / "details.md", "levels", fedfw.claims.levels(index.stored(folder))
+    )
 
 
 def processor_seconds() -> float:

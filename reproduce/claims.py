@@ -17,6 +17,7 @@ from fedtrellis.runs import interval
 from .common import read_csv
 
 __all__ = [
+    "NEAR",
     "OUTCOMES",
     "PROTOCOLS",
     "STATES",

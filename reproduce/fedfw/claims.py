@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from reproduce.claims import (
+    NEAR,
     Effect,
     Effects,
     Levels,
@@ -17,11 +18,15 @@ from reproduce.claims import (
     ratio,
     read_paper,
 )
+from reproduce.common import read_csv
+from reproduce.drawing import table
 
 from .leakage import ATTACKS
 from .tables import BALLS, TABLES, published
 
-__all__ = ["PAPERS"]
+__all__ = ["PAPERS", "levels"]
+
+HERE = Path(__file__).parent
 
 Cell = tuple[str, str, dict[str, dict[str, Any]]]
 
@@ -62,15 +67,39 @@ def _against_feddr(number: int, ours: str) -> Effects:
     return effects
 
 
-def _levels(*numbers: int) -> Levels:
-    """Measured and published accuracies of every cell and method."""
-    return lambda found: [
-        (100.0 * float(np.mean(row["accuracy"])), theirs)
+def _measured(found: Results, *numbers: int) -> list[tuple[str, str, float, float]]:
+    """Table, ball, measured and published accuracy of every cell and method."""
+    return [
+        (item, row["ball"], 100.0 * float(np.mean(row["accuracy"])), theirs)
         for item, _, rows in _cells(found, *numbers)
         for method, row in rows.items()
         for theirs in [published(item)[row["partition"], row["ball"]].get(method)]
         if theirs is not None
     ]
+
+
+def _levels(*numbers: int) -> Levels:
+    return lambda found: [ends for _, _, *ends in _measured(found, *numbers)]
+
+
+def levels(found: Results) -> str:
+    """Measured against published accuracies, a table a row, and why they differ."""
+    lines = []
+    for item, why in (
+        (row["table"], row["why"]) for row in read_csv(HERE / "levels.csv")
+    ):
+        cells = []
+        for ball in BALLS:
+            off = [
+                a - b
+                for t, d, a, b in _measured(found, 1, 2, 3)
+                if (t, d) == (item, ball)
+            ]
+            met = sum(abs(value) <= NEAR for value in off)
+            cells.append(f"{met} of {len(off)}, {np.mean(off):+.0f}" if off else "–")
+        lines.append((TABLES[item].title, *cells, why))
+    head = "table | ℓ2: levels within ten points, mean difference | ℓ1"
+    return table(f"{head} | why, or what was tried", lines)
 
 
 def _sparse(found: Results) -> list[Effect]:
@@ -191,7 +220,6 @@ def _naive(found: Results) -> list[Effect]:
     ]
 
 
-HERE = Path(__file__).parent
 PAPERS = (
     read_paper(
         HERE,

@@ -54,6 +54,9 @@ def test_a_papers_page_is_short_and_its_claims_are_todays(name: str) -> None:
     part, files = shown("cases", all_cases(name))
     text = details.read_text(encoding="utf-8")
     assert f"<!-- cases -->\n{part}\n<!-- end cases -->" in text
+    if name == "fedfw":  # published levels, measured and why they differ
+        levels = PAPERS[name].claims.levels(index.stored(folder_of(name)))
+        assert f"<!-- levels -->\n{levels}\n<!-- end levels -->" in text
     for file, content in files.items():
         kept = folder_of(name) / "tables" / file
         assert kept.read_text(encoding="utf-8") == content
