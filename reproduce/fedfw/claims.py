@@ -79,7 +79,7 @@ def _measured(found: Results, *numbers: int) -> list[tuple[str, str, float, floa
 
 
 def _levels(*numbers: int) -> Levels:
-    return lambda found: [ends for _, _, *ends in _measured(found, *numbers)]
+    return lambda found: [(a, b) for _, _, a, b in _measured(found, *numbers)]
 
 
 def levels(found: Results) -> str:

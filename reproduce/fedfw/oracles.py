@@ -138,7 +138,7 @@ def render_split(results: dict[str, Any], out: Path) -> str:
 def compute_ball(options: Options) -> dict[str, Any]:
     """Certified optima of table 1's problems on balls, and their accuracy."""
     examples = 200 if options.quick else 5000
-    mnist = {
+    mnist: dict[str, Any] = {
         "classification.dataset": "mnist",
         "classification.path": str(options.file("mnist")),
         "classification.train-limit": examples,
