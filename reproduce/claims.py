@@ -44,7 +44,7 @@ Results = Mapping[str, dict[str, Any]]
 STATES = ("for", "against", "open", "not tested")
 OUTCOMES = ("holds", "in part", "contradicted", "undecided", "not tested")
 #: Parts of cases' names by which a claim's cases are counted apart too.
-GROUPS = (("ℓ1", "ℓ2"), ("HybridFedAvg", "HyFEM"), ("V.1", "V.2"))
+GROUPS = (("ℓ1", "ℓ2"), ("MNIST", "News20", "Covtype"), ("V.1", "V.2"))
 #: How far our experiment is the paper's: its algorithm, measure and sizes; smaller or
 #: fewer; or another algorithm, measure or problem.
 PROTOCOLS = ("the paper's", "reduced", "other")

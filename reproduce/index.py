@@ -39,7 +39,7 @@ needed, sizes and minutes; a paper's page links every case, and [figures and
 tables](exhibits.csv) names what reproduces each of them. A stored result whose seeds
 are "unknown" was measured before they were noted down: its lists say how many there
 were, and today's command counts them from 0. Where a claim holds in part, its cases are
-counted apart too by set, baseline or problem.
+counted apart too by set, data or problem.
 
 """
 
