@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 import sim
 from fedtrellis import Callback, LocalGrid, RoundRecord, SettingsError, client_app
+from fedtrellis.server.records import Checkpoint
 from fedtrellis.wire.arrays import decode
 from fedtrellis.wire.protocol import ClientMemory
 from strategies import FedFW
@@ -345,6 +346,11 @@ def history_of(record: Path) -> list[dict[str, Any]]:
     path = record / "history.jsonl"
     whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
     return [json.loads(line) for line in whole.splitlines()]
+
+
+def saved_round(record: Path) -> int:
+    """The round of a record's checkpoint."""
+    return Checkpoint(record / "checkpoint.npz")._last_round
 
 
 def model_of(record: Path) -> Array:

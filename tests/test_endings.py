@@ -24,7 +24,7 @@ from fedtrellis.command_line import main
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
 from strategies import FedFW
-from tests.harness import history_of, model_of, run_app, wait_for
+from tests.harness import history_of, model_of, run_app, saved_round, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -72,11 +72,6 @@ def test_a_summary_is_of_the_history_however_a_run_ends(
         assert len(lines) == expected[moment]
 
 
-def checkpoint_round(record: Path) -> int:
-    with np.load(record / "checkpoint.npz") as file:
-        return int(json.loads(file["meta"].tobytes())["round"])
-
-
 @pytest.mark.parametrize(
     ("where", "last"),
     [
@@ -112,7 +107,7 @@ def test_a_signal_leaves_the_last_finished_round(
             run(tmp_path / "cut", loss=0.0, **settings)
     (cut,) = (tmp_path / "cut").iterdir()
     assert len(check_summary(cut, "interrupted")) == last + 1
-    assert checkpoint_round(cut) == last
+    assert saved_round(cut) == last
     assert f"record: {cut}; to go on: flwr run " in capsys.readouterr().err
     assert main(["runs", str(tmp_path / "cut")]) == 0
     assert " to go on: flwr run " in capsys.readouterr().out
@@ -138,7 +133,7 @@ def test_a_run_beside_flowers_main_thread_ends_with_the_process(
     wait_for(lambda: list(tmp_path.glob("*/checkpoint.npz")), 60, "no checkpoint")
     handlers[0]()
     (record,) = tmp_path.iterdir()
-    assert check_summary(record, "interrupted")[-1]["round"] == checkpoint_round(record)
+    assert check_summary(record, "interrupted")[-1]["round"] == saved_round(record)
     thread.join(60)
     handlers[0]()  # a second time there is nothing to wait for
 
@@ -190,7 +185,7 @@ def test_a_process_that_is_told_to_end_goes_on_where_it_was(tmp_path: Path) -> N
     assert process.returncode == 128 + signal.SIGTERM
     (cut,) = (tmp_path / "cut").iterdir()
     last = check_summary(cut, "interrupted")[-1]["round"]
-    assert 2 <= last == checkpoint_round(cut) < history_of(whole)[-1]["round"]
+    assert 2 <= last == saved_round(cut) < history_of(whole)[-1]["round"]
     (line,) = [one for one in said.splitlines() if one.startswith("interrupted")]
     assert str(cut) in line
     assert "Traceback" not in said
@@ -222,9 +217,8 @@ def test_a_killed_run_is_dead_and_its_line_goes_on(
         return [json.loads(path.read_text())["rounds"] for path in paths]
 
     wait_for(lambda: any(rounds()), 120, "no round")
-    (path,) = tmp_path.glob("*/summary.json")
-    record = path.parent
-    assert rounds()[0] % 10 == 0 < checkpoint_round(record)
+    (record,) = tmp_path.iterdir()
+    assert rounds()[0] % 10 == 0 < saved_round(record)
     assert [line.split()[0] for line in listed()] == ["running"]
     process.kill()
     process.communicate(timeout=60)
@@ -232,14 +226,14 @@ def test_a_killed_run_is_dead_and_its_line_goes_on(
     dead, how = listed()
     assert dead.startswith("dead ")
     command = how.strip().removeprefix("to go on: python sim.py ")
-    again = ["-c", f"rounds={(last := checkpoint_round(record)) + 2}"]
+    again = ["-c", f"rounds={(last := saved_round(record)) + 2}"]
     assert sim.app.command_line([*shlex.split(command), *again]) == 0
     (rest,) = set(tmp_path.iterdir()) - {record}
     assert history_of(rest)[-1]["round"] == last + 2
     # what counts is the last sign of life
     monkeypatch.undo()
     assert listed()[0].startswith("running ")
-    os.utime(path, times=(0.0, 0.0))
+    os.utime(record / "summary.json", times=(0.0, 0.0))
     assert listed()[0].startswith("dead ")
 
 

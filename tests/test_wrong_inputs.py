@@ -55,6 +55,5 @@ def test_it_is_one_line(line: str, why: str, capfd: pytest.CaptureFixture[str]) 
     assert status in (1, 2)
     assert re.match(r"fedtrellis( [a-z-]+)?: error: ", said)
     assert why in said
-    for run in find_runs():  # what a setting refuses leaves none
-        assert run.status == "failed"
-        assert not run.summary["error"].startswith("SettingsError")
+    errors = [run.summary["error"] for run in find_runs()]  # a refused one leaves none
+    assert not any(error.startswith("SettingsError") for error in errors)

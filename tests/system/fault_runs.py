@@ -130,7 +130,7 @@ class Deployment(Flower):
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("a") as log:
             return subprocess.Popen(
-                [arguments[0], "--insecure", *arguments[1:]],
+                [*arguments, "--insecure"],
                 cwd=self.folder,
                 env=self.environment,
                 stdout=log,
@@ -151,10 +151,10 @@ class Deployment(Flower):
         self.wait_for(listens, 300, "the SuperLink does not listen")
         return link
 
-    def _start_node(self, k: int) -> subprocess.Popen[bytes]:
+    def _start_node(self, k: int, *before: str) -> subprocess.Popen[bytes]:
         node = self._start(
             f"node-{k}",
-            *("flower-supernode", "--port", str(free_port())),
+            *(*before, "flower-supernode", "--port", str(free_port())),
             *("--superlink", f"127.0.0.1:{self.port}", "--node-config"),
             f"partition-id={k} num-partitions={NODES}",
         )
@@ -171,10 +171,10 @@ class Deployment(Flower):
         for path in self.faults.glob("*-*"):
             path.unlink()
 
-    def restart_node(self, k: int) -> None:
-        """Start a SuperNode in place of one, once that is dead."""
+    def restart_node(self, k: int, *before: str) -> None:
+        """Start a SuperNode in place of one, once that is dead; by another program."""
         self.nodes[k].wait(timeout=900)
-        self.nodes[k] = self._start_node(k)
+        self.nodes[k] = self._start_node(k, *before)
 
     def restart_link(self) -> None:
         """Kill the SuperLink, and start another on its database."""

@@ -47,7 +47,7 @@ class Flower:
         }
 
     def __call__(self, *arguments: str, timeout: float = 400) -> str:
-        done = subprocess.run(
+        return subprocess.run(
             [self.program, *arguments],
             cwd=self.cwd,
             env=self.environment,
@@ -56,8 +56,7 @@ class Flower:
             text=True,
             timeout=timeout,
             check=False,
-        )
-        return done.stdout
+        ).stdout
 
     def run(self, config: str, nodes: int | str, limit: float = 400) -> str:
         """A simulation, to its end; what it prints."""

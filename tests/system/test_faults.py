@@ -10,13 +10,13 @@ is one more that was lost, on both sides.
 Run by ``python -m pytest -k faults -m slow tests/system``.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fault_runs import FAMILIES, NODES, Deployment, Where, check_same, simulated
+
+from tests.harness import saved_round
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -86,8 +86,7 @@ def test_a_superlink_killed_and_the_run_resumed(
     assert deployment.status() == "finished:failed"
     # nobody could say otherwise, but a ServerApp that sees its SuperLink go
     assert record.summary["status"] in ("running", "failed", "interrupted")
-    with np.load(record.directory / "checkpoint.npz") as file:
-        t = int(json.loads(file["meta"].tobytes())["round"])
+    t = saved_round(record.directory)
     assert 2 <= t < 6
     expected = simulated(config, tmp_path / "local", wiped(t + 1))
     # in this process, where no node has the states either

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,7 @@ from fault_runs import NODES, Deployment, Record, check_same, simulated
 from flower_process import Flower
 
 from fedtrellis.runs import load_run
-from fedtrellis.server.records import Checkpoint
-from tests.harness import wait_for
+from tests.harness import saved_round, wait_for
 
 # a shell's background ignores it, and so would all that is started here
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,6 +22,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = 'task="lasso" lasso.rows=30 lasso.columns=20 fedfw.variant="plain"'
 LONG = f"{CONFIG} rounds=1000000 checkpoint-every=2"
+#: Starts a program that finds no room in a folder.
+FULL = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4k none "$0"; exec "$@"')
 #: Seconds until a status is true, and no process is left.
 LIMIT = 60.0
 
@@ -38,16 +38,15 @@ def end(flower: Flower, cause: str | int, name: str, *where: str) -> None:
 
 
 def check_ended(record: Record, expected: str, left: Callable[[], list[int]]) -> None:
-    began = time.monotonic()
-    path = record.directory
-    wait_for(lambda: load_run(path).status == expected, LIMIT, str(record.summary))
-    rest = LIMIT - (time.monotonic() - began)
-    wait_for(lambda: not left(), rest, f"processes are left: {left()}")
+    def ended() -> bool:
+        return load_run(record.directory).status == expected and not left()
+
+    wait_for(ended, LIMIT, "it goes on", lambda: f"{record.summary}, left: {left()}")
 
 
 def check_goes_on(record: Record, folder: Path, go: Callable[[str, Path], Any]) -> None:
     """Two rounds more, by a file that resumes, end like a run without a break."""
-    rounds = Checkpoint(record.directory / "checkpoint.npz")._last_round + 2
+    rounds = saved_round(record.directory) + 2
     again = folder / "again"
     go(record.resume_file(again, rounds=rounds), again)
     (rest,) = again.iterdir()
@@ -70,15 +69,6 @@ def stream(flower: Flower, config: str, parent: Path, *more: str) -> Any:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-
-@pytest.fixture
-def flower() -> Iterator[Flower]:
-    # pytest's own folders are too deep for Ray's sockets
-    with tempfile.TemporaryDirectory() as folder:
-        made = Flower(Path(folder))
-        yield made
-        made.stop()
 
 
 @pytest.mark.parametrize(
@@ -146,11 +136,36 @@ def test_a_deployed_run(
     check_ended(record, expected, left)
     of_flower = "stopped" if cause == "flwr stop" else "failed"
     assert deployment.status() == f"finished:{of_flower}"
+    check_goes_on(record, tmp_path, lambda *a: deployment.finish(deployment.start(*a)))
 
-    def go(resume: str, again: Path) -> None:
-        deployment.finish(deployment.start(resume, again))
 
-    check_goes_on(record, tmp_path, go)
+@pytest.mark.parametrize("full", [False, True])
+def test_a_node_stopped_or_without_room_counts_again(
+    deployment: Deployment, tmp_path: Path, full: bool
+) -> None:
+    """Once it is started anew: after a minute, or with room on its disk for the app."""
+
+    def restart(*before: str) -> None:
+        deployment.nodes[0].terminate()
+        deployment.restart_node(0, *before)
+
+    if full:
+        restart(*FULL, str(deployment.home / "apps"))
+        deployment.start(LONG, tmp_path / "full")
+        deployment.wait_for(lambda: "No space" in deployment.logs(), LIMIT, "room")
+        # two nodes are fewer than min-nodes
+        assert deployment.status() == "finished:failed"
+        restart()
+    record = deployment.start(LONG, tmp_path / "again")
+    begun(tmp_path / "again")
+    if not full:
+        deployment.nodes[0].send_signal(signal.SIGSTOP)
+        time.sleep(60)
+        deployment.nodes[0].send_signal(signal.SIGCONT)
+        restart()
+        deployment.wait_for(lambda: "Unavailable" in str(record.history), LIMIT, "why")
+    deployment.wait_for(lambda: record.history[-1]["used"] == NODES, LIMIT, "left out")
+    end(deployment, "flwr stop", "", "trial")
 
 
 @pytest.mark.parametrize("engine", ["flower", "deployment"])
