@@ -231,7 +231,8 @@ class NodeReply:
         """All that its bytes depend on, but for what is in large or equal arrays."""
         arrays = [(array.dtype, array.shape) for array in self.arrays or ()]
         items = (*self.status.items(), *self.metrics.items())
-        widths = [(name, _width(value)) for name, value in items]
+        plain = str, bool
+        widths = [(n, v if type(v) in plain else _width(v)) for n, v in items]
         kind = len(self.client.encode()), self.arrays is None
         return (*kind, *arrays, *widths)
 
