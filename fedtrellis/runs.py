@@ -90,7 +90,8 @@ class Run:
         A dead run's process has ended without a word.
         """
         found = str(self.summary.get("status", "running"))
-        alive = found != "running" or is_alive(self.directory / "summary.json")
+        process = self.summary.get("process", {})
+        alive = found != "running" or is_alive(process, self.directory / "summary.json")
         return found if alive else "dead"
 
     @property

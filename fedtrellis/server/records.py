@@ -244,7 +244,8 @@ class RunRecord(History):
         if self._clients is not None:
             summary["clients"] = self._clients
         if self.status == "running":
-            summary["process"] = {"host": socket.gethostname(), "id": os.getpid()}
+            me, host = os.getpid(), socket.gethostname()
+            summary["process"] = {"host": host, "id": me, "started": _started(me)}
         else:
             self._over.set()
         if self.resume and self.status not in ENDINGS:
@@ -261,8 +262,25 @@ class RunRecord(History):
         self._took = time.monotonic() - self._refreshed
 
 
-def is_alive(summary: Path) -> bool:
-    """Whether a run goes on: its summary was touched within half a minute."""
+def _started(process: int) -> str:
+    """When a process began, as its kernel counts; empty: there is none, or no /proc."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    # what is only there to be waited for has ended
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def is_alive(process: Mapping[str, Any], summary: Path) -> bool:
+    """Whether a run goes on, by what its summary says of its ``process``.
+
+    That is there, on this host; or the file was touched within half a minute.
+    """
+    started = process.get("started")
+    here = process.get("host") == socket.gethostname()
+    if here and started and _started(process.get("id", 0)) == started:
+        return True
     return time.time() - summary.stat().st_mtime < _SILENCE
 
 
