@@ -456,7 +456,7 @@ def test_a_large_matrix_ends_at_the_minimum_by_its_leading_pairs() -> None:
         MatrixCompletion(r, c, target[r, c], shape, weight=3000.0) for r, c in places
     ]
     ball = NuclearNormBall(0.7 * float(np.linalg.norm(target, "nuc")))
-    strategy = FedFW(ball, tolerance=1e-9)
+    strategy = FedFW(ball, tolerance=1e-8)
     x = play(strategy, grid_of(FedFWClient, losses, ball), np.zeros(shape), 400).model
     seen = np.zeros(shape)
     seen.flat[cells.ravel()] = 1.0
