@@ -19,7 +19,7 @@ from scipy import sparse
 from sklearn.linear_model import ElasticNet, LogisticRegression, PoissonRegressor, Ridge
 from sklearn.preprocessing import StandardScaler
 
-from clients.hyfdca import NewSamples, Predictions
+from clients.hyfdca import NewSamples, Predictions, proposals
 from clients.hyfdca.run import ClientRun, column_sums
 from fedtrellis import LocalGrid
 from fedtrellis.dual.regularized_loss import RegularizedLoss, central_optimum
@@ -141,6 +141,28 @@ def test_models_are_scikit_learns(
     if loss == "poisson":  # in the clear no dual point e^z of a far w may travel either
         clear = Run(split, 100, tolerance=1e-12, secure_sum=False)
         assert_allclose(clear.model, expected, rtol=0, atol=1e-5)
+
+
+def test_noise_is_of_the_stated_size_in_units_of_the_heaviest_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s, drawn, plain = fractions(), list[tuple[ClientRun, Array]](), proposals._noise
+
+    def noise(run: ClientRun, shape: tuple[int, ...]) -> Array:
+        drawn.append((run, plain(run, shape)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(proposals, "_noise", noise)
+    split = with_weights(two_classes("logistic", (1, 3)), s)
+    found = Run(split, 80, encryption="stream", tolerance=0.0, noise=1e-4)
+    exact = Run(split, 80, encryption="stream", tolerance=0.0)
+    assert 1e-9 < np.abs(found.model - exact.model).max() < 1e-2
+    parts = [(run.columns, np.ravel(array) * run.scale) for run, array in drawn]
+    units = np.concatenate(
+        [one / (np.abs(columns).max() * s.max() / s.mean()) for columns, one in parts]
+    )
+    assert len(units) > 500
+    assert abs(units.std() - 1.0) < 0.1 > abs(units.mean())
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from fedtrellis.encryption import EncryptionError, load_evaluation, remove_run_key
 from fedtrellis.encryption.cipher import load_key, write_key_pair

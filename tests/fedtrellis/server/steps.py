@@ -14,13 +14,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedtrellis import (
-    LocalGrid,
-    RoundRecord,
-    RoundStrategy,
-    StatefulClient,
-    client_app,
-)
+from fedtrellis import LocalGrid, RoundRecord, RoundStrategy, StatefulClient, client_app
 from fedtrellis.server.callbacks import Call
 from fedtrellis.server.conversation import Answer
 from fedtrellis.wire.arrays import Layout

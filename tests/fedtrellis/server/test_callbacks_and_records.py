@@ -15,11 +15,7 @@ from numpy.typing import NDArray
 
 from clients import FedAvgGDClient
 from fedtrellis import EarlyStop, JsonLines, RoundRecord
-from fedtrellis.server.callbacks import (
-    Call,
-    in_a_line,
-    summarise,
-)
+from fedtrellis.server.callbacks import Call, in_a_line, summarise
 from fedtrellis.server.records import RunRecord, plot_convergence, to_toml
 from fedtrellis.wire.arrays import encode
 from strategies import FedAvgGD

@@ -16,12 +16,7 @@ import pytest
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedtrellis import (
-    LocalGrid,
-    LoopStrategy,
-    RoundRecord,
-    client_app,
-)
+from fedtrellis import LocalGrid, LoopStrategy, RoundRecord, client_app
 from fedtrellis.server.callbacks import Call
 from tests.fedtrellis.server.steps import SIZE, StepClient, Steps
 from tests.harness import refused

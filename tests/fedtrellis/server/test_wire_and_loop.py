@@ -18,11 +18,7 @@ from flwr.app import (
 )
 from numpy.typing import NDArray
 
-from fedtrellis import (
-    LocalGrid,
-    SettingsError,
-    client_app,
-)
+from fedtrellis import LocalGrid, SettingsError, client_app
 from fedtrellis.server.conversation import mean_metrics, weighted_median
 from fedtrellis.wire.exchange import Reason, Traffic, exchange
 from fedtrellis.wire.protocol import NodeContext
