@@ -64,7 +64,9 @@ class RunSettings:
         False, "solve a convex task centrally first, to show the distance to F*"
     )
     stop_metric: str = setting("", "metric to stop on, such as gap; empty: none")
-    stop_tolerance: float = setting(0.0, "stop when the metric is at most this")
+    stop_tolerance: float = setting(
+        0.0, "stop when the metric is at most this; accuracy, misclassified: at least"
+    )
     timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
     resume: str = setting("", "record of a run to go on from, an absolute path")
     initial_model: str = setting(

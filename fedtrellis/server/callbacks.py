@@ -30,6 +30,8 @@ CRITERIA = {
 }
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
+#: Measures of which more is better: of an attack, the images that it changes.
+RISING = ("accuracy", "misclassified")
 #: How a run ends that was not cut short: the method's own rule says that it is solved,
 #: a callback stopped it, or it had all its rounds.
 ENDINGS = ("converged", "stopped", "round limit")
@@ -151,6 +153,8 @@ def observed_by(callback: Callback) -> Iterator[None]:
 class EarlyStop(Callback):
     """Stop as soon as a metric, such as ``"gap"``, is at most a finite ``tolerance``.
 
+    ``"accuracy"`` and ``"misclassified"`` stop a run where they are at least that.
+
     Examples
     --------
     >>> from fedtrellis import EarlyStop, RoundRecord
@@ -166,8 +170,9 @@ class EarlyStop(Callback):
 
     def on_round(self, strategy: Any, record: RoundRecord) -> bool | None:
         """Compare; a round without the metric goes on."""
-        value = record.metrics.get(self.metric, math.inf)
-        return record.round > 0 and value <= self.tolerance
+        sign = -1.0 if self.metric in RISING else 1.0
+        value = sign * record.metrics.get(self.metric, sign * math.inf)
+        return record.round > 0 and value <= sign * self.tolerance
 
 
 class Call(Callback):

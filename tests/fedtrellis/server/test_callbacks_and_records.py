@@ -149,6 +149,12 @@ def test_early_stop_compares_its_metric() -> None:
         RoundRecord(0, evaluation={"gap": 0.0}),  # what a run starts from
     ):
         assert not stop.on_round(None, record)
+    rising = EarlyStop("accuracy", 0.9)
+    rounds = [
+        RoundRecord(1, evaluation=m)
+        for m in ({"accuracy": 0.89}, {}, {"accuracy": 0.9})
+    ]
+    assert [rising.on_round(None, one) for one in rounds] == [False, False, True]
 
 
 # -------------------------------------------------------------------------- progress
