@@ -198,14 +198,18 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
     for name, (several, folder) in papers.items():
         results = stored(folder)
         for paper in several:
-            for _, verdict in numbered(paper, results):
-                outcomes.append(verdict.outcome)
-                states += [effect.state() for effect in verdict.effects]
+            judged = numbered(paper, results)
+            outcomes += judged
+            found = [one.state() for _, verdict in judged for one in verdict.effects]
+            states += found
+            own = f"{tally([v.outcome for _, v in judged])}; cases: {tally(found)}"
             title = f"[{paper.title}]({paper.link})" if paper.link else paper.title
             link = f"{folder.name}/README.md"
             rows = short_table(paper, results, name, link)
-            claims.append(f"## {title} ([page]({link}))\n\n{rows}\n")
-    start = _HEAD.format(claims=tally(outcomes), cases=tally(states))
+            claims.append(f"## {title} ([page]({link}))\n\nClaims: {own}\n\n{rows}\n")
+    against = ", ".join(n for n, v in outcomes if v.outcome == "contradicted")
+    judgements = f"{tally([v.outcome for _, v in outcomes])}; contradicted: {against}"
+    start = _HEAD.format(claims=judgements, cases=tally(states))
     return start + "\n".join(claims) + _AGAIN + again.page() + "\n"
 
 
