@@ -193,8 +193,8 @@ def _dropping(name: str, problem: Problem, method: Settings, *sizes: float) -> C
     """Changes that count less with age."""
     steps = {f"{method['method']}.step-size": sizes}
     other, late = _grid(**steps, timeout=_DEADLINES), _grid(**steps, quorum=_QUORUMS)
-    ends = 0.95, 400
-    return Case(name, problem, method, "dropping", other, late, *ends, 0.7, 20, 20)
+    many = {"tuning": 20, "seeds": 20}
+    return Case(name, problem, method, "dropping", other, late, 0.95, 400, **many)
 
 
 def _retry(name: str, problem: Problem) -> Case:

@@ -227,7 +227,6 @@ def run_alone(
     else:
         layout = Layout.of(parameters)
         x = layout.point(parameters)
-    answer: Any = None
     with np.errstate(over="ignore", invalid="ignore"):
         steps = _begin(client, layout, x, config)
         try:
