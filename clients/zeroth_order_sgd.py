@@ -11,10 +11,9 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedtrellis.domains.atoms.packing import PooledSigns, StreamedSigns, signed
-from fedtrellis.local_steps import answer_bound, sizes_of
+from fedtrellis.local_steps import answer_bound, batch_generator, sizes_of
 from fedtrellis.objectives import Loss
 from fedtrellis.privacy import LocalNoise
-from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layers, Layout
 from fedtrellis.wire.client import StatefulClient, evaluate_objective
 from fedtrellis.wire.summing import ATTEMPT
@@ -88,7 +87,7 @@ class ZerothOrderSGDClient(StatefulClient):
         if tau > 1:  # the steps between are the client's own
             x = x.copy()
         private = LocalNoise.asked_for(config)
-        batches = generator(seed, "mini-batch", self.client_id, server_round)
+        batches = batch_generator(self.client_id, config)
         u: StreamedSigns | PooledSigns = StreamedSigns(seed, server_round, x.size)
         if config["variant"] == "fedkseed":
             chosen = pool_choice(

@@ -14,7 +14,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND, DEADLINE, STEPS
-from fedtrellis.wire.summing import ATTEMPT
+from fedtrellis.wire.summing import ATTEMPT, BATCH_SEED
 
 #: With a robust average a bound is at most this times the clients' median: f is no more
 #: curved than their mean, and one that is far beyond the others is clipped anyway.
@@ -202,14 +202,16 @@ def mini_batches(
     """The mini-batches that a request asks for; None: gradients on all examples.
 
     It asks by a ``batch-size`` above 0, or by a ``batch-fraction`` below 1 of the
-    objective's ``num_examples``. Random numbers derive from the run's seed, the client
-    and the round.
+    objective's ``num_examples``. Random numbers are :func:`batch_generator`'s.
     """
     size = _batch_size(objective, config)
-    if not size:
-        return None
-    rng = generator(config["seed"], "mini-batch", client_id, config["server-round"])
-    return MiniBatches(rng, size)
+    return MiniBatches(batch_generator(client_id, config), size) if size else None
+
+
+def batch_generator(client_id: str, config: Mapping[str, Any]) -> np.random.Generator:
+    """By the run's seed, or in secure sums a node's, the client and the round."""
+    seed = config.get(BATCH_SEED, config["seed"])
+    return generator(seed, "mini-batch", client_id, config["server-round"])
 
 
 def take_steps(

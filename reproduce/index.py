@@ -30,8 +30,10 @@ is on the other side, **open** where the interval has both, and **not tested** w
 fewer than three values (of seeds, mostly) give no interval. A claim **holds** where
 every case is for it, **in part** where some are; without one it is **contradicted** if
 a case is against it, and else **undecided**. What is measured are the means of the
-tested cases. The *protocol* is **the paper's** (its algorithm, measure and sizes),
-**reduced** (smaller or fewer), or **other** (another algorithm, measure or problem).
+tested cases; a bound in brackets that the paper does not give is our reading of its
+words. V.1 and V.2 are FedGiA's linear and logistic regression. The *protocol* is **the
+paper's** (its algorithm, measure and sizes), **reduced** (smaller or fewer), or
+**other** (another algorithm, measure or problem).
 
 An *item* is what `python -m reproduce` takes, with `--data DIR`; `--all --quick` runs
 all of them, small. [All claims](claims.csv) has the paper's words, what is measured and

@@ -62,6 +62,7 @@ from fedtrellis.wire.summing import (
     hidden,
     hides,
     sum_phase,
+    with_secret_batches,
 )
 
 ClientFn = Callable[[Context], Any]
@@ -266,6 +267,8 @@ def serving(
             known.point.setflags(write=False)
             received[key] = known
         memory = memory.take_request(known, request.content, config)
+        if ATTEMPT in config:
+            config = with_secret_batches(context, config)
         model = known
         client: Any = app.client(context)
         clear = function not in SUM_PHASES and ATTEMPT not in config

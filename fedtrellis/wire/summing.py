@@ -24,10 +24,12 @@ from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.protocol import client_identity
+from fedtrellis.wire.protocol import Named, client_identity
 
 #: The entry of a request that asks for a term of a sum.
 ATTEMPT = "sum-attempt"
+#: The entry by which mini-batches are drawn, instead of the run's ``seed``.
+BATCH_SEED = "batch-seed"
 #: The record of a message, and of its reply, that is about sums.
 RECORD = "secure-sum"
 
@@ -71,6 +73,17 @@ def sum_phase(
 def examples_of(client: Any) -> Any:
     """How many examples a client's objective has; None if it does not say."""
     return getattr(getattr(client, "objective", None), "num_examples", None)
+
+
+def with_secret_batches(context: Context, config: Named) -> Named:
+    """A request for a term, with a seed of mini-batches that the server does not know.
+
+    Only where the node has a key: what a simulation computes follows from its seed.
+    """
+    if node_secrets(context).kind == "run":
+        return config
+    seed = _member(context, config).batch_seed
+    return Named("the request's config", {**config, BATCH_SEED: seed})
 
 
 def hidden(

@@ -1,5 +1,6 @@
 """``flwr run`` with Ray, and its agreement with ``python sim.py``."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from threadpoolctl import threadpool_limits
 
 import sim
 from fedtrellis.app.command_line import read_config
+from tests.fedtrellis.wire.test_contract import PLAIN, TASKS
 from tests.harness import history_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
@@ -29,25 +31,13 @@ MORE = {
 }
 #: That which runs every day.
 DAILY = "fedfw, plain"
-TASKS = {
-    "split": "hybrid-svm",
-    "manifold": "kernel-pca",
-    "whole": "linear-regression",
-    "domain": "lasso",
-}
-SETTINGS = {
-    "hyfdca": "hyfdca.tolerance=0.0 hyfdca.secure-sum=false "
-    'hyfdca.encryption="none" hyfdca.exposed="accept"',
-    "fedgia": "fedgia.tolerance=0.0",
-    "feddr": "feddr.local-step-size=1e-5",
-    "projected-fedavg": "projected-fedavg.local-step-size=1e-5",
-}
 
 
 def config_of(case: str) -> str:
     method = case.split(",")[0]
     space = sim.app.registry.methods[method].strategy.space
-    parts = (MORE.get(case, f'method="{method}"'), SETTINGS.get(method, ""))
+    plain = {k: json.dumps(v) for k, v in PLAIN.items() if k.startswith(f"{method}.")}
+    parts = MORE.get(case, f'method="{method}"'), *map("=".join, plain.items())
     return f'task="{TASKS[space]}" {" ".join(parts)} seed=3 rounds={ROUNDS}'
 
 

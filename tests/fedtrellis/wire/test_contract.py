@@ -22,6 +22,7 @@ PLAIN = {
     "hyfdca.tolerance": 0.0,
     "hyfdca.encryption": "none",
     "hyfdca.secure-sum": False,  # its masks are secret, and round differently each time
+    "fedgia.tolerance": 0.0,
     "feddr.local-step-size": 1e-5,
     "projected-fedavg.local-step-size": 1e-5,
 }
