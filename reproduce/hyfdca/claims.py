@@ -111,13 +111,12 @@ def _slower_iterations(found: Results) -> list[Effect]:
 def _encryption(found: Results) -> list[Effect]:
     return [
         ratio(
-            f"{PROBLEMS[name].title}, {label}",
-            [row[method]["encryption"] for row in rows],
-            [row[method]["computation"] for row in rows],
+            PROBLEMS[name].title,
+            [row[PRACTICAL]["encryption"] for row in rows],
+            [row[PRACTICAL]["computation"] for row in rows],
             unit="settings",
         )
         for name, rows in _times(found).items()
-        for method, label in ((PRACTICAL, "the paper's step"), (BUNDLE, "bundle"))
     ]
 
 
