@@ -26,31 +26,29 @@ reproduce --index` computes this page from the stored results.
 
 A claim has *cases*, whose 95 % intervals hold all together: a case is **for** the paper
 where its whole interval is as the paper has it, **against** it where the whole interval
-is on the other side, **open** where the interval has both, and **not tested** where
-fewer than three values (of seeds, mostly) give no interval. A claim **holds** where
-every case is for it, **in part** where some are; without one it is **contradicted** if
-a case is against it, and else **undecided**. What is measured are the means of the
-tested cases; a bound in brackets that the paper does not give is our reading of its
-words. V.1 and V.2 are FedGiA's linear and logistic regression. The *protocol* is **the
-paper's** (its algorithm, measure and sizes), **reduced** (smaller or fewer), or
-**other** (another algorithm, measure or problem).
+is on the other side, **open** otherwise (also a tie), and **not tested** where fewer
+than three values (of seeds, mostly) give no interval; exact numbers need none. A claim
+**holds** where every case is for it, **in part** where some are; without one it is
+**contradicted** if a case is against it, and else **undecided**. What is measured are
+the means of the tested cases; a bound in brackets that the paper does not give is our
+reading of its words. V.1 and V.2 are FedGiA's linear and logistic regression. The
+*protocol* is **the paper's** (its algorithm, measure and sizes), **reduced** (smaller
+or fewer), or **other** (another algorithm, measure or problem).
 
 An *item* is what `python -m reproduce` takes, with `--data DIR`; `--all --quick` runs
 all of them, small. [All claims](claims.csv) has the paper's words, what is measured and
 needed, sizes and minutes; a paper's page links every case, and [figures and
-tables](exhibits.csv) names what reproduces each of them. A stored result whose seeds
-are "unknown" was measured before they were noted down: its lists say how many there
-were, and today's command counts them from 0. Where a claim holds in part, its cases are
-counted apart too by set, data or problem.
+tables](exhibits.csv) names what reproduces each of them. Where a claim holds in part,
+its cases are counted apart too by set, data or problem.
 
 """
 
 _AGAIN = """
 ## Run again
 
-`python -m reproduce PAPER ITEM --first-seed 100 --seeds 3` repeats an item with three
-other seeds. The stored values predict each new mean by Student's interval, at 95 % for
-all cases of an item together.
+`python -m reproduce PAPER ITEM --data DIR --first-seed 1000 --seeds 3` repeats an item
+with three other seeds. The stored values predict each new mean by Student's interval,
+at 95 % for all cases of an item together.
 
 """
 

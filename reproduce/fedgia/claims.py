@@ -119,19 +119,10 @@ def _stabilises(found: Results) -> list[Effect]:
     form, measured = "{:+.3g} rounds", []
     for name in VARIANTS:
         one, five, ten = (np.array(rows[name, k]["broadcasts"]) for k in (1, 5, 10))
-        level = paired("", five, ten).interval()
-        assert level is not None
-        # both ends of the interval of the difference are within one round
-        inside = 1.0 - max(abs(level[0]), abs(level[1]))
-        changed = Effect(
-            f"{name}: changed by 10 instead of 5",
-            [inside],
-            form="{:.3g} rounds",
-            bound=1.0,
-            below=True,
-            exact=True,
-        )
         saved = paired(f"{name}: saved by 5 instead of 1", one, five, form=form)
+        left = (0.5 - np.abs(five - ten) / (one - five)).tolist()
+        case = f"{name}: changed by 10 instead of 5, of that"
+        changed = Effect(case, left, form="{:.2g} of it", bound=0.5, below=True)
         measured += [saved, changed]
     return measured
 
