@@ -335,10 +335,10 @@ class Balance:
         """What a checkpoint needs."""
         penalty = math.nan if self.penalty is None else self.penalty
         marks = zip(clients, self._duals, strict=False)  # none before there is a ρ
+        counts = self._changes, self._answers, self._patience
+        answers = [self._counts[name] for name in clients]
         return {
-            "balance": np.array(
-                [penalty, self._changes, self._answers, self._patience, self._least]
-            ),
+            "balance": np.array([penalty, self._least, *counts, *answers]),
             "balance/z": self._z,
             **{f"{name}/balance/y": y for name, y in marks},
         }
@@ -347,12 +347,14 @@ class Balance:
         self, state: Mapping[str, FloatArray], clients: Sequence[str]
     ) -> None:
         """Inverse of :meth:`state`; a fixed ρ stays what it is."""
-        penalty, *counts, self._least = state["balance"].tolist()
+        penalty, self._least, *counts = state["balance"].tolist()
+        answers = dict(zip(clients, map(int, counts[3:]), strict=True))
         marked = [f"{name}/balance/y" for name in clients]
         if marked[0] in state:
             duals = [np.array(state[key]) for key in marked]
             self._mark(duals, np.array(state["balance/z"]))
-        self._changes, self._answers, self._patience = map(int, counts)
+        self._changes, self._answers, self._patience = map(int, counts[:3])
+        self._counts = Counter(answers)
         if self.fixed is None:
             self.penalty = None if math.isnan(penalty) else penalty
 

@@ -253,16 +253,16 @@ def test_rows_of_logistic_losses_are_found_whatever_the_method() -> None:
     assert away.min(axis=0).max() < 1e-3
 
 
-@pytest.mark.parametrize("secret", [False, True])
+@pytest.mark.parametrize("secret_seed", [False, True])
 def test_mini_batches_of_a_known_seed_tell_rows_apart(
-    tmp_path: Path, secret: bool
+    tmp_path: Path, secret_seed: bool
 ) -> None:
     """Affine answers, too: every row's x xᵀ and x y, less its client's mean of them."""
     rng, (members, size, p, drawn, rounds) = np.random.default_rng(5), (3, 8, 2, 3, 200)
     data = [(rng.standard_normal((size, p)), np.ones(size)) for _ in range(members)]
     losses = [LeastSquares(*one, scale="half-mean") for one in data]
     write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
-    nodes = [{"key-file": str(tmp_path / "key")}] * members if secret else None
+    nodes = [{"key-file": str(tmp_path / "key")}] * members if secret_seed else None
     part: Any = {"batch_fraction": drawn / size, "seed": 0}
     models = averages(losses, np.zeros(p), 1.0, nodes, **part)
     sums = -np.diff(models, axis=0) * members * drawn
@@ -280,8 +280,7 @@ def test_mini_batches_of_a_known_seed_tell_rows_apart(
         true = np.stack([np.outer([*x, y], x) for x, y in zip(A, b, strict=True)])
         true -= true.mean(0)
         missed = np.linalg.norm(own - own.mean(0) - true)
-        # where a node has a seed of its own, 0 is nearer
-        assert missed > np.linalg.norm(true) if secret else missed < 1e-6
+        assert missed > np.linalg.norm(true) if secret_seed else missed < 1e-6
 
 
 def main() -> None:

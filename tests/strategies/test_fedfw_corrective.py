@@ -342,7 +342,9 @@ def test_a_balance_settles(q: float | None, convex: bool, falls: bool) -> None:
         way = rng.standard_normal(4)
         times = (balance.penalty or 0.0) * (q or rng.choice([0.1, 10.0]))
         y, z = y + times * way, z + way
-        balance.observe("01", list(y), z)
+        kept, balance = balance.state("01"), Balance(None, convex)
+        balance.load_state(kept, "01")  # all that it knows
+        balance.observe("01", list(y), z, "01")
         found.append(balance.penalty or 0.0)
     assert (np.diff(found[:8]) != 0.0).any()
     assert (np.diff(found[36:]) < 0.0).any() == falls
