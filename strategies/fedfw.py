@@ -18,13 +18,14 @@ from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
 from fedtrellis.domains.replayed import ReplayedIterate
 from fedtrellis.random import generator
-from fedtrellis.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.server.conversation import Answer
 from fedtrellis.server.rounds import RoundStrategy
 from fedtrellis.settings import SettingsError, entries_of, given, refused, setting
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, sparse_or_dense
 from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
+
+from .schedules import FrankWolfeSchedule, Schedule
 
 Paper = Literal["plain", "augmented", "stochastic"]
 Variant = Literal["corrective", Paper]
@@ -170,7 +171,7 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
     schedule: Schedule | Literal["auto"] = setting(
         None,
         "of the step size",
-        note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
+        note="see :class:`~fedtrellis.strategies.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=Schedule,
     )
@@ -296,7 +297,7 @@ class FedFW(FrankWolfeStrategy):
         None,
         "of step size and penalty; the corrective variant has no steps of a schedule, "
         "and asks only whether F is convex or nonconvex",
-        note="see :class:`~fedtrellis.schedules.FrankWolfeSchedule`",
+        note="see :class:`~fedtrellis.strategies.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=Schedule,
     )

@@ -28,10 +28,10 @@ from fedtrellis.domains.atoms import DenseAtom, SignAtom, SparseAtom, unpack_ato
 from fedtrellis.manifolds import Stiefel
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.random import generator
-from fedtrellis.schedules import Schedule
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, RESTORE, STATUS
 from strategies import FedFW, FirstOrderRFL, NaiveFrankWolfe
+from strategies.schedules import Schedule
 from tests.harness import (
     Array,
     Distance,
