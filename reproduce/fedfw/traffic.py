@@ -56,11 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], int, str]] = {
     "digits, ℓ1": ({"task": "digits"}, 10, ""),
     "digits, ℓ2": ({"task": "digits", "domain": "l2-ball"}, 10, ""),
     "digits, ℓ∞": ({"task": "digits", "domain": "linf-ball"}, 10, ""),
-    "MovieLens-100k, nuclear norm": (
-        {"task": "matrix-completion", "penalty": 1e-5},
-        40,
-        "ml-100k/u.data",
-    ),
+    "completion, nuclear norm": ({"task": "matrix-completion"}, 10, ""),
     "chr12a, Birkhoff": ({"task": "quadratic-assignment"}, 72, ""),
     **{
         f"{name}, {ball}": (
