@@ -411,7 +411,8 @@ class LocalGrid(Grid):
     ) -> tuple[int, int]:
         """Bytes of a request without its records, and of its reply."""
         structure = reply if isinstance(reply, str) else reply.structure
-        key = len(str(server_round)), node_id.bit_length(), kind, structure
+        # Flower has a node's number in bytes of seven bits
+        key = len(str(server_round)), -(-node_id.bit_length() // 7), kind, structure
         if key in self._counted:
             return self._counted[key]
         request = Message(RecordDict(), node_id, kind, group_id=str(server_round))

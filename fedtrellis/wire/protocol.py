@@ -195,8 +195,8 @@ class NodeRequest:
 def _width(value: Any) -> Hashable:
     """What the bytes of a record's item depend on: of numbers not which they are."""
     if type(value) is int:
-        # of seven bits each, one of which is the sign's
-        return max(value, ~value).bit_length()
+        # bytes of seven bits each, one of which is the sign's
+        return (max(value, ~value).bit_length() + 7) // 7
     if isinstance(value, list):
         return tuple(map(_width, value))
     if isinstance(value, bytes):
