@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedtrellis.corrective import Form, Iterate
 from fedtrellis.corrective.consensus import Balance, Consensus, automatic_penalty
+from fedtrellis.corrective.schedules import FrankWolfeSchedule, Schedule
 from fedtrellis.domains import Domain, Product
 from fedtrellis.domains.atoms import Atom, rounding, unpack_atoms
 from fedtrellis.domains.base import alike, describe
@@ -24,8 +25,6 @@ from fedtrellis.settings import SettingsError, entries_of, given, refused, setti
 from fedtrellis.wire.arrays import FloatArray, Layout, array_record, sparse_or_dense
 from fedtrellis.wire.broadcast import Step
 from fedtrellis.wire.flower_internals import log
-
-from .schedules import FrankWolfeSchedule, Schedule
 
 Paper = Literal["plain", "augmented", "stochastic"]
 Variant = Literal["corrective", Paper]
@@ -171,7 +170,7 @@ class NaiveFrankWolfe(FrankWolfeStrategy):
     schedule: Schedule | Literal["auto"] = setting(
         None,
         "of the step size",
-        note="see :class:`~fedtrellis.strategies.schedules.FrankWolfeSchedule`",
+        note="see :class:`~fedtrellis.corrective.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=Schedule,
     )
@@ -297,7 +296,7 @@ class FedFW(FrankWolfeStrategy):
         None,
         "of step size and penalty; the corrective variant has no steps of a schedule, "
         "and asks only whether F is convex or nonconvex",
-        note="see :class:`~fedtrellis.strategies.schedules.FrankWolfeSchedule`",
+        note="see :class:`~fedtrellis.corrective.schedules.FrankWolfeSchedule`",
         auto="convex",
         choices=Schedule,
     )

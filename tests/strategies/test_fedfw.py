@@ -13,6 +13,7 @@ import pytest
 
 from clients import FedFWClient, NaiveFrankWolfeClient
 from fedtrellis import client_app
+from fedtrellis.corrective.schedules import Schedule
 from fedtrellis.domains import (
     BirkhoffPolytope,
     Box,
@@ -31,7 +32,6 @@ from fedtrellis.random import generator
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ARRAYS, CONFIG, RESTORE, STATUS
 from strategies import FedFW, FirstOrderRFL, NaiveFrankWolfe
-from strategies.schedules import Schedule
 from tests.harness import (
     Array,
     Distance,
