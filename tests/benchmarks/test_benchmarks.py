@@ -43,8 +43,8 @@ def test_engines_end_at_one_model() -> None:
 @pytest.mark.parametrize(
     ("name", "deals", "estimators"),
     [
-        ("ccard", ("uneven",), 2),
-        pytest.param("spector", tuple(held_out.DEALS), 1, marks=pytest.mark.slow),
+        ("heart", ("uneven",), 1),
+        pytest.param("statecrime", tuple(held_out.DEALS), 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_held_out_table_ends_as_it_should(
