@@ -341,7 +341,9 @@ def projection_estimate(
     ask, width = values, point.size
     if isinstance(values, Evaluator):
         ask, width = values.repeated(), max(width, values.rows)
-    lengths, again = block_lengths(samples, width), deepcopy(rng)
+    lengths = block_lengths(samples, width)
+    # a copy takes as long as a small function's values
+    again = deepcopy(rng) if len(lengths) > 1 else rng
     evaluations, quotients, u = 0, [], point
     for length in lengths:
         u = directions(rng, length, point.shape)

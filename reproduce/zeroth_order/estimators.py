@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy.linalg import expm
 from fedtrellis.manifolds import Manifold
 from fedtrellis.random import generator
 from fedtrellis.wire.arrays import FloatArray, Layout
-from fedtrellis.zeroth_order import Values, evaluator, projection_estimate
+from fedtrellis.zeroth_order import Values, directions, evaluator
 from reproduce.common import Item, Options
 from reproduce.drawing import new_figure, panel, save, table
 from tasks import make_task
@@ -53,31 +54,37 @@ def exponential(x: FloatArray, v: FloatArray) -> FloatArray:
 
 
 def variants(values: Values, manifold: Manifold, samples: int) -> dict[str, Step]:
-    """One step of gradient descent, by each estimator and its own map onto M."""
+    """One step of gradient descent, by each estimator and its own map onto M.
 
-    def projection(x: FloatArray, rng: np.random.Generator) -> FloatArray:
-        estimate = projection_estimate(
-            values, manifold, x, rng, samples=samples, smoothing=SMOOTHING
-        )
-        # x ← P_M(x − η G)
-        return manifold.project(x - STEP * estimate.gradient)
+    Written alike, without what the library checks: only the formulas differ.
+    """
 
-    def tangent(move: Map) -> Step:
+    def tangent(x: FloatArray, rng: np.random.Generator) -> FloatArray:
+        normal = rng.standard_normal((samples, *x.shape))
+        return manifold.project_tangent(x, normal)
+
+    def sphere(x: FloatArray, rng: np.random.Generator) -> FloatArray:
+        return directions(rng, samples, x.shape)
+
+    def projection(x: FloatArray, v: FloatArray) -> FloatArray:
+        return manifold.project(x + v)
+
+    def by(draw: Step, move: Map, scale: int = 1) -> Step:
         def step(x: FloatArray, rng: np.random.Generator) -> FloatArray:
-            # G = (1/m) Σ_j [F(Retr_x(μ u_j)) − F(x)]/μ · u_j, u_j in T_x M
-            normal = rng.standard_normal((samples, *x.shape))
-            u = manifold.project_tangent(x, normal)
+            u = draw(x, rng)
             f = values(np.concatenate((x[None], move(x, SMOOTHING * u))))
-            gradient = np.tensordot((f[1:] - f[0]) / SMOOTHING, u, 1) / samples
-            # x ← Retr_x(−η G)
-            return move(x, -STEP * gradient)
+            # (7): G = (n/m) Σ_j [F(P_M(x + μ u_j)) − F(x)]/μ · u_j, ‖u_j‖ = 1
+            # (6): G = (1/m) Σ_j [F(Retr_x(μ u_j)) − F(x)]/μ · u_j, u_j in T_x M
+            weights = (f[1:] - f[0]) * (scale / (samples * SMOOTHING))
+            # x ← P_M(x − η G) or Retr_x(−η G)
+            return move(x, -STEP * np.tensordot(weights, u, 1))
 
         return step
 
     return {
-        "(7), projection": projection,
-        "(6), polar": tangent(manifold.retract),
-        "(6), exponential": tangent(exponential),
+        "(7), projection": by(sphere, projection, prod(manifold.shape)),
+        "(6), polar": by(tangent, manifold.retract),
+        "(6), exponential": by(tangent, exponential),
     }
 
 

@@ -213,14 +213,11 @@ def test_a_solver_finds_members_where_the_rank_says_so_and_nowhere_else() -> Non
     assert solver_error(Server("FedAvgGD one step", 5), 2) > 0.01
 
 
-def averages(
-    losses: list[Any], start: Array, size: float, nodes: Any = None, **more: Any
-) -> Array:
+def averages(grid: Any, start: Array, rounds: int, size: float, **more: Any) -> Array:
     """The start and the model after every round of one gradient step, by sums."""
     how: Any = {"local_steps": 1, "step_schedule": "constant", "step_size": size}
     strategy = FedAvgGD(aggregation=SecureSum(), **how, **more)
-    grid = grid_of(FedAvgGDClient, losses, node_configs=nodes)
-    return np.array([start, *play(strategy, grid, start, 200).models])
+    return np.array([start, *play(strategy, grid, start, rounds).models])
 
 
 def test_rows_of_logistic_losses_are_found_whatever_the_method() -> None:
@@ -230,7 +227,8 @@ def test_rows_of_logistic_losses_are_found_whatever_the_method() -> None:
         (2.0 * rng.standard_normal((3, 3)), np.where(rng.random(3) < 0.5, 1, 0))
         for _ in range(MEMBERS)
     ]
-    models = averages([Logistic(*one) for one in data], np.zeros(3), 3.0)[:61]
+    grid = grid_of(FedAvgGDClient, [Logistic(*one) for one in data])
+    models = averages(grid, np.zeros(3), 60, 3.0)
 
     def sums(rows: Array) -> Array:
         found: Array = -(1.0 / (1.0 + np.exp(models[:-1] @ rows.T))) @ rows / len(rows)
@@ -264,7 +262,8 @@ def test_mini_batches_of_a_known_seed_tell_rows_apart(
     write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
     nodes = [{"key-file": str(tmp_path / "key")}] * members if secret_seed else None
     part: Any = {"batch_fraction": drawn / size, "seed": 0}
-    models = averages(losses, np.zeros(p), 1.0, nodes, **part)
+    grid = grid_of(FedAvgGDClient, losses, node_configs=nodes)
+    models = averages(grid, np.zeros(p), rounds, 1.0, **part)
     sums = -np.diff(models, axis=0) * members * drawn
     # ∇f of a row: x xᵀw − x y, whose unknowns are two by two numbers and two
     matrix = np.zeros((rounds, p, members, size, p + 1, p))
