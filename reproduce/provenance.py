@@ -12,8 +12,8 @@ from typing import Any
 
 __all__ = ["KEYS", "Ledger", "origin", "versions"]
 
-#: What every stored result has under ``provenance``; those of today :func:`origin` too.
-KEYS = ("seeds", "settings", "versions")
+#: What every stored result has under ``provenance``, beside its data's digests.
+KEYS = ("seeds", "settings", "versions", "command", "commit", "processor")
 _PACKAGES = ("fedtrellis", "flwr", "numpy", "scipy", "scikit-learn", "torch")
 
 

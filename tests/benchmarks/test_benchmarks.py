@@ -43,7 +43,7 @@ def test_engines_end_at_one_model() -> None:
 @pytest.mark.parametrize(
     ("name", "deals", "estimators"),
     [
-        ("heart", ("uneven",), 1),
+        ("heart", ("iid",), 1),
         pytest.param("statecrime", tuple(held_out.DEALS), 2, marks=pytest.mark.slow),
     ],
 )

@@ -146,11 +146,14 @@ class Trial(NamedTuple):
     output: str
 
 
-# one method every day; the other families are deployed by test_deployed
+# every day the method with the fewest messages, each a process
 @pytest.fixture(
     scope="module",
-    params=[(["fedfw"], 1), pytest.param((FAMILIES, 2), marks=pytest.mark.slow)],
-    ids=["fedfw", "families"],
+    params=[
+        (["first-order-rfl"], 1),
+        pytest.param((FAMILIES, 2), marks=pytest.mark.slow),
+    ],
+    ids=["one", "families"],
 )
 def trial(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -29,16 +29,16 @@ MORE = {
     "fedavg-gd, secure sums": 'method="fedavg-gd" aggregation="secure-sum"',
     "fedgia, secure sums": 'method="fedgia" aggregation="secure-sum"',
 }
-#: That which runs every day.
+#: That which runs every day, with hundreds of nodes and a few rounds.
 DAILY = "fedfw, plain"
 
 
-def config_of(case: str) -> str:
+def config_of(case: str, rounds: int) -> str:
     method = case.split(",")[0]
     space = sim.app.registry.methods[method].strategy.space
     plain = {k: json.dumps(v) for k, v in PLAIN.items() if k.startswith(f"{method}.")}
     parts = MORE.get(case, f'method="{method}"'), *map("=".join, plain.items())
-    return f'task="{TASKS[space]}" {" ".join(parts)} seed=3 rounds={ROUNDS}'
+    return f'task="{TASKS[space]}" {" ".join(parts)} seed=3 rounds={rounds}'
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,18 @@ def config_of(case: str) -> str:
 def test_ray_gives_the_run_that_this_process_gives(
     flower: Flower, tmp_path: Path, case: str
 ) -> None:
-    config = config_of(case)
-    output = flower.run(f'{config} results-dir="{tmp_path}"', 5)
+    nodes, count = (200, 2) if case == DAILY else (5, ROUNDS)
+    config = config_of(case, count)
+    output = flower.run(f'{config} results-dir="{tmp_path}"', nodes, limit=480)
     assert flower.status() == "finished:completed", output[-3000:]
+    assert f"The run goes with {nodes} nodes: the whole federation" in output
     (record,) = tmp_path.iterdir()
     assert "Record: " in output
     settings = {**sim.app.default_config(), **read_config([config])}
-    experiment = sim.app.experiment(settings, 5)
+    experiment = sim.app.experiment(settings, nodes)
     strategy, grid = experiment.strategy(), experiment.grid(encode=True)
     with threadpool_limits(1):  # as Ray has it: BLAS adds up otherwise with more
-        result = strategy.start(grid, experiment.initial_arrays(), num_rounds=ROUNDS)
+        result = strategy.start(grid, experiment.initial_arrays(), num_rounds=count)
     found = np.load(record / "model.npz")
     for name, array in zip(found, result.arrays.to_numpy_ndarrays(), strict=True):
         np.testing.assert_array_equal(found[name], array)
@@ -79,13 +81,3 @@ def test_a_bad_setting_fails_the_run_before_the_first_round(
     assert "task = 'diggits' is not known (did you mean 'digits'?)" in output
     assert flower.status() == "finished:failed"
     assert not list(tmp_path.iterdir())
-
-
-def test_hundreds_of_nodes_take_part_from_round_1(
-    flower: Flower, tmp_path: Path
-) -> None:
-    task = 'method="fedavg-gd" task="linear-regression" linear-regression.features=2'
-    output = flower.run(f'{task} rounds=2 results-dir="{tmp_path}"', 300, limit=480)
-    assert "The run goes with 300 nodes: the whole federation" in output
-    (record,) = tmp_path.iterdir()
-    assert [line["used"] for line in history_of(record)] == [0, 300, 300]
