@@ -60,7 +60,10 @@ METHODS: dict[str, tuple[Files, str]] = {
     "scaffold": ("rows", _ROWS),
     "fedlmo": ("rows", _ROWS),
     # scalars in the clear would show each node's gradient
-    "zeroth-order-sgd": ("rows", f'{_ROWS} aggregation="secure-sum"'),
+    "zeroth-order-sgd": (
+        "rows",
+        f'{_ROWS} aggregation="secure-sum" zeroth-order-sgd.batch-size=0',
+    ),
     "first-order-rfl": ("rows", _COMPONENTS),
     "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),
     "hyfdca": ("hidden blocks", _BLOCKS),

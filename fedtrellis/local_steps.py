@@ -14,7 +14,7 @@ from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.local_work import Descent, Gradient, MiniBatches, Request
 from fedtrellis.wire.protocol import ANSWER_BOUND, DEADLINE, STEPS
-from fedtrellis.wire.summing import ATTEMPT, BATCH_SEED
+from fedtrellis.wire.summing import ATTEMPT
 
 #: With a robust average a bound is at most this times the clients' median: f is no more
 #: curved than their mean, and one that is far beyond the others is clipped anyway.
@@ -209,9 +209,8 @@ def mini_batches(
 
 
 def batch_generator(client_id: str, config: Mapping[str, Any]) -> np.random.Generator:
-    """By the run's seed, or in secure sums a node's, the client and the round."""
-    seed = config.get(BATCH_SEED, config["seed"])
-    return generator(seed, "mini-batch", client_id, config["server-round"])
+    """By the run's seed, the client and the round."""
+    return generator(config["seed"], "mini-batch", client_id, config["server-round"])
 
 
 def take_steps(

@@ -133,7 +133,6 @@ class BlockMember:
                 "begun": [*before, begun],
                 "private": private.private_bytes_raw().hex(),
                 "fresh": private.public_key().public_bytes_raw().hex(),
-                "batch-seed": secrets.randbits(128),
                 # whoever begins anew does so with the same clients
                 "names": content.get("names"),
             }
@@ -204,16 +203,6 @@ class BlockMember:
         """The block, as agreed on; LostKeyError where it is not known."""
         names: list[str] = self._agreed()[0]["names"]
         return names
-
-    @property
-    def batch_seed(self) -> int:
-        """Of this block's mini-batches; LostKeyError where it is not known.
-
-        If the server knew which examples a gradient is of, sums over many rounds would
-        tell rows apart.
-        """
-        seed: int = self._agreed()[0]["batch-seed"]
-        return seed
 
     def answered(self, attempt: bytes) -> Words | None:
         """Return the term that this attempt got, if it is the last that got one.

@@ -57,12 +57,12 @@ from fedtrellis.wire.protocol import (
 from fedtrellis.wire.summing import (
     ATTEMPT,
     SUM_PHASES,
+    check_batches,
     check_exposed,
     examples_of,
     hidden,
     hides,
     sum_phase,
-    with_secret_batches,
 )
 
 ClientFn = Callable[[Context], Any]
@@ -268,7 +268,7 @@ def serving(
             received[key] = known
         memory = memory.take_request(known, request.content, config)
         if ATTEMPT in config:
-            config = with_secret_batches(context, config)
+            check_batches(context, config)
         model = known
         client: Any = app.client(context)
         clear = function not in SUM_PHASES and ATTEMPT not in config

@@ -24,12 +24,10 @@ from fedtrellis.settings import CodedError, SettingsError
 from fedtrellis.wire.arrays import FloatArray, Layout
 from fedtrellis.wire.broadcast import ReceivedModel
 from fedtrellis.wire.flower_internals import log
-from fedtrellis.wire.protocol import Named, client_identity
+from fedtrellis.wire.protocol import client_identity
 
 #: The entry of a request that asks for a term of a sum.
 ATTEMPT = "sum-attempt"
-#: The entry by which mini-batches are drawn, instead of the run's ``seed``.
-BATCH_SEED = "batch-seed"
 #: The record of a message, and of its reply, that is about sums.
 RECORD = "secure-sum"
 
@@ -73,17 +71,6 @@ def sum_phase(
 def examples_of(client: Any) -> Any:
     """How many examples a client's objective has; None if it does not say."""
     return getattr(getattr(client, "objective", None), "num_examples", None)
-
-
-def with_secret_batches(context: Context, config: Named) -> Named:
-    """A request for a term, with a seed of mini-batches that the server does not know.
-
-    Only where the node has a key: what a simulation computes follows from its seed.
-    """
-    if node_secrets(context).kind == "run":
-        return config
-    seed = _member(context, config).batch_seed
-    return Named("the request's config", {**config, BATCH_SEED: seed})
 
 
 def hidden(
@@ -148,6 +135,24 @@ def check_exposed(context: Context, what: str) -> None:
         raise SettingsError(
             f"client {client_identity(context)} has a key, and its {what} would travel "
             "in the clear; its node allows that with exposed = 'accept'"
+        )
+
+
+def check_batches(context: Context, config: Mapping[str, Any]) -> None:
+    """Refuse mini-batches in a sum without noise by a node that has a key.
+
+    Sums over mini-batches single out rows, whatever the batches are drawn by.
+    """
+    drawn = config.get("batch-size", 0) or config.get("batch-fraction", 1.0) < 1.0
+    if not drawn or config["sum-deviation"]:
+        return
+    node = node_secrets(context)
+    choice = node.choice("mini-batches", ("refuse", "accept"))
+    if node.kind != "run" and choice == "refuse":
+        raise SettingsError(
+            f"client {client_identity(context)} has a key, and sums over mini-batches "
+            "single out rows: set batch-size = 0 or batch-fraction = 1, or noise; its "
+            "node allows them with mini-batches = 'accept'"
         )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.spatial import cKDTree
 
 import clients
 import strategies
@@ -29,7 +30,7 @@ from fedtrellis.domains import L1Ball
 from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic
-from fedtrellis.random import generator
+from fedtrellis.settings import SettingsError
 from strategies import FedAvgGD
 from tests.harness import Array, grid_of, play
 
@@ -213,10 +214,12 @@ def test_a_solver_finds_members_where_the_rank_says_so_and_nowhere_else() -> Non
     assert solver_error(Server("FedAvgGD one step", 5), 2) > 0.01
 
 
-def averages(grid: Any, start: Array, rounds: int, size: float, **more: Any) -> Array:
+def averages(
+    grid: Any, start: Array, rounds: int, size: float, rule: Any = None, **more: Any
+) -> Array:
     """The start and the model after every round of one gradient step, by sums."""
     how: Any = {"local_steps": 1, "step_schedule": "constant", "step_size": size}
-    strategy = FedAvgGD(aggregation=SecureSum(), **how, **more)
+    strategy = FedAvgGD(aggregation=rule or SecureSum(), **how, **more)
     return np.array([start, *play(strategy, grid, start, rounds).models])
 
 
@@ -251,35 +254,51 @@ def test_rows_of_logistic_losses_are_found_whatever_the_method() -> None:
     assert away.min(axis=0).max() < 1e-3
 
 
-@pytest.mark.parametrize("secret_seed", [False, True])
-def test_mini_batches_of_a_known_seed_tell_rows_apart(
-    tmp_path: Path, secret_seed: bool
-) -> None:
-    """Affine answers, too: every row's x xᵀ and x y, less its client's mean of them."""
-    rng, (members, size, p, drawn, rounds) = np.random.default_rng(5), (3, 8, 2, 3, 200)
-    data = [(rng.standard_normal((size, p)), np.ones(size)) for _ in range(members)]
+def test_sums_over_mini_batches_single_out_rows_whatever_draws_them() -> None:
+    """Affine answers, too: differences of sums that come often are of two rows."""
+    rng, size, step = np.random.default_rng(5), 6, 1e-8
+    data = [(rng.standard_normal((size, P)), np.ones(size)) for _ in range(MEMBERS)]
     losses = [LeastSquares(*one, scale="half-mean") for one in data]
+    seen: list[Array] = []
+
+    class Sums(SecureSum):
+        def total(self, members: Any, least: int) -> Array:
+            seen.append(super().total(members, least))
+            return seen[-1].copy()
+
+    grid = grid_of(FedAvgGDClient, losses)
+    averages(grid, np.zeros(P), 700, step, rule=Sums(), batch_fraction=1 / size)
+    # a sum of a row's gradient of each client: 6³ of them
+    sums = np.unique(np.round(np.array(seen) / step, 3), axis=0)
+    apart = (sums[:, None] - sums).reshape(-1, P)
+    often = cKDTree(apart).query_ball_point(apart, 2e-3, return_length=True)
+    # two rows' of a client come 6² times, a sum of such differences 6 times
+    found = apart[(often > 12) & (np.abs(apart).max(axis=1) > 2e-3)]
+    # ∇f(0) = −x y of a row
+    rows = [-A * b[:, None] for A, b in data]
+    true = np.concatenate([(r[:, None] - r).reshape(-1, P) for r in rows])
+    true = true[true.any(axis=1)]
+    away = np.abs(true[:, None] - found).max(axis=2)
+    assert away.min(axis=1).max() < 3e-3  # all of them
+    assert away.min(axis=0).max() < 3e-3  # and nothing else
+
+
+def test_a_node_with_a_key_refuses_mini_batches_in_sums(tmp_path: Path) -> None:
     write_key_pair(tmp_path / "key", tmp_path / "context", "stream")
-    nodes = [{"key-file": str(tmp_path / "key")}] * members if secret_seed else None
-    part: Any = {"batch_fraction": drawn / size, "seed": 0}
-    grid = grid_of(FedAvgGDClient, losses, node_configs=nodes)
-    models = averages(grid, np.zeros(p), rounds, 1.0, **part)
-    sums = -np.diff(models, axis=0) * members * drawn
-    # ∇f of a row: x xᵀw − x y, whose unknowns are two by two numbers and two
-    matrix = np.zeros((rounds, p, members, size, p + 1, p))
-    for r, w in enumerate(models[:-1]):
-        for k in range(members):
-            coins = generator(0, "mini-batch", str(k), r + 1)
-            for i in coins.choice(size, size=drawn, replace=False, shuffle=False):
-                matrix[r, :, k, i] = np.append(w, -1.0)[:, None] * np.eye(p)[:, None]
-    found = np.linalg.lstsq(
-        matrix.reshape(rounds * p, -1), sums.reshape(-1), rcond=1e-11
-    )[0].reshape(members, size, p + 1, p)
-    for (A, b), own in zip(data, found, strict=True):
-        true = np.stack([np.outer([*x, y], x) for x, y in zip(A, b, strict=True)])
-        true -= true.mean(0)
-        missed = np.linalg.norm(own - own.mean(0) - true)
-        assert missed > np.linalg.norm(true) if secret_seed else missed < 1e-6
+    losses = [LeastSquares(np.eye(4), np.ones(4), scale="half-mean")] * MEMBERS
+    node: dict[str, Any] = {"key-file": str(tmp_path / "key")}
+
+    def played(more: dict[str, Any], **how: Any) -> Array:
+        nodes = [{**node, **more, "client-id": str(k)} for k in range(MEMBERS)]
+        grid = grid_of(FedAvgGDClient, losses, node_configs=nodes)
+        return averages(grid, np.zeros(4), 2, 0.1, **how)
+
+    with pytest.raises(SettingsError, match="mini-batches single out rows"):
+        played({}, batch_fraction=0.5)
+    played({"mini-batches": "accept", "releases": "accept"}, batch_fraction=0.5)
+    noise = SecureSum(clip=1.0, noise_multiplier=1.0)
+    played({"releases": "accept"}, batch_fraction=0.5, rule=noise)
+    played({"releases": "accept"})
 
 
 def main() -> None:
