@@ -35,6 +35,7 @@ _ROWS = (
     'task="logistic-regression" logistic-regression.dataset="nodes" '
     "data.features=30 data.examples=569"
 )
+_SUMS = 'aggregation="secure-sum" zeroth-order-sgd.batch-size=0'
 _COMPONENTS = (
     'task="kernel-pca" kernel-pca.dataset="nodes" kernel-pca.scale=false '
     "data.features=30"
@@ -60,10 +61,7 @@ METHODS: dict[str, tuple[Files, str]] = {
     "scaffold": ("rows", _ROWS),
     "fedlmo": ("rows", _ROWS),
     # scalars in the clear would show each node's gradient
-    "zeroth-order-sgd": (
-        "rows",
-        f'{_ROWS} aggregation="secure-sum" zeroth-order-sgd.batch-size=0',
-    ),
+    "zeroth-order-sgd": ("rows", f"{_ROWS} {_SUMS}"),
     "first-order-rfl": ("rows", _COMPONENTS),
     "zeroth-order-rfl": ("rows", f"{_COMPONENTS} zeroth-order-rfl.samples=10"),
     "hyfdca": ("hidden blocks", _BLOCKS),

@@ -153,7 +153,6 @@ class Trial(NamedTuple):
         (["first-order-rfl"], 1),
         pytest.param((FAMILIES, 2), marks=pytest.mark.slow),
     ],
-    ids=["one", "families"],
 )
 def trial(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

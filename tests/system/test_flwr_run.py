@@ -15,8 +15,6 @@ from tests.harness import history_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 
-ROUNDS = 8
-
 
 # What runs besides every method's default: other ways of the wire, and settings that
 # the comparison or so few rounds need.
@@ -51,7 +49,7 @@ def config_of(case: str, rounds: int) -> str:
 def test_ray_gives_the_run_that_this_process_gives(
     flower: Flower, tmp_path: Path, case: str
 ) -> None:
-    nodes, count = (200, 2) if case == DAILY else (5, ROUNDS)
+    nodes, count = (200, 2) if case == DAILY else (5, 8)
     config = config_of(case, count)
     output = flower.run(f'{config} results-dir="{tmp_path}"', nodes, limit=480)
     assert flower.status() == "finished:completed", output[-3000:]
