@@ -95,7 +95,8 @@ class Experiment:
         if task.on_nodes:
             self._check_for_nodes()
             # nodes evaluate where a server would, if they show as much in training
-            if not task.split_data and self.options["aggregation"].exposed == "accept":
+            shown = self.options["aggregation"].exposed == "accept"
+            if shown and not task.split_data and self.options["privacy"] == "none":
                 every = self.options["client_evaluate_every"]
                 every = every or self.options["evaluate_every"]
                 self.options["client_evaluate_every"] = every

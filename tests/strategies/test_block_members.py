@@ -270,8 +270,7 @@ def test_sums_over_mini_batches_single_out_rows_whatever_draws_them() -> None:
     true = np.concatenate([(A - A[:, None]).reshape(-1, P) for A, _ in data])
     true = true[true.any(axis=1)]
     away = np.abs(true[:, None] - found).max(axis=2)
-    assert away.min(axis=1).max() < 3e-3  # all of them
-    assert away.min(axis=0).max() < 3e-3  # and nothing else
+    assert max(away.min(axis=k).max() for k in (0, 1)) < 3e-3  # all, and no other
 
 
 def test_a_node_with_a_key_refuses_mini_batches_in_sums(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ OWN: dict[str, Any] = {
     "min-nodes": N,
     "data.prepare": False,
 }
+NOISE = {"method": "zeroth-order-sgd", "privacy": "local", "privacy-epsilon": 1.0}
 NAMES = ",".join(f"x{j}" for j in range(30))
 
 
@@ -109,6 +110,7 @@ def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
             "measured on the examples of all nodes",
         ),
         ({"data.features": 3, "stop-metric": "gap"}, "allowed: loss, accuracy"),
+        ({"data.features": 3, **NOISE}, "step_size = 'auto'"),
     ],
 )
 def test_bad_settings(config: dict[str, Any], match: str) -> None:
