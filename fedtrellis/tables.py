@@ -12,6 +12,7 @@ import bz2
 import csv
 import gzip
 import lzma
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,7 +87,7 @@ def read_frame(
     *,
     names: Sequence[str] = (),
     separator: str = "",
-    texts: Iterable[str] = (),
+    texts: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Read a csv file, packed or not: what separates fields and decimals is found out.
 
@@ -104,6 +105,7 @@ def read_frame(
         "dtype": dict.fromkeys(texts, str),
         "na_values": list(_MISSING),
         "skipinitialspace": True,
+        "low_memory": False,  # a column's cells have one kind, in all parts of a file
         "on_bad_lines": "skip" if bad_rows == "drop" else "error",
     }
     if names:
@@ -128,7 +130,8 @@ def read_frame(
         except UnicodeDecodeError:  # as spreadsheets on Windows write it
             encoding = "cp1252"
             frame = read(encoding)
-        cells = frame.select_dtypes(exclude=_NO_TEXTS)
+        cells = frame.drop(columns=[*texts], errors="ignore")
+        cells = cells.select_dtypes(exclude=_NO_TEXTS)
         columns = [cells[name].dropna() for name in cells]
         commas = any(len(c) and c.str.fullmatch(_COMMA).all() for c in columns)
         if commas and options["sep"] != ",":
@@ -182,8 +185,7 @@ def _as_texts(values: pd.Series) -> pd.Series:
     """Return a column's values as texts, whole numbers without a point."""
 
     def text(value: Any) -> str:
-        whole = isinstance(value, float) and value.is_integer()
-        return str(int(value) if whole else value).strip()
+        return re.sub(r"^([-+]?\d+)\.0+$", r"\1", str(value).strip())
 
     return values.map(text, na_action="ignore").astype(object)
 
@@ -460,7 +462,10 @@ class Preparation:
 
         SettingsError: a column is missing, or has a cell that is not of its kind.
         """
-        frame = read_frame(Path(table)) if isinstance(table, str | Path) else table
+        frame: Any = table
+        if isinstance(table, str | Path):
+            texts = [c.name for c in self.columns if c.kind == "category"]
+            frame = read_frame(Path(table), texts=texts)
         for column in self.columns:
             if column.name not in frame:
                 raise SettingsError(f"the table has no column {column.name!r}")
@@ -520,9 +525,7 @@ class TableModel(dict[str, NDArray[Any]]):
     """
 
     def __init__(
-        self,
-        arrays: Mapping[str, NDArray[Any]],
-        about: Mapping[str, Any] | None = None,
+        self, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(arrays)
         self.about = about or {}

@@ -239,6 +239,8 @@ class Classification(ImageTask, NetworkTask):
         False, "go on where some training files of CIFAR-10 or EMNIST are missing"
     )
 
+    suggested = Nonconvex.suggested
+
     @property
     def convex(self) -> bool:  # type: ignore[override]
         """Whether F is convex, as that of no network is."""
@@ -367,7 +369,7 @@ class LowRankNetwork(Nonconvex, ImageTask):
 
     def initial_point(self) -> list[Array]:
         """Return seeded weights and zero biases, on the manifold."""
-        return self._template().initial_point(generator(self.seed, "initial model"))
+        return self._template().draw(generator(self.seed, "initial model"))
 
     @once(8)
     def _template(self) -> LowRankPerceptron:

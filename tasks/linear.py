@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -464,10 +464,6 @@ class LogisticRegression(PartitionedTask):
     def convex(self) -> bool:  # type: ignore[override]
         """Whether F is convex, which its regulariser decides."""
         return self.regularizer == "l2" or self.l2 == 0.0
-
-    def suggestions(self, method: str) -> Mapping[str, Any]:
-        """Return what suits a loss that is not convex; else nothing."""
-        return {} if self.convex else super().suggestions(method)
 
     def check_settings(self) -> None:  # noqa: D102
         self._scaling()

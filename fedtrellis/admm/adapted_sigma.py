@@ -167,6 +167,7 @@ class AdaptedSigma:
         return {
             "first-residual": np.array(self._first_residual),
             "scale": self.scale,
+            "modulus": np.array(self.modulus),
             "adapted": np.array([*flags, self._lowest, self._last, self.residual]),
             "heard": self.answered,
             "silent": self._silent,
@@ -175,7 +176,8 @@ class AdaptedSigma:
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
-        self.scale, self._search = state["scale"], self._fresh_search()
+        self.scale, self.modulus = state["scale"], float(state["modulus"])
+        self._search = self._fresh_search()
         names = self._search.state()
         self._search.load_state({name: state[f"search/{name}"] for name in names})
         self._first_residual = float(state["first-residual"])

@@ -41,7 +41,7 @@ from fedtrellis.app.registry import (
     write_config_block,
 )
 from fedtrellis.files import stamp
-from fedtrellis.server.callbacks import Callback, EarlyStop, JsonLines, Progress
+from fedtrellis.server.callbacks import RISING, Callback, EarlyStop, JsonLines, Progress
 from fedtrellis.server.options import RunOptions
 from fedtrellis.server.records import (
     DEFAULT_NODES,
@@ -210,9 +210,11 @@ class App:
         warnings = experiment.example._warnings()
         reference, point = experiment.reference(), experiment.start_point()
         elsewhere = experiment.options["client_evaluate_every"] > 0
-        if settings.stop_metric and not (task.on_nodes or elsewhere):
-            known = experiment.evaluate(experiment.layout.layers(point))
-            check_choice("stop-metric", settings.stop_metric, known)
+        if settings.stop_metric and not task.on_nodes:
+            known = {*experiment.evaluate(experiment.layout.layers(point))}
+            known |= {*experiment.entry.strategy._measures}
+            known |= {"loss", *task.node_metrics} if elsewhere else set()
+            check_choice("stop-metric", settings.stop_metric, sorted(known))
         record = _record_of(experiment)
         record.reference, record.warnings = reference, warnings
         record.baseline, record.meaning = task.baseline(), task.meaning()
@@ -253,6 +255,9 @@ class App:
                 raise refused(key, config[key], "must be an absolute path")
         if settings.stop_tolerance and not settings.stop_metric:
             why = "has no effect without a stop-metric"
+            raise refused("stop-tolerance", settings.stop_tolerance, why)
+        if settings.stop_metric in RISING and settings.stop_tolerance <= 0.0:
+            why = f"would stop the first round by {settings.stop_metric}"
             raise refused("stop-tolerance", settings.stop_tolerance, why)
         options = parse_values(RunOptions, config)
         make_trackers(settings.track, Path())
@@ -398,9 +403,12 @@ def _ask_for_tables(grid: Grid, timeout: float, asked: str) -> list[Any]:
     content = RecordDict({"config": ConfigRecord({"asked": asked})})
     nodes = grid.get_node_ids()
     requests = [Message(content, node, "query.table") for node in nodes]
+    replies = exchange(grid, requests, timeout, Traffic()).values()
+    if replies and all(isinstance(reply, str) for reply in replies):
+        raise RunError(f"no node's table can be used: {next(iter(replies))}")
     return [
         json.loads(str(cast(ConfigRecord, reply.content["config"])["table"]))
-        for reply in exchange(grid, requests, timeout, Traffic()).values()
+        for reply in replies
         if isinstance(reply, Message)
     ]
 

@@ -93,10 +93,11 @@ class Experiment:
         if method.space == "manifold":
             self.manifold = task.manifold() or Euclidean(self.layout.point_shape)
         if task.on_nodes:
-            self._check_for_nodes()
             # nodes evaluate where a server would, if they show as much in training
             shown = self.options["aggregation"].exposed == "accept"
-            if shown and not task.split_data and self.options["privacy"] == "none":
+            shown &= self.options["privacy"] == "none" and not task.split_data
+            self._check_for_nodes(shown)
+            if shown:
                 every = self.options["client_evaluate_every"]
                 every = every or self.options["evaluate_every"]
                 self.options["client_evaluate_every"] = every
@@ -118,7 +119,7 @@ class Experiment:
         task.check()
         return task
 
-    def _check_for_nodes(self) -> None:
+    def _check_for_nodes(self, shown: bool) -> None:
         """Refuse what needs data on the server, which has none."""
         run, task = self.run, self.task
         unfit = f"does not fit {task.name}.dataset = {task.dataset!r}:"
@@ -126,7 +127,7 @@ class Experiment:
             why = f"{unfit} F* would be that of data which only the nodes have"
             raise refused("reference", run.reference, why, ["false"])
         known = self.entry.strategy._measures
-        if not task.split_data:
+        if shown:
             known = (*known, "loss", *task.node_metrics)
         if run.stop_metric and run.stop_metric not in known:
             why = f"{unfit} nobody can measure it"
@@ -287,9 +288,14 @@ class Experiment:
         task, solved = self.task, self.run.reference
         certified = task.certified_optimum() if solved else None
         if certified is None:
-            known: float | None = task.reference_optimum(self.domain)
+            # a method's h changes what the minimum is
+            h = getattr(self.example, "_h", None)
+            known = None if h else task.reference_optimum(self.domain)
             if known is not None or not solved:
                 return known
+            if task.split_data or h:
+                why = "has no solver for such a penalty, or for bounds"
+                raise refused("reference", solved, why, ["false"])
             if not task.convex or len(self.layout.shapes) > 1:
                 why = "reference = true is for convex tasks and models of one array;"
                 raise SettingsError(f"{why} task {task.name!r} is set to another")

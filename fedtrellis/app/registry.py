@@ -65,7 +65,7 @@ class RunSettings:
     )
     stop_metric: str = setting("", "metric to stop on, such as gap; empty: none")
     stop_tolerance: float = setting(
-        0.0, "stop when the metric is at most this; accuracy, misclassified: at least"
+        0.0, "stop when the metric is at most this, or at least, where more is better"
     )
     timeout: float = setting(600.0, "seconds to wait for answers", above=0.0)
     resume: str = setting("", "record of a run to go on from, an absolute path")

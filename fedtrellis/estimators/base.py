@@ -134,7 +134,8 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         if isinstance(X, list | tuple) and X and all(map(is_frame, X)):
             partitions = read_partitions(X, self.label, targets=False)
-            return partitions.table(list(self.feature_names_in_))[0]
+            names = getattr(self, "feature_names_in_", partitions.names)
+            return partitions.table(list(names))[0]
         return validate_data(
             self, X, accept_sparse="csr", dtype=np.float64, reset=False
         )
@@ -297,11 +298,17 @@ def sparse_regression(
         for part, y in zip(partitions.parts, targets, strict=True)
     ]
     rows, offset, y_square, centre, square = _means(nodes)
+    shift, whole = np.zeros_like(centre), square
     if not model.fit_intercept:
-        centre, offset = np.zeros_like(centre), 0.0
+        centre, offset = shift, 0.0
+    elif not any(sparse.issparse(X) for X, *_ in nodes):
+        # a mean square less a squared mean would lose a small variance
+        shift = centre
+        nodes = [(X - shift, y, s) for X, y, s in nodes]
+        *_, centre, square = _means(nodes)
     spread = square - centre * centre
     # a column that does not vary, but for rounding, has the coefficient 0
-    varies = spread > 1e-14 * square
+    varies = spread > np.maximum(1e-14 * square, 1e-28 * whole)
     # the function's own curvature along w_j
     scale = np.sqrt(np.where(varies, spread, 1.0) + l2)
     # half the mean of (y − b)², a little more where rounding may have taken some
@@ -327,16 +334,15 @@ def sparse_regression(
     scaled[~varies | (np.abs(scaled) <= model.tol * np.abs(scaled).max())] = 0.0
     w = scaled / scale
     end = np.concatenate([np.maximum(scaled, 0.0), np.maximum(-scaled, 0.0)])
-    history = [record.to_dict() for record in strategy.history]
     bound = max(r.metrics.get("lower-bound", -math.inf) for r in strategy.history)
     return Found(
         w,
-        offset - float(centre @ w),
+        offset - float((centre + shift) @ w),
         # the mean of the nodes' f_i is the function
         float(np.mean([f.value(end) for f in objectives])),
         bound,
         at_zero,
-        history,
+        [record.to_dict() for record in strategy.history],
     )
 
 

@@ -32,7 +32,9 @@ class _Scored:
         model: Any = self
         if y is None:
             check_is_fitted(model)
-            partitions = read_partitions(X, model.label)
+            weights: Any = sample_weight
+            partitions = read_partitions(X, model.label, weights=weights)
+            sample_weight = None if weights is None else partitions.weights()
             learnt: Any = getattr(model, "feature_names_in_", None)
             named = partitions.named and learnt is not None
             names = tuple(learnt) if named else partitions.names

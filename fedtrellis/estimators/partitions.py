@@ -167,7 +167,10 @@ def _read(
             table = table.drop(columns=label)
         names = tuple(str(name) for name in table.columns)
         ids = tuple(str(name) for name in table.index)
-        features = check_examples(f"partition {number}", table.to_numpy())
+        # bool beside float, or a nullable dtype, would be objects
+        real = table.select_dtypes(["number", "bool"]).shape == table.shape
+        as_float: Any = {"dtype": np.float64, "na_value": np.nan} if real else {}
+        features = check_examples(f"partition {number}", table.to_numpy(**as_float))
     else:
         features = check_examples(f"partition {number}", table)
         names = tuple(f"x{j}" for j in range(features.shape[1]))
@@ -176,6 +179,8 @@ def _read(
         raise ValueError(f"partition {number} has a column twice")
     count = len(ids)
     if target is not None:
+        if not isinstance(getattr(target, "dtype", np.dtype("O")), np.dtype):
+            target = target.astype(object).where(target.notna(), None)
         target = np.asarray(target)
         if target.shape != (count,):
             what = f"{count} rows and a y of shape {target.shape}"

@@ -81,7 +81,7 @@ class LowRankPerceptron(FiniteSum):
             parts[0] = FixedRank(self.shapes[0], self.bound_on_rank)
         return Product(parts)
 
-    def initial_point(self, rng: np.random.Generator) -> list[Array]:
+    def draw(self, rng: np.random.Generator) -> list[Array]:
         """Draw a model on the manifold, the same for either way to keep W.
 
         W and B have the variance 2/(rows + columns) of Glorot and Bengio (AISTATS

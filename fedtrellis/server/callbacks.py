@@ -31,7 +31,7 @@ CRITERIA = {
 #: Tasks' own measures that are worth a place in a line or a picture.
 QUALITIES = ("accuracy", "rmse", "assignment-cost", "optimality-gap", "misclassified")
 #: Measures of which more is better: of an attack, the images that it changes.
-RISING = ("accuracy", "misclassified")
+RISING = ("accuracy", "explained", "train-accuracy", "train-explained", "misclassified")
 #: How a run ends that was not cut short: the method's own rule says that it is solved,
 #: a callback stopped it, or it had all its rounds.
 ENDINGS = ("converged", "stopped", "round limit")

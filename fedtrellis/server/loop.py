@@ -45,23 +45,14 @@ from fedtrellis.server.callbacks import (
 )
 from fedtrellis.server.conversation import Answer, Conversation, mean_metrics
 from fedtrellis.server.options import AGGREGATIONS, SYNONYMS, RunOptions
-from fedtrellis.server.records import (
-    Checkpoint,
-    beside,
-    write_checkpoint,
-)
+from fedtrellis.server.records import Checkpoint, beside, write_checkpoint
 from fedtrellis.settings import Declared, SettingsError, refused
 from fedtrellis.signals import check_signals, deferred
 from fedtrellis.wire.arrays import FloatArray, Layout, encode, record_arrays
 from fedtrellis.wire.broadcast import ModelBroadcast
 from fedtrellis.wire.exchange import RunError, Traffic, listed
 from fedtrellis.wire.flower_internals import LOGGER_NAME, is_simulation, log
-from fedtrellis.wire.protocol import (
-    EXAMPLES,
-    identity_order,
-    is_count,
-    pack_restore,
-)
+from fedtrellis.wire.protocol import EXAMPLES, identity_order, is_count, pack_restore
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Needs = Literal["sum", "each"]
@@ -885,7 +876,8 @@ class Loop:
         traffic, evaluated = conversation.traffic, dict[str, float]()
         waves = traffic.waves
         every = self.options.client_evaluate_every
-        if every and server_round % every == 0:
+        last = server_round == strategy.num_rounds or strategy.converged()
+        if every and (last or server_round % every == 0):
             with deferred():  # the round is not finished yet, but the state is the next
                 evaluated = strategy._evaluate_clients(server_round)
         conversation.traffic = Traffic(logged=traffic.logged)  # once a run

@@ -118,6 +118,7 @@ def to_toml(config: Mapping[str, Any], in_order: bool = False) -> str:
     """Write a flat run config as TOML that ``--run-config`` takes, sorted or not."""
 
     def written(value: Any) -> str:
+        value = value.item() if isinstance(value, np.generic) else value
         if isinstance(value, float):
             return repr(value)  # JSON's infinities have other names
         # JSON leaves U+007F as it is, TOML does not
@@ -191,10 +192,11 @@ class RunRecord(History):
     def create(cls, parent: Path, name: str, config: Mapping[str, Any]) -> RunRecord:
         """Make a record in a new directory ``TIME-NAME`` under ``parent``."""
         first = parent.expanduser() / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+        first.parent.mkdir(parents=True, exist_ok=True)
         for number in count(1):
             directory = Path(f"{first}-{number}") if number > 1 else first
             with suppress(FileExistsError):
-                directory.mkdir(parents=True)
+                directory.mkdir()
                 break
         return cls(directory, config)
 

@@ -95,15 +95,15 @@ def read_table(path: Path, schema: Schema) -> Table:
 
 
 @once_per_file(64)
-def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
+def _read_labelled(given: tuple[Schema, str, Any], path: Path) -> tuple[Any, Any]:
     """Return a csv or npz file's features and labels, a pandas frame and a series."""
-    schema, bad_rows = given
+    schema, bad_rows, texts = given
     need("pandas", f"{path}, a table,", "data")
     import pandas as pd
 
     if _format(path) == ".csv":
         label = [schema.label_column] * (schema.target == "class")
-        frame = read_frame(path, bad_rows, texts=label)
+        frame = read_frame(path, bad_rows, texts=[*label, *texts])
         apart = schema.label_column, *schema.ignored
         for name in (*apart, *schema.names, *schema.categories):
             if name not in frame:
@@ -132,7 +132,7 @@ def _read_labelled(given: tuple[Schema, str], path: Path) -> tuple[Any, Any]:
 
 def summary_of(schema: Schema, least: int, bad_rows: str, path: Path) -> dict[str, Any]:
     """Return what the owner of a file says of its columns, see ``tables.describe``."""
-    frame = _read_labelled((schema, bad_rows), path)[0]
+    frame = _read_labelled((schema, bad_rows, tuple(schema.categories)), path)[0]
     return describe(frame, least, schema.categories)
 
 
@@ -143,7 +143,9 @@ def read_columns(
 
     Features are unscaled, NaN where a number is missing.
     """
-    frame, entries = _read_labelled((schema, bad_rows), path)
+    # of a category 007 is not 7
+    texts = tuple(c.name for c in columns if c.kind == "category")
+    frame, entries = _read_labelled((schema, bad_rows, texts), path)
     label = as_numbers(entries)[1] if schema.target == "number" else np.zeros(1, bool)
     if label.all():
         fault(

@@ -194,9 +194,11 @@ class Task(ABC):
         known = columns if task.on_file else ()
         for key, entry in keys(DataSettings, "data.").items():
             value = getattr(nodes, entry.name)
-            meant = task.on_nodes or entry.name in known
+            meant = entry.name in known
+            # whose columns nobody prepares
+            meant |= task.on_nodes and not (cls.split_data and entry.name in prepared)
             if not meant and value != entry.default:
-                why = f"is for data that lies on the nodes, not for {cls.name!r} as set"
+                why = f"does not apply to {cls.name!r} as set"
                 raise SettingsError(f"{key} = {value!r} {why}")
         return task
 
@@ -420,7 +422,8 @@ class Task(ABC):
 
         By the names of the strategy's fields.
         """
-        return self.suggested.get(method, {})
+        idle = self.convex and self.suggested is Nonconvex.suggested
+        return {} if idle else self.suggested.get(method, {})
 
     def method_options(self) -> dict[str, Any]:
         """Return what a strategy has to know of the task, by its fields' names."""

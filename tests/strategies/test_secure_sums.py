@@ -33,6 +33,7 @@ from tests.harness import (
     Array,
     Played,
     Recorder,
+    Stop,
     distance,
     grid_of,
     node_states,
@@ -79,9 +80,9 @@ def hidden(**how: Any) -> Any:
     ("case", "more"), [*((case, {}) for case in CASES), ("fedgia", {"sigma": 1.0})]
 )
 def test_the_model_is_the_plain_run_s_over_the_same_blocks(
-    case: str, more: dict[str, Any]
+    case: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Clients lost, answers that come late, and blocks that are drawn."""
+    """Clients lost, answers that come late, blocks that are drawn; and after a stop."""
     apart = APART.match(case)
     lossy: Any = {} if apart else {"faults": FAULTS, "participation": 0.8}
     run = go(case, 12, aggregation=hidden(), last_fault=10, **lossy, **more)
@@ -91,6 +92,11 @@ def test_the_model_is_the_plain_run_s_over_the_same_blocks(
     plain = go(case, 12, sets=run.used, **more)
     assert np.abs(run.model - plain.model).max() < 1e-9
     assert np.abs(run.model - EVERY[case].start).max() > 1e-3
+    whole = go(case, 12, aggregation=hidden(), **more)
+    how: Any = {"aggregation": hidden(), "checkpoint": tmp_path / "c", **more}
+    go(case, 12, callbacks=[Stop(6)], **how)
+    rest = go(case, 12, aggregation=hidden(), resume=tmp_path / "c", **more)
+    assert np.abs(rest.model - whole.model).max() < 1e-9
 
 
 def _heard(

@@ -99,20 +99,14 @@ def test_lasso_s_data_is_what_the_paper_describes() -> None:
     ],
     ids=["factored", "matrix", "full"],
 )
-def test_projected_gradient_learns_on_the_manifold(
+def test_a_network_begins_on_its_manifold(
     settings: dict[str, Any], first: list[Manifold]
 ) -> None:
     made = LowRankNetwork(num_clients=5, seed=0, **settings)
-    manifold, objective = made.manifold(), made.objective()
+    manifold = made.manifold()
     free = [Euclidean(shape) for shape in ((32,), (32, 10), (10,))]
     assert manifold == Product([*first, *free])
     x = Layout(tuple(made.shapes())).point(made.initial_point())
-    before = made.metrics(x)["accuracy"]
-    for _ in range(150):
-        step = -0.2 * manifold.project_tangent(x, objective.gradient(x))
-        x = manifold.retract(x, step)
-    assert before < 0.3
-    assert made.metrics(x)["accuracy"] > 0.88
     assert manifold.contains(x, 1e-10)
 
 

@@ -260,6 +260,7 @@ ONE, TWO = np.zeros((2, 1)), np.zeros((2, 2))
         ([A, pd.concat([B, B])], None, "partition 1 has a sample's index twice"),
         ([A.drop(columns="label"), B], None, "3 samples have a target nowhere, 'i'"),
         ([A, (B, [1, 1, 1])], None, "sample 'i' has two targets"),
+        ([(ONE, pd.Series(["u", None], dtype="string"))], None, "without a target"),
         ([(np.zeros((3, 1)), [0, 1])], None, r"has 3 rows and a y of shape \(2,"),
         ([(ONE, [0, 1]), (TWO, [0, 1])], None, "1 has 2 columns"),
         ([(np.array([[np.nan]]), [0.0])], None, "partition 0 has NaN"),
@@ -270,6 +271,20 @@ def test_what_makes_no_table(nodes: Any, weights: Any, message: str) -> None:
     refused(message, lambda: model.fit(nodes, sample_weight=weights), ValueError)
     why = "FederatedLasso needs whole rows"
     refused(why, lambda: FederatedLasso().fit([A, B]), ValueError)
+
+
+def test_columns_as_pandas_has_them() -> None:
+    """Seconds since 1970, truths and a nullable dtype; a score with weights."""
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"since": 1.7e9 + 30.0 * rng.normal(size=60)})
+    X["truth"], X["count"] = rng.random(60) > 0.5, pd.array(range(60), "Int64")
+    y, s = rng.normal(size=60) + X["count"].to_numpy(float), 1.0 + rng.random(60)
+    nodes, given = [(X[:30], y[:30]), (X[30:], y[30:])], [s[:30], s[30:]]
+    model, alone = FederatedLasso(0.01).fit(nodes), Lasso(0.01, **EXACT)
+    expected = alone.fit(X.astype(float) - [1.7e9, 0, 0], y)
+    assert model.coef_ == pytest.approx(expected.coef_, abs=1e-6)
+    theirs = expected.score(X.astype(float) - [1.7e9, 0, 0], y, s)
+    assert model.score(nodes, sample_weight=given) == pytest.approx(theirs, abs=1e-6)
 
 
 # HyFDCA's clients draw what they propose from a key of the run's own, so that two runs

@@ -237,7 +237,7 @@ def test_values_are_those_of_the_definition(kind: str) -> None:
 
 def test_the_start_is_one_network_on_each_manifold() -> None:
     nets = {k: perceptron(**NETS[k] | {"weight": 1.0}) for k in NETS}
-    starts = {k: f.initial_point(np.random.default_rng(5)) for k, f in nets.items()}
+    starts = {k: f.draw(np.random.default_rng(5)) for k, f in nets.items()}
     for kind, f in nets.items():
         flat = np.concatenate([array.ravel() for array in starts[kind]])
         assert f.manifold().contains(flat, 1e-12)

@@ -106,6 +106,16 @@ KEYS = st.from_regex(r"[a-z][a-z0-9-]{0,10}", fullmatch=True)
 @given(st.dictionaries(KEYS, st.one_of(*SCALARS, st.floats(allow_nan=False))))
 def test_any_config_comes_back_from_its_toml(config: Config) -> None:
     assert same(tomllib.loads(to_toml(config)), config)
+    arrays = {
+        k: v if isinstance(v, str) else np.array(v)[()] for k, v in config.items()
+    }
+    assert to_toml(arrays) == to_toml(config)
+
+
+def test_a_folder_that_is_a_dangling_link_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted" / "runs")
+    with pytest.raises(FileExistsError):
+        RunRecord.create(tmp_path / "runs", "a-run", {})
 
 
 # ------------------------------------------------------------------- what is summed up

@@ -99,7 +99,7 @@ def test_the_rest_of_start_is_as_in_flower(caplog: pytest.LogCaptureFixture) -> 
         "train_config": ConfigRecord({"lr": 0.25, "step-size": 1e9}),
         "evaluate_config": ConfigRecord({"fold": 2}),
     }
-    strategy = Timed(**PLAIN, client_evaluate_every=3)
+    strategy = Timed(**PLAIN, client_evaluate_every=4)
     with caplog.at_level(logging.WARNING, logger="flwr"):
         found = model(strategy, grid(Client), timeout=123.0, **configs)
     assert caplog.text.count("has lr, which no client of fedtrellis reads: step") == 1
