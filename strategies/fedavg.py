@@ -569,6 +569,10 @@ class Scaffold(FedAvgGD):
         """c_i."""
         return {"control": self._controls[client]}
 
+    def _forget(self, clients: Sequence[str]) -> None:
+        super()._forget(clients)
+        self._publish_control()
+
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Inverse of :meth:`state`."""
         super().load_state(state)

@@ -171,6 +171,9 @@ class FedGiA(RoundStrategy):
         if not lower < upper:
             raise refused("lower", lower, f"must be less than upper = {upper}")
         self._h = Separable(self.l1, self.l2, lower, upper)
+        if self.sigma is None and getattr(self.aggregator, "clip", None) is not None:
+            why = "does not apply beside a clip, which would cut what σ comes from"
+            raise refused("sigma", "auto", why, ["numbers above 0"])
 
     def _check_aggregation(self) -> None:
         """Where σ is adapted the z_i of a round are all of one x."""

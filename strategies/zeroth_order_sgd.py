@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -175,8 +176,16 @@ class ZerothOrderSGD(StepsByBounds):
         return {} if known.get(START) == self._mark else {START: self._start}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """r, beside the model or the weights of a pool, which are sent as one."""
-        return {"lipschitz": np.array(self.lipschitz)}
+        """r, and a pool's x_0, beside the model or the pool's weights."""
+        start = {"start": self._start} if self.variant == "fedkseed" else {}
+        return {"lipschitz": np.array(self.lipschitz), **start}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Inverse of :meth:`state`."""
+        super().load_state(state)
+        if self.variant == "fedkseed":
+            self._start = np.array(state["start"])
+            self._mark = mark_of([self._start])
 
     def instruction(self, server_round: int, client: str) -> dict[str, Any]:
         """What a client's steps need."""

@@ -431,6 +431,9 @@ def write_checkpoint(path: Path, strategy: Any, grid: Grid, history: Path) -> No
         "version": broadcast.version,
         "planned-rounds": strategy.planned_rounds,
         "clients": clients,
+        "silent": conversation.silent,
+        "away": sorted(strategy.away),
+        "zeroed": sorted(strategy._zeroed),
     }
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     with history.open("rb") as rounds:
@@ -502,6 +505,8 @@ class Checkpoint:
         for name, saved in meta["clients"].items():
             # its version of the model is left open: whoever has one gets it whole
             conversation.clients[name].used_round = saved["used-round"]
+        conversation.silent = dict(meta["silent"])
+        strategy.away, strategy._zeroed = set(meta["away"]), set(meta["zeroed"])
         # clients that are not set back too may have been through the rounds to come
         # already, with a server that got further
         conversation.epoch = secrets.token_hex(4)

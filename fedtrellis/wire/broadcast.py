@@ -24,12 +24,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedtrellis.domains.atoms import (
-    Atom,
-    SparseAtom,
-    pack_atoms,
-    unpack_atoms,
-)
+from fedtrellis.domains.atoms import Atom, SparseAtom, pack_atoms, unpack_atoms
 from fedtrellis.wire.arrays import (
     ENVELOPE,
     FloatArray,

@@ -14,11 +14,7 @@ from flwr.serverapp import Grid
 
 from fedtrellis.settings import SettingsError
 from fedtrellis.signals import pause, window
-from fedtrellis.wire.flower_internals import (
-    is_simulation,
-    log,
-    message_bytes,
-)
+from fedtrellis.wire.flower_internals import is_simulation, log, message_bytes
 from fedtrellis.wire.protocol import (
     AGREED,
     CONFIG,

@@ -35,14 +35,7 @@ from math import isfinite, sqrt
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedtrellis.wire.arrays import (

@@ -141,7 +141,8 @@ class Method:
         if sets is not None:
             strategy.sample = lambda t: [str(i) for i in sets[t - 1]]
         number = len(sets) if sets else rounds or self.rounds
-        return play(strategy, grid, self.start, number, last_fault=last_fault)
+        start = self.start * (not settings.get("resume"))  # a checkpoint has its own
+        return play(strategy, grid, start, number, last_fault=last_fault)
 
 
 def on(losses: Any, start: Array, rounds: int) -> Callable[..., Method]:

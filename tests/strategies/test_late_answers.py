@@ -114,7 +114,7 @@ def test_a_late_gradient_or_momentum_weighs_less_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_who_is_silent_leaves_f_and_returns(name: str) -> None:
+def test_who_is_silent_leaves_f_and_returns(name: str, tmp_path: Any) -> None:
     """The minimum of the others meanwhile, and of all after its return."""
 
     def delay(index: int, number: int) -> float:
@@ -131,9 +131,13 @@ def test_who_is_silent_leaves_f_and_returns(name: str) -> None:
     assert np.abs(played.model - whole).max() < 1e-6
     # one that never returns is named beside the result
     grid = method.grid(N, delay=lambda i, k: 1e9 if i == 5 and k > 5 * N else 1.0)
-    played = method.play(grid, 250, quorum=5, max_delay=20)
+    how: Any = {"quorum": 5, "max_delay": 20}
+    played = method.play(grid, 250, checkpoint=tmp_path / "c", **how)
     assert np.abs(played.model - rest).max() < 1e-6
     assert "F is of 5 of 6 clients at the end: client 5" in played.strategy.caution
+    grid = method.grid(N, delay=lambda i, k: 1e9 if i == 5 and k > N else 1.0)
+    played = method.play(grid, 260, resume=tmp_path / "c", **how)
+    assert np.abs(played.model - rest).max() < 1e-6
 
 
 def test_solved_means_that_every_member_has_agreed() -> None:

@@ -273,18 +273,17 @@ def test_what_makes_no_table(nodes: Any, weights: Any, message: str) -> None:
     refused(why, lambda: FederatedLasso().fit([A, B]), ValueError)
 
 
-def test_columns_as_pandas_has_them() -> None:
-    """Seconds since 1970, truths and a nullable dtype; a score with weights."""
+def test_seconds_truths_and_a_nullable_dtype_with_weights() -> None:
     rng = np.random.default_rng(0)
     X = pd.DataFrame({"since": 1.7e9 + 30.0 * rng.normal(size=60)})
     X["truth"], X["count"] = rng.random(60) > 0.5, pd.array(range(60), "Int64")
     y, s = rng.normal(size=60) + X["count"].to_numpy(float), 1.0 + rng.random(60)
     nodes, given = [(X[:30], y[:30]), (X[30:], y[30:])], [s[:30], s[30:]]
-    model, alone = FederatedLasso(0.01).fit(nodes), Lasso(0.01, **EXACT)
-    expected = alone.fit(X.astype(float) - [1.7e9, 0, 0], y)
+    model, Z = FederatedLasso(0.01).fit(nodes), X.astype(float) - [1.7e9, 0, 0]
+    expected = Lasso(0.01, **EXACT).fit(Z, y)
     assert model.coef_ == pytest.approx(expected.coef_, abs=1e-6)
-    theirs = expected.score(X.astype(float) - [1.7e9, 0, 0], y, s)
-    assert model.score(nodes, sample_weight=given) == pytest.approx(theirs, abs=1e-6)
+    found = model.score(nodes, sample_weight=given)
+    assert found == pytest.approx(expected.score(Z, y, s), abs=1e-6)
 
 
 # HyFDCA's clients draw what they propose from a key of the run's own, so that two runs
