@@ -186,7 +186,9 @@ def pipeline(model: TableModel) -> Any:
         step(frame.div, other=pd.Timedelta(days=1)),
     ]
     # whole numbers without a point, as categories have them
+    whole: Any = {"to_replace": r"^\s*([-+]?\d+)\.0+\s*$", "value": r"\1"}
     texts = [step(frame.convert_dtypes), step(frame.astype, dtype=str)]
+    texts.append(step(frame.replace, regex=True, **whole))
     parts, b = _parts(model)
     if model.loss not in ("squared", *SHARES):
         why = f"the loss is {model.loss}"
@@ -203,11 +205,11 @@ def pipeline(model: TableModel) -> Any:
             )
             example[name] = [column.categories[0]]
         else:
-            dated = days if column.kind == "date" else []
+            dated = days if column.kind == "date" else [step(frame.astype, dtype=float)]
             filled = SimpleImputer(strategy="constant", fill_value=mean)
             gone = [MissingIndicator(features="all")] * column.missing
             makers += [make_pipeline(*dated, last) for last in (filled, *gone)]
-            example[name] = ["2020-01-01"] if dated else [mean]
+            example[name] = ["2020-01-01"] if column.kind == "date" else [mean]
         steps += [(f"{name} {k}", each, [name]) for k, each in enumerate(makers)]
     regression = model.loss == "squared"
     linear = LinearRegression() if regression else LogisticRegression()

@@ -291,7 +291,7 @@ def agree(
             dropped.append(f"column {name!r} is left out: it is empty")
         elif unlike <= _BAD_SHARE * (rows - gone):
             columns.append(Column(name, "number", missing=missing))
-        elif not sum(s.get("unlike-dates", s["rows"]) for s in of):
+        elif not sum(s.get("unlike-dates", s["rows"] - s["missing"]) for s in of):
             columns.append(Column(name, "date", missing=missing))
         else:
             counts: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -127,6 +128,7 @@ def play(
     weight = best.multiplier if method.penalised else 0.0
     if weight:
         settings = {**settings, method.key(method.penalised): weight}
+    gc.collect()  # the runs before are cycles, which hold their models
     made = experiment(problem, seed, settings, len(spent) - 1)
     seen: list[tuple[float, float]] = []
     evaluating = 0.0

@@ -12,13 +12,7 @@ import scipy  # its parts are loaded when first used
 from numpy.typing import ArrayLike
 
 from fedtrellis.domains.atoms import Atom, DenseAtom, PermutationAtom, RankOneAtom
-from fedtrellis.domains.base import (
-    Domain,
-    FloatArray,
-    NormBall,
-    Places,
-    Shape,
-)
+from fedtrellis.domains.base import Domain, FloatArray, NormBall, Places, Shape
 from fedtrellis.domains.numerics import (
     magnitude,
     positive,

@@ -433,6 +433,10 @@ class NonconvexLogistic(Logistic):
     convex at worst.
     """
 
+    def strong_convexity(self) -> float:
+        """Return 0: the penalty bends downward far from 0."""
+        return 0.0
+
     def _penalty(self, flat: Array) -> Any:
         # ½ Σ_j x_j²/(1 + x_j²), as ½ Σ_j 1/(1 + x_j⁻²) where x_j² would overflow
         with np.errstate(over="ignore", divide="ignore"):

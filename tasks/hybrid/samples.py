@@ -142,9 +142,10 @@ def load_rows(task: HybridTask) -> Samples:
     if dataset == FILE:
         own = task._own_table(task.target)
         # labels that are numbers are classes of these numbers
-        values = [x if isinstance(x, float) else i for i, x in enumerate(own.labels)]
+        numbers = all(isinstance(label, float) for label in own.labels)
+        values = own.labels if numbers else range(len(own.labels))
         classes = np.array(values, dtype=np.float64)
-        known = classes[own.targets.astype(np.intp)] if values else own.targets
+        known = classes[own.targets.astype(np.intp)] if own.labels else own.targets
         return Samples(own.features, known, own.names, weights=own.weights, table=own)
     if dataset == "mnist":
         return _load_mnist(data_path(key, task.path, folder=True), key)

@@ -266,9 +266,8 @@ def test_sums_over_mini_batches_single_out_rows_whatever_draws_them() -> None:
     often = cKDTree(apart).query_ball_point(apart, 2e-3, return_length=True)
     # two rows' of a client come 6² times, a sum of such differences 6 times
     found = apart[(often > 12) & (np.abs(apart).max(axis=1) > 2e-3)]
-    # ∇f(0) = −x of a row with y = 1
     true = np.concatenate([(A - A[:, None]).reshape(-1, P) for A, _ in data])
-    true = true[true.any(axis=1)]
+    true = true[true.any(axis=1)]  # ∇f(0) = −x, as y = 1
     away = np.abs(true[:, None] - found).max(axis=2)
     assert max(away.min(axis=k).max() for k in (0, 1)) < 3e-3  # all, and no other
 

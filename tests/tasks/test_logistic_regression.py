@@ -47,6 +47,8 @@ def test_the_losses_are_the_formulas(regularizer: str, weighting: str) -> None:
         objective = task.client_objective(i)
         assert objective.value(x) == pytest.approx(expected[-1], rel=1e-12)
         assert isinstance(objective, NonconvexLogistic) == (regularizer != "l2")
+        if isinstance(objective, NonconvexLogistic):
+            assert objective.strong_convexity() == 0.0
     assert task.value(x) == pytest.approx(np.mean(expected), rel=1e-12)
     convex = regularizer == "l2"
     assert task.convex == convex

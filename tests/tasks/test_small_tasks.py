@@ -97,7 +97,6 @@ def test_lasso_s_data_is_what_the_paper_describes() -> None:
         # nothing to factor
         ({"full_rank": True}, [Euclidean((64, 32))]),
     ],
-    ids=["factored", "matrix", "full"],
 )
 def test_a_network_begins_on_its_manifold(
     settings: dict[str, Any], first: list[Manifold]

@@ -30,7 +30,7 @@ import sim
 from fedtrellis.app.command_line import read_config
 from fedtrellis.command_line import main
 from fedtrellis.settings import SettingsError
-from fedtrellis.tables import Column, expand
+from fedtrellis.tables import Column, agree, describe, expand
 from tasks.base import DataFileError
 from tasks.data.readers import read_own_table
 from tasks.data.table import Schema
@@ -49,7 +49,7 @@ def frame() -> pd.DataFrame:
         {
             "dose": rng.normal(1e3, 50.0, size).round(3),
             "small": rng.normal(0.0, 1e-3, size).round(6),
-            "colour": rng.choice(["A12", "010", "007"], size),
+            "colour": rng.choice(["A12", "010", "2.0"], size),
             "since": pd.to_datetime("2020-01-01")
             + pd.to_timedelta(rng.integers(0, 900, size), "D"),
             "centre": np.where(np.arange(size) % 120 == 3, "far", "near"),
@@ -214,7 +214,7 @@ def test_a_record_predicts_as_scikit_learn_does(
         best = LogisticRegression(C=C, tol=1e-13, max_iter=10**4)
     theirs = pipeline(best).fit(known, frame[label_of(task)])
     expected = theirs.predict(known.loc[rows.index])
-    names = ["dose", "dose (missing)", "small", "colour=007", "colour=010"]
+    names = ["dose", "dose (missing)", "small", "colour=010", "colour=2"]
     names += ["colour=A12", "since", "centre=near", "centre=(other)"]
     assert list(model.preparation.names()) == names
     if label_of(task) == "price":  # in the target's units
@@ -246,6 +246,7 @@ def test_an_export_needs_nothing_of_ours(
     kept = frame.copy()
     kept.loc[::23, "since"] = pd.NaT
     kept["ward"], kept["number"] = np.arange(len(kept)) % 4, np.arange(len(kept))
+    kept.insert(0, "count", np.arange(len(kept)) % 7)
     kinds = 'data.categories="ward" data.drop="number"'
     made = run(tmp_path, kept, task, f"{FEDFW} radius=20 rounds=20 {kinds}")
     model, record = made.model, str(made.directory)
@@ -278,6 +279,7 @@ def test_an_export_needs_nothing_of_ours(
     assert main(["export", record, "--to", "onnx", "--out", out + ".onnx"]) == 0
     days = pd.to_datetime(rows["since"]) - pd.Timestamp(0)
     given = rows.assign(since=days / pd.Timedelta(days=1), ward=rows["ward"].map(str))
+    given["colour"] = given["colour"].replace("2.0", "2")
     texts = [*TEXTS, "ward"]
     inputs = {
         name: given[[name]].to_numpy(object if name in texts else np.float64)
@@ -415,6 +417,8 @@ def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -
     assert said() is None
     del node["key-file"]
     assert set(said()["columns"]) == {"dose", "small"}
+    own = [describe(frame[[]].assign(since=day), 5) for day in ("2020-12-31", np.nan)]
+    assert agree(own, 5)[0][0].kind == "date"  # one owner's column is empty
     # what four rows have is nobody's to know: least is 5
     plain[:4].to_csv(path, index=False)
     asked["asked"] = json.dumps([asdict(Column("dose", "number"))])
