@@ -146,14 +146,11 @@ class Trial(NamedTuple):
     output: str
 
 
+_FAMILIES = pytest.param((FAMILIES, 2), marks=pytest.mark.slow)
+
+
 # every day the method with the fewest messages, each a process
-@pytest.fixture(
-    scope="module",
-    params=[
-        (["first-order-rfl"], 1),
-        pytest.param((FAMILIES, 2), marks=pytest.mark.slow),
-    ],
-)
+@pytest.fixture(scope="module", params=[(["first-order-rfl"], 1), _FAMILIES])
 def trial(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Trial:
