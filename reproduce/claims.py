@@ -43,8 +43,17 @@ Results = Mapping[str, dict[str, Any]]
 #: What holds of a claim, and what a case of it can be.
 STATES = ("for", "against", "open", "not tested")
 OUTCOMES = ("holds", "in part", "contradicted", "undecided", "not tested")
-#: Parts of cases' names by which a claim's cases are counted apart too.
-GROUPS = (("ℓ1", "ℓ2"), ("MNIST", "News20", "Covtype"), ("V.1", "V.2"))
+_DATA = ("MNIST", "News20", "Covtype")
+#: Words of cases' names by which a claim's cases are counted apart too, by the first
+#: group of which each has some.
+GROUPS = (
+    ("ℓ1", "ℓ2", "ℓ∞", "nuclear norm", "Birkhoff"),
+    ("ℓ1", "ℓ2"),
+    tuple(f"{data}, {of}" for of in ("loss", "accuracy") for data in _DATA),
+    _DATA,
+    ("V.1", "V.2"),
+    ("accuracy lost", "bytes saved"),
+)
 #: How far our experiment is the paper's: its algorithm, measure and sizes; smaller or
 #: fewer; or another algorithm, measure or problem.
 PROTOCOLS = ("the paper's", "reduced", "other")
@@ -250,10 +259,17 @@ class Verdict:
         effects = self.effects
         text = tally([effect.state() for effect in effects])
         for group in GROUPS:
-            parts = [[e.state() for e in effects if k in e.case] for k in group]
-            if self.outcome == "in part" and all(parts):
+            parts = [
+                [
+                    e.state()
+                    for e in effects
+                    if all(k in e.case for k in name.split(", "))
+                ]
+                for name in group
+            ]
+            if self.outcome in ("in part", "contradicted") and all(parts):
                 pairs = zip(group, parts, strict=True)
-                text += "".join(f"; {name}: {tally(part)}" for name, part in pairs)
+                return text + "".join(f"; {name}: {tally(p)}" for name, p in pairs)
         return text
 
 
@@ -351,6 +367,8 @@ def judge(claim: Claim, results: Results) -> Verdict:
     if claim.levels is not None:
         off = [ours - theirs for ours, theirs in claim.levels(results)]
         met = sum(abs(value) <= NEAR for value in off)
-        level = f"{met} of {len(off)} levels within {NEAR:g} points, "
+        level = (
+            f"{met} of {len(off)} accuracies within {NEAR:g} points of the paper's, "
+        )
         level += f"the farthest {max(off, key=abs):+.0f}"
     return Verdict(claim, outcome, effects, level)

@@ -19,24 +19,14 @@ from . import compressed
 from .measure import load_all
 from .methods import METHODS
 from .problems import PROBLEMS
-from .tables import (
-    Cost,
-    Results,
-    details,
-    factors,
-    first_table,
-    markdown,
-)
+from .tables import Cost, Results, details, factors, first_table, markdown
 
 __all__ = ["MEASURED", "PAGE", "files", "parts", "tables", "write"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, MEASURED = DOCS / "matrix.md", DOCS / "measured"
 _WIDEST = 100.0
-_TITLES: dict[Cost, str] = {
-    "gradients": "gradients",
-    "bytes": "bytes, up and down",
-}
+_TITLES: dict[Cost, str] = {"gradients": "gradients", "bytes": "bytes, up and down"}
 
 
 def parts(results: Results) -> dict[str, str]:
@@ -60,7 +50,7 @@ def files(results: Results) -> dict[Path, str]:
     """The data files of the page; of compressed updates once these are all there."""
     numbers = [row for name in results for row in details(results, name)]
     found: dict[Path, list[list[Any]]] = {
-        DOCS / "matrix.csv": [list(numbers[0]), *(list(r.values()) for r in numbers)],
+        DOCS / "matrix.csv": [list(numbers[0]), *(list(r.values()) for r in numbers)]
     }
     stored = load_results(compressed.FILE) if compressed.FILE.is_file() else {}
     if compressed.complete(stored):

@@ -10,15 +10,7 @@ from typing import Any, Literal, get_args
 from .methods import METHODS
 from .problems import PROBLEMS
 
-__all__ = [
-    "COSTS",
-    "Cost",
-    "Results",
-    "details",
-    "factors",
-    "first_table",
-    "markdown",
-]
+__all__ = ["COSTS", "Cost", "Results", "details", "factors", "first_table", "markdown"]
 
 #: By problem, what :mod:`.measure` stores.
 Results = Mapping[str, Mapping[str, Any]]
