@@ -36,10 +36,11 @@ reading of its words. V.1 and V.2 are FedGiA's linear and logistic regression. T
 or fewer), or **other** (another algorithm, measure or problem).
 
 An *item* is what `python -m reproduce` takes, with `--data DIR`; `python -m reproduce
---all --quick --data DIR` runs all of them, small. [All claims](claims.csv) has the paper's words, what is measured and
-needed, sizes and minutes; a paper's page links every case, and [figures and
-tables](exhibits.csv) names what reproduces each of them. Where a claim holds in part,
-or is contradicted, its cases are counted apart too by set, data, measure or problem.
+--all --quick --data DIR` runs all of them, small. [All claims](claims.csv) has the
+paper's words, what is measured and needed, sizes and minutes; a paper's page links
+every case, and [figures and tables](exhibits.csv) names what reproduces each of them.
+Where a claim holds in part, or is contradicted, its cases are counted apart too by set,
+data, measure or problem.
 
 """
 
