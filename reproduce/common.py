@@ -342,9 +342,7 @@ def workers(jobs: int) -> Iterator[Executor]:
 
 
 def execute(
-    runs: Sequence[Run],
-    jobs: int,
-    perform: Callable[[Run], dict[str, Any]] = perform,
+    runs: Sequence[Run], jobs: int, perform: Callable[[Run], dict[str, Any]] = perform
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Perform runs, several at once; results by key."""
     results: dict[tuple[Any, ...], dict[str, Any]] = {}
