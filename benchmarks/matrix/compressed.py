@@ -101,9 +101,6 @@ def _with(name: str, config: Mapping[str, Any]) -> Problem:
     return replace(one, name=f"{name}-{more}", config={**one.config, **config})
 
 
-# classes have no intercept over the ball; without a set it would shorten steps
-_OF_TEXT = {"test-fraction": 0.2, "intercept": False}
-_TEXT = {f"logistic-regression.{key}": value for key, value in _OF_TEXT.items()}
 #: By name.
 CASES: dict[str, Case] = {
     "support": Case(
@@ -136,7 +133,7 @@ CASES: dict[str, Case] = {
         "News20, 1 241 220 entries",
         "test accuracy",
         _accuracy,
-        _with("news20-l1", _TEXT),
+        _with("news20-l1", {"logistic-regression.test-fraction": 0.2}),
         (_fedfw("FedFW, ℓ1 ball"), *_updates(1_241_220)),
         checkpoints=(100_000, 10_000_000),
         rounds=8,

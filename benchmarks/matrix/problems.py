@@ -231,6 +231,7 @@ PROBLEMS: dict[str, Problem] = {
                 "task": "logistic-regression",
                 "logistic-regression.dataset": "file",
                 "logistic-regression.classes": 20,
+                "logistic-regression.intercept": False,  # as over the ball
                 "logistic-regression.test-fraction": 0.0,
                 "logistic-regression.l2": 0.0,
                 "radius": 300.0,
