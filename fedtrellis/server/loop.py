@@ -876,8 +876,11 @@ class Loop:
         traffic, evaluated = conversation.traffic, dict[str, float]()
         waves = traffic.waves
         every = self.options.client_evaluate_every
-        last = server_round == strategy.num_rounds or strategy.converged()
-        if every and (last or server_round % every == 0):
+        due = every and server_round % every == 0
+        # whether it has converged takes some methods a pass over all clients
+        if every and not due:
+            due = server_round == strategy.num_rounds or strategy.converged()
+        if due:
             with deferred():  # the round is not finished yet, but the state is the next
                 evaluated = strategy._evaluate_clients(server_round)
         conversation.traffic = Traffic(logged=traffic.logged)  # once a run

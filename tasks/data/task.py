@@ -423,6 +423,7 @@ class Task(ABC):
 
         By the names of the strategy's fields.
         """
+        # a task that says what suits one that is not convex may be convex as it is set
         idle = self.convex and self.suggested is Nonconvex.suggested
         return {} if idle else self.suggested.get(method, {})
 
