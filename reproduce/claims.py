@@ -45,10 +45,9 @@ STATES = ("for", "against", "open", "not tested")
 OUTCOMES = ("holds", "in part", "contradicted", "undecided", "not tested")
 _DATA = ("MNIST", "News20", "Covtype")
 #: Words of cases' names by which a claim's cases are counted apart too, by the first
-#: group of which each has some.
+#: group of which two have some.
 GROUPS = (
-    ("ℓ1", "ℓ2", "ℓ∞", "nuclear norm", "Birkhoff"),
-    ("ℓ1", "ℓ2"),
+    ("ℓ1", "ℓ2", "ℓ∞", "nuclear", "Birkhoff", "spectrahedron"),
     tuple(f"{data}, {of}" for of in ("loss", "accuracy") for data in _DATA),
     _DATA,
     ("V.1", "V.2"),
@@ -256,21 +255,21 @@ class Verdict:
     @property
     def cases(self) -> str:
         """How many cases there are, and in what states."""
-        effects = self.effects
-        text = tally([effect.state() for effect in effects])
-        for group in GROUPS:
-            parts = [
-                [
-                    e.state()
-                    for e in effects
-                    if all(k in e.case for k in name.split(", "))
-                ]
-                for name in group
-            ]
-            if self.outcome in ("in part", "contradicted") and all(parts):
-                pairs = zip(group, parts, strict=True)
-                return text + "".join(f"; {name}: {tally(p)}" for name, p in pairs)
-        return text
+        return tally([effect.state() for effect in self.effects])
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """The first group that tells cases apart, and what is of each, and of none."""
+        for group in GROUPS if self.outcome in ("in part", "contradicted") else ():
+            parts: dict[str, list[str]] = {name: [] for name in (*group, "others")}
+            for effect in self.effects:
+                found = (
+                    n for n in group if all(w in effect.case for w in n.split(", "))
+                )
+                parts[next(found, "others")].append(effect.state())
+            if sum(bool(parts[name]) for name in group) > 1:
+                return {n: tally(p) if p else "–" for n, p in parts.items()}
+        return {}
 
 
 @dataclass(frozen=True)
@@ -370,5 +369,5 @@ def judge(claim: Claim, results: Results) -> Verdict:
         level = (
             f"{met} of {len(off)} accuracies within {NEAR:g} points of the paper's, "
         )
-        level += f"the farthest {max(off, key=abs):+.0f}"
+        level += f"the farthest {max(off, key=abs):+.0f} points"
     return Verdict(claim, outcome, effects, level)

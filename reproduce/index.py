@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,17 +31,18 @@ is on the other side, **open** otherwise (also a tie), and **not tested** where 
 than three values (of seeds, mostly) give no interval; exact numbers need none. A claim
 **holds** where every case is for it, **in part** where some are; without one it is
 **contradicted** if a case is against it, and else **undecided**. What is measured are
-the means of the tested cases; a bound in brackets that the paper does not give is our
-reading of its words. V.1 and V.2 are FedGiA's linear and logistic regression. The
-*protocol* is **the paper's** (its algorithm, measure and sizes), **reduced** (smaller
-or fewer), or **other** (another algorithm, measure or problem).
+the tested cases' means from the worst, with its interval, to the best, and in brackets
+what is needed; a bound that the paper does not give is marked as ours. V.1 and V.2 are
+FedGiA's linear and logistic regression. The *protocol* is **the paper's** (its
+algorithm, measure and sizes), **reduced** (smaller or fewer), or **other** (another
+algorithm, measure or problem).
 
 An *item* is what `python -m reproduce` takes, with `--data DIR`; `python -m reproduce
 --all --quick --data DIR` runs all of them, small. [All claims](claims.csv) has the
 paper's words, what is measured and needed, sizes and minutes; a paper's page links
 every case, and [figures and tables](exhibits.csv) names what reproduces each of them.
-Where a claim holds in part, or is contradicted, its cases are counted apart too by set,
-data, measure or problem.
+Below a paper's claims stand the cases by set, data, measure or problem (–: no such
+case), where a claim that holds in part, or is contradicted, has several of these.
 
 """
 
@@ -49,7 +51,7 @@ _AGAIN = """
 
 `python -m reproduce PAPER ITEM --data DIR --first-seed 1000 --seeds 3` repeats an item
 with three other seeds. The stored values predict each new mean by Student's interval,
-at 95 % for all cases of an item together.
+at 95 % for all cases of an item together; the table counts the means inside.
 
 """
 
@@ -57,10 +59,12 @@ _CLAIMS = "no. | claim | in the paper's words | outcome | cases | protocol | mea
 _CLAIMS += " | level | the paper's | size | over | minutes"
 _SHORT = (
     "no. | claim | outcome | cases | protocol"
-    " | measured: worst to best (needed) | the paper's | item"
+    " | measured: worst case to best (needed) | the paper's | item"
 )
 #: Against each of which a claim's extremes are shown.
 _BASELINES = ("HybridFedAvg", "HyFEM")
+#: What a claim's measure has of us: "×2 is ours".
+_OURS = re.compile(r"[^(;,]*\bours\b")
 #: Colours of the picture: for the paper, open, against it, not tested.
 _STATES = {"for": 2, "open": 5, "against": 1, "not tested": 3}
 
@@ -86,14 +90,16 @@ def _kinds(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
 
 
 def measured_text(verdict: Verdict, *, short: bool) -> str:
-    """The extremes of each kind of number; if long, with intervals and cases."""
+    """The extremes of each kind of number; if long, with both intervals and cases."""
     texts = []
     for need, several in _kinds(verdict.effects).items():
         ends = [several[0], several[-1]][: len(several)]
         long = " to ".join(f"{e.written()} ({e.case})" for e in ends)
-        means = dict.fromkeys(e.form.format(e.shown(e.mean)) for e in ends)
-        texts.append(f"{' to '.join(means)} ({need})" if short else long)
-    return "; ".join(texts) or "–"
+        best = (e.form.format(e.shown(e.mean)) for e in ends[1:])
+        brief = " to ".join((ends[0].written(), *best))
+        texts.append(f"{brief} ({need})" if short else long)
+    ours = _OURS.findall(verdict.claim.meaning) if short else ()
+    return "; ".join((*texts, *ours)) or "–"
 
 
 def _seeds(verdict: Verdict) -> str:
@@ -157,8 +163,9 @@ def case_table(paper: Paper, results: Results) -> str:
 
 
 def short_table(paper: Paper, results: Results, name: str, page: str) -> str:
-    """A claim a line, with an anchor, and a link to the paper's page."""
+    """A claim a line, with an anchor, and a link to the paper's page; cases apart."""
     lines = []
+    apart: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for number, verdict in numbered(paper, results):
         claim = verdict.claim
         anchor = f'<a id="{number.lower()}"></a>[{number}]({page})'
@@ -167,7 +174,15 @@ def short_table(paper: Paper, results: Results, name: str, page: str) -> str:
         row = (f"**{verdict.outcome}**", verdict.cases, claim.protocol, measured)
         item = f"`{name} {' '.join(claim.items)}`"
         lines.append((anchor, claim.short, *row, claim.theirs, item))
-    return table(_SHORT, lines)
+        if counts := verdict.apart:
+            named = {"no.": number, "claim": claim.short} | counts
+            apart.setdefault(tuple(named), []).append(named)
+    tables = [table(_SHORT, lines)]
+    for names, rows in apart.items():
+        used = [name for name in names if {row[name] for row in rows} != {"–"}]
+        body = ([row[name] for name in used] for row in rows)
+        tables.append(table(" | ".join(used), body))
+    return "\n\n".join(tables)
 
 
 def picture(papers: dict[str, tuple[tuple[Paper, ...], Path]], out: Path) -> None:

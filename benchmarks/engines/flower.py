@@ -171,11 +171,7 @@ def _start(strategy: Strategy, grid: Grid, start: ArrayRecord, job: Job) -> list
 
 
 def _on_local_grid(
-    job: Job,
-    *,
-    make: Callable[[Job], list[Any]],
-    torch: bool = False,
-    **options: Any,
+    job: Job, *, make: Callable[[Job], list[Any]], torch: bool = False, **options: Any
 ) -> Callable[[], Run]:
     quiet()
     start = [job.start]

@@ -327,11 +327,7 @@ METHODS: dict[str, Method] = {
         ),
         # rare entries are part of the problem, so its nodes let them be summed
         Method(
-            "hyfdca",
-            "HyFDCA",
-            ("none",),
-            1.0,
-            {"tolerance": 0.0, "exposed": "accept"},
+            "hyfdca", "HyFDCA", ("none",), 1.0, {"tolerance": 0.0, "exposed": "accept"}
         ),
         Method(
             "first-order-rfl",

@@ -102,6 +102,10 @@ def levels(found: Results) -> str:
     return table(f"{head} | why, or what was tried", lines)
 
 
+#: Problems with their sets, where a result names the problem alone.
+SETS = {"LASSO": "LASSO, ℓ1", "digits": "digits, ℓ1", "chr12a": "chr12a, Birkhoff"}
+
+
 def _sparse(found: Results) -> list[Effect]:
     """Bytes of a dense answer over bytes of an oracle's, as Flower encodes them."""
     return [
@@ -158,7 +162,7 @@ def _rate(item: str, power: float) -> Effects:
     """What was fitted, below a power."""
     return lambda found: [
         Effect(
-            f"{row['problem']}, {row['method']}",
+            f"{SETS.get(row['problem'], row['problem'])}, {row['method']}",
             [power - value for value in row["exponents"]],
             form="{:.2f}",
             bound=power,
@@ -172,7 +176,11 @@ def _faster(found: Results) -> list[Effect]:
     """FedFW's remaining error over FedFW+'s after as many rounds."""
     rows = {(row["problem"], row["method"]): row for row in found["rates"]["rows"]}
     measured = [
-        ratio(f"{problem}, F − F*", row["last"], rows[problem, "FedFW+"]["last"])
+        ratio(
+            f"{SETS.get(problem, problem)}, F − F*",
+            row["last"],
+            rows[problem, "FedFW+"]["last"],
+        )
         for (problem, method), row in rows.items()
         if method == "FedFW"
     ]

@@ -94,12 +94,7 @@ EMNIST = {"classification.dataset": "emnist", "dtype": "float32"}
 TABLES = {
     "table-1-synthetic": Table("table 1, synthetic data", SYNTHETIC, seeds=10),
     "table-1-mnist": Table(
-        "table 1, MNIST",
-        MNIST,
-        "mnist",
-        examples=20_000,
-        choice=2000,
-        budget=12,
+        "table 1, MNIST", MNIST, "mnist", examples=20_000, choice=2000, budget=12
     ),
     "table-1-cifar10": Table(
         "table 1, CIFAR-10",

@@ -154,10 +154,7 @@ def _below_the_bound(*theorems: str) -> Callable[[Results], list[Effect]]:
     """The theorem's bound on D* − D(α) over what it bounds, in the worst iteration."""
     return lambda found: [
         Effect(
-            row["setting"],
-            np.log(row["headroom"]).tolist(),
-            form="×{:.3g}",
-            ratio=True,
+            row["setting"], np.log(row["headroom"]).tolist(), form="×{:.3g}", ratio=True
         )
         for row in found["central"]["rows"]
         if row["theorem"] in theorems

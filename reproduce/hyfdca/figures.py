@@ -13,14 +13,7 @@ from reproduce.common import Item, Options, Run, execute
 from reproduce.drawing import legend_below, new_figure, panel, save, table
 from reproduce.tuning import Space, search
 
-from .problems import (
-    AVAILABLE,
-    PROBLEMS,
-    Problem,
-    Split,
-    config_of,
-    present,
-)
+from .problems import AVAILABLE, PROBLEMS, Problem, Split, config_of, present
 from .runs import last_accuracy, last_loss, optimum_of, perform_hybrid
 
 __all__ = ["BUNDLE", "FEDAVG", "HYFEM", "ITEMS", "PRACTICAL", "figure_run", "practical"]

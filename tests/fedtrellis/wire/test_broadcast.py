@@ -118,8 +118,7 @@ CHANGES = (
     seed=st.integers(0, 2**32),
     script=st.lists(
         st.one_of(
-            st.sampled_from(CHANGES),
-            st.tuples(st.integers(0, 2), st.integers(0, 4)),
+            st.sampled_from(CHANGES), st.tuples(st.integers(0, 2), st.integers(0, 4))
         ),
         min_size=1,
         max_size=40,
