@@ -37,12 +37,12 @@ FedGiA's linear and logistic regression. The *protocol* is **the paper's** (its
 algorithm, measure and sizes), **reduced** (smaller or fewer), or **other** (another
 algorithm, measure or problem).
 
-An *item* is what `python -m reproduce` takes, with `--data DIR`; `python -m reproduce
---all --quick --data DIR` runs all of them, small. [All claims](claims.csv) has the
-paper's words, what is measured and needed, sizes and minutes; a paper's page links
-every case, and [figures and tables](exhibits.csv) names what reproduces each of them.
-Below a paper's claims stand the cases by set, data, measure or problem (–: no such
-case), where a claim that holds in part, or is contradicted, has several of these.
+`python -m reproduce PAPER ITEM --data DIR` measures an item again, and `python -m
+reproduce --all --quick --data DIR` all of them, small. [All claims](claims.csv) has the
+paper's words, what is measured and needed, sizes, minutes and items; a paper's page
+links every case; [figures and tables](exhibits.csv) names what reproduces each. Below a
+paper's claims stand the cases by set, data, measure or problem (–: no such case), where
+a claim that holds in part, or is contradicted, has several of these.
 
 """
 
@@ -56,10 +56,10 @@ at 95 % for all cases of an item together; the table counts the means inside.
 """
 
 _CLAIMS = "no. | claim | in the paper's words | outcome | cases | protocol | measured"
-_CLAIMS += " | level | the paper's | size | over | minutes"
+_CLAIMS += " | level | the paper's | size | over | minutes | item"
 _SHORT = (
     "no. | claim | outcome | cases | protocol"
-    " | measured: worst case to best (needed) | the paper's | item"
+    " | measured: worst case to best (needed) | the paper's"
 )
 #: Against each of which a claim's extremes are shown.
 _BASELINES = ("HybridFedAvg", "HyFEM")
@@ -133,8 +133,8 @@ def full_rows(paper: Paper, results: Results) -> Iterator[tuple[str, ...]]:
         words = f"“{claim.words}” ({claim.where})"
         measured = f"{claim.meaning}: {measured_text(verdict, short=False)}"
         ours = (verdict.outcome, verdict.cases, claim.protocol, measured, verdict.level)
-        facts = (_seeds(verdict), _minutes(verdict, results))
-        yield (number, claim.short, words, *ours, claim.theirs, claim.size, *facts)
+        facts = (claim.theirs, claim.size, _seeds(verdict), _minutes(verdict, results))
+        yield (number, claim.short, words, *ours, *facts, " ".join(claim.items))
 
 
 def exhibit_row(exhibit: Exhibit, paper: str, results: Results) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def case_table(paper: Paper, results: Results) -> str:
     return table(head, lines)
 
 
-def short_table(paper: Paper, results: Results, name: str, page: str) -> str:
+def short_table(paper: Paper, results: Results, page: str) -> str:
     """A claim a line, with an anchor, and a link to the paper's page; cases apart."""
     lines = []
     apart: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -172,10 +172,9 @@ def short_table(paper: Paper, results: Results, name: str, page: str) -> str:
         measured = measured_text(verdict, short=True)
         measured += verdict.level and f"; {verdict.level}"
         row = (f"**{verdict.outcome}**", verdict.cases, claim.protocol, measured)
-        item = f"`{name} {' '.join(claim.items)}`"
-        lines.append((anchor, claim.short, *row, claim.theirs, item))
+        lines.append((anchor, claim.short, *row, claim.theirs))
         if counts := verdict.apart:
-            named = {"no.": number, "claim": claim.short} | counts
+            named = {"no.": number} | counts
             apart.setdefault(tuple(named), []).append(named)
     tables = [table(_SHORT, lines)]
     for names, rows in apart.items():
@@ -211,7 +210,7 @@ def picture(papers: dict[str, tuple[tuple[Paper, ...], Path]], out: Path) -> Non
 def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
     """The whole page; ``papers`` are papers and folders by name."""
     outcomes, states, claims = [], [], []
-    for name, (several, folder) in papers.items():
+    for several, folder in papers.values():
         results = stored(folder)
         for paper in several:
             judged = numbered(paper, results)
@@ -221,7 +220,7 @@ def page(papers: dict[str, tuple[tuple[Paper, ...], Path]]) -> str:
             own = f"{tally([v.outcome for _, v in judged])}; cases: {tally(found)}"
             title = f"[{paper.title}]({paper.link})" if paper.link else paper.title
             link = f"{folder.name}/README.md"
-            rows = short_table(paper, results, name, link)
+            rows = short_table(paper, results, link)
             claims.append(f"## {title} ([page]({link}))\n\nClaims: {own}\n\n{rows}\n")
     against = ", ".join(n for n, v in outcomes if v.outcome == "contradicted")
     judgements = f"{tally([v.outcome for _, v in outcomes])}; contradicted: {against}"
