@@ -77,7 +77,7 @@ def setting(
     above: float = -inf,
     below: float = inf,
     shown: bool = True,
-    only: Mapping[str, Sequence[str]] | None = None,
+    only: Mapping[str, Sequence[str | None]] | None = None,
 ) -> Any:
     """Declare a setting: a field that Python and run configs can set.
 
@@ -392,7 +392,8 @@ def misplaced(cls: Any, values: Mapping[str, Any], prefix: str = "") -> dict[str
             if settled[name] != defaults[name] and settled[other] not in allowed:
                 found[name] = (
                     f"{prefix}{name} = {settled[name]!r} applies where {prefix}{other} "
-                    f"is {' or '.join(allowed)}; here it is {settled[other]!r}"
+                    f"is {' or '.join(v or 'auto' for v in allowed)}; here it is "
+                    f"{settled[other]!r}"
                 )
     return found
 

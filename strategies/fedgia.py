@@ -111,6 +111,7 @@ class FedGiA(RoundStrategy):
         "clients' Lipschitz constants r_i of ∇f_i, which they are asked for before "
         "round 1 (with a robust average at most twice their median); above 6 in "
         "theory; auto: σ is adapted, see above",
+        only={"sigma": (None,)},
         note="with more than 6 rounds are many. With t ≥ 1 at least the gradient "
         "branch cannot overshoot: its step 1/(σm) is at most 1/r. The paper's "
         "experiments take 0.15 for least squares and max{0.1, (8/n) ln d} for logistic "

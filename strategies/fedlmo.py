@@ -183,7 +183,7 @@ class FedLMO(RoundStrategy):
         "part of the entries that top-k keeps",
         above=0.0,
         maximum=1.0,
-        only={"compressor": ("top-k",)},
+        only={"variant": ("ef21",), "compressor": ("top-k",)},
     )
     rank: int = setting(
         1,

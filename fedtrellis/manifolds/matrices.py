@@ -5,11 +5,7 @@ from typing import ClassVar
 
 from fedtrellis.domains.numerics import positive_integer, thin_svd
 from fedtrellis.domains.singular import polar_factor
-from fedtrellis.manifolds.base import (
-    FloatArray,
-    Manifold,
-    Shape,
-)
+from fedtrellis.manifolds.base import FloatArray, Manifold, Shape
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,7 @@ class Stationary(NamedTuple):
 
 
 def unconstrained_minimum(
-    objective: Any,
-    start: Array,
-    tolerance: float = 1e-9,
-    max_iterations: int = 20_000,
+    objective: Any, start: Array, tolerance: float = 1e-9, max_iterations: int = 20_000
 ) -> Stationary:
     """Minimise a smooth function without a constraint, by L-BFGS.
 

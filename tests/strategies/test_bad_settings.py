@@ -66,7 +66,7 @@ APART = [
     (kind, field.name, other, value)
     for kind, field in FIELDS
     for other, values in (field.metadata.get("only") or {}).items()
-    for value in KINDS[kind].__dataclass_fields__[other].metadata["choices"]
+    for value in KINDS[kind].__dataclass_fields__[other].metadata["choices"] or (0.7,)
     if value not in values
 ]
 
@@ -77,10 +77,10 @@ def make(kind: str, **settings: Any) -> Any:
     fields = made.__dataclass_fields__
     given = {"domain": L1Ball(1.0), "manifold": Sphere((3,))}
     needed = {k: v for k, v in given.items() if k in fields}
-    for name in list(settings):
-        while only := fields[name].metadata.get("only"):
-            ((name, values),) = only.items()
-            needed[name] = values[0]
+    for name in (names := list(settings)):
+        for other, values in (fields[name].metadata.get("only") or {}).items():
+            needed[other] = values[0]
+            names.append(other)
     return made(**{**needed, **settings})
 
 

@@ -353,11 +353,7 @@ def pack_atoms(atoms: Sequence[Atom]) -> list[NDArray[Any]]:
 
 
 def unpack_atoms(
-    arrays: Arrays,
-    shape: Shape,
-    dtype: np.dtype[Any] = FLOAT64,
-    *,
-    drawn: bool = False,
+    arrays: Arrays, shape: Shape, dtype: np.dtype[Any] = FLOAT64, *, drawn: bool = False
 ) -> list[Atom]:
     """Rebuild the atoms that :func:`pack_atoms` stacked, bit for bit.
 
