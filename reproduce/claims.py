@@ -50,8 +50,7 @@ GROUPS = (
     ("ℓ1", "ℓ2", "ℓ∞", "nuclear", "Birkhoff", "spectrahedron"),
     tuple(f"{data}, {of}" for of in ("loss", "accuracy") for data in _DATA),
     _DATA,
-    ("V.1", "V.2"),
-    ("accuracy lost", "bytes saved"),
+    ("V.1, linear", "V.2, logistic"),
 )
 #: How far our experiment is the paper's: its algorithm, measure and sizes; smaller or
 #: fewer; or another algorithm, measure or problem.
@@ -366,8 +365,7 @@ def judge(claim: Claim, results: Results) -> Verdict:
     if claim.levels is not None:
         off = [ours - theirs for ours, theirs in claim.levels(results)]
         met = sum(abs(value) <= NEAR for value in off)
-        level = (
-            f"{met} of {len(off)} accuracies within {NEAR:g} points of the paper's, "
-        )
-        level += f"the farthest {max(off, key=abs):+.0f} points"
+        far = max(off, key=abs)
+        level = f"{met} of {len(off)} accuracies within {NEAR:g} points of the paper's,"
+        level += f" the farthest {abs(far):.0f} {'above' if far > 0.0 else 'below'}"
     return Verdict(claim, outcome, effects, level)

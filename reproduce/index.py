@@ -32,17 +32,16 @@ than three values (of seeds, mostly) give no interval; exact numbers need none. 
 **holds** where every case is for it, **in part** where some are; without one it is
 **contradicted** if a case is against it, and else **undecided**. What is measured are
 the tested cases' means from the worst, with its interval, to the best, and in brackets
-what is needed; a bound that the paper does not give is marked as ours. V.1 and V.2 are
-FedGiA's linear and logistic regression. The *protocol* is **the paper's** (its
-algorithm, measure and sizes), **reduced** (smaller or fewer), or **other** (another
-algorithm, measure or problem).
+what is needed; a bound that the paper does not give is marked as ours. The *protocol*
+is **the paper's** (its algorithm, measure and sizes), **reduced** (smaller or fewer),
+or **other** (another algorithm, measure or problem).
 
 `python -m reproduce PAPER ITEM --data DIR` measures an item again, and `python -m
 reproduce --all --quick --data DIR` all of them, small. [All claims](claims.csv) has the
 paper's words, what is measured and needed, sizes, minutes and items; a paper's page
-links every case; [figures and tables](exhibits.csv) names what reproduces each. Below a
-paper's claims stand the cases by set, data, measure or problem (–: no such case), where
-a claim that holds in part, or is contradicted, has several of these.
+links every case; [figures and tables](exhibits.csv) names what reproduces each. The
+tables below a paper's claims split the cases of what does not hold by set, data,
+measure or problem (–: no such case), if it has more than one of these.
 
 """
 
@@ -92,14 +91,17 @@ def _kinds(effects: Iterable[Effect]) -> dict[str, list[Effect]]:
 def measured_text(verdict: Verdict, *, short: bool) -> str:
     """The extremes of each kind of number; if long, with both intervals and cases."""
     texts = []
-    for need, several in _kinds(verdict.effects).items():
+    kinds = _kinds(verdict.effects)
+    for need, several in kinds.items():
         ends = [several[0], several[-1]][: len(several)]
         long = " to ".join(f"{e.written()} ({e.case})" for e in ends)
         best = (e.form.format(e.shown(e.mean)) for e in ends[1:])
         brief = " to ".join((ends[0].written(), *best))
+        if len(kinds) > 1:
+            need += f": {tally([effect.state() for effect in several])}"
         texts.append(f"{brief} ({need})" if short else long)
     ours = _OURS.findall(verdict.claim.meaning) if short else ()
-    return "; ".join((*texts, *ours)) or "–"
+    return ("<br>" if short else "; ").join((*texts, *ours)) or "–"
 
 
 def _seeds(verdict: Verdict) -> str:
@@ -170,7 +172,7 @@ def short_table(paper: Paper, results: Results, page: str) -> str:
         claim = verdict.claim
         anchor = f'<a id="{number.lower()}"></a>[{number}]({page})'
         measured = measured_text(verdict, short=True)
-        measured += verdict.level and f"; {verdict.level}"
+        measured += verdict.level and f"<br>{verdict.level}"
         row = (f"**{verdict.outcome}**", verdict.cases, claim.protocol, measured)
         lines.append((anchor, claim.short, *row, claim.theirs))
         if counts := verdict.apart:

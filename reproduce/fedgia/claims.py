@@ -40,7 +40,7 @@ def _tuned(found: Results) -> Iterator[tuple[str, int, dict[str, Any], dict[str,
                 yield name, k0, best, mine[variant]
 
 
-PROBLEMS = {"table-3-v1": "V.1", "table-3-qot": "V.2, qot"}
+PROBLEMS = {"table-3-v1": "V.1, linear", "table-3-qot": "V.2, logistic, qot"}
 
 
 def _pairs(found: Results, what: str, *others: str) -> list[Effect]:
