@@ -185,10 +185,10 @@ def pipeline(model: TableModel) -> Any:
         *(step(frame.apply, **iso), step(frame.sub, other=epoch)),
         step(frame.div, other=pd.Timedelta(days=1)),
     ]
-    # whole numbers without a point, as categories have them
-    whole: Any = {"to_replace": r"^\s*([-+]?\d+)\.0+\s*$", "value": r"\1"}
+    # without blanks around, and whole numbers without a point, as categories are
     texts = [step(frame.convert_dtypes), step(frame.astype, dtype=str)]
-    texts.append(step(frame.replace, regex=True, **whole))
+    for old, new in ((r"^\s+|\s+$", ""), (r"^([-+]?\d+)\.0+$", r"\1")):
+        texts.append(step(frame.replace, to_replace=old, value=new, regex=True))
     parts, b = _parts(model)
     if model.loss not in ("squared", *SHARES):
         why = f"the loss is {model.loss}"

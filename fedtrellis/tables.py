@@ -132,7 +132,7 @@ def read_frame(
             frame = read(encoding)
         cells = frame.drop(columns=[*texts], errors="ignore")
         cells = cells.select_dtypes(exclude=_NO_TEXTS)
-        columns = [cells[name].dropna() for name in cells]
+        columns = [cells[name].dropna().astype(str) for name in cells]
         commas = any(len(c) and c.str.fullmatch(_COMMA).all() for c in columns)
         if commas and options["sep"] != ",":
             frame = read(encoding, decimal=",")
@@ -591,8 +591,7 @@ class TableModel(dict[str, NDArray[Any]]):
     def classes(self) -> NDArray[Any]:
         """The classes' labels, in the order of :meth:`predict_proba`'s columns."""
         labels = self.preparation.classes
-        whole = all(isinstance(x, float) and x.is_integer() for x in labels)
-        return np.array([int(x) for x in labels] if whole else labels)
+        return np.array([x if isinstance(x, str) or x % 1 else int(x) for x in labels])
 
     def predict_proba(self, table: pd.DataFrame | str | Path) -> Array:
         """Return each class's probability, (d, C); SettingsError: there is none."""

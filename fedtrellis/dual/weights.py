@@ -242,12 +242,14 @@ class ColumnScales:
         counts: NDArray[np.int64],
         N: int,
         weights: FloatArray | None = None,
+        free: int = -1,
     ) -> ColumnScales:
         """Find them from Σ x and Σ x² of each column, or from Σ s x and Σ s x².
 
         ``counts`` says of how many of the N samples some holder has the column, and
         ``weights`` Σ s of these; all have shape (p,). A column that not all samples
-        have is not shifted: of the rest nobody could.
+        have is not shifted: of the rest nobody could. Of constant columns the free
+        one, or the last, takes what the means add.
         """
         count: FloatArray = np.maximum(counts, 1)
         if weights is not None:
@@ -257,7 +259,8 @@ class ColumnScales:
         variance = square - mean**2
         everywhere = counts == N
         constant = everywhere & (variance <= _SPREAD**2 * square) & (square > 0.0)
-        first = int(constant.argmax()) if constant.any() else -1
+        first = free % constant.size if constant[free] else int(constant.argmax())
+        first = first if constant.any() else -1
         shifted = everywhere & ~constant & (square > 0.0) & (first >= 0)
         scales = np.sqrt(np.where(shifted, variance, square))
         value = float(mean[first]) if first >= 0 else 1.0

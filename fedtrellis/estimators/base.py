@@ -413,7 +413,7 @@ def dual_ascent(
     start = np.zeros((len(order), classes) if classes > 1 else len(order))
     w = _run(model, strategy, client_fn, count, start, model.max_iter)
     history = [record.to_dict() for record in strategy.history]
-    best = min(r.metrics["primal"] for r in strategy.history if "primal" in r.metrics)
+    best = float(strategy._primals.sum())  # of each class the lowest, as w has them
     gap = strategy.history[-1].metrics.get("duality-gap", math.inf)
     p = len(partitions.names)
     b = w[p] if intercept else np.zeros(start.shape[1:])

@@ -441,14 +441,16 @@ def _scaled_targets(
     """Return (y − centre)/s of each node, centre and s.
 
     Encrypted numbers have a range, and w and b go with the targets' scale. Without an
-    intercept the centre is 0.
+    intercept the centre is 0. A row of weight 0 has no say, and the target 0.
     """
-    y = _numbers(partitions.targets())
-    centre = float(y.mean()) if intercept else 0.0
-    s = float(np.sqrt(np.square(y - centre).mean())) or 1.0
+    y, weights = _numbers(partitions.joined("targets")), partitions.weights()
+    centre = float(np.average(y, weights=weights)) if intercept else 0.0
+    s = float(np.sqrt(np.average(np.square(y - centre), weights=weights)))
+    s = s if s > 1e-14 * abs(centre) else 1.0
+    y = np.where(weights > 0.0, (y - centre) / s, 0.0)
     targets = [
-        None if part.targets is None else (_numbers(part.targets) - centre) / s
-        for part in partitions.parts
+        t if t is None else np.where(known(t), y[rows], np.nan)
+        for _, _, rows, t, _ in partitions.parts
     ]
     return targets, centre, s
 

@@ -103,11 +103,6 @@ class Partitions:
             table[part.rows[:, None], columns] = values
         return table, self.joined("targets")
 
-    def targets(self) -> NDArray[Any]:
-        """Return all targets that there are, of shape (K,) with K at least N."""
-        each = [part.targets for part in self.parts if part.targets is not None]
-        return np.concatenate([targets[known(targets)] for targets in each])
-
 
 def known(target: NDArray[Any]) -> NDArray[np.bool_]:
     """Return where there is a target: neither None nor NaN."""
@@ -168,7 +163,7 @@ def _read(
         names = tuple(str(name) for name in table.columns)
         ids = tuple(str(name) for name in table.index)
         # bool beside float, or a nullable dtype, would be objects
-        real = table.select_dtypes(["number", "bool"]).shape == table.shape
+        real = table.select_dtypes(["number", "bool"], "timedelta").shape == table.shape
         as_float: Any = {"dtype": np.float64, "na_value": np.nan} if real else {}
         features = check_examples(f"partition {number}", table.to_numpy(**as_float))
     else:
@@ -182,6 +177,8 @@ def _read(
         if not isinstance(getattr(target, "dtype", np.dtype("O")), np.dtype):
             target = target.astype(object).where(target.notna(), None)
         target = np.asarray(target)
+        if target.dtype.kind in "mM":
+            raise ValueError(f"partition {number} has a y of times, not of numbers")
         if target.shape != (count,):
             what = f"{count} rows and a y of shape {target.shape}"
             raise ValueError(f"partition {number} has {what}; it must be ({count},)")

@@ -242,7 +242,8 @@ def ask_sums(strategy: HyFDCASettings) -> tuple[ColumnScales | None, FloatArray 
     totals = _totals(strategy, of_parts(rest.reshape(PARTS, T))) if T else None
     if not rows:
         return None, totals
-    return _scales(alignment, of_parts(total.reshape(PARTS, rows, p))), totals
+    found = of_parts(total.reshape(PARTS, rows, p))
+    return _scales(alignment, found, strategy.penalty.free), totals
 
 
 def _totals(strategy: HyFDCASettings, totals: FloatArray) -> FloatArray:
@@ -262,7 +263,7 @@ def _totals(strategy: HyFDCASettings, totals: FloatArray) -> FloatArray:
     return totals
 
 
-def _scales(alignment: Alignment, found: FloatArray) -> ColumnScales:
+def _scales(alignment: Alignment, found: FloatArray, free: int) -> ColumnScales:
     """Means and scales from the sums, if they can be sums of columns."""
     sums, squares, *weights = found
     N = alignment.num_samples
@@ -278,4 +279,5 @@ def _scales(alignment: Alignment, found: FloatArray) -> ColumnScales:
             "the sums of the columns over their holders contradict each other: the "
             "clients were not asked alike, or one of them reports what is not so"
         )
-    return ColumnScales.of(sums, squares, counts, N, weights[0] if weights else None)
+    mass = weights[0] if weights else None
+    return ColumnScales.of(sums, squares, counts, N, mass, free)

@@ -256,8 +256,8 @@ class HybridTask(Task):
         """Return the labels that the model predicts, of those in a file."""
         if self.every_class or self.positive_class == -1:
             return tuple(found)
-        numbered = dict(enumerate(found)) if isinstance(found[-1], str) else {}
-        return ("other", f"{numbered.get(self.positive_class, self.positive_class)}")
+        c = self.positive_class
+        return ("other", found[c] if isinstance(found[-1], str) else c)
 
     def meaning(self) -> dict[str, Any]:
         """Return what a record holds of the model, see :mod:`fedtrellis.tables`."""
