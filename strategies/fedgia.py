@@ -385,11 +385,12 @@ class FedGiA(RoundStrategy):
         return self._residual_of_z() if adapted is None else adapted.residual
 
     def converged(self) -> bool:
-        """Whether the residual is at most n · tolerance."""
+        """Whether the residual is at most n · tolerance, unless it is no gradient's."""
         if self._adapted is not None:
             return self._adapted.stopped
         bound = self.tolerance * self.broadcast.model.size
-        return self.tolerance > 0.0 and self.residual() <= bound
+        solved = self.tolerance > 0.0 and self.residual() <= bound
+        return solved and not self.aggregator.robust
 
     def _diverged(self, risen: str) -> str:
         """A loss that rose and is all of F, or how the residual of a fixed σ did."""

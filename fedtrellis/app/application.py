@@ -230,7 +230,7 @@ class App:
             *make_trackers(settings.track, record.directory),
         ]
         if settings.stop_metric:
-            called.append(EarlyStop(settings.stop_metric, settings.stop_tolerance))
+            called.insert(0, EarlyStop(settings.stop_metric, settings.stop_tolerance))
         with ending_in_order(record):
             strategy = experiment.strategy(
                 callbacks=called, checkpoint=record.checkpoint, resume=resume

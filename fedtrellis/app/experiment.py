@@ -286,15 +286,16 @@ class Experiment:
         from fedtrellis.objectives import reference as central
 
         task, solved = self.task, self.run.reference
-        certified = task.certified_optimum() if solved else None
+        # a method's h, set or columns change what the minimum is
+        own = ("_h", "standardize", "radius")
+        h = any(getattr(self.example, name, None) for name in own)
+        certified = task.certified_optimum() if solved and not h else None
         if certified is None:
-            # a method's h changes what the minimum is
-            h = getattr(self.example, "_h", None)
             known = None if h else task.reference_optimum(self.domain)
             if known is not None or not solved:
                 return known
             if task.split_data or h:
-                why = "has no solver for such a penalty, or for bounds"
+                why = "has no solver for such a penalty, for bounds or scales"
                 raise refused("reference", solved, why, ["false"])
             if not task.convex or len(self.layout.shapes) > 1:
                 why = "reference = true is for convex tasks and models of one array;"

@@ -37,7 +37,7 @@ _DEAD_AFTER, _DEAD = 10, 3.0
 # Way of the multipliers and of z, relative to z, below which ρ stays.
 _STILL = 1e-7
 # The same where z is float32, whose rounding alone moves it by 6e-8 of each entry.
-_STILL_SINGLE = 1e-5
+_STILL_SINGLE = 1e-6
 # Changes after which ρ only rises where F is not convex; windows in which z has to come
 # nearer to standing still, or ρ rises by a factor.
 _SETTLED, _PATIENCE, _RISE = 10, 10, 2.0

@@ -911,7 +911,10 @@ class Loop:
         self.strategy.history.append(record)
         stops = False
         for callback in self.callbacks:  # each gets it, also after a stop
-            stops |= bool(callback.on_round(self.strategy, record))
+            if callback.on_round(self.strategy, record):
+                stops = True  # and who comes after it has the last round evaluated
+                if self.evaluate_fn is not None and not record.evaluation:
+                    record.evaluation = self._evaluate(record.round)
         return stops
 
     def _result(self) -> Result:

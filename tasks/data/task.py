@@ -429,8 +429,9 @@ class Task(ABC):
 
     def method_options(self) -> dict[str, Any]:
         """Return what a strategy has to know of the task, by its fields' names."""
-        equal = self.on_nodes and not self.nodes.examples
-        return {"evaluation_weights": "equal"} if equal else {}
+        # a dealt f_i has n·d_i/d in it, and nodes' is weighed by weigh_evaluation
+        by_examples = self.on_nodes and self.nodes.examples
+        return {} if by_examples else {"evaluation_weights": "equal"}
 
     def option_key(self, name: str) -> str:
         """Return the run-config key of a field, or of one of :meth:`method_options`."""

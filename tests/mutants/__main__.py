@@ -12,10 +12,8 @@ work. Both leave out the tests marked system and slow. A test is chosen if it co
 the changed statement in its own process, or in one forked from it. The results are kept
 in ``--file``; where a drawn line has changed since, ``draw`` them anew.
 
-A parent that has loaded the libraries, but nothing of the project, forks a process for
-each run of tests. There a file of the project is compiled from other text than it has;
-files on the disk stay as they are, so what a test starts as a program of its own is
-unchanged.
+A parent that has loaded the libraries forks a process for each run of tests. There a
+file is compiled from other text than it has on the disk, where programs find it whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Where the library can be changed by one small mistake, and how to find it again.
 
-A place is described by its function and the text of its line, so that it is found again
-after lines around it have moved. Only what runs when a function is
+A place is its function and the text of its line. Only what runs when a function is
 called is changed: no annotation, default, decorator, error text or log line.
 """
 

@@ -27,9 +27,8 @@ TIES = (
 class Difference(NamedTuple):
     """How a part of a result differs from the one recorded.
 
-    The size is relative: of the model see :func:`model_distance`; of a metric it is
-    |a − b| over max(1, |a|); of bytes and counts that of the whole run's. It is inf
-    where one of both lacks the part or they cannot be compared.
+    The size is relative: of the model see :func:`model_distance`; of a metric |a − b|
+    over max(1, |a|); of counts that of the whole run's; inf if one lacks the part.
     """
 
     size: float

@@ -42,11 +42,9 @@ def run_case(case: Mapping[str, Any]) -> dict[str, Any]:
     A case has a ``name``; ``config``, the keys that differ from the defaults;
     ``nodes``; and if there are any, ``node_configs``, ``faults`` (those of
     ``LocalGrid``, and ``encode``) and ``files`` (texts by names, written before the
-    run; ``{files}`` in a setting stands for their folder). The result is either
-    ``error``, its type and its text, and whether it left a ``record``; or ``model``
-    (see :func:`fingerprint`), ``metrics`` (the last of each), and lists with an entry a
-    round: ``up`` and ``down`` in bytes, ``sampled``, ``used``, ``trips``; ``rejected``
-    has reasons and how often.
+    run; ``{files}`` in a setting stands for their folder). The result is ``error``, and
+    whether it left a ``record``; or ``model`` (see :func:`fingerprint`), the last
+    ``metrics``, lists with an entry a round, and ``rejected``: reasons, how often.
     """
     from fedtrellis import LocalGrid
     from sim import app

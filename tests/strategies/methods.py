@@ -81,12 +81,8 @@ class Method:
 
     Attributes
     ----------
-    make : callable
-        Makes the strategy, given further options.
-    client : callable
-        Makes the client of a context and a loss.
-    start : ndarray
-    rounds : int
+    make, client : callable
+        Make the strategy of further options, and the client of a context and a loss.
     losses : sequence
         One for each node, and one that nobody else has.
     rules : tuple of str

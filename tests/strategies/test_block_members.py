@@ -1,10 +1,8 @@
 """Which methods' sums say something of a single member of a block, and which do not.
 
-Three clients have quadratic losses f_i(x) = xᵀH_i x/2 − c_iᵀx that the server does not
-know. It has the sums of their answers over many rounds, at models that vary: are they
-enough to find H_i and c_i? The derivative of all sums by all unknowns says so, by its
-rank, and where it is full a solver finds them. The clients are the real ones, and the
-sums those that the server takes out of their messages. Run as
+Three real clients have losses f_i(x) = xᵀH_i x/2 − c_iᵀx that the server does not know.
+Are the sums that it takes out of their messages enough to find H_i and c_i? The rank
+of the derivative of all sums by all unknowns says so. Run as
 
     python -m tests.strategies.test_block_members > docs/measured/block-members.csv
 """

@@ -1,8 +1,7 @@
 """Corrective FedFW is METHODS §5.1: round for round the plain loop below.
 
-How far it goes and how it knows, and what its clients say of x̄. Sets and losses are
-those of the package, which have tests of their own; steps, searches and the rule for ρ
-are written down once more, matrices whole.
+Sets and losses are the package's, which have tests of their own; all else is written
+down once more, matrices whole.
 """
 
 from __future__ import annotations

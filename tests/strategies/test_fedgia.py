@@ -260,6 +260,9 @@ def test_one_liar_does_not_choose_sigma() -> None:
     huge = liar(np.full(20, 1e12).tobytes(), "2")
     _, x = run(losses, 60, huge, aggregation="median")
     assert error(losses, x) < 0.1
+    # there the z_i of a fixed σ come to rest where ∇F is not small
+    ended, _ = run(losses, 400, aggregation="median", sigma_scale=1.0, tolerance=1e-9)
+    assert (ended.residual() < 2e-8, ended.converged()) == (True, False)
     for told in (b"123", np.full(20, np.nan).tobytes(), np.ones(3).tobytes()):
         with pytest.raises(SettingsError, match="gives no diagonal of 20 numbers"):
             run(losses, 3, liar(told, "0"))

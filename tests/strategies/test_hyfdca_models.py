@@ -199,6 +199,7 @@ def test_a_pipeline_with_an_intercept(case: str) -> None:
     s, λ = fractions(), 0.5 if case == "net" else 0.05
     split = numbers("squared") if case == "net" else classes_split(3, "logistic")
     split = with_weights(raw(split), s)
+    split.X[:, 1] = 5.0  # a constant that is none of the model's
     split.regularization = λ
     options: dict[str, Any] = {"free_feature": split.names[-1], "standardize": True}
     scaler = StandardScaler().fit(split.X[:, :-1], sample_weight=s)

@@ -1,9 +1,4 @@
-"""Attacks on HyFDCA: an honest server with a client's keys, several classes, a liar.
-
-What the sums of several classes give away together that one's alone do not; what a
-client that hands all it has to the server opens; that what hides numbers hides one
-number each, whatever goes wrong on the way; and one client that reports what is not so.
-"""
+"""Attacks on HyFDCA: an honest server with a client's keys, several classes, a liar."""
 
 from __future__ import annotations
 

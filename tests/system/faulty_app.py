@@ -1,9 +1,7 @@
 """The checkout's app, whose nodes can be killed where a test says so.
 
-It is copied into a bundle of its own (:func:`fault_runs.make_bundle`) and takes
-``sim`` from the checkout, which is on the path of all of Flower's processes. A fault
-is a file in the folder ``FEDTRELLIS_FAULTS`` named ``PARTITION-ROUND-TYPE``; it strikes
-once, because whoever meets it renames it first.
+It takes ``sim`` from the checkout, which is on the path of all of Flower's processes. A
+fault is a file of ``FEDTRELLIS_FAULTS``, ``PARTITION-ROUND-TYPE``; it strikes once.
 """
 
 import os

@@ -2,12 +2,8 @@
 
 Every method's family goes through every fault, on a SuperLink with three SuperNodes.
 What should come out is computed in this process by a ``LocalGrid`` which loses the
-replies that the deployed run says it did not use, and the states that died with a
-process.
-Nothing depends on how long anything took: an answer that a busy machine gave too late
-is one more that was lost, on both sides.
-
-Run by ``python -m pytest -k faults -m slow tests/system``.
+replies that the deployed run says it did not use, however late, and the states that
+died with a process.
 """
 
 from collections.abc import Iterator

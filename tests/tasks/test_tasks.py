@@ -225,7 +225,7 @@ def test_what_a_task_gives_is_what_methods_and_clients_take(name: str) -> None:
     if not task.split_data:
         assert parts == {"objective": task.client_objective(1)}
         getattr(parts["objective"], "initial_point", list)()  # zeroth-order clients do
-        assert options == {}
+        assert options == {"evaluation_weights": "equal"}
         return
     assert set(parts) <= set(inspect.signature(HyFDCAClient).parameters)
     for split in (HyFDCA, HyFEM, HybridFedAvg):

@@ -127,6 +127,13 @@ def test_three_classes_are_one_against_the_rest() -> None:
     probability = expected.predict_proba(X)
     assert model.predict_proba(X) == pytest.approx(probability, abs=1e-6)
     assert (model.predict(X) == expected.predict(X)).all()
+    early = FederatedLogisticRegression(max_iter=4)
+    with pytest.warns(ConvergenceWarning):
+        early.fit([(X[::2], y[::2]), (X[1::2], y[1::2])])
+    margins = (2.0 * (y[:, None] == range(3)) - 1.0) * early.decision_function(X)
+    value = 0.5 * (early.coef_**2).sum() + np.logaddexp(0.0, -margins).sum()
+    # each class's w is its best one, not that of one round
+    assert early.objective_ == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -141,15 +148,17 @@ def test_three_classes_are_one_against_the_rest() -> None:
 def test_ridge(
     diabetes: pd.DataFrame, how: str, intercept: bool, weighted: bool
 ) -> None:
-    X, y, nodes = diabetes.drop(columns="label"), diabetes["label"], None
-    s = weights_of(X) if weighted else 1.0 + 0.0 * weights_of(X)
+    s = weights_of(diabetes) if weighted else 1.0 + 0.0 * weights_of(diabetes)
+    # what has no weight has no say, whatever stands there
+    diabetes = diabetes.assign(label=diabetes["label"].where(s > 0.0, 1e9))
+    X, y = diabetes.drop(columns="label"), diabetes["label"]
     expected = Ridge(alpha=3.0, fit_intercept=intercept).fit(X, y, sample_weight=s)
     # a gap of ε lets w be off by √ε: 1e-14 is where rounding begins
     model = FederatedRidge(alpha=3.0, fit_intercept=intercept, tol=2e-14)
     nodes = split(diabetes, how)
     given = [s[node.index].to_numpy() for node in nodes] if weighted else None
     model.fit(nodes, sample_weight=given)
-    check(model, expected, X, y.max(), 2e-6 if weighted else 1e-6)
+    check(model, expected, X, y.median(), 2e-6 if weighted else 1e-6)
     assert model.score(nodes) == pytest.approx(expected.score(X, y), abs=1e-7)
     least = s @ (y - expected.predict(X)) ** 2 + 3.0 * (expected.coef_**2).sum()
     assert model.objective_ == pytest.approx(least, rel=1e-9)
@@ -211,6 +220,8 @@ def test_an_elastic_net_of_columns(diabetes: pd.DataFrame) -> None:
     zeros = {name for name, w in zip(X, expected.coef_, strict=True) if w == 0.0}
     ours = zip(model.feature_names_in_, model.coef_, strict=True)
     assert zeros == {name for name, w in ours if w == 0.0} != set()
+    model.fit(split(diabetes.assign(label=0.1), "columns"))  # a mean that rounds
+    assert model.intercept_ == pytest.approx(0.1)
 
 
 def test_a_support_vector_machine_and_its_probabilities() -> None:
@@ -243,6 +254,7 @@ def test_a_support_vector_machine_and_its_probabilities() -> None:
 A = pd.DataFrame({"a": [0.0, 1.0, 2.0], "label": [0, 1, 1]}, index=["i", "j", "k"])
 B = pd.DataFrame({"b": [3.0, 1.0, 2.0]}, index=["k", "j", "i"])
 ONE, TWO = np.zeros((2, 1)), np.zeros((2, 2))
+TIMES = pd.DataFrame({"a": pd.to_timedelta([0, 1])})
 
 
 @pytest.mark.parametrize(
@@ -263,6 +275,8 @@ ONE, TWO = np.zeros((2, 1)), np.zeros((2, 2))
         ([(ONE, pd.Series(["u", None], dtype="string"))], None, "without a target"),
         ([(np.zeros((3, 1)), [0, 1])], None, r"has 3 rows and a y of shape \(2,"),
         ([(ONE, [0, 1]), (TWO, [0, 1])], None, "1 has 2 columns"),
+        ([(ONE, pd.to_timedelta([0, 1]))], None, "partition 0 has a y of times"),
+        ([(TIMES, [0, 1])], None, "it must be real numbers"),
         ([(np.array([[np.nan]]), [0.0])], None, "partition 0 has NaN"),
     ],
 )

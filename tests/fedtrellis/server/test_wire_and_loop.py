@@ -19,6 +19,7 @@ from flwr.app import (
 from numpy.typing import NDArray
 
 from fedtrellis import LocalGrid, SettingsError, client_app
+from fedtrellis.server.callbacks import Call
 from fedtrellis.server.conversation import mean_metrics, weighted_median
 from fedtrellis.wire.exchange import Reason, Traffic, exchange
 from fedtrellis.wire.protocol import NodeContext
@@ -253,7 +254,8 @@ def test_every_client_takes_part_as_often_as_asked(sampling: Any) -> None:
 # ------------------------------------------------------------ evaluation and stopping
 
 
-def test_the_server_evaluates_before_after_every_k_rounds_and_at_the_end() -> None:
+@pytest.mark.parametrize("rounds", [7, 9])  # all of them, or stopped after 7
+def test_the_server_evaluates_before_every_k_rounds_and_at_the_end(rounds: int) -> None:
     seen: dict[int, float] = {}
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -262,8 +264,8 @@ def test_the_server_evaluates_before_after_every_k_rounds_and_at_the_end() -> No
         found = MetricRecord({"loss": 10.0 - server_round, "many": [1, 2]})
         return None if server_round == 3 else found
 
-    strategy = Steps(evaluate_every=3)
-    result = start(strategy, grid_of(), 7, evaluate_fn=evaluate)
+    strategy = Steps(evaluate_every=3, callbacks=[Call(lambda one: one.round == 7)])
+    result = start(strategy, grid_of(), rounds, evaluate_fn=evaluate)
     assert seen == {0: 0.0, 3: 12.0, 6: 42.0, 7: 56.0}
     assert list(result.evaluate_metrics_serverapp) == [0, 6, 7]
     assert result.evaluate_metrics_serverapp[6]["many"] == [1, 2]

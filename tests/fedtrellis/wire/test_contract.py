@@ -42,6 +42,10 @@ def run(method: str, dtype: str, **options: Any) -> tuple[Any, Any, LocalGrid]:
     strategy, grid = experiment.strategy(), experiment.grid(**options)
     result = strategy.start(grid, experiment.initial_arrays(), num_rounds=ROUNDS)
     grid.close()
+    if clients := strategy.history[-1].client_evaluation:  # whose loss is F
+        loss = experiment.evaluate(result.arrays.to_numpy_ndarrays())["loss"]
+        near = 1e-12 if dtype == "float64" else 1e-5
+        assert clients["loss"] == pytest.approx(loss, rel=near)
     return strategy.history, result.arrays.to_numpy_ndarrays(), grid
 
 
