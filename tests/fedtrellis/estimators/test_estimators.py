@@ -220,7 +220,7 @@ def test_an_elastic_net_of_columns(diabetes: pd.DataFrame) -> None:
     zeros = {name for name, w in zip(X, expected.coef_, strict=True) if w == 0.0}
     ours = zip(model.feature_names_in_, model.coef_, strict=True)
     assert zeros == {name for name, w in ours if w == 0.0} != set()
-    model.fit(split(diabetes.assign(label=0.1), "columns"))  # a mean that rounds
+    model.fit(split(diabetes[:60].assign(label=0.1), "columns"))  # the mean rounds
     assert model.intercept_ == pytest.approx(0.1)
 
 
