@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -181,7 +182,9 @@ def machine(command: str) -> dict[str, Any]:
     }
 
 
-def _plain(thing: Any) -> dict[str, Any]:
+def _plain(thing: Any) -> Any:
+    if isinstance(thing, np.generic):
+        return thing.item()
     return {key: value for key, value in vars(thing).items() if key != "draw"}
 
 

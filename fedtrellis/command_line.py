@@ -58,7 +58,7 @@ def _list(options: argparse.Namespace) -> None:
 def _resume(options: argparse.Namespace) -> None:
     directory = Path(options.directory).expanduser().resolve()
     if not (directory / "config.toml").is_file():  # a folder of records: the last
-        records = sorted(file.parent for file in directory.glob("*/config.toml"))
+        records = sorted(file.parent for file in directory.glob("*/checkpoint.npz"))
         directory = records[-1] if records else directory
     options.run_config = [f'resume="{directory}"', *options.run_config]
     _run(options)

@@ -424,7 +424,7 @@ def names(groups: Sequence[Sequence[Run]]) -> list[str]:
         }
         for run in firsts
     ]
-    found: list[str] = []
+    found, bare = list[str](), list[str]()
     for run, setting in zip(firsts, mine, strict=True):
         method = str(run.settings.get("method", "?"))
         parts = [
@@ -433,7 +433,8 @@ def names(groups: Sequence[Sequence[Run]]) -> list[str]:
             if key != "method" and any(other.get(key, value) != value for other in mine)
         ]
         name = " ".join([method, *parts])
-        number = 1 + sum(known.partition(" (")[0] == name for known in found)
+        number = 1 + bare.count(name)
+        bare.append(name)
         found.append(f"{name} ({number})" if number > 1 else name)
     return found
 

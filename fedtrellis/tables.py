@@ -273,9 +273,9 @@ def agree(
 ) -> tuple[list[Column], list[str]]:
     """Make columns of what owners say of them, and a line for each that is left out.
 
-    A column of which nearly all cells are numbers is one of numbers, one of which all
-    are dates, one of dates; of the others a value that all owners, or at least
-    ``least`` of them, have named, has a feature.
+    A column of which nearly all cells are numbers is one of numbers, if they are dates,
+    one of dates; of the others a value that all owners, or at least ``least`` of them,
+    have named, has a feature.
     """
     columns, dropped = [], []
     owners = min(least, len(summaries))
@@ -286,12 +286,13 @@ def agree(
         of = [summary[name] for summary in summaries]
         rows, gone = (sum(s[key] for s in of) for key in ("rows", "missing"))
         unlike = sum(s["unlike-numbers"] for s in of)
+        undated = sum(s.get("unlike-dates", s["rows"] - s["missing"]) for s in of)
         missing = sum(s["missing"] >= least for s in of) >= owners
         if gone == rows:
             dropped.append(f"column {name!r} is left out: it is empty")
         elif unlike <= _BAD_SHARE * (rows - gone):
             columns.append(Column(name, "number", missing=missing))
-        elif not sum(s.get("unlike-dates", s["rows"] - s["missing"]) for s in of):
+        elif undated <= _BAD_SHARE * (rows - gone):
             columns.append(Column(name, "date", missing=missing))
         else:
             counts: dict[str, int] = {}

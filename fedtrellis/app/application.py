@@ -406,11 +406,12 @@ def _ask_for_tables(grid: Grid, timeout: float, asked: str) -> list[Any]:
     replies = exchange(grid, requests, timeout, Traffic()).values()
     if replies and all(isinstance(reply, str) for reply in replies):
         raise RunError(f"no node's table can be used: {next(iter(replies))}")
-    return [
-        json.loads(str(cast(ConfigRecord, reply.content["config"])["table"]))
+    found = [
+        str(cast(ConfigRecord, reply.content["config"])["table"])
         for reply in replies
         if isinstance(reply, Message)
     ]
+    return list(map(json.loads, sorted(found)))  # nodes have no order of their own
 
 
 def _record_of(experiment: Experiment) -> RunRecord:

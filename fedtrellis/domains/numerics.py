@@ -72,10 +72,12 @@ def smallest(values: FloatArray, k: int) -> NDArray[np.intp]:
 def root(function: Callable[[float], float], largest: float) -> float:
     """Return where a function that grows from 0 to ``largest`` is 0, to full precision.
 
-    0 where it is not below 0 there: what rounding leaves is more than was asked for.
+    An end where rounding leaves no change of sign.
     """
     if function(0.0) >= 0.0:
         return 0.0
+    if function(largest) <= 0.0:
+        return largest
     found: float = scipy.optimize.brentq(
         function, 0.0, largest, xtol=5e-324, rtol=1e-15, maxiter=2000
     )

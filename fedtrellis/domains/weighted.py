@@ -220,7 +220,7 @@ class SortedL1Ball(_BySortedVector, NormBall):
         return SparseAtom(indices, values, g.shape)
 
     def project(self, point: ArrayLike) -> FloatArray:
-        """Find the τ of the projection by root finding, to full precision.
+        """Find the τ of the projection by root finding.
 
         The point that minimises ½‖s − x‖² + τ Σ w_k |s|_[k] has the sorted magnitudes
         max(y, 0), with y the nearest falling sequence to |x|_[k] − τ w_k (Bogdan et al.

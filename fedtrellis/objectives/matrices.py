@@ -180,6 +180,10 @@ class QuadraticAssignment(FiniteSum):
     def _point(self, x: Any, name: str = "x") -> Array:
         return super()._point(np.stack(x) if isinstance(x, list) else x, name)
 
+    def _points(self, points: Any) -> Array:
+        stacked = np.stack(points, axis=1) if isinstance(points, list) else points
+        return super()._points(stacked)
+
     def _like(self, x: Any, gradient: Array) -> Any:
         return list(gradient) if isinstance(x, list) else gradient
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import attention
 
 from fedtrellis.objectives.base import (
     Array,
@@ -174,7 +175,7 @@ class ModuleLoss(Objective):
                 if best.shape != targets.shape:
                     return {}
                 correct += int((best == targets).sum())
-                total += targets.numel()
+                total += int((targets >= 0).sum())  # −100: none is known
         return {"accuracy": correct / total}
 
 
@@ -215,8 +216,8 @@ class TorchObjective(ModuleLoss):
 
     ``batch_size_limit``, the most examples in one pass (in :meth:`values` examples
     times points), bounds the memory; by default it is a loader's batch size, else 4096.
-    The result does not depend on it but for rounding: gradients of several passes are
-    added up in float64, and rounded once. ``vectorize`` says whether :meth:`values`
+    The result does not depend on it but for rounding, if the loss is a mean over all
+    examples: gradients of several passes are added up in float64, and rounded once. ``vectorize`` says whether :meth:`values`
     evaluates many points at once, and :meth:`stack` many objectives, with
     ``torch.func.vmap``; False is for modules that vmap cannot handle. ``weight`` is a
     positive factor on the whole function.
@@ -342,7 +343,9 @@ class TorchObjective(ModuleLoss):
 
         second = torch.func.grad(torch.func.grad(on_line))
         start, passes = point.new_zeros(()), self._passes(None)
-        total = sum(float(share * second(start, batch)) for batch, share in passes)
+        # attention's other kernels cannot be differentiated twice
+        with attention.sdpa_kernel(attention.SDPBackend.MATH):
+            total = sum(float(share * second(start, batch)) for batch, share in passes)
         # weight ((1/d) Σ d²loss/dγ² + l2 ‖d‖²)
         penalty = 2.0 * self._penalty(self._forms.layers(direction))
         return self.weight * (total + penalty)

@@ -333,7 +333,9 @@ class Conversation(Registry):
         taken = self.ask_again(0, *asked)
         if missing := sorted(set(clients) - taken.keys(), key=identity_order):
             names = ", ".join(missing)
-            raise TimeoutError(f"client {names} did not answer before round 1 ({kind})")
+            last = "".join(f"; {why}" for _, why in self.traffic.rejected[-1:])
+            what = f"did not answer before round 1 ({kind}){last}"
+            raise TimeoutError(f"client {names} {what}")
         return taken
 
     def ask_in_the_end(self, kind: str, entries: Mapping[str, Any]) -> None:

@@ -321,6 +321,11 @@ def read_space(
     space = {}
     for key, table in tables.items():
         check_choice(f"--search {path.name!r}: key", key, config, NO_KEY)
+        if key in (*METRICS, "trial", "grade", "status", "reason", "record"):
+            why = (
+                "has the name of a column of trials.csv; the app may call it otherwise"
+            )
+            raise SettingsError(f"--search {path.name!r}: {key} {why}")
         space[key] = _distribution(key, table, config[key])
     if not space:
         raise SettingsError(

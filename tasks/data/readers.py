@@ -11,7 +11,7 @@ import dataclasses
 import io
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from logging import INFO
 from pathlib import Path
@@ -130,10 +130,17 @@ def _read_labelled(given: tuple[Schema, str, Any], path: Path) -> tuple[Any, Any
     return frame, entries
 
 
-def summary_of(schema: Schema, least: int, bad_rows: str, path: Path) -> dict[str, Any]:
-    """Return what the owner of a file says of its columns, see ``tables.describe``."""
-    frame = _read_labelled((schema, bad_rows, tuple(schema.categories)), path)[0]
-    return describe(frame, least, schema.categories)
+def summary_of(
+    schema: Schema, least: int, bad_rows: str, path: Path, texts: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return what the owner of a file says of its columns, see ``tables.describe``.
+
+    ``texts`` are categories too, as other owners' files have them.
+    """
+    categories = (*schema.categories, *texts)
+    frame = _read_labelled((schema, bad_rows, categories), path)[0]
+    found = describe(frame, least, categories)
+    return {name: found[name] for name in schema.names or found if name in found}
 
 
 def read_columns(

@@ -469,18 +469,21 @@ class Task(ABC):
     ) -> dict[str, Any] | None:
         """Return what a node says of its table, for :meth:`agree_on_tables`.
 
-        Of every column, or of the columns that are ``asked`` for, as JSON, the moments;
-        None: the file's format has no columns.
+        Of every column, with texts in those whose names are ``asked`` for as JSON; or
+        of the columns that are, the moments. None: the file's format has no columns.
         A node counts by its rows, or as much as any other, as in F.
         """
         schema, bad_rows = self._table_schema(), self.nodes.bad_rows
         path = node_path(node_config)
         if not is_dense(path):
             return None
-        if not asked:
-            columns = summary_of(schema, self.nodes.least, bad_rows, path)
+        wanted = json.loads(asked or '{"texts": []}')
+        if isinstance(wanted, dict):
+            columns = summary_of(
+                schema, self.nodes.least, bad_rows, path, wanted["texts"]
+            )
             return {"columns": columns}
-        own = read_columns(schema, bad_rows, path, columns_of(json.loads(asked)))
+        own = read_columns(schema, bad_rows, path, columns_of(wanted))
         rows, least = len(own.targets), self.nodes.least
         alike = not (self.nodes.examples or self.sums_rows)
         weights = np.full(rows, 1.0 / rows if alike else 1.0)
@@ -493,6 +496,12 @@ class Task(ABC):
         if not summaries:
             return ""
         columns, lines = agree(summaries, self.nodes.least)
+        # what some node has numbers in, and others texts
+        numbers = {c.name for c in columns if c.kind != "category"}
+        texts = {n for s in summaries for n in s if "values" in s[n]} - numbers
+        if any("values" not in s[n] for s in summaries for n in texts & s.keys()):
+            again = ask(json.dumps({"texts": sorted(texts)}))
+            columns, lines = agree([s["columns"] for s in again], self.nodes.least)
         for line in lines:
             log(INFO, "%s", line)
         found = ask(json.dumps([dataclasses.asdict(column) for column in columns]))
