@@ -272,11 +272,8 @@ class FedLMOClient(StatefulDescent):
     def steps(self, x: FloatArray, config: dict[str, Any]) -> Steps:
         """x_i after k local steps, with h_i or m_i; h_i; or C(D_i − v_i).
 
-        Raises
-        ------
-        FloatingPointError
-            If the steps have carried x_i away from all proportion to x, or a gradient
-            is not finite.
+        FloatingPointError: the steps have carried x_i away from all proportion to x, or
+        a gradient is not finite.
         """
         layout, steps = self.layout, config["local-steps"]
         batches = mini_batches(self.objective, self.client_id, config)

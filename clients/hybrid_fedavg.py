@@ -61,10 +61,7 @@ class HybridFedAvgClient(SplitClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Names of the features, and whether there are labels; asked before round 1.
 
-        Raises
-        ------
-        SettingsError
-            Data and settings do not fit; one line says what.
+        SettingsError: data and settings do not fit; one line says what.
         """
         self.check_data(config)
         names = np.frombuffer("\n".join(self.feature_names).encode(), dtype=np.uint8)

@@ -76,10 +76,7 @@ class ZerothOrderSGDClient(StatefulClient):
     def fit(self, parameters: Arrays, config: dict[str, Any]) -> Fit:
         """The scalars of τ steps, or their signs.
 
-        Raises
-        ------
-        FloatingPointError
-            If a function value is not finite.
+        FloatingPointError: a function value is not finite.
         """
         x, layout = self._model(parameters, config)
         tau, m, seed = config["local-steps"], config["samples"], config["seed"]

@@ -62,9 +62,6 @@ class DataFileError(SettingsError):
     code = "data-file"
 
 
-# ------------------------------------------------------------------ reading a table
-
-
 def open_packed(path: Path) -> BinaryIO:
     """Open a file for reading bytes, decompressed as its name's end says.
 
@@ -188,9 +185,6 @@ def _as_texts(values: pd.Series) -> pd.Series:
         return re.sub(r"^([-+]?\d+)\.0+$", r"\1", str(value).strip())
 
     return values.map(text, na_action="ignore").astype(object)
-
-
-# -------------------------------------------------------- what owners say of columns
 
 
 def describe(
@@ -366,9 +360,6 @@ def summarise(
     return dict(zip(("moments", "targets"), lists, strict=True), rows=len(targets))
 
 
-# ------------------------------------------------------------------- the preparation
-
-
 @dataclass(frozen=True, eq=False)
 class Preparation:
     """What a table's columns become, in the model's order.
@@ -504,8 +495,6 @@ def expand(columns: Iterable[Column], frame: pd.DataFrame) -> Array:
     parts = [column.expand(frame[column.name]) for column in columns]
     return np.hstack(parts) if parts else np.empty((len(frame), 0))
 
-
-# ------------------------------------------------------------------------- the model
 
 #: Losses whose models give classes probabilities.
 SHARES = ("logistic", "softmax")

@@ -22,9 +22,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-# -- classifiers of images and of rows
-
-
 def make_model(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Make a model with the same initial weights in every process.
 

@@ -509,11 +509,8 @@ class NodeRules:
     def of(cls, config: Mapping[str, Any]) -> NodeRules:
         """Read the rules that a mapping has, by their names.
 
-        Raises
-        ------
-        SettingsError
-            One has a value that is not allowed; or a key looks like a rule's, and is
-            none: a rule with a slip in its name would protect nothing.
+        SettingsError: one has a value that is not allowed; or a key looks like a
+        rule's, and is none: a rule with a slip in its name would protect nothing.
         """
         for key in set(config) - set(keys(cls)):
             meant = get_close_matches(str(key).replace("_", "-"), keys(cls), 1, 0.8)

@@ -87,12 +87,8 @@ class Domain(ABC):
 
         The answer is an extreme point of D, of the gradient's shape. Deterministic:
         among equal coordinates the lowest index wins, and a zero gradient has a
-        feasible point for its answer too.
-
-        Raises
-        ------
-        ValueError
-            The gradient is not finite, or D has no points of its shape.
+        feasible point for its answer too. ValueError: the gradient is not finite, or D
+        has no points of its shape.
         """
 
     def lmo_from(
@@ -119,24 +115,15 @@ class Domain(ABC):
     def project(self, point: ArrayLike) -> FloatArray:
         """Solve argmin over s in D of ‖point − s‖₂ (Euclidean, Frobenius).
 
-        The answer is a new float64 array of the point's shape.
-
-        Raises
-        ------
-        ValueError
-            The point is not finite, or D has no points of its shape.
+        The answer is a new float64 array of the point's shape. ValueError: the point is
+        not finite, or D has no points of its shape.
         """
 
     @abstractmethod
     def contains(self, point: ArrayLike, tolerance: float = 1e-9) -> bool:
         """Say whether a point lies in D, give or take ``tolerance`` · size of D.
 
-        A point that is not finite does not.
-
-        Raises
-        ------
-        ValueError
-            D has no points of this shape.
+        A point that is not finite does not. ValueError: D has no points of this shape.
         """
 
     def contains_atom(self, atom: Atom, tolerance: float = 1e-9) -> bool:

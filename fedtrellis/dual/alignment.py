@@ -171,9 +171,6 @@ def align(
     return Alignment(groups, rows, order, columns)
 
 
-# ----------------------------------------------------------------------- the agreement
-
-
 #: Holders, as indices of members; number of samples; digest of their hashes.
 GroupEntry = tuple[tuple[int, ...], int, str]
 

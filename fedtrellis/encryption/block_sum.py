@@ -328,8 +328,6 @@ def total_of(
     return total[:-1]
 
 
-# ------------------------------------------------------------------------------- noise
-
 #: The largest deviation of :func:`discrete_normal`, whose integers fit into 64 bits.
 MOST_DEVIATION = 2**25
 

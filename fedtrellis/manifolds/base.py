@@ -79,12 +79,8 @@ class Manifold(ABC):
         """Return the closest point, P_M(x) = argmin over y in M of ‖x − y‖.
 
         Where several are closest the class says which one is returned. The point is of
-        shape S or (m, *S), and so is the result.
-
-        Raises
-        ------
-        ValueError
-            The point is not finite, or neither a point of this shape nor a batch.
+        shape S or (m, *S), and so is the result. ValueError: the point is not finite,
+        or neither a point of this shape nor a batch.
         """
         x = self._finite(point, "point")
         return self._project(self._batch(x)).reshape(x.shape)
@@ -93,12 +89,8 @@ class Manifold(ABC):
         """Project a vector orthogonally onto the tangent space T_x M.
 
         That the point lies on M is not checked. Both are of shape S or (m, *S); the
-        result is of shape S, or (m, *S) if either is a batch.
-
-        Raises
-        ------
-        ValueError
-            An argument is not finite, or its shape does not fit.
+        result is of shape S, or (m, *S) if either is a batch. ValueError: an argument
+        is not finite, or its shape does not fit.
         """
         x, v = self._pair(point, vector)
         result = self._project_tangent(self._batch(x), self._batch(v))

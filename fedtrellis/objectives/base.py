@@ -309,9 +309,6 @@ def draw_batch(
     return rng.choice(num_examples, size=batch_size, replace=False, shuffle=False)
 
 
-# -- the objectives of many clients as one
-
-
 class Stacked(Protocol):
     """What :func:`stack` makes of n objectives.
 
@@ -354,9 +351,6 @@ def stack(objectives: Sequence[Any]) -> Stacked | None:
 # By the objectives' identities; they are kept too, so that none is another's.
 _kept: OrderedDict[tuple[int, ...], tuple[tuple[Any, ...], Stacked | None]]
 _kept = OrderedDict()
-
-
-# -- points of models of several arrays
 
 
 class PointForms:
@@ -413,9 +407,6 @@ def as_floats(values: Any) -> Array:
     short = array.dtype.kind == "f" and array.itemsize < 8
     found: Array = array.astype(np.float32 if short else np.float64, copy=False)
     return found
-
-
-# -- symmetric matrices known by their products
 
 
 def symmetric_operator(order: int, product: Any) -> LinearOperator[Any]:

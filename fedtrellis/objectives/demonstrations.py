@@ -18,8 +18,6 @@ from fedtrellis.objectives.base import Array, FiniteSum, IntArray, Point, PointF
 from fedtrellis.objectives.losses import CrossEntropy
 from fedtrellis.settings import need
 
-# -- a perceptron whose hidden weight matrix has low rank
-
 _LOSS = CrossEntropy()
 
 

@@ -513,9 +513,6 @@ class MultinomialLogistic(LinearModel):
         return {"accuracy": float(np.mean(self.predict(x) == self._labels))}
 
 
-# -- the models of many clients as one
-
-
 class StackedLinear:
     """Linear models of one loss, class and shape, on dense data.
 

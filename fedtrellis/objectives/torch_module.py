@@ -183,9 +183,6 @@ def descend(
         point.sub_(g.mul_(size))
 
 
-# -- the examples
-
-
 def _checked(batch: Batch, count: int) -> Batch:
     """Return a batch all of whose tensors have so many examples."""
     counts = {name or "inputs": len(part) for name, part in batch.items()}

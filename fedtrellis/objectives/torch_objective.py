@@ -486,9 +486,6 @@ class _Likeness(pickle.Pickler):
         return str(thing.dtype), tuple(thing.shape), entries
 
 
-# -- many objectives with one model, evaluated in one call
-
-
 class TorchCohort:
     """f_1, …, f_n of one model and loss, on data of their own.
 

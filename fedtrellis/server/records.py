@@ -525,9 +525,6 @@ class Checkpoint:
         return {n.removeprefix(prefix): a for n, a in there if n.startswith(prefix)}
 
 
-# --------------------------------------------------------------------- how it goes on
-
-
 def sim_command(directory: Path, node_configs: Sequence[str], program: str) -> str:
     """The command that goes on from a record; the grid's options are not in it."""
     words = [word for text in node_configs for word in ("--node-config", text)]

@@ -176,9 +176,6 @@ def _work(search: Search, taking: Any) -> None:
         print(f"trial {trial.number}: {shown}", file=sys.stderr, flush=True)
 
 
-# ----------------------------------------------------------------------------- a trial
-
-
 def perform(search: Search, trial: Trial) -> dict[str, Any]:
     """Run a trial on a LocalGrid, with each seed, and measure it: means over them.
 
@@ -290,9 +287,6 @@ def _measured(run: Run, pruned: int) -> dict[str, Any]:
     return {**finite, "reason": reason, "status": status}
 
 
-# ---------------------------------------------------------------------- the search file
-
-
 def read_space(
     path: Path, config: Mapping[str, Any]
 ) -> tuple[dict[str, BaseDistribution], int | None]:
@@ -368,9 +362,6 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{key} = {value!r} must be a number and finite")
     return value
-
-
-# -------------------------------------------------------------------------- the report
 
 
 def ranked_trials(trials: Sequence[FrozenTrial]) -> tuple[pd.DataFrame, list[str]]:

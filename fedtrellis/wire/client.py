@@ -424,9 +424,6 @@ def serve_together(
             gc.enable()
 
 
-# ------------------------------------------------------------------------- the app
-
-
 class MethodApp(ClientApp):
     """A ``ClientApp`` whose train messages can be handled many at once.
 

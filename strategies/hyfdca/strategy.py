@@ -132,10 +132,7 @@ class HyFDCA(HyFDCASettings):
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Start at α = 0, and where the steps are safe at the initial weights.
 
-        Raises
-        ------
-        SettingsError
-            There are initial weights, and they cannot be used.
+        SettingsError: there are initial weights, and they cannot be used.
         """
         super().setup(point, layout)
         if point.any() and (not self.safe or self.standardize):

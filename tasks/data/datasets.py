@@ -93,9 +93,6 @@ def rows_of(features: Any) -> Any:
     return features.reshape(len(features), -1) / scale
 
 
-# -- the sets
-
-
 def split_digits(seed: int) -> Examples:
     """Return scikit-learn's digits from 0 to 1, 20 % of each label for tests."""
     pixels, labels = toy("digits", "task = 'digits'")
@@ -177,9 +174,6 @@ def load_images(
     return Examples(*train, *test)
 
 
-# -- idx
-
-
 def read_idx(path: Path, ndim: int) -> Bytes:
     """Read an idx file of unsigned bytes, raw or packed, with 3 or 1 dimensions.
 
@@ -207,9 +201,6 @@ def read_idx_pair(images: Path, labels: Path, *, transposed: bool = False) -> Im
     if transposed:
         pixels = pixels.transpose(0, 2, 1)
     return pixels[:, np.newaxis], classes
-
-
-# -- CIFAR-10
 
 
 def read_cifar(path: Path) -> Images:

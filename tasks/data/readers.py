@@ -53,9 +53,6 @@ _FIRST, _NAMES = "the first line", "the array 'names'"
 _LABEL = {"labels": "label"}
 
 
-# -- which file, and in which format
-
-
 def node_path(node_config: Mapping[str, Any], key: str = "data") -> Path:
     """Return the file that a node's config names, by its absolute path."""
     value = node_config.get(key)
@@ -211,9 +208,6 @@ def _numbered(width: int) -> tuple[str, ...]:
     return tuple(f"feature-{j}" for j in range(1, width + 1))
 
 
-# -- text: csv and ratings
-
-
 def _cells(path: Path, frame: Any) -> Array:
     """Return a frame's cells, (d, p); all must be finite numbers."""
     columns = [as_numbers(frame[name]) for name in frame]
@@ -281,9 +275,6 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     return make_table(path, schema, features, names=names[:2], labels=ratings)
 
 
-# -- NumPy's archives
-
-
 def read_npz(path: Path, schema: Schema) -> Table:
     """Read an archive of NumPy's, or one array, which is ``features``.
 
@@ -325,9 +316,6 @@ def read_npz(path: Path, schema: Schema) -> Table:
     return make_table(path, schema, features, names=names, where=_NAMES, **found)
 
 
-# -- a folder of idx files
-
-
 def read_idx_folder(path: Path, schema: Schema) -> Table:
     """Read a folder with one pair of idx files, as MNIST's; pixels go up to 1."""
     if schema.split or schema.names or schema.target == "number":
@@ -340,9 +328,6 @@ def read_idx_folder(path: Path, schema: Schema) -> Table:
         found += files
     pixels, labels = read_idx_pair(*found)
     return make_table(found[1], schema, rows_of(pixels), labels=labels, called=_LABEL)
-
-
-# -- LIBSVM's text, by scikit-learn
 
 
 def read_libsvm(path: Path, schema: Schema) -> Table:

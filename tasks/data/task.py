@@ -656,9 +656,6 @@ class Nonconvex(Task):
     convex = False
 
 
-# -- labelled examples, which are dealt by a setting
-
-
 @dataclass(frozen=True)
 class PartitionedTask(Task):
     """A task whose labelled examples are dealt to the clients by a setting.
