@@ -147,8 +147,8 @@ class FedLMO(RoundStrategy):
     )
     radius: float = setting(
         0.0,
-        "of the balls that the layers are drawn into, in units of their norms; 0: steps "
-        "without a constraint",
+        "of the balls that the layers are drawn into, in units of their norms; 0: "
+        "steps without a constraint",
         symbol="r",
         minimum=0.0,
     )

@@ -217,10 +217,10 @@ class TorchObjective(ModuleLoss):
     ``batch_size_limit``, the most examples in one pass (in :meth:`values` examples
     times points), bounds the memory; by default it is a loader's batch size, else 4096.
     The result does not depend on it but for rounding, if the loss is a mean over all
-    examples: gradients of several passes are added up in float64, and rounded once. ``vectorize`` says whether :meth:`values`
-    evaluates many points at once, and :meth:`stack` many objectives, with
-    ``torch.func.vmap``; False is for modules that vmap cannot handle. ``weight`` is a
-    positive factor on the whole function.
+    examples: gradients of several passes are added up in float64, and rounded once.
+    ``vectorize`` says whether :meth:`values` evaluates many points at once, and
+    :meth:`stack` many objectives, with ``torch.func.vmap``; False is for modules that
+    vmap cannot handle. ``weight`` is a positive factor on the whole function.
 
     A ValueError: nothing requires a gradient, a layer's batch normalisation has no
     statistics to go by, inputs and targets disagree or are empty or (but for what a
