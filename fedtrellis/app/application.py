@@ -388,8 +388,9 @@ class App:
             batched=True,
             workers=workers,
         )
+        here = partial(sim_command, node_configs=(), program="fedtrellis run")
         with contextlib.closing(grid):
-            return self.run(grid, config, resume_command)
+            return self.run(grid, config, resume_command or here)
 
 
 @lru_cache(maxsize=1)
