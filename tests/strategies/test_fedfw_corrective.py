@@ -174,9 +174,6 @@ class Loop:
         return x if self.domain.contains(x, 0.0) else self._onto(x, x != 0.0)
 
 
-# ----------------------------------------------------------------------------- problems
-
-
 @dataclass
 class Problem:
     losses: list[Any]
@@ -279,9 +276,6 @@ def check_beside(ran: Any, beside: Loop, near: float = 1e-9) -> None:
             assert off < (100 * near if key == "rho" else near), key
 
 
-# --------------------------------------------------------------------------- the rounds
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_whatever_goes_wrong_it_is_the_loop_of_the_answers_used(name: str) -> None:
     """All eight faults at once."""
@@ -382,9 +376,6 @@ def test_a_start_outside_the_set_is_projected() -> None:
     (one, _), (other, _) = run(outside, 4), run(inside, 4)
     assert one.used == [list(range(len(made.losses)))] * 4
     assert one.model.tobytes() == other.model.tobytes()
-
-
-# -------------------------------------------------------------------- how far, how near
 
 
 @cache

@@ -39,9 +39,6 @@ def polar(matrix: Any) -> Array:
     return np.asarray(u @ vt)
 
 
-# ------------------------------------------------------------------------- the oracles
-
-
 def test_each_oracle_is_the_least_point_of_its_ball() -> None:
     rng = np.random.default_rng(0)
     d = rng.standard_normal((7, 5))
@@ -78,9 +75,6 @@ def test_kinds_of_layers() -> None:
         refused(f"layers.*{words}", partial(settle_kinds, kinds, [(3, 4), (4,)]))
     steps = partial(lmo_run, quadratics(2), 2, layers="spectral,sign")
     refused("layers = 'spectral,sign'", steps)
-
-
-# ------------------------------------------------------------------------ the iterates
 
 
 def test_one_client_takes_the_steps_of_muon() -> None:
@@ -241,8 +235,6 @@ def test_uncompressed_error_feedback_is_the_server_s_step() -> None:
     for a, b in zip(server.arrays, ef21.arrays, strict=True):
         assert np.abs(a - b).max() < 1e-10
 
-
-# -------------------------------------------------------------------------- compressors
 
 LAYOUT = Layout(((9, 60), (7,), (4, 3, 5, 5)))
 

@@ -191,9 +191,6 @@ def test_wrong_arguments(changed: dict[str, Any], message: str) -> None:
         make(squares(5, 3), build=cached_system, **changed)
 
 
-# -- majorisers, and a σ for each entry -----------------------------------------------
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_it_majorises_and_touches(name: str) -> None:
     objective = OBJECTIVES[name]()
@@ -238,9 +235,6 @@ def test_steps_are_those_with_a_diagonal_sigma(
         pairs = ((found[0] / root, w / root), (found[1] * root, d * root))
         for got, expected in (*pairs, (system.solve(w) * root, d * root)):
             assert np.abs(got - expected).max() <= 1e-9 * np.abs(u / root).max()
-
-
-# -- keeping systems -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gram", "diagonal"])

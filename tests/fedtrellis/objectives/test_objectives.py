@@ -179,8 +179,6 @@ def test_points_of_another_shape_are_refused(name: str) -> None:
             call(wrong)
 
 
-# -- what is refused
-
 NAN = np.array([[1.0, np.nan]])
 SQUARE = np.eye(3)
 REFUSED: list[tuple[str, Callable[[], object]]] = [

@@ -113,9 +113,6 @@ def test_the_module_and_torchs_random_state_are_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-# -- steps, dtypes, cohorts
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("limit", [4096, 10])
 @pytest.mark.parametrize("net", ["perceptron", "linear", "linear, no bias"])
@@ -245,9 +242,6 @@ def test_what_differs_in_more_than_data_is_no_cohort() -> None:
     assert TorchObjective.stack(own) is None
 
 
-# -- data
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -327,9 +321,6 @@ def test_mappings_are_keyword_arguments(name: str) -> None:
     right = float((scores.argmax(dim=1) == CLASSES).float().mean())
     assert ours.metrics(x) == {"accuracy": pytest.approx(right)}
     assert ours.curvature(x, x) >= 0.0
-
-
-# -- what is refused
 
 
 NO_STATISTICS = nn.Sequential(

@@ -118,9 +118,6 @@ def test_a_folder_that_is_a_dangling_link_is_no_folder(tmp_path: Path) -> None:
         RunRecord.create(tmp_path / "runs", "a-run", {})
 
 
-# ------------------------------------------------------------------- what is summed up
-
-
 HISTORY = [
     RoundRecord(0, evaluation={"loss": 9.0}),
     RoundRecord(1, 2, 2, [], 100, 1000, 0.5, {"gap": 4.0}, {}, {"loss": 5.0}),
@@ -167,9 +164,6 @@ def test_early_stop_compares_its_metric() -> None:
     assert [rising.on_round(None, one) for one in rounds] == [False, False, True]
 
 
-# -------------------------------------------------------------------------- progress
-
-
 def test_json_lines_have_reasons_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the events of a run that goes well see ``test_sim.py``."""
     lines = JsonLines({"settings": CONFIG}, {"record": "/a/b"})
@@ -184,9 +178,6 @@ def test_json_lines_have_reasons_and_no_nan(capsys: pytest.CaptureFixture[str]) 
     assert line["metrics"] == {"loss": None, "gap": None}
     assert (end["status"], end["error"]) == ("failed", "ValueError: disk full")
     assert end["rejected_by_reason"] == {'no\n"answer"': 1, "late": 1}
-
-
-# --------------------------------------------------------------------------- pictures
 
 
 @pytest.mark.filterwarnings("error")

@@ -83,9 +83,6 @@ def check_goes_on(whole: Any, path: Path, **options: Any) -> Steps:
     return again
 
 
-# --------------------------------------------------------------- crashes while saving
-
-
 def test_a_crash_between_history_and_checkpoint_is_survived(
     tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,9 +129,6 @@ def test_a_crash_while_a_file_is_written_leaves_the_one_before(
             run(steps(checkpoint=path, checkpoint_every=3, resume=path))
     assert path.read_bytes() == before
     check_goes_on(whole, path)
-
-
-# ----------------------------------------------------------------- what does not fit
 
 
 def refuses(why: str, strategy: Steps, grid: LocalGrid | None = None) -> None:

@@ -91,9 +91,6 @@ def test_an_answer_out_of_proportion_is_refused_and_named() -> None:
     assert reasons(strategy) == []
 
 
-# ---------------------------------------------------------------------- robust averages
-
-
 def test_a_rule_is_for_methods_that_average() -> None:
     for method in METHODS.values():
         if "median" not in method.rules:
@@ -114,8 +111,6 @@ def test_two_answers_leave_the_model_where_it_is() -> None:
     clients = strategy.conversation.clients.values()
     assert all(client.used_round == 0 for client in clients)
 
-
-# ------------------------------------------------------------------------------ weights
 
 LIE: dict[str, Any] = {"losses": {0: -1e50, 1: 2.0, 2: 3.0}}
 
@@ -156,9 +151,6 @@ def test_a_node_that_declares_nonsense_is_left_out(examples: Any) -> None:
     start(strategy, examples={1: examples})
     assert strategy.clients == ["0", "2", "3"]
     assert f"declares {examples!r} examples" in reasons(strategy)[0][1]
-
-
-# -------------------------------------------------------------------------------- names
 
 
 class Keyed(LocalGrid):

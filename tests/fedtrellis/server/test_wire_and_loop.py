@@ -38,8 +38,6 @@ from tests.fedtrellis.server.steps import (
 )
 from tests.harness import contexts, number_of
 
-# ------------------------------------------------------------------- the plain case
-
 
 def test_a_run_is_what_can_be_worked_out_by_hand() -> None:
     grid, strategy = grid_of(), Steps()
@@ -57,8 +55,6 @@ def test_a_run_is_what_can_be_worked_out_by_hand() -> None:
     assert model_of(start(strategy, grid)) == [20.0] * SIZE
     assert strategy.conversation.session != first.session
 
-
-# ------------------------------------------------------------------- refused answers
 
 Spoil = Callable[[RecordDict], None]
 
@@ -181,9 +177,6 @@ def test_a_client_that_can_never_be_restored_is_dropped() -> None:
         start(Steps(max_failed_rounds=2), grid_of(1, mod))
 
 
-# ----------------------------------------------------------------------- who is who
-
-
 def restart(grid: LocalGrid) -> None:
     """Client 1 comes back, on node 4711."""
     grid._contexts[4711] = NodeContext(1, 4711, {"partition-id": 1}, RecordDict(), {})
@@ -234,9 +227,6 @@ def test_nodes_that_cannot_introduce_themselves_are_left_out(spoil: Any) -> None
     assert any("introduction" in why for _, why in strategy.history[0].rejected)
 
 
-# -------------------------------------------------------------------------- sampling
-
-
 @pytest.mark.parametrize("sampling", ["fixed", "bernoulli"])
 def test_every_client_takes_part_as_often_as_asked(sampling: Any) -> None:
     def sampled(n: int, p: float, rounds: int) -> Counter[str]:
@@ -249,9 +239,6 @@ def test_every_client_takes_part_as_often_as_asked(sampling: Any) -> None:
     # fixed: p n of them, rounded up; 0.07 · 100 is 7.000000000000001
     for p, n, count in (0.07, 100, 7), (0.5, 5, 3), (0.01, 10, 1), (0.999, 10, 10):
         assert sampling == "bernoulli" or len(sampled(n, p, 1)) == count
-
-
-# ------------------------------------------------------------ evaluation and stopping
 
 
 @pytest.mark.parametrize("rounds", [7, 9])  # all of them, or stopped after 7
@@ -304,9 +291,6 @@ def test_a_wrong_model_or_number_of_rounds_stops_before_anything_is_sent() -> No
         with pytest.raises(ValueError, match=why):
             Steps().start(grid, ArrayRecord(model), rounds)
     assert not any(context.state for context in contexts(grid).values())
-
-
-# ---------------------------------------------------------------------- one wave
 
 
 class Script:

@@ -145,9 +145,6 @@ def test_malformed_joined_arrays_are_refused(spoil: Any) -> None:
         split_arrays(spoil(good))
 
 
-# ------------------------------------------------------------------------- layouts
-
-
 @pytest.mark.parametrize("shape", [(3, 2), (1, 6), ()])
 def test_a_gradient_has_the_shape_of_the_model_or_none(shape: tuple[int, ...]) -> None:
     """A transposed matrix would be read row by row."""
@@ -166,9 +163,6 @@ def test_a_gradient_has_the_shape_of_the_model_or_none(shape: tuple[int, ...]) -
     for wrong in ([np.zeros(4), np.zeros(1)], [np.zeros((2, 2))]):
         with pytest.raises(ValueError, match="shape"):
             layout.point(wrong)
-
-
-# -------------------------------------------------------------------------- dtypes
 
 
 def test_the_layout_has_the_widest_dtype_that_holds_its_numbers() -> None:

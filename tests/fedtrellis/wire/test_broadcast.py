@@ -193,9 +193,6 @@ def test_entries_that_changed_since_a_version_are_enough() -> None:
     assert server.encode(0)[1]["model-encoding"] == "dense"
 
 
-# -------------------------------------------------------- iterates that are replayed
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     shape=st.sampled_from([(20, 20), (400,)]),

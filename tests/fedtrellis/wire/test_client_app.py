@@ -172,9 +172,6 @@ def test_a_request_is_refused_with_a_reason_and_changes_nothing(
     assert snapshot(context) == before
 
 
-# ------------------------------------------------------------------ kinds of clients
-
-
 class Plain(NumPyClient):
     """Flower's own kind of client, without state."""
 

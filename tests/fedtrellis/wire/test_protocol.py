@@ -85,9 +85,6 @@ def test_a_client_stands_where_the_request_says_or_asks(
             asked(memory, **request_)
 
 
-# ------------------------------------------------------------------------ restoring
-
-
 @pytest.mark.parametrize(
     ("array", "arrives_as"),
     [
@@ -110,9 +107,6 @@ def test_state_is_restored_bit_for_bit(array: NDArray[Any], arrives_as: int) -> 
         found = decode(restored[name])
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         assert found.tobytes() == expected.tobytes()
-
-
-# ------------------------------------------------------------------------ identities
 
 
 def test_identities_are_in_the_order_of_people() -> None:
