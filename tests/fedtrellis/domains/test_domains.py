@@ -157,6 +157,14 @@ def test_projection_is_the_nearest_point(
     assert np.linalg.norm(p - q) <= distance + 1e-9 * scale  # non-expansive
 
 
+def test_what_is_projected_can_be_projected() -> None:
+    """Though it lies outside by its last bit."""
+    sparse = d.SparseGroupBall(1e-6, 3, 0.7)
+    for domain, x in ((d.KSupportBall(2, 7.0), [9.0] * 4), (sparse, [1.0, 1.0, -1.0])):
+        p = domain.project(x)
+        np.testing.assert_allclose(domain.project(p), p, rtol=1e-12)
+
+
 LONG: tuple[Domain, ...] = (
     *(d.L1Ball(3.0), d.Simplex(3.0), d.KSupportBall(40, 3.0), d.GroupL1Ball(3.0, 20)),
     *(d.NonNegativeL1Ball(3.0), d.CappedSimplex(0.3, 3.0), d.WeightedL1Ball(0.5, 3.0)),

@@ -180,6 +180,11 @@ def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     part = QuadraticAssignment(FLOWS, DISTANCES, mask=MASK, weight=3.0)
     assert part.value(X) == pytest.approx(3.0 * four_fold(X, MASK), rel=1e-12)
     assert part.num_examples == MASK.sum()
+    # as many points as there are copies
+    pair = QuadraticAssignment(FLOWS, DISTANCES, copies=2)
+    points = np.random.default_rng(0).standard_normal((2, 2, 4, 4))
+    expected = [pair.value(list(point)) for point in points]
+    assert pair.values([points[:, 0], points[:, 1]]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("d", [4, 30])

@@ -323,6 +323,23 @@ def test_mappings_are_keyword_arguments(name: str) -> None:
     assert ours.curvature(x, x) >= 0.0
 
 
+def test_attention_has_a_curvature_and_missing_labels_are_no_mistakes() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(2, 1, 4, batch_first=True)
+    model = nn.Sequential(nn.Unflatten(1, (2, 2)), layer.double(), nn.Flatten())
+    X, y = torch.randn(17, 4, dtype=torch.float64), torch.arange(17) % 4
+    y[:5] = -100
+    f = TorchObjective(model, nn.CrossEntropyLoss(), (X, y), device="cpu")
+    x = f.initial_point()
+    d = [np.full_like(part, 0.1) for part in x]
+    h, pairs = 1e-3, list(zip(x, d, strict=True))
+    ahead, behind = ([p + s * q for p, q in pairs] for s in (h, -h))
+    expected = (f.value(ahead) - 2.0 * f.value(x) + f.value(behind)) / h**2
+    assert f.curvature(x, d) == pytest.approx(expected, rel=1e-3)
+    right = (model(X).argmax(dim=1) == y)[5:].double().mean().item()
+    assert f.metrics(x) == {"accuracy": pytest.approx(right)}
+
+
 NO_STATISTICS = nn.Sequential(
     nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False)
 )

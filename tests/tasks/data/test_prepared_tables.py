@@ -367,7 +367,7 @@ def run_on_nodes(
         part[columns].to_csv(path, index=False, sep=",;\t"[number])
         nodes.append({"client-id": str(number), "data": str(path)})
     config = config | {f"{task}.dataset": "nodes", "data.label-column": label_of(task)}
-    config |= {"min-nodes": 3, "picture": False, "data.examples": len(frame)}
+    config = {"min-nodes": 3, "picture": False, "data.examples": len(frame)} | config
     record = run_app(config, 3, folder / "nodes", node_configs=nodes, **faults)
     return fedtrellis.load_run(record)
 
@@ -397,6 +397,24 @@ def test_a_node_that_lost_its_memory_is_told_again(
     summary = run_on_nodes(tmp_path, frame, config, wipe=0.5).summary
     assert summary["used"] == 18
     assert not summary["rejected"]
+
+
+def test_what_one_owner_has_and_others_do_not(
+    tmp_path: Path, frame: pd.DataFrame
+) -> None:
+    """Texts beside digits are categories, a bad date costs a row, names have order."""
+    kept = frame.astype({"since": str})
+    kept["grade"] = np.where(np.arange(240) < 180, np.arange(240) % 2, -1).astype(str)
+    kept["grade"] = kept["grade"].replace("-1", "x")
+    kept.loc[7, "since"] = "unknown"
+    config = {"method": "fedgia", "task": "linear-regression", "rounds": 2}
+    more = {"data.bad-rows": "drop", "data.feature-names": "since,grade,dose"}
+    config |= {"data.examples": 239, "data.least": 2}
+    columns = ["dose", "grade", "kind", "price", "since"]
+    made = run_on_nodes(tmp_path, kept[columns], {**config, **more})
+    names = made.model.preparation.names()
+    assert names[:2] == ("since", "grade=0")
+    assert names[-1].startswith("dose")
 
 
 def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -> None:
