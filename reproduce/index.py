@@ -175,7 +175,7 @@ def short_table(paper: Paper, results: Results, page: str) -> str:
         measured += verdict.level and f"<br>{verdict.level}"
         row = (f"**{verdict.outcome}**", verdict.cases, claim.protocol, measured)
         lines.append((anchor, claim.short, *row, claim.theirs))
-        if counts := verdict.apart:
+        for counts in verdict.apart:
             named = {"no.": number} | counts
             apart.setdefault(tuple(named), []).append(named)
     tables = [table(_SHORT, lines)]

@@ -95,8 +95,6 @@ def render_sweep(results: dict[str, Any], out: Path, name: str) -> str:
     return f"{save(figure, out, name)}\n\nMeans of {results['seeds']} seeds. {note}"
 
 
-# ----------------------------------------------------------------------- theorem IV.3
-
 #: t of σ = t r/m. The theorem has t > 6; the paper's experiments have 0.15.
 SCALE = 7.0
 

@@ -32,9 +32,6 @@ ATTACKS = ("differences", "independence")
 LOSSES = ("hinge", "smoothed-hinge", "logistic")
 
 
-# ----------------------------------------------------------------------------- the data
-
-
 @dataclass(frozen=True)
 class Case:
     """Data, λ, and who holds which rows and columns of it."""
@@ -87,9 +84,6 @@ SPLITS: dict[str, Callable[[], Case]] = {
     "96 samples, horizontal, 6 clients": lambda: _noisy(6, 1),
     "digits, 4 × 4": _digits,
 }
-
-
-# ------------------------------------------------------------------- what a server sees
 
 
 _MOVED = proposals._moved
@@ -153,9 +147,6 @@ def record(case: Case, loss: str, rounds: int, source: str) -> tuple[Array, Arra
         start = ArrayRecord([np.zeros(len(names))])
         strategy.start(grid, start, num_rounds=rounds)
     return np.array(weights), np.array(sums)
-
-
-# -------------------------------------------------------------------------- the attacks
 
 
 def attacked(
