@@ -4,6 +4,7 @@ import csv
 import json
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ def test_a_held_out_cell_is_judged(
 ) -> None:
     row: Row = {"method": method, "ended": ended, **more}
     assert held_out.judged(row, left)["met"] is met
+
+
+def test_every_measured_table_names_the_command_that_makes_it() -> None:
+    about, *tables = sorted(Path("docs/measured").glob("*.csv"))
+    with about.open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["table"] for row in found] == [path.name for path in tables]
+    for row in found:
+        words = row["command"].split()[2:]
+        assert find_spec(words[0])
+        assert words[0] != "benchmarks" or words[-1] in (*BENCHMARKS, "equal-bytes")
 
 
 def test_the_page_has_the_stored_held_out_cells() -> None:
