@@ -183,8 +183,8 @@ def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     # as many points as there are copies
     pair = QuadraticAssignment(FLOWS, DISTANCES, copies=2)
     points = np.random.default_rng(0).standard_normal((2, 2, 4, 4))
-    expected = [pair.value(list(point)) for point in points]
-    assert pair.values([points[:, 0], points[:, 1]]) == pytest.approx(expected)
+    each = [pair.value(list(point)) for point in points]
+    assert pair.values([points[:, 0], points[:, 1]]) == pytest.approx(each)
 
 
 @pytest.mark.parametrize("d", [4, 30])
