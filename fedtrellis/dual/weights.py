@@ -248,8 +248,8 @@ class ColumnScales:
 
         ``counts`` says of how many of the N samples some holder has the column, and
         ``weights`` Σ s of these; all have shape (p,). A column that not all samples
-        have is not shifted: of the rest nobody could. Of constant columns the free
-        one, or the last, takes what the means add.
+        have is not shifted: of the rest nobody could. What the means add goes to the
+        free column, none: the last, if it is constant, and else to the first that is.
         """
         count: FloatArray = np.maximum(counts, 1)
         if weights is not None:

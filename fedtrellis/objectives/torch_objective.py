@@ -176,7 +176,7 @@ class ModuleLoss(Objective):
                     return {}
                 correct += int((best == targets).sum())
                 total += int((targets >= 0).sum())  # −100: none is known
-        return {"accuracy": correct / total}
+        return {"accuracy": correct / max(total, 1)}
 
 
 class TorchObjective(ModuleLoss):

@@ -496,11 +496,14 @@ class Task(ABC):
         if not summaries:
             return ""
         columns, lines = agree(summaries, self.nodes.least)
-        # what some node has numbers in, and others texts
+        # what every node has, some of them in numbers and others in texts
         numbers = {c.name for c in columns if c.kind != "category"}
         texts = {n for s in summaries for n in s if "values" in s[n]} - numbers
-        if any("values" not in s[n] for s in summaries for n in texts & s.keys()):
+        texts.intersection_update(*summaries)
+        if any("values" not in s[n] for s in summaries for n in texts):
             again = ask(json.dumps({"texts": sorted(texts)}))
+            if not again:
+                return ""
             columns, lines = agree([s["columns"] for s in again], self.nodes.least)
         for line in lines:
             log(INFO, "%s", line)
