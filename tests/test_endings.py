@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 
 import sim
 from clients import FedFWClient
-from fedtrellis import Callback, EarlyStop, LocalGrid, RoundStrategy
+from fedtrellis import Callback, LocalGrid, Progress, RoundStrategy
 from fedtrellis.command_line import main
 from fedtrellis.server.records import RunRecord
 from fedtrellis.signals import Interrupted
@@ -61,7 +61,7 @@ def test_a_summary_is_of_the_history_however_a_run_ends(
         if moment != "on_round" or rest[0].round == 2:
             raise error
 
-    monkeypatch.setattr(EarlyStop, moment, fail)
+    monkeypatch.setattr(Progress, moment, fail)
     for number, resume in enumerate(("", str(first))):
         with pytest.raises(type(error)):
             run(tmp_path / str(number), resume=resume)
