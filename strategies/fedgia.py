@@ -98,6 +98,7 @@ class FedGiA(RoundStrategy):
 
     keep_model = False
     _state_settings = ("hessian", "l1", "l2", "lower", "upper")
+    _beside_f = ("_h",)
 
     sigma: float | None = setting(
         None,

@@ -104,6 +104,7 @@ class FedLMO(RoundStrategy):
     _linear, _kept = True, ("_vectors",)
     keep_model = False
     _state_settings = ("variant", "compressor", "kept_fraction", "rank")
+    _beside_f = ("radius",)
 
     domain: Domain = given(
         "what layers are kept in, see :func:`~fedtrellis.domains.constrain`",

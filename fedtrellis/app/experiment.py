@@ -285,10 +285,8 @@ class Experiment:
         """F* where the task knows it, or by a central solver if that is asked for."""
         from fedtrellis.objectives import reference as central
 
-        task, solved = self.task, self.run.reference
-        # a method's h, set or columns change what the minimum is
-        own = ("_h", "standardize", "radius")
-        h = any(getattr(self.example, name, None) for name in own)
+        task, solved, method = self.task, self.run.reference, self.example
+        h = any(getattr(method, name) for name in method._beside_f)
         certified = task.certified_optimum() if solved and not h else None
         if certified is None:
             known = None if h else task.reference_optimum(self.domain)

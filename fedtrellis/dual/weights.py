@@ -242,7 +242,8 @@ class ColumnScales:
         counts: NDArray[np.int64],
         N: int,
         weights: FloatArray | None = None,
-        free: int = -1,
+        *,
+        free: int,
     ) -> ColumnScales:
         """Find them from Σ x and Σ x² of each column, or from Σ s x and Σ s x².
 

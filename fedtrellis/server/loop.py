@@ -166,6 +166,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
     _newcomers: ClassVar[bool] = False  # later clients take part: none is kept
     _measures: ClassVar[tuple[str, ...]] = ()  # its own that a run may stop on
     _state_settings: tuple[str, ...] = ()  # decide what state() holds
+    _beside_f: ClassVar[tuple[str, ...]] = ()  # true: the minimum is not the task's
     _free_to_change: ClassVar[tuple[str, ...]] = ()  # where a run goes on
     _kept: tuple[str, ...] = ()  # in state(): "_x" as entry "x", a dict as its entries
     _least_answers: ClassVar[int] = LEAST  # for a robust average; 1: older ones count

@@ -316,9 +316,7 @@ def read_space(
     for key, table in tables.items():
         check_choice(f"--search {path.name!r}: key", key, config, NO_KEY)
         if key in (*METRICS, "trial", "grade", "status", "reason", "record"):
-            why = (
-                "has the name of a column of trials.csv; the app may call it otherwise"
-            )
+            why = "is named like a column of trials.csv; rename it in the app"
             raise SettingsError(f"--search {path.name!r}: {key} {why}")
         space[key] = _distribution(key, table, config[key])
     if not space:

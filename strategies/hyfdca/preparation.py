@@ -279,5 +279,4 @@ def _scales(alignment: Alignment, found: FloatArray, free: int) -> ColumnScales:
             "the sums of the columns over their holders contradict each other: the "
             "clients were not asked alike, or one of them reports what is not so"
         )
-    mass = weights[0] if weights else None
-    return ColumnScales.of(sums, squares, counts, N, mass, free)
+    return ColumnScales.of(sums, squares, counts, N, *weights, free=free)

@@ -112,6 +112,7 @@ class HyFDCA(HyFDCASettings):
     predicts = True
     _state_settings = ("step", "parts", "secure_sum")
     _measures = ("primal", "dual", "duality-gap")
+    _beside_f = ("standardize",)
     _kept = (
         *("_alignment", "_new", "_fingerprint", "_own_keys", "_sealed", "_labels"),
         *("_scales", "_totals", "_moves", "_uncertified"),
