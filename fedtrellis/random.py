@@ -25,4 +25,4 @@ def generator(seed: int, purpose: str, *keys: str | int) -> np.random.Generator:
     text = "\x1f".join(repr(part) for part in (int(seed), purpose, *keys))
     digest = hashlib.blake2b(text.encode(), digest_size=32).digest()
     words = np.frombuffer(digest, dtype="<u4")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words.tolist())))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))

@@ -316,6 +316,12 @@ def run_app(
     return sim.app.run(made, config)
 
 
+def not_daily(*values: Any) -> list[Any]:
+    """Parameters that are too slow for every day."""
+    given = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=pytest.mark.slow) for value in given]
+
+
 def refused(match: str, make: Callable[[], Any], kind: Any = SettingsError) -> str:
     """What the error says: it matches, and is one line."""
     with pytest.raises(kind, match=match) as error:

@@ -72,6 +72,7 @@ def test_sparse_regression_finds_the_optimum_in_the_ball() -> None:
     assert f.value(x) == pytest.approx(best.value, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_nobody_rated_is_found_and_the_black_box_is_maximised() -> None:
     assert run_program(TUTORIALS / "matrix-completion.md")["error"] < 0.001
     names = run_program(TUTORIALS / "black-box.md")
@@ -80,6 +81,7 @@ def test_what_nobody_rated_is_found_and_the_black_box_is_maximised() -> None:
     assert x @ mean @ x / 2 > 0.999 * names["best"]
 
 
+@pytest.mark.slow
 def test_the_constrained_layer_has_a_lower_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

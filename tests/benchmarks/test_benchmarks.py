@@ -41,12 +41,10 @@ def test_engines_end_at_one_model() -> None:
         np.testing.assert_allclose(made.model, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "deals", "estimators"),
-    [
-        ("heart", ("iid",), 1),
-        pytest.param("statecrime", tuple(held_out.DEALS), 2, marks=pytest.mark.slow),
-    ],
+    [("heart", ("iid",), 1), ("statecrime", tuple(held_out.DEALS), 2)],
 )
 def test_a_held_out_table_ends_as_it_should(
     name: str, deals: tuple[str, ...], estimators: int, monkeypatch: pytest.MonkeyPatch
@@ -119,6 +117,7 @@ def test_each_runs_in_its_quick_form(name: str, tmp_path: Path) -> None:
     assert all(c["rows"] for c in json.loads(out.read_text())["comparisons"])
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +184,7 @@ def test_budgets_were_equal_and_optima_certified(name: str) -> None:
             assert not edge or len(values) == VALUES + MORE
 
 
+@pytest.mark.slow
 def test_quick_runs_and_shows_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "--quick", "--only", "lasso-l1"]) == 0
     shown = capsys.readouterr().out

@@ -12,6 +12,7 @@ ROOT = Path(sim.__file__).parent
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_as_a_script(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}

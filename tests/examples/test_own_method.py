@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import sim
 from fedtrellis.domains import L1Ball
@@ -17,6 +18,7 @@ CONFIG = 'method="feddyn" task="linear-regression" checkpoint-every=3'
 CONFIG += " feddyn.alpha=2.0 feddyn.step-size=0.05 feddyn.local-steps=3"
 
 
+@pytest.mark.slow
 def test_the_command_lists_runs_resumes_and_tunes_it(tmp_path: Path) -> None:
     target, runs = tmp_path / "site", tmp_path / "runs"
     # what an installation leaves behind would make the next run of tests find it

@@ -17,16 +17,10 @@ from reproduce.hyfdca import honest_server
 from reproduce.pages import page_with, pages_of, shown
 from reproduce.provenance import KEYS
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-
-@pytest.mark.parametrize(
-    "paper",
-    [
-        "fedgia",
-        *(pytest.param(name, marks=SLOW) for name in PAPERS if name != "fedgia"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("paper", PAPERS)
 def test_a_quick_run_of_all_items(
     paper: str,
     tmp_path: Path,

@@ -29,7 +29,7 @@ from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic
 from strategies import FedAvgGD
-from tests.harness import Array, grid_of, play
+from tests.harness import Array, grid_of, not_daily, play
 
 P, MEMBERS = 2, 3
 _UPPER = np.triu_indices(P)
@@ -192,7 +192,9 @@ AFFINE = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*sorted(AFFINE), *not_daily(*sorted(CASES.keys() - AFFINE))]
+)
 def test_sums_of_affine_answers_determine_no_member(case: str) -> None:
     """And whether others do, as the page's table says."""
     whole, alone = determined(derivative(Server(case, ROUNDS).sums, secret()))
@@ -206,6 +208,7 @@ def test_sums_of_affine_answers_determine_no_member(case: str) -> None:
     assert whole <= int(stated["rank"])
 
 
+@pytest.mark.slow
 def test_a_solver_finds_members_where_the_rank_says_so_and_nowhere_else() -> None:
     assert solver_error(Server("FedDR", ROUNDS), 5) < 1e-6
     assert solver_error(Server("FedAvgGD one step", 5), 2) > 0.01

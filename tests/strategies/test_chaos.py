@@ -16,6 +16,7 @@ import pytest
 
 import sim
 from fedtrellis.domains import L1Ball
+from tests.harness import not_daily
 from tests.strategies.fuzz_runs import Tally, fuzz
 from tests.strategies.liar_runs import BOUND, OWN_LOSS, apart, run
 from tests.strategies.methods import METHODS
@@ -24,9 +25,7 @@ from tests.strategies.soak_runs import CASES, ROUNDS, soak, table_of_states
 #: Of the split methods, and of float32 one of each way to keep a state; those of
 #: float64 are under chaos in ``test_contracts.py``.
 DAILY = {
-    *("hyfdca bundle", "hyfdca bundle apart", "fedfw corrective float32"),
-    *("fedgia gram float32", "scaffold float32", "first-order-rfl float32"),
-    *("fedlmo ef21 float32", "feddr float32"),
+    *("hyfdca bundle apart", "fedfw corrective float32", "fedlmo ef21 float32"),
 }
 
 
@@ -44,21 +43,17 @@ def test_every_method_of_the_app_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds", "seed"),
+    ("name", "rounds"),
     [
-        *((name, 100, 1) for name in CASES if name in DAILY),
-        *(
-            pytest.param(name, rounds, seed, marks=pytest.mark.slow)
-            for name, rounds in ROUNDS.items()
-            for seed in (1, 2, 3)
-        ),
+        *((name, 100) for name in CASES if name in DAILY),
+        *not_daily(*ROUNDS.items()),
     ],
 )
 def test_invariants_hold_and_nothing_is_kept(
-    name: str, rounds: int, seed: int, tmp_path: Path
+    name: str, rounds: int, tmp_path: Path
 ) -> None:
     """At least 1 000 faults in the long ones; what differs is what the method says."""
-    problems, row = soak(name, rounds, tmp_path, seed)
+    problems, row = soak(name, rounds, tmp_path, 1)
     assert problems == []
     assert row["faults"] >= (1000 if rounds == ROUNDS[name] else 200)
 
@@ -83,9 +78,10 @@ def traced() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("fedfw augmented", "fedfw corrective", "naive-frank-wolfe", "fedgia gram"),
-        *("fedfw corrective float32", "zeroth-order-rfl", "hyfdca bundle"),
-        *("hyfdca practical", "hyfdca bundle apart", "hyfem"),
+        *("fedfw augmented", "fedfw corrective float32", "fedgia gram"),
+        *("zeroth-order-rfl", "hyfdca bundle apart"),
+        *not_daily("fedfw corrective", "naive-frank-wolfe", "hyfdca bundle"),
+        *not_daily("hyfdca practical", "hyfem"),
     ],
 )
 def test_mutated_answers(name: str, traced: None) -> None:
@@ -108,6 +104,7 @@ def test_the_harness_sees_what_it_looks_for(traced: None) -> None:
 # --------------------------------------------------------------------------- the liars
 
 AVERAGING = [name for name, method in METHODS.items() if "median" in method.rules]
+EACH_DAY = AVERAGING[::3]
 # HyFDCA's baselines take the mean alone, and nothing bounds what a liar sends
 SPLIT = ["hybrid-fedavg", "hyfem"]
 #: What moves some method's mean by the most.
@@ -115,7 +112,9 @@ STRONGEST = ("times 10⁶", "no step at all", "within the scatter", OWN_LOSS)
 MORE = ("random, as long", "against the others", "10¹⁵ examples")
 
 
-@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize(
+    "name", [*EACH_DAY, *not_daily(*(n for n in AVERAGING if n not in EACH_DAY))]
+)
 def test_robust_rules_hold_and_the_mean_is_the_liars(name: str) -> None:
     """Without a rule one of these lies is worth more than all honest rounds."""
     rules = [rule for rule in METHODS[name].rules if rule != "mean"]

@@ -19,7 +19,7 @@ from fedtrellis.domains import (
 )
 from fedtrellis.objectives import LeastSquares
 from strategies import FedFW, FedLMO, NaiveFrankWolfe, ProjectedFedAvg
-from tests.harness import grid_of, play, refused
+from tests.harness import grid_of, not_daily, play, refused
 
 cp: Any = cvxpy  # its functions are not typed
 torch = pytest.importorskip("torch")
@@ -145,7 +145,8 @@ def test_a_liar_cannot_take_a_free_layer_out_of_proportion() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["projected", "fedfw", "corrected", "averaged", "server", "ef21"]
+    "method",
+    ["projected", "corrected", "averaged", "server", "ef21", *not_daily("fedfw")],
 )
 def test_every_method_keeps_the_layer_in_its_set_and_learns(method: Any) -> None:
     domain, parts = first_layer(), losses(3)

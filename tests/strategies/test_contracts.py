@@ -18,7 +18,7 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
-from tests.harness import Played, Recorder, Stop, distance, node_states
+from tests.harness import Played, Recorder, Stop, distance, node_states, not_daily
 from tests.strategies.methods import EVERY, EVERYTHING, METHODS, A, B, P, of_dtype
 from tests.strategies.soak_runs import chaos, evaluates, mirrored, undisturbed
 
@@ -54,7 +54,7 @@ def check_same(
         assert states[0].keys() & states[1].keys() >= set(map(str, one.used[-1]))
 
 
-@pytest.mark.parametrize("encode", [False, True])
+@pytest.mark.parametrize("encode", [True, *not_daily(False)])
 @pytest.mark.parametrize("name", EVERY)
 def test_whoever_was_not_heard_was_not_asked(
     name: str, encode: bool, tmp_path: Path
@@ -74,7 +74,7 @@ def test_whoever_was_not_heard_was_not_asked(
     assert distance(ran.models[-1], ran.models[0]) > 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", *not_daily("float32")])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_resumed_run_is_the_same_to_the_last_bit(
     name: str, dtype: str, tmp_path: Path

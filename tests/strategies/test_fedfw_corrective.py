@@ -343,6 +343,7 @@ def test_a_balance_settles(q: float | None, convex: bool, falls: bool) -> None:
     assert (np.diff(found[36:]) < 0.0).any() == falls
 
 
+@pytest.mark.slow
 def test_concave_losses_need_no_penalty_to_be_given() -> None:
     """z goes round for good if ρ stays where both ways are as long."""
     config = {"task": "kernel-pca", "method": "fedfw", "rounds": 400}

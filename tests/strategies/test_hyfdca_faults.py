@@ -15,7 +15,7 @@ from strategies import HyFDCA
 from strategies.hyfdca import mixtures
 from strategies.hyfdca.mixtures import MixtureSteps
 from strategies.hyfdca.steps import add_shares
-from tests.harness import Stop, calm, refused
+from tests.harness import Stop, calm, not_daily, refused
 from tests.strategies.hyfdca_runs import APART, Run, small
 from tests.strategies.methods import EVERYTHING
 
@@ -78,7 +78,8 @@ def test_a_certificate_comes_while_clients_are_away(
 
 
 @pytest.mark.parametrize(
-    ("kind", "secure"), [("hybrid", True), ("hybrid", False), ("horizontal", False)]
+    ("kind", "secure"),
+    [("hybrid", True), ("horizontal", False), *not_daily(("hybrid", False))],
 )
 def test_a_client_gone_for_20_iterations(kind: Any, secure: bool) -> None:
     """The others wait for it where they have to; nobody takes that for a failure."""
@@ -93,7 +94,7 @@ def test_a_client_gone_for_20_iterations(kind: Any, secure: bool) -> None:
     assert set(moved[31:]) == {float(groups)}
 
 
-@pytest.mark.parametrize("secure", [True, False])
+@pytest.mark.parametrize("secure", [True, *not_daily(False)])
 def test_everything_at_once(secure: bool) -> None:
     options: Any = {"faults": FAULTS, "participation": 0.9, "secure_sum": secure}
     run = Run(small(parts="irregular"), 130, each=calm_from(80), **options)
@@ -101,7 +102,7 @@ def test_everything_at_once(secure: bool) -> None:
     _converged(run, 1e-4)
 
 
-@pytest.mark.parametrize("damage", [False, True])
+@pytest.mark.parametrize("damage", [*not_daily(False), True])
 @pytest.mark.parametrize(("kind", "secure"), [("hybrid", True), ("horizontal", False)])
 def test_all_lost_their_states_and_a_backup_is_damaged(
     kind: str, secure: bool, damage: bool

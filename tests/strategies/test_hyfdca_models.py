@@ -27,7 +27,7 @@ from fedtrellis.dual.weights import in_parts, of_parts
 from fedtrellis.objectives.losses import make_loss
 from fedtrellis.settings import SettingsError
 from strategies import HyFDCA
-from tests.harness import refused
+from tests.harness import not_daily, refused
 from tests.strategies.hyfdca_runs import Array, Run, Split, grid_parts, last_digits
 
 N, P, LAMBDA = 120, 9, 1e-2
@@ -115,7 +115,7 @@ def logistic(scale: float, **options: Any) -> LogisticRegression:
 @pytest.mark.parametrize(
     ("loss", "cut", "weighted"),
     [
-        ("squared", HYBRID, False),
+        *not_daily(("squared", HYBRID, False)),
         ("squared", (1, 3), True),
         ("poisson", (3, 1), True),
         ("logistic", (1, 3), True),
@@ -193,7 +193,7 @@ def test_each_class_against_the_rest_is_scikit_learns(
         assert_allclose(w, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["logistic", "net", "classes"])
+@pytest.mark.parametrize("case", ["logistic", *not_daily("net", "classes")])
 def test_a_pipeline_with_an_intercept(case: str) -> None:
     """StandardScaler and a model with an intercept, of weighted raw rows."""
     s, λ = fractions(), 0.5 if case == "net" else 0.05
@@ -241,7 +241,7 @@ def test_labels_and_weights_may_be_on_different_holders() -> None:
     assert_allclose(encrypted(split), expected.coef_[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["hinge", "smoothed-hinge"])
+@pytest.mark.parametrize("loss", ["smoothed-hinge", *not_daily("hinge")])
 def test_weighted_hinges_are_cvxpys(loss: str) -> None:
     split, s = two_classes(loss, n=60, p=6), fractions(60)
     s[7] = 0.0
@@ -502,6 +502,7 @@ def test_columns_of_which_two_sums_say_too_much_are_refused() -> None:
     refused(why, lambda: _run(split, 1, exposed="refuse"))
 
 
+@pytest.mark.slow
 def test_the_bundle_remembers_what_there_is_room_for() -> None:
     X, y = np.random.default_rng(0).standard_normal((20, 40_000)), np.ones(20)
     y[::2] = -1.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedtrellis import Answer
-from tests.harness import Array, Stop, play, refused
+from tests.harness import Array, Stop, not_daily, play, refused
 from tests.strategies import methods
 from tests.strategies.methods import EVERY, EVERYTHING, LOSSES, Method
 
@@ -49,7 +49,7 @@ def minimiser(name: str, clients: tuple[int, ...]) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("most", "faults"), [(1, {}), (10, {}), (50, {}), (10, EVERYTHING)]
+    ("most", "faults"), [(1, {}), (10, EVERYTHING), *not_daily((10, {}), (50, {}))]
 )
 @pytest.mark.parametrize("name", VECTORS)
 def test_late_vectors_end_at_the_minimum(
@@ -113,7 +113,9 @@ def test_a_late_gradient_or_momentum_weighs_less_too(name: str) -> None:
     np.testing.assert_allclose(beside, 0.5 * (x - 4.0))
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize(
+    "name", ["feddr", "fedgia gram", *not_daily("fedfw corrective")]
+)
 def test_who_is_silent_leaves_f_and_returns(name: str, tmp_path: Any) -> None:
     """The minimum of the others meanwhile, and of all after its return."""
 

@@ -183,6 +183,7 @@ def test_a_client_that_lost_its_state(case: str, key: str) -> None:
             assert np.abs(mean).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_noise_adds_up_and_its_epsilon_is_the_accountant_s() -> None:
     z, clip, t = 4.0, 0.5, 1
     aggregation: Any = SecureSum(

@@ -146,15 +146,9 @@ class Trial(NamedTuple):
     output: str
 
 
-_FAMILIES = pytest.param((FAMILIES, 2), marks=pytest.mark.slow)
-
-
-# every day the method with the fewest messages, each a process
-@pytest.fixture(scope="module", params=[(["first-order-rfl"], 1), _FAMILIES])
-def trial(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Trial:
-    methods, rounds = request.param
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    methods, rounds = FAMILIES, 2
     folder = tmp_path_factory.mktemp("deployment") / "trial"
     options = ["--methods", *methods, "--rounds", str(rounds), "--keep", str(folder)]
     done = subprocess.run(
@@ -170,6 +164,7 @@ def trial(
     return Trial(methods, rounds, folder, done.stdout)
 
 
+@pytest.mark.slow
 def test_one_command_runs_the_methods_on_the_nodes_files(trial: Trial) -> None:
     folder = trial.folder
     for method in trial.methods:
@@ -195,6 +190,7 @@ def test_one_command_runs_the_methods_on_the_nodes_files(trial: Trial) -> None:
     assert not processes_of(folder / "flower")
 
 
+@pytest.mark.slow
 def test_nobody_else_gets_in(trial: Trial) -> None:
     # the trial has seen that they are not let in; Flower's reasons stand on the page
     logs = {path.stem: path.read_text() for path in (trial.folder / "logs").iterdir()}

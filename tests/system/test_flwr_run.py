@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 import sim
 from fedtrellis.app.command_line import read_config
 from tests.fedtrellis.wire.test_contract import PLAIN, TASKS
-from tests.harness import history_of
+from tests.harness import history_of, not_daily
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(500)]
 
@@ -40,11 +40,7 @@ def config_of(case: str, rounds: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case == DAILY else pytest.mark.slow)
-        for case in (*MORE, *sim.app.registry.methods)
-    ],
+    "case", [DAILY, *not_daily(*sorted({*MORE, *sim.app.registry.methods} - {DAILY}))]
 )
 def test_ray_gives_the_run_that_this_process_gives(
     flower: Flower, tmp_path: Path, case: str

@@ -200,6 +200,7 @@ def test_the_stored_permutation_costs_9552() -> None:
     np.testing.assert_array_equal(task.initial_point()[0], np.full((12, 12), 1 / 12))
 
 
+@pytest.mark.slow
 def test_a_run_from_ten_starts_is_no_worse_than_faq() -> None:
     task = "quadratic-assignment"
     experiment = sim.app.experiment({"task": task, f"{task}.starts": 10}, 6)

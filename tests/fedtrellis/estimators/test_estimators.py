@@ -25,7 +25,7 @@ from fedtrellis.estimators import (
     FederatedRidge,
     FederatedSVC,
 )
-from tests.harness import programs, refused, run_program
+from tests.harness import not_daily, programs, refused, run_program
 
 EXACT: dict[str, Any] = {"tol": 1e-13, "max_iter": 10**6}
 
@@ -141,8 +141,8 @@ def test_three_classes_are_one_against_the_rest() -> None:
     [
         ("rows", False, False),
         ("columns", True, True),
-        ("both", True, False),
         ("both", False, True),
+        *not_daily(("both", True, False)),
     ],
 )
 def test_ridge(
@@ -165,7 +165,7 @@ def test_ridge(
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("case", ["weighted", "scaled", "sparse", "wide"])
+@pytest.mark.parametrize("case", ["weighted", "scaled", "sparse", *not_daily("wide")])
 def test_sparse_regression(case: str, intercept: bool) -> None:
     X, y = load_diabetes(return_X_y=True)
     alpha, s = 0.5, np.ones(len(y))
@@ -207,6 +207,7 @@ def test_sparse_regression(case: str, intercept: bool) -> None:
             assert 0.0 <= model.gap_ <= 1e-7 * np.square(y).mean()
 
 
+@pytest.mark.slow
 def test_an_elastic_net_of_columns(diabetes: pd.DataFrame) -> None:
     X, y = diabetes.drop(columns="label"), diabetes["label"]
     expected = ElasticNet(5.0, l1_ratio=0.9, **EXACT).fit(X, y)
@@ -315,9 +316,11 @@ RANDOM = {
     [
         (FederatedLasso(0.1), set()),
         (FederatedElasticNet(0.1), set()),
-        (FederatedLogisticRegression(tol=1e-4), RANDOM),
-        pytest.param(FederatedSVC(tol=1e-4), RANDOM, marks=pytest.mark.slow),
-        pytest.param(FederatedRidge(), RANDOM, marks=pytest.mark.slow),
+        *not_daily(
+            (FederatedLogisticRegression(tol=1e-4), RANDOM),
+            (FederatedSVC(tol=1e-4), RANDOM),
+            (FederatedRidge(), RANDOM),
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -179,6 +179,7 @@ def study_in(out: Path) -> optuna.Study:
     return optuna.load_study(study_name="fedtrellis", storage=storage)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trials(app: Path, tmp_path: Path) -> None:
     def search(out: str, trials: int, seed: int = 0, jobs: int = 1) -> list[Any]:
         more = ("--out", tmp_path / out, "--trials", trials)
@@ -208,6 +209,7 @@ def test_a_trial_over_seeds_has_the_mean_of_its_runs(app: Path, tmp_path: Path) 
     assert main(command(app, "--out", out, "--seeds", "0..2")) == 1  # another search
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_where_it_was(app: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = command(app, "--jobs", 2, "--trials", 6)
@@ -293,6 +295,7 @@ def test_a_search_without_a_trial_that_ends_says_why(
     assert re.match("fedtrellis tune: error: none of 2 trials .* 'fedgia'", error)
 
 
+@pytest.mark.slow
 def test_the_documentations_own_app_is_tuned(tmp_path: Path) -> None:
     page = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
     found = re.findall(r"```\w+\n# (\S+)\n(.*?)```", page, flags=re.DOTALL)

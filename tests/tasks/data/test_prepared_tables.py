@@ -35,7 +35,7 @@ from tasks.base import DataFileError
 from tasks.data.readers import read_own_table
 from tasks.data.table import Schema
 from tasks.data.task import data_of
-from tests.harness import run_app
+from tests.harness import not_daily, run_app
 
 Array = NDArray[np.float64]
 
@@ -372,7 +372,7 @@ def run_on_nodes(
     return fedtrellis.load_run(record)
 
 
-@pytest.mark.parametrize("task", ["logistic-regression", "lasso"])
+@pytest.mark.parametrize("task", ["logistic-regression", *not_daily("lasso")])
 def test_nodes_agree_on_what_one_table_has(
     tmp_path: Path, frame: pd.DataFrame, task: str
 ) -> None:
