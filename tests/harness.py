@@ -322,6 +322,12 @@ def not_daily(*values: Any) -> list[Any]:
     return [pytest.param(*value, marks=pytest.mark.slow) for value in given]
 
 
+def in_part(values: Iterable[Any], every: int = 2) -> list[Any]:
+    """Parameters of which every second, or other, is enough for a day."""
+    given = enumerate(values)
+    return [v if i % every == 0 else not_daily(v)[0] for i, v in given]
+
+
 def refused(match: str, make: Callable[[], Any], kind: Any = SettingsError) -> str:
     """What the error says: it matches, and is one line."""
     with pytest.raises(kind, match=match) as error:

@@ -18,7 +18,15 @@ from fedtrellis.objectives import LeastSquares
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
 from fedtrellis.wire.protocol import ARRAYS, MODEL
-from tests.harness import Played, Recorder, Stop, distance, node_states, not_daily
+from tests.harness import (
+    Played,
+    Recorder,
+    Stop,
+    distance,
+    in_part,
+    node_states,
+    not_daily,
+)
 from tests.strategies.methods import EVERY, EVERYTHING, METHODS, A, B, P, of_dtype
 from tests.strategies.soak_runs import chaos, evaluates, mirrored, undisturbed
 
@@ -122,7 +130,7 @@ def dtypes_of(grid: Recorder, record: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", in_part(NARROW, 3))
 def test_float32_ends_where_float64_does(name: str) -> None:
     """And what travels is as narrow as the model, which is worth half the digits."""
     double, single = (of_dtype(EVERY[name], d) for d in ("float64", "float32"))

@@ -13,14 +13,14 @@ from fedtrellis.dual.bundle import DualBundle
 from fedtrellis.dual.regularized_loss import central_optimum
 from fedtrellis.objectives.losses import LOSSES, make_loss
 from strategies import HyFDCA
-from tests.harness import refused
+from tests.harness import in_part, refused
 from tests.strategies.hyfdca_runs import APART, CUTS, KINDS, Array, Run, Split, small
 
 
 @pytest.mark.parametrize(
     ("kind", "loss"),
     [
-        *(("hybrid", loss) for loss in sorted(LOSSES)),
+        *in_part(("hybrid", loss) for loss in sorted(LOSSES)),
         *((kind, "hinge") for kind in KINDS[1:]),
     ],
 )
@@ -59,7 +59,7 @@ SAFE: list[tuple[str, dict[str, Any], float]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "share"), SAFE)
+@pytest.mark.parametrize(("kind", "options", "share"), in_part(SAFE))
 def test_the_dual_never_falls(kind: str, options: dict[str, Any], share: float) -> None:
     """By the clients' α, whoever is away; and w = w(α) at every moment.
 

@@ -127,7 +127,7 @@ def test_all_lost_their_states_and_a_backup_is_damaged(
     assert moved.count(0.0) <= 6
 
 
-@pytest.mark.parametrize(("name", "secure"), [("0", True), ("4", False)])
+@pytest.mark.parametrize(("name", "secure"), [("0", True), *not_daily(("4", False))])
 def test_one_client_that_lost_its_state_is_given_alpha_by_its_partner(
     name: str, secure: bool
 ) -> None:
@@ -173,8 +173,7 @@ def test_rounds_in_which_nothing_can_move_have_failed(
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"step": "line-search", "local_fraction": 0.3},
+        *not_daily({}, {"step": "line-search", "local_fraction": 0.3}),
         {"step": "practical", "local_fraction": 0.05, "participation": 0.7, **APART},
         {"parts": 2, "backup_every": 3, **APART},
     ],

@@ -19,6 +19,7 @@ N = 6
 Delay = Callable[[int, int], float]
 #: Those with one last vector of each client on the server, which are exact.
 VECTORS = {name: EVERY[name] for name in ("fedfw corrective", "feddr", "fedgia gram")}
+BY_DAY = ["feddr", "fedgia gram", *not_daily("fedfw corrective")]
 CHANGES = ("fedavg-gd", "local-sgd", "fedavg", "fedprox", "fedopt", "projected-fedavg")
 LATE = {*VECTORS, *CHANGES, "fedlmo corrected", "fedlmo averaged"}
 LATE |= {name for name in EVERY if name.split()[0] in (*CHANGES, "feddr")}
@@ -113,9 +114,7 @@ def test_a_late_gradient_or_momentum_weighs_less_too(name: str) -> None:
     np.testing.assert_allclose(beside, 0.5 * (x - 4.0))
 
 
-@pytest.mark.parametrize(
-    "name", ["feddr", "fedgia gram", *not_daily("fedfw corrective")]
-)
+@pytest.mark.parametrize("name", BY_DAY)
 def test_who_is_silent_leaves_f_and_returns(name: str, tmp_path: Any) -> None:
     """The minimum of the others meanwhile, and of all after its return."""
 
@@ -157,7 +156,7 @@ def test_solved_means_that_every_member_has_agreed() -> None:
     assert np.abs(played.model - whole).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("name", BY_DAY)
 def test_a_resumed_run_asks_anew_who_owed_an_answer(name: str, tmp_path: Any) -> None:
     """A checkpoint knows of no messages: whoever owed an answer is asked anew."""
     method, file = VECTORS[name], tmp_path / "state.npz"

@@ -36,6 +36,7 @@ from tests.harness import (
     Stop,
     distance,
     grid_of,
+    in_part,
     node_states,
     number_of,
     play,
@@ -77,7 +78,8 @@ def hidden(**how: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("case", "more"), [*((case, {}) for case in CASES), ("fedgia", {"sigma": 1.0})]
+    ("case", "more"),
+    in_part([*((case, {}) for case in CASES), ("fedgia", {"sigma": 1.0})]),
 )
 def test_the_model_is_the_plain_run_s_over_the_same_blocks(
     case: str, more: dict[str, Any], tmp_path: Path

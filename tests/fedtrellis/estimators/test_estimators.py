@@ -315,7 +315,7 @@ RANDOM = {
     ("model", "failing"),
     [
         (FederatedLasso(0.1), set()),
-        (FederatedElasticNet(0.1), set()),
+        *not_daily((FederatedElasticNet(0.1), set())),
         *not_daily(
             (FederatedLogisticRegression(tol=1e-4), RANDOM),
             (FederatedSVC(tol=1e-4), RANDOM),

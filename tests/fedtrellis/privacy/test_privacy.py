@@ -34,7 +34,7 @@ from strategies import (
     Scaffold,
     ZerothOrderSGD,
 )
-from tests.harness import Array, grid_of, play, refused
+from tests.harness import Array, grid_of, not_daily, play, refused
 
 pytest.importorskip("dp_accounting")
 CENTRAL = Private(noise_multiplier=2.0)
@@ -108,7 +108,7 @@ def test_a_cohort_of_fixed_size_costs_more_than_one_of_coins() -> None:
         {},
         {"mechanism": "exponential"},
         {"sampling": "bernoulli", "participation": 0.3},
-        {"sampling": "fixed", "cohort": 3, "clients": 10},
+        *not_daily({"sampling": "fixed", "cohort": 3, "clients": 10}),
     ],
 )
 def test_the_noise_for_an_epsilon_comes_to_it(how: dict[str, Any]) -> None:
