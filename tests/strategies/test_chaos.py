@@ -34,9 +34,6 @@ def quiet() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-# ----------------------------------------------------------------------------- the soak
-
-
 def test_every_method_of_the_app_is_there() -> None:
     named = {case.strategy().name for case in CASES.values()}
     assert named == set(sim.app.registry.methods)
@@ -62,9 +59,6 @@ def test_the_page_says_what_a_lost_state_costs() -> None:
     page = (Path(__file__).parents[2] / "docs/faults.md").read_text("utf-8")
     rows = ["| method | lost; the client |", "| --- | --- |", *table_of_states()]
     assert "\n".join(rows) + "\n\n" in page
-
-
-# -------------------------------------------------------------------------- the fuzzing
 
 
 @pytest.fixture

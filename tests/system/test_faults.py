@@ -111,4 +111,10 @@ def test_a_run_of_this_process_goes_on_deployed(
     rest = deployment.start(resume, again)
     deployment.finish(rest)
     assert not rest.dropped()
-    check_same(rest, simulated(f"{config} rounds=5", tmp_path / "local", wiped(4)))
+    here = tmp_path / "local"
+    # FedGiA has looked at the gradient alone in round 3, the last that was planned
+    if family == "fedgia":
+        expected = simulated(first.resume_file(here, rounds=5), here)
+    else:
+        expected = simulated(f"{config} rounds=5", here, wiped(4))
+    check_same(rest, expected)
