@@ -143,7 +143,6 @@ def test_models_are_scikit_learns(
         assert_allclose(clear.model, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_noise_is_of_the_stated_size_in_units_of_the_heaviest_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -381,9 +380,6 @@ def test_a_few_samples_that_outweigh_the_rest_are_refused() -> None:
         why = "outweigh the rest .* of samples"
         refused(why, partial(Run, split, 2, exposed="refuse"))
     Run(split, 2)
-
-
-# ------------------------------------------------------------------------- raw columns
 
 
 def _away(one: Array, other: Array) -> float:

@@ -172,8 +172,8 @@ def test_with_a_colluder_s_keys_the_rest_of_its_block_can_be_read_as_a_whole(
 )
 def test_a_client_that_lost_its_state(case: str, key: str) -> None:
     """What the server keeps of its block is the mean of what its members have."""
-    lost: Any = {"kind": Recorder, "wiped": {(4, 4), (7, 9)}}
-    run = go(case, 10, aggregation=hidden(), **lost)
+    wipe: Any = {"kind": Recorder, "wiped": {(4, 4), (7, 9)}}
+    run = go(case, 10, aggregation=hidden(), **wipe)
     lost = [t for t, used in enumerate(run.used, 1) if len(used) < N]
     assert lost == ([4, 7] if key else [])
     if key:
@@ -183,6 +183,10 @@ def test_a_client_that_lost_its_state(case: str, key: str) -> None:
             mean = np.mean([states[name][key] for name in block], axis=0)
             assert distance(kept[block[0]], mean) < 1e-9
             assert np.abs(mean).max() > 1e-3
+    if case == "scaffold":  # c is of who is left, in the same round
+        strategy = go(case, 4, aggregation=hidden(), **wipe).strategy
+        c = np.mean(list(strategy._controls.values()), axis=0)
+        assert distance(strategy._control, c) < 1e-12
 
 
 @pytest.mark.slow
