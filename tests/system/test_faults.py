@@ -113,8 +113,6 @@ def test_a_run_of_this_process_goes_on_deployed(
     assert not rest.dropped()
     here = tmp_path / "local"
     # FedGiA has looked at the gradient alone in round 3, the last that was planned
-    if family == "fedgia":
-        expected = simulated(first.resume_file(here, rounds=5), here)
-    else:
-        expected = simulated(f"{config} rounds=5", here, wiped(4))
-    check_same(rest, expected)
+    longer = family != "fedgia"
+    config = f"{config} rounds=5" if longer else first.resume_file(here, rounds=5)
+    check_same(rest, simulated(config, here, wiped(4)))
