@@ -177,6 +177,8 @@ def test_assignment_is_the_four_fold_sum_and_the_trace() -> None:
     X = point(whole)
     expected = four_fold(X, np.ones((4, 4), dtype=bool))
     assert whole.value(X) == pytest.approx(expected, rel=1e-12)
+    norms = np.linalg.norm([FLOWS, DISTANCES], 2, axis=(1, 2))
+    assert whole.lipschitz() == pytest.approx(2.0 * norms.prod())
     part = QuadraticAssignment(FLOWS, DISTANCES, mask=MASK, weight=3.0)
     assert part.value(X) == pytest.approx(3.0 * four_fold(X, MASK), rel=1e-12)
     assert part.num_examples == MASK.sum()
