@@ -29,7 +29,7 @@ from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares, Logistic
 from strategies import FedAvgGD
-from tests.harness import Array, grid_of, not_daily, play
+from tests.harness import Array, grid_of, in_part, play
 
 P, MEMBERS = 2, 3
 _UPPER = np.triu_indices(P)
@@ -192,9 +192,7 @@ AFFINE = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [*sorted(AFFINE), *not_daily(*sorted(CASES.keys() - AFFINE))]
-)
+@pytest.mark.parametrize("case", in_part(CASES))
 def test_sums_of_affine_answers_determine_no_member(case: str) -> None:
     """And whether others do, as the page's table says."""
     whole, alone = determined(derivative(Server(case, ROUNDS).sums, secret()))

@@ -241,7 +241,7 @@ def test_labels_and_weights_may_be_on_different_holders() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["smoothed-hinge", "hinge"])
+@pytest.mark.parametrize("loss", ["hinge", "smoothed-hinge"])
 def test_weighted_hinges_are_cvxpys(loss: str) -> None:
     split, s = two_classes(loss, n=60, p=6), fractions(60)
     s[7] = 0.0

@@ -315,8 +315,8 @@ RANDOM = {
     ("model", "failing"),
     [
         (FederatedLasso(0.1), set()),
-        *not_daily((FederatedElasticNet(0.1), set())),
         *not_daily(
+            (FederatedElasticNet(0.1), set()),
             (FederatedLogisticRegression(tol=1e-4), RANDOM),
             (FederatedSVC(tol=1e-4), RANDOM),
             (FederatedRidge(), RANDOM),
