@@ -8,9 +8,10 @@
     python -m tests.mutants table [--list]
 
 ``map`` and ``run`` go on where they were interrupted; started twice, they share the
-work. Both leave out the tests marked system and slow. A test is chosen if it comes past
-the changed statement in its own process, or in one forked from it. The results are kept
-in ``--file``; where a drawn line has changed since, ``draw`` them anew.
+work. Both leave out tests that start Flower's processes, and slow ones of programs
+(benchmarks, papers, examples). A test is chosen if it comes past the changed statement
+in its own process, or in one forked from it. The results are kept in ``--file``; where
+a drawn line has changed since, ``draw`` them anew.
 
 A parent that has loaded the libraries forks a process for each run of tests. There a
 file is compiled from other text than it has on the disk, where programs find it whole.
@@ -135,7 +136,7 @@ def run_tests(arguments: list[str], files: dict[str, CodeType], plugin: object) 
     # have been stopped for a while
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed", "0"]
     options += ["--timeout", "1800", "--basetemp", str(folder)]
-    options += ["-m", "not system and not slow"]
+    options += ["-m", "not system and (slow or not slow)"]
     try:
         return int(pytest.main([*options, *arguments], plugins=[plugin]))
     finally:
@@ -235,9 +236,14 @@ def map_all(file: Path, only: str) -> None:
     for tests in sorted(files, key=lambda name: ("/strategies/" in name, name)):
         into = WORK / "map" / (tests.replace("/", ".") + ".json")
 
-        def work(tests: str = tests, into: Path = into) -> int:
+        inside = tests.split("/")[1] in ("fedtrellis", "strategies", "tasks")
+        leave = [] if inside else ["-m", "not system and not slow"]
+
+        def work(
+            tests: str = tests, into: Path = into, leave: list[str] = leave
+        ) -> int:
             recorder = Recorder(places)
-            run_tests([tests], code, recorder)
+            run_tests([tests, *leave], code, recorder)
             found = {"places": recorder.names, "tests": recorder.tests}
             into.write_text(json.dumps(found), encoding="utf-8")
             return 0
