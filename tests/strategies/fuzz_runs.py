@@ -45,8 +45,6 @@ Rng = np.random.Generator
 Items = dict[str, Any]
 
 
-# -------------------------------------------------------- messages with something wrong
-
 #: Keys that say what a message is; changed more often than others.
 ENVELOPE = (
     "session server-round used-round model-version model-base model-shapes client-id "
@@ -175,9 +173,6 @@ def mutate_content(
     return RecordDict(records)
 
 
-# --------------------------------------------------------------------------- the limits
-
-
 class EndlessError(BaseException):
     """A message is being worked on for too long."""
 
@@ -221,8 +216,6 @@ class Tally:
             if peak > limit:
                 self.problems.append(f"{peak} bytes were allocated, not {limit}")
 
-
-# ----------------------------------------------------------------------------- the runs
 
 _SETUP = ["query.hello", "train.align", "train.agree", "train.labels", "train.ready"]
 

@@ -30,9 +30,6 @@ LIAR = NODES - 1
 BOUND = 0.25
 
 
-# ----------------------------------------------------------------------------- the lies
-
-
 Arrays = list[NDArray[Any]]
 Change = Callable[[Array], Any]
 
@@ -184,9 +181,6 @@ class Lying(LocalGrid):
             return reply
         scene = Scene(said, others[:-1], self.strategy.broadcast.model, t)
         return Message(self.lie(scene).content(content), reply_to=message)
-
-
-# ----------------------------------------------------------------------------- the runs
 
 
 def run(name: str, kind: str = "", rule: str = "mean") -> Array:
