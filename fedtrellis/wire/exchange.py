@@ -347,6 +347,20 @@ class Registry:
             )
         self.names = sorted(self.clients, key=identity_order)
 
+    @window()
+    def await_return(self, timeout: float) -> None:
+        """Where a client's node has gone, wait for another node, or that one again."""
+        there = set(self.grid.get_node_ids())
+        nodes = {name: self.clients[name].node_id for name in self.names}
+        gone = [name for name, node_id in nodes.items() if node_id not in there]
+        known = self._left_out.union(nodes.values())
+        if not gone or there - known or hasattr(self.grid, "settled"):
+            return
+        log(INFO, "waiting for client %s to return, %g s", listed(gone), timeout)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and set(self.grid.get_node_ids()) <= there:
+            pause(_LONGEST_WAIT)
+
     def _take_in(
         self, stranger: Client, hello: Message, connected: set[int], started: bool
     ) -> str:

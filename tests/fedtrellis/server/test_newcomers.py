@@ -1,8 +1,9 @@
-"""Who takes part: nodes that connect one by one before the start, and later ones."""
+"""Nodes that connect one by one before the start, later ones, and some that go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,42 @@ def test_a_newcomer_takes_part_where_the_server_keeps_nothing_of_a_client(
     for model, mean in zip(models, (2.0, 2.0, 2.5), strict=True):
         x = x - 0.25 * 2 * (x - mean)
         assert model == pytest.approx([x, x], rel=1e-14)
+
+
+class Leaving(Remote):
+    """Nodes that all go after round 2, until they have been looked for so often."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(grid_of(FedAvgGDClient, LOSSES))
+        self.looks, self.gone = looks, False
+
+    def leave(self, record: RoundRecord) -> None:
+        self.gone = self.gone or record.round == 2
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.looks -= self.gone
+        self.gone = self.gone and self.looks > 0
+        return [] if self.gone else self.inner.get_node_ids()
+
+    def push_messages(self, messages: Any) -> Iterable[str]:
+        sent = [] if self.gone else self.inner.push_messages(messages)
+        return list(sent) or [""] * len(messages)
+
+
+def test_a_run_without_answers_waits_for_those_who_are_away(logged: list[str]) -> None:
+    for looks in (20, 10**9):
+        grid, start = Leaving(looks), ArrayRecord([np.zeros(2)])
+        callbacks = [Call(grid.leave)]
+        strategy = FedAvgGD(step_size=0.1, max_failed_rounds=2, callbacks=callbacks)
+        with ExitStack() as stack:
+            if looks > 20:  # they never return
+                error = pytest.raises(RuntimeError, match="no usable answer in 2 ")
+                stack.enter_context(error)
+            strategy.start(grid, start, num_rounds=5, timeout=1.0)
+        used = [record.used for record in strategy.history if record.round]
+        assert used == [NODES, NODES, 0, *([0] if looks > 20 else [NODES] * 2)]
+    line = "waiting for client 0, 1, 2, 3, 4 and 1 more to return, 1 s"
+    assert logged.count(line) == 2
 
 
 class Silent(FedAvgGDClient):
