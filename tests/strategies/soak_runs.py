@@ -57,8 +57,6 @@ KEPT_ARRAYS, KEPT_AT_ALL, KEPT_A_ROUND = 90_000, 1_000, 15
 _RESTART_EVERY, _CALM, _CHECKPOINT_EVERY, _AHEAD = 10, 10, 5, 3
 
 
-# ---------------------------------------------------------------------------- the cases
-
 SPLIT, _KEY = small(parts="hybrid"), PlainCipher.generate()
 
 
@@ -114,9 +112,6 @@ def evaluates(name: str) -> bool:
     return not name.startswith("hy")
 
 
-# ----------------------------------------------------------------------- the invariants
-
-
 def mirrored(strategy: Any, states: dict[str, dict[str, Any]]) -> float:
     """How far the nodes' states are from what the server can give back of them."""
     return max(
@@ -159,7 +154,7 @@ def violations(name: str, strategy: Any, grid: LocalGrid) -> Errors:
 
 def table_of_states() -> list[str]:
     """What is lost of a state, and what a client does then: a page's line a method."""
-    methods: dict[str, set[str]] = {}
+    methods: dict[str, dict[str, set[str]]] = {}
     for case in CASES.values():
         ran = case.play(case.grid(NODES), 6)
         strategy = ran.strategy
@@ -168,12 +163,14 @@ def table_of_states() -> list[str]:
         states = node_states(strategy, ran.grid).values()
         kept = {key.split("/")[0] for state in states for key in state}
         assert strategy._lost.keys() <= kept - given, strategy.name
-        lost = {f"`{key}`: {then}" for key, then in strategy._lost.items()}
-        methods.setdefault(strategy.name, set()).update(lost)
-    return [f"| `{k}` | {', '.join(sorted(v))} |" for k, v in methods.items() if v]
-
-
-# ---------------------------------------------------------------------------- measuring
+        lost = methods.setdefault(strategy.name, {})
+        for key, then in strategy._lost.items():
+            lost.setdefault(then, set()).add(f"`{key}`")
+    return [
+        f"| `{name}` | {' or '.join(sorted(keys))}: {then} |"
+        for name, lost in methods.items()
+        for then, keys in lost.items()
+    ]
 
 
 def _walk(root: Any, skip: frozenset[str] = frozenset()) -> Iterator[Any]:
@@ -212,9 +209,6 @@ def measure(strategy: Any, grid: LocalGrid) -> tuple[int, int]:
     sizes = [item.nbytes for item in items if isinstance(item, np.ndarray)]
     sizes += [len(item.data) for item in items if isinstance(item, Array)]
     return blocks, sum(sizes)
-
-
-# ------------------------------------------------------------------------------ the run
 
 
 class ServerDiedError(Exception):

@@ -53,8 +53,6 @@ def played(
     return play(strategy(*first, **settings), grid, START, rounds)
 
 
-# ------------------------------------------------------------------- the loops, by text
-
 Sets = Sequence[Sequence[int]]
 
 
@@ -281,9 +279,6 @@ def test_every_model_is_the_loops(name: str) -> None:
     assert sizes == {3} if "fixed" in name else len(sizes) > 2
 
 
-# ------------------------------------------------------------------------------- optima
-
-
 def test_scaffold_ends_at_the_optimum_and_averages_do_not() -> None:
     optimum = np.linalg.solve(MEAN_HESSIAN, MEAN_RIGHT)
     run = played("Scaffold", 400, **_FOUR)
@@ -330,9 +325,6 @@ def test_steps_go_by_the_clock_and_impossible_numbers_are_refused() -> None:
     run = play(strategy, grid_of(Declaring, LOSSES, batched=True), START, 2)
     assert run.used == [[0]] * 2
     assert run.watch.metrics[1]["local-steps"] == 3
-
-
-# --------------------------------------------------------------------------- divergence
 
 
 class Steep(LeastSquares):

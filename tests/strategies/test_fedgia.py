@@ -155,9 +155,6 @@ def test_a_loss_without_a_bound() -> None:
         run(losses, 9, start=np.ones(3), sigma=1.0, selected_fraction=1.0)
 
 
-# ------------------------------------------------------ σ of its own: it never diverges
-
-
 def least_squares(
     m: int = 10, rows: int = 50, n: int = 20, *, scaled: float = 1.0
 ) -> list[Any]:
@@ -266,9 +263,6 @@ def test_one_liar_does_not_choose_sigma() -> None:
     for told in (b"123", np.full(20, np.nan).tobytes(), np.ones(3).tobytes()):
         with pytest.raises(SettingsError, match="gives no diagonal of 20 numbers"):
             run(losses, 3, liar(told, "0"))
-
-
-# ------------------------------------------------------------- what the server adds
 
 
 @pytest.mark.parametrize(("l1", "l2", "scaled"), [(0.2, 0.0, 100.0), (0.1, 0.3, 1.0)])

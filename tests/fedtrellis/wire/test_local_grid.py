@@ -26,8 +26,6 @@ from fedtrellis.wire.local_grid import FAULTS
 from strategies import FedAvgGD, FedGiA
 from tests.harness import Played, Stop, contexts, grid_of, play
 
-# ------------------------------------------------- one node that counts its messages
-
 
 def counting_app() -> ClientApp:
     """Answers with how many messages its state has seen."""
@@ -144,8 +142,6 @@ def test_wrong_arguments_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=f"^{words}.*$"):
         LocalGrid(counting_app(), **{"num_nodes": 2, **options})
 
-
-# ------------------------------------------------------ whole runs, also in processes
 
 _rng = np.random.default_rng(2)
 LOSSES = [LeastSquares(_rng.random((6, 4)) - 0.5, _rng.random(6)) for _ in range(5)]
