@@ -822,7 +822,7 @@ class Loop:
             self._finished(RoundRecord(round=0, client_evaluation=found))
         for server_round in range(before + 1, num_rounds + 1):
             check_signals()
-            if failed:
+            if failed and len(strategy.sampled) == len(strategy.clients):
                 self.conversation.await_return(self.timeout)
             record = self._round(server_round)
             failed = 0 if strategy.used or not strategy.sampled else failed + 1

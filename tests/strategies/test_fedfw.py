@@ -75,9 +75,6 @@ def recorded(
     return play(strategy, grid, point, rounds), grid
 
 
-# ------------------------------------------------------------ METHODS §1 in plain NumPy
-
-
 def schedule(
     name: str, lam0: float, p: float, T: int, t: float
 ) -> tuple[float, float, float]:
@@ -229,9 +226,6 @@ def test_appendix_a() -> None:
     assert found.item() == pytest.approx(1.0, abs=1e-2)
 
 
-# -------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize(
     ("domain", "start", "says"),
     [
@@ -267,8 +261,6 @@ def test_more_rounds_do_not_change_the_step_that_was_planned(
         assert half._schedule.step(rounds) == 9.0 ** (-2 / 3)
         how["resume"] = how["checkpoint"]
 
-
-# ----------------------------------------------------------- λ_0 that nobody has chosen
 
 START = np.full(P, RADIUS / P / 2)
 NORMS = [float(np.linalg.norm(loss.gradient(START))) / N for loss in LOSSES]
@@ -325,9 +317,6 @@ def test_one_client_of_several_cannot_choose_lambda(number: float | None) -> Non
     assert played.used == [others, *[list(range(N))] * 5]
 
 
-# -------------------------------------------------------------- messages and their size
-
-
 def check_mean(played: Played[Any]) -> None:
     strategy = played.strategy
     points = [strategy.half._client_iterate(name) for name in strategy.clients]
@@ -361,8 +350,6 @@ def test_bytes_after_a_missed_round_and_a_wipe() -> None:
     assert all(encode_message(m[-1])[1] < 2_000 for m in grid.answers.values())
     check_mean(played)
 
-
-# -------------------------------------------------------------------- sets of one's own
 
 SETS = [BALL, BALL, BALL, L2Ball(RADIUS), BALL]
 

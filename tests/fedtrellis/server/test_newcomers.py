@@ -140,6 +140,12 @@ def test_a_run_without_answers_waits_for_those_who_are_away(logged: list[str]) -
         used = [record.used for record in strategy.history if record.round]
         assert used == [6, 6, 0, *rest]
     assert logged.count(line) == 2
+    # where a draw has hit only those who are away, the next may hit others
+    half, grid = {"sampling": "fixed", "participation": 0.5}, Leaving(10**9)
+    some: Any = {**half, "max_failed_rounds": 2, "callbacks": [Call(grid.leave)]}
+    with pytest.raises(RuntimeError, match="no usable answer in 2 "):
+        start(FedAvgGD(step_size=0.1, **some), grid, 5)
+    assert sum(one.startswith("waiting for client") for one in logged) == 2
 
 
 class Silent(FedAvgGDClient):
