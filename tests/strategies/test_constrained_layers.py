@@ -1,5 +1,6 @@
 """One layer of a PyTorch module in a set, and methods that keep it there."""
 
+from functools import partial
 from typing import Any
 
 import cvxpy
@@ -7,7 +8,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from clients import FedFWClient, FedLMOClient, ProjectedFedAvgClient
+from clients import (
+    FedFWClient,
+    FedLMOClient,
+    NaiveFrankWolfeClient,
+    ProjectedFedAvgClient,
+)
 from fedtrellis.domains import (
     Domain,
     L1Ball,
@@ -79,7 +85,8 @@ def test_what_has_no_oracle_is_refused_and_projects() -> None:
     refused("client_domains does not", lambda: FedFW(free, client_domains=larger))
     refused("domain = 3.0 must be a fedtrellis Domain", lambda: FedFW(3.0))  # type: ignore[arg-type]
     any_: Any = 3.0
-    refused("domain = 3.0 must", lambda: FedFWClient(any_, any_, any_))
+    for client in (FedFWClient, NaiveFrankWolfeClient):
+        refused("domain = 3.0 must", partial(client, any_, any_, any_))
     refused("FedFW needs a bounded set for every", lambda: NaiveFrankWolfe(free))
     refused(
         "radius = 2.0 does not go with a domain",

@@ -90,9 +90,6 @@ def hessian(loss: Any) -> Array:
     return np.array([loss.gradient(one) - zero for one in np.eye(P)])
 
 
-# ------------------------------------------------------ the papers' variants, ℓ2 ball
-
-
 _I, _J = np.triu_indices(P)
 _UNKNOWN = _I.size  # entries of a symmetric H
 
@@ -159,9 +156,6 @@ def test_an_automatic_penalty_sends_the_length_too() -> None:
         assert error(found, loss.gradient(np.zeros(P))) < 1e-12
 
 
-# ------------------------------------------------------ the papers' variants, ℓ1 ball
-
-
 def rank(rounds: Sequence[Round]) -> Array:
     """The attack on coordinates: ∇f_i at the last x.
 
@@ -204,9 +198,6 @@ def test_l1_coordinates_say_little_where_the_ball_is_tight() -> None:
     # one entry is the largest, and its sign is known
     g = gradient + last.v
     assert -last.atom @ g == pytest.approx(TIGHT * np.abs(g).max())
-
-
-# ------------------------------------------------------------------------- corrective
 
 
 def duals(run: Curious) -> list[tuple[Array, Array]]:

@@ -155,6 +155,8 @@ def test_malformed_arrays_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         read(arrays, shape)
+    with pytest.raises(ValueError, match="needs parts, none of them empty"):
+        ProductAtom(())
 
 
 @given(seeds, shapes)

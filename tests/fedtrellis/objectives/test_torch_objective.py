@@ -1,6 +1,7 @@
 """TorchObjective against NumPy objectives, autograd, loops and torch's own SGD."""
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_the_module_and_torchs_random_state_are_left_alone() -> None:
     target.gradient(x)
     target.values([part[None] for part in x])
     assert first == target.value(x)  # no dropout
+    assert first == pickle.loads(pickle.dumps(target)).value(x)  # as Ray sends it
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     for name, tensor in model.state_dict().items():
