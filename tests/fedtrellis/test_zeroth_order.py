@@ -89,9 +89,6 @@ def test_the_mean_over_many_draws_is_the_riemannian_gradient(case: str) -> None:
     assert np.linalg.norm(gradient(x)) > 20 * np.linalg.norm(deviation)
 
 
-# -- scalars, their replay, and blocks
-
-
 def spiky(points: Array) -> Array:
     values = np.square(points).sum(axis=(1, 2)) + points[:, 0, 0]
     values[points[:, 0, 0] > 0.05] = np.nan

@@ -237,13 +237,11 @@ def map_all(file: Path, only: str) -> None:
         into = WORK / "map" / (tests.replace("/", ".") + ".json")
 
         inside = tests.split("/")[1] in ("fedtrellis", "strategies", "tasks")
-        leave = [] if inside else ["-m", "not system and not slow"]
+        more = [] if inside else ["-m", "not system and not slow"]
 
-        def work(
-            tests: str = tests, into: Path = into, leave: list[str] = leave
-        ) -> int:
+        def work(tests: str = tests, into: Path = into, more: Any = more) -> int:
             recorder = Recorder(places)
-            run_tests([tests, *leave], code, recorder)
+            run_tests([tests, *more], code, recorder)
             found = {"places": recorder.names, "tests": recorder.tests}
             into.write_text(json.dumps(found), encoding="utf-8")
             return 0

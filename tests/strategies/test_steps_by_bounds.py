@@ -110,11 +110,27 @@ def test_where_values_give_no_size() -> None:
     refused("which has signs alone", partial(made, variant="feedsign"))
 
 
-def test_feddr_s_sizes_are_those_of_the_largest_bound() -> None:
+def test_sizes_are_those_of_the_largest_bound() -> None:
     r = max(BOUNDS)
-    sizes: Any = {"proximal_step": 10.0 / r, "local_step_size": 1.0 / (1.1 * r)}
-    models = run("FedDR", rounds=9).models, run("FedDR", rounds=9, **sizes).models
-    np.testing.assert_allclose(*models, rtol=1e-9)
+    given: Any = {"FedDR": {}, "FedProx": {"proximal_weight": r}}
+    dr: Any = {"proximal_step": 10.0 / r, "local_step_size": 1.0 / (1.1 * r)}
+    for name, sizes in (("FedDR", dr), ("FedProx", dict[str, Any](step_size=0.5 / r))):
+        auto = run(name, rounds=9, **given[name]).models
+        models = run(name, rounds=9, **given[name], **sizes).models
+        np.testing.assert_allclose(auto, models, rtol=1e-9)
+
+
+def test_a_block_weighs_its_members_by_their_examples() -> None:
+    rows = zip(A, (3, 9, 20), strict=True)
+    losses = [LeastSquares(a[:d], np.ones(d)) for a, d in rows]
+    how: Any = {"step_size": 1e-3 / max(BOUNDS), "client_weights": "examples"}
+    plain, alike = (
+        run("FedAvgGD", losses, 5, **k).models
+        for k in (how, {**how, "client_weights": "equal"})
+    )
+    sums = run("FedAvgGD", losses, 5, aggregation=SecureSum(block_size=3), **how).models
+    np.testing.assert_allclose(sums, plain, rtol=1e-6, atol=1e-9)
+    assert not np.allclose(alike, plain, rtol=1e-2, atol=0.0)
 
 
 def test_rules_and_sums_have_a_bound_of_their_own() -> None:

@@ -86,9 +86,6 @@ def test_lasso_s_data_is_what_the_paper_describes() -> None:
     assert A.var() == pytest.approx(1.5, abs=0.05)
 
 
-# -- networks
-
-
 @pytest.mark.parametrize(
     ("settings", "first"),
     [
@@ -106,9 +103,6 @@ def test_a_network_begins_on_its_manifold(
     assert made.manifold() == Product([*first, *free])
     x = Layout(tuple(made.shapes())).point(made.initial_point())
     assert made.manifold().contains(x, 1e-10)
-
-
-# -- principal components
 
 
 @pytest.mark.parametrize(
@@ -139,9 +133,6 @@ def test_the_optimum_is_that_of_scikit_learn(
     start = made.metrics(made.initial_point())
     assert start["optimality-gap"] > 0.1
     assert start["subspace-error"] > 0.5
-
-
-# -- ratings and assignments
 
 
 @pytest.mark.parametrize("n", [1, 3, 40])

@@ -146,9 +146,6 @@ def test_a_certified_minimum_is_cvxpys(domain: Domain) -> None:
     assert early.value - early.gap <= found.value + 1e-12 <= early.value + 1e-9
 
 
-# -- matrices and networks
-
-
 def test_matrix_completion_is_the_loop_over_observations() -> None:
     objective = MatrixCompletion(*ENTRIES, (3, 4), weight=2.0)
     x = point(objective)
