@@ -59,10 +59,9 @@ def headings(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_it_is_short_and_links_lead_somewhere(page: Path) -> None:
     longest = {"hyfdca.md": 2500, "deploy.md": 2500, "security.md": 3000}
-    assert len(page.read_text(encoding="utf-8").split()) <= longest.get(page.name, 1500)
-    for link, anchor in re.findall(
-        r"\]\(([^)#:\s]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")
-    ):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= longest.get(page.name, 1500)
+    for link, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]+))?\)", text):
         target = (page.parent / link).resolve() if link else page
         assert target.exists(), link
         if anchor and target.suffix == ".md":

@@ -8,8 +8,8 @@ everybody's. It shares with each other member j
                  names, both fresh public keys, digest of what all were sent )
 
 where a key that all have stands for the identities if there are none. These
-authenticate; the fresh keys are forgotten, so that a key that leaks later opens
-nothing. Its term of a sum is
+authenticate; the fresh keys are forgotten, so that an identity that leaks later opens
+no sum; a member's file keeps its k_ij. Its term of a sum is
 
     round(v 2^f) + Σ_{j after i} PRF(k_ij, attempt) − Σ_{j before i} PRF(k_ij, attempt)
 

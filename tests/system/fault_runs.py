@@ -77,13 +77,13 @@ class Record:
     def history(self) -> list[dict[str, Any]]:
         return history_of(self.directory)
 
-    def dropped(self) -> list[tuple[str, int]]:
-        """The answers that were not used, by client and round."""
+    def dropped(self, but: str = "for no reason") -> list[tuple[str, int]]:
+        """The answers that were not used, but for some reason, by client and round."""
         return [
             (str(who), record["round"])
             for record in self.history
-            for who, _ in record["rejected"]
-            if not str(who).startswith("on node")
+            for who, why in record["rejected"]
+            if not str(who).startswith("on node") and but not in why
         ]
 
     def resume_file(self, results: Path, **changes: Any) -> str:

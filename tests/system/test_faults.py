@@ -57,8 +57,7 @@ def test_a_supernode_killed_between_computing_and_answering(
     deployment.finish(record)
     assert not fault.exists()
     # HyFDCA asks a node that is back twice: what it restores comes from others
-    lost = [r for r in record.history if "restored" not in str(r["rejected"])]
-    gone = [r["round"] for r in lost for who, _ in r["rejected"] if who == "0"]
+    gone = [t for who, t in record.dropped(but="restored") if who == "0"]
     assert gone[0] == 2
     script: dict[Where, list[set[str]]]
     if family in ("hyfdca", "secure-sums"):

@@ -155,6 +155,9 @@ def test_malformed_arrays_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         read(arrays, shape)
+
+
+def test_a_product_needs_parts() -> None:
     with pytest.raises(ValueError, match="needs parts, none of them empty"):
         ProductAtom(())
 
