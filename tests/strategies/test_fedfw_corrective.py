@@ -456,16 +456,12 @@ def test_a_large_matrix_ends_at_the_minimum_by_its_leading_pairs() -> None:
     best = step = np.zeros(shape)
     for k in range(300):
         u, s, v = np.linalg.svd(step - seen * (step - target), full_matrices=False)
-        shrunk = np.maximum(s - theta_of(s, ball.radius), 0.0)
+        # Σ max(σ − θ, 0) = radius, where Σ σ is more
+        means = (np.cumsum(s) - ball.radius) / np.arange(1, len(s) + 1)
+        shrunk = np.maximum(s - max(0.0, means[s > means][-1]), 0.0)
         last, best = best, (u * shrunk) @ v
         step = best + k / (k + 3.0) * (best - last)
     values = [float(np.sum(seen * (y - target) ** 2)) for y in (x, best)]
     first = float(np.sum(seen * target**2))
     assert values[0] - values[1] <= 1e-6 * (first - values[1])
     assert strategy.ending == "converged"
-
-
-def theta_of(values: Array, radius: float) -> float:
-    """θ with Σ max(σ − θ, 0) = radius, for decreasing σ; 0 where Σ σ is no more."""
-    means = (np.cumsum(values) - radius) / np.arange(1, len(values) + 1)
-    return max(0.0, float(means[values > means][-1]))

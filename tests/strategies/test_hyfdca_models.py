@@ -95,16 +95,6 @@ def encrypted(split: Split, rounds: int = 300, **options: Any) -> Array:
     return run.model
 
 
-def forgetting(names: str) -> Callable[[Run, int], None]:
-    """Some clients lose their states after iteration 6."""
-
-    def each(run: Run, t: int) -> None:
-        for name in names if t == 6 else "":
-            run.wipe(name)
-
-    return each
-
-
 def logistic(scale: float, **options: Any) -> LogisticRegression:
     options = {"fit_intercept": False, **options}
     return LogisticRegression(
@@ -181,7 +171,12 @@ def test_each_class_against_the_rest_is_scikit_learns(
     if count == 1:
         split.y = against_the_rest(split, 0)
     weights = {} if rule is None else {"class_weight": rule}
-    found = encrypted(split, classes=count, each=forgetting(lost), **weights)
+
+    def each(run: Run, t: int) -> None:  # who loses its state, does after iteration 6
+        for name in lost if t == 6 else "":
+            run.wipe(name)
+
+    found = encrypted(split, classes=count, each=each, **weights)
     own, s = (rule, np.ones(N)) if rule == "balanced" else (None, np.ones(N))
     if isinstance(rule, dict):
         s = np.array([rule[int(y)] for y in split.y])

@@ -292,6 +292,8 @@ def test_what_does_not_go_with_sums_is_refused(
 
 def test_too_few_clients_and_an_evaluation_that_is_accepted() -> None:
     refused("needs secure-sum.clip", lambda: SecureSum(noise_multiplier=1.0))
+    loud = SecureSum(clip=1.0, noise_multiplier=1e10)
+    refused("less than the rounding", lambda: go("fedavg-gd", 1, aggregation=loud))
     two: Any = {"grid": EVERY["fedavg-gd"].grid(2), "aggregation": "secure-sum"}
     refused("at least 3 clients", lambda: go("fedavg-gd", 1, **two))
     accepted = SecureSum(exposed="accept")

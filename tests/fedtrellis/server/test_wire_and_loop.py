@@ -60,29 +60,15 @@ Spoil = Callable[[RecordDict], None]
 
 
 def status(key: str, value: Any) -> Spoil:
-    def spoil(content: RecordDict) -> None:
-        cast(ConfigRecord, content["status"])[key] = value
-
-    return spoil
+    return lambda content: cast(Any, content["status"]).update({key: value})
 
 
 def arrays(*made: NDArray[Any]) -> Spoil:
-    def spoil(content: RecordDict) -> None:
-        content["arrays"] = ArrayRecord(list(made))
-
-    return spoil
+    return lambda content: content.update(arrays=ArrayRecord(list(made)))
 
 
-def without(*names: str) -> Spoil:
-    def spoil(content: RecordDict) -> None:
-        for name in names:
-            del content[name]
-
-    return spoil
-
-
-def without_in_sync(content: RecordDict) -> None:
-    del cast(ConfigRecord, content["status"])["in-sync"]
+def without(name: str) -> Spoil:
+    return lambda content: cast(Any, content).pop(name)
 
 
 def cut_bytes(content: RecordDict) -> None:
@@ -103,7 +89,7 @@ SPOILT: list[tuple[Spoil, str]] = [
     (status("model-version", 99), "model version 99"),
     (status("in-sync", "yes"), "in-sync 'yes'"),
     (status("numbers", b"1234567"), "multiple of element size"),
-    (without_in_sync, "in-sync"),
+    (lambda content: cast(Any, content["status"]).pop("in-sync"), "in-sync"),
     (without("status"), "no status"),
     (without("arrays"), r"shapes \[\]"),
     (arrays((ONES * np.nan).astype("f2"), ONES), "not finite"),

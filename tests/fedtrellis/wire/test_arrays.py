@@ -160,6 +160,8 @@ def test_a_gradient_has_the_shape_of_the_model_or_none(shape: tuple[int, ...]) -
     assert joined.tolist() == [1, 0, 0, 1, 7]
     with pytest.raises(ValueError, match="shape"):
         layout.objective_gradient(np.zeros(6))
+    with pytest.raises(TypeError, match="gradient is a NoneType"):
+        layout.objective_gradient(None)
     for wrong in ([np.zeros(4), np.zeros(1)], [np.zeros((2, 2))]):
         with pytest.raises(ValueError, match="shape"):
             layout.point(wrong)

@@ -12,7 +12,7 @@ from fedtrellis.local_steps import take_steps
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.wire.arrays import Layout
 from fedtrellis.wire.broadcast import ReceivedModel
-from fedtrellis.wire.local_work import Descent, run_together
+from fedtrellis.wire.local_work import Descent, Peers, run_together
 
 
 def losses(count: int, kind: Any = LeastSquares) -> list[Any]:
@@ -23,7 +23,7 @@ def losses(count: int, kind: Any = LeastSquares) -> list[Any]:
 
 
 class Stepping(MethodClient):
-    """Takes as many steps as it is told to, on mini-batches if it is told to."""
+    """Takes as many steps as the config says, on mini-batches if it has a size."""
 
     def __init__(self, objective: Any, seed: int = 0) -> None:
         self.objective, self.seed = objective, seed
@@ -109,3 +109,12 @@ def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
     assert made[0].objective.asked == 2  # side by side, and alone
     first = next(take_steps(np.ones(3), [0.1]))
     assert isinstance(first, Descent)
+    assert first.answer(made[0].objective, Layout(((3,),))) is not None
+
+
+def test_a_stack_ends_where_one_may_have_gone_too_far() -> None:
+    peers = Peers(losses(2), Layout(((3,),)))
+    near, far = (Descent(np.ones(3), [0.0], bound=bound) for bound in (2.5, 2.4))
+    assert np.array_equal(Descent.answer_many([near] * 2, peers), np.ones((2, 3)))
+    with pytest.raises(FloatingPointError):  # √6 ≈ 2.449
+        Descent.answer_many([far] * 2, peers)
