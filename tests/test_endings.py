@@ -238,9 +238,7 @@ def test_a_killed_run_is_dead_and_its_line_goes_on(
 
 
 @pytest.mark.parametrize("full", ["history.jsonl", "checkpoint.npz"])
-def test_a_full_disk_is_named_and_the_run_goes_on_elsewhere(
-    tmp_path: Path, full: str
-) -> None:
+def test_after_a_full_disk_a_run_goes_on_elsewhere(tmp_path: Path, full: str) -> None:
     """Files that may not grow beyond a size are what every user can have."""
     # the history grows by some 300 bytes a round; the checkpoint has 2 or 70 kB
     config = 'task="lasso" fedfw.variant="plain" rounds=100 checkpoint-every=5'

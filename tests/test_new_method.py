@@ -101,8 +101,6 @@ def mistakes(package: Any) -> dict[str, tuple[Any, Any]]:
 
 
 @EACH
-def test_a_mistake_breaks_its_contract(
-    contract: Callable[..., None], package: Any
-) -> None:
+def test_mistakes_break_contracts(contract: Callable[..., None], package: Any) -> None:
     with pytest.raises(AssertionError, match=re.compile(".")):
         contract(*mistakes(package)[contract.__name__])

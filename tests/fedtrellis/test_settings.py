@@ -63,9 +63,7 @@ def test_values_become_their_fields_types(
         ("extra", "true", "= 'true' must be true or false, not a str"),
     ],
 )
-def test_a_constructor_checks_as_a_run_config_does(
-    name: str, value: Any, message: str
-) -> None:
+def test_constructors_check_as_configs_do(name: str, value: Any, message: str) -> None:
     class Method(FedLMO):
         weight: float = setting(None, "weight", auto=0.5, minimum=0.0)
         fraction: float = setting(0.5, "a part", above=0.0, below=1.0)

@@ -101,9 +101,7 @@ def tuned(results: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_stored_results_have_an_origin_and_what_was_chosen_was_tried(
-    paper: str,
-) -> None:
+def test_results_have_an_origin_and_what_was_chosen_was_tried(paper: str) -> None:
     for path in sorted((folder_of(paper) / "results").glob("*.json")):
         results = load_results(path)
         known = results["provenance"]

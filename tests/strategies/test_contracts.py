@@ -64,9 +64,7 @@ def check_same(
 
 @pytest.mark.parametrize("encode", [True, *not_daily(False)])
 @pytest.mark.parametrize("name", EVERY)
-def test_whoever_was_not_heard_was_not_asked(
-    name: str, encode: bool, tmp_path: Path
-) -> None:
+def test_the_unheard_were_not_asked(name: str, encode: bool, tmp_path: Path) -> None:
     """Under chaos; and a client has lost nothing but what the method says."""
     options: dict[str, Any] = {"participation": 1.0 if encode else 0.8}
     # evaluations in between are lost and spoilt as well
@@ -84,9 +82,7 @@ def test_whoever_was_not_heard_was_not_asked(
 
 @pytest.mark.parametrize("dtype", ["float64", *not_daily("float32")])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_resumed_run_is_the_same_to_the_last_bit(
-    name: str, dtype: str, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_bit_equal(name: str, dtype: str, tmp_path: Path) -> None:
     """Under all faults; and so is one whose messages pass as bytes, or in cohorts."""
     if dtype not in EVERY[name].make().dtypes:
         pytest.skip("not a model of that")

@@ -236,9 +236,7 @@ def test_appendix_a() -> None:
         (Stiefel((5, 2)), [np.zeros((4, 2))], r"\(5, 2\)"),
     ],
 )
-def test_a_bad_model_stops_before_any_message(
-    domain: Any, start: list[Array], says: str
-) -> None:
+def test_a_bad_model_sends_nothing(domain: Any, start: list[Array], says: str) -> None:
     grid = Recorder(client_app(lambda context: None), 3)
     strategy: Any = (FirstOrderRFL if "Stie" in repr(domain) else FedFW)(domain)
     refused(says, lambda: play(strategy, grid, start, 3), ValueError)
@@ -246,9 +244,7 @@ def test_a_bad_model_stops_before_any_message(
 
 
 @pytest.mark.parametrize("method", [FedFW, NaiveFrankWolfe])
-def test_more_rounds_do_not_change_the_step_that_was_planned(
-    method: Any, tmp_path: Path
-) -> None:
+def test_more_rounds_keep_the_planned_steps(method: Any, tmp_path: Path) -> None:
     """η = (pT + 1)^(−2/3) with the T of the beginning, resumed once and again."""
     own: Any = {"variant": "plain"} if method is FedFW else {}
     client = FedFWClient if method is FedFW else NaiveFrankWolfeClient
@@ -284,9 +280,7 @@ def told(grid: Recorder) -> dict[tuple[int, int], int]:
     ("variant", "schedule"),
     [*(("plain", name) for name in get_args(Schedule)), ("augmented", "convex")],
 )
-def test_lambda_is_a_multiple_of_the_median_gradient(
-    variant: Any, schedule: Any
-) -> None:
+def test_lambda_is_a_multiple_of_a_median_gradient(variant: Any, schedule: Any) -> None:
     """In the first round that is used; one number of 8 bytes, once."""
     lost = [(1, i) for i in range(N)] + [(2, 1), (2, 2)]
     strategy = FedFW(BALL, variant=variant, schedule=schedule)

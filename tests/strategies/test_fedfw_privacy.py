@@ -127,9 +127,7 @@ def unscale(rounds: Sequence[Round]) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize(
     ("variant", "radius"), [("plain", TIGHT), ("plain", WIDE), ("augmented", TIGHT)]
 )
-def test_l2_directions_give_least_squares_away_entirely(
-    variant: str, radius: float
-) -> None:
+def test_l2_directions_give_least_squares_away(variant: str, radius: float) -> None:
     """20 rounds give gradient, AᵀA and Aᵀb to rounding."""
     run = spy(L2Ball(radius), 20, variant=variant)
     for name, loss in zip(run.clients, SQUARES, strict=True):

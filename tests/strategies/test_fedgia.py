@@ -266,9 +266,7 @@ def test_one_liar_does_not_choose_sigma() -> None:
 
 
 @pytest.mark.parametrize(("l1", "l2", "scaled"), [(0.2, 0.0, 100.0), (0.1, 0.3, 1.0)])
-def test_lasso_and_elastic_net_are_scikit_learns(
-    l1: float, l2: float, scaled: float
-) -> None:
+def test_lasso_and_net_are_scikit_learns(l1: float, l2: float, scaled: float) -> None:
     losses = least_squares(m=6, scaled=scaled)
     A = np.concatenate([f.hessian_factor()[0] for f in losses])
     b = np.concatenate([f._labels for f in losses])

@@ -92,9 +92,7 @@ def test_the_dual_never_falls(kind: str, options: dict[str, Any], share: float) 
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_primal_and_dual_are_those_of_one_computer(
-    kind: str, step: str, secure: bool
-) -> None:
+def test_primal_and_dual_are_one_computer_s(kind: str, step: str, secure: bool) -> None:
     """Of the point that a round starts from; and the result is the best of them."""
     split = small(parts=kind)
     models, duals = [np.zeros(split.p)], [0.0]

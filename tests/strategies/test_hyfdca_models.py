@@ -111,9 +111,7 @@ def logistic(scale: float, **options: Any) -> LogisticRegression:
         ("logistic", (1, 3), True),
     ],
 )
-def test_models_are_scikit_learns(
-    loss: str, cut: tuple[int, int], weighted: bool
-) -> None:
+def test_scikit_learns_models(loss: str, cut: tuple[int, int], weighted: bool) -> None:
     s, size = (fractions() if weighted else np.ones(N)), 1e6
     split = two_classes(loss, cut) if loss == "logistic" else numbers(loss, cut, size)
     # λ = α of scikit-learn's Poisson regression, 1/(C Σ s) and α/Σ s of the others

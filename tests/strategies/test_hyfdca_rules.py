@@ -177,9 +177,7 @@ def test_what_a_node_lost_is_said_when_the_run_goes_on(
 
 
 @pytest.mark.parametrize("kind", ["key", "roster"])
-def test_a_run_with_node_files_goes_on_after_all_processes_ended(
-    kind: str, tmp_path: Path
-) -> None:
+def test_runs_with_node_files_outlive_processes(kind: str, tmp_path: Path) -> None:
     """Nodes' states are gone, too; what is on the nodes' disks is enough."""
     nodes = Nodes(tmp_path / "nodes", small(), kind)
     path = tmp_path / "checkpoint"

@@ -53,9 +53,7 @@ def minimiser(name: str, clients: tuple[int, ...]) -> Array:
     ("most", "faults"), [(1, {}), (10, EVERYTHING), *not_daily((10, {}), (50, {}))]
 )
 @pytest.mark.parametrize("name", VECTORS)
-def test_late_vectors_end_at_the_minimum(
-    name: str, most: int, faults: dict[str, Any]
-) -> None:
+def test_late_vectors_find_minima(name: str, most: int, faults: dict[str, Any]) -> None:
     """With two nodes so many rounds late at most, and whatever else is lost."""
 
     def delay(index: int, number: int) -> float:

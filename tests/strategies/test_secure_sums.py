@@ -127,9 +127,7 @@ def _heard(
     return terms, run
 
 
-def test_of_real_messages_only_whole_blocks_can_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_whole_blocks_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost, late and repeated answers; with the masks taken out each can be read."""
     terms, run = _heard()
     blocks = {tuple(block) for block in run.strategy.aggregator.blocks}
@@ -238,9 +236,7 @@ def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("where", ["hello", "fit"])
-def test_an_error_of_a_node_with_a_key_does_not_quote_its_data(
-    tmp_path: Path, where: str
-) -> None:
+def test_an_error_beside_a_key_quotes_no_data(tmp_path: Path, where: str) -> None:
     class Bad(LeastSquares):
         def gradient(self, x: Any) -> Any:
             raise ValueError("could not convert string to float: 'Mueller'")

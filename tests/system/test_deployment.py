@@ -36,9 +36,7 @@ def script(name: str, *arguments: object, **environment: str) -> str:
     ).stdout
 
 
-def test_certificate_is_for_the_names_and_signed_by_the_authority(
-    tmp_path: Path,
-) -> None:
+def test_certificate_is_for_the_names_signed_by_the_authority(tmp_path: Path) -> None:
     script("certificates.sh", tmp_path, "link.example.org", "10.0.0.7", "::1")
     authority, certificate = tmp_path / "ca.crt", tmp_path / "server.crt"
     for name in (

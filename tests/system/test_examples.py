@@ -90,9 +90,7 @@ def learnt(flower: Flower, app: Path, shown: str) -> list[float]:
     return [float(number) for number in found.groups()]
 
 
-def test_the_quickstart_learns_a_sparse_classifier(
-    installed: Flower, apps: Path
-) -> None:
+def test_the_quickstart_learns_a_sparse_model(installed: Flower, apps: Path) -> None:
     shown = r"accuracy ([\d.]+), .* (\d+) of 640 weights are not 0, .* up to ([\d.]+)"
     accuracy, nonzeros, norm = learnt(installed, apps / "quickstart-pytorch", shown)
     # with other initial weights: accuracy 0.75 to 0.83, 55 to 58 weights
@@ -101,9 +99,7 @@ def test_the_quickstart_learns_a_sparse_classifier(
     assert 20.0 < norm <= 30.0
 
 
-def test_the_quickstart_with_one_constrained_layer(
-    installed: Flower, apps: Path
-) -> None:
+def test_the_quickstart_with_a_constrained_layer(installed: Flower, apps: Path) -> None:
     app = apps / "one-layer"
     shutil.copytree(apps / "quickstart-pytorch", app)
     patch = ["git", "apply", "-p1", "one-layer.diff"]

@@ -67,9 +67,7 @@ def test_ray_gives_the_run_that_this_process_gives(
 
 
 @pytest.mark.slow
-def test_a_bad_setting_fails_the_run_before_the_first_round(
-    flower: Flower, tmp_path: Path
-) -> None:
+def test_a_bad_setting_fails_before_any_round(flower: Flower, tmp_path: Path) -> None:
     output = flower.run(f'task="diggits" results-dir="{tmp_path}"', 2)
     assert "task = 'diggits' is not known (did you mean 'digits'?)" in output
     assert flower.status() == "finished:failed"

@@ -23,9 +23,7 @@ assert not unwanted & set(sys.modules)
 """
 
 
-def test_the_public_surface_works_from_the_wheel_alone(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_the_public_surface_works_from_a_wheel(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     install = ("pip", "install", "--quiet", "--no-deps", "--target")
     command = [sys.executable, "-m", *install, str(target), str(wheel)]

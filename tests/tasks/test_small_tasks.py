@@ -60,9 +60,7 @@ def test_every_client_has_one_of_the_three_distributions() -> None:
 
 @pytest.mark.parametrize("partition", ["shuffled", "by-distribution"])
 @pytest.mark.parametrize("weighting", ["clients", "examples"])
-def test_the_solution_is_that_of_the_normal_equations(
-    partition: str, weighting: str
-) -> None:
+def test_the_solution_of_the_normal_equations(partition: str, weighting: str) -> None:
     task = linear(9, partition=partition, weighting=weighting)
     gram, right = np.zeros((100, 100)), np.zeros(100)
     for A, b in map(data_of(task).share, range(9)):
@@ -114,9 +112,7 @@ def test_a_network_begins_on_its_manifold(
     ],
     ids=["digits", "200-digits", "iris"],
 )
-def test_the_optimum_is_that_of_scikit_learn(
-    settings: dict[str, Any], images: np.ndarray
-) -> None:
+def test_optima_are_scikit_learns(settings: dict[str, Any], images: np.ndarray) -> None:
     made = KernelPCA(num_clients=5, seed=0, **settings)
     pca = PCA().fit(images)
     covariance = np.cov(images.T, bias=True)
@@ -146,7 +142,7 @@ def test_every_rating_is_used_once(tmp_path: Path, n: int) -> None:
     assert len(data.test_targets) == 41  # 20 % of 203, rounded
     found = np.concatenate([data.features @ [20, 1], data.test_features @ [20, 1]])
     np.testing.assert_array_equal(np.sort(found), np.sort(cells))
-    # that clients hold each once, test_the_mean_of_the_clients_is_the_whole has
+    # that clients hold each once, test_clients_means_are_the_whole has
     assert {*np.diff(data.starts).tolist()} <= {162 // n, 162 // n + 1}
 
 

@@ -88,9 +88,7 @@ def flat(x: Point) -> np.ndarray:
 
 @pytest.mark.parametrize("n", [4, 23])
 @every
-def test_the_mean_of_the_clients_is_the_whole(
-    name: str, config: dict[str, Any], n: int
-) -> None:
+def test_clients_means_are_the_whole(name: str, config: dict[str, Any], n: int) -> None:
     task = task_or_skip(name, config, n)
     task.check()
     tolerance = 1e-5 if in_torch(name, config) else 1e-11
@@ -111,9 +109,7 @@ def test_the_mean_of_the_clients_is_the_whole(
 
 
 @every
-def test_the_seed_decides_the_data_and_tasks_are_values(
-    name: str, config: dict[str, Any]
-) -> None:
+def test_seeds_decide_and_tasks_are_values(name: str, config: dict[str, Any]) -> None:
     def point(task: Task) -> Any:
         x = [np.ones(shape) * 0.1 for shape in task.shapes()]
         for array in x:
@@ -204,9 +200,7 @@ def test_starts_domains_and_metrics_fit(name: str, config: dict[str, Any]) -> No
         ),
     ],
 )
-def test_settings_that_are_refused(
-    name: str, settings: dict[str, Any], match: str
-) -> None:
+def test_what_is_refused(name: str, settings: dict[str, Any], match: str) -> None:
     task = make_task(name, named(name, settings), 4, 0)
     refused(match, task.check, (SettingsError, FileNotFoundError))
 

@@ -137,9 +137,7 @@ SPARSE = [(domain, shape) for domain, shape in CASES if domain.sparse_atoms] + [
 
 
 @pytest.mark.parametrize(("domain", "shape"), SPARSE, ids=lambda item: str(item)[:40])
-def test_projection_onto_a_face_against_cvxpy(
-    domain: Domain, shape: tuple[int, ...]
-) -> None:
+def test_face_projections_are_cvxpys(domain: Domain, shape: tuple[int, ...]) -> None:
     rng, x = np.random.default_rng(math.prod(shape)), cp.Variable(shape)
     for _ in range(3):
         point, support = 2.0 * rng.standard_normal(shape), rng.random(shape) < 0.6

@@ -1,7 +1,8 @@
 """Atoms: arithmetic against their dense form, the wire bit for bit, hostile input."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedtrellis.domains.atoms import (
     pack_atoms,
     unpack_atoms,
 )
+from fedtrellis.domains.atoms.base import DENSE, PRODUCT, RANDOM
 
 Arrays = list[NDArray[Any]]
 
@@ -98,68 +100,80 @@ def i8(*values: int) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
 
 
-MALFORMED: list[tuple[type[Atom], Sequence[NDArray[Any]], tuple[int, ...]]] = [
-    (SparseAtom, [], (5,)),
-    (SparseAtom, [u8(5), f8(1)], (5,)),
-    (SparseAtom, [u8(2, 1), f8(1, 2)], (5,)),
-    (SparseAtom, [u8(0, 1), f8(1, 2)], (1,)),
-    (SparseAtom, [u8(1), f8(np.nan)], (5,)),
-    (SparseAtom, [u8(1), f8(1)], (500,)),
-    (SparseAtom, [np.array([2**63], np.uint64), f8(1)], (2**33,)),
-    (RankOneAtom, [f8(1, 2), f8(1, 2)], (2, 3)),
-    (RankOneAtom, [f8(1, np.nan), f8(1, 2, 3)], (2, 3)),
-    (RankOneAtom, [f8(1, 2), f8(1, 2, 3)], (6,)),
-    (PermutationAtom, [u8(0, 1)], (3, 3)),
-    (PermutationAtom, [u8(0, 1, 1)], (3, 3)),
-    (PermutationAtom, [u8(0, 1, 2), f8(np.nan)], (3, 3)),
-    (PermutationAtom, [u8(0, 1, 2)], (3, 4)),
-    (SignAtom, [u8(1), f8(1, np.nan)], (8,)),
-    (SignAtom, [np.array([True]), f8(1, 2)], (8,)),
-    (DenseAtom, [f8(1, np.nan)], (2,)),
-    (ProductAtom, [u8(5), f8(1, 2, 3, 4)], (4,)),  # no product
-    (ProductAtom, [u8(8, 6, 6)], (4,)),  # no layout
-    (ProductAtom, [u8(8, 6, 6), i8(-2, 1, 2, 1, -2), f8(1, 2, 3, 4)], (4,)),
-    (ProductAtom, [u8(8, 6, 6), i8(-(2**63), 1, 2), f8(1, 2, 3, 4)], (4,)),
-    (ProductAtom, [u8(8, 6), i8(2**62, 1, 2), f8(1, 2, 3, 4)], (4,)),
-    (ProductAtom, [u8(8, 6), i8(*[-1] * 5000, 1, 4), f8(1, 2, 3, 4)], (4,)),
-    (ProductAtom, [u8(8, 0), i8(-1, 2, -2, -2), u8(1), f8(1)], (4,)),
-    (ProductAtom, [u8(8, 0), i8(-1, 2, 4, 0), u8(1), f8(1)], (0,)),
-    (ProductAtom, [u8(8, 0, 0), i8(-2, 1, 2, 1, 3), u8(1, 3), f8(1, 1)], (5,)),
-    (ProductAtom, [u8(8, 6), i8(-1, 1, 4), f8(1, 2, 3, 4)], (2, 2)),
-    (ProductAtom, [u8(8, 6, 8, 6), i8(-1, 1, 4), np.ones(8)], (4,)),  # two of them
+P, D, FOUR = PRODUCT, DENSE, f8(1, 2, 3, 4)
+MALFORMED: list[tuple[type[Atom], Arrays, tuple[int, ...], str]] = [
+    (SparseAtom, [], (5,), "need 2 or 3 arrays, got 0"),
+    (SparseAtom, [u8(5), f8(1)], (5,), "out of range"),
+    (SparseAtom, [u8(2, 1), f8(1, 2)], (5,), "increase strictly"),
+    (SparseAtom, [u8(0, 1), f8(1, 2)], (1,), "out of range"),
+    (SparseAtom, [u8(1), f8(np.nan)], (5,), "must be finite"),
+    (SparseAtom, [u8(1), f8(1)], (500,), "must be a uint16 vector"),
+    (SparseAtom, [np.array([2**63], np.uint64), f8(1)], (2**33,), "out of range"),
+    (RankOneAtom, [f8(1, 2), f8(1, 2)], (2, 3), "expected 3 right vectors"),
+    (RankOneAtom, [f8(1, np.nan), f8(1, 2, 3)], (2, 3), "left vectors must be"),
+    (RankOneAtom, [f8(1, 2), f8(1, 2, 3)], (6,), "is a matrix"),
+    (PermutationAtom, [u8(0, 1)], (3, 3), "expected 3 columns"),
+    (PermutationAtom, [u8(0, 1, 1)], (3, 3), "must each occur once"),
+    (PermutationAtom, [u8(0, 1, 2), f8(np.nan)], (3, 3), "need 1 arrays"),
+    (PermutationAtom, [u8(0, 1, 2)], (3, 4), "is a square matrix"),
+    (SignAtom, [u8(1), f8(1, np.nan)], (8,), "levels must be finite"),
+    (SignAtom, [np.array([True]), f8(1, 2)], (8,), "bits must be a uint8 vector"),
+    (DenseAtom, [f8(1, np.nan)], (2,), "entries must be finite"),
+    (ProductAtom, [u8(D), FOUR], (4,), "expected 1 product atoms"),
+    (ProductAtom, [u8(P, D, D)], (4,), "layouts of the product atoms are missing"),
+    (ProductAtom, [u8(P, D, D), i8(-2, 1, 2, 1, -2), FOUR], (4,), "invalid shape"),
+    (ProductAtom, [u8(P, D, D), i8(-(2**63), 1, 2), FOUR], (4,), "invalid shape"),
+    (ProductAtom, [u8(P, D), i8(2**62, 1, 2), FOUR], (4,), "layout of 0 entries"),
+    (ProductAtom, [u8(P, D), i8(*[-1] * 5000, 1, 4), FOUR], (4,), "invalid shape"),
+    (ProductAtom, [u8(P, 0), i8(-1, 2, -2, -2), u8(1), f8(1)], (4,), "invalid shape"),
+    (ProductAtom, [u8(P, 0), i8(-1, 2, 4, 0), u8(1), f8(1)], (0,), "invalid shape"),
+    (
+        *(ProductAtom, [u8(P, 0, 0), i8(-2, 1, 2, 1, 3), u8(1, 3), f8(1, 1)], (5,)),
+        "out of range",
+    ),
+    (ProductAtom, [u8(P, D), i8(-1, 1, 4), FOUR], (2, 2), "4 entries for shape"),
+    (ProductAtom, [u8(P, D, P, D), i8(-1, 1, 4), np.ones(8)], (4,), "expected 1"),
 ]
 #: Beside those, a pack of several atoms: no kind.
-PACKS: list[Arrays] = [
-    [],
-    [f8(0)],
-    [u8(0, 0), u8(1), f8(1)],
-    [u8(0, 0), u8(1, 2, 3), f8(1, 2, 3)],
-    [u8(1, 1), u8(1, 2, 1), f8(1, 2, 3), u8(1, 1)],
-    [u8(1, 1), u8(1, 2, 1), f8(1, 2, 3), f8(2, 1)],
-    [u8(1, 1), u8(1, 1, 2), f8(1, 2, 3), u8(2, 1)],
-    [u8(1, 1), u8(0, 1, 2, 3, 4, 4), f8(1, 2, 3, 4, 5, 6), u8(6, 0)],
-    [u8(4, 0), u8(0), f8(1)],
-    [u8(255), i8(-1, 1, 5), f8(1, 2, 3, 4, 5)],
+PACKS: list[tuple[Arrays, str]] = [
+    ([], "at least the array of kind codes"),
+    ([f8(0)], "must be a uint8 vector"),
+    ([u8(0, 0), u8(1), f8(1)], "do not divide among 2"),
+    ([u8(0, 0), u8(1, 2, 3), f8(1, 2, 3)], "do not divide among 2"),
+    ([u8(1, 1), u8(1, 2, 1), f8(1, 2, 3), u8(1, 1)], "counts sum to 2"),
+    ([u8(1, 1), u8(1, 2, 1), f8(1, 2, 3), f8(2, 1)], "counts must be 2 unsigned"),
+    ([u8(1, 1), u8(1, 1, 2), f8(1, 2, 3), u8(2, 1)], "increase strictly"),
+    ([u8(1, 1), u8(0, 1, 2, 3, 4, 4), np.ones(6), u8(6, 0)], "increase strictly"),
+    ([u8(4, 0), u8(0), f8(1)], "sign atoms need 2 arrays"),
+    ([u8(255), i8(-1, 1, 5), np.ones(5)], "layout 248 does not exist"),
+    ([u8(RANDOM), i8(1, 2), f8(1)], "heads of random atoms are malformed"),
+    ([u8(RANDOM), i8(-1, 0, 1), f8(1)], "a negative seed"),
+    ([u8(RANDOM), i8(0, 0, -65, 0), f8(1)], "or ends"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("read", "arrays", "shape"),
+    ("read", "arrays", "shape", "reason"),
     [
-        *((kind.from_arrays, arrays, shape) for kind, arrays, shape in MALFORMED),
-        *((unpack_atoms, pack, (5,)) for pack in PACKS),
+        *((kind.from_arrays, *rest) for kind, *rest in MALFORMED),
+        *((partial(unpack_atoms, drawn=True), p, (5,), why) for p, why in PACKS),
     ],
 )
 def test_malformed_arrays_are_refused(
-    read: Callable[..., Any], arrays: Arrays, shape: tuple[int, ...]
+    read: Callable[..., Any], arrays: Arrays, shape: tuple[int, ...], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
+    with pytest.raises(ValueError, match=reason):
         read(arrays, shape)
 
 
-def test_a_product_needs_parts() -> None:
+def test_a_product_needs_parts_and_a_pack_a_code_for_each_way_to_cut() -> None:
     with pytest.raises(ValueError, match="needs parts, none of them empty"):
         ProductAtom(())
+    a = np.ones(251)
+    cuts = [ProductAtom((DenseAtom(a[:k]), DenseAtom(a[k:]))) for k in range(1, 251)]
+    assert len(unpack_atoms(pack_atoms(cuts[1:]), (251,))) == 249
+    with pytest.raises(ValueError, match="250 ways"):
+        pack_atoms(cuts)
 
 
 @given(seeds, shapes)

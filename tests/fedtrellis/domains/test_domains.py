@@ -181,9 +181,7 @@ LARGE: list[tuple[Domain, Shape]] = [
 
 @pytest.mark.parametrize(("domain", "shape"), LARGE)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_projection_of_larger_points(
-    domain: Domain, shape: Shape, scale: float
-) -> None:
+def test_projection_of_far_points(domain: Domain, shape: Shape, scale: float) -> None:
     x = scale * np.random.default_rng(4).standard_normal(shape)
     p = domain.project(x)
     assert domain.contains(p, 1e-11)
@@ -241,9 +239,7 @@ def test_members_and_others(domain: Domain, shape: Shape) -> None:
 
 
 @examples
-def test_the_centre_atoms_and_copies(
-    domain: Domain, shape: Shape, atom: type[Atom]
-) -> None:
+def test_centres_atoms_copies(domain: Domain, shape: Shape, atom: type[Atom]) -> None:
     centre = domain.centre(shape)
     assert centre.shape == shape
     assert domain.contains(centre, 1e-12)

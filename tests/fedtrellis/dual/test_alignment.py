@@ -42,9 +42,7 @@ def _holdings(draw: st.DrawFn) -> dict[str, list[int]]:
 
 @settings(max_examples=60, deadline=None)
 @given(samples=_holdings(), parts=st.integers(1, 4))
-def test_groups_are_those_of_brute_force(
-    samples: dict[str, list[int]], parts: int
-) -> None:
+def test_groups_are_brute_force_s(samples: dict[str, list[int]], parts: int) -> None:
     alignment = _align(samples, parts=parts)
     holders = {
         sample: tuple(name for name in samples if sample in samples[name])

@@ -60,9 +60,7 @@ def _obliviously(ids: list[str], own: int, evaluators: tuple[int, ...]) -> ByteA
     ids=some.lists(some.text(max_size=8), min_size=1, max_size=3, unique=True),
     scalars=some.tuples(*[some.integers(1, N - 1)] * 3),
 )
-def test_each_step_is_a_multiplication(
-    ids: list[str], scalars: tuple[int, int, int]
-) -> None:
+def test_each_step_multiplies(ids: list[str], scalars: tuple[int, int, int]) -> None:
     own, one, two = scalars
     points = [_hash_to_point("d", name) for name in ids]
     sent = blind(ids, own, "d")

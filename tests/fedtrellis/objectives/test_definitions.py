@@ -57,9 +57,7 @@ def test_least_squares_by_hand() -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("classes", [2, 5])
-def test_it_is_scikit_learns_log_loss(
-    classes: int, sparse: bool, intercept: bool
-) -> None:
+def test_log_loss_is_scikit_learns(classes: int, sparse: bool, intercept: bool) -> None:
     A, labels = features(40, 6), np.arange(40) % min(classes, 4)
     options: dict[str, Any] = {"l2": 0.4, "weight": 2.5, "intercept": intercept}
     make: Any = Logistic

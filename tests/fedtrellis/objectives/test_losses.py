@@ -113,9 +113,7 @@ def test_the_conjugate_outside_its_domain(loss: Any) -> None:
 @every
 @pytest.mark.parametrize("q", [0.0, 0.3, 65.0])
 @pytest.mark.parametrize("y", [-1.0, 1.0])
-def test_the_coordinate_step_is_the_best_on_a_grid(
-    loss: Any, q: float, y: float
-) -> None:
+def test_a_coordinate_step_is_the_best_on_a_grid(loss: Any, q: float, y: float) -> None:
     rng = np.random.default_rng(1)
     scale = 1.8
     grid = duals(loss, y, 20_001)

@@ -240,9 +240,7 @@ def test_vertices_are_drawn_as_the_exponential_mechanism_does() -> None:
 
 @pytest.mark.parametrize("domain", [L1Ball(2.0), Simplex(2.0), L2Ball(2.0)])
 @pytest.mark.parametrize("variant", ["plain", "augmented"])
-def test_without_noise_and_a_wide_clip_it_is_fedfw(
-    domain: Domain, variant: str
-) -> None:
+def test_without_noise_or_clip_it_is_fedfw(domain: Domain, variant: str) -> None:
     def model(**more: Any) -> Array:
         strategy = FedFW(domain, penalty=0.1, variant=variant, local_steps=2, **more)  # type: ignore[arg-type]
         grid = grid_of(FedFWClient, losses(), domain)

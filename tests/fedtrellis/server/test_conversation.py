@@ -55,9 +55,7 @@ class Saying(StepClient):
 
 @pytest.mark.parametrize("options", [{}, {"encode": True}])
 @pytest.mark.parametrize("code", list(ERRORS))
-def test_a_code_travels_and_words_mean_nothing(
-    code: str, options: dict[str, Any]
-) -> None:
+def test_codes_travel_words_mean_nothing(code: str, options: dict[str, Any]) -> None:
     client = type("Client", (Saying,), {"error": ERRORS[code]})
     strategy = Steps()
     result = start(strategy, grid_of(client=client, **options), rounds=3)

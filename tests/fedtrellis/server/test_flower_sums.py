@@ -134,7 +134,7 @@ def heard(
 FAULTS = {"request_loss": 0.1, "reply_loss": 0.2, "late_reply": 0.1, "seed": 3}
 
 
-def test_of_real_messages_only_whole_blocks_can_be_read() -> None:
+def test_only_whole_blocks_can_be_read() -> None:
     """Lost, late and repeated answers."""
     terms, blocks = heard(FAULTS)
     assert sorted(map(len, blocks)) == [3, 4]
@@ -146,9 +146,7 @@ def test_of_real_messages_only_whole_blocks_can_be_read() -> None:
     assert np.abs(bits.mean(axis=0) - 0.5).max() < 4.5 * 0.5 / np.sqrt(len(bits))
 
 
-def test_a_client_that_fails_costs_its_block_the_round(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failure_costs_the_block_its_round(caplog: pytest.LogCaptureFixture) -> None:
     """The model is that of the other block alone; an error's text stays there."""
     strategy = SecureSums(FedAvg(**PLAIN), block_size=3)
     options: dict[str, Any] = {"kind": Recorder, "fails": {1}}

@@ -68,9 +68,7 @@ def test_a_federation_takes_part_as_a_whole_from_round_1(logged: list[str]) -> N
     assert f"The run goes with 4 nodes: {why}" in logged
 
 
-def test_nobody_waits_for_nodes_of_this_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_waits_for_nodes_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def still(*_: Any) -> bool:
         raise AssertionError("waited")
 

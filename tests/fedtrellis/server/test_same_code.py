@@ -17,9 +17,7 @@ class InMemoryGrid:
     """Called as Flower's."""
 
 
-def test_another_copy_of_an_app_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_copy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # where Flower's is renamed, the check looks at nothing
     assert hasattr(import_module("flwr.superlink.grid"), InMemoryGrid.__name__)
     # where the SuperLink was started, and what Flower unpacked

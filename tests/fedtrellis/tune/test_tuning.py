@@ -72,9 +72,7 @@ def space(tmp_path: Path, text: str) -> tuple[dict[str, Any], int | None]:
     return read_space(path, CONFIG | {"own": "auto"})
 
 
-def test_a_search_file_gives_distributions_of_the_types_of_the_defaults(
-    tmp_path: Path,
-) -> None:
+def test_a_search_file_s_distributions_have_the_defaults_types(tmp_path: Path) -> None:
     text = """
         trials = 7
         name.values = ["a", "b"]
@@ -114,9 +112,7 @@ def test_a_search_file_gives_distributions_of_the_types_of_the_defaults(
         ("size = ", "Invalid value"),
     ],
 )
-def test_a_bad_search_file_is_one_clear_error(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_bad_search_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     refused(message, lambda: space(tmp_path, text))
 
 

@@ -55,9 +55,7 @@ def header_and(text: str, body: bytes, version: bytes = b"\x01\x00") -> Array:
 
 @settings(deadline=None)
 @given(ARRAYS)
-def test_every_allowed_array_comes_back_and_is_what_flower_makes(
-    array: NDArray[Any],
-) -> None:
+def test_every_allowed_array_comes_back_and_is_flower_s(array: NDArray[Any]) -> None:
     made = encode(array)
     assert same_bits(decode(made), array)
     assert made == Array(array)  # its fields, the bytes among them

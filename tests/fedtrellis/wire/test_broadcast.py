@@ -199,9 +199,7 @@ def test_entries_that_changed_since_a_version_are_enough() -> None:
     seed=st.integers(0, 2**32),
     decays=st.lists(st.sampled_from([0.0, 1.0, 0.5, 1e-60, 1e-120, -0.3])),
 )
-def test_any_sequence_of_steps_is_replayed(
-    shape: Shape, seed: int, decays: list[float]
-) -> None:
+def test_any_steps_are_replayed(shape: Shape, seed: int, decays: list[float]) -> None:
     """Beside x ← decay · x + weight · s in plain NumPy."""
     rng = np.random.default_rng(seed)
     x = start = rng.standard_normal(shape)

@@ -144,9 +144,7 @@ def test_a_client_that_raises_is_as_it_was_before(
         ({"step": 1}, "the client's state has no 'x'"),
     ],
 )
-def test_a_request_is_refused_with_a_reason_and_changes_nothing(
-    said: Any, reason: str
-) -> None:
+def test_a_refused_request_changes_nothing(said: Any, reason: str) -> None:
     class Asking(Adder):
         def fit(self, parameters: Arrays, config: Config) -> Fit:
             if config["server-round"] == 1:

@@ -165,9 +165,7 @@ def run(grid: LocalGrid, rounds: int = 6, **settings: Any) -> Played[Any]:
     return play(method, grid, np.zeros(4), rounds=rounds)
 
 
-def test_processes_change_nothing_whatever_is_lost(
-    grids: Callable[..., LocalGrid],
-) -> None:
+def test_processes_change_nothing_under_loss(grids: Callable[..., LocalGrid]) -> None:
     faults: Any = dict.fromkeys(FAULTS, 0.1)
     one = run(alone := grids(**faults))
     two = run(grid := grids(workers=2, **faults))
@@ -216,17 +214,13 @@ class Dying(FedAvgGDClient):
         os._exit(7)
 
 
-def test_a_client_that_raises_is_an_error_reply(
-    grids: Callable[..., LocalGrid],
-) -> None:
+def test_a_client_that_raises_is_an_error(grids: Callable[..., LocalGrid]) -> None:
     played = play(FedAvgGD(), grids(Raising, workers=2), np.zeros(4), rounds=2)
     for record in played.strategy.history:
         assert record.rejected == [("3", "error 2: ArithmeticError: not today")]
 
 
-def test_a_process_that_dies_ends_the_run_and_the_others(
-    grids: Callable[..., LocalGrid],
-) -> None:
+def test_a_dead_process_ends_the_run_and_all(grids: Callable[..., LocalGrid]) -> None:
     grid = grids(Dying, workers=2)
     with pytest.raises(RuntimeError, match="a worker ended with exit code 7"):
         play(FedAvgGD(), grid, np.zeros(4), rounds=2)

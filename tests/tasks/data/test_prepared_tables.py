@@ -370,9 +370,7 @@ def run_on_nodes(
 
 
 @pytest.mark.parametrize("task", ["logistic-regression", *not_daily("lasso")])
-def test_nodes_agree_on_what_one_table_has(
-    tmp_path: Path, frame: pd.DataFrame, task: str
-) -> None:
+def test_nodes_are_as_one_table(tmp_path: Path, frame: pd.DataFrame, task: str) -> None:
     settings = dict(MODELS)[task] + " data.least=3"
     frame = frame[sorted(frame)]
     config = {"task": task, **read_config([settings])}
@@ -387,18 +385,14 @@ def test_nodes_agree_on_what_one_table_has(
     assert "warnings" not in made.summary
 
 
-def test_a_node_that_lost_its_memory_is_told_again(
-    tmp_path: Path, frame: pd.DataFrame
-) -> None:
+def test_a_node_that_forgot_is_sent_anew(tmp_path: Path, frame: pd.DataFrame) -> None:
     config = {"method": "fedgia", "task": "linear-regression", "rounds": 6}
     summary = run_on_nodes(tmp_path, frame, config, wipe=0.5).summary
     assert summary["used"] == 18
     assert not summary["rejected"]
 
 
-def test_what_one_owner_has_and_others_do_not(
-    tmp_path: Path, frame: pd.DataFrame
-) -> None:
+def test_what_one_owner_alone_has(tmp_path: Path, frame: pd.DataFrame) -> None:
     """Texts beside digits are categories, a bad date costs a row, names have order."""
     kept = frame.astype({"since": str})
     kept["grade"] = np.where(np.arange(240) < 180, np.arange(240) % 2, -1).astype(str)

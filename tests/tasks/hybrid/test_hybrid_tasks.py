@@ -219,9 +219,7 @@ NUMBERS: dict[str, Any] = {"loss": "squared", "dataset": "diabetes"}
         (6, {"free_feature": "age"}, "free-feature = 'age' is not the name"),
     ],
 )
-def test_settings_that_will_not_do(
-    n: int, settings: dict[str, Any], match: str
-) -> None:
+def test_settings_that_do_not_fit(n: int, settings: dict[str, Any], match: str) -> None:
     refused(match, lambda: HybridLinear(n, 0, **settings).check())
 
 
