@@ -1,6 +1,7 @@
 """Sums over a block: what comes out, what is refused, and what the server can tell."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,16 @@ def test_what_a_member_refuses_to_agree_to(
     refused("least = -1", lambda: block.member("a", least=-1))
     block.names = ["a", "b", "c"]
     refused("other clients", lambda: block.begin(b"3"))
+
+
+def test_an_introduction_is_a_key_s_name_and_a_fresh_key() -> None:
+    made = Introduction("a", "ab" * 32, bytes(32))
+    name, fresh = made.arrays()
+    assert Introduction.of("a", [name, fresh]) == made
+    refused("is not a key's name", lambda: Introduction.of("a", [name]), ValueError)
+    for key, other in ((name, fresh[1:]), (name[:0], fresh), (name | 128, fresh)):
+        wrong = partial(Introduction.of, "a", [key, other])
+        refused("has another form", wrong, ValueError)
 
 
 def test_whoever_is_sent_something_else_has_other_masks(tmp_path: Path) -> None:
