@@ -257,6 +257,20 @@ def test_an_interruption_leaves_a_checkpoint_and_no_processes(
     assert all(gone(pid) for pid in workers)
 
 
+def test_a_process_that_does_not_end_is_killed(
+    grids: Callable[..., LocalGrid], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = grids(workers=2)
+    grid.client_states()
+    with pytest.raises(RuntimeError, match="have started with another app"):
+        grid.client_app = grid.client_app
+    workers: Any = grid._nodes
+    workers._pools[0].submit(time.sleep, 20.0)
+    monkeypatch.setattr("fedtrellis.wire.workers._PATIENCE", 0.1)
+    grid.close()
+    assert workers._processes[0].exitcode == -signal.SIGKILL
+
+
 def test_processes_end_with_their_grid() -> None:
     grid = grid_of(FedAvgGDClient, LOSSES, workers=2)
     grid.client_states()

@@ -115,6 +115,7 @@ def test_an_objective_that_takes_steps_itself_is_asked_for_their_end() -> None:
 def test_a_stack_ends_where_one_may_have_gone_too_far() -> None:
     peers = Peers(losses(2), Layout(((3,),)))
     near, far = (Descent(np.ones(3), [0.0], bound=bound) for bound in (2.5, 2.4))
-    assert np.array_equal(Descent.answer_many([near] * 2, peers), np.ones((2, 3)))
+    ends: Any = Descent.answer_many([near] * 2, peers)
+    assert np.array_equal(ends, np.ones((2, 3)))
     with pytest.raises(FloatingPointError):  # √6 ≈ 2.449
         Descent.answer_many([far] * 2, peers)
