@@ -36,6 +36,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
+from importlib.metadata import distribution
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -108,7 +109,10 @@ def places_of(mutants: list[Mutant]) -> list[Place]:
 
 
 def warm() -> None:
-    """Load what the project needs, but nothing of it."""
+    """Load what the project needs, but nothing of it, and that of this checkout."""
+    where = json.loads(distribution("fedtrellis").read_text("direct_url.json") or "{}")
+    if where.get("url") != ROOT.as_uri():
+        raise SystemExit("another checkout is installed: pip install -e .")
     os.nice(max(0, 10 - os.nice(0)))
     os.chdir(ROOT)
     for folder in ("locks", "logs", "map", "temporary"):
