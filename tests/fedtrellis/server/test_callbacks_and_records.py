@@ -24,6 +24,25 @@ from tests.harness import Distance, grid_of, history_of
 
 Config = dict[str, Any]
 
+
+def test_sizes_are_as_people_read_them() -> None:
+    sizes = {999: "999 B", 1949: "1.9 kB", 1_949_000: "1.9 MB", 20.1e9: "20.1 GB"}
+    assert {size: format_bytes(size) for size in sizes} == sizes
+
+
+def test_a_long_run_logs_at_most_a_line_a_second(
+    logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
+    progress = Progress()
+    progress.on_start(SimpleNamespace(history=[]), 1, 2000)
+    for number in range(1, 9):
+        now[0] += 0.4
+        progress.on_round(None, RoundRecord(number))
+    assert [line.split("/")[0] for line in logged] == ["round 1", "round 4", "round 7"]
+
+
 #: Σ a² = 14 + 1
 MODEL: dict[str, NDArray[Any]] = {
     "conv.weight": np.arange(4, dtype=np.float32).reshape(2, 2),
@@ -146,24 +165,6 @@ def test_summaries_have_totals_and_last_metrics() -> None:
     both: Config = {"client_evaluation": {"loss": 2.0, "b": 2.0}}
     record = RoundRecord(1, train={"loss": 1.0}, evaluation={"loss": 3.0}, **both)
     assert record.metrics == {"loss": 3.0, "b": 2.0}
-
-
-def test_sizes_are_as_people_read_them() -> None:
-    sizes = {999: "999 B", 1949: "1.9 kB", 1_949_000: "1.9 MB", 20.1e9: "20.1 GB"}
-    assert {size: format_bytes(size) for size in sizes} == sizes
-
-
-def test_a_long_run_logs_at_most_a_line_a_second(
-    logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("fedtrellis.server.callbacks.time.time", lambda: now[0])
-    progress = Progress()
-    progress.on_start(SimpleNamespace(history=[]), 1, 2000)
-    for number in range(1, 9):
-        now[0] += 0.4
-        progress.on_round(None, RoundRecord(number))
-    assert [line.split("/")[0] for line in logged] == ["round 1", "round 4", "round 7"]
 
 
 def test_a_history_may_end_within_a_line_and_not_earlier() -> None:

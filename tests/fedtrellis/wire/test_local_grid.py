@@ -265,7 +265,9 @@ def test_a_process_that_does_not_end_is_killed(
     with pytest.raises(RuntimeError, match="have started with another app"):
         grid.client_app = grid.client_app
     workers: Any = grid._nodes
-    workers._pools[0].submit(time.sleep, 20.0)
+    stuck = workers._pools[0].submit(time.sleep, 20.0)
+    while not stuck.running():
+        time.sleep(0.01)
     monkeypatch.setattr("fedtrellis.wire.workers._PATIENCE", 0.1)
     grid.close()
     assert workers._processes[0].exitcode == -signal.SIGKILL
