@@ -75,6 +75,7 @@ def test_equals_a_central_replay(variant: Any) -> None:
     how: Any = {"pool": 30} if variant == "fedkseed" else {}
     how |= {"local_steps": 3, "samples": 4, "batch_size": 0, "step_size": 0.02}
     strategy = ZerothOrderSGD(variant=variant, participation=0.5, seed=3, **how)
+    assert strategy.stateful == (variant == "fedkseed")  # the others restore nothing
     run = play(strategy, grid_of(ZerothOrderSGDClient, LOSSES[:5]), START, 30)
     assert {len(S) for S in run.used} > {1, 2}
     if variant == "fedkseed":

@@ -163,6 +163,12 @@ def test_malformed_arrays_are_refused(
         read(arrays, shape)
 
 
+@pytest.mark.parametrize(("size", "dtype"), [(2**8, "u1"), (2**8 + 1, "u2")])
+def test_an_index_has_the_fewest_bytes(size: int, dtype: str) -> None:
+    atom = SparseAtom(np.array([size - 1]), np.ones(1), (size,))
+    assert pack_atoms([atom])[1].dtype == dtype
+
+
 def test_a_product_needs_parts_and_a_pack_a_code_for_each_way_to_cut() -> None:
     with pytest.raises(ValueError, match="needs parts, none of them empty"):
         ProductAtom(())
