@@ -136,10 +136,9 @@ def run_tests(arguments: list[str], files: dict[str, CodeType], plugin: object) 
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
     folder = WORK / "temporary" / str(os.getpid())
-    # what stands still fails in the end, but only after half an hour: this process may
-    # have been stopped for a while
+    # what stands still has failed, too
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed", "0"]
-    options += ["--timeout", "1800", "--basetemp", str(folder)]
+    options += ["--timeout", "300", "--basetemp", str(folder)]
     options += ["-m", "not system and (slow or not slow)"]
     try:
         return int(pytest.main([*options, *arguments], plugins=[plugin]))

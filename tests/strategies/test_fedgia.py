@@ -329,3 +329,19 @@ def test_a_run_that_diverged_is_not_completed() -> None:
     """The paper's t = 0.15 with 500 rows a client."""
     with pytest.raises(RuntimeError, match="the run diverged: its stop-residual"):
         run(least_squares(rows=500), 40, sigma_scale=0.15)
+
+
+def test_where_nobody_has_a_number_to_answer_with_x_goes_back() -> None:
+    class Overflowing(FedGiAClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, *rest = super().fit(parameters, config)
+            if config["server-round"] == 4:
+                arrays = [np.full_like(array, np.inf) for array in arrays]
+            return arrays, *rest
+
+    losses = logistic()
+    played = play(FedGiA(), grid_of(Overflowing, losses), np.zeros(6), 200)
+    assert played.used[3] == []
+    assert not np.array_equal(played.models[3], played.models[2])
+    assert played.strategy.ending == "converged"
+    assert error(losses, played.model) < 1e-6
