@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import sim
 from clients.hyfdca.run import NodeRules
 from fedtrellis.encryption import node_secrets
-from fedtrellis.encryption.block_sum import BlockMember
+from fedtrellis.encryption.block_sum import BlockMember, Introduction
 from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.encryption.identity import (
     Identity,
@@ -188,3 +189,12 @@ def test_runs_with_node_files_outlive_processes(kind: str, tmp_path: Path) -> No
     assert rest.strategy.history[7].train.get("dual-bound", before) > 0.5 * before
     rest.check()
     assert abs(rest.split.relative(rest.steps.w)) < 0.05
+
+
+def test_an_answer_to_the_alignment_has_the_arrays_that_were_asked_for() -> None:
+    strategy = Run(small(), 1, encryption="stream").strategy
+    arrays = [*Introduction("a", "ab" * 32, bytes(32)).arrays(), np.zeros(0, np.uint8)]
+    strategy.check_rest(arrays)
+    for wrong in (arrays[:2], [*arrays, arrays[2]], [*arrays[:2], np.zeros(0)]):
+        check = partial(strategy.check_rest, wrong)
+        refused("alignment is malformed", check, ValueError)
