@@ -193,7 +193,8 @@ def test_runs_with_node_files_outlive_processes(kind: str, tmp_path: Path) -> No
 
 def test_an_answer_to_the_alignment_has_the_arrays_that_were_asked_for() -> None:
     strategy = Run(small(), 1, encryption="stream").strategy
-    arrays = [*Introduction("a", "ab" * 32, bytes(32)).arrays(), np.zeros(0, np.uint8)]
+    made = Introduction("a", "ab" * 32, bytes(32))
+    arrays: list[Any] = [*made.arrays(), np.zeros(0, np.uint8)]
     strategy.check_rest(arrays)
     for wrong in (arrays[:2], [*arrays, arrays[2]], [*arrays[:2], np.zeros(0)]):
         check = partial(strategy.check_rest, wrong)
