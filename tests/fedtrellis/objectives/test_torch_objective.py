@@ -192,7 +192,8 @@ def test_a_cohort_is_its_objectives_one_by_one(net: str) -> None:
     rng = np.random.default_rng(3)
     objectives: list[Any] = []
     for i, count in enumerate((4, 7) * 8):
-        data = rng.standard_normal((count, *shape)), rng.integers(0, 4, count)
+        labels = rng.integers(0, 4, count, np.int32)  # not int64
+        data = rng.standard_normal((count, *shape)), labels
         objectives.append(objective(make(), data=data, weight=1.0 + i, l2=0.01 * i))
     stacked = TorchObjective.stack(objectives)
     assert stacked is not None
