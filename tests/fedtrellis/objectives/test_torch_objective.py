@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -373,7 +374,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("has a lazy layer", lambda: objective(nn.LazyLinear(4))),
     ("of torch.float32, torch.float64; they must", lambda: objective(MIXED)),
     ("dtype is 'int8'; it must be one of", lambda: objective(dtype="int8")),
-    ("device is 'tpu'", lambda: TorchObjective(MIXED, sum_loss, DATA, device="tpu")),
+    *(  # one that PyTorch does not know, and one that no machine has
+        (f"device is '{d}'", partial(TorchObjective, MIXED, sum_loss, DATA, device=d))
+        for d in ("tpu", "cuda:99")
+    ),
     ("data is a int", lambda: of_data(7)),
     ("data has 0 examples", lambda: of_data(Subset(PAIRS, []))),
     ("collate_fn is for a Dataset", lambda: of_data((1, 2), collate_fn=len)),
