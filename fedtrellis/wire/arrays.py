@@ -306,6 +306,8 @@ def join_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
 
 def split_arrays(joined: NDArray[Any]) -> list[NDArray[Any]]:
     """Inverse of :func:`join_arrays`; ValueError if the bytes are malformed."""
+    if joined.dtype != np.uint8 or joined.ndim != 1 or not joined.size:
+        raise ValueError("joined arrays have to be a vector of bytes")
     data = joined.tobytes()
     heads, arrays, position = [], [], 1
     try:

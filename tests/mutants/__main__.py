@@ -109,7 +109,7 @@ def places_of(mutants: list[Mutant]) -> list[Place]:
 
 
 def warm() -> None:
-    """Load what the project needs, but nothing of it, and that of this checkout."""
+    """Load what the project needs, but nothing of it; only where it is installed."""
     where = json.loads(distribution("fedtrellis").read_text("direct_url.json") or "{}")
     if where.get("url") != ROOT.as_uri():
         raise SystemExit("another checkout is installed: pip install -e .")

@@ -133,6 +133,8 @@ def test_joined_arrays_come_back_bit_for_bit(arrays: list[NDArray[Any]]) -> None
         lambda data: np.append(data, data[:1]),
         lambda data: data[:0],
         lambda data: data.astype(np.int64),
+        lambda data: data.view(np.int8),  # whose bytes are the same
+        lambda data: data[:, None],
         lambda data: np.concatenate([data[:1], [np.uint8(99)], data[2:]]),
         lambda data: np.concatenate([[np.uint8(200)], data[1:]]),
     ],

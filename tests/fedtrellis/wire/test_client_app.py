@@ -115,7 +115,7 @@ def replace_state(client: StatefulClient) -> None:
         (change_in_place, "stopped"),
         (replace_state, "out of memory"),
         (lambda client: client.state["total"].fill(1.0), "read-only"),
-        (lambda client: client.state.update(total=np.array([np.nan])), "not finite"),
+        (lambda c: c.state.update(total=np.array([np.nan])), "'total' is not finite"),
     ],
 )
 def test_a_client_that_raises_is_as_it_was_before(
