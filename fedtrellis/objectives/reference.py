@@ -57,7 +57,8 @@ def certified_minimum(
             if value <= bound + 1e-12 * max(1.0, abs(bound)):
                 break
             lipschitz *= 2.0
-        if float((gradient_y * (candidate - x)).sum()) > 0.0 and momentum > 1.0:
+        uphill = float((gradient_y * (candidate - x)).sum()) > 0.0
+        if uphill and momentum > 1.0 and iteration < max_iterations:
             y, momentum = x, 1.0  # the momentum points uphill: start it again
             continue
         following = 0.5 * (1.0 + sqrt(1.0 + 4.0 * momentum**2))

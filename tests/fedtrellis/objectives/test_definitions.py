@@ -1,6 +1,7 @@
 """Each objective by its definition: numbers by hand, plain loops, other libraries."""
 
 import itertools
+from math import sqrt
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,6 +143,17 @@ def test_a_certified_minimum_is_cvxpys(domain: Domain) -> None:
     early = certified_minimum(objective, domain, np.ones(12), 1e-9, max_iterations=3)
     assert early.gap > 10 * found.gap
     assert early.value - early.gap <= found.value + 1e-12 <= early.value + 1e-9
+    # L ≤ 1: the steps of FISTA, with O'Donoghue and Candès' restarts
+    objective, start = LeastSquares(0.09 * A, b), np.arange(12.0) / 6
+    x, y, t = domain.project(start), domain.project(start), 1.0
+    for k in range(1, 10):
+        g = objective.gradient(y)
+        last, x, before, t = x, domain.project(y - g), t, (1 + sqrt(1 + 4 * t * t)) / 2
+        found = certified_minimum(objective, domain, start, 0.0, max_iterations=k)
+        np.testing.assert_allclose(found.point, x, rtol=1e-12, atol=1e-14)
+        y = x + (before - 1) / t * (x - last)
+        if before > 1 and g @ (x - last) > 0:
+            x, y, t = last, last, 1.0
 
 
 def test_matrix_completion_is_the_loop_over_observations() -> None:
