@@ -44,6 +44,20 @@ class Away(HyFDCA):
         return [k for k in everybody if k != "1" or not 10 < server_round <= 30]
 
 
+class InTurn(HyFDCA):
+    """Clients are there in every round, in every second, or in every third."""
+
+    def sample(self, server_round: int) -> list[str]:
+        everybody = super().sample(server_round)
+        return [k for k in everybody if server_round % (1 + int(k) % 3) == 0]
+
+
+def test_p_is_known_as_often_as_everybody_has_been_there() -> None:
+    run = Run(small(parts="irregular"), 12, strategy=InTurn, secure_sum=False)
+    known = [r.round for r in run.strategy.history if "primal" in r.train]
+    assert known == [3, 6, 9, 12]
+
+
 @pytest.mark.parametrize(("loss", "secure"), [("hinge", False), ("logistic", True)])
 def test_a_certificate_comes_while_clients_are_away(
     loss: str, secure: bool, monkeypatch: pytest.MonkeyPatch
@@ -104,9 +118,7 @@ def test_everything_at_once(secure: bool) -> None:
 
 @pytest.mark.parametrize("damage", [*not_daily(False), True])
 @pytest.mark.parametrize(("kind", "secure"), [("hybrid", True), ("horizontal", False)])
-def test_all_lost_their_states_and_a_backup_is_damaged(
-    kind: str, secure: bool, damage: bool
-) -> None:
+def test_all_lost_and_a_backup_damaged(kind: str, secure: bool, damage: bool) -> None:
     """They go back to the last backup, and without any they start over."""
     bounds: list[float] = []
 
@@ -128,9 +140,7 @@ def test_all_lost_their_states_and_a_backup_is_damaged(
 
 
 @pytest.mark.parametrize(("name", "secure"), [("0", True), *not_daily(("4", False))])
-def test_one_client_that_lost_its_state_is_given_alpha_by_its_partner(
-    name: str, secure: bool
-) -> None:
+def test_a_partner_gives_alpha_to_who_lost_its_state(name: str, secure: bool) -> None:
     """D does not fall, and all holders go on from the same α."""
 
     def each(run: Run, t: int) -> None:
@@ -154,9 +164,7 @@ def _flip(blobs: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("secure", [True, False])
-def test_rounds_in_which_nothing_can_move_have_failed(
-    secure: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_without_a_move(secure: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers come in all the time, and lead nowhere: each sum has a flipped bit."""
 
     def damaged(*given: Any) -> Any:
@@ -168,6 +176,21 @@ def test_rounds_in_which_nothing_can_move_have_failed(
     options: Any = {"max_failed_rounds": 4, "secure_sum": secure}
     why = "in 4 rounds .*ciphertext was refused"
     refused(why, lambda: Run(small(parts="vertical"), 50, **options), RuntimeError)
+
+
+def test_products_are_asked_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client's arrive spoilt, and its group moves in the same round."""
+    once = iter([b"no ciphertext"])
+
+    def damaged(strategy: Any, shares: Any) -> Any:
+        own = next(iter(shares.values()))
+        own[0] = next(once, own[0])
+        return add_shares(strategy, shares)
+
+    monkeypatch.setattr(mixtures, "add_shares", damaged)
+    run = Run(small(), 2, secure_sum=False)
+    assert len(run.rejected) == 1
+    assert run.metric("moved-groups").tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_a_run_attacks_the_file(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (("n", 28, 28), {}, r"takes arrays of shape \(any, 28, 28\), which does"),
+    (("n", 8, 8, "n"), {}, r"takes arrays of shape \(any, 8, 8, any\), which does"),
     (("n", 8, 8), {"scores": "probabilities"}, "which are no probabilities"),
     (b"nothing of the kind", {}, "is no ONNX model that can be run"),
     (b"", {"classifier_path": "weights.npz"}, "must name an ONNX model, FILE.onnx"),

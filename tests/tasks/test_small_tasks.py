@@ -93,9 +93,7 @@ def test_lasso_s_data_is_what_the_paper_describes() -> None:
         ({"full_rank": True}, [Euclidean((64, 32))]),
     ],
 )
-def test_a_network_begins_on_its_manifold(
-    settings: dict[str, Any], first: list[Manifold]
-) -> None:
+def test_networks_begin_on_it(settings: dict[str, Any], first: list[Manifold]) -> None:
     made = LowRankNetwork(num_clients=5, seed=0, **settings)
     free = [Euclidean(shape) for shape in ((32,), (32, 10), (10,))]
     assert made.manifold() == Product([*first, *free])
@@ -162,6 +160,7 @@ def test_a_rating_is_its_biases_and_what_they_leave(tmp_path: Path) -> None:
     rmse = np.sqrt(np.mean(np.square(data_of(found.task).test_targets)))
     assert found.task.baseline() == {"rmse": pytest.approx(rmse)}
     assert "above that of X = 0" in no_better({"rmse": 9.0}, {"rmse": rmse})[0]
+    assert not no_better({"rmse": 0.0}, {"rmse": 0.0})
     known = {name: np.array(x) for name, x in found.task.meaning().items()}
     sums = known["mean"] + known["user-biases"][:, None] + known["item-biases"]
     _, kept = found.task._split()

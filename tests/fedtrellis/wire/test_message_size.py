@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from fedtrellis import LocalGrid
 from fedtrellis.wire.arrays import array_record, encode
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.flower_internals import message_bytes, name_message, through_bytes
+from fedtrellis.wire.protocol import NodeReply
 from tests.harness import encode_message
 
 # a grid gives this process the place in a run that messages need
@@ -91,6 +93,17 @@ def test_replies_and_errors_are_counted(reason: str, code: int) -> None:
         reply = Message(answer, reply_to=ask)
         name_message(reply, "2-18")  # which is no part of it
         assert_counted(reply)
+
+
+PAIRS = [(63, -64, True), (63, 64, False), (-1.5, 1e300, True), ([1, -9], [2, 3], True)]
+PAIRS += [(["a"], ["bc"], False), (b"a", b"b", True), (b"a", b"", False)]
+
+
+@pytest.mark.parametrize(("one", "other", "alike"), PAIRS)
+def test_replies_of_one_structure(one: Any, other: Any, alike: bool) -> None:
+    a, b = (NodeReply("7", {"value": value}) for value in (one, other))
+    sizes = [message_bytes(request(reply.content)) for reply in (a, b)]
+    assert (a.structure == b.structure) == (sizes[0] == sizes[1]) == alike
 
 
 CHUNK = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE

@@ -55,9 +55,7 @@ NAMES = ",".join(f"x{j}" for j in range(30))
 
 
 @pytest.mark.parametrize(("method", "ending"), [("fedfw", ".csv"), ("fedgia", ".svm")])
-def test_files_cut_from_breast_cancer_give_its_model(
-    tmp_path: Path, method: str, ending: str
-) -> None:
+def test_cut_files_give_the_same_one(tmp_path: Path, method: str, ending: str) -> None:
     config = {"task": "logistic-regression", "method": method, "rounds": 8}
     config |= {"fedgia.sigma-scale": 0.02} if method == "fedgia" else {}
     expected = run(tmp_path, config, [{}] * N)
@@ -130,9 +128,7 @@ def test_bad_settings(config: dict[str, Any], match: str) -> None:
         ("matrix-completion", {"users": 4, "items": 3}),
     ],
 )
-def test_weights_make_every_example_count_once(
-    tmp_path: Path, task: str, config: dict[str, Any]
-) -> None:
+def test_examples_count_once(tmp_path: Path, task: str, config: dict[str, Any]) -> None:
     """(1/n) Σ f_i of three unequal files is the loss of one file with all rows."""
     rng = np.random.default_rng(0)
     settings: dict[str, Any] = {f"{task}.{key}": v for key, v in config.items()}

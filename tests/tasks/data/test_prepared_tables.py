@@ -237,9 +237,7 @@ def test_a_record_predicts_as_scikit_learn_does(
 
 
 @pytest.mark.parametrize("task", ["logistic-regression", *not_daily("lasso")])
-def test_an_export_needs_nothing_of_ours(
-    tmp_path: Path, frame: pd.DataFrame, task: str
-) -> None:
+def test_exports_stand_alone(tmp_path: Path, frame: pd.DataFrame, task: str) -> None:
     kept = frame.copy()
     kept.loc[::23, "since"] = pd.NaT
     kept["ward"], kept["number"] = np.arange(len(kept)) % 4, np.arange(len(kept))
