@@ -53,6 +53,8 @@ from tests.mutants.places import DESCRIPTION, ROOT, WINGS, Place, draw, find
 
 VERDICTS = ("killed", "timeout", "survived", "unfinished", "uncovered")
 Mutant = dict[str, Any]
+#: By test, what it took and what it may take.
+Seconds = dict[str, tuple[float, float]]
 WORK = ROOT / "build" / "mutants"
 CPU_SECONDS = 120
 #: Reading a test file and what it imports.
@@ -202,14 +204,14 @@ class Recorder:
     """Notes which probes each test passes, with what the file's earlier ones passed.
 
     They may have left what this one uses: a shared fixture, or a cache. For
-    the same reason the seconds are those of the slowest so far.
+    the same reason it may take as long as the slowest so far, beside what it took.
     """
 
     def __init__(self, places: list[Place]) -> None:
         # processes that a test forks set them too
         self.hits = builtins.__hits__ = mmap.mmap(-1, len(places))  # type: ignore[attr-defined]
         self.names = [place.name for place in places]
-        self.tests: dict[str, tuple[float, list[str]]] = {}
+        self.tests: dict[str, tuple[float, float, list[str]]] = {}
         self.unpassed: list[str] = []
         self._slowest = 0.0
 
@@ -223,10 +225,11 @@ class Recorder:
         """Note what a test passes."""
         start = seconds()
         result = yield
-        self._slowest = max(self._slowest, round(seconds() - start, 3))
+        took = round(seconds() - start, 3)
+        self._slowest = max(self._slowest, took)
         if item.nodeid not in self.unpassed:
             found = [n for n, hit in zip(self.names, self.hits[:], strict=True) if hit]
-            self.tests[item.nodeid] = self._slowest, found
+            self.tests[item.nodeid] = took, self._slowest, found
         return result
 
 
@@ -262,7 +265,7 @@ def map_all(file: Path, only: str) -> None:
 class Chosen:
     """Runs some tests, and writes down which one runs."""
 
-    def __init__(self, tests: dict[str, float], into: Path) -> None:
+    def __init__(self, tests: Seconds, into: Path) -> None:
         self.tests, self.into = tests, into
 
     @pytest.hookimpl(trylast=True)
@@ -274,14 +277,14 @@ class Chosen:
     def pytest_runtest_protocol(self, item: Any) -> Any:
         """Give a test its time."""
         self.into.write_text(item.nodeid, encoding="utf-8")
-        signal.setitimer(signal.ITIMER_PROF, 10 + 10 * self.tests[item.nodeid])
+        signal.setitimer(signal.ITIMER_PROF, 10 + 10 * self.tests[item.nodeid][1])
         try:
             return (yield)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
+def judge(place: Place, tests: Seconds) -> dict[str, Any]:
     """A verdict, and the test that failed or ran when the time was up."""
     if not tests:
         return {"verdict": "uncovered"}
@@ -292,7 +295,7 @@ def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
     # the quickest first, then ever more; a file's reading is shared by its tests
     sharing = Counter(test.split("::")[0] for test in tests)
     left = sorted(
-        tests, key=lambda t: tests[t] + FILE_SECONDS / sharing[t.split("::")[0]]
+        tests, key=lambda t: tests[t][0] + FILE_SECONDS / sharing[t.split("::")[0]]
     )
     size = 10
     while left and verdict["verdict"] == "survived":
@@ -314,11 +317,11 @@ def judge(place: Place, tests: dict[str, float]) -> dict[str, Any]:
 
 def run_all(file: Path, only: str) -> None:
     """Judge the mutants that have no verdict yet."""
-    covering: dict[str, dict[str, float]] = {}
+    covering: dict[str, Seconds] = {}
     for piece in sorted((WORK / "map").glob("*.json")):
-        for test, (seconds, names) in read(piece)["tests"].items():
+        for test, (took, most, names) in read(piece)["tests"].items():
             for name in names:
-                covering.setdefault(name, {})[test] = seconds
+                covering.setdefault(name, {})[test] = took, most
     mutants = read(file)["mutants"]
     places = dict(zip((m["id"] for m in mutants), places_of(mutants), strict=True))
     warm()
