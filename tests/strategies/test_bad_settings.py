@@ -117,9 +117,7 @@ def test_choices_are_named(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name", "other", "value"), APART)
-def test_what_does_not_apply_is_refused(
-    kind: str, name: str, other: str, value: str
-) -> None:
+def test_what_does_not_apply(kind: str, name: str, other: str, value: str) -> None:
     """Which the fields declare, and every page of settings says."""
     field = KINDS[kind].__dataclass_fields__[name]
     choices = [c for c in field.metadata.get("choices") or () if c != field.default]

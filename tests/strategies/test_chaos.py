@@ -46,9 +46,7 @@ def test_every_method_of_the_app_is_there() -> None:
         *not_daily(*ROUNDS.items()),
     ],
 )
-def test_invariants_hold_and_nothing_is_kept(
-    name: str, rounds: int, tmp_path: Path
-) -> None:
+def test_invariants_and_nothing_is_kept(name: str, rounds: int, tmp_path: Path) -> None:
     """At least 1 000 faults in the long ones; what differs is what the method says."""
     problems, row = soak(name, rounds, tmp_path, 1)
     assert problems == []

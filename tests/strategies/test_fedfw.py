@@ -168,9 +168,7 @@ def check_loop(
     ],
 )
 @pytest.mark.parametrize("variant", ["plain", "augmented", "stochastic"])
-def test_run_equals_numpy_loop(
-    variant: Any, name: Any, count: Any, sampling: Any, k: int
-) -> None:
+def test_numpy_loop(variant: Any, name: Any, count: Any, sampling: Any, k: int) -> None:
     """Noise in the oracle is of σ √η_t, with each client's own η, or of σ."""
     own = only_for(variant, averaging=0.3, batch_size=2)
     shared: dict[str, Any] = {"participation": 0.5, "sampling": sampling, "seed": 7}

@@ -163,9 +163,7 @@ def test_scores_of_small_groups_are_not_measured() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "horizontal"])
-def test_nothing_that_hides_is_used_for_two_numbers(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_hides_is_used_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each key of a keystream hides one plaintext; each pair's masks one term each."""
     sealed, left = defaultdict[Any, set[bytes]](set), defaultdict[Any, set[bytes]](set)
     pairs, replays, seal, mask = Counter[Any](), [0], Cipher._seal, block_sum._mask

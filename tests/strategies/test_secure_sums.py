@@ -279,9 +279,7 @@ NOISY = SecureSum(clip=1.0, noise_multiplier=1.0)
         ("FedAvgGD", {"resume": "c", "aggregation": NOISY}, "ε would be too small"),
     ],
 )
-def test_what_does_not_go_with_sums_is_refused(
-    kind: str, settings: dict[str, Any], why: str
-) -> None:
+def test_what_sums_do_not_allow(kind: str, settings: dict[str, Any], why: str) -> None:
     how: Any = {"aggregation": "secure-sum", **settings}
     refused(why, partial(getattr(strategies, kind), **how))
 

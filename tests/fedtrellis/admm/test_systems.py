@@ -169,9 +169,7 @@ def bounded(bound: Any) -> Any:
         (lambda: bounded(aslinearoperator(np.eye(501))), ConjugateGradientSystem),
     ],
 )
-def test_the_system_suits_the_order_and_the_data(
-    objective: Callable[[], Any], expected: type
-) -> None:
+def test_systems_suit_the_data(objective: Callable[[], Any], expected: type) -> None:
     assert type(make(objective())) is expected
 
 

@@ -107,9 +107,7 @@ def spoilt(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 @pytest.mark.parametrize(("domain", "shape"), WALKED)
-def test_whatever_arrives_is_refused_or_a_point_of_the_set(
-    domain: Domain, shape: tuple[int, ...]
-) -> None:
+def test_what_comes_is_refused_or_fits(domain: Domain, shape: tuple[int, ...]) -> None:
     """Never another exception than ValueError, and what there was stays as it was."""
     refused = 0
     for iterate, arrays in walk(domain, shape, 4)[:-1]:

@@ -174,9 +174,7 @@ def test_whoever_is_sent_something_else_has_other_masks(tmp_path: Path) -> None:
         total_of(block.terms(1, np.eye(4)))
 
 
-def test_keys_of_the_server_s_own_open_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_keys_open_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server in the middle: it replaces the others' fresh keys by one of its own.
 
     It then knows DH(fresh_i, fresh_j), and still not what the identities share.

@@ -247,9 +247,7 @@ def _made(folder: Path, name: str, capsys: Captured) -> str:
     return capsys.readouterr().out
 
 
-def test_three_nodes_from_nothing_to_a_sealed_message(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_three_nodes_from_nothing_to_a_seal(tmp_path: Path, capsys: Captured) -> None:
     lines = [_made(tmp_path, name, capsys) for name in "abc"]
     for name, line in zip("abc", lines, strict=True):
         assert re.fullmatch(rf"{name}=[0-9a-f]{{64}}\n", line)

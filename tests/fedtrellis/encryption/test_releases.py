@@ -70,9 +70,7 @@ def unseen(caplog: pytest.LogCaptureFixture, act: Any, why: str) -> None:
     assert any(why in record.message for record in caplog.records)
 
 
-def test_a_row_more_is_refused_and_would_be_found(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_more_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(tmp_path)
     before = nodes.gradient()
     assert np.array_equal(nodes.gradient(), before)  # the same again is no news

@@ -130,9 +130,7 @@ def test_a_coordinate_step_is_the_best_on_a_grid(loss: Any, q: float, y: float) 
 
 @plain
 @pytest.mark.parametrize(("weight", "gamma"), [(1.0, 1.0), (0.25, 0.1)])
-def test_the_theoretical_step_is_the_best_on_a_grid(
-    loss: Any, weight: float, gamma: float
-) -> None:
+def test_the_theoretical_step_is_best(loss: Any, weight: float, gamma: float) -> None:
     rng = np.random.default_rng(3)
     shares = np.linspace(0.0, 1.0, 20_001)
     for regularization in (1e-2, 3.0) * 10:
@@ -157,9 +155,7 @@ def test_the_theoretical_step_is_the_best_on_a_grid(
     y=st.floats(0.0, 1e6),
     c=st.floats(1e-9, 1e9),
 )
-def test_poisson_s_coordinate_step_solves_its_equation(
-    z: float, mean: float, y: float, c: float
-) -> None:
+def test_poisson_s_step_solves_it(z: float, mean: float, y: float, c: float) -> None:
     """ln m − z = c (y − m − α) for m = y − α − Δ, however large the numbers."""
     alpha = y - mean
     step = POISSON.coordinate_step(one(alpha), one(z), c, one(y), 1.0)[0]

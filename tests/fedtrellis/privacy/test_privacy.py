@@ -62,9 +62,7 @@ def exact_delta(epsilon: float, noise_multiplier: float) -> float:
 
 @pytest.mark.parametrize("noise_multiplier", [0.7, 2.0, 5.0])
 @pytest.mark.parametrize("releases", [1, 16])
-def test_gaussian_releases_cost_what_the_closed_form_says(
-    noise_multiplier: float, releases: int
-) -> None:
+def test_gaussian_releases_and_cost(noise_multiplier: float, releases: int) -> None:
     epsilon = Accountant(noise_multiplier, 1e-5).epsilon(releases)
     single = noise_multiplier / np.sqrt(releases)
     assert exact_delta(epsilon, single) == pytest.approx(1e-5, rel=1e-6)
@@ -78,9 +76,7 @@ def test_gaussian_releases_cost_what_the_closed_form_says(
         (0.5, 0.2, 0.15594),
     ],
 )
-def test_a_runs_epsilon_is_the_accountants_own_example(
-    z: float, participation: float, delta: float
-) -> None:
+def test_the_accountants_epsilon(z: float, participation: float, delta: float) -> None:
     private = Private(noise_multiplier=z, delta=delta)
     strategy = FedAvgGD(
         step_size=0.01, aggregation=private, participation=participation
