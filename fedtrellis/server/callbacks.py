@@ -191,9 +191,9 @@ class Call(Callback):
 
 def format_bytes(count: float) -> str:
     """A number of bytes as people read it: 999 B, 1.5 kB, 20.1 MB."""
-    for unit in ("B", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+    for unit, digits in (("B", 0), ("kB", 1), ("MB", 1)):
+        if abs(round(count, digits)) < 1000:
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
 

@@ -26,7 +26,7 @@ Config = dict[str, Any]
 
 
 def test_sizes_are_as_people_read_them() -> None:
-    sizes = {999: "999 B", 1949: "1.9 kB", 1_949_000: "1.9 MB", 20.1e9: "20.1 GB"}
+    sizes = {999: "999 B", 1949: "1.9 kB", 999_950: "1.0 MB", 20.1e9: "20.1 GB"}
     assert {size: format_bytes(size) for size in sizes} == sizes
 
 
