@@ -112,8 +112,9 @@ def places_of(mutants: list[Mutant]) -> list[Place]:
 
 def warm() -> None:
     """Load what the project needs, but nothing of it; only where it is installed."""
-    known = distributions(name="fedtrellis")  # a folder of builds may be another one
-    if not any(ROOT.as_uri() in (d.read_text("direct_url.json") or "") for d in known):
+    # a folder of builds is found, too, and has no address
+    known = (d.read_text("direct_url.json") for d in distributions(name="fedtrellis"))
+    if not any(json.loads(text or "{}").get("url") == ROOT.as_uri() for text in known):
         raise SystemExit("another checkout is installed: pip install -e .")
     os.nice(max(0, 10 - os.nice(0)))
     os.chdir(ROOT)
