@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import bisect
 import builtins
 import fcntl
 import importlib
+import itertools
 import json
 import mmap
 import os
@@ -293,14 +295,17 @@ def judge(place: Place, tests: Seconds) -> dict[str, Any]:
     running, log = (WORK / "logs" / f"{place.name}.{end}" for end in ("test", "txt"))
     start = seconds()
     verdict: dict[str, Any] = {"verdict": "survived"}
-    # the quickest first, then ever more; a file's reading is shared by its tests
+    # the quickest first, then those that take ever more in all, which run file by file;
+    # a file's reading is shared by its tests
     sharing = Counter(test.split("::")[0] for test in tests)
     left = sorted(
         tests, key=lambda t: tests[t][0] + FILE_SECONDS / sharing[t.split("::")[0]]
     )
-    size = 10
+    budget = 4.0
     while left and verdict["verdict"] == "survived":
-        batch, left, size = left[:size], left[size:], 5 * size
+        costs = [*itertools.accumulate(tests[test][0] for test in left)]
+        size = max(1, bisect.bisect(costs, budget))
+        batch, left, budget = left[:size], left[size:], 3 * budget
 
         def work(batch: list[str] = batch) -> int:
             files = dict.fromkeys(test.split("::")[0] for test in batch)
