@@ -27,6 +27,7 @@ import fcntl
 import importlib
 import itertools
 import json
+import logging
 import mmap
 import os
 import random
@@ -124,6 +125,7 @@ def warm() -> None:
         (WORK / folder).mkdir(parents=True, exist_ok=True)
     for library in _LIBRARIES.split():
         importlib.import_module(library)
+    logging.getLogger("flwr").handlers.clear()  # made before pytest took over stderr
     assert "fedtrellis" not in sys.modules
 
 
