@@ -97,9 +97,7 @@ def check_algorithm_1(
 )
 @pytest.mark.parametrize("hessian", ["gram", "diagonal"])
 @pytest.mark.parametrize("kind", ["least-squares", "logistic", "nonconvex"])
-def test_every_iterate_is_that_of_algorithm_1(
-    kind: str, hessian: str, s: float, k0: int, wiped: int
-) -> None:
+def test_is_algorithm_1(kind: str, hessian: str, s: float, k0: int, wiped: int) -> None:
     """Also where a client's π_i is lost, and the round after that is as any other."""
     losses = problem(kind, [3, 5, 4, 9, 6, 30])
     how: dict[str, Any] = {"local_steps": k0, "selected_fraction": s, "wiped": wiped}

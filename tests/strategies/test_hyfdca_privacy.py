@@ -249,9 +249,7 @@ UNFIT: list[tuple[str, Callable[[Any], Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "options", "reason"), UNFIT)
-def test_what_does_not_fit(
-    name: str, change: Any, options: dict[str, Any], reason: str
-) -> None:
+def test_misfits(name: str, change: Any, options: dict[str, Any], reason: str) -> None:
     split = small(n=48)
 
     def spoil(k: int, client: Any) -> None:

@@ -137,7 +137,7 @@ class Run:
 
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("order", [0, 1])
-def test_every_iterate_is_that_of_algorithm_1(order: int, manifold: Manifold) -> None:
+def test_is_algorithm_1(order: int, manifold: Manifold) -> None:
     run = Run(manifold, 20, order=order, participation=0.5)
     assert any(len(used) < N for used in run.used)
     run.check_loop()

@@ -72,9 +72,7 @@ def test_a_supernode_killed_between_computing_and_answering(
 
 
 @every_family
-def test_a_superlink_killed_and_the_run_resumed(
-    deployment: Deployment, family: str, tmp_path: Path
-) -> None:
+def test_superlink_killed(deployment: Deployment, family: str, tmp_path: Path) -> None:
     """Its run has failed; a new one goes on, with clients whose states are gone."""
     config = f"{FAMILIES[family]} rounds=4 timeout=120.0 checkpoint-every=1"
     record = deployment.start(config, tmp_path / "deployed")

@@ -11,7 +11,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.sparse.linalg import aslinearoperator
 
-from fedtrellis.domains import SpectralNormBall, singular
+from fedtrellis.domains import L1Ball, SpectralNormBall, singular
 from fedtrellis.domains.singular import sparse_plus_low_rank, top_pairs
 from fedtrellis.manifolds import FixedRank, polar_factor
 
@@ -106,6 +106,16 @@ def test_a_tolerance_holds(tolerance: float, monkeypatch: pytest.MonkeyPatch) ->
             ends = matrix @ right - left * values, matrix.T @ left - right * values
             assert max(map(np.linalg.norm, ends)) <= (tolerance + 1e-13) * largest
         start = after
+
+
+def test_similar_pairs_come_to_those_of_the_whole_matrix() -> None:
+    pairs = singular.SimilarPairs(np.random.default_rng(0).standard_normal((120, 3)))
+    for matrix in drifting(2):
+        keep = L1Ball(0.3 * float(np.linalg.norm(matrix, "nuc"))).project
+        *_, found = (pairs.of(matrix, keep) for _ in range(80))
+        known = singular.kept_pairs(matrix, keep)
+        ours, whole = ((u * s) @ v.T for u, s, v in (found, known))
+        np.testing.assert_allclose(ours, whole, atol=1e-9 * np.abs(whole).max())
 
 
 POLAR_SHAPES = [(1, 1), (7, 1), (4, 2), (70, 64), (10, 10), (500, 10), (260, 256)]

@@ -250,9 +250,7 @@ SEARCH = "fedgia.selected-fraction = {low = 0.1, high = 1.0}\n"
 SEARCH += "fedgia.local-steps.values = [1, 5]"
 
 
-def test_diverged_and_failed_trials_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trials_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps of 1 000 diverge, and a batch fraction of 3 is refused by the app."""
     search, out = tmp_path / "search.toml", tmp_path / "out"
     search.write_text(

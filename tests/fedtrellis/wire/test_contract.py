@@ -58,9 +58,7 @@ def run(method: str, dtype: str, **options: Any) -> tuple[Any, Any, LocalGrid]:
         if dtype in entry.strategy.dtypes
     ],
 )
-def test_both_transports_give_the_same_run(
-    method: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transports(method: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     history, model, grid = run(method, dtype, encode=True)
     assert grid.bytes_up > 0
     kinds: set[str] = set()
