@@ -144,7 +144,7 @@ def test_noise_is_of_the_stated_size_in_units_of_the_heaviest_sample(
     split = with_weights(two_classes("logistic", (1, 3)), s)
     found = Run(split, 80, encryption="stream", tolerance=0.0, noise=1e-4)
     exact = Run(split, 80, encryption="stream", tolerance=0.0)
-    assert 1e-9 < np.abs(found.model - exact.model).max() < 1e-2
+    assert 1e-5 < np.abs(found.model - exact.model).max() < 1e-2
     parts = [(run.columns, np.ravel(array) * run.scale) for run, array in drawn]
     units = np.concatenate(
         [one / (np.abs(columns).max() * s.max() / s.mean()) for columns, one in parts]
