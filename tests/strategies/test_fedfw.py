@@ -211,6 +211,14 @@ def test_float32_of_low_rank(variant: Any) -> None:
     assert domain.contains(played.model, 1e-6)
 
 
+def test_a_drift_is_rounded_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step rounds a float32 x̄; beyond the bound it is sent rounded only once."""
+    monkeypatch.setattr("strategies.fedfw._DRIFT", 0.0)
+    strategy, start = FedFW(BALL, variant="plain"), np.zeros(P, np.float32)
+    model = play(strategy, grid_of(FedFWClient, LOSSES, BALL), start, 30).model
+    np.testing.assert_array_equal(model, np.float32(strategy.half._mean))
+
+
 def test_appendix_a() -> None:
     """min over [−1, 1] of ½(x − 3)² + ½(x + 1)²: naive stays at 0, FedFW+ finds 1."""
     # f_i = 2 · ½(x − c_i)², so that F = (1/2) Σ f_i

@@ -83,9 +83,7 @@ def test_more_liars_than_a_rule_bears(rule: Robust, clients: int, bears: int) ->
     lie=st.floats(-1e9, 1e9),
     seed=st.integers(0, 99),
 )
-def test_one_of_at_least_three_cannot_choose(
-    rule: type[Aggregation], n: int, lie: float, seed: int
-) -> None:
+def test_one_cannot_win(rule: type[Aggregation], n: int, lie: float, seed: int) -> None:
     """Wherever one is, the average is among the others, or as near as they are."""
     x, centre = points(n, (5,), seed), np.zeros(5)
     honest = x[1:].copy()
