@@ -216,7 +216,7 @@ def test_a_drift_is_rounded_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.fedfw._DRIFT", 0.0)
     strategy, start = FedFW(BALL, variant="plain"), np.zeros(P, np.float32)
     model = play(strategy, grid_of(FedFWClient, LOSSES, BALL), start, 30).model
-    np.testing.assert_array_equal(model, np.float32(strategy.half._mean))
+    np.testing.assert_array_equal(model, np.float32(strategy.half.state()["mean"]))
 
 
 def test_appendix_a() -> None:
