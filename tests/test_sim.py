@@ -28,7 +28,7 @@ def run(tmp_path: Path, *configs: str, nodes: int = 4) -> tuple[int, Path | None
     return status, records[-1] if records else None
 
 
-def test_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_on_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--nodes", "3", "--out", str(tmp_path), "--format", "json"]
     assert sim.app.command_line([*arguments, "-c", "rounds=2"]) == 0
     (record,) = tmp_path.iterdir()

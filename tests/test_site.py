@@ -82,7 +82,7 @@ def test_what_nobody_rated_is_found_and_the_black_box_is_maximised() -> None:
 
 
 @pytest.mark.slow
-def test_the_layers_lower_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layer_is_low_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     names = run_program(TUTORIALS / "one-layer.md")

@@ -39,7 +39,7 @@ def test_a_subclass_says_what_is_different() -> None:
         (2, np.float64(7), (2.0, 7)),
     ],
 )
-def test_values_of_all_types(sigma: Any, steps: Any, expected: tuple[Any, ...]) -> None:
+def test_types_of_the_fields(sigma: Any, steps: Any, expected: tuple[Any, ...]) -> None:
     made = FedGiA(sigma=sigma, local_steps=steps)
     found = (made.sigma, made.local_steps)
     assert found == expected

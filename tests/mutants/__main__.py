@@ -208,8 +208,8 @@ def probed(places: list[Place]) -> dict[str, CodeType]:
 class Recorder:
     """Notes which probes each test passes, with what the file's earlier ones passed.
 
-    They may have left what this one uses: a shared fixture, or a cache. For
-    the same reason it may take as long as the slowest so far, beside what it took.
+    They may have left what this one uses: a shared fixture, or a cache. So
+    beside its own seconds stand those of the slowest so far, which it may take alone.
     """
 
     def __init__(self, places: list[Place]) -> None:

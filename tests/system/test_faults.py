@@ -99,7 +99,7 @@ def test_superlink_killed(deployment: Deployment, family: str, tmp_path: Path) -
 
 
 @every_family
-def test_deployed_further(deployment: Deployment, family: str, tmp_path: Path) -> None:
+def test_goes_on_deployed(deployment: Deployment, family: str, tmp_path: Path) -> None:
     """What ``python sim.py`` began; the nodes have nothing of its clients' states."""
     config = f"{FAMILIES[family]} timeout=120.0 checkpoint-every=1"
     first = simulated(f"{config} rounds=3", tmp_path / "first")

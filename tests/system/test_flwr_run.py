@@ -42,7 +42,7 @@ def config_of(case: str, rounds: int) -> str:
 @pytest.mark.parametrize(
     "case", [DAILY, *not_daily(*sorted({*MORE, *sim.app.registry.methods} - {DAILY}))]
 )
-def test_ray_gives_this_process_run(flower: Flower, tmp_path: Path, case: str) -> None:
+def test_ray_runs_as_this_process(flower: Flower, tmp_path: Path, case: str) -> None:
     nodes, count = (200, 2) if case == DAILY else (5, 8)
     config = config_of(case, count)
     output = flower.run(f'{config} results-dir="{tmp_path}"', nodes, limit=480)

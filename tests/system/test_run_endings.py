@@ -118,7 +118,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 @pytest.mark.parametrize(
     "cause", ["flwr stop", signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 )
-def test_deployment(deployment: Deployment, tmp_path: Path, cause: str | int) -> None:
+def test_deployed_run(deployment: Deployment, tmp_path: Path, cause: str | int) -> None:
     expected = "dead" if cause == signal.SIGKILL else "interrupted"
     record = deployment.start(LONG, tmp_path / "first")
     begun(tmp_path / "first")

@@ -93,7 +93,7 @@ def test_lasso_s_data_is_what_the_paper_describes() -> None:
         ({"full_rank": True}, [Euclidean((64, 32))]),
     ],
 )
-def test_networks_begin_on_it(settings: dict[str, Any], first: list[Manifold]) -> None:
+def test_begin_on_the_manifold(settings: dict[str, Any], first: list[Manifold]) -> None:
     made = LowRankNetwork(num_clients=5, seed=0, **settings)
     free = [Euclidean(shape) for shape in ((32,), (32, 10), (10,))]
     assert made.manifold() == Product([*first, *free])

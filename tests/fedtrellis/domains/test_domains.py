@@ -144,7 +144,7 @@ def test_projection_and_membership_against_cvxpy(domain: Domain, shape: Shape) -
 @all_cases
 @given(data=st.data())
 @few
-def test_the_nearest_point(domain: Domain, shape: Shape, data: st.DataObject) -> None:
+def test_projection_nearest(domain: Domain, shape: Shape, data: st.DataObject) -> None:
     x, y = draw_point(data, shape), draw_point(data, shape)
     p, q = domain.project(x), domain.project(y)
     assert domain.contains(p)

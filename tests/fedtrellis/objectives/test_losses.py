@@ -155,7 +155,7 @@ def test_the_theoretical_step_is_best(loss: Any, weight: float, gamma: float) ->
     y=st.floats(0.0, 1e6),
     c=st.floats(1e-9, 1e9),
 )
-def test_poisson_s_step_solves_it(z: float, mean: float, y: float, c: float) -> None:
+def test_poisson_s_coordinate_step(z: float, mean: float, y: float, c: float) -> None:
     """ln m − z = c (y − m − α) for m = y − α − Δ, however large the numbers."""
     alpha = y - mean
     step = POISSON.coordinate_step(one(alpha), one(z), c, one(y), 1.0)[0]

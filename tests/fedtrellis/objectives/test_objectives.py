@@ -111,7 +111,7 @@ def test_hessian_bound_majorises(name: str, seed: int, scale: float) -> None:
 
 
 @bounded_objectives
-def test_lipschitz_is_the_largest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lipschitz_is_an_eigenvalue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a dense bound, and of a large one, which is an operator."""
     objective = BOUNDED[name]()
     theta = objective.hessian_bound()

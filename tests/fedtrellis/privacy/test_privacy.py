@@ -62,7 +62,7 @@ def exact_delta(epsilon: float, noise_multiplier: float) -> float:
 
 @pytest.mark.parametrize("noise_multiplier", [0.7, 2.0, 5.0])
 @pytest.mark.parametrize("releases", [1, 16])
-def test_gaussian_releases_and_cost(noise_multiplier: float, releases: int) -> None:
+def test_gaussian_releases_closed_form(noise_multiplier: float, releases: int) -> None:
     epsilon = Accountant(noise_multiplier, 1e-5).epsilon(releases)
     single = noise_multiplier / np.sqrt(releases)
     assert exact_delta(epsilon, single) == pytest.approx(1e-5, rel=1e-6)

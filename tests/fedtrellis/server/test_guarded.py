@@ -136,7 +136,7 @@ LIE: dict[str, Any] = {"losses": {0: -1e50, 1: 2.0, 2: 3.0}}
         ),
     ],
 )
-def test_evaluations_weigh(options: Any, said: Any, loss: float, examples: int) -> None:
+def test_evaluated_weights(options: Any, said: Any, loss: float, examples: int) -> None:
     strategy = Mean(client_evaluate_every=1, **options)
     start(strategy, **said)
     expected = {"loss": pytest.approx(loss), "num-examples": examples}

@@ -278,7 +278,7 @@ def test_trials_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert table["grade"].isna().tolist() == [False, True, True, True]
 
 
-def test_without_a_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_trial_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "search.toml").write_text(SEARCH, encoding="utf-8")
     common = ["tune", ROOT, "--search", tmp_path / "search.toml", "--trials", 2]
     words = [*common, "--out", tmp_path / "out", "-c", 'method="fedgai"']

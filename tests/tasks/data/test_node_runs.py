@@ -55,7 +55,7 @@ NAMES = ",".join(f"x{j}" for j in range(30))
 
 
 @pytest.mark.parametrize(("method", "ending"), [("fedfw", ".csv"), ("fedgia", ".svm")])
-def test_cut_files_give_the_same_one(tmp_path: Path, method: str, ending: str) -> None:
+def test_cut_files_give_one_model(tmp_path: Path, method: str, ending: str) -> None:
     config = {"task": "logistic-regression", "method": method, "rounds": 8}
     config |= {"fedgia.sigma-scale": 0.02} if method == "fedgia" else {}
     expected = run(tmp_path, config, [{}] * N)
