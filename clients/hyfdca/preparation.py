@@ -135,7 +135,7 @@ def agree(run: ClientRun) -> Arrays:
             f"the key is of backend {run.common_key.name!r}"
         )
     check_exposed(run)
-    run.block.agree(run.agreement.members, run.agreement.digest, _rows(run))
+    run.block.agree(*run.agreed_on, _rows(run))
     return as_arrays(run.sealed_keys())
 
 
@@ -167,6 +167,8 @@ def check_exposed(run: ClientRun) -> None:
     if run.node.kind == "roster" and config["encryption"] == "none":
         shown.append("nothing is encrypted (encryption = 'none')")
     if not config["secure-sum"]:
+        if run.rules.noise:
+            raise SettingsError(f"{run.who}: noise needs hyfdca.secure-sum = true")
         shown.append("secure-sum is off (each client's own sums travel in the clear)")
     number = {digest: m for m, digest in enumerate(agreement.features)}
     columns = [number[digest] for digest in feature_digests(run.part.feature_names)]
@@ -320,9 +322,11 @@ class LabelError(CodedError):
     code = "labels"
 
 
-def learn(run: ClientRun, check: bool = False) -> None:
+def learn(run: ClientRun, check: bool = False, openly: bool = False) -> None:
     """Open a run, and take (``check``: and check) what sums say that came along."""
     run.open()
+    if openly and run.config["secure-sum"]:
+        raise SettingsError(f"{run.who}: it was agreed that sums are hidden")
     # a file may have changed since the agreement
     names = [one.name for one in run.agreement.members]
     ReleaseMemory(run.node, run.config["session"]).admit(names, _rows(run))
@@ -474,9 +478,6 @@ def _mean(
 def send_sums(run: ClientRun) -> Arrays:
     """Sums of columns and of weights, hidden in those over all who have them."""
     run.open()
-    answered = run.block.answered(run.config["attempt"])
-    if answered is not None:
-        return [answered]
     sums, totals = np.zeros((0, len(run.part.feature_names))), np.zeros(0)
     if run.weighs:
         if "labels" not in run.state:

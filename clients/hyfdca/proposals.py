@@ -372,7 +372,7 @@ def _positions(ids: IntArray, wanted: Any) -> IntArray:
 
 def dual(run: ClientRun) -> Arrays:
     """LocalDualMethod: enc(γ_t/|B_n| Δα) of H samples (algorithms 3 and 5)."""
-    learn(run)
+    learn(run, openly=True)
     config, loss, n = run.config, run.loss, run.features.shape[0]
     λ, γ, c_k = config["regularization"], config["gamma"], config["c"]
     if config["moved"] and "alpha" not in run.state:
@@ -413,7 +413,7 @@ def dual(run: ClientRun) -> Arrays:
 
 def primal(run: ClientRun) -> Arrays:
     """PrimalAggregation: ŵ_k/(λN) = (1/λN) Σ_i α_i x_{k,i} (algorithm 4)."""
-    learn(run)
+    learn(run, openly=True)
     n = run.features.shape[0]
     alpha, in_rows = np.zeros(n), np.empty(n)
     for g in run.config["moved"]:

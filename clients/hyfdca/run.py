@@ -21,7 +21,7 @@ from fedtrellis.admm.kept import KeptFor
 from fedtrellis.dual.alignment import Agreement, HeldGroup, feature_digests
 from fedtrellis.dual.weights import Shifted, normalised, targets_of
 from fedtrellis.encryption import Cipher, EncryptionError, backend_class
-from fedtrellis.encryption.block_sum import BlockMember
+from fedtrellis.encryption.block_sum import BlockMember, Introduction
 from fedtrellis.encryption.fixed_point import Words
 from fedtrellis.encryption.identity import Identity, Roster
 from fedtrellis.encryption.node_secrets import NodeSecrets, for_good
@@ -46,6 +46,7 @@ _DEFAULTS: dict[str, Any] = {
     "free-feature": "",
     "weighted": False,
     "class-weight": "",
+    "secure-sum": False,  # which a node refuses, unless it accepts that
 }
 #: What is encrypted once, before round 1: an error may say how large a number is.
 _SETUP = ("labels", "counts", "norms", "weights", "weight-counts")
@@ -111,10 +112,15 @@ class ClientRun:
         return Agreement.from_bytes(self.state["agreement"].tobytes())
 
     def open(self) -> None:
-        """Take the settings agreed on; SettingsError where the node lost its keys."""
+        """Take the settings that the node's keys are made for; else SettingsError."""
         self.pin()
         with for_good():
-            self.block.names  # noqa: B018
+            self.block.check_agreed(*self.agreed_on)
+
+    @property
+    def agreed_on(self) -> tuple[tuple[Introduction, ...], bytes]:
+        """What the block's keys are made for; no other use of blocks has it."""
+        return self.agreement.members, b"hyfdca " + self.agreement.digest
 
     def pin(self) -> None:
         """Put what was agreed on over the request's entries; check members' keys."""

@@ -138,13 +138,14 @@ class DualBundle:
 
         A lower bound where b of a mixture is not known. What rounding leaves of v_m of
         a free column counts against it, times twice its weight of now, or 2: D is below
-        P* if the best weight is not larger.
+        P* if the best weight is not larger. With more than rounding it is −∞.
         """
         values, λ, m = [], self.regularization, self.penalty.free
         for c, v in enumerate(self._sum(self._alpha)):
             value = float(self.b[c, self._alpha].sum()) - λ * self.penalty.conjugate(v)
             if m >= 0:
-                value -= λ * 2.0 * max(1.0, abs(self._multipliers[c])) * abs(v[m])
+                left = λ * 2.0 * max(1.0, abs(self._multipliers[c])) * abs(v[m])
+                value -= left if left <= 1e-10 * max(1.0, abs(value)) else np.inf
             values.append(value)
         return np.array(values)
 

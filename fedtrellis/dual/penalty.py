@@ -91,6 +91,9 @@ class Penalty:
         search starts from.
         """
         ρ, m, λ = self.l1_ratio, self.free, regularization
+        # so that v_m weighs as much as all else, whatever the columns' units are
+        most = max(float(np.abs(b).max()) / λ, float(np.square(V).sum(axis=1).max()))
+        weight = _WEIGHT * max(1.0, most / max(np.square(V[:, m]).max(), 1e-300))
 
         def climb(multiplier: float) -> None:
             # g* is quadratic as long as no |v_j| passes ρ. So the maximum of its model
@@ -106,8 +109,8 @@ class Penalty:
                 G = (A @ A.T) / (1.0 - ρ)
                 linear = A @ (rest[active] - ρ * signs[active]) / (1.0 - ρ)
                 if m >= 0:
-                    G += _WEIGHT * np.outer(V[:, m], V[:, m])
-                    linear = linear + V[:, m] * (multiplier + _WEIGHT * rest[m])
+                    G += weight * np.outer(V[:, m], V[:, m])
+                    linear = linear + V[:, m] * (multiplier + weight * rest[m])
                 target = theta.copy()
                 model = λ * G, b - λ * linear, target
                 maximise_over_simplices(*model, blocks, tolerance)
@@ -116,7 +119,7 @@ class Penalty:
                     return
                 step = target - theta
                 u, rise = V.T @ step, float(b @ step)
-                length = self._best_length(v, u, rise, λ, multiplier)
+                length = self._best_length(v, u, rise, λ, multiplier, weight)
                 theta[:] = theta + length * step
                 after = rest + V.T @ theta
                 same = (np.abs(after) > ρ) == (np.abs(v) > ρ)
@@ -139,11 +142,11 @@ class Penalty:
                 break  # rounding is all that is left, or no better than before
             before = abs(left)
             # method of multipliers: w_m ← w_m + σ v_m
-            multiplier += _WEIGHT * left
+            multiplier += weight * left
         return multiplier
 
     def _best_length(
-        self, v: FloatArray, u: FloatArray, rise: float, λ: float, multiplier: float
+        self, v: FloatArray, u: FloatArray, rise: float, λ: float, *pulls: float
     ) -> float:
         """The γ in [0, 1] that is best on the way θ + γ step, v + γ u; by bisection."""
 
@@ -151,7 +154,7 @@ class Penalty:
             at = v + γ * u
             total = rise - λ * float(self._threshold(at) @ u) / (1.0 - self.l1_ratio)
             if self.free >= 0:
-                pull = multiplier + _WEIGHT * at[self.free]
+                pull = pulls[0] + pulls[1] * at[self.free]
                 total -= λ * float(pull * u[self.free])
             return total
 

@@ -161,8 +161,7 @@ class BlockMember:
         """
         names = [one.name for one in members]
         content, _ = self._read()
-        parts = [part for one in members for part in one]
-        digest = hashlib.sha256(encode_items("block", self._session, told, *parts))
+        digest = self._digest(members, told)
         if content.get("agreed") == digest.hexdigest():  # the answer was lost
             return
         if "private" not in content:
@@ -198,6 +197,15 @@ class BlockMember:
             content["keys"][other.name] = key.hex()
         self._file.write(content)
 
+    def check_agreed(self, members: Sequence[Introduction], told: bytes) -> None:
+        """LostKeyError: nothing is agreed on; SettingsError: something else is."""
+        if self._agreed()[0]["agreed"] != self._digest(members, told).hexdigest():
+            raise SettingsError(f"{self._who} has agreed on something else")
+
+    def _digest(self, members: Sequence[Introduction], told: bytes) -> Any:
+        parts = [part for one in members for part in one]
+        return hashlib.sha256(encode_items("block", self._session, told, *parts))
+
     @property
     def names(self) -> list[str]:
         """The block, as agreed on; LostKeyError where it is not known."""
@@ -207,10 +215,12 @@ class BlockMember:
     def answered(self, attempt: bytes) -> Words | None:
         """Return the term that this attempt got, if it is the last that got one.
 
-        An EncryptionError: it is an older attempt. A LostKeyError: the node does not
-        have the block's keys any more.
+        An EncryptionError: it is none, or an older one. A LostKeyError: the node does
+        not have the block's keys any more.
         """
         content, blob = self._agreed()
+        if len(attempt) != ATTEMPT_BYTES:  # what is used is told apart by its length
+            raise EncryptionError(f"an attempt has {ATTEMPT_BYTES} bytes")
         count = content.get("attempts", 0) * ATTEMPT_BYTES
         used, words = blob[:count], blob[count:]
         if attempt == used[count - ATTEMPT_BYTES :]:
@@ -292,10 +302,7 @@ def _mask(
 
 
 def deal(clients: Sequence[str], size: int, least: int = LEAST) -> list[list[str]]:
-    """Deal clients, in their order, into blocks of ``size`` or somewhat more.
-
-    A SettingsError: there are fewer clients than ``least``.
-    """
+    """Deal ``least`` or more clients, in order, into blocks of ``size`` or more."""
     if len(clients) < least:
         why = f"needs at least {least} clients (least); there are {len(clients)}"
         raise SettingsError(f"a secure sum {why}")

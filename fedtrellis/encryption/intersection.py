@@ -27,8 +27,8 @@ negative, which multiplication does not tell apart. The curve is the library's
   runs could be linked.
 * A point that is not on the curve is refused; there is none of small order on it.
 
-**Who learns what.** Points travel with a MAC under what client and evaluator share, or
-sealed; without one a server could have an evaluator answer for ids that it guesses.
+**Who learns what**, with a server that keeps to the protocol. (Nothing binds points to
+their owner: another server could have both evaluators answer for ids that it guesses.)
 
 * The server sees points that look random (decisional Diffie-Hellman, H a random
   oracle), then the pseudonyms: how many ids each client has, and which clients share

@@ -25,7 +25,7 @@ from sklearn.utils.validation import (
 )
 
 from fedtrellis.domains import NonNegativeL1Ball
-from fedtrellis.objectives.base import Array, check_examples
+from fedtrellis.objectives.base import Array, check_count, check_examples, check_number
 from fedtrellis.wire.client import client_app
 from fedtrellis.wire.local_grid import LocalGrid
 
@@ -97,6 +97,8 @@ class FederatedModel(BaseEstimator):  # type: ignore[misc]
         ValueError if the partitions do not make one table, or a parameter is not
         allowed.
         """
+        check_count("max_iter", self.max_iter, 1)
+        check_number("tol", self.tol)
         found = self._read(partitions, y, sample_weight)
         check_positive(found.weights())
         self._learn(found)
@@ -194,7 +196,7 @@ def _run(
     logger.setLevel(level if model.verbose else logging.ERROR)
     try:
         arrays = ArrayRecord([start])
-        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
+        result = strategy.start(grid, arrays, num_rounds=int(rounds))
     finally:
         logger.setLevel(level)
     (found,) = result.arrays.to_numpy_ndarrays()

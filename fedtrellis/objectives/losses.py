@@ -90,7 +90,7 @@ class DualLoss(ScoreLoss):
         if not right.all():
             k = int(np.argmin(right))
             wanted = f"the labels of the {self.name} loss must be {allowed}"
-            raise ValueError(f"label {k} is {labels[k]:g}; {wanted}")
+            raise ValueError(f"label {k} is not allowed: {wanted}")  # which is private
 
     def _conjugate(self, alpha: Array, y: Array) -> Array:
         """l*(−α) for α in its domain."""

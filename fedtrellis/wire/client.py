@@ -271,8 +271,8 @@ def serving(
             check_batches(context, config)
         model = known
         client: Any = app.client(context)
-        clear = function not in SUM_PHASES and ATTEMPT not in config
-        if clear and not getattr(client, "hides_by_itself", False):
+        sums = function in SUM_PHASES or (ATTEMPT in config and function != "evaluate")
+        if not (sums or getattr(client, "hides_by_itself", False)):
             check_exposed(context, function.removeprefix(PHASE))
         # of an abstract class isinstance would look it up every time
         stateful = StatefulClient in type(client).__mro__

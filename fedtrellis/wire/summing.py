@@ -58,7 +58,7 @@ def sum_phase(
     if name == "fit_sum_agree":  # the block's keys, and what is shared with each member
         sent = (config[key] for key in ("members", "member-keys", "member-fresh"))
         members = [Introduction(*one) for one in zip(*sent, strict=True)]
-        _member(context, config).agree(members, config["sum-told"], rows)
+        _member(context, config).agree(members, b"sum " + config["sum-told"], rows)
         return []
     node = node_secrets(context)  # the run is over
     if x is not None:

@@ -136,9 +136,12 @@ def align_new_samples(alignment: Alignment, rest: Rest) -> Alignment | None:
         return None
     features = {name: [names[i] for i in alignment.columns[name]] for name in hashes}
     try:
-        return align(hashes, features)
+        found = align(hashes, features)
+        if found.overlaps() and not alignment.overlaps():
+            raise ValueError("several clients hold the same columns of one of them")
     except ValueError as error:
         raise SettingsError(f"new samples cannot be scored: {error}") from None
+    return found
 
 
 def ask_agreement(strategy: HyFDCASettings) -> Sealed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,40 +161,30 @@ class HyFDCASettings(HybridStrategy):
         super().__post_init__()
         self.safe = self.step in ("bundle", "line-search")
         self.class_rule = class_rule(self.class_weight, self.classes)
-        bundle, several = self.step == "bundle", self.classes > 1
+        bundle, theoretical = self.step == "bundle", self.step == "theoretical"
+        cyclic, sums, several = self.cyclic_groups, self.secure_sum, self.classes > 1
         signs = LOSSES[self.loss].labels == "signs"
         step = f"does not go with step = {self.step!r}; allowed: "
+        safe = f"{step}'bundle', 'line-search'"
         loss = f"does not go with loss = {self.loss!r}, which is none of two classes"
         together = "with secure_sum: all groups move together"
+        two = "is one problem of labels -1 and 1; allowed: 1, or 3 and up"
+        cycles = "must be 0, or at least 2 with step 'theoretical'"
+        clear = "sends each client's own sums in the clear: it needs secure_sum = "
+        clear += "False, and every node to accept that (exposed = 'accept')"
         for name, fits, why in (
             ("l1_ratio", bundle or not self.l1_ratio, f"{step}'bundle'"),
             ("free_feature", bundle or not self.free_feature, f"{step}'bundle'"),
             ("class_weight", signs or not self.class_rule, loss),
-            ("classes", self.safe or not several, f"{step}'bundle', 'line-search'"),
+            ("classes", self.safe or not several, safe),
             ("classes", signs or not several, loss),
-            (
-                "classes",
-                self.classes != 2,
-                "is one problem of labels -1 and 1; allowed: 1, or 3 and up",
-            ),
-            (
-                "cyclic_groups",
-                not self.cyclic_groups
-                or (self.cyclic_groups > 1 and self.step == "theoretical"),
-                "must be 0, or at least 2 with step 'theoretical'",
-            ),
-            (
-                "step",
-                self.safe or not self.secure_sum,
-                "sends each client's own sums in the clear: it needs secure_sum = "
-                "False, and every node to accept that (exposed = 'accept')",
-            ),
-            (
-                "local_passes",
-                not (self.secure_sum and self.local_passes),
-                f"must be 0 {together}",
-            ),
-            ("parts", not self.secure_sum or self.parts == 1, f"must be 1 {together}"),
+            ("classes", self.classes != 2, two),
+            ("cyclic_groups", not cyclic or (cyclic > 1 and theoretical), cycles),
+            ("step", self.safe or not sums, clear),
+            ("slots", self.safe or self.slots == "all", safe),
+            ("noise", sums or not self.noise, "needs secure_sum = True"),
+            ("local_passes", not (sums and self.local_passes), f"must be 0 {together}"),
+            ("parts", not sums or self.parts == 1, f"must be 1 {together}"),
         ):
             if not fits:
                 raise SettingsError(f"{name} = {getattr(self, name)!r} {why}")
@@ -222,7 +211,7 @@ class HyFDCASettings(HybridStrategy):
                     f"{allowed!r}"
                 )
 
-    @cached_property
+    @property
     def penalty(self) -> Penalty:
         """What λ weighs; once it is known which column is which."""
         names = list(self.alignment.feature_names)

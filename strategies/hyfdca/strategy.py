@@ -54,7 +54,7 @@ class HyFDCA(HyFDCASettings):
            client k  sends enc(x_{k,i}ᵀ w_k) for its samples
         2  server    adds: enc(x_iᵀ w), and sends it to those who hold sample i
            client k  decrypts, proposes new α, and sends
-                     v_k = (1/λN) Σ_i α_i x_{k,i} of the proposal, in the clear
+                     v_k = (1/λN) Σ_i α_i x_{k,i} of the proposal, hidden in a sum
            server    chooses the best mixture of all proposals so far, and from it w
 
     Clients that hold the same sample see the same numbers and propose the same α, so
@@ -81,10 +81,10 @@ class HyFDCA(HyFDCASettings):
     The result is the certified w with the lowest P of the run, or the last one where P
     was not to be had for 50 moves, or for half of the run's.
 
-    What the server sees: w, each client's v_k (or only their sum, ``secure_sum``), who
-    shares a slot with whom, sums of losses, and ciphertexts; no α, no inner product, no
-    label, no id. What a client sees: w at its features, and z_i, α_i and y_i of its
-    samples. Clients share one key, and must not collude with the server.
+    What the server sees: w, Σ_k v_k (each v_k without ``secure_sum``), who shares a
+    slot with whom, sums of losses, and ciphertexts; no α, no inner product, no label,
+    no id. What a client sees: w at its features, and z_i, α_i and y_i of its samples.
+    Of those who share a common key, nobody may collude with the server.
 
     Examples
     --------
@@ -110,7 +110,10 @@ class HyFDCA(HyFDCASettings):
     about = "encrypted dual ascent: samples and features split over nodes"
 
     predicts = True
-    _state_settings = ("step", "parts", "secure_sum")
+    _state_settings = (
+        *("step", "parts", "secure_sum"),
+        *("regularization", "l1_ratio", "free_feature"),
+    )
     _measures = ("primal", "dual", "duality-gap")
     _beside_f = ("standardize",)
     _kept = (
@@ -323,8 +326,8 @@ class HyFDCA(HyFDCASettings):
 
     def converged(self) -> bool:
         """Whether the certificate, the best P against the best D, is tight enough."""
-        if not self.tolerance or self._certified is None:
-            return False
+        if not self.tolerance or self.noisy or self._certified is None:
+            return False  # with noise D is not what it is taken for
         return self._gap <= self.tolerance * abs(float(self._primals.sum()))
 
     def finish(self, conversation: Conversation) -> None:

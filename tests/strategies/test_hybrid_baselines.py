@@ -179,7 +179,7 @@ BAD_DATA: list[tuple[dict[int, dict[str, Any]], dict[str, Any], str]] = [
     ({1: {"columns": [2, 1, 1]}}, {}, "client 1 names a feature twice"),
     ({1: {"columns": [2, 1, 9]}}, {}, "client 1 has feature 'feature 9'"),
     ({4: {"columns": [5, 6]}}, {}, "feature 'feature 7' of the model"),
-    ({3: {"labels": np.array([0.5])}}, {}, "client 3: label 0 is 0.5"),
+    ({3: {"labels": np.array([0.5])}}, {}, "client 3: label 0 is not allowed"),
     ({3: {"labels": np.ones(2)}}, {}, "client 3: labels have shape (2,)"),
     ({3: {"loss": "squared"}}, {}, "client 3: loss = 'hinge' on the server"),
     ({3: {"features": INFINITE}}, {}, "client 3: the features are not finite"),

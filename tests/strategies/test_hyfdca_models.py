@@ -453,6 +453,9 @@ def test_new_raw_samples_are_scored(loss: str) -> None:
         if loss == "logistic":
             expected = 1.0 / (1.0 + np.exp(-found.scores))
             assert_allclose(np.asarray(found.probabilities), expected)
+    # where all have all columns, a score would count three times
+    split.parts = grid_parts(200, P, 3, 1)
+    refused("same columns of one of them", lambda: _run(split, 1, encryption="stream"))
 
 
 def test_an_honest_server_reads_the_sum_over_all_holders_and_no_other(

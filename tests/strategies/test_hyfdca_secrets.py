@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,7 +105,15 @@ def test_server_and_a_client_open_nothing_of_other_groups(
 
     def looking(steps: MixtureSteps) -> Any:
         if steps.version == 3:
-            opened.append(_opened(steps, _of(nodes, steps, "2")))
+            opened.append(_opened(steps, run := _of(nodes, steps, "2")))
+            refused("sums are hidden", lambda: proposals.dual(run))
+            refused("sums are hidden", lambda: proposals.primal(run))
+            # nor by another agreement than the node's keys are made for
+            told = {**run.agreement.settings, "secure-sum": False}
+            other = replace(run.agreement, settings=told).to_bytes()
+            run.state["agreement"] = np.frombuffer(other, np.uint8)
+            del run.agreement
+            refused("has agreed on something else", run.open)
         return search(steps)
 
     monkeypatch.setattr(MixtureSteps, "_search", looking)

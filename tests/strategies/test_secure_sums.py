@@ -7,24 +7,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 
 import clients
 import strategies
 from fedtrellis import LocalGrid, SecureSum
-from fedtrellis.domains import L1Ball
 from fedtrellis.encryption import block_sum
 from fedtrellis.encryption.block_sum import BlockMember
 from fedtrellis.encryption.cipher import write_key_pair
 from fedtrellis.encryption.identity import write_identity, write_roster
 from fedtrellis.encryption.node_secrets import NodeSecrets, _run_key_path
-from fedtrellis.manifolds import Sphere
 from fedtrellis.objectives import LeastSquares
 from fedtrellis.privacy import Accountant
 from fedtrellis.settings import SettingsError
@@ -223,13 +221,19 @@ def test_identities_rosters_and_what_such_nodes_do_not_say(tmp_path: Path) -> No
     assert np.abs(run.model - go("fedgia", 8).model).max() < 1e-9
     asked = run.strategy.conversation.clients
     assert not any("majoriser" in asked[str(i)].properties for i in range(N))
-    with pytest.raises(SettingsError, match="its node has a key, and hides it"):
-        go("fedgia", 1, nodes=nodes)
+    refused("its node has a key, and hides it", lambda: go("fedgia", 1, nodes=nodes))
     # whatever the method asks for, and in whichever phase
     more: Any
     for case, more in (("fedavg-gd", {}), ("fedgia", {"sigma": 1.0})):
         with pytest.raises(RuntimeError, match="its fit would travel in the clear"):
             go(case, 1, nodes=nodes, max_failed_rounds=1, **more)
+    # or an evaluation, whatever else it is asked for
+    method, sums = EVERY["fedavg-gd"], SecureSum(exposed="accept")
+    asking = method.strategy(aggregation=sums, client_evaluate_every=1)
+    trick: Any = {"evaluate_config": ConfigRecord({"sum-attempt": bytes(16)})}
+    play(asking, method.grid(N, node_configs=nodes), method.start, 1, **trick)
+    rejected = asking.history[-1].rejected
+    assert sum("its evaluate would travel" in why for _, why in rejected) == 2 * N
     strangers = [*nodes[:-1], _files(tmp_path / "b")[-1]]
     with pytest.raises(SettingsError, match="another key than this node's roster"):
         go("fedavg-gd", 1, nodes=strangers, aggregation="secure-sum")
@@ -268,24 +272,10 @@ def test_an_error_beside_a_key_quotes_no_data(tmp_path: Path, where: str) -> Non
 NOISY = SecureSum(clip=1.0, noise_multiplier=1.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "why"),
-    [
-        ("FedFW", {"domain": L1Ball(1.0)}, "does not apply to fedfw"),
-        ("ZerothOrderRFL", {"manifold": Sphere((3,))}, "apply to zero"),
-        ("HyFEM", {}, "does not apply to hyfem"),
-        ("ZerothOrderSGD", {"variant": "fedkseed"}, "allowed: mean, median"),
-        ("FedAvgGD", {"client_evaluate_every": 1}, "travel in the clear"),
-        ("FedAvgGD", {"resume": "c", "aggregation": NOISY}, "ε would be too small"),
-    ],
-)
-def test_what_sums_do_not_allow(kind: str, settings: dict[str, Any], why: str) -> None:
-    how: Any = {"aggregation": "secure-sum", **settings}
-    refused(why, partial(getattr(strategies, kind), **how))
-
-
 def test_too_few_clients_and_an_evaluation_that_is_accepted() -> None:
     refused("needs secure-sum.clip", lambda: SecureSum(noise_multiplier=1.0))
+    noisy: Any = {"resume": "c", "aggregation": NOISY}
+    refused("ε would be too small", lambda: strategies.FedAvgGD(**noisy))
     loud = SecureSum(clip=1.0, noise_multiplier=1e10)
     refused("less than the rounding", lambda: go("fedavg-gd", 1, aggregation=loud))
     two: Any = {"grid": EVERY["fedavg-gd"].grid(2), "aggregation": "secure-sum"}

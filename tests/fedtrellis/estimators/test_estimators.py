@@ -164,6 +164,15 @@ def test_ridge(
     assert model.objective_ == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 60.0, 600.0])
+def test_a_column_far_from_zero_as_a_year_is(alpha: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2)) * [5, 1] + [2000, 0]
+    y = 0.3 * X[:, 0] + rng.normal(size=60)
+    model = FederatedRidge(alpha).fit([(X[:30], y[:30]), (X[30:], y[30:])])
+    assert model.coef_ == pytest.approx(Ridge(alpha).fit(X, y).coef_, abs=1e-4)
+
+
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("case", ["weighted", "scaled", "sparse", *not_daily("wide")])
 def test_sparse_regression(case: str, intercept: bool) -> None:
@@ -286,6 +295,9 @@ def test_what_makes_no_table(nodes: Any, weights: Any, message: str) -> None:
     refused(message, lambda: model.fit(nodes, sample_weight=weights), ValueError)
     why = "FederatedLasso needs whole rows"
     refused(why, lambda: FederatedLasso().fit([A, B]), ValueError)
+    wrong: Any = {"max_iter is 0;": {"max_iter": 0}, "tol is -1": {"tol": -1.0}}
+    for why, bad in wrong.items():
+        refused(why, lambda: FederatedLasso(**bad).fit([A, B]), ValueError)  # noqa: B023
 
 
 def test_seconds_truths_and_a_nullable_dtype_with_weights() -> None:

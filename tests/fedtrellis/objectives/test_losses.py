@@ -177,5 +177,5 @@ def test_a_weight_of_nothing(name: str) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="label 1 is -1; .* finite and at least 0"):
+    with pytest.raises(ValueError, match="label 1 is not allowed: .* at least 0"):
         POISSON.check_labels(np.array([0.0, -1.0]))
