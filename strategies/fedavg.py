@@ -82,7 +82,8 @@ class StepsByBounds(RoundStrategy):
 
     def prepare(self, conversation: Conversation, timeout: float) -> None:
         """Ask for the r_i, unless no step needs them or a checkpoint has them."""
-        if not self._automatic or isfinite(self.lipschitz):
+        # a run that goes on has a history; an earlier run's r is of other clients
+        if not self._automatic or (self.history and isfinite(self.lipschitz)):
             return
         try:
             r = largest_bound(self, self._bounds(conversation, timeout))

@@ -439,9 +439,10 @@ class FedFW(FrankWolfeStrategy):
         return self.half.model
 
     def converged(self) -> bool:
-        """Whether the corrective variant's residuals are within the tolerance."""
-        half = self.half
-        return isinstance(half, Consensus) and half.converged(self.certificate)
+        """Whether the corrective variant's residuals are small; never with a median."""
+        half, robust = self.half, self.aggregator.robust
+        solved = isinstance(half, Consensus) and half.converged(self.certificate)
+        return solved and not robust
 
     def _model_for(
         self, client: str, entries: dict[str, Any]

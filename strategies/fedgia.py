@@ -185,6 +185,9 @@ class FedGiA(RoundStrategy):
 
     def setup(self, point: FloatArray, layout: Layout) -> None:
         """Settle σ, and start with z_i = x_i = x and π_i = 0."""
+        # rounded as x is, which could not lie on a bound otherwise
+        ends = map(float, map(layout.point_dtype.type, (self._h.lower, self._h.upper)))
+        self._h = Separable(self.l1, self.l2, *ends)
         within = np.clip(point, self._h.lower, self._h.upper)
         if not np.array_equal(within, point):
             log(INFO, "the model to start from is moved to where lower and upper allow")

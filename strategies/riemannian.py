@@ -72,7 +72,7 @@ class FirstOrderRFL(StepsByBounds):
     keep_model = False
     # a half's digits are no point of a manifold
     dtypes = ("float64", "float32")
-    _state_settings = ("correction",)
+    _state_settings = ("correction", "step_size", "server_step_size", "local_steps")
     _measured_by: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     manifold: Manifold = given(
@@ -207,7 +207,9 @@ class FirstOrderRFL(StepsByBounds):
     def converged(self) -> bool:
         """Whether the projected step is small enough beside the largest."""
         share = self.tolerance or 0.0
-        return share > 0.0 and self._step_norm <= share * self._largest
+        small = share > 0.0 and self._step_norm <= share * self._largest
+        # with a median the step can vanish elsewhere, too
+        return small and not self.aggregator.robust
 
     def _replaces_state(self, client: str) -> bool:
         """Whether x has changed since the client's last round, which its c_i needs."""

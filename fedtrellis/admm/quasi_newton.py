@@ -165,7 +165,8 @@ class QuasiNewton:
         # the lowest point along a step has above = 0 but for rounding
         rounding = self._smallest * (abs(promised) + abs(curvature))
         if fall <= _ENOUGH * promised <= 0.0 and above <= rounding:
-            self.best, self.gradient, self._above = x, gradient, above
+            # above 0 it is rounding, and no later point could make up for it
+            self.best, self.gradient, self._above = x, gradient, min(above, 0.0)
             self._failures, self._was_plain = 0, False
             return True
         if self._was_plain and felt:

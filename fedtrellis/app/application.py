@@ -11,8 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
-from importlib.util import find_spec
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, cast
@@ -336,7 +335,7 @@ class App:
         config = self.default_config()
         if overrides.get("resume"):
             # a record knows its own settings; what is given here comes on top
-            record = Path(overrides["resume"]).expanduser()
+            record = Path(str(overrides["resume"])).expanduser()
             config |= self._saved(record)
             path = record / "checkpoint.npz"
             if options.nodes is None and path.is_file():
@@ -404,14 +403,16 @@ def _ask_for_tables(grid: Grid, timeout: float, asked: str) -> list[Any]:
     content = RecordDict({"config": ConfigRecord({"asked": asked})})
     nodes = grid.get_node_ids()
     requests = [Message(content, node, "query.table") for node in nodes]
-    replies = exchange(grid, requests, timeout, Traffic()).values()
-    if replies and all(isinstance(reply, str) for reply in replies):
-        raise RunError(f"no node's table can be used: {next(iter(replies))}")
-    found = [
-        str(cast(ConfigRecord, reply.content["config"])["table"])
-        for reply in replies
-        if isinstance(reply, Message)
-    ]
+    found, without = list[str](), dict[int, str]()
+    for node, reply in exchange(grid, requests, timeout, Traffic()).items():
+        if isinstance(reply, Message):
+            found.append(str(cast(ConfigRecord, reply.content["config"])["table"]))
+        else:
+            without[node] = reply
+    if without and not found:
+        raise RunError(f"no node's table can be used: {next(iter(without.values()))}")
+    for node, why in without.items():
+        log(WARNING, "tables are prepared without node %s: %s", node, why)
     return list(map(json.loads, sorted(found)))  # nodes have no order of their own
 
 
@@ -425,7 +426,7 @@ def _record_of(experiment: Experiment) -> RunRecord:
     except OSError as error:
         why = f"cannot be written: {error}"
         raise refused("results-dir", str(parent), why) from None
-    record.picture = run.picture and find_spec("matplotlib") is not None
+    record.picture &= run.picture
     if run.picture and not record.picture:
         log(INFO, 'no convergence.png: pip install "fedtrellis[plots]" draws one')
     about = repr(experiment.manifold or experiment.domain)

@@ -37,6 +37,7 @@ from fedtrellis.server.aggregation import (
     Sealed,
 )
 from fedtrellis.server.callbacks import (
+    Callback,
     DivergedError,
     JsonLines,
     Progress,
@@ -671,6 +672,7 @@ class LoopStrategy(Strategy, _Base, options=RunOptions):
             text = "train_config has %s, which no client of fedtrellis reads: %s"
             log(WARNING, text, key, SYNONYMS[key].replace("-", "_"))
         self.num_rounds, self.history = num_rounds, []
+        self.away, self._zeroed, self._anew = set(), set(), set()
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         self._loop = Loop(self, grid, timeout, *configs, evaluate_fn)
         return self._loop.go(initial_arrays)
@@ -736,8 +738,15 @@ class Loop:
             text = "Resumed: going on with round %d; schedules with T = %d, as planned"
             log(INFO, text, before + 1, planned)
         del arrays, point, resumed  # one model is enough for the rounds
-        for callback in self.callbacks:
-            callback.on_start(strategy, before + 1, num_rounds)
+        begun: list[Callback] = []
+        try:
+            for callback in self.callbacks:
+                callback.on_start(strategy, before + 1, num_rounds)
+                begun.append(callback)
+        except BaseException as error:
+            for callback in begun:
+                callback.on_failure(strategy, error)
+            raise
         # a signal has to wait until the state is whole: that of a finished round, with
         # nothing of the next but messages
         with deferred():
@@ -846,17 +855,15 @@ class Loop:
         return "round limit"
 
     def _solved(self, server_round: int) -> bool:
-        """Whether the method has converged, for all members of F.
-
-        An answer that is still to come may move the model: with a quorum the rule has
-        to hold until every member has answered a request made since it does.
-        """
+        """Whether the method has converged, for all members of F."""
         strategy = self.strategy
         if not strategy.converged():
             self._solved_since = 0
             return False
         self._solved_since = since = self._solved_since or server_round
-        if self.options.quorum == 1.0:
+        # an answer that is still to come may move the model: with a quorum, and where
+        # corrections sum to zero over all, the rule holds until everybody has answered
+        if self.options.quorum == 1.0 and not strategy._replayed:
             return True
         known = self.conversation.clients
         return all(known[name].used_round >= since for name in strategy._members)
@@ -918,6 +925,15 @@ class Loop:
                 stops = True  # and who comes after it has the last round evaluated
                 if self.evaluate_fn is not None and not record.evaluation:
                     record.evaluation = self._evaluate(record.round)
+                every = self.options.client_evaluate_every
+                if every and record.round and not record.client_evaluation:
+                    with deferred():
+                        found = self.strategy._evaluate_clients(record.round)
+                    record.client_evaluation, more = found, self.conversation.traffic
+                    self.conversation.traffic = Traffic(logged=more.logged)
+                    record.bytes_up += more.up
+                    record.bytes_down += more.down
+                    record.rejected += more.rejected
         return stops
 
     def _result(self) -> Result:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
+from importlib.util import find_spec
 from itertools import count
 from logging import WARNING
 from pathlib import Path
@@ -139,8 +140,8 @@ class RunRecord(History):
     ``model.npz``                the model's arrays, by the names they had
     ``model.json``               what they mean, of a linear model of a table
     ``checkpoint.npz``           what ``resume`` needs
-    ``convergence.png``          loss, gap and quality over rounds and bytes, unless
-                                 ``picture`` is False
+    ``convergence.png``          loss, gap and quality over rounds and bytes, if
+                                 ``picture``: by default where Matplotlib is
     ============================ =====================================================
 
     ``directory`` is made if it is not there; ``config`` is the run config, flat;
@@ -164,7 +165,8 @@ class RunRecord(History):
         super().__init__(self.directory / "history.jsonl")
         #: Where the run's checkpoint belongs, whose rounds are the record's.
         self.checkpoint = self.directory / "checkpoint.npz"
-        self.reference, self.title, self.picture = reference, title, True
+        self.reference, self.title = reference, title
+        self.picture = find_spec("matplotlib") is not None
         #: The metrics of a constant model, which a run must do better than.
         self.baseline: Mapping[str, float] = {}
         #: What the model's arrays mean, if the task says so.

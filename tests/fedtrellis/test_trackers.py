@@ -30,10 +30,10 @@ def mean_loss(_: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def play(
-    callback: Callback, rounds: int = ROUNDS, **options: Any
+    *callbacks: Callback, rounds: int = ROUNDS, **options: Any
 ) -> tuple[FedAvgGD, dict[int, float]]:
     """The strategy after its run, and the losses by round."""
-    strategy = FedAvgGD(callbacks=[callback], **{"step_size": 0.01, **options})
+    strategy = FedAvgGD(callbacks=callbacks, **{"step_size": 0.01, **options})
     grid, start = grid_of(FedAvgGDClient, LOSSES), ArrayRecord([np.zeros(4)])
     strategy.start(grid, start, num_rounds=rounds, evaluate_fn=mean_loss)
     return strategy, {r.round: r.metrics["loss"] for r in strategy.history}
@@ -94,7 +94,7 @@ def test_prometheus_reads_its_file_and_a_resumed_run_counts_on(tmp_path: Path) -
     assert found["metric", "loss"] == losses[ROUNDS]
     assert found["run_status", "round limit"] == 1
     assert found["run_status", "running"] == 0
-    longer, _ = play(OpenMetrics(path), 2 * ROUNDS, resume=checkpoint)
+    longer, _ = play(OpenMetrics(path), rounds=2 * ROUNDS, resume=checkpoint)
     for run, now in ((strategy, found), (longer, samples(path))):
         assert now["round", ""] == run.history[-1].round
         assert now["bytes_total", "up"] == sum(r.bytes_up for r in run.history)
@@ -122,8 +122,10 @@ def test_a_run_serves_its_metrics_until_it_ends(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        refused("OpenMetrics cannot start", lambda: play(OpenMetrics(path, port=port)))
+        begun = Scrape(path, port=port), OpenMetrics(path, port=taken.getsockname()[1])
+        refused("OpenMetrics cannot start", lambda: play(*begun))
+    with pytest.raises(URLError):  # nor the one that had begun
+        urlopen(address, timeout=10)
 
 
 def test_a_tool_that_fails_costs_a_warning_and_not_the_run(

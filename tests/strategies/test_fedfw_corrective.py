@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -367,6 +368,20 @@ def test_one_curvature_does_not_choose_the_first_penalty(curvature: float) -> No
     made = problem("logistic, l1")
     honest, lied = (run(made, 1, client=c)[1][0]["rho"] for c in (FedFWClient, Client))
     assert 0.2 < lied / honest < 5.0
+
+
+def test_linear_losses_are_solved_and_a_median_s_rest_is_not_converged() -> None:
+    e, made, domain = np.eye(3), SimpleNamespace, Simplex(1.0)
+    costs = 10 * e[1] + e[2], 10 * e[0] + e[2]
+    linear: Any = [made(value=c.dot, gradient=lambda x, c=c: c) for c in costs]
+    near: Any = [Distance(c) for c in (e[0], e[0], 3 * e[2])]
+    ends: Any = (linear, "mean", "converged"), (near, "median", "round limit")
+    for losses, rule, end in ends:
+        grid = grid_of(FedFWClient, losses, domain)
+        strategy = FedFW(domain, aggregation=rule)
+        x = play(strategy, grid, e[0], 300).model
+        assert strategy.ending == end
+        assert rule == "median" or np.abs(x - e[2]).max() < 1e-5
 
 
 def test_a_start_outside_the_set_is_projected() -> None:

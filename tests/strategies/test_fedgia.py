@@ -295,6 +295,9 @@ def test_bounds(losses: list[Any], lower: float, upper: float) -> None:
     assert lower <= x.min() <= x.max() <= upper
     assert (np.abs(x - lower) == 0.0).any()
     assert mean(losses, x)[0] <= found.fun + 1e-9
+    # float32 rounds 0.01 inwards
+    how: Any = {"dtype": "float32", "tolerance": 1e-9, **box}
+    assert run(losses, 300, **how)[0].ending == "converged"
     with pytest.raises(SettingsError, match="lower = 1.0 must be less than upper = 1"):
         FedGiA(lower=1.0, upper=1.0)
 
@@ -321,6 +324,13 @@ def test_how_good_the_end_is() -> None:
     # nobody knows of a modulus
     strategy, _ = run(losses, 60, tolerance=1e-9)
     assert "suboptimality" not in strategy.history[-1].train
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_first_step_to_the_minimum_is_the_last(seed: int) -> None:
+    losses = [Distance(c) for c in np.random.default_rng(seed).standard_normal((3, 5))]
+    grid, strategy = grid_of(partial(FedGiAClient, hessian=1.0), losses), FedGiA()
+    assert play(strategy, grid, np.zeros(5), 20).strategy.ending == "converged"
 
 
 def test_a_run_that_diverged_is_not_completed() -> None:

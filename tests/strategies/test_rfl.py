@@ -18,6 +18,7 @@ from fedtrellis.manifolds import (
     Sphere,
     Stiefel,
 )
+from fedtrellis.objectives import LeastSquares
 from fedtrellis.objectives.matrices import PrincipalComponents
 from fedtrellis.random import generator
 from fedtrellis.zeroth_order import directions
@@ -234,6 +235,21 @@ def test_the_stop_rule_is_the_projected_step() -> None:
     assert [train["step-norm"] for train in run.told] == pytest.approx(
         list(steps), abs=1e-8
     )
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_a_rest_that_solves_nothing_is_not_converged(rule: Any) -> None:
+    """Of a client that died after round 1 its part stays; a median has its own rest."""
+    losses: list[Any] = [Distance(np.zeros(1)), Distance(np.zeros(1))]
+    losses += [LeastSquares(np.array([[2.0]]), np.array([6.0]), scale="half-mean")]
+    strategy: Any = FirstOrderRFL(Euclidean((1,)), local_steps=1, aggregation=rule)
+    last = {"mean": 2, "median": 3}[rule]
+    strategy.sample = lambda t: [*"012"[: 3 if t == 1 else last]]
+    grid = grid_of(FirstOrderRFLClient, losses, strategy.manifold)
+    x = play(strategy, grid, np.array([9.0]), 200).model
+    assert strategy.history[-1].train["step-norm"] < 1e-9
+    assert abs(x[0] - 2.0) > 0.5  # the minimum of all three
+    assert strategy.ending == "round limit"
 
 
 def test_by_default_steps_find_themselves_and_a_run_ends_where_it_is_solved() -> None:

@@ -75,6 +75,10 @@ def test_no_method_ends_above_its_start(name: str) -> None:
     # one of 20 rows in a mini-batch
     part = 20.0 if getattr(ran.strategy, "batch_fraction", 1.0) < 1.0 else 1.0
     assert ran.strategy.lipschitz == pytest.approx(part * max(BOUNDS), rel=1e-9)
+    # a second start asks its clients, too
+    grid = grid_of(getattr(clients, f"{name}Client"), LOSSES[:1])
+    play(ran.strategy, grid, np.zeros(4), 1)
+    assert ran.strategy.lipschitz == pytest.approx(part * BOUNDS[0], rel=1e-9)
 
 
 def test_a_loss_that_knows_no_bound_is_measured() -> None:

@@ -20,6 +20,7 @@ import strategies
 from clients import FedAvgGDClient, FedProxClient
 from fedtrellis import Callback, LocalGrid, Progress, client_app
 from fedtrellis.domains import L1Ball
+from fedtrellis.server.callbacks import Call
 from fedtrellis.server.secure_sum import SecureSum
 from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import record_arrays
@@ -107,6 +108,12 @@ def test_the_rest_of_start_is_as_in_flower(caplog: pytest.LogCaptureFixture) -> 
     assert np.array_equal(found, model(FedAvgGD(**PLAIN)))
     # clients evaluate before round 1, too
     assert seen == {"lr": [0.25] * 12, "fold": [2] * 8, "timeout": [123.0] * 3}
+    # and after the round in which a callback stops the run
+    ends = Call(lambda record: record.round == 2)
+    stopped = FedAvgGD(**PLAIN, client_evaluate_every=4, callbacks=[ends])
+    model(stopped, grid(Client), **configs)
+    assert [bool(r.client_evaluation) for r in stopped.history] == [True, False, True]
+    assert stopped.history[2].bytes_up > strategy.history[2].bytes_up
 
 
 @pytest.mark.parametrize("mod", [mods_of.message_size_mod, mods_of.arrays_size_mod])
