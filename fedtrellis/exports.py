@@ -210,7 +210,8 @@ def pipeline(model: TableModel) -> Any:
             gone = [MissingIndicator(features="all")] * column.missing
             makers += [make_pipeline(*dated, last) for last in (filled, *gone)]
             example[name] = ["2020-01-01"] if column.kind == "date" else [mean]
-        steps += [(f"{name} {k}", each, [name]) for k, each in enumerate(makers)]
+        # a column's name may have "__", which those of steps must not
+        steps += [(str(len(steps) + k), m, [name]) for k, m in enumerate(makers)]
     regression = model.loss == "squared"
     linear = LinearRegression() if regression else LogisticRegression()
     w = np.concatenate([weights for _, weights, _ in parts])

@@ -38,7 +38,7 @@ from fedtrellis.server.records import (
     read_history,
     refusing,
 )
-from fedtrellis.settings import SettingsError, check_choice, need
+from fedtrellis.settings import SettingsError, check_choice, need, refused
 from fedtrellis.tables import SHARES, TableModel
 
 if TYPE_CHECKING:
@@ -109,10 +109,14 @@ class Run:
         path = self.directory / "model.npz"
         if not path.is_file():
             return None
-        about = _text(self.directory / "model.json")
         with refusing(f"{path} cannot be read"):
             found = read_arrays(path)
-        return TableModel(found, json.loads(about) if about else None)
+        about = self.directory / "model.json"
+        with refusing(f"{about} cannot be read"):
+            model = TableModel(found, json.loads(_text(about) or "{}"))
+            if model.known:
+                model.preparation  # noqa: B018
+        return model
 
     @property
     def seed(self) -> int:
@@ -237,7 +241,7 @@ def add_commands(add: Callable[[str, Any, str], argparse.ArgumentParser]) -> Non
     text = "a run's record, or a folder of records"
     command.add_argument("directories", metavar="DIR", nargs="+", help=text)
     text = "drawn over [rounds]"
-    command.add_argument("--x", choices=list(AXES), default="rounds", help=text)
+    command.add_argument("--x", choices=list(AXES), help=text)
     text = "loss, gap, ... [a table of all, and a picture of the loss]"
     command.add_argument("--metric", help=text)
     command.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .pdf")
@@ -337,6 +341,8 @@ def export_model(options: argparse.Namespace) -> None:
 def compare_runs(options: argparse.Namespace) -> None:
     """Print the table, and write what else is asked for: curves, a csv file."""
     need("pandas", "fedtrellis compare", "report")
+    if options.x and options.out is None:
+        raise refused("--x", options.x, "is a picture's axis: give --out")
     runs = [run for directory in options.directories for run in _records(directory)]
     groups = grouped(runs)
     if not options.different_data:
@@ -360,7 +366,7 @@ def compare_runs(options: argparse.Namespace) -> None:
             found.to_csv(path, index=False)
         print(f"Table: {options.csv}")
     if options.out is not None:
-        compare(groups, options.out, options.x, options.metric or "loss")
+        compare(groups, options.out, options.x or "rounds", options.metric or "loss")
         print(f"Curves: {options.out}")
 
 

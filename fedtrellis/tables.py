@@ -118,10 +118,10 @@ def read_frame(
     frame, encoding = None, "utf-8-sig"
     with suppress(ValueError, *UNPACKING_ERRORS):  # a ParserError is a ValueError, too
         with open_packed(path) as file:
-            first = file.readline(2**16).decode("latin-1").removeprefix("ï»¿")
+            first = file.readline()
         if not separator:
             # a line of names has nothing else as often
-            options["sep"] = max(",;\t|", key=first.count)
+            options["sep"] = max(",;\t|", key=lambda one: first.count(one.encode()))
         try:
             frame = read(encoding)
         except UnicodeDecodeError:  # as spreadsheets on Windows write it
@@ -139,8 +139,8 @@ def read_frame(
         why = "cannot be read as a csv table: a first line of column names and rows"
         hint = " with as many fields (data.bad-rows = 'drop' leaves the others out)"
         raise DataFileError(f"{path}: {why}{hint}")
-    if not names and options["sep"] in first:
-        names = next(csv.reader([first], delimiter=options["sep"]))
+    if not names and options["sep"] in (line := first.decode(encoding)):
+        names = next(csv.reader([line], delimiter=options["sep"]))
         check_names(path, [name.strip() for name in names], "the first line")
     return frame.rename(columns=lambda name: str(name).strip())
 

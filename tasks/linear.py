@@ -389,10 +389,10 @@ class LogisticRegression(PartitionedTask):
 
     Scaling: ``unit-rows`` and ``unit-columns`` divide by Euclidean norms, ``standard``
     gives every feature zero mean and unit variance; ``auto`` is ``standard`` for
-    breast-cancer and csv and npz files, ``unit-rows`` for the others. Columns are
-    measured on the training examples, and on all of them: real clients would have to
-    agree on that. Texts, dates and missing values of csv and npz files become numbers
-    first, see :mod:`fedtrellis.tables`, unless ``data.prepare`` is false.
+    breast-cancer and prepared files, ``none`` for files with ``data.prepare`` false,
+    ``unit-rows`` for the others. Columns are measured on all training examples: real
+    clients would have to agree on that. Texts, dates and missing values of prepared
+    files become numbers first, see :mod:`fedtrellis.tables`.
 
     Notes
     -----
@@ -644,6 +644,7 @@ class LogisticRegression(PartitionedTask):
         if self.scaling != "auto":
             return self.scaling
         rows = sparse or self.dataset == "santander"
+        raw |= self.on_file and not self.nodes.prepare
         return "none" if raw else "unit-rows" if rows else "standard"
 
     def _table_scaling(self) -> str:
@@ -662,5 +663,6 @@ class LogisticRegression(PartitionedTask):
         if table.labels and len(table.labels) != self.classes:
             kind = f"{len(table.labels)} labels; there must be {self.classes}"
             mend = f", or logistic-regression.classes = {len(table.labels)}"
-            fault(Path(self.path), kind + mend * self.on_file)
+            mend *= self.on_file and len(table.labels) > 1
+            fault(Path(self.path), kind + mend)
         return table

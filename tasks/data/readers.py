@@ -98,29 +98,36 @@ def _read_labelled(given: tuple[Schema, str, Any], path: Path) -> tuple[Any, Any
     need("pandas", f"{path}, a table,", "data")
     import pandas as pd
 
-    if _format(path) == ".csv":
+    where = _FIRST if _format(path) == ".csv" else _NAMES
+    if where is _FIRST:
         label = [schema.label_column] * (schema.target == "class")
         frame = read_frame(path, bad_rows, texts=[*label, *texts])
-        apart = schema.label_column, *schema.ignored
-        for name in (*apart, *schema.names, *schema.categories):
+        for name in (schema.label_column, *schema.ignored):
             if name not in frame:
-                hint = "; data.label-column names the label's" * (name == apart[0])
-                fault(path, f"{_FIRST} has no column {name!r}{hint}")
+                hint = "; data.label-column names it" * (name == schema.label_column)
+                fault(path, f"{where} has no column {name!r}{hint}")
         columns = [*frame]
         entries = frame[schema.label_column]
-        frame = frame.drop(columns=[*apart])
+        frame = frame.drop(columns=[schema.label_column, *schema.ignored])
     elif is_dense(path):
-        table = read_npz(path, dataclasses.replace(schema, target="none", features=0))
+        open_schema = dataclasses.replace(schema, target="none", features=0)
+        table = read_npz(path, open_schema, missing=True)
         names = table.names or _numbered(table.features.shape[1])
         frame = pd.DataFrame(table.features, columns=list(names))
         columns = [*frame]
-        entries = pd.Series(load_arrays(path, ("labels",), needed=True)["labels"])
+        labels = load_arrays(path, ("labels",), needed=True)["labels"]
+        if labels.shape != (len(frame),) or labels.dtype.kind not in "biufU":
+            fault(path, f"the array 'labels' must be of {len(frame)} numbers or texts")
+        entries = pd.Series(labels)
     else:
         fault(path, "has no columns that could be prepared")
+    for name in (*schema.names, *schema.categories):
+        if name not in frame:
+            fault(path, f"{where} has no column {name!r}")
     for name in frame:
         if schema.names and name not in schema.names:
             place = columns.index(name) + 1
-            fault(path, f"{_FIRST}: column {place} is not among data.feature-names")
+            fault(path, f"{where}: column {place} is not among data.feature-names")
     if schema.features not in (0, frame.shape[1]):
         kind = f"{frame.shape[1]} feature columns"
         fault(path, f"{kind}; data.features says {schema.features}")
@@ -167,6 +174,8 @@ def read_columns(
         hint = "data.bad-rows = 'drop' leaves such rows out"
         kind = f"is empty, or unlike the column's other cells; {hint}"
         fault(path, kind, row + 1, name)
+    if gone.all():
+        fault(path, "has no row that can be used")
     if gone.any():
         log(INFO, "%s: %d of %d rows are left out", path, gone.sum(), len(gone))
         frame, entries = frame[~gone], entries[~gone]
@@ -275,12 +284,12 @@ def read_ratings(path: Path, users: int = 0, items: int = 0) -> Table:
     return make_table(path, schema, features, names=names[:2], labels=ratings)
 
 
-def read_npz(path: Path, schema: Schema) -> Table:
+def read_npz(path: Path, schema: Schema, *, missing: bool = False) -> Table:
     """Read an archive of NumPy's, or one array, which is ``features``.
 
     ``features`` of shape (d, p), ``labels`` of shape (d,), numbers or texts; where
     the schema asks for them ``weights`` and ``ids`` of shape (d,), texts or whole
-    numbers; ``names`` of the features.
+    numbers; ``names`` of the features. With ``missing``, features may be NaN.
     """
     arrays = load_arrays(path, ("features", "labels", "ids", "names", "weights"))
     features = arrays.get("features")
@@ -296,7 +305,8 @@ def read_npz(path: Path, schema: Schema) -> Table:
         "ids": ("Uiu", "texts or whole numbers"),
         "names": ("Uiu", "texts"),
     }
-    needed = {"names": schema.split or bool(schema.names), **schema.columns()}
+    named = bool(schema.split or schema.names or schema.ignored)
+    needed = {"names": named, **schema.columns()}
     found: dict[str, Any] = {}
     for name, must in needed.items():
         count, (kind, what) = width if name == "names" else rows, kinds[name]
@@ -310,7 +320,14 @@ def read_npz(path: Path, schema: Schema) -> Table:
     names = [str(name).strip() for name in found.pop("names", ())]
     check_names(path, names, _NAMES)
     features = features.astype(np.float64)
-    for row, column in np.argwhere(~np.isfinite(features)):
+    if schema.ignored:
+        for name in schema.ignored:
+            if name not in names:
+                fault(path, f"{_NAMES} has no column {name!r}")
+        features = features[:, [name not in schema.ignored for name in names]]
+        names = [name for name in names if name not in schema.ignored]
+    bad = np.isinf(features) if missing else ~np.isfinite(features)
+    for row, column in np.argwhere(bad):
         name = names[column] if names else str(column + 1)
         fault(path, "must be a finite number", int(row) + 1, name)
     return make_table(path, schema, features, names=names, where=_NAMES, **found)
@@ -337,7 +354,8 @@ def read_libsvm(path: Path, schema: Schema) -> Table:
     scikit-learn this does not take a file with an index 0 for one that counts from 0,
     which another node's might not have. The features are CSR.
     """
-    if schema.split or schema.names or schema.weight_column:
+    named = schema.split or schema.names or schema.ignored or schema.categories
+    if named or schema.weight_column:
         what = "no names for features, no ids and no weights"
         fault(path, f"LIBSVM's format has {what}; use csv or npz")
     need("sklearn", f"{path}, a file in LIBSVM's format,", "sklearn")

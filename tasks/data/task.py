@@ -192,12 +192,15 @@ class Task(ABC):
         prepared = ("prepare", "least", "bad_rows", "drop", "categories")
         columns += prepared * cls.prepares
         known = columns if task.on_file else ()
+        # whose columns somebody prepares
+        theirs = cls.prepares and not cls.split_data and nodes.prepare
+        made = (task.on_nodes and theirs) or task.prepared
         for key, entry in keys(DataSettings, "data.").items():
             value = getattr(nodes, entry.name)
             meant = entry.name in known
-            # whose columns nobody prepares
             idle = cls.split_data and entry.name in prepared[1:]
             meant |= task.on_nodes and not idle
+            meant &= made or entry.name not in ("least", "bad_rows", "categories")
             if not meant and value != entry.default:
                 why = f"does not apply to {cls.name!r} as set"
                 raise SettingsError(f"{key} = {value!r} {why}")

@@ -9,7 +9,6 @@ import pytest
 
 from clients import HyFDCAClient
 from fedtrellis.domains import RUN_DOMAINS
-from fedtrellis.settings import SettingsError
 from fedtrellis.wire.arrays import Layout
 from strategies import FedFW, FedGiA, HybridFedAvg, HyFDCA, HyFEM, NaiveFrankWolfe
 from tasks import TASKS, Task, make_task
@@ -175,36 +174,6 @@ def test_starts_domains_and_metrics_fit(name: str, config: dict[str, Any]) -> No
         refused(str(most + 1), many.check)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "match"),
-    [
-        ("kernel-pca", {"dataset": "iris", "components": 5}, "= 5 .* 4 features"),
-        ("classification", {"train-limit": 3}, "train-limit = 3 is too low for 4"),
-        ("low-rank-network", {"rank": 65, "hidden": 100}, "64 x 100, so at most 64"),
-        *(
-            (name, {"dataset": dataset}, rf"{name}\.path is empty; it must name")
-            for name, dataset in [
-                *(("low-rank-network", "mnist"), ("lasso", "file"), ("attack", "file")),
-                *(("attack", "cifar10"), ("logistic-regression", "libsvm")),
-            ]
-        ),
-        *(
-            (name, {"path": "nowhere/x", **more}, rf"{name}\.path = 'nowhere/x'")
-            for name, more in [
-                ("quadratic-assignment", {}),
-                ("linear-regression", {"dataset": "file"}),
-                ("logistic-regression", {"dataset": "santander"}),
-                ("classification", {"dataset": "cifar10"}),
-                ("attack", {"dataset": "file", "classifier-path": "m.onnx"}),
-            ]
-        ),
-    ],
-)
-def test_what_is_refused(name: str, settings: dict[str, Any], match: str) -> None:
-    task = make_task(name, named(name, settings), 4, 0)
-    refused(match, task.check, (SettingsError, FileNotFoundError))
-
-
 STRATEGIES = {s.name: s for s in (FedFW, NaiveFrankWolfe, FedGiA, HyFDCA)}
 
 
@@ -225,5 +194,4 @@ def test_what_a_task_gives_is_what_methods_and_clients_take(name: str) -> None:
     for split in (HyFDCA, HyFEM, HybridFedAvg):
         assert split(**options).regularization == options["regularization"]
     assert parts["new_samples"].feature_names == parts["feature_names"]
-    with pytest.raises(IndexError, match="client 3"):
-        task.client_parts(3)
+    refused("client 3", lambda: task.client_parts(3), IndexError)

@@ -1,6 +1,5 @@
 """Differential privacy, by the server and by the clients: ε, noise, what is refused."""
 
-import re
 from collections.abc import Sequence
 from math import log, sqrt
 from typing import Any
@@ -24,14 +23,9 @@ from fedtrellis.privacy import (
 from fedtrellis.server.aggregation import Cohorts
 from fedtrellis.settings import SettingsError
 from strategies import (
-    CompressedSGD,
     FedAvgGD,
-    FedDR,
     FedFW,
-    FedLMO,
     LocalSGD,
-    ProjectedFedAvg,
-    Scaffold,
     ZerothOrderSGD,
 )
 from tests.harness import Array, grid_of, not_daily, play, refused
@@ -295,34 +289,10 @@ class Another(FedAvgGD):
 
 
 REFUSED: Sequence[tuple[Any, dict[str, Any], Any, str]] = [
-    (Scaffold, {}, SettingsError, "does not apply to scaffold; allowed: mean, median"),
-    (CompressedSGD, {}, SettingsError, "to compressed-sgd; allowed: mean, median"),
-    (FedDR, {"domain": L2Ball(1.0)}, SettingsError, "to feddr; allowed: mean, median"),
-    (FedLMO, {}, SettingsError, "with variant = 'corrected'; allowed: mean, median"),
-    (FedLMO, {"variant": "ef21"}, SettingsError, "variant = 'ef21'; allowed: mean"),
     (FedAvgGD, {"client_weights": "examples"}, SettingsError, "= 'examples' does not"),
     (FedAvgGD, {"resume": "file.npz"}, SettingsError, "resume does not apply beside"),
     (Waves, {}, SettingsError, "which overrides run_round"),
     (Another, {}, TypeError, "gives no single answers"),
-    *(
-        (FedFW, FW | LOCAL | more, SettingsError, re.escape(message))
-        for more, message in (
-            ({"variant": "corrective"}, "variant = 'corrective' does not apply beside"),
-            ({"variant": "stochastic"}, "variant = 'stochastic' does not apply beside"),
-            ({"penalty": None}, "penalty = 'auto' does not apply beside privacy"),
-            ({"aggregation": "median"}, "with variant = 'plain'; allowed: mean"),
-            ({"client_evaluate_every": 1}, "client-evaluate-every = 1 does not apply"),
-        )
-    ),
-    *(
-        (ZerothOrderSGD, LOCAL | {"aggregation": "mean"} | more, SettingsError, message)
-        for more, message in (
-            ({"aggregation": "median"}, "beside privacy = 'local'; allowed: mean"),
-            ({"privacy_epsilon": 1.0}, "privacy-noise-multiplier = 3 and privacy-eps"),
-            ({"privacy_noise_multiplier": None}, "privacy-epsilon = 'auto': one of"),
-        )
-    ),
-    (ProjectedFedAvg, {"domain": L1Ball(1.0), **LOCAL}, SettingsError, "allowed: none"),
 ]
 
 
@@ -330,15 +300,11 @@ REFUSED: Sequence[tuple[Any, dict[str, Any], Any, str]] = [
 def test_no_epsilon_where_no_guarantee_holds(
     kind: Any, more: dict[str, Any], error: Any, message: str
 ) -> None:
-    """At once, or where a subclass could see single answers or goes round the noise."""
+    """Beside tests/wrong_inputs.toml: what sees single answers or avoids the noise."""
 
     def run() -> None:
-        settings: dict[str, Any] = {}
-        if "privacy" not in more:
-            settings["aggregation"] = CENTRAL
-        if issubclass(kind, FedAvgGD):
-            settings.update(step_size=0.01, participation=0.5)
-        strategy = kind(**{**settings, **more})
+        settings: dict[str, Any] = {"aggregation": CENTRAL, "step_size": 0.01}
+        strategy = kind(participation=0.5, **settings, **more)
         play(strategy, grid_of(FedAvgGDClient, losses()), np.zeros(4), rounds=1)
 
     refused(message, run, error)

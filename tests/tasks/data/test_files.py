@@ -252,7 +252,7 @@ def test_one_table_in_three_formats_is_one_problem(tmp_path: Path, form: str) ->
     z = np.where(truth, 1, -1) * (X @ w)
     expected = np.logaddexp(0, -z).mean() + 0.0005 * w @ w
     plain = {"bias": 0.0, "least-entries": 0}
-    own: dict[str, Any] = {"logistic-regression": {"scaling": "none"}}
+    own: dict[str, Any] = {"logistic-regression": {}}
     own |= {"hybrid-linear": plain, "hybrid-logistic": plain}
     for task, more in own.items():
         config = {f"{task}.{key}": value for key, value in more.items()}
@@ -272,6 +272,20 @@ def test_one_table_in_three_formats_is_one_problem(tmp_path: Path, form: str) ->
         assert (made.value(w), np.mean(parts)) == pytest.approx([scale * residual] * 2)
         with pytest.raises(SettingsError, match="radius"):
             experiment(task, path, method="fedfw", **RAW)
+
+
+def test_an_archive_is_prepared_as_a_csv_file_is(tmp_path: Path) -> None:
+    X, y = table()
+    X[::7, 0] = np.nan
+    how, values = {"method": "fedgia", "data.drop": "c1"}, []
+    for form in ("csv", "npz"):
+        task = experiment("lasso", write(tmp_path, form, X, y), **how).task
+        assert [*task.preparation().names()] == ["c0", "c0 (missing)", "c2", "c3"]
+        values.append(task.value(np.ones(4)))
+    assert values[0] == values[1]
+    path = write(tmp_path, "npz", X, np.array([b"yes", b"no"] * 30))
+    why = "'labels' must be of 60 numbers or texts$"
+    refused(why, lambda: experiment("logistic-regression", path, **how))
 
 
 def test_files_that_do_not_suit_the_run(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sim
 from tasks import make_task
 from tasks.data.task import data_of
 from tests.harness import history_of, model_of, refused, run_app
@@ -50,7 +49,6 @@ OWN: dict[str, Any] = {
     "min-nodes": N,
     "data.prepare": False,
 }
-NOISE = {"method": "zeroth-order-sgd", "privacy": "local", "privacy-epsilon": 1.0}
 NAMES = ",".join(f"x{j}" for j in range(30))
 
 
@@ -75,14 +73,11 @@ def test_cut_files_give_one_model(tmp_path: Path, method: str, ending: str) -> N
 def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
     nodes = breast_cancer(tmp_path, ".csv")
     named = {"rounds": 1, **OWN, "data.feature-names": NAMES}
+    numbered = {"data.features": 30, "data.feature-names": ""}
     one = [{"data": "here.csv"}, {}, {"data": str(tmp_path / "no.csv")}]
     for more, given, match in (
         # by their number, columns have to be in one order
-        (
-            {"data.features": 30, "data.feature-names": ""},
-            nodes,
-            "clients 0 and 1 have other feature",
-        ),
+        (numbered, nodes, "clients 0 and 1 have other feature"),
         ({"data.examples": 400}, nodes, r"data\.examples = 400 does not fit min-nodes"),
         ({"data.examples": 455, "min-nodes": 2}, nodes, "min-nodes = 2: 3 nodes"),
         ({}, one[:1] * N, "must be an absolute path"),
@@ -94,26 +89,6 @@ def test_nodes_that_do_not_go_together_stop_the_run(tmp_path: Path) -> None:
     # one bad file: the run says whose, and does not go on without it
     (tmp_path / "1.csv").write_text("nothing\n")
     refused(r"2 nodes can be used: .*1\.csv", lambda: run(tmp_path, named, nodes))
-
-
-@pytest.mark.parametrize(
-    ("config", "match"),
-    [
-        ({"data.features": 3, "data.feature-names": "a,b"}, "which has 2 names"),
-        ({"data.feature-names": "a,,b"}, "between two commas"),
-        ({"data.features": 3, "data.labels": "a,b,c"}, "3 classes; the task has 2"),
-        ({"data.features": 3, "logistic-regression.partition": "labels"}, "no meaning"),
-        (
-            {"data.features": 3, "logistic-regression.scaling": "standard"},
-            "measured on the examples of all nodes",
-        ),
-        ({"data.features": 3, "stop-metric": "gap"}, "allowed: loss, accuracy"),
-        ({"data.features": 3, **NOISE}, "step_size = 'auto'"),
-    ],
-)
-def test_bad_settings(config: dict[str, Any], match: str) -> None:
-    whole = {**sim.app.default_config(), **OWN, "data.prepare": True, **config}
-    refused(match, lambda: sim.app.experiment(whole, 2).strategy())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -35,7 +36,7 @@ from tasks.base import DataFileError
 from tasks.data.readers import read_own_table
 from tasks.data.table import Schema
 from tasks.data.task import data_of
-from tests.harness import not_daily, run_app
+from tests.harness import not_daily, refused, run_app
 
 Array = NDArray[np.float64]
 
@@ -48,7 +49,7 @@ def frame() -> pd.DataFrame:
     found = pd.DataFrame(
         {
             "dose": rng.normal(1e3, 50.0, size).round(3),
-            "small": rng.normal(0.0, 1e-3, size).round(6),
+            "größe__cm": rng.normal(0.0, 1e-3, size).round(6),
             "colour": rng.choice(["A12", "010", "2.0"], size),
             "since": pd.to_datetime("2020-01-01")
             + pd.to_timedelta(rng.integers(0, 900, size), "D"),
@@ -131,8 +132,7 @@ def test_a_regression_s_rows_by_a_column_by_the_target_and_in_uneven_shares(
     sizes = [len(y) for _, y in shares]
     assert sum(sizes) == len(frame)
     assert max(sizes) > 1.5 * min(sizes)
-    with pytest.raises(SettingsError, match="'shade' is no column"):
-        dealt(sorted_by="shade")
+    refused("'shade' is no column", lambda: dealt(sorted_by="shade"))
 
 
 def test_what_is_worse_than_a_constant_is_warned_of(
@@ -148,7 +148,7 @@ def test_what_is_worse_than_a_constant_is_warned_of(
     assert "warnings" not in made.summary
 
 
-NUMBERS, TEXTS = ["dose", "small", "since"], ["colour", "centre"]
+NUMBERS, TEXTS = ["dose", "größe__cm", "since"], ["colour", "centre"]
 
 
 def features_of(frame: pd.DataFrame) -> pd.DataFrame:
@@ -211,13 +211,12 @@ def test_a_record_predicts_as_scikit_learn_does(
         best = LogisticRegression(C=C, tol=1e-13, max_iter=10**4)
     theirs = pipeline(best).fit(known, frame[label_of(task)])
     expected = theirs.predict(known.loc[rows.index])
-    names = ["dose", "dose (missing)", "small", "colour=010", "colour=2"]
+    names = ["dose", "dose (missing)", "größe__cm", "colour=010", "colour=2"]
     names += ["colour=A12", "since", "centre=near", "centre=(other)"]
     assert list(model.preparation.names()) == names
     if label_of(task) == "price":  # in the target's units
         assert model.predict(new) == pytest.approx(expected, abs=1e-6)
-        with pytest.raises(SettingsError, match="gives no class a probability"):
-            model.predict_proba(new)
+        refused("gives no class a probability", lambda: model.predict_proba(new))
         return
     shares = theirs.predict_proba(known.loc[rows.index])
     assert model.predict_proba(rows) == pytest.approx(shares, abs=1e-6)
@@ -227,13 +226,12 @@ def test_a_record_predicts_as_scikit_learn_does(
     printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
     found = printed["probability of yes"].to_numpy()
     assert found == pytest.approx(shares[:, 1], abs=1e-6)
-    with pytest.raises(SettingsError, match=r"^none.csv: there is no file$"):
-        model.predict("none.csv")
-    with pytest.raises(SettingsError, match="the table has no column 'small'"):
-        model.predict(rows.drop(columns="small"))
+    refused(r"^none.csv: there is no file$", lambda: model.predict("none.csv"))
+    with pytest.raises(SettingsError, match="the table has no column 'größe__cm'"):
+        model.predict(rows.drop(columns="größe__cm"))
     # no row of the table is in the record
     text = (made.directory / "model.json").read_text()
-    assert not any(f"{value}" in text for value in frame["small"])
+    assert not any(f"{value}" in text for value in frame["größe__cm"])
 
 
 @pytest.mark.parametrize("task", ["logistic-regression", *not_daily("lasso")])
@@ -390,7 +388,9 @@ def test_a_node_that_forgot_is_sent_anew(tmp_path: Path, frame: pd.DataFrame) ->
     assert not summary["rejected"]
 
 
-def test_what_one_owner_alone_has(tmp_path: Path, frame: pd.DataFrame) -> None:
+def test_what_one_owner_alone_has(
+    tmp_path: Path, frame: pd.DataFrame, logged: list[str]
+) -> None:
     """Texts beside digits are categories, a bad date costs a row, names have order."""
     kept = frame.astype({"since": str})
     kept["grade"] = np.where(np.arange(240) < 180, np.arange(240) % 2, -1).astype(str)
@@ -401,6 +401,9 @@ def test_what_one_owner_alone_has(tmp_path: Path, frame: pd.DataFrame) -> None:
     config |= {"data.examples": 239, "data.least": 2}
     columns = ["dose", "grade", "kind", "price", "since"]
     made = run_on_nodes(tmp_path, kept[columns], {**config, **more})
+    two = config | {"data.examples": 0, "min-nodes": 2}  # which say so
+    assert run_on_nodes(tmp_path, kept[columns], two).summary["clients"] == 2
+    assert any(re.search("prepared without node .*row 8", line) for line in logged)
     names = made.model.preparation.names()
     assert names[:2] == ("since", "grade=0")
     assert names[-1].startswith("dose")
@@ -408,7 +411,7 @@ def test_what_one_owner_alone_has(tmp_path: Path, frame: pd.DataFrame) -> None:
 
 def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -> None:
     """A node with a key says nothing of its columns."""
-    plain = frame[["dose", "small", "price"]].dropna()
+    plain = frame[["dose", "größe__cm", "price"]].dropna()
     asked: Any = {"asked": ""}
     plain.to_csv(path := tmp_path / "a.csv", index=False)
     node: Any = {"data": str(path), "client-id": "a", "key-file": "/keys"}
@@ -424,7 +427,7 @@ def test_nodes_with_keys_keep_their_means(tmp_path: Path, frame: pd.DataFrame) -
 
     assert said() is None
     del node["key-file"]
-    assert set(said()["columns"]) == {"dose", "small"}
+    assert set(said()["columns"]) == {"dose", "größe__cm"}
     own = [describe(frame[[]].assign(since=day), 5) for day in ("2020-12-31", np.nan)]
     assert agree(own, 5)[0][0].kind == "date"  # one owner's column is empty
     # what four rows have is nobody's to know: least is 5
