@@ -10,6 +10,7 @@ from scipy import sparse
 
 from clients.hyfdca.proposals import local_dual_passes
 from fedtrellis.dual.bundle import DualBundle
+from fedtrellis.dual.penalty import Penalty
 from fedtrellis.objectives.losses import LOSSES, make_loss
 
 Array = NDArray[np.float64]
@@ -112,3 +113,10 @@ def test_local_passes_are_a_plain_loop_in_that_order(name: str, sigma: float) ->
     assert np.abs(found(sparse.csr_array(X), 3) - alpha).max() < 1e-12
     assert np.array_equal(found(X, 0), before)
     assert np.array_equal(start, before)  # it works on a copy
+
+
+def test_off_its_constraint_d_is_no_bound() -> None:
+    bundle = DualBundle(2, 1, 0.5, 5, penalty=Penalty(free=1))
+    for off, bounds in ((1e-14, True), (1e-3, False)):
+        bundle.only_alpha(0, np.array([1.0, off]), 2.0)
+        assert np.isfinite(bundle.dual_values()).all() == bounds
