@@ -604,7 +604,7 @@ class CompressedSGD(FedOpt):
     Notes
     -----
     The matching client is ``CompressedSGDClient(context, objective)``. With ``sign``
-    the server's steps have the length of ``server_step_size``, whatever the gradients.
+    each entry moves by ``server_step_size`` times up to 1/(1 − ``server_momentum``).
 
     Examples
     --------
