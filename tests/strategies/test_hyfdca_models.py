@@ -112,7 +112,7 @@ def logistic(scale: float, **options: Any) -> LogisticRegression:
     ],
 )
 def test_scikit_learns_models(loss: str, cut: tuple[int, int], weighted: bool) -> None:
-    s, size = (fractions() if weighted else np.ones(N)), 1e6
+    s, size = (fractions() if weighted else np.ones(N)), 1e5
     split = two_classes(loss, cut) if loss == "logistic" else numbers(loss, cut, size)
     # λ = α of scikit-learn's Poisson regression, 1/(C Σ s) and α/Σ s of the others
     scale = LAMBDA * s.sum()

@@ -25,7 +25,7 @@ LONG = f"{CONFIG} rounds=1000000 checkpoint-every=2"
 #: Starts a program that finds no room in a folder.
 FULL = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4k none "$0"; exec "$@"')
 #: Seconds until a status is true, and no process is left.
-LIMIT = 60.0
+LIMIT = 120.0
 
 
 def end(flower: Flower, cause: str | int, name: str, *where: str) -> None:
