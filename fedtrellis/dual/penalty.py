@@ -129,10 +129,10 @@ class Penalty:
                 if small or (length == 1.0 and same.all()):
                     return
 
-        if m < 0:
-            climb(0.0)
-            return 0.0
         column = V[:, m]
+        if m < 0 or not column.any():  # where θ cannot change v_m, w_m stays
+            climb(multiplier)
+            return multiplier
         enough = 1e-15 * max(float(np.abs(column).max(initial=0.0)), 1e-300)
         before = np.inf
         for _ in range(_RENEWALS):
@@ -154,8 +154,8 @@ class Penalty:
             at = v + γ * u
             total = rise - λ * float(self._threshold(at) @ u) / (1.0 - self.l1_ratio)
             if self.free >= 0:
-                pull = pulls[0] + pulls[1] * at[self.free]
-                total -= λ * float(pull * u[self.free])
+                multiplier, weight = pulls
+                total -= λ * float((multiplier + weight * at[self.free]) * u[self.free])
             return total
 
         if slope(1.0) >= 0.0:
